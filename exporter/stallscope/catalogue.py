@@ -1,0 +1,669 @@
+"""Every metric family that leaves the exporter, as data.
+
+The exposition, the reference page (`docs/metrics.md`) and the consistency tests read this one list. Names, labels and
+units are a frozen contract: a family or label may be added, never renamed or reused.
+
+A family's `name` is what a query uses: counters carry their `_total`. Label values stand in the order of `labels`,
+then `optional_labels`; an optional label whose value is empty is left out of the exposition.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class MetricType(str, Enum):
+    """OpenMetrics types in use."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+    SUMMARY = "summary"
+    UNKNOWN = "unknown"
+    """A number whose name the contract fixes, but which no OpenMetrics type fits."""
+
+
+UNITS = ("bytes_per_second", "seconds", "bytes", "joules", "watts", "celsius", "hertz", "ratio", "cores")
+"""Base units, each the last part of the names that carry it; the longest first."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """One metric family: everything that the exposition and the documentation say about it."""
+
+    name: str
+    type: MetricType
+    help: str
+    """Meaning, and in brackets the source field that it is read from."""
+    labels: tuple[str, ...] = ()
+    optional_labels: tuple[str, ...] = ()
+    values: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    """Labels whose values are a closed list, with that list."""
+    buckets: tuple[float, ...] = ()
+    """Upper bounds of a histogram, without +Inf."""
+    provider: str = ""
+    """The module of `stallscope` that fills it."""
+    optional: bool = False
+    """A GPU signal that not every GPU and driver has: announced in `stallscope_gpu_signal_supported`."""
+
+    @property
+    def unit(self) -> str:
+        """The base unit in the name, or the empty string."""
+        stem = self.openmetrics_name
+        return next((unit for unit in UNITS if stem.endswith("_" + unit)), "")
+
+    @property
+    def openmetrics_name(self) -> str:
+        """The name on TYPE, UNIT and HELP lines in OpenMetrics, where a counter goes without its suffix."""
+        return self.name.removesuffix("_total") if self.type is MetricType.COUNTER else self.name
+
+    @property
+    def all_labels(self) -> tuple[str, ...]:
+        """Required labels, then optional ones: the order of a sample's label values."""
+        return self.labels + self.optional_labels
+
+    @property
+    def signal(self) -> str:
+        """The family's name in `stallscope_gpu_signal_supported{signal}`."""
+        return self.name.removeprefix("stallscope_gpu_")
+
+    @property
+    def series_names(self) -> tuple[str, ...]:
+        """The sample names that queries may use."""
+        if self.type is MetricType.HISTOGRAM:
+            return (f"{self.name}_bucket", f"{self.name}_sum", f"{self.name}_count")
+        if self.type is MetricType.SUMMARY:
+            return (f"{self.name}_sum", f"{self.name}_count")
+        return (self.name,)
+
+
+_COUNTER, _GAUGE, _HISTOGRAM = MetricType.COUNTER, MetricType.GAUGE, MetricType.HISTOGRAM
+_Values = dict[str, tuple[str, ...]]
+
+CLOCKS = ("sm", "memory", "graphics", "video")
+THROTTLE_REASONS = ("sw_thermal", "hw_thermal", "hw_slowdown", "power_cap", "power_brake", "sync_boost")
+UTILIZATION_BUCKETS = (0.0, 0.05, 0.1, 0.25, 0.5, 0.7, 0.9, 1.0)
+BELOW_LEVELS = (0.1, 0.5)
+STEP_BUCKETS = tuple(
+    round(mantissa * 10.0**exponent, 6) for exponent in (-3, -2, -1, 0, 1, 2) for mantissa in (1, 2, 5)
+) + (1000.0,)
+"""1 ms to 1000 s, three buckets a decade."""
+RUN_STATES = ("starting", "running", "finished", "failed", "lost")
+ACTIVITIES = ("initialization", "training", "evaluation", "checkpoint", "restore", "paused")
+PHASES = (
+    "data_wait",
+    "host_copy",
+    "forward",
+    "backward",
+    "communication",
+    "optimizer",
+    "checkpoint",
+    "evaluation",
+    "logging",
+    "other",
+)
+"""Phases that rules know by name; users may name more."""
+OUTSIDE_PHASES = ("initialization", "evaluation", "restore", "paused")
+"""Phases that lie outside every step; with the phases inside steps they sum to the loop's wall time."""
+
+
+def _gpu(
+    name: str,
+    kind: MetricType,
+    help_text: str,
+    *,
+    labels: tuple[str, ...] = (),
+    values: _Values | None = None,
+    buckets: tuple[float, ...] = (),
+    optional: bool = False,
+    provider: str = "sources.nvidia",
+) -> Family:
+    return Family(
+        name=f"stallscope_gpu_{name}",
+        type=kind,
+        help=help_text,
+        labels=("gpu", "uuid", *labels),
+        optional_labels=("mig",),
+        values=tuple((values or {}).items()),
+        buckets=buckets,
+        provider=provider,
+        optional=optional,
+    )
+
+
+def _host(
+    name: str,
+    kind: MetricType,
+    help_text: str,
+    provider: str,
+    *,
+    labels: tuple[str, ...] = (),
+    values: _Values | None = None,
+) -> Family:
+    return Family(
+        name=f"stallscope_host_{name}",
+        type=kind,
+        help=help_text,
+        labels=labels,
+        values=tuple((values or {}).items()),
+        provider=f"sources.{provider}",
+    )
+
+
+def _training(
+    name: str,
+    kind: MetricType,
+    help_text: str,
+    *,
+    labels: tuple[str, ...] = (),
+    values: _Values | None = None,
+    buckets: tuple[float, ...] = (),
+) -> Family:
+    return Family(
+        name=f"stallscope_training_{name}",
+        type=kind,
+        help=help_text,
+        labels=("run", "rank", *labels),
+        values=tuple((values or {}).items()),
+        buckets=buckets,
+        provider="intake.runs",
+    )
+
+
+def _exporter(
+    name: str,
+    kind: MetricType,
+    help_text: str,
+    *,
+    labels: tuple[str, ...] = (),
+    values: _Values | None = None,
+    provider: str = "sampling.sampler",
+) -> Family:
+    return Family(
+        name=f"stallscope_{name}",
+        type=kind,
+        help=help_text,
+        labels=labels,
+        values=tuple((values or {}).items()),
+        provider=provider,
+    )
+
+
+GPU_FAMILIES = (
+    _gpu(
+        "info",
+        _GAUGE,
+        "1; what this GPU is (NVML name, serial, pciInfo, driver and CUDA driver version, VBIOS, architecture, "
+        "compute capability). `sharing` is how the orchestrator or the driver hands it out.",
+        labels=(
+            "model",
+            "serial",
+            "pci_bus_id",
+            "driver_version",
+            "cuda_version",
+            "vbios_version",
+            "architecture",
+            "compute_capability",
+            "sharing",
+        ),
+        values={"sharing": ("exclusive", "mig", "mps", "time_sliced")},
+    ),
+    _gpu(
+        "up",
+        _GAUGE,
+        "1 while the newest reading is younger than three sampling intervals; 0 when the GPU is lost, hung or "
+        "failing. Stays exported for a GPU that was seen once.",
+    ),
+    _gpu("lost_info", _GAUGE, "1 while `up` is 0, with the reason.", labels=("reason",)),
+    _gpu("last_reading_timestamp_seconds", _GAUGE, "Wall clock of the newest reading, Unix time."),
+    _gpu(
+        "signal_supported",
+        _GAUGE,
+        "1 if this GPU and driver have the optional signal, else 0; the signal's name is its family's without "
+        "`stallscope_gpu_`.",
+        labels=("signal",),
+    ),
+    _gpu(
+        "busy_seconds_total",
+        _COUNTER,
+        "Time with at least one kernel resident (NVML GPU utilisation samples, integrated; the snapshot "
+        "utilization.gpu where the driver keeps no samples).",
+        optional=True,
+    ),
+    _gpu(
+        "memory_busy_seconds_total",
+        _COUNTER,
+        "Time in which device memory was read or written (NVML memory utilisation samples, integrated; the snapshot "
+        "utilization.memory where the driver keeps no samples).",
+        optional=True,
+    ),
+    _gpu("idle_seconds_total", _COUNTER, "Time in samples of utilisation 0 (same samples as busy_seconds_total)."),
+    _gpu(
+        "below_seconds_total",
+        _COUNTER,
+        "Time with utilisation under the level (same samples as busy_seconds_total).",
+        labels=("level",),
+        values={"level": ("0.1", "0.5")},
+    ),
+    _gpu(
+        "dips_total",
+        _COUNTER,
+        "Falls of utilisation under 0.1 after at least 1 s above 0.5 (same samples as busy_seconds_total).",
+    ),
+    _gpu(
+        "dip_interval_seconds",
+        MetricType.SUMMARY,
+        "Time between the starts of successive dips: with the sum of squares its mean and spread tell the period, "
+        "and periodic from random.",
+    ),
+    _gpu(
+        "dip_interval_seconds_sumsq",
+        MetricType.UNKNOWN,
+        "Sum of the squared times between the starts of successive dips; it only grows.",
+    ),
+    _gpu(
+        "utilization_samples",
+        _HISTOGRAM,
+        "Utilisation as a ratio, one observation a driver sample (or poll): shows dips between scrapes.",
+        buckets=UTILIZATION_BUCKETS,
+    ),
+    _gpu(
+        "utilization_ratio",
+        _GAUGE,
+        "Mean utilisation over the newest sampling interval (same samples as busy_seconds_total).",
+    ),
+    _gpu(
+        "memory_utilization_ratio",
+        _GAUGE,
+        "Mean memory utilisation over the newest sampling interval (same samples as memory_busy_seconds_total).",
+    ),
+    _gpu(
+        "sm_active_seconds_total",
+        _COUNTER,
+        "Share of SMs with work, integrated (NVML GPM SM_UTIL; Hopper and newer).",
+        optional=True,
+    ),
+    _gpu(
+        "sm_occupancy_seconds_total",
+        _COUNTER,
+        "Resident warps over the maximum, integrated (NVML GPM SM_OCCUPANCY; Hopper and newer).",
+        optional=True,
+    ),
+    _gpu(
+        "pipe_active_seconds_total",
+        _COUNTER,
+        "Share of time in which the pipe issued work, integrated (NVML GPM pipe utilisations; Hopper and newer).",
+        labels=("pipe",),
+        values={"pipe": ("tensor", "fp64", "fp32", "fp16", "integer")},
+        optional=True,
+    ),
+    _gpu(
+        "dram_active_seconds_total",
+        _COUNTER,
+        "Share of peak DRAM bandwidth, integrated (NVML GPM DRAM_BW_UTIL; Hopper and newer).",
+        optional=True,
+    ),
+    _gpu(
+        "engine_busy_seconds_total",
+        _COUNTER,
+        "Time in which the fixed-function engine worked (NVML encoder, decoder, JPEG and OFA utilisation, integrated).",
+        labels=("engine",),
+        values={"engine": ("encoder", "decoder", "jpeg", "ofa")},
+        optional=True,
+    ),
+    _gpu("memory_total_bytes", _GAUGE, "Frame buffer, installed (NVML memory v2: total).", optional=True),
+    _gpu("memory_used_bytes", _GAUGE, "Frame buffer held by processes (NVML memory v2: used).", optional=True),
+    _gpu(
+        "memory_reserved_bytes",
+        _GAUGE,
+        "Frame buffer that driver and firmware keep (NVML memory v2: reserved).",
+        optional=True,
+    ),
+    _gpu("bar1_total_bytes", _GAUGE, "BAR1 aperture (NVML BAR1 memory: total).", optional=True),
+    _gpu("bar1_used_bytes", _GAUGE, "BAR1 aperture in use (NVML BAR1 memory: used).", optional=True),
+    _gpu("power_watts", _GAUGE, "Board power now (NVML power usage).", optional=True),
+    _gpu("power_limit_watts", _GAUGE, "Power limit in force (NVML enforced power limit).", optional=True),
+    _gpu("power_limit_default_watts", _GAUGE, "Power limit from the factory (NVML default limit).", optional=True),
+    _gpu(
+        "energy_joules_total",
+        _COUNTER,
+        "Energy used (NVML total energy consumption; integrated power where the GPU has no energy counter).",
+        optional=True,
+    ),
+    _gpu(
+        "temperature_celsius",
+        _GAUGE,
+        "Temperature (NVML temperature; field MEMORY_TEMP for the memory).",
+        labels=("sensor",),
+        values={"sensor": ("gpu", "memory")},
+        optional=True,
+    ),
+    _gpu(
+        "temperature_limit_celsius",
+        _GAUGE,
+        "Temperature at which the driver acts (NVML temperature thresholds).",
+        labels=("limit",),
+        values={"limit": ("slowdown", "shutdown", "gpu_max", "memory_max")},
+        optional=True,
+    ),
+    _gpu("fan_speed_ratio", _GAUGE, "Fan speed over its maximum (NVML fan speed).", labels=("fan",), optional=True),
+    _gpu(
+        "clock_configured_hertz",
+        _GAUGE,
+        "Application or locked clock, where one is set below the maximum (NVML applications clock).",
+        labels=("clock",),
+        values={"clock": CLOCKS},
+        optional=True,
+    ),
+    _gpu(
+        "clock_hertz",
+        _GAUGE,
+        "Clock now (NVML clock info).",
+        labels=("clock",),
+        values={"clock": CLOCKS},
+        optional=True,
+    ),
+    _gpu(
+        "clock_max_hertz",
+        _GAUGE,
+        "Highest clock of this model (NVML max clock info).",
+        labels=("clock",),
+        values={"clock": CLOCKS},
+        optional=True,
+    ),
+    _gpu(
+        "throttled_seconds_total",
+        _COUNTER,
+        "Time in which clocks were held down for the reason (NVML cumulative clock-event counters; else time in "
+        "samples with the clock-event bit set). Idle, application-clock and display bits are not throttling.",
+        labels=("reason",),
+        values={"reason": THROTTLE_REASONS},
+        optional=True,
+    ),
+    _gpu(
+        "pcie_receive_bytes_total",
+        _COUNTER,
+        "Bytes from host to device (NVML PCIe receive counter, GPM, or integrated throughput, in that order).",
+        optional=True,
+    ),
+    _gpu(
+        "pcie_transmit_bytes_total",
+        _COUNTER,
+        "Bytes from device to host (NVML PCIe transmit counter, GPM, or integrated throughput, in that order).",
+        optional=True,
+    ),
+    _gpu("pcie_link_generation", _GAUGE, "PCIe generation now (NVML current link generation).", optional=True),
+    _gpu("pcie_link_generation_max", _GAUGE, "PCIe generation possible (NVML max link generation).", optional=True),
+    _gpu("pcie_link_width", _GAUGE, "PCIe lanes now (NVML current link width).", optional=True),
+    _gpu("pcie_link_width_max", _GAUGE, "PCIe lanes possible (NVML max link width).", optional=True),
+    _gpu("pcie_replays_total", _COUNTER, "PCIe packets sent again (NVML PCIe replay counter).", optional=True),
+    _gpu(
+        "nvlink_receive_bytes_total",
+        _COUNTER,
+        "Bytes received over all NVLinks (NVML NVLink data RX fields).",
+        optional=True,
+    ),
+    _gpu(
+        "nvlink_transmit_bytes_total",
+        _COUNTER,
+        "Bytes sent over all NVLinks (NVML NVLink data TX fields).",
+        optional=True,
+    ),
+    _gpu(
+        "nvlink_errors_total",
+        _COUNTER,
+        "NVLink errors over all links (NVML NVLink error counters).",
+        labels=("kind",),
+        values={"kind": ("replay", "recovery", "crc")},
+        optional=True,
+    ),
+    _gpu("nvlink_links_active", _GAUGE, "NVLinks that are up (NVML NVLink state).", optional=True),
+    _gpu("nvlink_links", _GAUGE, "NVLinks that this GPU has (NVML NVLink state answers).", optional=True),
+    _gpu(
+        "ecc_errors_total",
+        _COUNTER,
+        "ECC errors since the driver was loaded (NVML volatile ECC counters).",
+        labels=("kind",),
+        values={"kind": ("corrected", "uncorrected")},
+        optional=True,
+    ),
+    _gpu(
+        "remapped_rows",
+        _GAUGE,
+        "Memory rows replaced by spares (NVML remapped rows).",
+        labels=("kind",),
+        values={"kind": ("corrected", "uncorrected")},
+        optional=True,
+    ),
+    _gpu("row_remap_pending", _GAUGE, "1 if a row remap waits for a reset (NVML remapped rows).", optional=True),
+    _gpu("row_remap_failed", _GAUGE, "1 if a row remap failed (NVML remapped rows).", optional=True),
+    _gpu(
+        "retired_pages",
+        _GAUGE,
+        "Memory pages taken out of use (NVML retired pages).",
+        labels=("cause",),
+        values={"cause": ("single_bit", "double_bit")},
+        optional=True,
+    ),
+    _gpu(
+        "xid_events_total",
+        _COUNTER,
+        "Xid events by code since the exporter listens (NVML event set).",
+        labels=("xid",),
+        optional=True,
+    ),
+    _gpu(
+        "xid_last_timestamp_seconds",
+        _GAUGE,
+        "Wall clock of the newest Xid event of this code, Unix time (NVML event set).",
+        labels=("xid",),
+        optional=True,
+    ),
+    _gpu(
+        "peak_flops",
+        _GAUGE,
+        "Dense peak of this model in floating-point operations a second, from a dated table; absent when the model is "
+        "unknown.",
+        labels=("precision",),
+        optional=True,
+    ),
+    _gpu(
+        "processes",
+        _GAUGE,
+        "Processes with a context on this GPU (NVML compute and graphics running processes).",
+        labels=("kind",),
+        values={"kind": ("compute", "graphics")},
+        optional=True,
+    ),
+    _gpu(
+        "owner_info",
+        _GAUGE,
+        "1: who holds the GPU now; labels that do not apply are empty.",
+        labels=("namespace", "pod", "container", "slurm_job", "user"),
+        provider="owners",
+    ),
+    _gpu(
+        "owner_memory_used_bytes",
+        _GAUGE,
+        "Frame buffer held by that owner's processes (NVML running processes).",
+        labels=("namespace", "pod", "container", "slurm_job", "user"),
+        provider="owners",
+    ),
+)
+
+HOST_FAMILIES = (
+    _host("info", _GAUGE, "1; the kernel (uname) and the processor (/proc/cpuinfo: model name).", "cpu",
+          labels=("kernel", "cpu_model")),
+    _host("cpus", _GAUGE, "Logical processors online (/proc/stat).", "cpu"),
+    _host("cpu_seconds_total", _COUNTER, "Processor time by mode, summed over processors (/proc/stat: cpu).", "cpu",
+          labels=("mode",), values={"mode": ("user", "system", "iowait", "idle", "other")}),
+    _host("busiest_cpu_seconds_total", _COUNTER,
+          "Busy time of whichever processor was busiest in each sampling interval: a single-threaded input pipeline "
+          "shows here (/proc/stat: cpuN).", "cpu"),
+    _host("memory_total_bytes", _GAUGE, "Installed memory (/proc/meminfo: MemTotal).", "memory"),
+    _host("memory_available_bytes", _GAUGE, "Memory that can be had without swapping (/proc/meminfo: MemAvailable).",
+          "memory"),
+    _host("page_cache_bytes", _GAUGE, "Page cache (/proc/meminfo: Cached less Shmem).", "memory"),
+    _host("swap_in_bytes_total", _COUNTER, "Bytes read back from swap (/proc/vmstat: pswpin).", "memory"),
+    _host("swap_out_bytes_total", _COUNTER, "Bytes written to swap (/proc/vmstat: pswpout).", "memory"),
+    _host("major_page_faults_total", _COUNTER, "Page faults that needed a read (/proc/vmstat: pgmajfault).", "memory"),
+    _host("oom_kills_total", _COUNTER, "Processes killed for want of memory (/proc/vmstat: oom_kill).", "memory"),
+    _host("shared_memory_total_bytes", _GAUGE, "Size of the shared-memory file system (statvfs of /dev/shm).",
+          "shared_memory"),
+    _host("shared_memory_used_bytes", _GAUGE, "Used part of the shared-memory file system (statvfs of /dev/shm).",
+          "shared_memory"),
+    _host("disk_read_bytes_total", _COUNTER, "Bytes read from the physical device (/proc/diskstats: sectors read).",
+          "disk", labels=("device",)),
+    _host("disk_written_bytes_total", _COUNTER,
+          "Bytes written to the physical device (/proc/diskstats: sectors written).", "disk", labels=("device",)),
+    _host("disk_busy_seconds_total", _COUNTER,
+          "Time in which the physical device had work (/proc/diskstats: time doing I/Os).", "disk",
+          labels=("device",)),
+    _host("network_receive_bytes_total", _COUNTER,
+          "Bytes received on a physical or bonded interface (/proc/net/dev: receive bytes).", "network",
+          labels=("device",)),
+    _host("network_transmit_bytes_total", _COUNTER,
+          "Bytes sent on a physical or bonded interface (/proc/net/dev: transmit bytes).", "network",
+          labels=("device",)),
+    _host("network_link_bytes_per_second", _GAUGE,
+          "Link speed, where the interface reports one (/sys/class/net/*/speed).", "network", labels=("device",)),
+    _host("network_drops_total", _COUNTER, "Packets dropped, both ways (/proc/net/dev: drop).", "network",
+          labels=("device",)),
+    _host("network_errors_total", _COUNTER, "Packets with errors, both ways (/proc/net/dev: errs).", "network",
+          labels=("device",)),
+    _host("rdma_receive_bytes_total", _COUNTER,
+          "Bytes received by an InfiniBand or RoCE port (/sys/class/infiniband: port_rcv_data times 4).", "rdma",
+          labels=("device", "port")),
+    _host("rdma_transmit_bytes_total", _COUNTER,
+          "Bytes sent by an InfiniBand or RoCE port (/sys/class/infiniband: port_xmit_data times 4).", "rdma",
+          labels=("device", "port")),
+    _host("nfs_read_bytes_total", _COUNTER,
+          "Bytes read from the server of this NFS mount (/proc/self/mountstats: bytes, server read).", "nfs",
+          labels=("mount",)),
+    _host("nfs_operations_total", _COUNTER,
+          "NFS operations of this mount (/proc/self/mountstats: per-op operations).", "nfs", labels=("mount",)),
+    _host("nfs_operation_wait_seconds_total", _COUNTER,
+          "Queue plus round trip, summed over NFS operations, so that its rate is the mean number in flight "
+          "(/proc/self/mountstats: per-op queue and response time).", "nfs", labels=("mount",)),
+    _host("pressure_waiting_seconds_total", _COUNTER,
+          "Time in which some task waited for the resource (/proc/pressure: some total).", "pressure",
+          labels=("resource",), values={"resource": ("cpu", "memory", "io")}),
+    _host("pressure_stalled_seconds_total", _COUNTER,
+          "Time in which every task waited for the resource (/proc/pressure: full total).", "pressure",
+          labels=("resource",), values={"resource": ("cpu", "memory", "io")}),
+)
+
+TRAINING_FAMILIES = (
+    _training("rank_info", _GAUGE, "1; where this rank runs and whose it is (told by the shim).",
+              labels=("local_rank", "world_size", "framework", "hostname", "namespace", "pod", "slurm_job", "user",
+                      "git_commit", "job_class"), values={"job_class": ("production", "experiment")}),
+    _training("rank_gpu_info", _GAUGE, "1: this rank computes on that GPU; the join between training and hardware.",
+              labels=("gpu", "uuid")),
+    _training("state", _GAUGE, "1 for the present state of the rank's process, 0 for the others.", labels=("state",),
+              values={"state": RUN_STATES}),
+    _training("activity", _GAUGE, "1 for what the rank does now, 0 for the others.", labels=("activity",),
+              values={"activity": ACTIVITIES}),
+    _training("start_timestamp_seconds", _GAUGE, "When this session of the rank started, Unix time."),
+    _training("first_step_timestamp_seconds", _GAUGE, "When the first step ended, Unix time."),
+    _training("last_step_timestamp_seconds", _GAUGE, "When the newest step ended, Unix time."),
+    _training("last_push_timestamp_seconds", _GAUGE, "When the newest report arrived, Unix time."),
+    _training("restarts_total", _COUNTER, "Sessions of this rank after the first."),
+    _training("step_seconds", _HISTOGRAM, "Duration of one training step, boundary to boundary.",
+              buckets=STEP_BUCKETS),
+    _training("phase_seconds_total", _COUNTER,
+              "Time by phase on the host's clock; `other` is the rest, so that phases sum to the loop's wall time.",
+              labels=("phase",)),
+    _training("phase_gpu_seconds_total", _COUNTER, "Time by phase on the GPU's clock, where it can be measured.",
+              labels=("phase",)),
+    _training("slow_steps_total", _COUNTER,
+              "Steps over median + 3 MAD, and over 1.1 times the median, of the recent window, not explained by a "
+              "named phase."),
+    _training("slow_step_excess_seconds_total", _COUNTER, "Time that slow steps lost against the median."),
+    _training("phase_occurrences_total", _COUNTER, "How often the phase was entered.", labels=("phase",)),
+    _training("phase_max_seconds", _GAUGE, "Longest occurrence of the phase in the last minute.", labels=("phase",)),
+    _training("samples_total", _COUNTER, "Samples processed, where told."),
+    _training("tokens_total", _COUNTER, "Tokens processed, where told."),
+    _training("flops_total", _COUNTER, "Floating-point operations of the model, where told."),
+    _training("epoch", _GAUGE, "Epoch, where told."),
+    _training("step", _GAUGE, "Steps done."),
+    _training("steps_planned", _GAUGE, "Steps planned, where told."),
+    _training("batch_size", _GAUGE, "Samples per step of this rank, where told."),
+    _training("loss", _GAUGE, "Loss as last told."),
+    _training("learning_rate", _GAUGE, "Learning rate as last told."),
+    _training("gradient_norm", _GAUGE, "Gradient norm as last told."),
+    _training("nonfinite_losses_total", _COUNTER, "Losses told that were NaN or infinite."),
+    _training("value", _GAUGE, "Further value that the user reports, as last told.", labels=("name",)),
+    _training("dataloader_workers", _GAUGE, "Loader workers, where told."),
+    _training("process_cpu_seconds_total", _COUNTER, "Processor time of this process and its children."),
+    _training("main_thread_cpu_seconds_total", _COUNTER, "Processor time of the main thread."),
+    _training("process_memory_bytes", _GAUGE, "Resident memory of this process and its children."),
+    _training("cpu_limit_cores", _GAUGE, "Processors this rank may use: cgroup quota, or the affinity mask."),
+    _training("cpu_throttled_seconds_total", _COUNTER, "Time throttled by the cgroup's quota (cpu.stat)."),
+    _training("cpu_throttled_periods_total", _COUNTER, "Periods throttled by the cgroup's quota (cpu.stat)."),
+    _training("cpu_periods_total", _COUNTER, "Periods of the cgroup's quota (cpu.stat)."),
+    _training("garbage_collection_seconds_total", _COUNTER, "Time in the interpreter's garbage collector."),
+    _training("recompilations_total", _COUNTER, "Graph compilations, where the framework tells."),
+    _training("allocator_reserved_bytes", _GAUGE, "Memory that the framework's GPU allocator holds."),
+    _training("allocator_used_bytes", _GAUGE, "Memory that tensors use in the framework's GPU allocator."),
+    _training("allocator_peak_bytes", _GAUGE, "Highest memory that tensors used in the framework's GPU allocator."),
+    _training("allocator_retries_total", _COUNTER, "Allocations that had to flush the allocator's cache first."),
+    _training("out_of_memory_total", _COUNTER, "Allocations that failed for want of GPU memory."),
+    _training("precision_info", _GAUGE, "1 for the precision of the model's arithmetic.", labels=("precision",),
+              values={"precision": ("fp32", "tf32", "fp16", "bf16", "fp8")}),
+    _training("shim_dropped_reports_total", _COUNTER, "Reports that the shim could not send, by cause.",
+              labels=("cause",)),
+    _training("shim_overhead_seconds_total", _COUNTER, "Time that the shim itself took inside the loop."),
+)
+
+EXPORTER_FAMILIES = (
+    _exporter("build_info", _GAUGE, "1; the version of Stallscope and of Python.", labels=("version", "python")),
+    _exporter("exporter_source_up", _GAUGE,
+              "1 while every reader of the source succeeded when last asked and answers in time, else 0.",
+              labels=("source",)),
+    _exporter("exporter_source_read_seconds", _GAUGE, "How long the newest reading of the source took.",
+              labels=("source",)),
+    _exporter("exporter_source_last_success_timestamp_seconds", _GAUGE,
+              "Wall clock of the newest reading that succeeded, Unix time.", labels=("source",)),
+    _exporter("exporter_source_failures_total", _COUNTER, "Readings that raised, returned nonsense or hung.",
+              labels=("source",)),
+    _exporter("exporter_reports_total", _COUNTER, "Training reports that arrived, by door.", labels=("transport",),
+              values={"transport": ("unix", "udp", "http")}, provider="intake.runs"),
+    _exporter("exporter_reports_rejected_total", _COUNTER, "Training reports refused, by reason.",
+              labels=("reason",), provider="intake.runs"),
+    _exporter("exporter_runs", _GAUGE, "Runs held.", provider="intake.runs"),
+    _exporter("exporter_series", _GAUGE, "Series on the newest page."),
+    _exporter("exporter_series_dropped_total", _COUNTER, "Series not exposed because a limit was reached.",
+              labels=("limit",)),
+)
+
+
+def _process(name: str, kind: MetricType, help_text: str) -> Family:
+    return Family(name=f"process_{name}", type=kind, help=help_text, provider="sources.process")
+
+
+PROCESS_FAMILIES = (
+    _process("virtual_memory_bytes", _GAUGE, "Virtual memory size in bytes (the exporter's own process)."),
+    _process("resident_memory_bytes", _GAUGE, "Resident memory size in bytes (the exporter's own process)."),
+    _process("start_time_seconds", _GAUGE, "Start time of the exporter's process since unix epoch in seconds."),
+    _process("cpu_seconds_total", _COUNTER, "Total user and system CPU time of the exporter's process in seconds."),
+    _process("open_fds", _GAUGE, "Number of open file descriptors of the exporter's process."),
+    _process("max_fds", _GAUGE, "Maximum number of open file descriptors of the exporter's process."),
+)
+
+FAMILIES: dict[str, Family] = {
+    family.name: family
+    for family in (*GPU_FAMILIES, *HOST_FAMILIES, *TRAINING_FAMILIES, *EXPORTER_FAMILIES, *PROCESS_FAMILIES)
+}
+"""Every family by name, in the order of the exposition."""
+
+OPTIONAL_SIGNALS: tuple[Family, ...] = tuple(family for family in GPU_FAMILIES if family.optional)
+
+
+def family(name: str) -> Family:
+    """Look up a family by its full name.
+
+    Raises:
+        KeyError: the catalogue has no such name; whoever exposes a metric must enter it here first.
+    """
+    return FAMILIES[name]

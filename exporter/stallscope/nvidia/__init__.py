@@ -1,0 +1,1 @@
+"""The only code that knows NVML, behind a narrow driver interface."""

@@ -1,0 +1,1 @@
+"""Clock, readings, workers with a watchdog, integrals, and the page that a scrape is answered with."""

@@ -1,0 +1,71 @@
+"""What a source hands over: samples of catalogue families, checked once before anybody sees them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from stallscope.catalogue import Family, MetricType
+
+
+class Distribution(NamedTuple):
+    """The value of a histogram or summary sample."""
+
+    counts: tuple[int, ...]
+    """Observations by bucket, not cumulative, the last one above the highest bound; empty for a summary."""
+    total: float
+    """Sum of the observations."""
+    count: int
+    """Number of observations."""
+
+
+class Sample(NamedTuple):
+    """One series' value (a whole histogram counts as one). Label values stand in the order of the family's labels."""
+
+    family: Family
+    labels: tuple[str, ...]
+    value: float | Distribution
+
+
+class NonsenseReading(Exception):
+    """A source handed over something that must not be exposed."""
+
+
+def checked(samples: Iterable[Sample]) -> tuple[Sample, ...]:
+    """Return the samples unchanged, or refuse them all.
+
+    Raises:
+        NonsenseReading: a value is not finite, a counter is negative, or labels do not fit the family.
+    """
+    result = tuple(samples)
+    for sample in result:
+        family, labels, value = sample
+        if not len(family.labels) <= len(labels) <= len(family.labels) + len(family.optional_labels):
+            raise NonsenseReading(f"{family.name} takes the labels {family.all_labels}, got the values {labels}")
+        if isinstance(value, Distribution):
+            _check_distribution(family, value)
+        elif isinstance(value, (int, float)) and math.isfinite(value):
+            if value < 0 and family.type is MetricType.COUNTER:
+                raise NonsenseReading(f"{family.name}{labels} is a counter and came as {value}")
+        else:
+            raise NonsenseReading(f"{family.name}{labels} came as {value!r}, which is no finite number")
+    return result
+
+
+def _check_distribution(family: Family, value: Distribution) -> None:
+    expected = len(family.buckets) + 1 if family.type is MetricType.HISTOGRAM else 0
+    if len(value.counts) != expected:
+        raise NonsenseReading(f"{family.name} has {expected} buckets, got {len(value.counts)}")
+    if not math.isfinite(value.total) or value.count < 0 or any(count < 0 for count in value.counts):
+        raise NonsenseReading(f"{family.name} came as {value!r}")
+
+
+def series_count(samples: Sequence[Sample]) -> int:
+    """How many series the samples become on the page."""
+    total = 0
+    for family, _labels, value in samples:
+        total += 1 if not isinstance(value, Distribution) else len(family.series_names) + len(value.counts) - (
+            1 if value.counts else 0
+        )
+    return total

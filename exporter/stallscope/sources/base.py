@@ -1,0 +1,82 @@
+"""What a source is, and the register that each source file enters itself into.
+
+To add a source: one file in this folder with a class under `@register`, its families in the catalogue, its test. The
+flag `--collector.<name>` and its `--no-` form come by themselves.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar, TypeVar
+
+from stallscope.nvidia.driver import Driver
+from stallscope.sampling.clock import Clock, SystemClock
+from stallscope.sampling.reading import Sample
+
+
+class NotPresent(Exception):
+    """This machine has no such part (no NFS mount, no InfiniBand): no data, and no failure either."""
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What a source may touch; tests hand over recorded trees and scripted clocks."""
+
+    root: Path = Path("/")
+    """Where `proc` and `sys` lie."""
+    clock: Clock = field(default_factory=SystemClock)
+    interval: float = 1.0
+    """Seconds between two readings."""
+    driver: Callable[[], Driver] | None = None
+    """Makes the GPU driver; None for the real one."""
+
+
+class Source(ABC):
+    """Turns one part of the machine into samples. `read` runs on the source's own thread and may block."""
+
+    name: ClassVar[str]
+    """The word in `--collector.<name>` and in `stallscope_exporter_source_up{source}`."""
+    summary: ClassVar[str]
+    """One line for `--help`."""
+    enabled_by_default: ClassVar[bool] = True
+
+    def __init__(self, environment: Environment) -> None:
+        self.environment = environment
+
+    @abstractmethod
+    def read(self) -> Iterable[Sample]:
+        """Read once.
+
+        Raises:
+            NotPresent: the machine has no such part; asked again at the next interval.
+            Exception: anything else is a failure of this source, counted and logged, and retried.
+        """
+
+    def close(self) -> None:  # noqa: B027 - most sources hold nothing
+        """Let go of files and handles."""
+
+
+_SourceClass = TypeVar("_SourceClass", bound=type[Source])
+_REGISTER: dict[str, type[Source]] = {}
+
+
+def register(source: _SourceClass) -> _SourceClass:
+    """Class decorator that enters a source under its name."""
+    if source.name in _REGISTER:
+        raise ValueError(f"two sources are called {source.name}")
+    _REGISTER[source.name] = source
+    return source
+
+
+def available() -> dict[str, type[Source]]:
+    """Every source by name, after importing each file of this folder."""
+    package = importlib.import_module("stallscope.sources")
+    for module in pkgutil.iter_modules(package.__path__):
+        if module.name != "base":
+            importlib.import_module(f"stallscope.sources.{module.name}")
+    return dict(sorted(_REGISTER.items()))
