@@ -28,7 +28,7 @@ UNITS = ("bytes_per_second", "seconds", "bytes", "joules", "watts", "celsius", "
 """Base units, each the last part of the names that carry it; the longest first."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # compared by identity: a family is a dictionary key in every round
 class Family:
     """One metric family: everything that the exposition and the documentation say about it."""
 
@@ -85,9 +85,10 @@ CLOCKS = ("sm", "memory", "graphics", "video")
 THROTTLE_REASONS = ("sw_thermal", "hw_thermal", "hw_slowdown", "power_cap", "power_brake", "sync_boost")
 UTILIZATION_BUCKETS = (0.0, 0.05, 0.1, 0.25, 0.5, 0.7, 0.9, 1.0)
 BELOW_LEVELS = (0.1, 0.5)
-STEP_BUCKETS = tuple(
-    round(mantissa * 10.0**exponent, 6) for exponent in (-3, -2, -1, 0, 1, 2) for mantissa in (1, 2, 5)
-) + (1000.0,)
+STEP_BUCKETS = (
+    *(round(mantissa * 10.0**exponent, 6) for exponent in (-3, -2, -1, 0, 1, 2) for mantissa in (1, 2, 5)),
+    1000.0,
+)
 """1 ms to 1000 s, three buckets a decade."""
 RUN_STATES = ("starting", "running", "finished", "failed", "lost")
 ACTIVITIES = ("initialization", "training", "evaluation", "checkpoint", "restore", "paused")
@@ -493,92 +494,226 @@ GPU_FAMILIES = (
 )
 
 HOST_FAMILIES = (
-    _host("info", _GAUGE, "1; the kernel (uname) and the processor (/proc/cpuinfo: model name).", "cpu",
-          labels=("kernel", "cpu_model")),
+    _host(
+        "info",
+        _GAUGE,
+        "1; the kernel (uname) and the processor (/proc/cpuinfo: model name).",
+        "cpu",
+        labels=("kernel", "cpu_model"),
+    ),
     _host("cpus", _GAUGE, "Logical processors online (/proc/stat).", "cpu"),
-    _host("cpu_seconds_total", _COUNTER, "Processor time by mode, summed over processors (/proc/stat: cpu).", "cpu",
-          labels=("mode",), values={"mode": ("user", "system", "iowait", "idle", "other")}),
-    _host("busiest_cpu_seconds_total", _COUNTER,
-          "Busy time of whichever processor was busiest in each sampling interval: a single-threaded input pipeline "
-          "shows here (/proc/stat: cpuN).", "cpu"),
+    _host(
+        "cpu_seconds_total",
+        _COUNTER,
+        "Processor time by mode, summed over processors (/proc/stat: cpu).",
+        "cpu",
+        labels=("mode",),
+        values={"mode": ("user", "system", "iowait", "idle", "other")},
+    ),
+    _host(
+        "busiest_cpu_seconds_total",
+        _COUNTER,
+        "Busy time of whichever processor was busiest in each sampling interval: a single-threaded input pipeline "
+        "shows here (/proc/stat: cpuN).",
+        "cpu",
+    ),
     _host("memory_total_bytes", _GAUGE, "Installed memory (/proc/meminfo: MemTotal).", "memory"),
-    _host("memory_available_bytes", _GAUGE, "Memory that can be had without swapping (/proc/meminfo: MemAvailable).",
-          "memory"),
+    _host(
+        "memory_available_bytes",
+        _GAUGE,
+        "Memory that can be had without swapping (/proc/meminfo: MemAvailable).",
+        "memory",
+    ),
     _host("page_cache_bytes", _GAUGE, "Page cache (/proc/meminfo: Cached less Shmem).", "memory"),
     _host("swap_in_bytes_total", _COUNTER, "Bytes read back from swap (/proc/vmstat: pswpin).", "memory"),
     _host("swap_out_bytes_total", _COUNTER, "Bytes written to swap (/proc/vmstat: pswpout).", "memory"),
     _host("major_page_faults_total", _COUNTER, "Page faults that needed a read (/proc/vmstat: pgmajfault).", "memory"),
     _host("oom_kills_total", _COUNTER, "Processes killed for want of memory (/proc/vmstat: oom_kill).", "memory"),
-    _host("shared_memory_total_bytes", _GAUGE, "Size of the shared-memory file system (statvfs of /dev/shm).",
-          "shared_memory"),
-    _host("shared_memory_used_bytes", _GAUGE, "Used part of the shared-memory file system (statvfs of /dev/shm).",
-          "shared_memory"),
-    _host("disk_read_bytes_total", _COUNTER, "Bytes read from the physical device (/proc/diskstats: sectors read).",
-          "disk", labels=("device",)),
-    _host("disk_written_bytes_total", _COUNTER,
-          "Bytes written to the physical device (/proc/diskstats: sectors written).", "disk", labels=("device",)),
-    _host("disk_busy_seconds_total", _COUNTER,
-          "Time in which the physical device had work (/proc/diskstats: time doing I/Os).", "disk",
-          labels=("device",)),
-    _host("network_receive_bytes_total", _COUNTER,
-          "Bytes received on a physical or bonded interface (/proc/net/dev: receive bytes).", "network",
-          labels=("device",)),
-    _host("network_transmit_bytes_total", _COUNTER,
-          "Bytes sent on a physical or bonded interface (/proc/net/dev: transmit bytes).", "network",
-          labels=("device",)),
-    _host("network_link_bytes_per_second", _GAUGE,
-          "Link speed, where the interface reports one (/sys/class/net/*/speed).", "network", labels=("device",)),
-    _host("network_drops_total", _COUNTER, "Packets dropped, both ways (/proc/net/dev: drop).", "network",
-          labels=("device",)),
-    _host("network_errors_total", _COUNTER, "Packets with errors, both ways (/proc/net/dev: errs).", "network",
-          labels=("device",)),
-    _host("rdma_receive_bytes_total", _COUNTER,
-          "Bytes received by an InfiniBand or RoCE port (/sys/class/infiniband: port_rcv_data times 4).", "rdma",
-          labels=("device", "port")),
-    _host("rdma_transmit_bytes_total", _COUNTER,
-          "Bytes sent by an InfiniBand or RoCE port (/sys/class/infiniband: port_xmit_data times 4).", "rdma",
-          labels=("device", "port")),
-    _host("nfs_read_bytes_total", _COUNTER,
-          "Bytes read from the server of this NFS mount (/proc/self/mountstats: bytes, server read).", "nfs",
-          labels=("mount",)),
-    _host("nfs_operations_total", _COUNTER,
-          "NFS operations of this mount (/proc/self/mountstats: per-op operations).", "nfs", labels=("mount",)),
-    _host("nfs_operation_wait_seconds_total", _COUNTER,
-          "Queue plus round trip, summed over NFS operations, so that its rate is the mean number in flight "
-          "(/proc/self/mountstats: per-op queue and response time).", "nfs", labels=("mount",)),
-    _host("pressure_waiting_seconds_total", _COUNTER,
-          "Time in which some task waited for the resource (/proc/pressure: some total).", "pressure",
-          labels=("resource",), values={"resource": ("cpu", "memory", "io")}),
-    _host("pressure_stalled_seconds_total", _COUNTER,
-          "Time in which every task waited for the resource (/proc/pressure: full total).", "pressure",
-          labels=("resource",), values={"resource": ("cpu", "memory", "io")}),
+    _host(
+        "shared_memory_total_bytes",
+        _GAUGE,
+        "Size of the shared-memory file system (statvfs of /dev/shm).",
+        "shared_memory",
+    ),
+    _host(
+        "shared_memory_used_bytes",
+        _GAUGE,
+        "Used part of the shared-memory file system (statvfs of /dev/shm).",
+        "shared_memory",
+    ),
+    _host(
+        "disk_read_bytes_total",
+        _COUNTER,
+        "Bytes read from the physical device (/proc/diskstats: sectors read).",
+        "disk",
+        labels=("device",),
+    ),
+    _host(
+        "disk_written_bytes_total",
+        _COUNTER,
+        "Bytes written to the physical device (/proc/diskstats: sectors written).",
+        "disk",
+        labels=("device",),
+    ),
+    _host(
+        "disk_busy_seconds_total",
+        _COUNTER,
+        "Time in which the physical device had work (/proc/diskstats: time doing I/Os).",
+        "disk",
+        labels=("device",),
+    ),
+    _host(
+        "network_receive_bytes_total",
+        _COUNTER,
+        "Bytes received on a physical or bonded interface (/proc/net/dev: receive bytes).",
+        "network",
+        labels=("device",),
+    ),
+    _host(
+        "network_transmit_bytes_total",
+        _COUNTER,
+        "Bytes sent on a physical or bonded interface (/proc/net/dev: transmit bytes).",
+        "network",
+        labels=("device",),
+    ),
+    _host(
+        "network_link_bytes_per_second",
+        _GAUGE,
+        "Link speed, where the interface reports one (/sys/class/net/*/speed).",
+        "network",
+        labels=("device",),
+    ),
+    _host(
+        "network_drops_total",
+        _COUNTER,
+        "Packets dropped, both ways (/proc/net/dev: drop).",
+        "network",
+        labels=("device",),
+    ),
+    _host(
+        "network_errors_total",
+        _COUNTER,
+        "Packets with errors, both ways (/proc/net/dev: errs).",
+        "network",
+        labels=("device",),
+    ),
+    _host(
+        "rdma_receive_bytes_total",
+        _COUNTER,
+        "Bytes received by an InfiniBand or RoCE port (/sys/class/infiniband: port_rcv_data times 4).",
+        "rdma",
+        labels=("device", "port"),
+    ),
+    _host(
+        "rdma_transmit_bytes_total",
+        _COUNTER,
+        "Bytes sent by an InfiniBand or RoCE port (/sys/class/infiniband: port_xmit_data times 4).",
+        "rdma",
+        labels=("device", "port"),
+    ),
+    _host(
+        "nfs_read_bytes_total",
+        _COUNTER,
+        "Bytes read from the server of this NFS mount (/proc/self/mountstats: bytes, server read).",
+        "nfs",
+        labels=("mount",),
+    ),
+    _host(
+        "nfs_operations_total",
+        _COUNTER,
+        "NFS operations of this mount (/proc/self/mountstats: per-op operations).",
+        "nfs",
+        labels=("mount",),
+    ),
+    _host(
+        "nfs_operation_wait_seconds_total",
+        _COUNTER,
+        "Queue plus round trip, summed over NFS operations, so that its rate is the mean number in flight "
+        "(/proc/self/mountstats: per-op queue and response time).",
+        "nfs",
+        labels=("mount",),
+    ),
+    _host(
+        "pressure_waiting_seconds_total",
+        _COUNTER,
+        "Time in which some task waited for the resource (/proc/pressure: some total).",
+        "pressure",
+        labels=("resource",),
+        values={"resource": ("cpu", "memory", "io")},
+    ),
+    _host(
+        "pressure_stalled_seconds_total",
+        _COUNTER,
+        "Time in which every task waited for the resource (/proc/pressure: full total).",
+        "pressure",
+        labels=("resource",),
+        values={"resource": ("cpu", "memory", "io")},
+    ),
 )
 
 TRAINING_FAMILIES = (
-    _training("rank_info", _GAUGE, "1; where this rank runs and whose it is (told by the shim).",
-              labels=("local_rank", "world_size", "framework", "hostname", "namespace", "pod", "slurm_job", "user",
-                      "git_commit", "job_class"), values={"job_class": ("production", "experiment")}),
-    _training("rank_gpu_info", _GAUGE, "1: this rank computes on that GPU; the join between training and hardware.",
-              labels=("gpu", "uuid")),
-    _training("state", _GAUGE, "1 for the present state of the rank's process, 0 for the others.", labels=("state",),
-              values={"state": RUN_STATES}),
-    _training("activity", _GAUGE, "1 for what the rank does now, 0 for the others.", labels=("activity",),
-              values={"activity": ACTIVITIES}),
+    _training(
+        "rank_info",
+        _GAUGE,
+        "1; where this rank runs and whose it is (told by the shim).",
+        labels=(
+            "local_rank",
+            "world_size",
+            "framework",
+            "hostname",
+            "namespace",
+            "pod",
+            "slurm_job",
+            "user",
+            "git_commit",
+            "job_class",
+        ),
+        values={"job_class": ("production", "experiment")},
+    ),
+    _training(
+        "rank_gpu_info",
+        _GAUGE,
+        "1: this rank computes on that GPU; the join between training and hardware.",
+        labels=("gpu", "uuid"),
+    ),
+    _training(
+        "state",
+        _GAUGE,
+        "1 for the present state of the rank's process, 0 for the others.",
+        labels=("state",),
+        values={"state": RUN_STATES},
+    ),
+    _training(
+        "activity",
+        _GAUGE,
+        "1 for what the rank does now, 0 for the others.",
+        labels=("activity",),
+        values={"activity": ACTIVITIES},
+    ),
     _training("start_timestamp_seconds", _GAUGE, "When this session of the rank started, Unix time."),
     _training("first_step_timestamp_seconds", _GAUGE, "When the first step ended, Unix time."),
     _training("last_step_timestamp_seconds", _GAUGE, "When the newest step ended, Unix time."),
     _training("last_push_timestamp_seconds", _GAUGE, "When the newest report arrived, Unix time."),
     _training("restarts_total", _COUNTER, "Sessions of this rank after the first."),
-    _training("step_seconds", _HISTOGRAM, "Duration of one training step, boundary to boundary.",
-              buckets=STEP_BUCKETS),
-    _training("phase_seconds_total", _COUNTER,
-              "Time by phase on the host's clock; `other` is the rest, so that phases sum to the loop's wall time.",
-              labels=("phase",)),
-    _training("phase_gpu_seconds_total", _COUNTER, "Time by phase on the GPU's clock, where it can be measured.",
-              labels=("phase",)),
-    _training("slow_steps_total", _COUNTER,
-              "Steps over median + 3 MAD, and over 1.1 times the median, of the recent window, not explained by a "
-              "named phase."),
+    _training("step_seconds", _HISTOGRAM, "Duration of one training step, boundary to boundary.", buckets=STEP_BUCKETS),
+    _training(
+        "phase_seconds_total",
+        _COUNTER,
+        "Time by phase on the host's clock; `other` is the rest, so that phases sum to the loop's wall time.",
+        labels=("phase",),
+    ),
+    _training(
+        "phase_gpu_seconds_total",
+        _COUNTER,
+        "Time by phase on the GPU's clock, where it can be measured.",
+        labels=("phase",),
+    ),
+    _training(
+        "slow_steps_total",
+        _COUNTER,
+        "Steps over median + 3 MAD, and over 1.1 times the median, of the recent window, not explained by a "
+        "named phase.",
+    ),
     _training("slow_step_excess_seconds_total", _COUNTER, "Time that slow steps lost against the median."),
     _training("phase_occurrences_total", _COUNTER, "How often the phase was entered.", labels=("phase",)),
     _training("phase_max_seconds", _GAUGE, "Longest occurrence of the phase in the last minute.", labels=("phase",)),
@@ -609,32 +744,63 @@ TRAINING_FAMILIES = (
     _training("allocator_peak_bytes", _GAUGE, "Highest memory that tensors used in the framework's GPU allocator."),
     _training("allocator_retries_total", _COUNTER, "Allocations that had to flush the allocator's cache first."),
     _training("out_of_memory_total", _COUNTER, "Allocations that failed for want of GPU memory."),
-    _training("precision_info", _GAUGE, "1 for the precision of the model's arithmetic.", labels=("precision",),
-              values={"precision": ("fp32", "tf32", "fp16", "bf16", "fp8")}),
-    _training("shim_dropped_reports_total", _COUNTER, "Reports that the shim could not send, by cause.",
-              labels=("cause",)),
+    _training(
+        "precision_info",
+        _GAUGE,
+        "1 for the precision of the model's arithmetic.",
+        labels=("precision",),
+        values={"precision": ("fp32", "tf32", "fp16", "bf16", "fp8")},
+    ),
+    _training(
+        "shim_dropped_reports_total", _COUNTER, "Reports that the shim could not send, by cause.", labels=("cause",)
+    ),
     _training("shim_overhead_seconds_total", _COUNTER, "Time that the shim itself took inside the loop."),
 )
 
 EXPORTER_FAMILIES = (
     _exporter("build_info", _GAUGE, "1; the version of Stallscope and of Python.", labels=("version", "python")),
-    _exporter("exporter_source_up", _GAUGE,
-              "1 while every reader of the source succeeded when last asked and answers in time, else 0.",
-              labels=("source",)),
-    _exporter("exporter_source_read_seconds", _GAUGE, "How long the newest reading of the source took.",
-              labels=("source",)),
-    _exporter("exporter_source_last_success_timestamp_seconds", _GAUGE,
-              "Wall clock of the newest reading that succeeded, Unix time.", labels=("source",)),
-    _exporter("exporter_source_failures_total", _COUNTER, "Readings that raised, returned nonsense or hung.",
-              labels=("source",)),
-    _exporter("exporter_reports_total", _COUNTER, "Training reports that arrived, by door.", labels=("transport",),
-              values={"transport": ("unix", "udp", "http")}, provider="intake.runs"),
-    _exporter("exporter_reports_rejected_total", _COUNTER, "Training reports refused, by reason.",
-              labels=("reason",), provider="intake.runs"),
+    _exporter(
+        "exporter_source_up",
+        _GAUGE,
+        "1 while the source's readers succeeded when last asked and answer in time, else 0; absent where this machine "
+        "has no such part.",
+        labels=("source",),
+    ),
+    _exporter(
+        "exporter_source_read_seconds", _GAUGE, "How long the newest reading of the source took.", labels=("source",)
+    ),
+    _exporter(
+        "exporter_source_last_success_timestamp_seconds",
+        _GAUGE,
+        "Wall clock of the newest reading that succeeded, Unix time.",
+        labels=("source",),
+    ),
+    _exporter(
+        "exporter_source_failures_total",
+        _COUNTER,
+        "Readings that raised, returned nonsense or hung.",
+        labels=("source",),
+    ),
+    _exporter(
+        "exporter_reports_total",
+        _COUNTER,
+        "Training reports that arrived, by door.",
+        labels=("transport",),
+        values={"transport": ("unix", "udp", "http")},
+        provider="intake.runs",
+    ),
+    _exporter(
+        "exporter_reports_rejected_total",
+        _COUNTER,
+        "Training reports refused, by reason.",
+        labels=("reason",),
+        provider="intake.runs",
+    ),
     _exporter("exporter_runs", _GAUGE, "Runs held.", provider="intake.runs"),
     _exporter("exporter_series", _GAUGE, "Series on the newest page."),
-    _exporter("exporter_series_dropped_total", _COUNTER, "Series not exposed because a limit was reached.",
-              labels=("limit",)),
+    _exporter(
+        "exporter_series_dropped_total", _COUNTER, "Series not exposed because a limit was reached.", labels=("limit",)
+    ),
 )
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from stallscope.catalogue import Family, MetricType
 
 
-class Distribution(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Distribution:
     """The value of a histogram or summary sample."""
 
     counts: tuple[int, ...]
@@ -65,7 +67,9 @@ def series_count(samples: Sequence[Sample]) -> int:
     """How many series the samples become on the page."""
     total = 0
     for family, _labels, value in samples:
-        total += 1 if not isinstance(value, Distribution) else len(family.series_names) + len(value.counts) - (
-            1 if value.counts else 0
+        total += (
+            1
+            if not isinstance(value, Distribution)
+            else len(family.series_names) + len(value.counts) - (1 if value.counts else 0)
         )
     return total

@@ -9,18 +9,17 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
 from stallscope.nvidia.driver import Driver
 from stallscope.sampling.clock import Clock, SystemClock
+from stallscope.sampling.reader import NotPresent, SourceState
 from stallscope.sampling.reading import Sample
 
-
-class NotPresent(Exception):
-    """This machine has no such part (no NFS mount, no InfiniBand): no data, and no failure either."""
+__all__ = ["Environment", "NotPresent", "Source", "SourceState", "available", "register"]
 
 
 @dataclass(frozen=True)
@@ -44,6 +43,8 @@ class Source(ABC):
     summary: ClassVar[str]
     """One line for `--help`."""
     enabled_by_default: ClassVar[bool] = True
+    harmless: ClassVar[tuple[type[Exception], ...]] = ()
+    """Errors of a part that its own series tell of (a GPU is lost), and that are no failure of the source."""
 
     def __init__(self, environment: Environment) -> None:
         self.environment = environment
@@ -56,6 +57,16 @@ class Source(ABC):
             NotPresent: the machine has no such part; asked again at the next interval.
             Exception: anything else is a failure of this source, counted and logged, and retried.
         """
+
+    def parts(self) -> Mapping[str, Callable[[], Iterable[Sample]]]:
+        """Readers that need a thread of their own (one a GPU), by key; asked after every reading, memory only."""
+        return {}
+
+    def collect(self, state: SourceState) -> Iterable[Sample]:
+        """What to expose now. Looks at memory only: the page waits for it."""
+        for reader in (state.main, *state.parts.values()):
+            if reader.fresh(state.now, state.stale_after) and reader.present:
+                yield from reader.samples
 
     def close(self) -> None:  # noqa: B027 - most sources hold nothing
         """Let go of files and handles."""
