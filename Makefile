@@ -1,0 +1,49 @@
+# What a developer types. Everything is installed into .venv from one lock; nothing else on the machine is touched,
+# except that `make test` installs Debian's Prometheus and Alertmanager where they are missing and that is allowed.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: up test test-gpu lint bench generate lock clean help tools
+
+help: ## list these targets
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
+
+$(STAMP): pyproject.toml requirements-dev.lock
+	$(PYTHON) -m venv $(VENV) || { echo "python3 -m venv failed: install python3-venv" >&2; exit 1; }
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement requirements-dev.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+	touch $@
+
+tools:
+	sh tests/install_tools.sh
+
+up: $(STAMP) ## the whole stack on this machine: exporter, Prometheus, Alertmanager, a training job
+	$(BIN)/stallscope up $(ARGS)
+
+test: $(STAMP) tools ## every test, with real Prometheus, Alertmanager and the stand-in driver library
+	$(BIN)/python -m pytest $(ARGS)
+
+test-gpu: $(STAMP) ## the hardware suite; says why it skips where no NVIDIA driver answers
+	$(BIN)/python -m pytest -m hardware -rs tests/hardware $(ARGS)
+
+lint: $(STAMP) ## style, types, and that generated files are fresh
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(STAMP) tools ## measure against the peers; prints the tables of tests/benchmarks/RESULTS.md
+	$(BIN)/python -m tests.benchmarks $(ARGS)
+
+generate: $(STAMP) ## write again what is generated and committed
+	$(BIN)/python exporter/reference.py
+
+lock: ## renew the lock of development tools
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet uv
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.10 --no-annotate --no-header --no-emit-index-url \
+	  --no-emit-find-links --group dev --extra exporter pyproject.toml -o requirements-dev.lock
+
+clean: ## remove what was built
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
