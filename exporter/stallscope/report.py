@@ -204,7 +204,7 @@ def encode(document: Mapping[str, Any]) -> bytes:
 
 
 def to_document(report: Report) -> dict[str, Any]:
-    """Turn a report back into the document that `parse` reads as the same report."""
+    """Turn a report back into the document that `from_document` reads as the same report."""
     document: dict[str, Any] = {"version": VERSION, **report._asdict()}
     document["gpus"] = [gpu._asdict() for gpu in report.gpus]
     document["step_seconds"] = report.step_seconds and report.step_seconds._asdict()
@@ -229,6 +229,11 @@ def parse(data: bytes) -> Report:
         raise ReportError("not_json", "the report is nested too deeply") from None
     except ValueError as error:
         raise ReportError("not_json", f"the report is no JSON in UTF-8: {str(error)[:100]}") from None
+    return from_document(document)
+
+
+def from_document(document: object) -> Report:
+    """Check a decoded document; see `parse`."""
     if type(document) is not dict:
         raise ReportError("not_json", f"the report is {_shown(document)}; expected one JSON object")
 

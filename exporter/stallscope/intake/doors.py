@@ -1,0 +1,244 @@
+"""The two datagram doors, read by one thread.
+
+A door that can't be opened is no reason to stop: its `problem` says why and what to do, and the others work.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import selectors
+import socket
+import stat
+import struct
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from stallscope.intake.runs import Transport
+from stallscope.report import MAX_BYTES, ReportError
+from stallscope.sampling.clock import Clock, SystemClock
+
+_logger = logging.getLogger(__name__)
+
+Accept = Callable[[bytes, Transport, int | None], object]
+
+_CREDENTIALS = struct.Struct("3i")
+_CONTROL_BYTES = socket.CMSG_SPACE(_CREDENTIALS.size)
+"""Room for the sender's credentials alone: file descriptors that somebody sends along never get in."""
+_BURST = 64
+"""Datagrams read from one door before the other, and a stop, get their turn."""
+_RECEIVE_BUFFER = 4 << 20
+_COMPLAINT_INTERVAL = 60.0
+"""Seconds between two log lines about refusals of one reason."""
+
+
+class Door:
+    """One datagram socket."""
+
+    def __init__(self, transport: Transport, address: str) -> None:
+        """Take the name and the address as a person would write it."""
+        self.transport: Transport = transport
+        self.address = address
+        self.problem = ""
+        """Why the door is not open, or the empty string."""
+        self.socket: socket.socket | None = None
+
+    def open(self) -> bool:
+        """Bind; tells whether it worked, and leaves the reason in `problem` if not."""
+        try:
+            self.socket = self._bind()
+        except OSError as error:
+            self.problem = f"no reports through {self.address}: {error.strerror or error}; {self._remedy(error)}"
+        return self.socket is not None
+
+    def receive(self) -> tuple[bytes, int | None] | None:
+        """The next datagram with the sender's pid where the kernel tells it, or None when there is none."""
+        assert self.socket is not None
+        try:
+            data, control, _flags, _sender = self.socket.recvmsg(MAX_BYTES + 1, _CONTROL_BYTES)
+        except OSError:  # nothing there, or an error that a datagram socket reports once and forgets
+            return None
+        for level, kind, content in control:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS and len(content) == _CREDENTIALS.size:
+                return data, _CREDENTIALS.unpack(content)[0]
+        return data, None
+
+    def close(self) -> None:
+        """Unbind."""
+        if self.socket is not None:
+            self.socket.close()
+            self.socket = None
+
+    def _bind(self) -> socket.socket:
+        raise NotImplementedError
+
+    def _remedy(self, error: OSError) -> str:
+        raise NotImplementedError
+
+
+class UnixDoor(Door):
+    """A UNIX datagram socket; the kernel tells who sends."""
+
+    def __init__(self, path: Path, mode: int = 0o666) -> None:
+        """Take the socket's path and its file mode."""
+        super().__init__("unix", str(path))
+        self._path = path
+        self._mode = mode
+        self._identity = (0, 0)
+
+    def close(self) -> None:
+        """Unbind, and remove the file unless another's stands in its place."""
+        if self.socket is not None and _identity(self._path) == self._identity:
+            self._path.unlink(missing_ok=True)
+        super().close()
+
+    def _bind(self) -> socket.socket:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._remove_stale()
+        bound = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        try:
+            bound.setblocking(False)
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+            bound.bind(str(self._path))
+            self._identity = _identity(self._path)
+            self._path.chmod(self._mode)
+        except OSError:
+            bound.close()
+            raise
+        return bound
+
+    def _remove_stale(self) -> None:
+        try:
+            mode = self._path.lstat().st_mode
+        except FileNotFoundError:
+            return
+        if not stat.S_ISSOCK(mode):
+            raise OSError(errno.EEXIST, "the file exists and is no socket")
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as caller:
+            try:
+                caller.connect(str(self._path))
+            except ConnectionRefusedError:
+                self._path.unlink(missing_ok=True)
+            except FileNotFoundError:
+                return
+            except OSError as error:
+                if error.errno != errno.EPROTOTYPE:
+                    raise
+                raise OSError(errno.EADDRINUSE, "another program answers there") from None
+            else:
+                raise OSError(errno.EADDRINUSE, "another exporter answers there")
+
+    def _remedy(self, error: OSError) -> str:
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            return "choose a path in a folder that this user may write to"
+        if error.errno == errno.EADDRINUSE:
+            return "stop the other one or choose another path"
+        return "choose another path"
+
+
+class UdpDoor(Door):
+    """A UDP socket."""
+
+    def __init__(self, host: str, port: int) -> None:
+        """Take the address; a port of 0 lets the kernel choose."""
+        super().__init__("udp", f"UDP {host}:{port}")
+        self._host = host
+        self._port = port
+
+    @property
+    def port(self) -> int:
+        """The port bound."""
+        assert self.socket is not None
+        return int(self.socket.getsockname()[1])
+
+    def _bind(self) -> socket.socket:
+        kind, _type, protocol, _name, address = socket.getaddrinfo(self._host, self._port, type=socket.SOCK_DGRAM)[0]
+        bound = socket.socket(kind, socket.SOCK_DGRAM, protocol)
+        try:
+            bound.setblocking(False)
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER)
+            bound.bind(address)
+        except OSError:
+            bound.close()
+            raise
+        return bound
+
+    def _remedy(self, error: OSError) -> str:
+        return "choose a free port" if error.errno == errno.EADDRINUSE else "choose an address of this machine"
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    try:
+        status = path.lstat()
+    except OSError:
+        return (0, 0)
+    return (status.st_dev, status.st_ino)
+
+
+class DoorKeeper:
+    """Reads every open door in one thread and hands on what comes."""
+
+    def __init__(self, doors: tuple[Door, ...], accept: Accept, clock: Clock | None = None) -> None:
+        """Take the doors, and what to call with data, transport and pid; it may raise ReportError."""
+        self.doors = doors
+        self._accept = accept
+        self._clock = clock or SystemClock()
+        self._complained: dict[str, float] = {}
+        self._wake: socket.socket | None = None
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Open the doors and read from those that opened; the others are logged."""
+        for door in self.doors:
+            if not door.open():
+                _logger.warning("%s", door.problem)
+        waked, self._wake = socket.socketpair()
+        self._thread = threading.Thread(target=self._read_for_ever, args=(waked,), name="doors", daemon=True)
+        self._thread.start()
+
+    def stop(self, timeout: float = 1.0) -> None:
+        """Take in what has arrived by now, and close."""
+        if self._thread is None or self._wake is None:
+            return
+        self._stopping.set()
+        self._wake.close()
+        self._thread.join(timeout)
+        self._thread = None
+        for door in self.doors:
+            door.close()
+
+    def _read_for_ever(self, waked: socket.socket) -> None:
+        with waked, selectors.DefaultSelector() as selector:
+            selector.register(waked, selectors.EVENT_READ)
+            for door in self.doors:
+                if door.socket is not None:
+                    selector.register(door.socket, selectors.EVENT_READ, door)
+            while not self._stopping.is_set():
+                for ready, _events in selector.select():
+                    if ready.data is not None:
+                        self._read(ready.data)
+            for door in self.doors:
+                if door.socket is not None:
+                    self._read(door)
+
+    def _read(self, door: Door) -> None:
+        for _ in range(_BURST):
+            received = door.receive()
+            if received is None:
+                return
+            data, pid = received
+            try:
+                self._accept(data, door.transport, pid)
+            except ReportError as error:
+                self._complain(door, error)
+            except Exception:
+                _logger.exception("a report through %s could not be taken in", door.address)
+
+    def _complain(self, door: Door, error: ReportError) -> None:
+        """Say why, since a datagram's sender gets no answer; seldom, since it may come twice a second."""
+        now = self._clock.monotonic()
+        if now - self._complained.get(error.reason, -_COMPLAINT_INTERVAL) >= _COMPLAINT_INTERVAL:
+            self._complained[error.reason] = now
+            _logger.warning("refused a report through %s (%s): %s", door.address, error.reason, error.message)

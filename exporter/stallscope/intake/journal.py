@@ -1,0 +1,125 @@
+"""What is held, on disk, so that a restart of the exporter loses no run.
+
+A file of JSON lines: first the file's own facts, then one line a rank. Written beside and renamed, so that it is
+always whole.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Iterable
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from stallscope.intake.processes import Process, Processes
+from stallscope.intake.runs import Held
+from stallscope.report import encode, from_document, to_document
+from stallscope.sampling.clock import Clock, SystemClock
+
+_logger = logging.getLogger(__name__)
+
+_VERSION = 1
+_MAX_LINE = 1 << 20
+"""Longest line in bytes that is believed; escaped text makes lines longer than the reports were."""
+
+
+class Journal:
+    """One state file."""
+
+    def __init__(self, path: Path, *, clock: Clock | None = None, root: Path = Path("/")) -> None:
+        """Take the file's path, the clock, and where `proc` lies."""
+        self._path = path
+        self._clock = clock or SystemClock()
+        self._boot_id = Processes(root).boot_id()
+        self._problem = ""
+
+    def save(self, holdings: Iterable[Held]) -> bool:
+        """Write everything anew; a failure is logged once and told by the answer."""
+        new = self._path.with_name(f"{self._path.name}.tmp")
+        head = {"version": _VERSION, "boot_id": self._boot_id}
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            # For this user alone: it tells who trains what.
+            with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+                for line in (head, *map(self._entry, holdings)):
+                    file.write(encode(line) + b"\n")
+                file.flush()
+                os.fsync(file.fileno())
+            new.replace(self._path)
+        except OSError as error:
+            self._log(f"the state file {self._path} can't be written: {error.strerror}; runs won't outlive a restart")
+            return False
+        self._problem = ""
+        return True
+
+    def load(self) -> list[Held]:
+        """Read what was held. A broken file is moved aside, and what could be read of it is used."""
+        holdings: list[Held] = []
+        try:
+            with open(self._path, "rb") as file:
+                same_boot = self._read_head(json.loads(file.readline(_MAX_LINE)))
+                for line in iter(lambda: file.readline(_MAX_LINE), b""):
+                    holdings.append(self._held(json.loads(line), same_boot=same_boot))  # noqa: PERF401 - keep the part before a broken line
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            self._log(f"the state file {self._path} can't be read: {error.strerror}; starting without it")
+        except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError) as error:
+            self._set_aside(f"after {len(holdings)} ranks: {type(error).__name__}: {error}")
+        return holdings
+
+    def _entry(self, held: Held) -> dict[str, Any]:
+        to_wall = self._clock.time() - self._clock.monotonic()
+        return {
+            "report": to_document(held.report),
+            "arrived": held.arrived,
+            "restarts": held.restarts,
+            "process": held.process,
+            "lost": held.lost,
+            "ended": None if held.ended is None else held.ended + to_wall,
+        }
+
+    def _read_head(self, content: Any) -> bool:
+        if content["version"] != _VERSION:
+            raise ValueError(f"version is {content['version']!r}; expected {_VERSION}")
+        return bool(self._boot_id and content["boot_id"] == self._boot_id)
+
+    def _held(self, content: Any, *, same_boot: bool) -> Held:
+        now, wall = self._clock.monotonic(), self._clock.time()
+        process, ended = content["process"], content["ended"]
+        held = Held(
+            report=from_document(content["report"]),
+            arrived=min(_amount(content["arrived"]), wall),
+            # Silence counts from now: while the exporter was away, nobody could be heard.
+            heard=now,
+            restarts=int(_amount(content["restarts"])),
+            process=None if process is None else Process(int(process[0]), int(process[1])),
+            lost=content["lost"] is True,
+            ended=None if ended is None else now - max(0.0, wall - _amount(ended)),
+        )
+        if not same_boot and held.ended is None:
+            held = held._replace(lost=True, ended=now)
+        return held
+
+    def _set_aside(self, problem: str) -> None:
+        broken = self._path.with_name(f"{self._path.name}.broken")
+        _logger.warning("the state file %s is broken (%s); it is kept as %s", self._path, problem, broken)
+        try:
+            self._path.replace(broken)
+        except OSError as error:
+            self._log(f"the state file {self._path} can't be moved aside: {error.strerror}")
+
+    def _log(self, problem: str) -> None:
+        if problem != self._problem:
+            self._problem = problem
+            _logger.warning("%s", problem)
+
+
+def _amount(value: Any) -> float:
+    number = float(value)
+    if not (isfinite(number) and number >= 0):
+        raise ValueError(f"{value!r} is no number from 0 on")
+    return number

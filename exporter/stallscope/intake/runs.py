@@ -1,0 +1,384 @@
+"""The runs held: what each rank last reported, what became of it, and the series that follow.
+
+A rank is known by run and rank number; each life of its process is a session. The newest session, by its start, is the
+one that counts, also where two runs of one name are alive at once: what the older one still sends is refused. Reports
+of one session that arrive late or twice are accepted and change nothing, since a newer one says all that they say.
+
+A state is what the shim told, but for `lost`, which is decided here: the process is known to be gone, or it can't be
+seen from here and has been silent for the expiry time. A newer report takes `lost` back. Series of a finished, failed
+or lost rank stay for the expiry time.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from stallscope.catalogue import ACTIVITIES, RUN_STATES, family
+from stallscope.intake.processes import Process, Processes
+from stallscope.report import COUNTERS, GAUGES, INFO_KEYS, MAX_VALUES, REASONS, Phase, Report, ReportError, parse
+from stallscope.sampling.clock import Clock, SystemClock
+from stallscope.sampling.reading import Distribution, Sample
+
+RANK_INFO = family("stallscope_training_rank_info")
+RANK_GPU_INFO = family("stallscope_training_rank_gpu_info")
+STATE = family("stallscope_training_state")
+ACTIVITY = family("stallscope_training_activity")
+START = family("stallscope_training_start_timestamp_seconds")
+FIRST_STEP = family("stallscope_training_first_step_timestamp_seconds")
+LAST_STEP = family("stallscope_training_last_step_timestamp_seconds")
+LAST_PUSH = family("stallscope_training_last_push_timestamp_seconds")
+RESTARTS = family("stallscope_training_restarts_total")
+STEP_SECONDS = family("stallscope_training_step_seconds")
+PHASE_SECONDS = family("stallscope_training_phase_seconds_total")
+PHASE_GPU_SECONDS = family("stallscope_training_phase_gpu_seconds_total")
+PHASE_OCCURRENCES = family("stallscope_training_phase_occurrences_total")
+PHASE_MAX = family("stallscope_training_phase_max_seconds")
+VALUE = family("stallscope_training_value")
+PRECISION = family("stallscope_training_precision_info")
+DROPPED_REPORTS = family("stallscope_training_shim_dropped_reports_total")
+COUNTER_FAMILIES = {key: family(f"stallscope_training_{key}_total") for key in COUNTERS}
+GAUGE_FAMILIES = {key: family(f"stallscope_training_{key}") for key in GAUGES}
+
+REPORTS = family("stallscope_exporter_reports_total")
+REPORTS_REJECTED = family("stallscope_exporter_reports_rejected_total")
+RUNS = family("stallscope_exporter_runs")
+SERIES_DROPPED = family("stallscope_exporter_series_dropped_total")
+
+Transport = Literal["unix", "udp", "http"]
+TRANSPORTS: tuple[Transport, ...] = ("unix", "udp", "http")
+REJECTION_REASONS = (*REASONS, "future", "run_limit", "rank_limit", "superseded")
+DEFAULT_EXPIRY = 900.0
+MAX_CLOCK_LEAD = 3600.0
+"""Seconds by which a session's start may lie ahead of this machine's clock; one far ahead could never be superseded."""
+
+Key = tuple[str, int]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much is held; what would go beyond is refused, and never displaces what is there."""
+
+    runs: int = 64
+    ranks_per_run: int = 256
+    ranks: int = 1024
+    value_names_per_run: int = MAX_VALUES
+
+
+class Held(NamedTuple):
+    """What is known of one rank. Replaced as a whole."""
+
+    report: Report
+    arrived: float
+    """Unix time at which the report came."""
+    heard: float
+    """The same on the monotonic clock."""
+    restarts: int = 0
+    process: Process | None = None
+    """The sender, where it can be seen from here."""
+    lost: bool = False
+    ended: float | None = None
+    """Monotonic time at which it was first known to be finished, failed or lost."""
+
+    @property
+    def state(self) -> str:
+        """One of RUN_STATES."""
+        return "lost" if self.lost else self.report.state
+
+
+class RunRegistry:
+    """Admits reports and exposes them. Every method may be called from any thread; `collect` waits for none."""
+
+    def __init__(
+        self,
+        limits: Limits | None = None,
+        *,
+        expiry: float = DEFAULT_EXPIRY,
+        clock: Clock | None = None,
+        root: Path = Path("/"),
+    ) -> None:
+        """Start empty.
+
+        Args:
+            limits: the defaults if left out; the attribute may be replaced later.
+            expiry: seconds for which an ended rank's series stay; the attribute may be replaced later.
+            clock: the machine's own if left out.
+            root: where `proc` lies.
+        """
+        self.limits = limits or Limits()
+        self.expiry = expiry
+        self._clock = clock or SystemClock()
+        self._processes = Processes(root)
+        self._writing = threading.Lock()
+        # Keys come and go by replacing the dictionary; replacing one value is safe under a reader's feet.
+        self._held: dict[Key, Held] = {}
+        self._value_names: dict[str, set[str]] = {}
+        self._arrived: dict[str, int] = dict.fromkeys(TRANSPORTS, 0)
+        self._rejected: dict[str, int] = dict.fromkeys(REJECTION_REASONS, 0)
+        self._dropped_values = 0
+        self._changes = 0
+        self._collected: dict[Key, tuple[Held, tuple[Sample, ...]]] = {}
+
+    @property
+    def held(self) -> tuple[Held, ...]:
+        """Every rank, as of now."""
+        return tuple(self._held.values())
+
+    @property
+    def changes(self) -> int:
+        """Grows whenever something that is held changes."""
+        return self._changes
+
+    def accept(self, data: bytes, transport: Transport, pid_seen: int | None = None) -> Report:
+        """Take in one report.
+
+        Args:
+            data: the document's bytes.
+            transport: the door.
+            pid_seen: the sender's pid as the kernel tells it in this process' pid namespace, where it does.
+
+        Raises:
+            ReportError: with a reason of `REJECTION_REASONS`; it is counted, and nothing held has changed.
+        """
+        with self._writing:
+            self._arrived[transport] += 1
+        try:
+            report = parse(data)
+            with self._writing:
+                self._admit(report, pid_seen or None)
+        except ReportError as error:
+            with self._writing:
+                self._rejected[error.reason] += 1
+            raise
+        return report
+
+    def check_processes(self) -> None:
+        """Find out which ranks are lost, and let go of those whose time is over. Reads `/proc`."""
+        now = self._clock.monotonic()
+        lost = [
+            (key, held)
+            for key, held in list(self._held.items())
+            if held.ended is None
+            and (self._processes.gone(held.process) if held.process else now - held.heard >= self.expiry)
+        ]
+        with self._writing:
+            for key, held in lost:
+                if self._held.get(key) is held:  # else it has reported since, and lives
+                    self._held[key] = held._replace(lost=True, ended=now)
+                    self._changes += 1
+            self._let_go_of_expired(now)
+
+    def restore(self, holdings: Iterable[Held]) -> None:
+        """Take back what an earlier life of the exporter held, within the limits; what has reported since stays."""
+        with self._writing:
+            for held in holdings:
+                key = (held.report.run, held.report.rank)
+                try:
+                    if key not in self._held:
+                        self._make_room(key)
+                        report = self._within_value_names(held.report)
+                        self._held = {**self._held, key: held._replace(report=report)}
+                        self._changes += 1
+                except ReportError as error:
+                    self._rejected[error.reason] += 1
+            self._let_go_of_expired(self._clock.monotonic())
+
+    def collect(self) -> list[Sample]:
+        """Every series of every rank held, and of this registry. Memory only."""
+        known = self._collected
+        collected: dict[Key, tuple[Held, tuple[Sample, ...]]] = {}
+        samples: list[Sample] = []
+        for key, held in list(self._held.items()):
+            entry = known.get(key)
+            if entry is None or entry[0] is not held:
+                entry = (held, tuple(_samples(held)))
+            collected[key] = entry
+            samples += entry[1]
+        self._collected = collected
+        samples += [Sample(REPORTS, (transport,), number) for transport, number in self._arrived.items()]
+        samples += [Sample(REPORTS_REJECTED, (reason,), number) for reason, number in self._rejected.items()]
+        samples.append(Sample(RUNS, (), len({run for run, _rank in collected})))
+        samples.append(Sample(SERIES_DROPPED, ("value_names_per_run",), self._dropped_values))
+        return samples
+
+    def _admit(self, report: Report, pid_seen: int | None) -> None:
+        key = (report.run, report.rank)
+        now, wall = self._clock.monotonic(), self._clock.time()
+        held = self._held.get(key)
+        restarts, process, ended = 0, None, None
+        if report.start > wall + MAX_CLOCK_LEAD:
+            raise ReportError(
+                "future", f"start is {report.start - wall:.0f} s ahead of this machine's clock; set the clocks right"
+            )
+        if held is None:
+            self._make_room(key)
+        elif held.report.session != report.session:
+            if report.start <= held.report.start:
+                raise ReportError(
+                    "superseded",
+                    f"run {report.run!r} rank {report.rank} has a session that started later; "
+                    "give two runs that live at once two names",
+                )
+            restarts = held.restarts + 1
+            self._forget_value_names(key)
+        elif report.sequence <= held.report.sequence:
+            return
+        else:
+            report = _growing(held.report, report)
+            restarts = held.restarts
+            if not held.lost:  # else whatever was known of the process was wrong
+                process, ended = held.process, held.ended
+        if process is None and pid_seen is not None:
+            process = self._processes.find(pid_seen)
+        if report.state not in ("finished", "failed"):
+            ended = None
+        elif ended is None:
+            ended = now
+        entry = Held(self._within_value_names(report), wall, now, restarts, process, lost=False, ended=ended)
+        if held is None:
+            self._held = {**self._held, key: entry}
+        else:
+            self._held[key] = entry
+        self._changes += 1
+
+    def _make_room(self, key: Key) -> None:
+        """Refuse a rank that is one too many, unless letting go of expired ones makes room."""
+        problem = self._limit_reached(key)
+        if problem is not None:
+            self._let_go_of_expired(self._clock.monotonic())
+            problem = self._limit_reached(key)
+            if problem is not None:
+                raise problem
+
+    def _limit_reached(self, key: Key) -> ReportError | None:
+        limits = self.limits
+        if len(self._held) >= limits.ranks:
+            return ReportError("rank_limit", f"this exporter holds {limits.ranks} ranks, its limit")
+        ranks_by_run: dict[str, int] = {}
+        for run, _rank in self._held:
+            ranks_by_run[run] = ranks_by_run.get(run, 0) + 1
+        ranks = ranks_by_run.get(key[0])
+        if ranks is None and len(ranks_by_run) >= limits.runs:
+            return ReportError("run_limit", f"this exporter holds {limits.runs} runs, its limit")
+        if ranks is not None and ranks >= limits.ranks_per_run:
+            return ReportError(
+                "rank_limit", f"run {key[0]!r} has {limits.ranks_per_run} ranks on this exporter, its limit"
+            )
+        return None
+
+    def _let_go_of_expired(self, now: float) -> None:
+        kept = {key: held for key, held in self._held.items() if held.ended is None or now - held.ended < self.expiry}
+        if len(kept) < len(self._held):
+            self._held = kept
+            runs = {run for run, _rank in kept}
+            self._value_names = {run: names for run, names in self._value_names.items() if run in runs}
+            self._changes += 1
+
+    def _forget_value_names(self, key: Key) -> None:
+        """A new session brings its own names: leave the run those of its other ranks."""
+        run = key[0]
+        others = [held.report.values for other, held in self._held.items() if other != key and other[0] == run]
+        self._value_names[run] = set().union(*others)
+
+    def _within_value_names(self, report: Report) -> Report:
+        """Leave out values whose names are beyond what the run may have over all of its ranks."""
+        names = self._value_names.setdefault(report.run, set())
+        if report.values.keys() <= names:
+            return report
+        for name in report.values:
+            if len(names) < self.limits.value_names_per_run:
+                names.add(name)
+        kept = {name: value for name, value in report.values.items() if name in names}
+        self._dropped_values += len(report.values) - len(kept)
+        return report._replace(values=kept)
+
+
+def _growing(old: Report, new: Report) -> Report:
+    """The newer report of one session, with no cumulative number below the older one's.
+
+    Clocks read at different moments make single numbers step back a little, which Prometheus would take for a restart:
+    those stay where they are. Fewer steps than before are no such slip.
+
+    Raises:
+        ReportError: the steps went backwards.
+    """
+    if old.step_seconds is not None:
+        before, after = old.step_seconds, new.step_seconds
+        if after is None or any(map(int.__lt__, after.counts, before.counts)):
+            raise ReportError(
+                "bad_field",
+                f"step_seconds tells of {after.count if after else 0} steps after {before.count} in one session; "
+                "expected cumulative numbers: start a new session with a new process",
+            )
+        if after.sum < before.sum:
+            new = new._replace(step_seconds=after._replace(sum=before.sum))
+    phases = new.phases
+    for name, phase in phases.items():
+        former = old.phases.get(name)
+        if former is not None and (
+            phase.seconds < former.seconds
+            or phase.occurrences < former.occurrences
+            or (phase.gpu_seconds or 0.0) < (former.gpu_seconds or 0.0)
+        ):
+            phases = {**phases, name: _growing_phase(former, phase)}
+    return new._replace(
+        phases=phases,
+        counters=_growing_numbers(old.counters, new.counters),
+        dropped=_growing_numbers(old.dropped, new.dropped),
+    )
+
+
+def _growing_phase(old: Phase, new: Phase) -> Phase:
+    gpu_seconds = new.gpu_seconds
+    if gpu_seconds is not None and old.gpu_seconds is not None:
+        gpu_seconds = max(gpu_seconds, old.gpu_seconds)
+    return Phase(max(new.seconds, old.seconds), max(new.occurrences, old.occurrences), new.max, gpu_seconds)
+
+
+def _growing_numbers(old: Mapping[str, float], new: Mapping[str, float]) -> Mapping[str, float]:
+    if all(number >= old.get(key, 0.0) for key, number in new.items()):
+        return new
+    return {key: max(number, old.get(key, 0.0)) for key, number in new.items()}
+
+
+def _samples(held: Held) -> Iterable[Sample]:
+    report = held.report
+    rank = (report.run, str(report.rank))
+    yield Sample(RANK_INFO, (*rank, *[report.info.get(key, "") for key in INFO_KEYS]), 1)
+    for gpu in report.gpus:
+        yield Sample(RANK_GPU_INFO, (*rank, gpu.gpu, gpu.uuid), 1)
+    present = held.state
+    for state in RUN_STATES:
+        yield Sample(STATE, (*rank, state), 1 if state == present else 0)
+    for activity in ACTIVITIES:
+        yield Sample(ACTIVITY, (*rank, activity), 1 if activity == report.activity else 0)
+    yield Sample(START, rank, report.start)
+    if report.first_step is not None:
+        yield Sample(FIRST_STEP, rank, report.first_step)
+    if report.last_step is not None:
+        yield Sample(LAST_STEP, rank, report.last_step)
+    yield Sample(LAST_PUSH, rank, held.arrived)
+    yield Sample(RESTARTS, rank, held.restarts)
+    steps = report.step_seconds
+    if steps is not None:
+        yield Sample(STEP_SECONDS, rank, Distribution(steps.counts, steps.sum, steps.count))
+    for name, phase in report.phases.items():
+        labels = (*rank, name)
+        yield Sample(PHASE_SECONDS, labels, phase.seconds)
+        yield Sample(PHASE_OCCURRENCES, labels, phase.occurrences)
+        yield Sample(PHASE_MAX, labels, phase.max)
+        if phase.gpu_seconds is not None:
+            yield Sample(PHASE_GPU_SECONDS, labels, phase.gpu_seconds)
+    for key, number in report.counters.items():
+        yield Sample(COUNTER_FAMILIES[key], rank, number)
+    for key, number in report.gauges.items():
+        yield Sample(GAUGE_FAMILIES[key], rank, number)
+    for name, number in report.values.items():
+        yield Sample(VALUE, (*rank, name), number)
+    for precision in report.precision:
+        yield Sample(PRECISION, (*rank, precision), 1)
+    for cause, number in report.dropped.items():
+        yield Sample(DROPPED_REPORTS, (*rank, cause), number)

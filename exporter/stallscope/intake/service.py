@@ -1,0 +1,133 @@
+"""The report path as a whole: doors, runs and journal, started and stopped together.
+
+intake = Intake(IntakeSettings(state_file=Path("/var/lib/stallscope/runs.jsonl")))
+intake.start()
+sampler.add_collector("reports", intake.collect)
+status, body = intake.post(request_body)
+intake.stop()
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from stallscope.intake.doors import Door, DoorKeeper, UdpDoor, UnixDoor
+from stallscope.intake.journal import Journal
+from stallscope.intake.runs import DEFAULT_EXPIRY, Limits, RunRegistry
+from stallscope.report import DEFAULT_PORT, DEFAULT_SOCKET, ReportError
+from stallscope.sampling.clock import Clock, SystemClock
+from stallscope.sampling.reading import Sample
+
+_logger = logging.getLogger(__name__)
+
+_CHECK_INTERVAL = 1.0
+_SAVE_INTERVAL = 10.0
+_STATUS = {"too_large": 413, "superseded": 409, "run_limit": 429, "rank_limit": 429}
+"""HTTP status by reason; 400 for every other."""
+
+
+@dataclass(frozen=True)
+class IntakeSettings:
+    """What the report path is told at its start."""
+
+    socket: Path | None = Path(DEFAULT_SOCKET)
+    """UNIX datagram door; None for none."""
+    socket_mode: int = 0o666
+    udp: tuple[str, int] | None = ("127.0.0.1", DEFAULT_PORT)
+    """UDP door; None for none."""
+    state_file: Path | None = None
+    """Where runs outlive a restart of the exporter; None for nowhere."""
+    limits: Limits = field(default_factory=Limits)
+    expiry: float = DEFAULT_EXPIRY
+    """Seconds for which an ended rank's series stay, and of silence until an unseen one is lost."""
+
+
+class Intake:
+    """See the module."""
+
+    def __init__(self, settings: IntakeSettings, *, clock: Clock | None = None, root: Path = Path("/")) -> None:
+        """Prepare; nothing is opened yet.
+
+        Args:
+            settings: see there.
+            clock: the machine's own if left out.
+            root: where `proc` lies, of the same pid namespace as this process.
+        """
+        clock = clock or SystemClock()
+        self.registry = RunRegistry(settings.limits, expiry=settings.expiry, clock=clock, root=root)
+        doors: list[Door] = []
+        if settings.socket is not None:
+            doors.append(UnixDoor(settings.socket, settings.socket_mode))
+        if settings.udp is not None:
+            doors.append(UdpDoor(*settings.udp))
+        self._doors = DoorKeeper(tuple(doors), self.registry.accept, clock)
+        self._journal = None if settings.state_file is None else Journal(settings.state_file, clock=clock, root=root)
+        self._clock = clock
+        self._saved_changes = 0
+        self._saved_at = clock.monotonic()
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def doors(self) -> tuple[Door, ...]:
+        """The datagram doors; a `problem` says which are not open and why."""
+        return self._doors.doors
+
+    def start(self) -> None:
+        """Read the state file, open the doors, and keep house once a second."""
+        if self._journal is not None:
+            self.registry.restore(self._journal.load())
+            self._saved_changes = self.registry.changes
+        self._doors.start()
+        self._thread = threading.Thread(target=self._keep_house_for_ever, name="intake", daemon=True)
+        self._thread.start()
+
+    def stop(self, timeout: float = 1.0) -> None:
+        """Close the doors and write the state file."""
+        self._doors.stop(timeout)
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join(timeout)
+            self._thread = None
+            self._save()
+
+    def collect(self) -> list[Sample]:
+        """Every series of the report path. Memory only; any thread."""
+        return self.registry.collect()
+
+    def post(self, body: bytes) -> tuple[int, bytes]:
+        """Take in a report that came as a POST body.
+
+        Returns:
+            HTTP status and body: 204 and nothing, or 4xx and a JSON object with `error`, the reason's word, and
+            `message`.
+        """
+        try:
+            self.registry.accept(body, "http")
+        except ReportError as error:
+            answer = json.dumps({"error": error.reason, "message": error.message})
+            return _STATUS.get(error.reason, 400), answer.encode()
+        return 204, b""
+
+    def keep_house(self) -> None:
+        """One round of what the background thread does: find lost ranks, let go of old ones, save now and then."""
+        try:
+            self.registry.check_processes()
+            if self._clock.monotonic() - self._saved_at >= _SAVE_INTERVAL:
+                self._save()
+        except Exception:
+            _logger.exception("the runs could not be checked; trying again")
+
+    def _keep_house_for_ever(self) -> None:
+        while not self._stopping.wait(_CHECK_INTERVAL):
+            self.keep_house()
+
+    def _save(self) -> None:
+        changes = self.registry.changes
+        self._saved_at = self._clock.monotonic()
+        if self._journal is not None and changes != self._saved_changes and self._journal.save(self.registry.held):
+            self._saved_changes = changes
