@@ -1,0 +1,154 @@
+"""A simulated host: a small `/proc` and `/sys` whose counters tell the same story as the scenario.
+
+Started with `root` at this tree, the exporter's host sources read it as they would the machine's own. The kernel and
+the processor are named as simulated, so that nobody takes it for a real host.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from stallscope.simulation.node import Node
+from stallscope.simulation.scenarios import HostLoad, LoadChange, Scenario
+
+CPUS = 64
+_TICKS = 100
+"""Clock ticks a second in `/proc/stat`."""
+_MEMORY_KIB = 1024**3
+_DISK_BYTES_PER_SECOND = 180e6
+_NETWORK_BYTES_PER_SECOND = 4e6
+_SECTOR = 512
+_CPU_SHARES_OF_BUSY = {"user": 0.88, "system": 0.12}
+
+
+class SimulatedHost:
+    """Writes the tree, as a function of the simulation's time alone."""
+
+    def __init__(self, root: Path, node: Node) -> None:
+        self._root = root
+        self._node = node
+        for folder in ("dev/shm", "sys/block/nvme0n1/device", "sys/class/net/eth0/device"):  # noqa: S108 - in the tree
+            (root / folder).mkdir(parents=True, exist_ok=True)
+        for path, text in _constant_files(node).items():
+            self._replace(path, text)
+        self.write()
+
+    def write(self) -> None:
+        """Bring every counter up to the present; a reader sees the old file or the new one, never half of one."""
+        now = self._node.now()
+        before, after = _loads(self._node.scenario)
+        split = min(now, self._node.scenario.onset)
+        seconds = ((before, split), (after, now - split))
+        for path, text in (
+            ("proc/stat", self._stat(seconds)),
+            ("proc/uptime", f"{now:.2f} {now * CPUS * 0.5:.2f}\n"),
+            ("proc/diskstats", _diskstats(seconds, now)),
+            ("proc/net/dev", _net_dev(now)),
+            ("proc/pressure/cpu", _pressure(sum(load.cpu_waiting * part for load, part in seconds), 0.0)),
+            ("proc/pressure/io", _pressure(*(sum(load.io_waiting * part for load, part in seconds),) * 2)),
+            ("proc/pressure/memory", _pressure(0.0, 0.0)),
+        ):
+            self._replace(path, text)
+
+    def _stat(self, seconds: tuple[tuple[HostLoad, float], ...]) -> str:
+        now = sum(part for _load, part in seconds)
+        rows = []
+        for cpu in range(CPUS):
+            # Loaders are spread over all processors, some of them a little busier than others.
+            lean = 1.0 + 0.03 * (cpu % 3 - 1)
+            busy = sum(min(load.cpu * lean, 1.0) * part for load, part in seconds)
+            waiting = min(sum(load.iowait * part for load, part in seconds), now - busy)
+            user, system = (round(busy * share * _TICKS) for share in _CPU_SHARES_OF_BUSY.values())
+            iowait = round(waiting * _TICKS)
+            rows.append((user, 0, system, max(round(now * _TICKS) - user - system - iowait, 0), iowait, 0, 0, 0, 0, 0))
+        totals = [sum(column) for column in zip(*rows, strict=True)]
+        lines = ["cpu  " + " ".join(map(str, totals))]
+        lines += [f"cpu{number} " + " ".join(map(str, row)) for number, row in enumerate(rows)]
+        lines += [
+            "intr 0",
+            f"ctxt {round(now * 20_000)}",
+            f"btime {int(self._node.epoch)}",
+            "processes 4242",
+            "procs_running 9",
+            "procs_blocked 0",
+        ]
+        return "\n".join(lines) + "\n"
+
+    def _replace(self, path: str, text: str) -> None:
+        target = self._root / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        fresh = target.with_name(f".{target.name}.new")
+        fresh.write_text(text)
+        os.replace(fresh, target)
+
+
+def _loads(scenario: Scenario) -> tuple[HostLoad, HostLoad]:
+    """The load before the fault and from its onset on."""
+    return scenario.host, scenario.fault.host if isinstance(scenario.fault, LoadChange) else scenario.host
+
+
+def _pressure(waiting: float, stalled: float) -> str:
+    return "".join(
+        f"{kind} avg10=0.00 avg60=0.00 avg300=0.00 total={round(seconds * 1e6)}\n"
+        for kind, seconds in (("some", waiting), ("full", stalled))
+    )
+
+
+def _diskstats(seconds: tuple[tuple[HostLoad, float], ...], now: float) -> str:
+    busy = round(sum(load.disk * part for load, part in seconds) * 1000)
+    read = round(now * _DISK_BYTES_PER_SECOND / _SECTOR)
+    operations = read // 256
+    # Reads, writes, discards and flushes in the kernel's 17 columns after the name.
+    return f" 259       0 nvme0n1 {operations} 0 {read} {busy} 0 0 0 0 0 {busy} {busy} 0 0 0 0 0 0\n"
+
+
+def _net_dev(now: float) -> str:
+    size = round(now * _NETWORK_BYTES_PER_SECOND)
+    packets = size // 1400
+    return (
+        "Inter-|   Receive                                                |  Transmit\n"
+        " face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop fifo colls carrier "
+        "compressed\n"
+        "    lo:       0       0    0    0    0     0          0         0        0       0    0    0    0     0       0 "
+        "         0\n"
+        f"  eth0: {size} {packets}    0    0    0     0          0         0 {size // 4} {packets // 4}    0    0    0"
+        "     0       0          0\n"
+    )
+
+
+def _constant_files(node: Node) -> dict[str, str]:
+    cpuinfo = "".join(
+        f"processor\t: {cpu}\nvendor_id\t: Simulated\nmodel name\t: Simulated {CPUS}-way processor\n\n"
+        for cpu in range(CPUS)
+    )
+    meminfo = {
+        "MemTotal": _MEMORY_KIB,
+        "MemFree": _MEMORY_KIB // 4,
+        "MemAvailable": _MEMORY_KIB * 3 // 4,
+        "Buffers": 65_536,
+        "Cached": _MEMORY_KIB // 2,
+        "SwapCached": 0,
+        "Active": _MEMORY_KIB // 4,
+        "Inactive": _MEMORY_KIB // 4,
+        "SwapTotal": 0,
+        "SwapFree": 0,
+        "Shmem": 2_097_152,
+        "Slab": 4_194_304,
+    }
+    return {
+        "proc/cpuinfo": cpuinfo,
+        "proc/meminfo": "".join(f"{name + ':':<16}{value:>12} kB\n" for name, value in meminfo.items()),
+        "proc/vmstat": "pswpin 0\npswpout 0\npgfault 1000\npgmajfault 0\noom_kill 0\n",
+        "proc/loadavg": f"{CPUS / 2:.2f} {CPUS / 2:.2f} {CPUS / 2:.2f} 9/900 4242\n",
+        "proc/version": "Linux version simulated\n",
+        "proc/sys/kernel/osrelease": "simulated\n",
+        "proc/sys/kernel/hostname": f"simulated-{node.seed}\n",
+        "proc/self/mountstats": "device simulated mounted on / with fstype ext4\n",
+        "sys/devices/system/cpu/online": f"0-{CPUS - 1}\n",
+        "sys/class/net/eth0/speed": "25000\n",
+        "sys/class/net/eth0/operstate": "up\n",
+        "sys/class/net/eth0/type": "1\n",
+        "sys/block/nvme0n1/size": f"{7_501_476_528}\n",
+        "sys/block/nvme0n1/queue/rotational": "0\n",
+    }

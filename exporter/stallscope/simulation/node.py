@@ -1,0 +1,118 @@
+"""The simulated node: it runs the workload along the clock, applies the fault, and keeps GPUs and job in step."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+
+from stallscope.sampling.clock import Clock
+from stallscope.simulation.gpu import GpuState, SimulatedGpu
+from stallscope.simulation.scenarios import (
+    CoolingFailure,
+    Fault,
+    GpuLoss,
+    LoadChange,
+    Scenario,
+    Stall,
+    Workload,
+)
+from stallscope.simulation.workload import EFFECTS, IDLE, SPINNING, Step, StepGenerator
+
+_STALL_SLICE_SECONDS = 1.0
+
+
+class Node:
+    """Eight GPUs (or as many as asked for) under one job. Every reading brings it up to the present first."""
+
+    def __init__(self, scenario: Scenario, clock: Clock, *, seed: int, gpus: int) -> None:
+        # Its own generator, so that the workload's draws do not depend on the number of constants drawn here.
+        constants = random.Random(seed)  # noqa: S311 - a reproducible machine, no secret
+        self.scenario = scenario
+        self.seed = seed
+        self.clock = clock
+        self.epoch = clock.time()
+        """Wall clock at the beginning of the simulation."""
+        self.workload: Workload = scenario.workload
+        self.answering = [threading.Event() for _ in range(gpus)]
+        """A GPU's calls block while its event is clear: the fault of a driver that hangs."""
+        for event in self.answering:
+            event.set()
+        self._origin = clock.monotonic()
+        self._gpus = [SimulatedGpu(constants.uniform(0.95, 1.05)) for _ in range(gpus)]
+        self._memory_shares = [constants.uniform(0.99, 1.01) for _ in range(gpus)]
+        self._generator = StepGenerator(gpus, seed)
+        self._fault: Fault | None = None
+        self._end = 0.0
+        self._listeners: list[Callable[[Step], None]] = []
+        self._lock = threading.Lock()
+
+    @property
+    def gpu_count(self) -> int:
+        """GPUs of this node, lost ones included."""
+        return len(self._gpus)
+
+    def now(self) -> float:
+        """Seconds since the simulation began."""
+        return self.clock.monotonic() - self._origin
+
+    def listen(self, listener: Callable[[Step], None]) -> None:
+        """Hear of every step when it begins to run; before the first reading."""
+        self._listeners.append(listener)
+
+    def advance(self) -> None:
+        """Run the job up to the present."""
+        with self._lock:
+            self._advance(self.now())
+
+    def lost(self, gpu: int) -> bool:
+        """Whether the GPU has fallen off the bus by now."""
+        fault = self.scenario.fault
+        return isinstance(fault, GpuLoss) and gpu in fault.gpus and self.now() >= self.scenario.onset
+
+    def state(self, gpu: int) -> GpuState:
+        """The GPU now."""
+        return self.states(gpu, (self.now(),))[0]
+
+    def states(self, gpu: int, times: tuple[float, ...]) -> list[GpuState]:
+        """The GPU at moments of the last seconds."""
+        with self._lock:
+            self._advance(self.now())
+            return [self._gpus[gpu].at(time) for time in times]
+
+    def memory_share(self, gpu: int) -> float:
+        """Frame buffer in use, as a share of the whole."""
+        return self.workload.memory_share * self._memory_shares[gpu]
+
+    def _advance(self, now: float) -> None:
+        while self._end <= now:
+            if self._fault is None and self.scenario.fault is not None and self._end >= self.scenario.onset:
+                self._strike(self.scenario.fault)
+            if isinstance(self._fault, (Stall, GpuLoss)):
+                self._stand_still(self._fault)
+            else:
+                self._step()
+
+    def _strike(self, fault: Fault) -> None:
+        self._fault = fault
+        if isinstance(fault, LoadChange):
+            self.workload = fault.workload
+        elif isinstance(fault, CoolingFailure):
+            for gpu in fault.gpus:
+                self._gpus[gpu].worsen_cooling(fault.resistance)
+
+    def _step(self) -> None:
+        ratios = [gpu.clock_ratio() for gpu in self._gpus]
+        step = self._generator.draw(self.workload, self._end, [1.0 / ratio for ratio in ratios])
+        for gpu, ratio, phases in zip(self._gpus, ratios, step.ranks, strict=True):
+            for phase, seconds in phases:
+                gpu.work(EFFECTS[phase], seconds, ratio)
+        self._end = step.end
+        for listener in self._listeners:
+            listener(step)
+
+    def _stand_still(self, fault: Stall | GpuLoss) -> None:
+        for index, gpu in enumerate(self._gpus):
+            spins = fault.spinning if isinstance(fault, Stall) else index not in fault.gpus
+            gpu.work(SPINNING if spins else IDLE, _STALL_SLICE_SECONDS, gpu.clock_ratio())
+        self._end += _STALL_SLICE_SECONDS

@@ -1,0 +1,322 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from stallscope.nvidia.driver import Device, DeviceLost, Driver, DriverUnavailable, Unsupported
+from stallscope.sampling.clock import ScriptedClock
+from stallscope.simulation.driver import SimulatedDriver
+from stallscope.simulation.gpu import POWER_LIMIT_WATTS
+from stallscope.simulation.node import Node
+from stallscope.simulation.scenarios import scenario
+from stallscope.simulation.workload import EFFECTS, Step
+
+CALLS: tuple[Callable[[Device], object], ...] = (
+    lambda device: device.identity(),
+    lambda device: device.utilization(),
+    lambda device: device.utilization_samples("gpu", 0),
+    lambda device: device.memory(),
+    lambda device: device.bar1(),
+    lambda device: device.power(),
+    lambda device: device.power_limits(),
+    lambda device: device.energy(),
+    lambda device: device.temperatures(),
+    lambda device: device.temperature_limits(),
+    lambda device: device.fans(),
+    lambda device: device.clocks(),
+    lambda device: device.clocks_max(),
+    lambda device: device.clocks_configured(),
+    lambda device: device.throttle_reasons(),
+    lambda device: device.throttle_seconds(),
+    lambda device: device.pcie_link(),
+    lambda device: device.processes("compute"),
+)
+
+
+class World:
+    """A node on a scripted clock, with one open driver."""
+
+    def __init__(self, name: str, *, onset: float | None = None, seed: int = 1, gpus: int = 8) -> None:
+        self.clock = ScriptedClock()
+        self.node = Node(scenario(name, onset=onset), self.clock, seed=seed, gpus=gpus)
+        self.steps: list[Step] = []
+        self.node.listen(self.steps.append)
+        self.driver: Driver = SimulatedDriver(self.node)
+        self.driver.open()
+        self.devices = list(self.driver.devices())
+
+
+def readings(world: World) -> list[object]:
+    world.clock.advance(30.0)
+    return [
+        (
+            device.identity(),
+            device.utilization(),
+            tuple(device.utilization_samples("memory", 0)),
+            device.memory(),
+            device.power(),
+            device.energy(),
+            device.temperatures(),
+        )
+        for device in world.devices
+    ]
+
+
+def test_eight_gpus_look_like_h100s() -> None:
+    world = World("healthy")
+    assert [device.identity().index for device in world.devices] == list(range(8))
+    device = world.devices[0]
+    assert device.memory().total == 81_559 * 1024**2
+    assert device.power_limits().enforced == 700.0
+    assert device.clocks_max()["sm"] == 1_980e6
+    assert device.clocks_max()["memory"] == 2_619e6
+    assert device.pcie_link() == (5, 5, 16, 16)
+
+
+def test_nobody_can_take_a_simulated_gpu_for_a_real_one() -> None:
+    world = World("healthy")
+    assert world.driver.simulated
+    assert world.driver.system().driver_version == "simulated"
+    for device in world.devices:
+        identity = device.identity()
+        assert identity.model == "Simulated NVIDIA H100 80GB HBM3"
+        assert identity.uuid.startswith("GPU-simulated-")
+        assert identity.serial == "simulated"
+
+
+def test_uuids_and_bus_addresses_tell_gpus_apart() -> None:
+    world = World("healthy")
+    assert len({device.identity().uuid for device in world.devices}) == 8
+    assert len({device.identity().pci_bus_id for device in world.devices}) == 8
+
+
+def test_the_same_seed_gives_the_same_readings() -> None:
+    assert readings(World("healthy", seed=5)) == readings(World("healthy", seed=5))
+
+
+def test_another_seed_gives_other_uuids_and_readings() -> None:
+    one, other = World("healthy", seed=5), World("healthy", seed=6)
+    assert one.devices[0].identity().uuid != other.devices[0].identity().uuid
+    assert readings(one) != readings(other)
+
+
+def test_readings_do_not_depend_on_how_often_one_asks() -> None:
+    often, seldom = World("thermal_throttle"), World("thermal_throttle")
+    for _ in range(300):
+        often.clock.advance(1.0)
+        for device in often.devices:
+            device.power()
+    seldom.clock.advance(300.0)
+    assert [device.energy() for device in often.devices] == [device.energy() for device in seldom.devices]
+    assert [device.temperatures() for device in often.devices] == [device.temperatures() for device in seldom.devices]
+
+
+def test_energy_is_the_integral_of_power() -> None:
+    world = World("healthy", gpus=1)
+    device = world.devices[0]
+    world.clock.advance(10.0)
+    before, integral, tick = device.energy(), 0.0, 0.005
+    for _ in range(4000):
+        world.clock.advance(tick)
+        integral += device.power() * tick
+    assert device.energy() - before == pytest.approx(integral, rel=0.005)
+
+
+def test_power_follows_utilisation_and_stays_under_its_limit() -> None:
+    busy, idle = World("healthy"), World("underused")
+    for world in (busy, idle):
+        world.clock.advance(60.0)
+    watts = [(world.devices[0].energy()) / 60.0 for world in (busy, idle)]
+    assert POWER_LIMIT_WATTS > watts[0] > 500
+    assert watts[1] < 300
+
+
+def test_busy_samples_add_up_to_the_compute_share_of_the_steps() -> None:
+    world = World("input_cpu_saturated", onset=0.0)
+    values: list[float] = []
+    newest = 0
+    for _ in range(60):
+        world.clock.advance(10.0)
+        for sample in world.devices[2].utilization_samples("gpu", newest):
+            assert sample.timestamp_us > newest
+            newest = sample.timestamp_us
+            values.append(sample.value)
+    compute = sum(
+        seconds for step in world.steps for phase, seconds in step.ranks[2] if EFFECTS[phase].busy and step.end <= 600.0
+    )
+    assert len(values) == 3600
+    assert sum(values) / len(values) == pytest.approx(compute / 600.0, abs=0.01)
+
+
+def test_waiting_for_data_shows_as_idle_samples() -> None:
+    world = World("input_cpu_saturated", onset=0.0)
+    world.clock.advance(16.0)
+    values = [sample.value for sample in world.devices[0].utilization_samples("gpu", 0)]
+    assert 0.2 < sum(value < 0.1 for value in values) / len(values) < 0.45
+
+
+def test_the_sample_buffer_is_short_like_the_driver_s() -> None:
+    world = World("healthy")
+    world.clock.advance(600.0)
+    samples = world.devices[0].utilization_samples("gpu", 0)
+    assert len(samples) == 100
+    assert samples[-1].timestamp_us - samples[0].timestamp_us == pytest.approx(99 / 6 * 1e6, abs=2)
+
+
+def test_nothing_newer_is_an_empty_answer() -> None:
+    world = World("healthy")
+    world.clock.advance(5.0)
+    newest = world.devices[0].utilization_samples("gpu", 0)[-1].timestamp_us
+    assert world.devices[0].utilization_samples("gpu", newest) == []
+
+
+def test_a_node_that_has_only_begun_answers_every_call() -> None:
+    world = World("healthy")
+    assert world.devices[0].utilization() == (0.0, 0.0)
+    assert world.devices[0].utilization_samples("gpu", 0) == []
+    assert 60 < world.devices[0].power() < 700
+
+
+def test_a_healthy_node_is_busy_warm_and_not_throttled() -> None:
+    world = World("healthy")
+    world.clock.advance(1800.0)
+    for device in world.devices:
+        assert device.utilization().gpu > 0.9
+        assert 55 < device.temperatures()["gpu"] < 75
+        assert device.throttle_reasons() == frozenset()
+        assert set(device.throttle_seconds().values()) == {0.0}
+        assert device.clocks()["sm"] == device.clocks_max()["sm"]
+
+
+def test_a_gpu_without_cooling_gets_hot_slows_down_and_counts_it() -> None:
+    world = World("thermal_throttle", onset=300.0)
+    hot, peer = world.devices[3], world.devices[2]
+    world.clock.advance(299.0)
+    before = hot.temperatures()["gpu"]
+    assert hot.throttle_reasons() == frozenset()
+    world.clock.advance(301.0)
+    assert hot.temperatures()["gpu"] > before + 15
+    assert hot.temperatures()["gpu"] < hot.temperature_limits()["slowdown"]
+    assert hot.throttle_reasons() == {"sw_thermal"}
+    assert hot.clocks()["sm"] < 0.85 * peer.clocks()["sm"]
+    assert hot.clocks()["memory"] == peer.clocks()["memory"]
+    counted = hot.throttle_seconds()["sw_thermal"]
+    world.clock.advance(100.0)
+    assert hot.throttle_seconds()["sw_thermal"] - counted == pytest.approx(100.0)
+
+
+def test_throttling_of_one_gpu_leaves_the_others_clocks_alone() -> None:
+    world = World("thermal_throttle", onset=0.0)
+    world.clock.advance(600.0)
+    throttled = [device.identity().index for device in world.devices if device.throttle_reasons()]
+    assert throttled == [3]
+
+
+def test_heat_comes_with_inertia() -> None:
+    world = World("thermal_throttle", onset=100.0)
+    world.clock.advance(100.0)
+    temperatures = []
+    for _ in range(30):
+        world.clock.advance(1.0)
+        temperatures.append(world.devices[3].temperatures()["gpu"])
+    assert temperatures == sorted(temperatures)
+    assert max(b - a for a, b in zip(temperatures, temperatures[1:], strict=False)) <= 4
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_lost_gpu_fails_every_call_and_the_others_none(call: Callable[[Device], object]) -> None:
+    world = World("gpu_lost", onset=10.0)
+    world.clock.advance(11.0)
+    with pytest.raises(DeviceLost) as caught:
+        call(world.devices[5])
+    assert caught.value.reason == "gpu_lost"
+    for device in world.devices[:5] + world.devices[6:]:
+        try:
+            call(device)
+        except Unsupported:
+            assert call is CALLS[10]
+
+
+def test_a_lost_gpu_is_well_before_its_time() -> None:
+    world = World("gpu_lost", onset=10.0)
+    world.clock.advance(9.0)
+    assert world.devices[5].power() > 0
+    assert len(world.driver.devices()) == 8
+
+
+def test_a_driver_opened_afresh_shows_no_lost_gpu() -> None:
+    world = World("gpu_lost", onset=0.0)
+    world.driver.close()
+    world.driver.open()
+    assert [device.identity().index for device in world.driver.devices()] == [0, 1, 2, 3, 4, 6, 7]
+
+
+def test_while_one_gpu_is_lost_the_others_spin_at_little_power() -> None:
+    world = World("gpu_lost", onset=0.0)
+    world.clock.advance(120.0)
+    assert world.devices[0].utilization().gpu == 1.0
+    assert world.devices[0].power() < 0.5 * POWER_LIMIT_WATTS
+
+
+@pytest.mark.parametrize(("name", "busy"), [("stalled", 0.0), ("hang_spin", 1.0)])
+def test_a_job_that_stands_still_idles_or_spins(name: str, busy: float) -> None:
+    world = World(name, onset=20.0)
+    world.clock.advance(200.0)
+    for device in world.devices:
+        assert device.utilization().gpu == busy
+        assert device.power() < 0.5 * POWER_LIMIT_WATTS
+        assert device.memory().used > 0.5 * device.memory().total
+    assert world.steps[-1].end < 23.0
+
+
+def test_an_underused_gpu_is_low_in_every_sample() -> None:
+    world = World("underused")
+    world.clock.advance(60.0)
+    values = [sample.value for sample in world.devices[0].utilization_samples("gpu", 0)]
+    assert max(values) < 0.65
+    assert 0.2 < sum(values) / len(values) < 0.45
+
+
+def test_fans_are_unsupported_on_a_module_without_them() -> None:
+    with pytest.raises(Unsupported):
+        World("healthy").devices[0].fans()
+
+
+def test_processes_hold_the_memory_in_use_under_a_pid_that_no_kernel_hands_out() -> None:
+    device = World("healthy").devices[0]
+    (process,) = device.processes("compute")
+    assert process.memory == device.memory().used
+    assert process.pid > 2**22
+    assert device.processes("graphics") == []
+
+
+def test_a_closed_driver_is_unavailable() -> None:
+    world = World("healthy")
+    world.driver.close()
+    with pytest.raises(DriverUnavailable, match="open"):
+        world.driver.devices()
+    with pytest.raises(DriverUnavailable):
+        world.devices[0].power()
+
+
+def test_connections_live_apart() -> None:
+    world = World("healthy")
+    other = SimulatedDriver(world.node)
+    other.open()
+    other.close()
+    assert world.devices[0].power() > 0
+
+
+def test_a_hanging_gpu_blocks_its_caller_until_released_and_nobody_else() -> None:
+    world = World("healthy")
+    world.node.answering[4].clear()
+    answers: list[float] = []
+    caller = threading.Thread(target=lambda: answers.append(world.devices[4].power()))
+    caller.start()
+    assert world.devices[3].power() > 0
+    assert not answers
+    world.node.answering[4].set()
+    caller.join(timeout=10)
+    assert len(answers) == 1
