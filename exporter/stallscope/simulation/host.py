@@ -6,7 +6,6 @@ the processor are named as simulated, so that nobody takes it for a real host.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from stallscope.simulation.node import Node
@@ -19,7 +18,8 @@ _MEMORY_KIB = 1024**3
 _DISK_BYTES_PER_SECOND = 180e6
 _NETWORK_BYTES_PER_SECOND = 4e6
 _SECTOR = 512
-_CPU_SHARES_OF_BUSY = {"user": 0.88, "system": 0.12}
+_SHARES_OF_BUSY = (0.88, 0.12)
+"""User and system time."""
 
 
 class SimulatedHost:
@@ -28,7 +28,7 @@ class SimulatedHost:
     def __init__(self, root: Path, node: Node) -> None:
         self._root = root
         self._node = node
-        for folder in ("dev/shm", "sys/block/nvme0n1/device", "sys/class/net/eth0/device"):  # noqa: S108 - in the tree
+        for folder in ("dev/shm", "sys/block/nvme0n1/device", "sys/class/net/eth0/device"):
             (root / folder).mkdir(parents=True, exist_ok=True)
         for path, text in _constant_files(node).items():
             self._replace(path, text)
@@ -57,11 +57,13 @@ class SimulatedHost:
         for cpu in range(CPUS):
             # Loaders are spread over all processors, some of them a little busier than others.
             lean = 1.0 + 0.03 * (cpu % 3 - 1)
-            busy = sum(min(load.cpu * lean, 1.0) * part for load, part in seconds)
-            waiting = min(sum(load.iowait * part for load, part in seconds), now - busy)
-            user, system = (round(busy * share * _TICKS) for share in _CPU_SHARES_OF_BUSY.values())
-            iowait = round(waiting * _TICKS)
-            rows.append((user, 0, system, max(round(now * _TICKS) - user - system - iowait, 0), iowait, 0, 0, 0, 0, 0))
+            shares = [(min(load.cpu * lean, 1.0 - load.iowait), load.iowait, part) for load, part in seconds]
+            busy = sum(share * part for share, _waiting, part in shares)
+            waiting = sum(share * part for _busy, share, part in shares)
+            idle = sum((1.0 - share - lost) * part for share, lost, part in shares)
+            user, system = (busy * share for share in _SHARES_OF_BUSY)
+            # Whole ticks of each mode by itself: a remainder would now and then step back.
+            rows.append([int(mode * _TICKS) for mode in (user, 0, system, idle, waiting, 0, 0, 0, 0, 0)])
         totals = [sum(column) for column in zip(*rows, strict=True)]
         lines = ["cpu  " + " ".join(map(str, totals))]
         lines += [f"cpu{number} " + " ".join(map(str, row)) for number, row in enumerate(rows)]
@@ -80,7 +82,7 @@ class SimulatedHost:
         target.parent.mkdir(parents=True, exist_ok=True)
         fresh = target.with_name(f".{target.name}.new")
         fresh.write_text(text)
-        os.replace(fresh, target)
+        fresh.replace(target)
 
 
 def _loads(scenario: Scenario) -> tuple[HostLoad, HostLoad]:
@@ -106,14 +108,14 @@ def _diskstats(seconds: tuple[tuple[HostLoad, float], ...], now: float) -> str:
 def _net_dev(now: float) -> str:
     size = round(now * _NETWORK_BYTES_PER_SECOND)
     packets = size // 1400
+    received = f"{size} {packets} 0 0 0 0 0 0"
+    sent = f"{size // 4} {packets // 4} 0 0 0 0 0 0"
     return (
         "Inter-|   Receive                                                |  Transmit\n"
-        " face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop fifo colls carrier "
+        " face |bytes packets errs drop fifo frame compressed multicast|bytes packets errs drop fifo colls carrier "
         "compressed\n"
-        "    lo:       0       0    0    0    0     0          0         0        0       0    0    0    0     0       0 "
-        "         0\n"
-        f"  eth0: {size} {packets}    0    0    0     0          0         0 {size // 4} {packets // 4}    0    0    0"
-        "     0       0          0\n"
+        "    lo: 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0\n"
+        f"  eth0: {received} {sent}\n"
     )
 
 

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from stallscope.sampling.clock import ScriptedClock
+from stallscope.simulation.host import CPUS, SimulatedHost
+from stallscope.simulation.node import Node
+from stallscope.simulation.scenarios import scenario
+
+
+class World:
+    def __init__(self, root: Path, name: str, onset: float | None = None) -> None:
+        self.root = root
+        self.clock = ScriptedClock()
+        self.host = SimulatedHost(root, Node(scenario(name, onset=onset), self.clock, seed=1, gpus=8))
+
+    def cpu_ticks(self) -> list[int]:
+        return [int(field) for field in (self.root / "proc/stat").read_text().splitlines()[0].split()[1:]]
+
+    def waiting_seconds(self) -> float:
+        return int((self.root / "proc/pressure/cpu").read_text().splitlines()[0].rpartition("=")[2]) / 1e6
+
+    def after(self, seconds: float) -> World:
+        self.clock.advance(seconds)
+        self.host.write()
+        return self
+
+
+def busy_share(earlier: list[int], later: list[int]) -> float:
+    passed = [b - a for a, b in zip(earlier, later, strict=True)]
+    return 1.0 - (passed[3] + passed[4]) / sum(passed)
+
+
+def test_the_host_is_labelled_as_simulated(tmp_path: Path) -> None:
+    World(tmp_path, "healthy")
+    assert (tmp_path / "proc/sys/kernel/osrelease").read_text() == "simulated\n"
+    assert "model name\t: Simulated " in (tmp_path / "proc/cpuinfo").read_text()
+
+
+def test_processors_saturate_at_the_onset_of_the_scenario(tmp_path: Path) -> None:
+    world = World(tmp_path, "input_cpu_saturated", onset=100.0)
+    start = world.cpu_ticks()
+    calm = world.after(100.0).cpu_ticks()
+    saturated = world.after(100.0).cpu_ticks()
+    assert busy_share(start, calm) < 0.5
+    assert busy_share(calm, saturated) > 0.95
+
+
+def test_pressure_rises_with_saturation(tmp_path: Path) -> None:
+    world = World(tmp_path, "input_cpu_saturated", onset=100.0)
+    calm = world.after(100.0).waiting_seconds()
+    saturated = world.after(100.0).waiting_seconds() - calm
+    assert calm < 5
+    assert saturated > 40
+
+
+@pytest.mark.parametrize("name", ["healthy", "thermal_throttle", "stalled"])
+def test_other_scenarios_leave_the_host_calm(tmp_path: Path, name: str) -> None:
+    world = World(tmp_path, name)
+    start = world.cpu_ticks()
+    assert busy_share(start, world.after(600.0).cpu_ticks()) < 0.5
+
+
+def test_modes_sum_to_the_time_of_all_processors(tmp_path: Path) -> None:
+    world = World(tmp_path, "input_cpu_saturated", onset=10.0).after(60.0)
+    assert sum(world.cpu_ticks()) == pytest.approx(60.0 * 100 * CPUS, rel=1e-3)
+
+
+def test_processors_sum_to_the_line_of_all(tmp_path: Path) -> None:
+    World(tmp_path, "healthy").after(33.3)
+    lines = (tmp_path / "proc/stat").read_text().splitlines()
+    rows = [[int(field) for field in line.split()[1:]] for line in lines if line.startswith("cpu")]
+    assert len(rows) == CPUS + 1
+    assert rows[0] == [sum(column) for column in zip(*rows[1:], strict=True)]
+
+
+def test_no_counter_ever_falls(tmp_path: Path) -> None:
+    world = World(tmp_path, "input_cpu_saturated", onset=20.0)
+    earlier = world.cpu_ticks()
+    for _ in range(200):
+        later = world.after(0.37).cpu_ticks()
+        assert all(b >= a for a, b in zip(earlier, later, strict=True))
+        earlier = later
+
+
+def test_no_half_written_file_is_left_beside_the_others(tmp_path: Path) -> None:
+    World(tmp_path, "healthy").after(1.0)
+    assert not list(tmp_path.rglob("*.new"))
