@@ -207,7 +207,9 @@ def to_document(report: Report) -> dict[str, Any]:
     """Turn a report back into the document that `from_document` reads as the same report."""
     document: dict[str, Any] = {"version": VERSION, **report._asdict()}
     document["gpus"] = [gpu._asdict() for gpu in report.gpus]
-    document["step_seconds"] = report.step_seconds and report.step_seconds._asdict()
+    document["precision"] = list(report.precision)
+    if report.step_seconds is not None:
+        document["step_seconds"] = {**report.step_seconds._asdict(), "counts": list(report.step_seconds.counts)}
     document["phases"] = {
         name: {key: value for key, value in phase._asdict().items() if value is not None}
         for name, phase in report.phases.items()
