@@ -1,0 +1,380 @@
+"""Admission, life cycle and series of the runs held."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from stallscope.catalogue import RUN_STATES, TRAINING_FAMILIES
+from stallscope.intake.runs import REJECTION_REASONS, Limits, RunRegistry
+from stallscope.report import ReportError
+from stallscope.sampling.clock import ScriptedClock
+from stallscope.sampling.reading import Distribution, Sample, checked
+
+MakeReport = Callable[..., bytes]
+SetProcess = Callable[..., None]
+
+
+def values(registry: RunRegistry, name: str) -> dict[tuple[str, ...], float | Distribution]:
+    """Label values to value, of one family."""
+    return {sample.labels: sample.value for sample in registry.collect() if sample.family.name == name}
+
+
+def state(registry: RunRegistry, run: str = "resnet50", rank: str = "0") -> str | None:
+    """The state that the series tell; None for a rank that is not held."""
+    told = values(registry, "stallscope_training_state")
+    present = [word for word in RUN_STATES if told.get((run, rank, word)) == 1]
+    assert len(present) <= 1
+    return present[0] if present else None
+
+
+def rejected(registry: RunRegistry, reason: str) -> float | Distribution:
+    return values(registry, "stallscope_exporter_reports_rejected_total")[(reason,)]
+
+
+def refused(registry: RunRegistry, data: bytes) -> ReportError:
+    before = [sample for sample in registry.collect() if sample.family in TRAINING_FAMILIES]
+    with pytest.raises(ReportError) as caught:
+        registry.accept(data, "unix")
+    assert [sample for sample in registry.collect() if sample.family in TRAINING_FAMILIES] == before
+    return caught.value
+
+
+class TestSeries:
+    def test_a_report_becomes_the_series_of_the_contract(
+        self, registry: RunRegistry, make_report: MakeReport, clock: ScriptedClock
+    ) -> None:
+        clock.advance(100)
+        registry.accept(make_report(), "unix")
+        found = {(sample.family.name, sample.labels): sample.value for sample in checked(registry.collect())}
+        rank = ("resnet50", "0")
+        for name, labels, value in [
+            ("rank_info", (*rank, "", "8", "", "", "", "", "", "", "", ""), 1),
+            ("rank_gpu_info", (*rank, "0", "GPU-0"), 1),
+            ("state", (*rank, "running"), 1),
+            ("state", (*rank, "lost"), 0),
+            ("activity", (*rank, "training"), 1),
+            ("activity", (*rank, "paused"), 0),
+            ("start_timestamp_seconds", rank, 1_700_000_000.0),
+            ("first_step_timestamp_seconds", rank, 1_700_000_005.0),
+            ("last_step_timestamp_seconds", rank, 1_700_000_099.0),
+            ("last_push_timestamp_seconds", rank, clock.time()),
+            ("restarts_total", rank, 0),
+            ("step_seconds", rank, Distribution((0,) * 19 + (10,), 20_000.0, 10)),
+            ("phase_seconds_total", (*rank, "data_wait"), 3.0),
+            ("phase_gpu_seconds_total", (*rank, "data_wait"), 2.0),
+            ("phase_occurrences_total", (*rank, "data_wait"), 10),
+            ("phase_max_seconds", (*rank, "data_wait"), 0.5),
+            ("samples_total", rank, 640.0),
+            ("loss", rank, 0.25),
+            ("value", (*rank, "accuracy"), 0.875),
+            ("precision_info", (*rank, "bf16"), 1),
+            ("shim_dropped_reports_total", (*rank, "queue_full"), 2),
+        ]:
+            assert found[(f"stallscope_training_{name}", labels)] == value
+        assert found[("stallscope_exporter_reports_total", ("unix",))] == 1
+        assert found[("stallscope_exporter_runs", ())] == 1
+
+    def test_what_was_not_told_is_absent(self, registry: RunRegistry, make_report: MakeReport) -> None:
+        plain = make_report(phases={"other": {"seconds": 1, "occurrences": 1, "max": 1}}, gauges={}, precision=[])
+        registry.accept(plain, "unix")
+        for name in ("phase_gpu_seconds_total", "loss", "precision_info"):
+            assert values(registry, f"stallscope_training_{name}") == {}
+
+    def test_no_series_comes_twice(self, registry: RunRegistry, make_report: MakeReport) -> None:
+        for rank in range(3):
+            registry.accept(make_report(rank=rank), "unix")
+        identities = [(sample.family.name, sample.labels) for sample in registry.collect()]
+        assert len(identities) == len(set(identities))
+
+    def test_an_idle_registry_tells_of_zero_reports(self, registry: RunRegistry) -> None:
+        assert values(registry, "stallscope_exporter_reports_total") == {("unix",): 0, ("udp",): 0, ("http",): 0}
+        assert set(values(registry, "stallscope_exporter_reports_rejected_total")) == {
+            (reason,) for reason in REJECTION_REASONS
+        }
+        assert values(registry, "stallscope_exporter_runs") == {(): 0}
+
+    def test_a_rank_that_said_nothing_new_is_not_rendered_anew(
+        self, registry: RunRegistry, make_report: MakeReport
+    ) -> None:
+        def info() -> Sample:
+            return next(sample for sample in registry.collect() if sample.family.name.endswith("rank_info"))
+
+        registry.accept(make_report(), "unix")
+        first = info()
+        assert info() is first
+        registry.accept(make_report(sequence=2), "unix")
+        assert info() is not first
+
+
+class TestSessions:
+    def test_a_newer_report_replaces_the_older(self, registry: RunRegistry, make_report: MakeReport) -> None:
+        registry.accept(make_report(), "unix")
+        registry.accept(make_report(sequence=2, gauges={"loss": 0.125}), "unix")
+        assert values(registry, "stallscope_training_loss") == {("resnet50", "0"): 0.125}
+
+    @pytest.mark.parametrize("sequence", [1, 2])
+    def test_a_report_that_comes_late_or_twice_changes_nothing(
+        self, registry: RunRegistry, make_report: MakeReport, sequence: int
+    ) -> None:
+        registry.accept(make_report(sequence=2, steps=20), "unix")
+        before = registry.held
+        registry.accept(make_report(sequence=sequence, steps=10), "unix")
+        assert registry.held == before
+        assert all(number == 0 for number in values(registry, "stallscope_exporter_reports_rejected_total").values())
+
+    def test_a_newer_session_supersedes_and_counts_as_a_restart(
+        self, registry: RunRegistry, make_report: MakeReport
+    ) -> None:
+        registry.accept(make_report(steps=100, sequence=50), "unix")
+        registry.accept(make_report(steps=1, session="second", start=1_700_000_050.0), "unix")
+        assert values(registry, "stallscope_training_restarts_total") == {("resnet50", "0"): 1}
+        steps = values(registry, "stallscope_training_step_seconds")[("resnet50", "0")]
+        assert isinstance(steps, Distribution)
+        assert steps.count == 1
+
+    @pytest.mark.parametrize("start", [1_700_000_000.0, 1_700_000_050.0])
+    def test_an_older_session_is_refused_also_if_it_is_alive(
+        self, registry: RunRegistry, make_report: MakeReport, start: float
+    ) -> None:
+        registry.accept(make_report(session="second", start=1_700_000_050.0), "unix")
+        error = refused(registry, make_report(session="first", start=start, sequence=99))
+        assert error.reason == "superseded"
+        assert rejected(registry, "superseded") == 1
+
+    def test_steps_that_go_backwards_are_refused(self, registry: RunRegistry, make_report: MakeReport) -> None:
+        registry.accept(make_report(steps=10), "unix")
+        error = refused(registry, make_report(steps=9, sequence=2))
+        assert error.reason == "bad_field"
+        assert "9 steps after 10" in error.message
+        assert values(registry, "stallscope_exporter_reports_total")[("unix",)] == 2
+
+    def test_other_numbers_that_slip_back_stay_where_they_were(
+        self, registry: RunRegistry, make_report: MakeReport
+    ) -> None:
+        registry.accept(make_report(), "unix")
+        slipped = make_report(
+            sequence=2,
+            phases={"data_wait": {"seconds": 2.5, "occurrences": 11, "max": 0.125, "gpu_seconds": 1.0}},
+            counters={"samples": 600.0, "tokens": 7.0},
+            dropped={"queue_full": 1},
+            step_seconds={"counts": [0] * 19 + [10], "sum": 1.0, "count": 10},
+        )
+        registry.accept(slipped, "unix")
+        (held,) = registry.held
+        assert held.report.phases["data_wait"] == (3.0, 11, 0.125, 2.0)
+        assert held.report.counters == {"samples": 640.0, "tokens": 7.0}
+        assert held.report.dropped == {"queue_full": 2}
+        assert held.report.step_seconds is not None
+        assert held.report.step_seconds.sum == 20_000.0
+
+    def test_a_session_from_the_future_is_refused_since_nothing_could_supersede_it(
+        self, registry: RunRegistry, make_report: MakeReport, clock: ScriptedClock
+    ) -> None:
+        registry.accept(make_report(), "unix")
+        error = refused(registry, make_report(session="second", start=clock.time() + 7200))
+        assert error.reason == "future"
+        assert "7200 s ahead" in error.message
+
+
+class TestLimits:
+    def test_one_run_too_many_is_refused_and_displaces_none(
+        self, clock: ScriptedClock, make_report: MakeReport
+    ) -> None:
+        registry = RunRegistry(Limits(runs=2), clock=clock)
+        for run in ("a", "b"):
+            registry.accept(make_report(run=run), "unix")
+        error = refused(registry, make_report(run="c"))
+        assert (error.reason, rejected(registry, "run_limit")) == ("run_limit", 1)
+        registry.accept(make_report(run="b", rank=1), "unix")
+        registry.accept(make_report(run="a", sequence=2), "unix")
+
+    def test_one_rank_too_many_is_refused(self, clock: ScriptedClock, make_report: MakeReport) -> None:
+        registry = RunRegistry(Limits(ranks_per_run=2, ranks=3), clock=clock)
+        for rank in range(2):
+            registry.accept(make_report(rank=rank), "unix")
+        assert "2 ranks on this exporter" in refused(registry, make_report(rank=2)).message
+        registry.accept(make_report(run="other"), "unix")
+        assert "holds 3 ranks" in refused(registry, make_report(run="third")).message
+        assert rejected(registry, "rank_limit") == 2
+
+    def test_the_standing_limits_are_those_of_the_contract(self) -> None:
+        assert Limits() == Limits(runs=64, ranks_per_run=256, ranks=1024, value_names_per_run=32)
+
+    def test_expired_runs_make_room_but_ended_ones_within_their_time_do_not(
+        self, clock: ScriptedClock, make_report: MakeReport
+    ) -> None:
+        registry = RunRegistry(Limits(runs=1), clock=clock, expiry=900)
+        registry.accept(make_report(run="a", state="finished"), "unix")
+        clock.advance(899)
+        assert refused(registry, make_report(run="b")).reason == "run_limit"
+        clock.advance(1)
+        registry.accept(make_report(run="b"), "unix")
+        assert [held.report.run for held in registry.held] == ["b"]
+
+    def test_value_names_of_a_run_are_limited_over_its_ranks(
+        self, clock: ScriptedClock, make_report: MakeReport
+    ) -> None:
+        registry = RunRegistry(Limits(value_names_per_run=2), clock=clock)
+        registry.accept(make_report(values={"a": 1, "b": 2}), "unix")
+        registry.accept(make_report(rank=1, values={"b": 3, "c": 4}), "unix")
+        registry.accept(make_report(run="other", values={"c": 5}), "unix")
+        assert values(registry, "stallscope_training_value") == {
+            ("resnet50", "0", "a"): 1,
+            ("resnet50", "0", "b"): 2,
+            ("resnet50", "1", "b"): 3,
+            ("other", "0", "c"): 5,
+        }
+        assert values(registry, "stallscope_exporter_series_dropped_total") == {("value_names_per_run",): 1}
+
+    def test_a_new_session_may_bring_new_value_names(self, clock: ScriptedClock, make_report: MakeReport) -> None:
+        registry = RunRegistry(Limits(value_names_per_run=2), clock=clock)
+        registry.accept(make_report(values={"a": 1, "b": 2}), "unix")
+        registry.accept(make_report(session="second", start=1_700_000_050.0, values={"c": 3, "d": 4}), "unix")
+        assert {labels[2] for labels in values(registry, "stallscope_training_value")} == {"c", "d"}
+
+
+class TestLifeCycle:
+    @pytest.mark.parametrize("told", ["starting", "running", "finished", "failed"])
+    def test_the_state_is_what_the_shim_tells(self, registry: RunRegistry, make_report: MakeReport, told: str) -> None:
+        registry.accept(make_report(state=told), "unix")
+        assert state(registry) == told
+
+    def test_a_silent_rank_whose_process_lives_stays_running(
+        self, registry: RunRegistry, make_report: MakeReport, clock: ScriptedClock, set_process: SetProcess
+    ) -> None:
+        set_process(7)
+        registry.accept(make_report(), "unix", 7)
+        clock.advance(100_000)
+        registry.check_processes()
+        assert state(registry) == "running"
+        assert values(registry, "stallscope_training_last_push_timestamp_seconds") == {("resnet50", "0"): 1.7e9}
+
+    @pytest.mark.parametrize(("start", "condition"), [(None, "S"), (6000, "S"), (5000, "Z")])
+    def test_a_rank_is_lost_when_its_process_is_gone_replaced_or_dead(
+        self,
+        registry: RunRegistry,
+        make_report: MakeReport,
+        set_process: SetProcess,
+        start: int | None,
+        condition: str,
+    ) -> None:
+        set_process(7)
+        registry.accept(make_report(), "unix", 7)
+        registry.check_processes()
+        assert state(registry) == "running"
+        set_process(7, start, condition)
+        registry.check_processes()
+        assert state(registry) == "lost"
+
+    def test_a_process_that_died_before_its_report_was_read_is_lost(
+        self, registry: RunRegistry, make_report: MakeReport
+    ) -> None:
+        registry.accept(make_report(), "unix", 7)
+        registry.check_processes()
+        assert state(registry) == "lost"
+
+    @pytest.mark.parametrize("pid_seen", [None, 0])
+    def test_an_unseen_rank_is_lost_after_the_expiry_time_of_silence(
+        self, registry: RunRegistry, make_report: MakeReport, clock: ScriptedClock, pid_seen: int | None
+    ) -> None:
+        registry.accept(make_report(), "udp", pid_seen)
+        clock.advance(899)
+        registry.check_processes()
+        assert state(registry) == "running"
+        clock.advance(1)
+        registry.check_processes()
+        assert state(registry) == "lost"
+
+    def test_a_rank_taken_for_lost_is_running_again_when_it_reports(
+        self, registry: RunRegistry, make_report: MakeReport, clock: ScriptedClock
+    ) -> None:
+        registry.accept(make_report(), "udp")
+        clock.advance(1000)
+        registry.check_processes()
+        registry.accept(make_report(sequence=2), "udp")
+        registry.check_processes()
+        assert state(registry) == "running"
+        clock.advance(899)
+        registry.check_processes()
+        assert state(registry) == "running"
+
+    @pytest.mark.parametrize("told", ["finished", "failed"])
+    def test_a_rank_that_ended_is_not_lost_when_its_process_goes(
+        self, registry: RunRegistry, make_report: MakeReport, set_process: SetProcess, told: str
+    ) -> None:
+        set_process(7)
+        registry.accept(make_report(), "unix", 7)
+        registry.accept(make_report(sequence=2, state=told), "unix", 7)
+        set_process(7, None)
+        registry.check_processes()
+        assert state(registry) == told
+
+    @pytest.mark.parametrize("told", ["finished", "failed", "running"])
+    def test_an_ended_ranks_series_stay_for_the_expiry_time_and_go(
+        self, registry: RunRegistry, make_report: MakeReport, clock: ScriptedClock, told: str
+    ) -> None:
+        registry.accept(make_report(state=told), "unix", 7)  # whose process is no more
+        registry.check_processes()
+        clock.advance(899)
+        registry.check_processes()
+        assert state(registry) == ("lost" if told == "running" else told)
+        clock.advance(1)
+        registry.check_processes()
+        assert registry.held == ()
+        assert values(registry, "stallscope_exporter_runs") == {(): 0}
+
+    def test_reports_after_the_end_do_not_put_the_end_off(
+        self, registry: RunRegistry, make_report: MakeReport, clock: ScriptedClock
+    ) -> None:
+        registry.accept(make_report(state="finished"), "unix")
+        clock.advance(800)
+        registry.accept(make_report(state="finished", sequence=2), "unix")
+        clock.advance(100)
+        registry.check_processes()
+        assert registry.held == ()
+
+    def test_a_living_rank_of_a_run_outlives_its_ended_ones(
+        self, registry: RunRegistry, make_report: MakeReport, clock: ScriptedClock, set_process: SetProcess
+    ) -> None:
+        set_process(7)
+        registry.accept(make_report(), "unix", 7)
+        registry.accept(make_report(rank=1, state="failed"), "unix")
+        clock.advance(900)
+        registry.check_processes()
+        assert (state(registry, rank="0"), state(registry, rank="1")) == ("running", None)
+
+
+def test_collecting_goes_on_while_other_threads_report(
+    registry: RunRegistry, make_report: MakeReport, clock: ScriptedClock
+) -> None:
+    failures: list[Exception] = []
+
+    def report_much(run: str) -> None:
+        try:
+            for rank in range(100):
+                registry.accept(make_report(run=run, rank=rank), "unix")
+        except Exception as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=report_much, args=(run,)) for run in ("a", "b")]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        checked(registry.collect())
+        registry.check_processes()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert len(registry.held) == 200
+
+
+def test_collecting_reads_memory_only(make_report: MakeReport, tmp_path: Path, set_process: SetProcess) -> None:
+    registry = RunRegistry(root=tmp_path / "root")
+    set_process(7)
+    registry.accept(make_report(), "unix", 7)
+    set_process(7, None)
+    assert state(registry) == "running"  # nobody has looked yet
