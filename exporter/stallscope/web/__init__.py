@@ -1,0 +1,1 @@
+"""HTTP: the server, what it answers, and in which form."""

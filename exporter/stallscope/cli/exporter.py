@@ -1,0 +1,261 @@
+"""Serve this node's GPU, host and training metrics to Prometheus."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import queue
+import signal
+import sys
+import tempfile
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from stallscope import logs
+from stallscope.configuration import Configuration, ConfigurationError, load
+
+if TYPE_CHECKING:
+    from stallscope.nvidia.driver import Driver
+    from stallscope.simulation.simulation import Simulation
+    from stallscope.sources.base import Source
+
+_logger = logging.getLogger(__name__)
+
+_STOP_SECONDS = 0.9
+"""How long a clean stop may take; what has not ended by then never will."""
+
+
+class Exporter:
+    """All parts of one exporter, put together as the configuration says."""
+
+    def __init__(self, configuration: Configuration, sources: dict[str, type[Source]]) -> None:
+        """Build everything and bind the addresses; `start` sets it going.
+
+        Raises:
+            ConfigurationError: a setting names something that is not there.
+            ListenError: an address can't be had.
+        """
+        from stallscope.intake.service import Intake, IntakeSettings
+        from stallscope.sampling.sampler import Sampler
+        from stallscope.sources.base import Environment
+        from stallscope.web.application import Application
+        from stallscope.web.server import Server
+
+        self.configuration = configuration
+        self._sources = sources
+        self.intake = Intake(
+            IntakeSettings(
+                socket=configuration.report_unix_socket,
+                udp=configuration.report_udp_address,
+                state_file=configuration.report_state_file,
+                limits=_limits(configuration),
+                expiry=configuration.report_expiry,
+            )
+        )
+        self._simulation, root, driver = self._simulate()
+        self._environment = Environment(root=root, interval=configuration.sampling_interval, driver=driver)
+        self.sampler = Sampler(
+            interval=configuration.sampling_interval, stale_after_intervals=configuration.stale_intervals
+        )
+        self.sampler.add_collector("reports", self.intake.collect)
+        self._running: set[str] = set()
+        self._switch_sources()
+        self._application = Application(
+            self.sampler,
+            post_report=self.intake.post,
+            landing=self._landing,
+            telemetry_path=configuration.telemetry_path,
+            allow_remote_reports=configuration.allow_remote_reports,
+        )
+        self.servers: list[Server] = []
+        try:
+            tls = _tls(configuration.web_config_file)
+            for address in configuration.listen_addresses:
+                self.servers.append(
+                    Server(address, self._application.answer, threads=configuration.max_threads, tls=tls)
+                )
+        except BaseException:
+            self.stop()
+            raise
+
+    def start(self) -> None:
+        """Answer, then read: the first answer must not wait for the first reading."""
+        for server in self.servers:
+            server.start()
+        self.intake.start()
+        if self._simulation is not None:
+            self._simulation.start()
+        self.sampler.start()
+        fields = {"sources": ",".join(sorted(self._running)) or "none"}
+        if self.configuration.scenario:
+            fields["simulated"] = self.configuration.scenario
+        for server in self.servers:
+            _logger.info("answering", extra={"fields": {"address": server.address, "url": server.url, **fields}})
+
+    def stop(self) -> None:
+        """Stop everything; what hangs is left behind."""
+        closing = [threading.Thread(target=server.stop, daemon=True) for server in self.servers]
+        for thread in closing:
+            thread.start()
+        for thread in closing:
+            thread.join(_STOP_SECONDS / 2)
+        # From here on nothing comes in any more, and what is held goes to the state file.
+        self.intake.stop(_STOP_SECONDS / 4)
+        self.sampler.stop(_STOP_SECONDS / 4)
+        if self._simulation is not None:
+            self._simulation.stop()
+        self._remove_host_tree()
+
+    def reload(self, newer: Configuration) -> None:
+        """Apply what can change under way, and say what can't."""
+        live, waiting = self.configuration.changes(newer)
+        self.configuration = replace(self.configuration, **live)
+        logs.configure(self.configuration.log_level, self.configuration.log_format)
+        self._application.allow_remote_reports = self.configuration.allow_remote_reports
+        self.sampler.stale_after_intervals = self.configuration.stale_intervals
+        self.intake.registry.limits = _limits(self.configuration)
+        self.intake.registry.expiry = self.configuration.report_expiry
+        self._switch_sources()
+        _logger.info("configuration read again", extra={"fields": {"changed": ",".join(sorted(live)) or "nothing"}})
+        if waiting:
+            _logger.warning("%s changed too, which needs a restart", ", ".join(waiting))
+
+    def _switch_sources(self) -> None:
+        """Run the sources that the configuration wants, and no others."""
+        for name, source in self._sources.items():
+            wanted = self.configuration.enabled(name, by_default=source.enabled_by_default)
+            if wanted and name not in self._running:
+                try:
+                    self.sampler.add(source(self._environment))
+                    self._running.add(name)
+                except Exception:
+                    _logger.exception("source %s could not be set up; going on without it", name)
+            elif not wanted and name in self._running:
+                self.sampler.remove(name)
+                self._running.discard(name)
+
+    def _simulate(self) -> tuple[Simulation | None, Path, Callable[[], Driver] | None]:
+        """Set up the simulated node, if any; returns it with the root and the driver that sources are to use."""
+        configuration = self.configuration
+        self._host_tree: tempfile.TemporaryDirectory[str] | None = None
+        if not configuration.scenario:
+            return None, configuration.root, None
+        from stallscope.sampling.clock import SystemClock
+        from stallscope.simulation.simulation import Simulation
+
+        tree: Path | None = None
+        if configuration.simulated_host:
+            self._host_tree = tempfile.TemporaryDirectory(prefix="stallscope-host-")
+            tree = Path(self._host_tree.name)
+        try:
+            simulation = Simulation.named(
+                configuration.scenario, clock=SystemClock(), deliver=self.intake.post, host_tree=tree
+            )
+        except ValueError as problem:
+            self._remove_host_tree()
+            raise ConfigurationError(f"simulation.scenario: {problem}") from None
+        return simulation, tree or configuration.root, simulation.driver
+
+    def _remove_host_tree(self) -> None:
+        if self._host_tree is not None:
+            self._host_tree.cleanup()
+
+    def _landing(self) -> bytes:
+        from stallscope.web.landing import landing_page
+
+        return landing_page(
+            telemetry_path=self.configuration.telemetry_path,
+            ready=self.sampler.ready,
+            statuses=self.sampler.statuses,
+            runs=Counter(held.report.run for held in self.intake.registry.held),
+            simulated=self.configuration.scenario,
+        )
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the exporter until SIGTERM or SIGINT.
+
+    Returns:
+        2 where the configuration is wrong, 1 where it can't be served; after a clean stop the process ends here.
+    """
+    try:
+        from stallscope.sources.base import available
+        from stallscope.web.server import ListenError
+
+        sources = available()
+    except ModuleNotFoundError as problem:
+        if (problem.name or "").startswith("stallscope"):
+            raise
+        return _refuse(f"{problem.name} is not installed; the exporter needs: pip install 'stallscope[exporter]'", 1)
+    summaries = {name: source.summary for name, source in sources.items()}
+    try:
+        configuration = load(arguments, os.environ, summaries)
+        logs.configure(configuration.log_level, configuration.log_format)
+        exporter = Exporter(configuration, sources)
+    except ConfigurationError as problem:
+        return _refuse(str(problem), 2)
+    except ListenError as problem:
+        return _refuse(str(problem), 1)
+    signals = _signals()
+    exporter.start()
+    _settle()
+    while (received := signals.get()) == signal.SIGHUP:
+        _reload(exporter, arguments, summaries)
+    _logger.info("stopping", extra={"fields": {"signal": signal.Signals(received).name}})
+    stopping = threading.Thread(target=exporter.stop, name="stop", daemon=True)
+    stopping.start()
+    stopping.join(_STOP_SECONDS)
+    logging.shutdown()
+    # A reading that never returns must not keep the process: no other way out ends such a thread.
+    os._exit(0)
+
+
+def _reload(exporter: Exporter, arguments: Sequence[str], summaries: Mapping[str, str]) -> None:
+    try:
+        exporter.reload(load(arguments, os.environ, summaries))
+    except ConfigurationError as problem:
+        _logger.error("configuration not read again, the running one stays: %s", problem)
+
+
+def _signals() -> queue.SimpleQueue[int]:
+    """Let the signals that the exporter knows come out of a queue, in order."""
+    received: queue.SimpleQueue[int] = queue.SimpleQueue()
+
+    def note(number: int, _frame: FrameType | None) -> None:
+        received.put(number)
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, note)
+    return received
+
+
+def _settle() -> None:
+    """Take what start-up made out of the garbage collector's rounds, so that they stay too short to delay an answer."""
+    gc.collect()
+    gc.freeze()
+
+
+def _limits(configuration: Configuration) -> Any:
+    from stallscope.intake.runs import Limits
+
+    return Limits(runs=configuration.report_max_runs, ranks=configuration.report_max_ranks)
+
+
+def _tls(file: Path | None) -> Any:
+    if file is None:
+        return None
+    from stallscope.web.tls import TlsAdapter, read_web_configuration
+
+    files = read_web_configuration(file)
+    return None if files is None else TlsAdapter(files)
+
+
+def _refuse(message: str, status: int) -> int:
+    print(f"stallscope exporter: {message}", file=sys.stderr)
+    return status

@@ -1,0 +1,562 @@
+"""Every setting of the exporter, and the four places that it may come from.
+
+A flag beats the configuration file, the file beats the environment, the environment beats the default. All of them
+use one name: `--web.telemetry-path=/m` is `web: {telemetry-path: /m}` or `web.telemetry-path: /m` in the file and
+`STALLSCOPE_EXPORTER_WEB_TELEMETRY_PATH=/m` in the environment, where a list is separated by commas. What is not
+understood is refused with its name and its place, never ignored.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+from stallscope.logs import FORMATS, LEVELS
+from stallscope.report import DEFAULT_PORT, DEFAULT_SOCKET
+from stallscope.web.address import Address, parse_address
+
+if TYPE_CHECKING:
+    import yaml
+
+ENVIRONMENT_PREFIX = "STALLSCOPE_EXPORTER_"
+MAX_FILE_BYTES = 65_536
+OWN_PATHS = ("/", "/-/healthy", "/-/ready", "/api/v1/report")
+"""Paths of the web server that the metrics can't be moved to."""
+
+_COLLECTOR = "collector."
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+_DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(ms|[smhd])")
+_NUMBER = re.compile(r"-?\d+(\.\d+)?")
+
+
+class ConfigurationError(Exception):
+    """A setting is wrong; the message is one line with what, where and what is expected."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What the flags, the file, the environment and the documentation need to know of one setting."""
+
+    name: str
+    parse: Callable[[str], Any]
+    """Raises ValueError with what was expected."""
+    default: str
+    help: str
+    metavar: str
+    repeatable: bool = False
+    live: bool = False
+    """Whether a reload applies it; else it waits for a restart."""
+
+    @property
+    def variable(self) -> str:
+        """Its environment variable."""
+        return environment_variable(self.name)
+
+    @property
+    def switch(self) -> bool:
+        """Whether it is on or off, with a `--no-` form of its flag."""
+        return self.parse is parse_switch
+
+
+def environment_variable(name: str) -> str:
+    """The environment variable of the setting with that name."""
+    return ENVIRONMENT_PREFIX + re.sub(r"[.-]", "_", name).upper()
+
+
+def parse_duration(text: str) -> float:
+    """Read `500ms`, `15m` or `1h30m` as seconds."""
+    parts = _DURATION.findall(text)
+    if not parts or "".join(number + unit for number, unit in parts) != text:
+        hint = f"; did you mean {text}s?" if _NUMBER.fullmatch(text) else ""
+        raise ValueError(f"a duration with its unit, such as 500ms, 1s, 15m or 1h30m{hint}")
+    return math.fsum(float(number) * _UNITS[unit] for number, unit in parts)
+
+
+def parse_switch(text: str) -> bool:
+    """Read `true` or `false`."""
+    if text.lower() not in ("true", "false"):
+        raise ValueError("true or false")
+    return text.lower() == "true"
+
+
+def parse_telemetry_path(text: str) -> str:
+    """Read the path of the metrics, which must not be one of the server's own."""
+    if not re.fullmatch(r"/[A-Za-z0-9._~/-]*", text):
+        raise ValueError("a path that begins with / and holds only letters, digits and . _ ~ - /")
+    if text in OWN_PATHS:
+        raise ValueError(f"a path other than the server's own ({', '.join(OWN_PATHS)})")
+    return text
+
+
+def parse_optional_address(text: str) -> Address | None:
+    """Read `host:port`, or nothing for off."""
+    if not text:
+        return None
+    try:
+        address = parse_address(text)
+    except ValueError as problem:
+        raise ValueError(f"{problem}, or nothing for off") from None
+    if not address.host:
+        raise ValueError("HOST:PORT with a host, or nothing for off")
+    return address
+
+
+def parse_optional_path(text: str) -> Path | None:
+    """Read an absolute path, or nothing for off."""
+    if not text:
+        return None
+    if not text.startswith("/") or "\0" in text:
+        raise ValueError("an absolute path, or nothing for off")
+    return Path(text)
+
+
+def _parse_path(text: str) -> Path:
+    if not text or "\0" in text:
+        raise ValueError("a path")
+    return Path(text)
+
+
+def _parse_word(text: str) -> str:
+    if text and not re.fullmatch(r"[a-z0-9_-]+", text):
+        raise ValueError("the name of a scenario, or nothing for the real driver")
+    return text
+
+
+def _duration(low: str, high: str) -> Callable[[str], float]:
+    lowest, highest = parse_duration(low), parse_duration(high)
+
+    def parse(text: str) -> float:
+        seconds = parse_duration(text)
+        if not lowest <= seconds <= highest:
+            raise ValueError(f"a duration from {low} to {high}")
+        return seconds
+
+    return parse
+
+
+def _integer(low: int, high: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        if not re.fullmatch(r"\d{1,9}", text, re.ASCII) or not low <= int(text) <= high:
+            raise ValueError(f"a whole number from {low} to {high}")
+        return int(text)
+
+    return parse
+
+
+def _choice(choices: Sequence[str]) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in choices:
+            raise ValueError(f"one of {', '.join(choices)}")
+        return text
+
+    return parse
+
+
+def _setting(
+    name: str,
+    parse: Callable[[str], Any],
+    default: str,
+    metavar: str,
+    help_text: str,
+    *,
+    repeatable: bool = False,
+    live: bool = False,
+) -> dict[str, Setting]:
+    return {"setting": Setting(name, parse, default, help_text, metavar, repeatable, live)}
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """All settings, checked. The fields are the one table that flags, file, environment and documentation share."""
+
+    listen_addresses: tuple[Address, ...] = field(
+        metadata=_setting(
+            "web.listen-address",
+            parse_address,
+            ":19400",
+            "ADDRESS",
+            "Where to answer HTTP: HOST:PORT, :PORT for all interfaces, [IPV6]:PORT.",
+            repeatable=True,
+        )
+    )
+    telemetry_path: str = field(
+        metadata=_setting("web.telemetry-path", parse_telemetry_path, "/metrics", "PATH", "Path of the metrics.")
+    )
+    web_config_file: Path | None = field(
+        metadata=_setting(
+            "web.config.file",
+            lambda text: Path(text) if text else None,
+            "",
+            "FILE",
+            "TLS configuration in the format of the Prometheus exporter-toolkit.",
+        )
+    )
+    max_threads: int = field(
+        metadata=_setting(
+            "web.max-threads", _integer(1, 64), "4", "NUMBER", "Threads that answer requests, for each listen address."
+        )
+    )
+    allow_remote_reports: bool = field(
+        metadata=_setting(
+            "web.allow-remote-reports",
+            parse_switch,
+            "false",
+            "",
+            "Take training reports over HTTP from other machines too, not only from this one.",
+            live=True,
+        )
+    )
+    log_level: str = field(
+        metadata=_setting(
+            "log.level", _choice(LEVELS), "info", "LEVEL", f"Least level to log: {', '.join(LEVELS)}.", live=True
+        )
+    )
+    log_format: str = field(
+        metadata=_setting(
+            "log.format", _choice(FORMATS), "plain", "FORMAT", f"Form of the log: {' or '.join(FORMATS)}.", live=True
+        )
+    )
+    disable_default_collectors: bool = field(
+        metadata=_setting(
+            "collector.disable-defaults",
+            parse_switch,
+            "false",
+            "",
+            "Run only collectors that are switched on.",
+            live=True,
+        )
+    )
+    sampling_interval: float = field(
+        metadata=_setting(
+            "sampling.interval",
+            _duration("100ms", "60s"),
+            "1s",
+            "DURATION",
+            "Time between two readings of a source, 100ms to 60s.",
+        )
+    )
+    stale_intervals: int = field(
+        metadata=_setting(
+            "sampling.stale-intervals",
+            _integer(2, 100),
+            "3",
+            "NUMBER",
+            "Age in intervals from which a reading is no longer shown.",
+            live=True,
+        )
+    )
+    root: Path = field(
+        metadata=_setting("path.rootfs", _parse_path, "/", "PATH", "Where the machine's proc and sys lie.")
+    )
+    report_unix_socket: Path | None = field(
+        metadata=_setting(
+            "report.unix-socket",
+            parse_optional_path,
+            DEFAULT_SOCKET,
+            "PATH",
+            "UNIX datagram socket that takes training reports; nothing for off.",
+        )
+    )
+    report_udp_address: Address | None = field(
+        metadata=_setting(
+            "report.udp-address",
+            parse_optional_address,
+            f"127.0.0.1:{DEFAULT_PORT}",
+            "ADDRESS",
+            "UDP address that takes training reports; nothing for off.",
+        )
+    )
+    report_expiry: float = field(
+        metadata=_setting(
+            "report.expiry",
+            _duration("1s", "30d"),
+            "15m",
+            "DURATION",
+            "How long an ended rank stays on the page, and after what silence an invisible one counts as lost.",
+            live=True,
+        )
+    )
+    report_max_runs: int = field(
+        metadata=_setting(
+            "report.max-runs", _integer(1, 10_000), "64", "NUMBER", "Training runs held at once, at most.", live=True
+        )
+    )
+    report_max_ranks: int = field(
+        metadata=_setting(
+            "report.max-ranks", _integer(1, 100_000), "1024", "NUMBER", "Ranks held at once, at most.", live=True
+        )
+    )
+    report_state_file: Path | None = field(
+        metadata=_setting(
+            "report.state-file",
+            parse_optional_path,
+            "",
+            "FILE",
+            "File that keeps the newest reports, so that a restart shows them at once; nothing for off.",
+        )
+    )
+    scenario: str = field(
+        metadata=_setting(
+            "simulation.scenario",
+            _parse_word,
+            "",
+            "NAME",
+            "Show a simulated node that plays this scenario in place of the real driver.",
+        )
+    )
+    simulated_host: bool = field(
+        metadata=_setting(
+            "simulation.host",
+            parse_switch,
+            "false",
+            "",
+            "Simulate the host too, not only GPUs and training; needs a scenario.",
+        )
+    )
+    collectors: Mapping[str, bool] = field(default_factory=dict)
+    """Sources that are switched on or off explicitly, by name."""
+
+    def enabled(self, name: str, *, by_default: bool) -> bool:
+        """Whether the source of that name runs."""
+        return self.collectors.get(name, by_default and not self.disable_default_collectors)
+
+    def changes(self, newer: Configuration) -> tuple[dict[str, Any], list[str]]:
+        """What differs in a newer configuration.
+
+        Returns:
+            New values of what a reload applies, by field; and the names of settings that need a restart.
+        """
+        live: dict[str, Any] = {}
+        waiting: list[str] = []
+        for name, setting in _FIELDS.items():
+            value = getattr(newer, name)
+            if value == getattr(self, name):
+                continue
+            if setting.live:
+                live[name] = value
+            else:
+                waiting.append(setting.name)
+        if newer.collectors != self.collectors:
+            live["collectors"] = newer.collectors
+        return live, waiting
+
+
+_FIELDS: dict[str, Setting] = {
+    entry.name: entry.metadata["setting"] for entry in dataclasses.fields(Configuration) if "setting" in entry.metadata
+}
+_CONFIG_FILE = Setting("config.file", _parse_path, "", "YAML file with settings.", "FILE")
+
+
+def settings(sources: Mapping[str, str]) -> dict[str, Setting]:
+    """Every setting by name, with a switch for each of the sources.
+
+    Args:
+        sources: what each source tells, by the source's name.
+    """
+    collectors = [
+        Setting(f"{_COLLECTOR}{name}", parse_switch, "", summary, "", live=True) for name, summary in sources.items()
+    ]
+    return {setting.name: setting for setting in (_CONFIG_FILE, *_FIELDS.values(), *collectors)}
+
+
+class _Given(NamedTuple):
+    """A value as somebody wrote it."""
+
+    texts: tuple[str, ...]
+    place: str
+
+
+def load(arguments: Sequence[str], environment: Mapping[str, str], sources: Mapping[str, str]) -> Configuration:
+    """Read the configuration from all four places.
+
+    Args:
+        arguments: the command line after the command's name.
+        environment: the process environment.
+        sources: one line of help for each source that can be switched, by name.
+
+    Raises:
+        ConfigurationError: something is not understood.
+        SystemExit: help was asked for, and printed.
+    """
+    table = settings(sources)
+    flags = _from_flags(arguments, table)
+    variables = _from_environment(environment, table)
+    file = flags.get(_CONFIG_FILE.name) or variables.get(_CONFIG_FILE.name)
+    in_file = _from_file(_value(_CONFIG_FILE, file), table) if file else {}
+    given = {**variables, **in_file, **flags}
+    values = {
+        name: _value(setting, given.get(setting.name, _Given((setting.default,), "default")))
+        for name, setting in _FIELDS.items()
+    }
+    collectors = {
+        name: _value(table[_COLLECTOR + name], given[_COLLECTOR + name])
+        for name in sources
+        if _COLLECTOR + name in given
+    }
+    configuration = Configuration(**values, collectors=collectors)
+    if configuration.simulated_host and not configuration.scenario:
+        raise ConfigurationError("simulation.host needs a scenario: set simulation.scenario too")
+    if configuration.simulated_host and configuration.root != Path("/"):
+        raise ConfigurationError("simulation.host brings its own proc and sys: leave path.rootfs out")
+    return configuration
+
+
+def _value(setting: Setting, given: _Given) -> Any:
+    if setting.repeatable:
+        return tuple(_parsed(setting, text, given.place) for text in given.texts)
+    if len(given.texts) > 1:
+        raise ConfigurationError(f"{given.place}: {setting.name} takes one value, not a list")
+    return _parsed(setting, given.texts[0], given.place)
+
+
+def _parsed(setting: Setting, text: str, place: str) -> Any:
+    try:
+        return setting.parse(text)
+    except ValueError as problem:
+        raise ConfigurationError(f"{place}: {setting.name} can't be {text!r}: expected {problem}") from None
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """Refuse in one line, without argparse's usage before it."""
+        raise ConfigurationError(f"command line: {message}")
+
+
+def _from_flags(arguments: Sequence[str], table: Mapping[str, Setting]) -> dict[str, _Given]:
+    parser = _Parser(
+        prog="stallscope exporter",
+        usage="stallscope exporter [flags]",
+        description="Serves this node's GPU, host and training metrics to Prometheus.",
+        epilog="A flag beats the file of --config.file, the file beats the environment variable "
+        f"{ENVIRONMENT_PREFIX}<FLAG>, and that the default. SIGHUP reads file and environment again.",
+        allow_abbrev=False,
+    )
+    for setting in table.values():
+        default = f" Default: {setting.default}." if setting.default and not setting.switch else ""
+        text = (setting.help + default).replace("%", "%%")
+        if setting.switch:
+            parser.add_argument(
+                f"--{setting.name}", dest=setting.name, nargs="?", const="true", metavar="BOOLEAN", help=text
+            )
+            no_form = f"--no-{setting.name}"
+            parser.add_argument(no_form, dest=setting.name, action="store_const", const="false", help=argparse.SUPPRESS)
+        else:
+            action = "append" if setting.repeatable else "store"
+            parser.add_argument(
+                f"--{setting.name}", dest=setting.name, action=action, metavar=setting.metavar, help=text
+            )
+    parsed, unknown = parser.parse_known_args(list(arguments))
+    if unknown:
+        name = unknown[0].partition("=")[0]
+        flags = [option for setting in table.values() for option in (f"--{setting.name}", f"--no-{setting.name}")]
+        kind = "unknown flag" if name.startswith("-") else "unexpected argument"
+        raise ConfigurationError(f"command line: {kind} {name}{_suggestion(name, flags)}")
+    given: dict[str, _Given] = {}
+    for name, value in vars(parsed).items():
+        if value is not None:
+            given[name] = _Given(tuple(value) if isinstance(value, list) else (value,), f"flag --{name}")
+    return given
+
+
+def _from_environment(environment: Mapping[str, str], table: Mapping[str, Setting]) -> dict[str, _Given]:
+    by_variable = {setting.variable: setting for setting in table.values()}
+    given: dict[str, _Given] = {}
+    for variable, text in environment.items():
+        if not variable.startswith(ENVIRONMENT_PREFIX):
+            continue
+        setting = by_variable.get(variable)
+        if setting is None:
+            raise ConfigurationError(
+                f"environment: unknown variable {variable}{_suggestion(variable, list(by_variable))}"
+            )
+        texts = tuple(part.strip() for part in text.split(",")) if setting.repeatable else (text,)
+        given[setting.name] = _Given(texts, f"environment variable {variable}")
+    return given
+
+
+def _from_file(path: Path, table: Mapping[str, Setting]) -> dict[str, _Given]:
+    given: dict[str, _Given] = {}
+    lines: dict[str, int] = {}
+    for name, texts, line in _flattened(read_yaml(path), "", path):
+        place = f"{path}:{line}"
+        if name not in table or name == _CONFIG_FILE.name:
+            raise ConfigurationError(f"{place}: unknown key {name}{_suggestion(name, list(table))}")
+        if name in lines:
+            raise ConfigurationError(f"{place}: {name} is set twice, first in line {lines[name]}")
+        lines[name] = line
+        given[name] = _Given(texts, place)
+    return given
+
+
+def read_yaml(path: Path) -> yaml.Node | None:
+    """Read a YAML file as a tree of nodes, whose scalars are still the texts that somebody wrote.
+
+    Raises:
+        ConfigurationError: the file can't be read, is too long or is no YAML.
+    """
+    import yaml  # a megabyte that most exporters never need
+
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_FILE_BYTES + 1)
+    except OSError as problem:
+        raise ConfigurationError(f"{path}: can't be read: {problem.strerror}") from None
+    if len(content) > MAX_FILE_BYTES:
+        raise ConfigurationError(f"{path}: longer than {MAX_FILE_BYTES} bytes, the most that is read")
+    try:
+        node: yaml.Node | None = yaml.compose(content, Loader=yaml.SafeLoader)
+    except yaml.MarkedYAMLError as problem:
+        mark = problem.problem_mark or problem.context_mark
+        line = f":{mark.line + 1}" if mark else ""
+        raise ConfigurationError(f"{path}{line}: is no valid YAML: {problem.problem or problem.context}") from None
+    except (yaml.YAMLError, UnicodeDecodeError):
+        raise ConfigurationError(f"{path}: is no valid YAML: it holds characters that YAML doesn't allow") from None
+    except RecursionError:
+        raise ConfigurationError(f"{path}: is nested too deeply") from None
+    return node
+
+
+def _flattened(node: yaml.Node | None, prefix: str, path: Path) -> Iterator[tuple[str, tuple[str, ...], int]]:
+    """Yield every setting of the file: its dotted name, the texts of its values, its line."""
+    import yaml
+
+    if node is None:
+        return
+    line = node.start_mark.line + 1
+    if isinstance(node, yaml.MappingNode):
+        # A nested mapping of an alias may contain itself; names have at most three parts.
+        if prefix.count(".") >= 3:
+            raise ConfigurationError(f"{path}:{line}: unknown key {prefix.rstrip('.')}")
+        for key, value in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise ConfigurationError(f"{path}:{key.start_mark.line + 1}: a key must be a plain text")
+            if isinstance(value, yaml.MappingNode):
+                yield from _flattened(value, f"{prefix}{key.value}.", path)
+            else:
+                yield f"{prefix}{key.value}", _texts(value, f"{prefix}{key.value}", path), key.start_mark.line + 1
+    else:
+        raise ConfigurationError(f"{path}:{line}: expected settings as `name: value`")
+
+
+def _texts(node: yaml.Node, name: str, path: Path) -> tuple[str, ...]:
+    import yaml
+
+    nodes = node.value if isinstance(node, yaml.SequenceNode) else [node]
+    place = f"{path}:{node.start_mark.line + 1}"
+    if not nodes or not all(isinstance(entry, yaml.ScalarNode) for entry in nodes):
+        raise ConfigurationError(f"{place}: {name} takes a value or a list of values")
+    if any(entry.tag == "tag:yaml.org,2002:null" for entry in nodes):
+        raise ConfigurationError(f'{place}: {name} has no value; write "" for an empty one')
+    return tuple(entry.value for entry in nodes)
+
+
+def _suggestion(name: str, known: Sequence[str]) -> str:
+    nearest = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {nearest[0]}?" if nearest else ""

@@ -1,0 +1,70 @@
+"""What the exporter writes to standard error: one line an event, as key=value pairs or as JSON."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import sys
+import time
+from typing import TextIO
+
+LEVELS = ("debug", "info", "warning", "error")
+FORMATS = ("plain", "json")
+
+_PLAIN_VALUE = re.compile(r"[^\s\"=\\\x00-\x1f\x7f-\x9f\u2028\u2029]+")
+
+
+class _Formatter(logging.Formatter):
+    """One line a record: a line break in a message can't forge a second event."""
+
+    def pairs(self, record: logging.LogRecord) -> dict[str, str]:
+        seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        pairs = {
+            "ts": f"{seconds}.{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name.removeprefix("stallscope."),
+            "msg": record.getMessage(),
+        }
+        pairs.update(getattr(record, "fields", {}))
+        if record.exc_info:
+            pairs["exception"] = self.formatException(record.exc_info)
+        return pairs
+
+
+class PlainFormatter(_Formatter):
+    """`ts=… level=… logger=… msg="…"`, the way the rest of the Prometheus ecosystem logs."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        return " ".join(f"{key}={_plain(value)}" for key, value in self.pairs(record).items())
+
+
+class JsonFormatter(_Formatter):
+    """One JSON object a line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        return json.dumps(self.pairs(record), default=str)
+
+
+def configure(level: str, form: str, stream: TextIO | None = None) -> None:
+    """Send everything of at least that level to the stream; may be called again to change either.
+
+    Args:
+        level: one of `LEVELS`.
+        form: one of `FORMATS`.
+        stream: standard error by default.
+    """
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(JsonFormatter() if form == "json" else PlainFormatter())
+    # A log that nobody reads any more (a closed pipe) must not cost the exporter anything.
+    logging.raiseExceptions = False
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+
+
+def _plain(value: object) -> str:
+    text = str(value)
+    return text if _PLAIN_VALUE.fullmatch(text) else json.dumps(text, ensure_ascii=False)

@@ -1,0 +1,40 @@
+"""Addresses to listen on, the way that Prometheus exporters spell them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+_HIGHEST_PORT = 65_535
+
+
+class Address(NamedTuple):
+    """A host and a port; the empty host stands for all interfaces."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+
+def parse_address(text: str) -> Address:
+    """Read `host:port`, `:port` or `[v6]:port`.
+
+    Raises:
+        ValueError: with what was expected.
+    """
+    host, separator, port = text.rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    plain = host[1:-1] if bracketed else host
+    well_formed = (
+        separator
+        and port.isascii()
+        and port.isdigit()
+        and int(port) <= _HIGHEST_PORT
+        and (":" in plain) == bracketed
+        and not any(character.isspace() or character in "[]/" for character in plain)
+    )
+    if not well_formed:
+        raise ValueError(f"HOST:PORT, :PORT or [IPV6]:PORT with a port from 0 to {_HIGHEST_PORT}")
+    return Address(plain, int(port))

@@ -1,0 +1,130 @@
+"""What the exporter answers over HTTP: which path and method gets what."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from stallscope.report import MAX_BYTES
+from stallscope.sampling.exposition import OPENMETRICS_CONTENT_TYPE, TEXT_CONTENT_TYPE
+from stallscope.web.negotiation import accepts_gzip, accepts_openmetrics
+from stallscope.web.request import Request
+from stallscope.web.response import HTML, JSON, Response, problem, text
+
+HEALTHY_PATH = "/-/healthy"
+READY_PATH = "/-/ready"
+LANDING_PATH = "/"
+REPORT_PATH = "/api/v1/report"
+
+_READING = ("GET", "HEAD")
+_VARY = "Vary: Accept, Accept-Encoding"
+_GZIPPED = (_VARY, "Content-Encoding: gzip")
+_PLAIN = (_VARY,)
+_OVERSIZED = bytes(MAX_BYTES + 1)
+"""Stands for a body too long to be taken, so that the intake counts and words the refusal."""
+_LANDING_HEADERS = (
+    "Cache-Control: no-store",
+    "Content-Security-Policy: default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'; base-uri 'none'",
+    "Referrer-Policy: no-referrer",
+)
+
+
+class Pages(Protocol):
+    """Where pages come from; the sampler is one."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether a first round of readings is on the page."""
+
+    def page(self, *, openmetrics: bool, gzip: bool) -> bytes:
+        """The newest page."""
+
+
+class Application:
+    """Answers requests, from memory alone."""
+
+    def __init__(
+        self,
+        pages: Pages,
+        *,
+        post_report: Callable[[bytes], tuple[int, bytes]],
+        landing: Callable[[], bytes],
+        telemetry_path: str = "/metrics",
+        allow_remote_reports: bool = False,
+    ) -> None:
+        """Tie the paths to what answers them.
+
+        Args:
+            pages: gives the metrics.
+            post_report: takes a report's body; returns status and JSON.
+            landing: makes the landing page.
+            telemetry_path: where the metrics are.
+            allow_remote_reports: whether other machines may post reports; may be changed later.
+        """
+        self.allow_remote_reports = allow_remote_reports
+        self._pages = pages
+        self._post_report = post_report
+        self._landing = landing
+        self._telemetry_path = telemetry_path
+        self._readable: dict[str, Callable[[], Response]] = {
+            HEALTHY_PATH: self._answer_healthy,
+            READY_PATH: self._answer_ready,
+            LANDING_PATH: self._answer_landing,
+        }
+
+    def answer(self, request: Request, client: str) -> Response:
+        """Answer one request of the client with that address."""
+        path = request.path
+        if path == REPORT_PATH:
+            return self._answer_report(request, client)
+        readable = self._readable.get(path)
+        if readable is None and path != self._telemetry_path:
+            return text(404, f"nothing here; the metrics are at {self._telemetry_path}")
+        if request.method not in _READING:
+            return text(405, f"{path} can only be read", "Allow: GET, HEAD")
+        if request.oversized:
+            return problem(413, "too_large", f"the body is longer than {MAX_BYTES} bytes")
+        return readable() if readable else self._answer_metrics(request)
+
+    def _answer_metrics(self, request: Request) -> Response:
+        headers = request.headers
+        openmetrics = accepts_openmetrics(headers.get("accept", ""))
+        gzip = accepts_gzip(headers.get("accept-encoding", ""))
+        return Response(
+            200,
+            OPENMETRICS_CONTENT_TYPE if openmetrics else TEXT_CONTENT_TYPE,
+            self._pages.page(openmetrics=openmetrics, gzip=gzip),
+            _GZIPPED if gzip else _PLAIN,
+        )
+
+    def _answer_healthy(self) -> Response:
+        return text(200, "healthy")
+
+    def _answer_ready(self) -> Response:
+        if self._pages.ready:
+            return text(200, "ready")
+        return text(503, "not ready: the first round of readings is under way")
+
+    def _answer_landing(self) -> Response:
+        return Response(200, HTML, self._landing(), _LANDING_HEADERS)
+
+    def _answer_report(self, request: Request, client: str) -> Response:
+        if request.method != "POST":
+            return problem(405, "method", "a report is sent with POST", "Allow: POST")
+        if not self.allow_remote_reports and not is_loopback(client):
+            return problem(
+                403,
+                "remote",
+                f"reports are taken from this machine alone, and {client} is another; "
+                "start the exporter with --web.allow-remote-reports to take them",
+            )
+        if "origin" in request.headers:
+            # Any web page could post to this machine's own address; only browsers send this header.
+            return problem(403, "browser", "reports are not taken from web pages")
+        status, body = self._post_report(_OVERSIZED if request.oversized else request.body)
+        return Response(status, JSON if body else "", body)
+
+
+def is_loopback(client: str) -> bool:
+    """Whether the address, as a socket tells it, is this machine's own."""
+    return client == "::1" or client.removeprefix("::ffff:").startswith("127.")

@@ -1,0 +1,282 @@
+"""The HTTP server: one listening address, a few worker threads, connections that are kept alive.
+
+The library (cheroot) accepts, polls idle connections, and keeps the pool of workers. What this file changes is who
+waits: a connection goes to a worker only when bytes have arrived, and the worker takes what is there and never waits
+for more. So a client that connects and is silent, or sends a byte a second, costs a file descriptor and no thread.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from stallscope.report import MAX_BYTES
+from stallscope.web import response
+from stallscope.web.address import Address
+from stallscope.web.request import MAX_HEAD_BYTES, Malformed, Request, take_request
+from stallscope.web.response import Response
+
+_logger = logging.getLogger(__name__)
+
+REQUEST_SECONDS = 10.0
+"""How long a request may take to arrive, and an answer to be taken."""
+IDLE_SECONDS = 90
+"""How long a connection stays open between two requests: longer than the usual scrape interval."""
+MAX_CONNECTIONS = 256
+"""Connections open at once on one address; more are closed as they come."""
+_WAITING_REQUESTS = 128
+_RECEIVE_BYTES = MAX_HEAD_BYTES + MAX_BYTES
+
+Answer = Callable[[Request, str], Response]
+"""What answers a request from that client address."""
+
+
+class ListenError(Exception):
+    """An address can't be listened on; the message is one line with the reason and the remedy."""
+
+
+@contextmanager
+def _without_ssl() -> Iterator[None]:
+    """Let the library believe for the moment that Python came without TLS, which it supports.
+
+    It imports the module only to look at its version, and that costs four megabytes in every exporter.
+    """
+    if "ssl" in sys.modules:
+        yield
+        return
+    sys.modules["ssl"] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules["ssl"]
+
+
+with _without_ssl():
+    from cheroot.server import HTTPConnection, HTTPServer
+    from cheroot.workers.threadpool import ThreadPool
+
+
+class _Connection(HTTPConnection):
+    """One client. Only one thread at a time has it: a worker, or the poller between two requests."""
+
+    server: _Listener
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.received = bytearray()
+        self.unfinished_since: float | None = time.time()
+        """When the request began that has not wholly arrived; None between two requests."""
+        self.refused = False
+
+    def communicate(self) -> bool:
+        """Answer every request that has wholly arrived; tells whether to keep the connection."""
+        try:
+            if not self._receive():
+                return False
+            if self.refused:
+                self.received.clear()
+                return time.time() - (self.unfinished_since or 0.0) < REQUEST_SECONDS
+            return self._answer_all()
+        except Malformed as problem:
+            return self._refuse(problem)
+        except OSError:
+            return False  # the client is gone, or takes nothing
+
+    def _receive(self) -> bool:
+        """Take what has arrived; False at the end of the stream."""
+        self.socket.settimeout(0)
+        try:
+            data = self.socket.recv(_RECEIVE_BYTES)
+            self.received += data
+            # TLS hands over one record at a time, and the poller can't see what it still holds.
+            while data and getattr(self.socket, "pending", _nothing)():
+                data = self.socket.recv(_RECEIVE_BYTES)
+                self.received += data
+        except self.server.not_yet:
+            return True
+        return bool(data)
+
+    def _answer_all(self) -> bool:
+        until = time.monotonic() + REQUEST_SECONDS
+        while (request := take_request(self.received, MAX_BYTES)) is not None:
+            kept = self._respond(request)
+            if request.oversized:
+                return self._run_dry()
+            if not kept or time.monotonic() > until:
+                return False
+            self.unfinished_since = None
+        if self.received:
+            now = time.time()
+            self.unfinished_since = self.unfinished_since or now
+            if now - self.unfinished_since > REQUEST_SECONDS:
+                raise Malformed(408, "too_slow", f"the request took longer than {REQUEST_SECONDS:g} s to arrive")
+        return True
+
+    def _refuse(self, problem: Malformed) -> bool:
+        answer = response.problem(problem.status, problem.reason, str(problem))
+        try:
+            self._send(response.encode(answer, keep_alive=False))
+            return self._run_dry()
+        except OSError:
+            return False
+
+    def _run_dry(self) -> bool:
+        """Take and forget what the client still sends: closing at once would take the answer back from it."""
+        self.received.clear()
+        self.refused = True
+        self.unfinished_since = time.time()
+        self.socket.shutdown(socket.SHUT_WR)
+        return True
+
+    def _respond(self, request: Request) -> bool:
+        keep = request.keep_alive and self.server.ready
+        try:
+            answer = self.server.answer(request, self.remote_addr or "")
+        except Exception:
+            _logger.exception("%s %s could not be answered", request.method, request.path)
+            answer = response.text(500, "internal error; the exporter's log tells more")
+        self._send(response.encode(answer, keep_alive=keep, head_only=request.method == "HEAD"))
+        return keep
+
+    def _send(self, data: bytes) -> None:
+        # For the whole of it, not for every piece: a client that reads a byte a second is cut off too.
+        self.socket.settimeout(REQUEST_SECONDS)
+        self.socket.sendall(data)
+
+
+def _nothing() -> int:
+    return 0
+
+
+class _Listener(HTTPServer):
+    """The library's server, with our connections."""
+
+    ConnectionClass = _Connection
+    timeout = IDLE_SECONDS
+    request_queue_size = 128
+    shutdown_timeout = 1
+    expiration_interval = 0.25
+    """Seconds between two looks for expired connections, and the longest that a stop waits for the poller."""
+    keep_alive_conn_limit = MAX_CONNECTIONS
+    not_yet: tuple[type[OSError], ...] = (BlockingIOError,)
+    """What a socket raises that has nothing to hand over at the moment."""
+
+    def __init__(self, bind_addr: tuple[str, int], answer: Answer, threads: int) -> None:
+        super().__init__(bind_addr, None, minthreads=threads, maxthreads=threads)
+        self.requests = ThreadPool(
+            self, min=threads, max=threads, accepted_queue_size=_WAITING_REQUESTS, accepted_queue_timeout=0
+        )
+        self.answer = answer
+        self.bind_problem: OSError | None = None
+
+    def process_conn(self, conn: _Connection) -> None:
+        """Give a connection to a worker, but a new one to the poller until it says something."""
+        if conn.last_used is not None:
+            super().process_conn(conn)
+        elif self.can_add_keepalive_connection:
+            self.put_conn(conn)
+        else:
+            conn.close()
+
+    def put_conn(self, conn: _Connection) -> None:
+        """Give a connection to the poller; one in the middle of a request expires sooner than an idle one."""
+        began = conn.unfinished_since
+        super().put_conn(conn)
+        if began is not None:
+            conn.last_used = began - (IDLE_SECONDS - REQUEST_SECONDS)
+
+    def error_log(self, msg: str = "", level: int = logging.INFO, traceback: bool = False) -> None:
+        """Send the library's messages where ours go; what a client does wrong is no event for the operator."""
+        _logger.log(level if level >= logging.ERROR else logging.DEBUG, "%s", msg, exc_info=traceback)
+
+    def bind(self, family: int, type: int, proto: int = 0) -> socket.socket:  # noqa: A002 - the library's word
+        """Bind, and remember why not: the library only tells that no address worked."""
+        try:
+            bound: socket.socket = super().bind(family, type, proto)
+        except OSError as problem:
+            self.bind_problem = problem
+            raise
+        return bound
+
+    @staticmethod
+    def bind_socket(socket_: socket.socket, bind_addr: tuple[str, int]) -> socket.socket:
+        """Bind, and don't leave the socket open where that fails."""
+        try:
+            socket_.bind(bind_addr)
+        except OSError:
+            socket_.close()
+            raise
+        return socket_
+
+
+class Server:
+    """Listens on one address and answers with what it is given."""
+
+    def __init__(self, address: Address, answer: Answer, *, threads: int = 4, tls: Any = None) -> None:
+        """Bind, so that a wrong or busy address is known at once; `start` answers.
+
+        Args:
+            address: where to listen; the empty host is all interfaces, port 0 any free one.
+            answer: called by worker threads for each request with the client's address.
+            threads: worker threads.
+            tls: an adapter of `stallscope.web.tls`, or None for plain HTTP.
+
+        Raises:
+            ListenError: the address can't be had.
+        """
+        self._listener = _Listener((address.host or _all_interfaces(), address.port), answer, threads)
+        if tls is not None:
+            self._listener.ssl_adapter = tls
+            self._listener.not_yet = tls.not_yet
+        # The library would take the socket of a service manager that handed one to a parent of this process.
+        os.environ.pop("LISTEN_PID", None)
+        try:
+            self._listener.prepare()
+        except OSError as problem:
+            raise ListenError(_explanation(address, self._listener.bind_problem or problem)) from None
+        self.address = Address(address.host, int(self._listener.bind_addr[1]))
+        self.scheme = "http" if tls is None else "https"
+        self._thread = threading.Thread(target=self._listener.serve, name=f"http {self.address}", daemon=True)
+
+    @property
+    def url(self) -> str:
+        """Where a browser on this machine finds it."""
+        return f"{self.scheme}://{self.address._replace(host=self.address.host or 'localhost')}/"
+
+    def start(self) -> None:
+        """Answer from now on."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Answer what has arrived and close; takes up to two seconds."""
+        self._listener.stop()
+        if self._thread.ident is not None:
+            self._thread.join(2)
+
+
+def _all_interfaces() -> str:
+    """The IPv6 wildcard, which takes IPv4 too, where the machine has IPv6."""
+    try:
+        with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as probe:
+            probe.bind(("::", 0))
+    except OSError:
+        return "0.0.0.0"  # noqa: S104 - what an address without a host asks for
+    return "::"
+
+
+def _explanation(address: Address, problem: OSError) -> str:
+    remedies = {
+        errno.EADDRINUSE: "stop the program that holds it, or choose another with --web.listen-address",
+        errno.EACCES: "ports under 1024 need a privilege; choose a higher one with --web.listen-address",
+        errno.EADDRNOTAVAIL: "no interface of this machine has it; choose another with --web.listen-address",
+    }
+    remedy = remedies.get(problem.errno or 0, "choose another with --web.listen-address")
+    return f"can't listen on {address}: {problem.strerror or problem}; {remedy}"
