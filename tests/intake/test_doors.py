@@ -1,0 +1,247 @@
+"""The datagram doors, through real sockets."""
+
+from __future__ import annotations
+
+import os
+import queue
+import socket
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from stallscope.intake.doors import Door, DoorKeeper, UdpDoor, UnixDoor
+from stallscope.intake.runs import Transport
+from stallscope.report import MAX_BYTES, ReportError
+from stallscope.sampling.clock import ScriptedClock
+
+Arrival = tuple[bytes, Transport, int | None]
+
+
+class Reception:
+    """Notes what arrives; refuses what says so."""
+
+    def __init__(self) -> None:
+        self.arrivals: queue.Queue[Arrival] = queue.Queue()
+
+    def accept(self, data: bytes, transport: Transport, pid: int | None) -> None:
+        self.arrivals.put((data, transport, pid))
+        if data.startswith(b"refuse"):
+            raise ReportError(data.decode(), "because")
+        if data == b"break":
+            raise RuntimeError("broken")
+
+    def next(self) -> Arrival:
+        return self.arrivals.get(timeout=10)
+
+
+@pytest.fixture
+def reception() -> Reception:
+    return Reception()
+
+
+@contextmanager
+def opened(reception: Reception, *doors: Door) -> Iterator[DoorKeeper]:
+    keeper = DoorKeeper(doors, reception.accept)
+    keeper.start()
+    try:
+        yield keeper
+    finally:
+        keeper.stop()
+
+
+def send(path: Path, *datagrams: bytes) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        for datagram in datagrams:
+            sender.sendto(datagram, str(path))
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "run" / "report.sock"
+
+
+def test_a_unix_datagram_arrives_with_the_senders_pid(reception: Reception, path: Path) -> None:
+    code = f"import socket; socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM).sendto(b'hello', {str(path)!r})"
+    with opened(reception, UnixDoor(path)), subprocess.Popen([sys.executable, "-c", code]) as child:
+        assert reception.next() == (b"hello", "unix", child.pid)
+
+
+def test_a_udp_datagram_arrives_without_pid(reception: Reception) -> None:
+    door = UdpDoor("127.0.0.1", 0)
+    with opened(reception, door), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+        sender.sendto(b"hello", ("127.0.0.1", door.port))
+        assert reception.next() == (b"hello", "udp", None)
+
+
+def test_the_longest_report_arrives_whole_and_a_longer_one_is_seen_to_be_longer(
+    reception: Reception, path: Path
+) -> None:
+    door = UdpDoor("127.0.0.1", 0)
+    with opened(reception, UnixDoor(path), door), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+        for size in (MAX_BYTES, MAX_BYTES + 1, MAX_BYTES + 1000):
+            send(path, b"x" * size)
+            assert len(reception.next()[0]) == min(size, MAX_BYTES + 1)
+            sender.sendto(b"x" * size, ("127.0.0.1", door.port))
+            assert len(reception.next()[0]) == min(size, MAX_BYTES + 1)
+
+
+def test_neither_a_refusal_nor_a_fault_nor_an_empty_datagram_stops_the_doors(
+    reception: Reception, path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with opened(reception, UnixDoor(path)):
+        send(path, b"refuse", b"break", b"", b"hello")
+        assert [reception.next()[0] for _ in range(4)] == [b"refuse", b"break", b"", b"hello"]
+    assert "refused a report through" in caplog.text
+    assert "RuntimeError: broken" in caplog.text
+
+
+def test_refusals_are_logged_once_a_minute_and_reason(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    reception, clock = Reception(), ScriptedClock()
+    keeper = DoorKeeper((UnixDoor(path),), reception.accept, clock)
+    keeper.start()
+    send(path, b"refuse one", b"refuse one", b"refuse two", b"end")
+    while reception.next()[0] != b"end":
+        pass
+    clock.advance(60)
+    send(path, b"refuse one")
+    keeper.stop()  # takes in what has arrived
+    assert [record.args[1] for record in caplog.records if isinstance(record.args, tuple)] == [
+        "refuse one",
+        "refuse two",
+        "refuse one",
+    ]
+
+
+def test_file_descriptors_sent_along_do_not_get_in(reception: Reception, path: Path) -> None:
+    with opened(reception, UnixDoor(path)):
+        before = open_files()
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender, open("/dev/null") as null:
+            sender.connect(str(path))
+            for _ in range(5):
+                socket.send_fds(sender, [b"hello"], [null.fileno()] * 20)
+                assert reception.next() == (b"hello", "unix", os.getpid())
+        assert open_files() == before
+
+
+def test_the_socket_is_open_to_every_user_by_default_and_its_mode_settable(reception: Reception, path: Path) -> None:
+    with opened(reception, UnixDoor(path)):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o666
+    with opened(reception, UnixDoor(path, 0o660)):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o660
+
+
+def test_a_socket_left_behind_is_replaced(reception: Reception, path: Path) -> None:
+    path.parent.mkdir()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as left_behind:
+        left_behind.bind(str(path))
+    with opened(reception, UnixDoor(path)) as keeper:
+        assert keeper.doors[0].problem == ""
+        send(path, b"hello")
+        assert reception.next()[0] == b"hello"
+
+
+@pytest.mark.parametrize("kind", [socket.SOCK_DGRAM, socket.SOCK_STREAM])
+def test_a_socket_that_somebody_answers_is_left_alone(
+    reception: Reception, path: Path, kind: socket.SocketKind, caplog: pytest.LogCaptureFixture
+) -> None:
+    path.parent.mkdir()
+    with socket.socket(socket.AF_UNIX, kind) as other:
+        other.bind(str(path))
+        if kind == socket.SOCK_STREAM:
+            other.listen()
+        with opened(reception, UnixDoor(path)) as keeper:
+            assert str(path) in keeper.doors[0].problem
+            assert "answers there; stop the other one or choose another path" in keeper.doors[0].problem
+        assert path.is_socket()
+    assert keeper.doors[0].problem in caplog.text
+
+
+def test_a_file_that_is_no_socket_is_left_alone(reception: Reception, path: Path) -> None:
+    path.parent.mkdir()
+    path.write_text("precious")
+    with opened(reception, UnixDoor(path)) as keeper:
+        assert "is no socket; choose another path" in keeper.doors[0].problem
+    assert path.read_text() == "precious"
+
+
+def test_a_path_that_cannot_be_is_told_and_the_other_door_works(reception: Reception, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    udp = UdpDoor("127.0.0.1", 0)
+    too_long, below_a_file = UnixDoor(tmp_path / ("x" * 120)), UnixDoor(tmp_path / "file/report.sock")
+    with opened(reception, too_long, below_a_file, udp) as keeper:
+        assert [bool(door.problem) for door in keeper.doors] == [True, True, False]
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+            sender.sendto(b"hello", ("127.0.0.1", udp.port))
+        assert reception.next()[0] == b"hello"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_without_permission_is_told_with_the_remedy(reception: Reception, path: Path) -> None:
+    path.parent.mkdir(mode=0o500)
+    with opened(reception, UnixDoor(path)) as keeper:
+        assert "choose a path in a folder that this user may write to" in keeper.doors[0].problem
+
+
+def test_a_busy_port_and_a_foreign_address_are_told(reception: Reception) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
+        other.bind(("127.0.0.1", 0))
+        port = other.getsockname()[1]
+        with opened(reception, UdpDoor("127.0.0.1", port), UdpDoor("192.0.2.1", 0)) as keeper:
+            busy, foreign = keeper.doors
+            assert f"UDP 127.0.0.1:{port}" in busy.problem
+            assert "choose a free port" in busy.problem
+            assert "choose an address of this machine" in foreign.problem
+
+
+def test_closing_removes_the_socket_but_not_one_that_took_its_place(reception: Reception, path: Path) -> None:
+    with opened(reception, UnixDoor(path)):
+        assert path.exists()
+    assert not path.exists()
+    with opened(reception, UnixDoor(path)):
+        path.unlink()
+        path.write_text("another's")
+    assert path.read_text() == "another's"
+
+
+def test_stopping_takes_in_what_arrived_and_ends_the_thread(reception: Reception, path: Path) -> None:
+    with opened(reception, UnixDoor(path)):
+        send(path, b"hello")
+    assert reception.next()[0] == b"hello"
+    assert not [thread for thread in threading.enumerate() if thread.name == "doors"]
+
+
+def test_a_flood_does_not_hold_up_a_stop(path: Path) -> None:
+    stopped = threading.Event()
+
+    def flood() -> None:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+            sender.settimeout(0.05)
+            while not stopped.is_set():
+                with suppress(OSError):  # full, or closed
+                    sender.sendto(b"x" * 100, str(path))
+
+    received = threading.Event()
+    keeper = DoorKeeper((UnixDoor(path),), lambda *arrival: received.set())
+    keeper.start()
+    thread = threading.Thread(target=flood)
+    thread.start()
+    assert received.wait(10)
+    keeper.stop(timeout=10)
+    stopped.set()
+    thread.join()
+    assert not [each for each in threading.enumerate() if each.name == "doors"]
+
+
+def test_a_keeper_that_never_started_stops_and_leaves_no_socket(reception: Reception, path: Path) -> None:
+    DoorKeeper((UnixDoor(path),), reception.accept).stop()
+    assert not path.exists()
