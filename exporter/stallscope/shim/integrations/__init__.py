@@ -1,0 +1,1 @@
+"""One file a framework, each importing its framework only when it is used."""

@@ -1,0 +1,95 @@
+"""The ends of a process: its exit, a failure, and the forks that must stay silent."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import weakref
+from types import TracebackType
+from typing import Protocol
+
+
+class Session(Protocol):
+    """What ends with the process."""
+
+    def finish(self, state: str = "finished") -> None:
+        """Tell that it ended, and stop."""
+
+    def silence(self) -> None:
+        """Stop without telling."""
+
+
+_open: list[Session] = []
+_everyone: weakref.WeakSet[Session] = weakref.WeakSet()
+_watching = 0
+_failed = False
+
+
+def know(session: Session) -> None:
+    """Silence this session in processes forked from this one."""
+    if not _everyone and hasattr(os, "register_at_fork"):
+        _hear_of_forks()
+    _everyone.add(session)
+
+
+def watch(session: Session) -> None:
+    """Finish this session when the process ends, as failed where an uncaught exception ended it."""
+    global _watching
+    if _watching != os.getpid():
+        _watching = os.getpid()
+        _chain_exception_hook()
+        # A child of multiprocessing leaves without atexit, but calls these.
+        util = sys.modules.get("multiprocessing.util")
+        process = sys.modules.get("multiprocessing.process")
+        if util is not None and process is not None and process.parent_process() is not None:
+            util.Finalize(None, finish_all, exitpriority=100)
+        else:
+            atexit.register(finish_all)
+    _open.append(session)
+
+
+def forget(session: Session) -> None:
+    """This session is over."""
+    if session in _open:
+        _open.remove(session)
+
+
+def watched() -> tuple[Session, ...]:
+    """Sessions that are open in this process."""
+    return tuple(_open)
+
+
+def finish_all() -> None:
+    """Finish what is open; called when the process ends."""
+    error = sys.exc_info()[1]  # multiprocessing calls while the exception is on its way
+    failed = _failed or (error is not None and not (isinstance(error, SystemExit) and error.code in (None, 0)))
+    for session in watched():
+        session.finish("failed" if failed else "finished")
+
+
+_hearing = False
+
+
+def _hear_of_forks() -> None:
+    global _hearing
+    if not _hearing:
+        _hearing = True
+        os.register_at_fork(after_in_child=_forked)
+
+
+def _forked() -> None:
+    _open.clear()
+    for session in list(_everyone):
+        session.silence()
+
+
+def _chain_exception_hook() -> None:
+    previous = sys.excepthook
+
+    def note_failure(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        global _failed
+        _failed = True
+        previous(kind, error, trace)
+
+    sys.excepthook = note_failure

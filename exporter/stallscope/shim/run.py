@@ -1,0 +1,504 @@
+"""`Run`: one training process as one rank of a job."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from math import inf, isfinite
+from types import TracebackType
+from typing import Protocol
+
+from stallscope import report as documents
+from stallscope.shim import identity, lifetime
+from stallscope.shim.process import ProcessProbe
+from stallscope.shim.timeline import NO_PHASE, Phase, Timeline
+from stallscope.shim.tolerance import amount, complain, finite, label, number, switched_on, tolerate, warn
+from stallscope.shim.transport import Sender, transport
+
+_LAST_WORDS = 0.05
+"""Seconds that the last report may wait for room in the exporter's queue."""
+_STEP_COST = 0.7e-6
+_PHASE_COST = 0.3e-6
+"""What the shim takes for a step and for a phase, in seconds: measuring each would cost as much again."""
+
+
+class Clock(Protocol):
+    """What a run needs to know of time; the `time` module is one."""
+
+    def monotonic(self) -> float:
+        """Seconds that only grow."""
+
+    def time(self) -> float:
+        """Unix time in seconds."""
+
+
+class Probe(Protocol):
+    """What a run needs to know of its process."""
+
+    def read(self) -> tuple[Mapping[str, float], Mapping[str, float]]:
+        """Counters and gauges, by the names of `report.COUNTERS` and `report.GAUGES`; called for each report."""
+
+    def close(self) -> None:
+        """Called when the run ends."""
+
+
+class Run:
+    """One training process as one rank of a job, from its creation to its end.
+
+        with stallscope.Run("resnet50", samples_per_step=256) as run:
+            for batch in loader:
+                with run.phase("forward"):
+                    loss = model(batch)
+                run.report(loss=loss.item())
+                run.step()
+
+    From creation until the loop begins, time is initialization. The loop begins with the first `data_wait`,
+    `host_copy`, `forward`, `backward` or `optimizer` phase, or, without such phases, with the first `step()`: that
+    step's length is unknown, so it counts as progress and has no duration.
+
+    Nothing here raises, waits or starts a thread: what goes wrong is logged once under the logger `stallscope`.
+    Calls belong in one thread. A forked child and a pickled copy are silent.
+
+    Environment: STALLSCOPE_ADDRESS, STALLSCOPE_RUN, STALLSCOPE_TOKEN, STALLSCOPE_JOB_CLASS, STALLSCOPE_GIT_COMMIT,
+    STALLSCOPE_RANK, STALLSCOPE_LOCAL_RANK, STALLSCOPE_WORLD_SIZE; STALLSCOPE_DISABLE=1 turns everything off,
+    STALLSCOPE_STRICT=1 raises what would be logged.
+
+    A simulated rank is a run with a clock and a sender of its own:
+
+        run = Run("job", rank=3, world_size=8, gpus=[{"gpu": "3", "uuid": "GPU-…"}], info={"hostname": "node-1"},
+                  clock=clock, sender=intake.take, process=probe, pid=70003)
+
+    With its own clock a run doesn't hang on the end of the process (whoever scripts the clock calls `finish()`, or
+    drops the run to play a process that was killed), and tells of no process but the probe's.
+    """
+
+    def __init__(
+        self,
+        name: str | None = None,
+        *,
+        samples_per_step: float | None = None,
+        tokens_per_step: float | None = None,
+        flops_per_step: float | None = None,
+        steps_planned: int | None = None,
+        rank: int | None = None,
+        local_rank: int | None = None,
+        world_size: int | None = None,
+        gpus: Sequence[Mapping[str, str]] | None = None,
+        precision: str | Sequence[str] = (),
+        info: Mapping[str, str] | None = None,
+        interval: float = 0.5,
+        clock: Clock | None = None,
+        sender: Sender | None = None,
+        process: Probe | None = None,
+        pid: int | None = None,
+    ) -> None:
+        """Start a run; its first report leaves at once.
+
+        Args:
+            name: the job's name, the same on all ranks; else STALLSCOPE_RUN, else script and job number or start.
+            samples_per_step: samples of this rank in each step.
+            tokens_per_step: tokens of this rank in each step.
+            flops_per_step: floating-point operations of the model for each step of this rank.
+            steps_planned: steps of the whole run.
+            rank: global rank; else from torchrun, Slurm, Open MPI or STALLSCOPE_RANK, else 0.
+            local_rank: rank on this node, from the same source.
+            world_size: number of ranks, from the same source.
+            gpus: what this rank computes on, `{"gpu": NVML index, "uuid": …}` each; one of the two may be empty.
+            precision: of the model's arithmetic: fp32, tf32, fp16, bf16, fp8, or several of them.
+            info: replaces what was found out, by the names of `report.INFO_KEYS`.
+            interval: fewest seconds between two reports.
+            clock: another clock than the machine's.
+            sender: takes an encoded report and returns None, or the cause why it was dropped.
+            process: another source of counters and gauges than this process.
+            pid: another process number than this process'.
+        """
+        self.silent = True
+        self.name = ""
+        self.rank = 0
+        self.batch_size: float | None = None
+        self.timeline = Timeline(time.monotonic, self._publish, interval)
+        try:
+            if switched_on("STALLSCOPE_DISABLE"):
+                return
+            self._clock: Clock = time if clock is None else clock
+            self._scripted = clock is not None
+            self._interval = interval
+            self._start = self._clock.time()
+            self._owner = os.getpid()
+            self._pid = self._owner if pid is None else pid
+            self._session = os.urandom(8).hex()
+            self._sequence = 0
+            self._state = "starting"
+            self._dropped: dict[str, int] = {}
+            self._overhead = 0.0
+            self._gauges: dict[str, float] = {}
+            self._values: dict[str, float] = {}
+            self._nonfinite = 0
+            self._pass = -1
+            self._epoch_told = False
+            self._step_offset = 0
+            self._per_step: dict[str, float] = {}
+            self._work: dict[str, float] = {}
+            self._work_steps = 0
+            self._identify(name, rank, local_rank, world_size, gpus, precision, info)
+            self._sender: Sender = transport(os.environ) if sender is None else sender
+            self._probe: Probe | None = process
+            if process is None and clock is None:
+                self._probe = ProcessProbe()
+            self.timeline = Timeline(self._clock.monotonic, self._publish, interval)
+            self.silent = False
+            self.plan(samples_per_step, tokens_per_step, flops_per_step, steps_planned)
+            lifetime.know(self)
+            if clock is None:
+                lifetime.watch(self)
+            self._publish(self.timeline.mark)
+        except Exception as error:
+            self.silence()
+            tolerate(error, "starting a run")
+
+    def step(self) -> None:
+        """Mark the end of a step, which is the beginning of the next. Does nothing inside an outside phase."""
+        if not self.silent:
+            self.timeline.step()
+
+    def phase(self, name: str) -> Phase:
+        """Book the time of a `with` block to a phase, at most 32 of them.
+
+        Known phases: `data_wait`, `host_copy`, `forward`, `backward`, `communication`, `optimizer`, `checkpoint`,
+        `logging`; outside of steps `evaluation`, `restore`, `paused` and `initialization`; and any name of your own.
+        Phases nest: time in an inner one is taken out of the outer, so that all of them sum to the loop's time.
+        """
+        if self.silent:
+            return NO_PHASE
+        try:
+            return self.timeline.phase(name)
+        except Exception as error:
+            tolerate(error, "finding a phase")
+            return NO_PHASE
+
+    def report(
+        self,
+        *,
+        loss: float | None = None,
+        learning_rate: float | None = None,
+        gradient_norm: float | None = None,
+        epoch: float | None = None,
+        step: int | None = None,
+        steps_planned: int | None = None,
+        batch_size: float | None = None,
+        samples: float | None = None,
+        tokens: float | None = None,
+        flops: float | None = None,
+        **values: float,
+    ) -> None:
+        """Tell values, each kept until told again. Only Python and NumPy numbers are taken, never tensors.
+
+        Args:
+            loss: the training loss; one that isn't finite is counted instead.
+            learning_rate: the present learning rate.
+            gradient_norm: the gradients' norm.
+            epoch: the present epoch; a tracked loader counts epochs from 0 until one is told.
+            step: steps done by now, for a run that goes on from a checkpoint.
+            steps_planned: steps of the whole run.
+            batch_size: samples of this rank in each step from now on.
+            samples: samples processed since the last call, where steps differ; instead of a number for each step.
+            tokens: tokens processed since the last call, likewise.
+            flops: floating-point operations done since the last call, likewise.
+            values: further gauges, at most 32 names a run.
+        """
+        if self.silent:
+            return
+        try:
+            if loss is not None:
+                self._report_loss(loss)
+            if learning_rate is not None:
+                self.gauge("learning_rate", learning_rate)
+            if gradient_norm is not None:
+                self.gauge("gradient_norm", gradient_norm)
+            if epoch is not None:
+                self._epoch_told = True
+                self.gauge("epoch", epoch)
+            if step is not None and (done := amount("step", step)) is not None:
+                self._step_offset = int(done) - self.timeline.steps
+            if steps_planned is not None or batch_size is not None:
+                self.plan(batch_size, None, None, steps_planned)
+            for key, done in (("samples", samples), ("tokens", tokens), ("flops", flops)):
+                if done is not None and (added := amount(key, done)) is not None:
+                    self._work[key] = self._work.get(key, 0.0) + added
+            for key, value in values.items():
+                self._report_value(key, value)
+            timeline = self.timeline
+            if (now := timeline.now()) >= timeline.due:
+                self._publish(now)
+        except Exception as error:
+            tolerate(error, "reporting")
+
+    def finish(self, state: str = "finished") -> None:
+        """End the run as `finished` or `failed` and send the last report; calls after it do nothing."""
+        if self.silent:
+            return
+        try:
+            if state not in ("finished", "failed"):
+                complain(f"a run is to finish as {state!r:.80}; expected finished or failed, failed is taken")
+                state = "failed"
+            self._state = state
+            self._publish(self.timeline.now(), last=True)
+        except Exception as error:
+            tolerate(error, "finishing a run")
+        finally:
+            self._close()
+
+    def __enter__(self) -> Run:  # noqa: PYI034 (no subclass is meant)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        leaving = error is None or (isinstance(error, SystemExit) and error.code in (None, 0))
+        self.finish("finished" if leaving else "failed")
+
+    def __reduce__(self) -> tuple[Callable[[], Run], tuple[()]]:
+        return _silent_run, ()
+
+    # What follows is for track, integrations and this package's other modules.
+
+    def plan(
+        self,
+        samples_per_step: float | None,
+        tokens_per_step: float | None,
+        flops_per_step: float | None,
+        steps_planned: int | None,
+    ) -> None:
+        """Set what each step from now on is worth, and how many steps there will be; None leaves as it is."""
+        if self.silent:
+            return
+        told = (("samples", samples_per_step), ("tokens", tokens_per_step), ("flops", flops_per_step))
+        for key, value in told:
+            if value is not None and (each := amount(f"{key} per step", value)) is not None:
+                self._settle_work()
+                self._per_step[key] = each
+                if key == "samples":
+                    self.batch_size = self._gauges["batch_size"] = each
+        if steps_planned is not None and (planned := amount("steps_planned", steps_planned)) is not None:
+            self._gauges["steps_planned"] = planned
+
+    def gauge(self, key: str, value: object) -> None:
+        """Set one of `report.GAUGES`."""
+        if not self.silent and (found := finite(key, value)) is not None:
+            self._gauges[key] = found
+
+    def gpu_time(self, phase: str, seconds: float) -> None:
+        """Add time of a phase by the GPU's clock, where device events measure it."""
+        if self.silent:
+            return
+        try:
+            found = self.timeline.phase(phase)
+            added = amount("gpu_time", seconds)
+            if added is not None and found is not NO_PHASE:
+                found.gpu_seconds = (found.gpu_seconds or 0.0) + added
+        except Exception as error:
+            tolerate(error, "booking GPU time")
+
+    def begin_pass(self) -> None:
+        """A pass over a tracked loader begins."""
+        if self.silent:
+            return
+        self._pass += 1
+        if not self._epoch_told:
+            self._gauges["epoch"] = self._pass
+
+    def silence(self) -> None:
+        """Send nothing any more: this is a forked child, or the run could not start."""
+        self.silent = True
+        self.timeline.due = inf
+
+    def _identify(
+        self,
+        name: str | None,
+        rank: int | None,
+        local_rank: int | None,
+        world_size: int | None,
+        gpus: Sequence[Mapping[str, str]] | None,
+        precision: str | Sequence[str],
+        info: Mapping[str, str] | None,
+    ) -> None:
+        found_rank, found_local, found_world = identity.ranks(os.environ)
+        self.rank = found_rank if rank is None else int(rank)
+        self._local_rank = found_local if local_rank is None else int(local_rank)
+        world = found_world if world_size is None else int(world_size)
+        script = sys.argv[0] if getattr(sys, "argv", None) else ""
+        self.name = label("" if name is None else name, documents.MAX_NAME_LENGTH) or label(
+            identity.run_name(os.environ, world, script, self._start), documents.MAX_NAME_LENGTH
+        )
+        local = self._local_rank if self._local_rank is not None else 0
+        known = {
+            **identity.information(os.environ),
+            "local_rank": str(local),
+            "world_size": str(world),
+            **(info or {}),
+        }
+        self._info = {key: label(known[key], documents.MAX_LABEL_LENGTH) for key in documents.INFO_KEYS}
+        self._seeks_gpus = gpus is None
+        self._gpus = [dict(gpu) for gpu in gpus or ()]
+        if gpus is None:
+            self._find_gpus()
+        words = (precision,) if isinstance(precision, str) else tuple(precision)
+        self._precision = [word for word in words if word in documents.PRECISIONS]
+        if len(self._precision) < len(words):
+            complain(f"precision is {precision!r:.80}; expected some of {', '.join(documents.PRECISIONS)}")
+
+    def _find_gpus(self) -> None:
+        try:
+            self._gpus = identity.gpus(os.environ, self._local_rank)
+        except Exception as error:
+            tolerate(error, "looking for the rank's GPU")
+
+    def _read_process(self) -> tuple[Mapping[str, float], Mapping[str, float]]:
+        try:
+            return ({}, {}) if self._probe is None else self._probe.read()
+        except Exception as error:
+            tolerate(error, "reading the process")
+            return {}, {}
+
+    def _report_loss(self, loss: object) -> None:
+        value = number(loss)
+        if value is not None and not isfinite(value):
+            self._nonfinite += 1
+        else:
+            self.gauge("loss", loss)
+
+    def _report_value(self, name: str, value: object) -> None:
+        if name not in self._values:
+            if len(self._values) >= documents.MAX_VALUES:
+                complain(f"value {name!r:.80} is one too many; at most {documents.MAX_VALUES} are reported", "values")
+                return
+            if not name or label(name, documents.MAX_LABEL_LENGTH) != name:
+                complain(
+                    f"a value is called {name!r:.80}; expected printable text of at most {documents.MAX_LABEL_LENGTH}"
+                    " characters",
+                    "values: name",
+                )
+                return
+        found = finite(f"value {name}", value)
+        if found is not None:
+            self._values[name] = found
+
+    def _settle_work(self) -> None:
+        """Book the work of the steps so far: from now on, each is worth something else."""
+        steps = self.timeline.steps - self._work_steps
+        self._work_steps = self.timeline.steps
+        for key, each in self._per_step.items():
+            self._work[key] = self._work.get(key, 0.0) + each * steps
+
+    def _publish(self, now: float, last: bool = False) -> None:
+        if os.getpid() != self._owner:  # forked by a library that tells nobody
+            self.silence()
+            return
+        timeline = self.timeline
+        timeline.interval = max(self._interval, getattr(self._sender, "interval", 0.0))
+        timeline.due = now + timeline.interval
+        cause: str | None = "error"
+        try:
+            payload = documents.encode(self._document(now))
+            cause = "too_large" if len(payload) > documents.MAX_BYTES else self._sender(payload)
+            if last and not self._scripted:
+                patience = time.monotonic() + _LAST_WORDS
+                while cause == "queue_full" and time.monotonic() < patience:
+                    time.sleep(0.005)
+                    cause = self._sender(payload)
+        finally:
+            if cause is not None:
+                self._dropped[cause] = self._dropped.get(cause, 0) + 1
+            self._overhead += timeline.now() - now
+        if cause is not None and cause != "absent":
+            warn(f"a report could not be sent ({cause}); what it told goes with the next one", f"dropped: {cause}")
+
+    def _document(self, now: float) -> dict[str, object]:
+        timeline = self.timeline
+        timeline.book(now)
+        timeline.slow_steps.judge()
+        self._settle_work()
+        if self._state == "starting" and timeline.looping:
+            self._state = "running"
+        if not self._info["framework"]:
+            self._info["framework"] = identity.framework()
+        if self._seeks_gpus and "torch" in sys.modules:  # which the program may only now have put on its device
+            self._find_gpus()
+        counters, gauges = self._read_process()
+        self._sequence += 1
+        sent = self._clock.time()
+        occurrences = 0
+        phases: dict[str, dict[str, float]] = {}
+        for phase in timeline.phases.values():
+            if phase.occurrences or phase.seconds or phase.gpu_seconds is not None:
+                occurrences += phase.occurrences
+                phases[phase.name] = {
+                    "seconds": round(phase.seconds, 6),
+                    "occurrences": phase.occurrences,
+                    "max": round(phase.longest(now), 6),
+                }
+                if phase.gpu_seconds is not None:
+                    phases[phase.name]["gpu_seconds"] = round(phase.gpu_seconds, 6)
+        document: dict[str, object] = {
+            "version": documents.VERSION,
+            "run": self.name,
+            "rank": self.rank,
+            "session": self._session,
+            "sequence": self._sequence,
+            "pid": self._pid,
+            "start": round(self._start, 3),
+            "sent": round(sent, 3),
+            "state": self._state,
+            "activity": timeline.activity,
+            "info": self._info,
+            "gpus": self._gpus,
+            "phases": phases,
+            "counters": {
+                **counters,
+                **self._work,
+                "slow_steps": timeline.slow_steps.count,
+                "slow_step_excess_seconds": round(timeline.slow_steps.excess, 6),
+                "nonfinite_losses": self._nonfinite,
+                "shim_overhead_seconds": round(
+                    self._overhead + timeline.steps * _STEP_COST + occurrences * _PHASE_COST, 6
+                ),
+            },
+            "gauges": {**gauges, **self._gauges, "step": timeline.steps + self._step_offset},
+            "values": self._values,
+            "precision": self._precision,
+            "dropped": self._dropped,
+        }
+        if timeline.first_step is not None and timeline.last_step is not None:
+            # By the wall clock of now, which may have been set since.
+            document["first_step"] = round(sent - (now - timeline.first_step), 3)
+            document["last_step"] = round(sent - (now - timeline.last_step), 3)
+            document["step_seconds"] = {
+                "counts": timeline.counts,
+                "sum": round(timeline.step_seconds, 6),
+                "count": sum(timeline.counts),
+            }
+        return document
+
+    def _close(self) -> None:
+        self.silence()
+        lifetime.forget(self)
+        for part in (self._probe, self._sender):
+            close = getattr(part, "close", None)
+            if close is not None:
+                try:
+                    close()
+                except Exception as error:
+                    tolerate(error, "closing a run")
+
+
+def _silent_run() -> Run:
+    """What a copy of a run is: nothing that another process does may speak in its name."""
+    copy = Run.__new__(Run)
+    copy.name = ""
+    copy.rank = 0
+    copy.batch_size = None
+    copy.timeline = Timeline(time.monotonic, lambda _: None, inf)
+    copy.silent = True
+    return copy

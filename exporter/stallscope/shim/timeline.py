@@ -1,0 +1,330 @@
+"""Where the time goes: every moment of a session belongs to exactly one phase."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable
+from math import inf
+
+from stallscope.shim.slow_steps import SlowSteps
+from stallscope.shim.tolerance import complain, label, tolerate
+
+STEP_BUCKETS = (
+    *(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5),
+    *(1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0),
+)
+"""The catalogue's bounds, held equal by a test: importing the catalogue would cost more than the shim."""
+OUTSIDE_PHASES = ("initialization", "evaluation", "restore", "paused")
+"""Phases that lie in no step: while they last, the step's clock stands still."""
+STEP_PHASES = ("data_wait", "host_copy", "forward", "backward", "communication", "optimizer", "other")
+"""Phases that make up a step. Any other phase inside a step explains its being long."""
+_OPENING = ("data_wait", "host_copy", "forward", "backward", "optimizer")
+_RECENT = 60.0
+_MAX_PHASES = 32
+_MAX_NAME_LENGTH = 128
+
+
+class Phase:
+    """A named part of the loop's time, and the context manager that books to it.
+
+    Time in a phase opened inside this one is the inner one's alone. A phase opened inside itself, or a step's phase
+    inside one that lies outside steps (`data_wait` of an evaluation), changes nothing: the time stays where it is.
+    """
+
+    __slots__ = (
+        "_hidden",
+        "_longest",
+        "_timeline",
+        "gpu_seconds",
+        "mark",
+        "name",
+        "occurrences",
+        "opened",
+        "outside",
+        "peak",
+        "seconds",
+        "special",
+    )
+
+    def __init__(self, timeline: Timeline | None, name: str) -> None:
+        self.name = name
+        self.seconds = 0.0
+        self.occurrences = 0
+        self.gpu_seconds: float | None = None
+        self.outside = name in OUTSIDE_PHASES
+        self.special = name not in STEP_PHASES
+        self.opened = False
+        self.mark = 0.0  # `seconds` when the present occurrence began
+        self.peak = 0.0  # longest occurrence since the last report
+        self._hidden = 0
+        self._longest: deque[tuple[float, float]] = deque()
+        self._timeline = timeline
+
+    def __enter__(self) -> Phase:  # noqa: PYI034 (no subclass is meant)
+        timeline = self._timeline
+        if timeline is None:
+            return self
+        try:
+            outer = timeline.current
+            if (self.opened or outer.outside) and self._stays_hidden(timeline, outer):
+                self._hidden += 1
+                return self
+            outer = timeline.current
+            now = timeline.now()
+            outer.seconds += now - timeline.mark
+            timeline.mark = now
+            timeline.outer.append(outer)
+            timeline.current = self
+            self.opened = True
+            self.occurrences += 1
+            self.mark = self.seconds
+            if self.special and (self.outside or self.name == "checkpoint"):
+                timeline.activity_changed(now)
+        except Exception as error:
+            tolerate(error, "opening a phase")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        timeline = self._timeline
+        if timeline is None:
+            return
+        try:
+            if self._hidden:
+                self._hidden -= 1
+                return
+            if not self.opened:
+                return
+            now = timeline.now()
+            current = timeline.current
+            current.seconds += now - timeline.mark
+            timeline.mark = now
+            if current is self:
+                timeline.current = timeline.outer.pop()
+            else:  # left out of order, as generators can do it: the one inside goes on
+                timeline.outer.remove(self)
+            self.opened = False
+            spent = self.seconds - self.mark
+            if spent > self.peak:
+                self.peak = spent
+            if self.special:
+                timeline.special_phase_ended(self, spent, now)
+            elif now >= timeline.due:
+                timeline.publish(now)
+        except Exception as error:
+            tolerate(error, "closing a phase")
+
+    @property
+    def hidden(self) -> bool:
+        """Whether the innermost opening of this phase books nothing."""
+        return self._hidden > 0
+
+    def longest(self, now: float) -> float:
+        """Longest occurrence of the last minute in seconds, the open one included."""
+        longest = self._longest
+        if self.peak > 0.0:
+            while longest and longest[-1][1] <= self.peak:
+                longest.pop()
+            longest.append((now, self.peak))
+            self.peak = 0.0
+        while longest and longest[0][0] < now - _RECENT:
+            longest.popleft()
+        return max(self.seconds - self.mark if self.opened else 0.0, longest[0][1] if longest else 0.0)
+
+    def _stays_hidden(self, timeline: Timeline, outer: Phase) -> bool:
+        if self.opened:
+            return True
+        if outer is timeline.initialization and not timeline.outer and not outer.hidden and self.name in _OPENING:
+            timeline.begin_loop(timeline.now())
+            return False
+        return outer.outside and not self.outside
+
+
+NO_PHASE = Phase(None, "")
+"""Books nothing, for a run that is off and for a phase that can't be had."""
+
+
+class Timeline:
+    """A session's time, step by step and phase by phase.
+
+    All phases together are the time since the beginning; those of the steps, `other` as their rest included, are the
+    steps' time and that of the step under way. Time before the loop is `initialization`: until the first wait for
+    data, copy, forward, backward or optimizer, or until the first `step()`.
+    """
+
+    __slots__ = (
+        "_explained",
+        "_outside",
+        "_publish",
+        "_step_began",
+        "counts",
+        "current",
+        "due",
+        "first_step",
+        "initialization",
+        "interval",
+        "last_step",
+        "mark",
+        "now",
+        "other",
+        "outer",
+        "phases",
+        "slow_steps",
+        "step_seconds",
+        "steps",
+    )
+
+    def __init__(self, now: Callable[[], float], publish: Callable[[float], None], interval: float) -> None:
+        """Begin now.
+
+        Args:
+            now: a monotonic clock, in seconds.
+            publish: called inside the loop when a report is due; it sets `due`.
+            interval: seconds from one report to the next.
+        """
+        self.now = now
+        self.mark = now()
+        """Up to when time is booked."""
+        self.due = inf
+        """When the next report is due; never, until the owner says so."""
+        self._publish = publish
+        self.interval = interval
+        """Seconds between reports; what one report may come early."""
+        self.initialization = Phase(self, "initialization")
+        self.other = Phase(self, "other")
+        self.phases = {"initialization": self.initialization, "other": self.other}
+        self.current = self.initialization
+        self.outer: list[Phase] = []
+        self.initialization.opened = True
+        self.initialization.occurrences = 1
+        self.counts = [0] * (len(STEP_BUCKETS) + 1)
+        self.step_seconds = 0.0
+        self.steps = 0
+        """Steps told, the one that ended initialization included though its length is unknown."""
+        self.first_step: float | None = None
+        self.last_step: float | None = None
+        self.slow_steps = SlowSteps()
+        self._step_began = self.mark
+        self._outside = 0.0
+        self._explained = 0.0
+
+    def phase(self, name: str) -> Phase:
+        """The phase of that name, the same object each time; one that books nothing where the name is not usable."""
+        found = self.phases.get(name)
+        return found if found is not None else self._new_phase(name)
+
+    def step(self) -> None:
+        """Mark a step's boundary. Inside a phase that lies outside steps this does nothing."""
+        try:
+            current = self.current
+            if current.outside:
+                self._first_boundary()
+                return
+            now = self.now()
+            current.seconds += now - self.mark
+            self.mark = now
+            duration = now - self._step_began - self._outside
+            self._step_began = now
+            self._outside = 0.0
+            self.counts[bisect_left(STEP_BUCKETS, duration)] += 1
+            self.step_seconds += duration
+            self.steps += 1
+            self.last_step = now
+            other = self.other
+            spent = other.seconds - other.mark
+            if spent > other.peak:
+                other.peak = spent
+            other.mark = other.seconds
+            other.occurrences += 1
+            if self._explained:
+                duration -= self._explained
+                self._explained = 0.0
+            self.slow_steps.durations.append(duration)
+            if self.first_step is None:
+                self.first_step = now
+            if now >= self.due:
+                self._publish(now)
+        except Exception as error:
+            tolerate(error, "marking a step")
+
+    def begin_loop(self, now: float) -> None:
+        """End initialization: the first step begins."""
+        initialization = self.initialization
+        initialization.seconds += now - self.mark
+        self.mark = now
+        initialization.opened = False
+        initialization.peak = initialization.seconds
+        self.current = self.other
+        self.other.opened = True
+        self._step_began = now
+        self._outside = 0.0
+        self._explained = 0.0
+        self.activity_changed(now)
+
+    def book(self, now: float) -> None:
+        """Book open time up to now."""
+        self.current.seconds += now - self.mark
+        self.mark = now
+
+    def publish(self, now: float) -> None:
+        """Send a report, which is due."""
+        self._publish(now)
+
+    def activity_changed(self, now: float) -> None:
+        """Tell at once that another activity began, at the price of the report after.
+
+        Without it, a checkpoint that hangs would look like a step that does.
+        """
+        due = self.due
+        if now >= due:
+            self._publish(now)
+        elif due - now <= self.interval:
+            self._publish(now)
+            self.due += due - now
+
+    def special_phase_ended(self, phase: Phase, spent: float, now: float) -> None:
+        """Take a phase out of the step that contains it, wholly or as an excuse."""
+        if phase.outside:
+            self._outside += spent
+            self.activity_changed(now)
+            return
+        self._explained += spent
+        if phase.name == "checkpoint":
+            self.activity_changed(now)
+        elif now >= self.due:
+            self._publish(now)
+
+    @property
+    def looping(self) -> bool:
+        """Whether the first step has begun."""
+        return self.other.opened
+
+    @property
+    def activity(self) -> str:
+        """What the session is doing, one of the contract's activities."""
+        if self.current.outside:
+            return self.current.name
+        checkpoint = self.phases.get("checkpoint")
+        return "checkpoint" if checkpoint is not None and checkpoint.opened else "training"
+
+    def _first_boundary(self) -> None:
+        initialization = self.initialization
+        if self.current is not initialization or self.outer or initialization.hidden:
+            return
+        now = self.now()
+        self.steps = 1
+        self.first_step = self.last_step = now
+        self.begin_loop(now)
+
+    def _new_phase(self, name: str) -> Phase:
+        if type(name) is not str or not name or label(name, _MAX_NAME_LENGTH) != name:
+            complain(
+                f"a phase is called {name!r:.80}; expected printable text of at most {_MAX_NAME_LENGTH} characters",
+                "phase: name",
+            )
+            return NO_PHASE
+        if len(self.phases) >= _MAX_PHASES:
+            complain(f"phase {name!r} is one too many; at most {_MAX_PHASES} are booked", "phase: too many")
+            return NO_PHASE
+        found = self.phases[name] = Phase(self, name)
+        return found

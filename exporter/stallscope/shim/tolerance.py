@@ -1,0 +1,88 @@
+"""A monitor must not break what it watches: complaints are logged once, and raised only when asked for."""
+
+from __future__ import annotations
+
+import os
+import sys
+from math import inf, isfinite
+
+_told: set[str] = set()
+
+
+def switched_on(variable: str) -> bool:
+    """Tell whether an environment variable is set to anything but nothing, 0, false, no or off."""
+    return os.environ.get(variable, "").strip().lower() not in ("", "0", "false", "no", "off")
+
+
+def complain(message: str, cause: str = "", error: Exception | None = None) -> None:
+    """Warn of a mistake.
+
+    Raises:
+        Exception: the error, or a ValueError with the message, where STALLSCOPE_STRICT=1.
+    """
+    if switched_on("STALLSCOPE_STRICT"):
+        raise error if error is not None else ValueError(message)
+    warn(message, cause)
+
+
+def warn(message: str, cause: str = "") -> None:
+    """Log a warning once for each cause (the message where none is given)."""
+    cause = cause or message
+    if cause in _told or len(_told) >= 100:
+        return
+    _told.add(cause)
+    import logging  # only where there is something to say: it costs more than the rest of the shim to import
+
+    logging.getLogger("stallscope").warning("%s", message)
+
+
+def tolerate(error: Exception, doing: str) -> None:
+    """Complain of an error of the shim's own; the training goes on without what was being done."""
+    complain(f"{doing} failed: {type(error).__name__}: {error}", f"{doing}: {type(error).__name__}", error)
+
+
+def number(value: object) -> float | int | None:
+    """Take a Python or NumPy number as it is; None for anything else.
+
+    A tensor is anything else on purpose: turning one into a number waits for the GPU.
+    """
+    kind = type(value)
+    if kind is float or (kind is int and -(2**53) <= value <= 2**53):  # type: ignore[operator]
+        return value  # type: ignore[return-value]
+    numpy = sys.modules.get("numpy")
+    kinds = (float, int) if numpy is None else (float, int, numpy.floating, numpy.integer)
+    if not issubclass(kind, kinds):
+        return None
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except OverflowError:
+        return inf
+
+
+def finite(name: str, value: object) -> float | int | None:
+    """As `number`, complaining of what is no number or not finite."""
+    found = number(value)
+    if found is None:
+        complain(
+            f"{name} is a {type(value).__name__}; only Python and NumPy numbers are taken, since reading a tensor waits"
+            " for the GPU: pass its .item() where that is fine",
+            f"{name}: type",
+        )
+    elif not isfinite(found):
+        complain(f"{name} is {found}; only finite numbers are reported", f"{name}: not finite")
+        return None
+    return found
+
+
+def amount(name: str, value: object) -> float | int | None:
+    """As `finite`, complaining of what is below zero as well."""
+    found = finite(name, value)
+    if found is not None and found < 0:
+        complain(f"{name} is {found}; expected a number not below 0", f"{name}: negative")
+        return None
+    return found
+
+
+def label(text: object, longest: int) -> str:
+    """Make text fit for a label: printable, without surrounding space, of limited length."""
+    return "".join([character for character in str(text) if character.isprintable()]).strip()[:longest].strip()
