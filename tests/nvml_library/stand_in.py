@@ -1,9 +1,9 @@
 """The other half of `nvml_stand_in.c`: builds the library, and sets what its GPUs answer while programs use it.
 
-    node = NvmlStandIn(directory)
-    node.gpu[3].state = GpuState.LOST
-    subprocess.run([...], env=os.environ | node.environment)
-    node.calls("nvmlDeviceGetPowerUsage")
+node = NvmlStandIn(directory)
+node.gpu[3].state = GpuState.LOST
+subprocess.run([...], env=os.environ | node.environment)
+node.calls("nvmlDeviceGetPowerUsage")
 """
 
 from __future__ import annotations
@@ -223,8 +223,8 @@ class NvmlStandIn:
             gpu.energy_millijoules = 1_000_000
             gpu.temperature = 41
             gpu.memory_temperature = 48
-            gpu.clock_mhz[:] = (345, 345, 2619, 765)
-            gpu.clock_max_mhz[:] = (1980, 1980, 2619, 1545)
+            gpu.clock_mhz[:] = [345, 345, 2619, 765]
+            gpu.clock_max_mhz[:] = [1980, 1980, 2619, 1545]
             gpu.memory_total = 81_559 * MEBIBYTE
             gpu.memory_reserved = 479 * MEBIBYTE
 

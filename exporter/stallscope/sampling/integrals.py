@@ -1,0 +1,168 @@
+"""Integrals over time of what a driver only samples: seconds, joules, and how often a GPU starves.
+
+A `Timeline` turns readings (buffered samples with the driver's timestamps, or polls by our own clock) into stretches of
+time with one value each; an integral adds stretches up. An interval is credited to the reading that ends it. One that
+is longer than the timeline's limit is an outage: nothing is known of it, and none of it is credited.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from stallscope.catalogue import BELOW_LEVELS, UTILIZATION_BUCKETS
+
+DIP_LEVEL = 0.1
+"""Utilisation under which a fall counts as a dip."""
+BUSY_LEVEL = 0.5
+"""Utilisation above which a GPU must have been before."""
+BUSY_SECONDS = 1.0
+"""For how long."""
+
+_SILENCE = 1.5
+"""Seconds without a new sample from which the driver's buffer counts as silent: its slowest period is 1 s."""
+_ROUNDING = 1e-6
+
+
+class Stretch(NamedTuple):
+    """A value that held for a while."""
+
+    value: float
+    seconds: float
+    """0 where the reading counts but its interval is unknown."""
+
+
+class Timeline:
+    """Says for how long each reading held. Samples and polls may alternate: no time is credited twice."""
+
+    def __init__(self, longest: float) -> None:
+        """Begin with nothing known.
+
+        Args:
+            longest: seconds; a longer interval is an outage.
+        """
+        self._longest = max(longest, _SILENCE)
+        self._newest_us = 0
+        self._polled = 0.0  # seconds credited to polls since the newest sample
+        self._known_until: float | None = None  # by our own clock
+
+    @property
+    def newest_us(self) -> int:
+        """The driver's timestamp of the newest sample taken in; 0 before the first."""
+        return self._newest_us
+
+    def silent(self, now: float) -> bool:
+        """Whether samples have failed to come for so long that a poll must stand in for them."""
+        return self._known_until is None or now - self._known_until >= _SILENCE or self._polled > 0
+
+    def samples(self, samples: Iterable[tuple[int, float]], now: float) -> list[Stretch]:
+        """Take in driver samples, oldest first, as (microseconds, value); known ones are passed over.
+
+        The first sample ever only sets the beginning: what lies before it belongs to nobody's account.
+        """
+        stretches: list[Stretch] = []
+        for timestamp_us, value in samples:
+            if timestamp_us <= self._newest_us:
+                continue
+            seconds = (timestamp_us - self._newest_us) / 1e6 - self._polled if self._newest_us else 0.0
+            stretches.append(Stretch(value, max(0.0, seconds) if seconds <= self._longest else 0.0))
+            self._newest_us = timestamp_us
+            self._polled = 0.0
+            self._known_until = now
+        return stretches
+
+    def poll(self, value: float, now: float) -> Stretch:
+        """Take in a snapshot, by our own clock (monotonic seconds)."""
+        seconds = now - self._known_until if self._known_until is not None else 0.0
+        # What the driver's clock may no longer credit, outage or not, since this poll has spoken for it.
+        self._polled += seconds
+        self._known_until = now
+        return Stretch(value, seconds if 0 < seconds <= self._longest else 0.0)
+
+
+class TimeIntegral:
+    """A value times time: power to energy, a condition to seconds."""
+
+    def __init__(self) -> None:
+        self.total = 0.0
+        self._mean_value = 0.0
+        self._mean_seconds = 0.0
+
+    def add(self, stretch: Stretch) -> None:
+        """Take in a stretch."""
+        self.total += stretch.value * stretch.seconds
+        self._mean_value += stretch.value * stretch.seconds
+        self._mean_seconds += stretch.seconds
+
+    def take_mean(self) -> float | None:
+        """The mean since it was last taken, or None if no time was credited since."""
+        if not self._mean_seconds:
+            return None
+        mean = self._mean_value / self._mean_seconds
+        self._mean_value = self._mean_seconds = 0.0
+        return mean
+
+
+class UtilizationIntegral(TimeIntegral):
+    """What a stream of utilisation tells: busy seconds (`total`), idle and low seconds, dips, and the distribution.
+
+    A dip is a fall under 0.1 after at least one second above 0.5. Readings between the two levels on the way down leave
+    the dip due, since the driver's samples smear the edge; on the way up they break the second that is being counted.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elapsed = 0.0
+        """Seconds credited in all."""
+        self.idle = 0.0
+        """Seconds at exactly 0."""
+        self.below = dict.fromkeys(BELOW_LEVELS, 0.0)
+        """Seconds under each level."""
+        self.dips = 0
+        self.dip_intervals = 0
+        """Pairs of successive dips with known time between."""
+        self.dip_interval_sum = 0.0
+        self.dip_interval_sum_of_squares = 0.0
+        self.observations = [0] * (len(UTILIZATION_BUCKETS) + 1)
+        """Readings by bucket, the last above the highest bound."""
+        self.observation_sum = 0.0
+        self._busy_for = 0.0
+        self._dip_due = False
+        self._last_dip: float | None = None
+
+    def add(self, stretch: Stretch) -> None:
+        """Take in a stretch."""
+        value, seconds = stretch
+        super().add(stretch)
+        self.observations[bisect_left(UTILIZATION_BUCKETS, value)] += 1
+        self.observation_sum += value
+        if not seconds:
+            # Nobody knows what came before this reading: a dip may have begun and ended.
+            self._busy_for, self._dip_due, self._last_dip = 0.0, False, None
+            return
+        began = self.elapsed
+        self.elapsed += seconds
+        if value == 0:
+            self.idle += seconds
+        for level in BELOW_LEVELS:
+            if value < level:
+                self.below[level] += seconds
+        self._watch_for_dips(value, seconds, began)
+
+    def _watch_for_dips(self, value: float, seconds: float, began: float) -> None:
+        if value > BUSY_LEVEL:
+            self._busy_for += seconds
+            self._dip_due = self._dip_due or self._busy_for >= BUSY_SECONDS - _ROUNDING
+            return
+        self._busy_for = 0.0
+        if value >= DIP_LEVEL or not self._dip_due:
+            return
+        self._dip_due = False
+        self.dips += 1
+        if self._last_dip is not None:
+            interval = began - self._last_dip
+            self.dip_intervals += 1
+            self.dip_interval_sum += interval
+            self.dip_interval_sum_of_squares += interval * interval
+        self._last_dip = began

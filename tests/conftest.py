@@ -1,0 +1,14 @@
+"""What tests in any folder may ask for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.nvml_library.stand_in import NvmlStandIn
+
+
+@pytest.fixture
+def nvml_stand_in(tmp_path: Path) -> NvmlStandIn:
+    """A node of eight healthy, idle H100s behind a stand-in for the driver's library."""
+    return NvmlStandIn(tmp_path)
