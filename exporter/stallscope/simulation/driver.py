@@ -45,6 +45,11 @@ def uuid(seed: int, gpu: int) -> str:
     return f"GPU-simulated-{seed:08x}-{gpu:04d}"
 
 
+def pid(gpu: int) -> int:
+    """The process on a simulated GPU."""
+    return _FIRST_PID + gpu
+
+
 class SimulatedDriver:
     """A connection to the simulated node. Several may be open at a time, each with its own life."""
 
@@ -213,7 +218,7 @@ class SimulatedDevice:
     def processes(self, kind: ProcessKind) -> Sequence[GpuProcess]:
         """The job's process on this GPU, under a pid that no kernel hands out."""
         self._require_answer()
-        return [GpuProcess(_FIRST_PID + self._index, self._memory_used())] if kind == "compute" else []
+        return [GpuProcess(pid(self._index), self._memory_used())] if kind == "compute" else []
 
     def _memory_used(self) -> int:
         return round((_MEMORY_TOTAL - _MEMORY_RESERVED) * self._node.memory_share(self._index) / _MIB) * _MIB

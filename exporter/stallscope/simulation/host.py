@@ -12,6 +12,7 @@ from stallscope.simulation.node import Node
 from stallscope.simulation.scenarios import HostLoad, LoadChange, Scenario
 
 CPUS = 64
+_LoadSeconds = tuple[tuple[HostLoad, float], ...]
 _TICKS = 100
 """Clock ticks a second in `/proc/stat`."""
 _MEMORY_KIB = 1024**3
@@ -37,9 +38,7 @@ class SimulatedHost:
     def write(self) -> None:
         """Bring every counter up to the present; a reader sees the old file or the new one, never half of one."""
         now = self._node.now()
-        before, after = _loads(self._node.scenario)
-        split = min(now, self._node.scenario.onset)
-        seconds = ((before, split), (after, now - split))
+        seconds = _load_seconds(self._node.scenario, now)
         for path, text in (
             ("proc/stat", self._stat(seconds)),
             ("proc/uptime", f"{now:.2f} {now * CPUS * 0.5:.2f}\n"),
@@ -51,7 +50,7 @@ class SimulatedHost:
         ):
             self._replace(path, text)
 
-    def _stat(self, seconds: tuple[tuple[HostLoad, float], ...]) -> str:
+    def _stat(self, seconds: _LoadSeconds) -> str:
         now = sum(part for _load, part in seconds)
         rows = []
         for cpu in range(CPUS):
@@ -85,9 +84,16 @@ class SimulatedHost:
         fresh.replace(target)
 
 
-def _loads(scenario: Scenario) -> tuple[HostLoad, HostLoad]:
-    """The load before the fault and from its onset on."""
-    return scenario.host, scenario.fault.host if isinstance(scenario.fault, LoadChange) else scenario.host
+def busy_cpu_seconds(scenario: Scenario, now: float) -> float:
+    """Processor time that the job has used by then, summed over processors."""
+    return CPUS * sum(load.cpu * seconds for load, seconds in _load_seconds(scenario, now))
+
+
+def _load_seconds(scenario: Scenario, now: float) -> _LoadSeconds:
+    """The load before the fault and from its onset on, each with the seconds it has lasted."""
+    after = scenario.fault.host if isinstance(scenario.fault, LoadChange) else scenario.host
+    before_seconds = min(now, scenario.onset)
+    return ((scenario.host, before_seconds), (after, now - before_seconds))
 
 
 def _pressure(waiting: float, stalled: float) -> str:
@@ -97,7 +103,7 @@ def _pressure(waiting: float, stalled: float) -> str:
     )
 
 
-def _diskstats(seconds: tuple[tuple[HostLoad, float], ...], now: float) -> str:
+def _diskstats(seconds: _LoadSeconds, now: float) -> str:
     busy = round(sum(load.disk * part for load, part in seconds) * 1000)
     read = round(now * _DISK_BYTES_PER_SECOND / _SECTOR)
     operations = read // 256

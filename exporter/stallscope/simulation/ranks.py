@@ -1,0 +1,116 @@
+"""Simulated ranks: the real shim, called as a training loop calls it, on a clock that follows the phase model."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+
+from stallscope.sampling.clock import ScriptedClock
+from stallscope.shim.run import Run
+from stallscope.simulation.driver import pid, uuid
+from stallscope.simulation.host import CPUS, busy_cpu_seconds
+from stallscope.simulation.node import Node
+from stallscope.simulation.workload import Step
+
+_MAIN_THREAD_SHARE = 0.6
+_PROCESS_BYTES = 24 * 1024**3
+
+
+class Ranks:
+    """One rank on each GPU of the node."""
+
+    def __init__(self, node: Node, deliver: Callable[[bytes], object], *, interval: float) -> None:
+        """Start the ranks; each sends its first report at once, and later ones at least `interval` seconds apart."""
+        self._steps: deque[Step] = deque()
+        self._ranks = [_Rank(node, number, deliver, interval) for number in range(node.gpu_count)]
+        node.listen(self._steps.append)
+
+    def advance(self, now: float) -> None:
+        """Let every rank run up to this moment, in seconds since the simulation began. From one thread at a time."""
+        while self._steps:
+            step = self._steps.popleft()
+            for rank, phases in zip(self._ranks, step.ranks, strict=True):
+                time = step.start
+                for phase, seconds in phases:
+                    time += seconds
+                    rank.pending.append((time, phase))
+                rank.pending.append((step.end, None))
+        for rank in self._ranks:
+            rank.advance(now)
+
+
+class _Rank:
+    """One rank. What it does next waits in `pending`: phases by their end, and the step's boundary as None."""
+
+    def __init__(self, node: Node, number: int, deliver: Callable[[bytes], object], interval: float) -> None:
+        def send(payload: bytes) -> None:
+            deliver(payload)
+
+        workload = node.scenario.workload
+        self.pending: deque[tuple[float, str | None]] = deque()
+        self._steps = 0
+        self._clock = ScriptedClock(node.epoch)
+        self._run = Run(
+            f"simulated-{node.scenario.name.replace('_', '-')}",
+            samples_per_step=workload.samples,
+            rank=number,
+            local_rank=number,
+            world_size=node.gpu_count,
+            gpus=[{"gpu": str(number), "uuid": uuid(node.seed, number)}],
+            precision="bf16",
+            info={
+                "framework": "simulated",
+                "hostname": "simulated",
+                "namespace": "",
+                "pod": "",
+                "slurm_job": "",
+                "user": "simulated",
+                "git_commit": "",
+                "job_class": "production",
+            },
+            interval=interval,
+            clock=self._clock,
+            sender=send,
+            process=_Process(node, self._clock),
+            pid=pid(number),
+        )
+
+    def advance(self, now: float) -> None:
+        """Do what ends by `now`."""
+        clock, run, pending = self._clock, self._run, self.pending
+        while pending and pending[0][0] <= now:
+            end, phase = pending.popleft()
+            passing = max(end - clock.monotonic(), 0.0)
+            if phase is None:
+                clock.advance(passing)
+                self._steps += 1
+                run.report(loss=1.5 + 5.5 / (1.0 + self._steps / 500) ** 0.5)
+                run.step()
+            else:
+                with run.phase(phase):
+                    clock.advance(passing)
+
+
+class _Process:
+    """What one rank's process costs the host, loader workers included, as the scenario has it."""
+
+    def __init__(self, node: Node, clock: ScriptedClock) -> None:
+        self._node = node
+        self._clock = clock
+
+    def read(self) -> tuple[Mapping[str, float], Mapping[str, float]]:
+        """Counters and gauges of the report."""
+        now = self._clock.monotonic()
+        counters = {
+            "process_cpu_seconds": busy_cpu_seconds(self._node.scenario, now) / self._node.gpu_count,
+            "main_thread_cpu_seconds": now * _MAIN_THREAD_SHARE,
+        }
+        gauges = {
+            "process_memory_bytes": float(_PROCESS_BYTES),
+            "cpu_limit_cores": float(CPUS),
+            "dataloader_workers": float(self._node.scenario.workload.loader_workers),
+        }
+        return counters, gauges
+
+    def close(self) -> None:
+        """Nothing is held."""
