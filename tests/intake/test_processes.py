@@ -45,6 +45,13 @@ def test_a_process_that_was_over_when_looked_for_is_gone(root: Path, set_process
     assert Processes(root).gone(process)
 
 
+def test_a_process_that_was_a_zombie_when_looked_for_is_gone(root: Path, set_process: Callable[..., None]) -> None:
+    set_process(7, state="Z")
+    process = Processes(root).find(7)
+    assert process is not None
+    assert Processes(root).gone(process)
+
+
 def test_where_proc_hides_other_users_processes_none_is_taken_for_gone(root: Path) -> None:
     (root / "proc/1").rmdir()
     assert Processes(root).find(7) is None

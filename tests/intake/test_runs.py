@@ -302,6 +302,16 @@ class TestLifeCycle:
         registry.check_processes()
         assert state(registry) == "running"
 
+    def test_a_lost_rank_that_reports_is_known_by_its_present_process(
+        self, registry: RunRegistry, make_report: MakeReport, set_process: SetProcess
+    ) -> None:
+        registry.accept(make_report(), "unix", 7)  # no such process
+        registry.check_processes()
+        set_process(8)
+        registry.accept(make_report(sequence=2), "unix", 8)
+        registry.check_processes()
+        assert state(registry) == "running"
+
     @pytest.mark.parametrize("told", ["finished", "failed"])
     def test_a_rank_that_ended_is_not_lost_when_its_process_goes(
         self, registry: RunRegistry, make_report: MakeReport, set_process: SetProcess, told: str

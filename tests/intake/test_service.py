@@ -58,8 +58,8 @@ def value(intake: Intake, name: str, *labels: str) -> float | Distribution | Non
 def arrived(intake: Intake) -> int:
     """Reports that came in through the UNIX door."""
     number = value(intake, "stallscope_exporter_reports_total", "unix")
-    assert isinstance(number, int)
-    return number
+    assert isinstance(number, (int, float))
+    return int(number)
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
@@ -140,6 +140,21 @@ class TestRestart:
         after = make_intake()
         after.start()
         assert [held.report.sequence for held in after.registry.held] == [1]
+
+    def test_the_state_file_is_written_only_after_a_change(
+        self, make_intake: MakeIntake, make_report: MakeReport, clock: ScriptedClock, tmp_path: Path
+    ) -> None:
+        def save() -> int:
+            clock.advance(10)
+            intake.keep_house()
+            return (tmp_path / "runs").stat().st_mtime_ns
+
+        intake = make_intake()
+        intake.post(make_report())
+        first = save()
+        assert save() == first
+        intake.post(make_report(sequence=2))
+        assert save() != first
 
     def test_what_reported_since_is_not_overwritten_by_the_past(
         self, make_intake: MakeIntake, make_report: MakeReport

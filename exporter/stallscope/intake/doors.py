@@ -153,7 +153,9 @@ class UdpDoor(Door):
         return int(self.socket.getsockname()[1])
 
     def _bind(self) -> socket.socket:
-        kind, _type, protocol, _name, address = socket.getaddrinfo(self._host, self._port, type=socket.SOCK_DGRAM)[0]
+        # As bytes: text would load Python's tables of international names, a megabyte for nothing.
+        found = socket.getaddrinfo(self._host.encode(), self._port, type=socket.SOCK_DGRAM)
+        kind, _type, protocol, _name, address = found[0]
         bound = socket.socket(kind, socket.SOCK_DGRAM, protocol)
         try:
             bound.setblocking(False)
