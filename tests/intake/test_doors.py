@@ -124,6 +124,8 @@ def test_refusals_are_logged_once_a_minute_and_reason(path: Path, caplog: pytest
 
 def test_file_descriptors_sent_along_do_not_get_in(reception: Reception, path: Path) -> None:
     with opened(reception, UnixDoor(path)):
+        send(path, b"first")
+        reception.next()  # from here on the doors' thread has every file that it needs
         before = open_files()
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender, open("/dev/null") as null:
             sender.connect(str(path))
