@@ -49,10 +49,10 @@ class Tracked(Generic[Batch]):
             if not wait.hidden:
                 self._run.begin_pass()
             following = iter(self._loader).__next__
-        finally:
+        except BaseException:
             leave()
+            raise
         while True:
-            enter()
             try:
                 batch = following()
             except StopIteration:
@@ -66,7 +66,9 @@ class Tracked(Generic[Batch]):
             if batches == per_step:
                 batches = 0
                 if timeline.steps == before:  # else the loop calls run.step() itself
-                    step()
+                    step(wait)
+                    continue
+            enter()
 
 
 def track(

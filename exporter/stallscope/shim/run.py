@@ -119,6 +119,7 @@ class Run:
         self.rank = 0
         self.batch_size: float | None = None
         self.timeline = Timeline(time.monotonic, self._publish, interval)
+        self._phases: dict[str, Phase] = {}
         try:
             if switched_on("STALLSCOPE_DISABLE"):
                 return
@@ -149,6 +150,7 @@ class Run:
                 self._probe = ProcessProbe()
             self.timeline = Timeline(self._clock.monotonic, self._publish, interval)
             self.silent = False
+            self._phases = self.timeline.phases
             self.plan(samples_per_step, tokens_per_step, flops_per_step, steps_planned)
             lifetime.know(self)
             if clock is None:
@@ -170,13 +172,10 @@ class Run:
         `logging`; outside of steps `evaluation`, `restore`, `paused` and `initialization`; and any name of your own.
         Phases nest: time in an inner one is taken out of the outer, so that all of them sum to the loop's time.
         """
-        if self.silent:
-            return NO_PHASE
         try:
-            return self.timeline.phase(name)
-        except Exception as error:
-            tolerate(error, "finding a phase")
-            return NO_PHASE
+            return self._phases[name]
+        except Exception:
+            return self._other_phase(name)
 
     def report(
         self,
@@ -313,6 +312,7 @@ class Run:
         """Send nothing any more: this is a forked child, or the run could not start."""
         self.silent = True
         self.timeline.due = inf
+        self._phases = {}
 
     def _identify(
         self,
@@ -348,6 +348,16 @@ class Run:
         self._precision = [word for word in words if word in documents.PRECISIONS]
         if len(self._precision) < len(words):
             complain(f"precision is {precision!r:.80}; expected some of {', '.join(documents.PRECISIONS)}")
+
+    def _other_phase(self, name: str) -> Phase:
+        """A phase that isn't there yet, or of a run that is off."""
+        if self.silent:
+            return NO_PHASE
+        try:
+            return self.timeline.phase(name)
+        except Exception as error:
+            tolerate(error, "finding a phase")
+            return NO_PHASE
 
     def _find_gpus(self) -> None:
         try:
@@ -500,5 +510,5 @@ def _silent_run() -> Run:
     copy.rank = 0
     copy.batch_size = None
     copy.timeline = Timeline(time.monotonic, lambda _: None, inf)
-    copy.silent = True
+    copy.silence()
     return copy

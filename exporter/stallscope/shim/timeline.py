@@ -213,8 +213,12 @@ class Timeline:
         found = self.phases.get(name)
         return found if found is not None else self._new_phase(name)
 
-    def step(self) -> None:
-        """Mark a step's boundary. Inside a phase that lies outside steps this does nothing."""
+    def step(self, opening: Phase | None = None) -> None:
+        """Mark a step's boundary. Inside a phase that lies outside steps this does nothing.
+
+        Args:
+            opening: a phase that the next step begins with, opened at the same moment.
+        """
         try:
             current = self.current
             if current.outside:
@@ -242,6 +246,12 @@ class Timeline:
             self.slow_steps.durations.append(duration)
             if self.first_step is None:
                 self.first_step = now
+            if opening is not None and not opening.opened:
+                self.outer.append(current)
+                self.current = opening
+                opening.opened = True
+                opening.occurrences += 1
+                opening.mark = opening.seconds
             if now >= self.due:
                 self._publish(now)
         except Exception as error:
