@@ -153,9 +153,14 @@ class Exporter:
         if configuration.simulated_host:
             self._host_tree = tempfile.TemporaryDirectory(prefix="stallscope-host-")
             tree = Path(self._host_tree.name)
+        registry, own_pid = self.intake.registry, os.getpid()
         try:
             simulation = Simulation.named(
-                configuration.scenario, clock=SystemClock(), deliver=self.intake.post, host_tree=tree
+                configuration.scenario,
+                clock=SystemClock(),
+                # Simulated ranks live in this process: one that stalls is silent, not lost.
+                deliver=lambda data: registry.accept(data, "http", own_pid),
+                host_tree=tree,
             )
         except ValueError as problem:
             self._remove_host_tree()
