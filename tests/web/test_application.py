@@ -1,0 +1,247 @@
+"""Routes over a real server and a real sampler; the answers are held to the client library's parsers and promtool."""
+
+from __future__ import annotations
+
+import gzip
+import http.client
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from prometheus_client.openmetrics import parser as openmetrics_parser
+from prometheus_client.parser import text_string_to_metric_families
+
+from stallscope.intake.service import Intake, IntakeSettings
+from stallscope.report import MAX_BYTES
+from stallscope.sampling.exposition import OPENMETRICS_CONTENT_TYPE, TEXT_CONTENT_TYPE
+from stallscope.sampling.sampler import Sampler
+from stallscope.web.address import Address
+from stallscope.web.application import Application, is_loopback
+from stallscope.web.request import Request
+from stallscope.web.server import Server
+
+PROMETHEUS_2_42 = {
+    "Accept": "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,"
+    "text/plain;version=0.0.4;q=0.5,*/*;q=0.1",
+    "Accept-Encoding": "gzip",
+    "User-Agent": "Prometheus/2.42.0",
+    "X-Prometheus-Scrape-Timeout-Seconds": "10",
+}
+REPORT = {"version": 1, "run": "resnet50", "rank": 0, "session": "a1", "sequence": 1, "pid": 0, "start": 1.7e9}
+REPORT |= {"sent": 1.7e9 + 5, "state": "running", "activity": "training"}
+
+
+class Node:
+    """Sampler, intake and server together, and a client."""
+
+    def __init__(self) -> None:
+        self.sampler = Sampler()
+        self.intake = Intake(IntakeSettings(socket=None, udp=None))
+        self.sampler.add_collector("reports", self.intake.collect)
+        self.application = Application(
+            self.sampler, post_report=self.intake.post, landing=lambda: b"<!DOCTYPE html>", telemetry_path="/metrics"
+        )
+        self.server = Server(Address("127.0.0.1", 0), self.application.answer)
+        self.server.start()
+
+    def ask(
+        self, path: str, method: str = "GET", headers: dict[str, str] | None = None, body: bytes | None = None
+    ) -> tuple[http.client.HTTPResponse, bytes]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.server.address.port, timeout=10)
+        try:
+            connection.request(method, path, body, headers or {})
+            reply = connection.getresponse()
+            return reply, reply.read()
+        finally:
+            connection.close()
+
+
+@pytest.fixture
+def node() -> Iterator[Node]:
+    node = Node()
+    yield node
+    node.server.stop()
+
+
+def test_without_wishes_the_page_is_prometheus_text(node: Node) -> None:
+    reply, body = node.ask("/metrics")
+    assert reply.headers["Content-Type"] == TEXT_CONTENT_TYPE
+    assert reply.headers["Content-Encoding"] is None
+    names = {family.name for family in text_string_to_metric_families(body.decode())}
+    assert "stallscope_build_info" in names
+
+
+def test_prometheus_gets_gzipped_openmetrics(node: Node) -> None:
+    reply, body = node.ask("/metrics", headers=PROMETHEUS_2_42)
+    assert reply.headers["Content-Type"] == OPENMETRICS_CONTENT_TYPE
+    assert reply.headers["Content-Encoding"] == "gzip"
+    assert reply.headers["Vary"] == "Accept, Accept-Encoding"
+    text = gzip.decompress(body).decode()
+    assert text.endswith("# EOF\n")
+    families = {family.name for family in openmetrics_parser.text_string_to_metric_families(text)}
+    assert "stallscope_build" in families or "stallscope_build_info" in families
+
+
+@pytest.mark.parametrize("encoding", ["gzip;q=0", "identity", "br"])
+def test_a_client_that_refuses_gzip_gets_none(node: Node, encoding: str) -> None:
+    reply, body = node.ask("/metrics", headers={"Accept-Encoding": encoding})
+    assert reply.headers["Content-Encoding"] is None
+    assert body.startswith(b"# HELP")
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+def test_promtool_finds_nothing_to_complain_about(node: Node) -> None:
+    node.intake.post(json.dumps(REPORT).encode())
+    node.sampler.run_round()
+    _reply, body = node.ask("/metrics")
+    assert b'run="resnet50"' in body
+    checked = subprocess.run(["promtool", "check", "metrics"], input=body, capture_output=True, check=False)
+    assert (checked.returncode, checked.stderr.decode()) == (0, "")
+
+
+def test_head_is_answered_like_get_without_the_body(node: Node) -> None:
+    full, body = node.ask("/metrics")
+    head, nothing = node.ask("/metrics", "HEAD")
+    assert nothing == b""
+    assert head.headers["Content-Length"] == str(len(body))
+    assert head.headers["Content-Type"] == full.headers["Content-Type"]
+
+
+def test_healthy_is_about_the_process_and_ready_about_the_first_round(node: Node) -> None:
+    assert node.ask("/-/healthy")[0].status == 200
+    assert node.ask("/-/ready")[0].status == 503
+    node.sampler.run_round()
+    assert node.ask("/-/ready")[0].status == 200
+    assert node.ask("/-/ready", "HEAD")[0].status == 200
+
+
+def test_the_landing_page_may_run_nothing_and_load_nothing(node: Node) -> None:
+    reply, body = node.ask("/")
+    assert reply.headers["Content-Type"] == "text/html; charset=utf-8"
+    assert body.startswith(b"<!DOCTYPE html>")
+    assert reply.headers["Content-Security-Policy"].startswith("default-src 'none'")
+
+
+@pytest.mark.parametrize("path", ["/nope", "/metrics/", "/-/", "/api/v1/reports", "/%2e%2e/etc/passwd"])
+def test_an_unknown_path_is_a_404_that_tells_the_right_one(node: Node, path: str) -> None:
+    reply, body = node.ask(path)
+    assert reply.status == 404
+    assert b"/metrics" in body
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/", "/-/healthy", "/-/ready"])
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
+def test_what_is_read_only_refuses_other_methods(node: Node, path: str, method: str) -> None:
+    reply, _body = node.ask(path, method, body=b"x")
+    assert reply.status == 405
+    assert reply.headers["Allow"] == "GET, HEAD"
+
+
+def test_a_query_changes_nothing(node: Node) -> None:
+    assert node.ask("/metrics?name[]=x")[0].status == 200
+
+
+def test_a_report_is_taken_and_shown(node: Node) -> None:
+    reply, body = node.ask("/api/v1/report", "POST", body=json.dumps(REPORT).encode())
+    assert (reply.status, body) == (204, b"")
+    assert len(node.intake.registry.held) == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "reason"),
+    [
+        (b"", 400, "not_json"),
+        (b"{}", 400, "missing_field"),
+        (b"x" * (MAX_BYTES + 1), 413, "too_large"),
+        (b"x" * (10 * MAX_BYTES), 413, "too_large"),
+    ],
+)
+def test_a_bad_report_is_refused_with_its_reason_which_is_counted(
+    node: Node, body: bytes, status: int, reason: str
+) -> None:
+    reply, answer = node.ask("/api/v1/report", "POST", body=body)
+    assert (reply.status, reply.headers["Content-Type"]) == (status, "application/json")
+    told = json.loads(answer)
+    assert told["error"] == reason
+    assert told["message"]
+    node.sampler.publish()
+    page = node.ask("/metrics")[1].decode()
+    assert f'stallscope_exporter_reports_rejected_total{{reason="{reason}"}} 1' in page
+
+
+def test_a_report_is_posted_not_fetched(node: Node) -> None:
+    reply, body = node.ask("/api/v1/report")
+    assert (reply.status, reply.headers["Allow"]) == (405, "POST")
+    assert json.loads(body)["error"] == "method"
+
+
+def test_a_web_page_may_not_report(node: Node) -> None:
+    reply, _ = node.ask("/api/v1/report", "POST", {"Origin": "http://evil.example"}, json.dumps(REPORT).encode())
+    assert reply.status == 403
+    assert not node.intake.registry.held
+
+
+def test_another_machine_may_report_only_where_that_is_allowed(node: Node) -> None:
+    request = Request("POST", "/api/v1/report", {}, json.dumps(REPORT).encode(), keep_alive=True)
+    refused = node.application.answer(request, "192.0.2.7")
+    assert refused.status == 403
+    assert "--web.allow-remote-reports" in json.loads(refused.body)["message"]
+    assert not node.intake.registry.held
+    node.application.allow_remote_reports = True
+    assert node.application.answer(request, "192.0.2.7").status == 204
+
+
+@pytest.mark.parametrize(
+    ("client", "loopback"),
+    [
+        ("127.0.0.1", True),
+        ("127.1.2.3", True),
+        ("::1", True),
+        ("::ffff:127.0.0.1", True),
+        ("192.0.2.1", False),
+        ("::ffff:192.0.2.1", False),
+        ("2001:db8::127", False),
+        ("", False),
+    ],
+)
+def test_loopback_is_this_machine_alone(client: str, loopback: bool) -> None:
+    assert is_loopback(client) is loopback
+
+
+_anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=10), inner, max_size=4),
+    max_leaves=8,
+)
+
+
+@given(
+    st.binary(max_size=200)
+    | st.dictionaries(st.sampled_from([*REPORT, "gpus", "phases", "values", "counters"]), _anything, max_size=6).map(
+        lambda changes: json.dumps({**REPORT, **changes}).encode()
+    )
+)
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_no_report_kills_the_exporter_or_loses_the_run_that_it_holds(node: Node, body: bytes) -> None:
+    node.intake.post(json.dumps({**REPORT, "run": "precious"}).encode())
+    reply, _ = node.ask("/api/v1/report", "POST", body=body)
+    assert reply.status == 204 or 400 <= reply.status < 500
+    assert "precious" in {held.report.run for held in node.intake.registry.held}
+    node.sampler.publish()
+    for _family in text_string_to_metric_families(node.ask("/metrics")[1].decode()):
+        pass
+
+
+def test_the_page_is_where_the_telemetry_path_says(tmp_path: Path) -> None:
+    sampler = Sampler()
+    application = Application(
+        sampler, post_report=lambda _body: (204, b""), landing=lambda: b"", telemetry_path="/telemetry"
+    )
+    request = Request("GET", "/telemetry", {}, b"", keep_alive=True)
+    assert application.answer(request, "127.0.0.1").status == 200
+    assert application.answer(request._replace(path="/metrics"), "127.0.0.1").status == 404

@@ -1,0 +1,262 @@
+"""The server on real sockets: what slow, broken and greedy clients can and can't do."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from stallscope.report import MAX_BYTES
+from stallscope.web import server as server_module
+from stallscope.web.address import Address
+from stallscope.web.request import Request
+from stallscope.web.response import TEXT, Response
+from stallscope.web.server import ListenError, Server
+
+BODY = b"x" * 60_000
+
+
+def answer(request: Request, client: str) -> Response:
+    if request.path == "/raise":
+        raise RuntimeError("broken on purpose")
+    if request.path == "/client":
+        return Response(200, TEXT, client.encode())
+    if request.path == "/echo":
+        return Response(413 if request.oversized else 200, TEXT, request.body)
+    if request.path == "/empty":
+        return Response(204, "", b"")
+    return Response(200, TEXT, BODY)
+
+
+@pytest.fixture
+def make_server() -> Iterator[Callable[..., Server]]:
+    with contextlib.ExitStack() as stack:
+
+        def make(host: str = "127.0.0.1", **arguments: int) -> Server:
+            server = Server(Address(host, 0), answer, **arguments)
+            stack.callback(server.stop)
+            server.start()
+            return server
+
+        yield make
+
+
+@pytest.fixture
+def server(make_server: Callable[..., Server]) -> Server:
+    return make_server()
+
+
+@contextlib.contextmanager
+def connected(server: Server, host: str = "127.0.0.1") -> Iterator[socket.socket]:
+    with socket.create_connection((host, server.address.port), timeout=10) as connection:
+        yield connection
+
+
+def get(server: Server, path: str = "/", method: str = "GET", host: str = "127.0.0.1") -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection(host, server.address.port, timeout=10)
+    try:
+        connection.request(method, path)
+        reply = connection.getresponse()
+        return reply.status, reply.read()
+    finally:
+        connection.close()
+
+
+def everything(connection: socket.socket) -> bytes:
+    """What comes until the server closes."""
+    data = b""
+    while piece := connection.recv(65_536):
+        data += piece
+    return data
+
+
+def test_a_connection_is_kept_for_the_next_request(server: Server) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", server.address.port, timeout=10)
+    connection.connect()
+    first = connection.sock
+    for _ in range(3):
+        connection.request("GET", "/")
+        assert connection.getresponse().read() == BODY
+        assert connection.sock is first
+    connection.close()
+
+
+def test_a_connection_is_closed_where_the_client_asks(server: Server) -> None:
+    with connected(server) as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n")
+        assert everything(connection).endswith(BODY)
+
+
+def test_head_tells_the_length_and_sends_no_body(server: Server) -> None:
+    with connected(server) as connection:
+        connection.sendall(b"HEAD / HTTP/1.1\r\nConnection: close\r\n\r\n")
+        head, _, body = everything(connection).partition(b"\r\n\r\n")
+    assert f"Content-Length: {len(BODY)}".encode() in head
+    assert body == b""
+
+
+def test_an_answer_without_content_has_no_length_and_the_connection_goes_on(server: Server) -> None:
+    with connected(server) as connection:
+        connection.sendall(b"POST /empty HTTP/1.1\r\n\r\nGET /client HTTP/1.1\r\nConnection: close\r\n\r\n")
+        first, _, rest = everything(connection).partition(b"\r\n\r\n")
+    assert first.startswith(b"HTTP/1.1 204 No Content\r\n")
+    assert b"Content-Length" not in first
+    assert rest.endswith(b"127.0.0.1")
+
+
+def test_pipelined_requests_are_all_answered_in_order(server: Server) -> None:
+    requests = [b"POST /echo HTTP/1.1\r\nContent-Length: 2\r\n\r\n%02d" % number for number in range(40)]
+    with connected(server) as connection:
+        connection.sendall(b"".join(requests) + b"GET /client HTTP/1.1\r\nConnection: close\r\n\r\n")
+        bodies = [part[:2] for part in everything(connection).split(b"\r\n\r\n")[1:-1]]
+    assert bodies == [b"%02d" % number for number in range(40)]
+
+
+def test_many_clients_at_once_are_all_answered(server: Server) -> None:
+    with ThreadPoolExecutor(24) as pool:
+        answers = list(pool.map(lambda _: get(server), range(200)))
+    assert answers == [(200, BODY)] * 200
+
+
+def test_garbage_is_refused_and_the_next_client_served(server: Server) -> None:
+    for garbage in (b"\x00\xff" * 50 + b"\r\n\r\n", b"\x16\x03\x01\x00\x05hello\n", b"GET\r\n\r\n"):
+        with connected(server) as connection:
+            connection.sendall(garbage)
+            assert everything(connection).startswith(b"HTTP/1.1 400 ")
+    assert get(server)[0] == 200
+
+
+def test_an_oversized_head_is_refused_though_the_client_keeps_sending(server: Server) -> None:
+    with connected(server) as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\nA: " + b"a" * 500_000)
+        connection.shutdown(socket.SHUT_WR)
+        assert everything(connection).startswith(b"HTTP/1.1 431 ")
+    assert get(server)[0] == 200
+
+
+def test_an_oversized_body_is_refused_though_the_client_keeps_sending(server: Server) -> None:
+    with connected(server) as connection:
+        size = 50 * MAX_BYTES
+        connection.sendall(b"POST /echo HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % size + b"b" * size)
+        assert everything(connection).startswith(b"HTTP/1.1 413 ")
+    assert get(server)[0] == 200
+
+
+def test_a_body_of_just_the_limit_is_taken(server: Server) -> None:
+    with connected(server) as connection:
+        body = b"b" * MAX_BYTES
+        connection.sendall(b"POST /echo HTTP/1.1\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % MAX_BYTES + body)
+        assert everything(connection).endswith(b"\r\n\r\n" + body)
+
+
+def test_silent_and_half_finished_clients_hold_no_worker(make_server: Callable[..., Server]) -> None:
+    server = make_server(threads=1)
+    with contextlib.ExitStack() as stack:
+        for number in range(20):
+            connection = stack.enter_context(connected(server))
+            if number % 2:
+                connection.sendall(b"GET / HTTP/1.1\r\nHos")
+        assert get(server) == (200, BODY)
+
+
+def test_a_client_that_sends_a_byte_at_a_time_is_cut_off(
+    make_server: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "REQUEST_SECONDS", 0.3)
+    server = make_server()
+    with connected(server) as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\nA: ")
+        connection.settimeout(0.02)
+        deadline = time.monotonic() + 10
+        data = b""
+        while time.monotonic() < deadline:
+            with contextlib.suppress(TimeoutError):
+                data += connection.recv(1000)
+                break
+            connection.send(b"a")
+    assert data == b"" or data.startswith(b"HTTP/1.1 408 ")
+    assert time.monotonic() < deadline
+
+
+def test_a_client_that_never_reads_is_cut_off(
+    make_server: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "REQUEST_SECONDS", 0.3)
+    server = make_server(threads=1)
+    with socket.socket() as greedy:
+        greedy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        greedy.settimeout(10)
+        greedy.connect(("127.0.0.1", server.address.port))
+        greedy.sendall(b"GET / HTTP/1.1\r\n\r\n" * 500)
+        assert get(server) == (200, BODY)
+
+
+def test_connections_over_the_limit_are_closed(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module._Listener, "keep_alive_conn_limit", 5)
+    with contextlib.ExitStack() as stack:
+        connections = [stack.enter_context(connected(server)) for _ in range(8)]
+        # The poller takes them in order, so once the last is closed all have been looked at.
+        assert connections[-1].recv(1) == b""
+        connections[0].sendall(b"GET /client HTTP/1.1\r\n\r\n")
+        assert connections[0].recv(20).startswith(b"HTTP/1.1 200 ")
+
+
+def test_an_answer_that_raises_is_a_500_and_logged(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+    status, body = get(server, "/raise")
+    assert status == 500
+    assert b"broken on purpose" not in body
+    assert "GET /raise could not be answered" in caplog.text
+    assert get(server)[0] == 200
+
+
+def test_a_busy_address_is_refused_by_name_with_the_remedy(server: Server) -> None:
+    with pytest.raises(ListenError) as refusal:
+        Server(server.address, answer)
+    assert str(server.address) in str(refusal.value)
+    assert "Address already in use" in str(refusal.value)
+    assert "--web.listen-address" in str(refusal.value)
+
+
+def test_an_address_of_another_machine_is_refused() -> None:
+    with pytest.raises(ListenError, match=r"192\.0\.2\.1:0.*no interface of this machine has it"):
+        Server(Address("192.0.2.1", 0), answer)
+
+
+def test_a_host_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(ListenError, match=r"no-such-host\.invalid:0"):
+        Server(Address("no-such-host.invalid", 0), answer)
+
+
+needs_ipv6 = pytest.mark.skipif(server_module._all_interfaces() != "::", reason="this machine has no IPv6")
+
+
+@needs_ipv6
+def test_listens_on_ipv6(make_server: Callable[..., Server]) -> None:
+    server = make_server("::1")
+    assert get(server, "/client", host="::1") == (200, b"::1")
+    assert server.url == f"http://[::1]:{server.address.port}/"
+
+
+@needs_ipv6
+def test_an_address_without_a_host_is_all_interfaces_of_both_kinds(make_server: Callable[..., Server]) -> None:
+    server = make_server("")
+    assert get(server, "/client", host="127.0.0.1") == (200, b"::ffff:127.0.0.1")
+    assert get(server, "/client", host="::1") == (200, b"::1")
+    assert str(server.address) == f":{server.address.port}"
+
+
+def test_stopping_frees_the_address_and_ends_the_threads() -> None:
+    before = threading.active_count()
+    server = Server(Address("127.0.0.1", 0), answer)
+    server.start()
+    get(server)
+    server.stop()
+    again = Server(server.address, answer)
+    again.stop()
+    assert threading.active_count() == before
