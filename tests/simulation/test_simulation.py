@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import os
 import threading
 import time
 from pathlib import Path
 
 import pytest
 
+from stallscope.intake.runs import RunRegistry
 from stallscope.nvidia.driver import DeviceLost
 from stallscope.report import Report, parse
 from stallscope.sampling.clock import ScriptedClock, SystemClock
@@ -138,6 +140,19 @@ def test_a_job_that_stands_still_falls_silent_in_the_middle_of_training(name: st
         assert report.activity == "training"
         assert report.last_step is not None
         assert report.last_step - report.start < 65.0
+
+
+def test_a_stalled_job_stays_running_in_the_intake_however_long_it_is_silent() -> None:
+    clock = ScriptedClock()
+    registry = RunRegistry(clock=clock)
+    simulation = Simulation.named(
+        "stalled", clock=clock, deliver=lambda data: registry.accept(data, "http", os.getpid()), onset=30.0
+    )
+    simulation.advance(7200.0)
+    registry.check_processes()
+    assert len(registry.held) == 8
+    assert not any(held.lost for held in registry.held)
+    assert {held.report.state for held in registry.held} == {"running"}
 
 
 def test_gpus_are_busy_just_when_the_ranks_compute() -> None:
