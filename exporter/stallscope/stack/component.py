@@ -1,0 +1,112 @@
+"""One program of the stack: started in its own process group, logged to a file, and gone when the launcher is gone."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+_STOP_SECONDS = 5.0
+_POLL_SECONDS = 0.05
+_TAIL_BYTES = 16_384
+_PR_SET_PDEATHSIG = 1
+
+
+class Component:
+    """A program that runs as long as the stack does."""
+
+    def __init__(self, name: str, command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None):
+        """Describe the program; nothing runs yet.
+
+        Args:
+            name: what people call it.
+            command: the program's path and its arguments.
+            log: the file that takes what it prints.
+            environment: variables on top of the launcher's own.
+        """
+        self.name = name
+        self.log = log
+        self._command = list(command)
+        self._environment = {**os.environ, **(environment or {})}
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Run it."""
+        libc = ctypes.CDLL(None)
+        launcher = os.getpid()
+
+        def bind_to_launcher() -> None:
+            # Even `kill -9` of the launcher leaves nothing behind: the kernel ends the child with its parent.
+            libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != launcher:
+                os.kill(os.getpid(), signal.SIGKILL)
+            # The launcher blocks these to wait for them, and a child would inherit that.
+            signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=self._environment,
+                start_new_session=True,  # a Ctrl-C in the terminal is for the launcher alone
+                preexec_fn=bind_to_launcher,  # safe, as the launcher has one thread
+            )
+
+    @property
+    def ended(self) -> str | None:
+        """How it ended, for people; None while it runs or before it was started."""
+        if self._process is None:
+            return None
+        # Not reaped yet: while the zombie holds its number, no other process can be hit by a signal meant for this one.
+        result = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if result is None:
+            return None
+        if result.si_code == os.CLD_EXITED:
+            return f"ended with status {result.si_status}"
+        return f"was ended by {signal.Signals(result.si_status).name}"
+
+    @property
+    def running(self) -> bool:
+        """Whether it was started and has not ended."""
+        return self._process is not None and self.ended is None
+
+    def log_tail(self, lines: int = 8) -> str:
+        """The last lines that it printed."""
+        try:
+            with self.log.open("rb") as log:
+                log.seek(max(0, os.fstat(log.fileno()).st_size - _TAIL_BYTES))
+                text = log.read().decode(errors="replace")
+        except OSError:
+            return ""
+        return "\n".join(text.rstrip().splitlines()[-lines:])
+
+    def signal(self, number: int) -> None:
+        """Send a signal to it and to whatever it started; between `start` and `reap` only."""
+        if self._process is not None:
+            os.killpg(self._process.pid, number)
+
+    def reap(self) -> None:
+        """Wait for its end, which a signal must have brought about, and forget it."""
+        if self._process is not None:
+            self._process.wait()
+            self._process = None
+
+
+def stop_all(components: Sequence[Component], seconds: float = _STOP_SECONDS) -> None:
+    """Ask all to end, the last started first; after that many seconds make them."""
+    for component in reversed(components):
+        if component.running:
+            component.signal(signal.SIGTERM)
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and any(component.running for component in components):
+        time.sleep(_POLL_SECONDS)
+    for component in components:
+        # The whole group, also where the program itself has ended: what it started goes with it.
+        component.signal(signal.SIGKILL)
+        component.reap()

@@ -1,0 +1,121 @@
+"""The stack's programs with their command lines and configuration, ready to start."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from stallscope.bundle import bundle_folder
+from stallscope.simulation.scenarios import Scenario
+from stallscope.stack.component import Component
+from stallscope.stack.configuration import write_alertmanager, write_prometheus
+from stallscope.stack.errors import StackError
+from stallscope.stack.grafana import grafana_component
+from stallscope.stack.ports import ADDRESS
+from stallscope.stack.programs import Programs
+from stallscope.stack.settings import RUN, THRESHOLDS, Settings
+
+_LONGEST_SOCKET_PATH = 100
+_RETENTION = "1d"
+_ONE_THREAD = {f"{library}_NUM_THREADS": "1" for library in ("OPENBLAS", "OMP", "MKL")}
+"""A demonstration takes one processor."""
+
+
+def build_components(
+    settings: Settings, programs: Programs, folder: Path, scenario: Scenario | None
+) -> list[Component]:
+    """Write every configuration into the folder, have it checked, and describe every program; nothing runs yet.
+
+    Raises:
+        StackError: a program refuses its configuration; with what it said.
+    """
+    (folder / "logs").mkdir(exist_ok=True)
+    # The kernel takes no longer path for a socket; reports then come by UDP alone.
+    socket: Path | None = folder / "report.sock"
+    if len(os.fsencode(folder / "report.sock")) > _LONGEST_SOCKET_PATH:
+        socket = None
+    components = [
+        _exporter(settings, folder, socket, scenario),
+        _prometheus(settings, programs, folder),
+        _alertmanager(settings, programs, folder),
+    ]
+    if settings.training_job:
+        components.append(_training_job(settings, folder, socket))
+    if programs.grafana:
+        dashboards = bundle_folder("grafana") / "dashboards"
+        components.append(
+            grafana_component(programs.grafana, folder, dashboards, settings.grafana, settings.prometheus)
+        )
+    return components
+
+
+def _exporter(settings: Settings, folder: Path, socket: Path | None, scenario: Scenario | None) -> Component:
+    address = f"{ADDRESS}:{settings.exporter.number}"
+    command = [
+        *(sys.executable, "-m", "stallscope", "exporter"),
+        f"--web.listen-address={address}",
+        f"--report.unix-socket={socket or ''}",
+        f"--report.udp-address={address}",
+        f"--report.state-file={folder / 'reports.state'}",
+    ]
+    if scenario:
+        command.append(f"--simulation.scenario={scenario.name}")
+    return Component("the exporter", command, folder / "logs" / "exporter.log")
+
+
+def _prometheus(settings: Settings, programs: Programs, folder: Path) -> Component:
+    file = write_prometheus(
+        bundle_folder("prometheus"),
+        folder,
+        exporter=settings.exporter,
+        alertmanager=settings.alertmanager,
+        thresholds=THRESHOLDS,
+    )
+    _have_checked(programs.promtool, "check", "config", file)
+    command = [
+        _found(programs.prometheus),
+        f"--config.file={file}",
+        f"--storage.tsdb.path={folder / 'prometheus'}",
+        f"--storage.tsdb.retention.time={_RETENTION}",
+        f"--web.listen-address={ADDRESS}:{settings.prometheus.number}",
+        f"--web.external-url={settings.prometheus.url}/",
+    ]
+    return Component("Prometheus", command, folder / "logs" / "prometheus.log")
+
+
+def _alertmanager(settings: Settings, programs: Programs, folder: Path) -> Component:
+    file = write_alertmanager(bundle_folder("alerts"), folder, webhook=settings.webhook)
+    _have_checked(programs.amtool, "check-config", file)
+    command = [
+        _found(programs.alertmanager),
+        f"--config.file={file}",
+        f"--storage.path={folder / 'alertmanager'}",
+        f"--web.listen-address={ADDRESS}:{settings.alertmanager.number}",
+        f"--web.external-url={settings.alertmanager.url}/",
+        "--cluster.listen-address=",  # one alone needs no port for others of its kind
+    ]
+    return Component("Alertmanager", command, folder / "logs" / "alertmanager.log")
+
+
+def _training_job(settings: Settings, folder: Path, socket: Path | None) -> Component:
+    address = f"unix://{socket}" if socket else f"udp://{ADDRESS}:{settings.exporter.number}"
+    environment = {"STALLSCOPE_ADDRESS": address, "STALLSCOPE_RUN": RUN, "STALLSCOPE_DISABLE": "0", **_ONE_THREAD}
+    command = [sys.executable, "-m", "stallscope.stack.training_job"]
+    return Component("the training job", command, folder / "logs" / "training-job.log", environment)
+
+
+def _found(program: str | None) -> str:
+    assert program is not None, "nothing is built before its program was found"
+    return program
+
+
+def _have_checked(program: str | None, *arguments: str | Path) -> None:
+    """Let the configuration's own tool check it, where it is installed."""
+    if program is None:
+        return
+    done = subprocess.run([program, *arguments], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        said = (done.stdout + done.stderr).strip()
+        raise StackError(f"{Path(program).name} refuses the bundle's configuration:\n{said}")

@@ -1,0 +1,149 @@
+"""Prometheus's and Alertmanager's configuration for this machine, derived from the bundle's own files.
+
+Rules, alerts, routing and inhibition are the bundle's, as they are. What differs is what one machine needs: addresses,
+shorter intervals, a shorter warm-up, and that no notification leaves the machine unless asked for.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from stallscope.stack.errors import StackError
+from stallscope.stack.ports import ADDRESS, Port
+
+JOB = "stallscope"
+"""The scrape job of the bundle that is kept; any other has its targets elsewhere."""
+SCRAPE_INTERVAL = "2s"
+EVALUATION_INTERVAL = "5s"
+GROUP_WAIT = "1s"
+GROUP_INTERVAL = "5s"
+
+
+def write_prometheus(
+    bundle: Path,
+    folder: Path,
+    *,
+    exporter: Port,
+    alertmanager: Port,
+    thresholds: Mapping[str, float],
+) -> Path:
+    """Derive Prometheus's configuration.
+
+    Args:
+        bundle: the bundle's `prometheus` folder, with `prometheus.yml`.
+        folder: where to write.
+        exporter: where the exporter listens.
+        alertmanager: where alerts go.
+        thresholds: values that differ on this stack, by name.
+
+    Returns:
+        The file to give to Prometheus.
+
+    Raises:
+        StackError: the bundle's file does not have what is changed here.
+    """
+    source = bundle / "prometheus.yml"
+    configuration = _load(source)
+    configuration["global"] = {
+        **configuration.get("global", {}),
+        "scrape_interval": SCRAPE_INTERVAL,
+        "scrape_timeout": SCRAPE_INTERVAL,
+        "evaluation_interval": EVALUATION_INTERVAL,
+    }
+    jobs = [entry for entry in configuration.get("scrape_configs", []) if entry["job_name"] == JOB]
+    if not jobs:
+        raise StackError(f"{source} has no scrape job named {JOB}")
+    configuration["scrape_configs"] = [_at_this_machine(entry, exporter) for entry in jobs]
+    configuration["alerting"] = {
+        **configuration.get("alerting", {}),
+        "alertmanagers": [{"static_configs": [{"targets": [_target(alertmanager)]}]}],
+    }
+    configuration["rule_files"] = [
+        _literal(_with_thresholds(file, folder, thresholds) if file.name == "thresholds.yml" else file)
+        for pattern in configuration.get("rule_files", [])
+        for file in _files(source.parent, pattern)
+    ]
+    return _write(folder / "prometheus.yml", configuration)
+
+
+def write_alertmanager(bundle: Path, folder: Path, *, webhook: str | None) -> Path:
+    """Derive Alertmanager's configuration.
+
+    Args:
+        bundle: the bundle's `alerts` folder, with `alertmanager.yml`.
+        folder: where to write.
+        webhook: an address that every notification is posted to; None to notify nobody.
+
+    Returns:
+        The file to give to Alertmanager.
+    """
+    configuration = _load(bundle / "alertmanager.yml")
+    # A demonstration must not page anybody.
+    notification = {"webhook_configs": [{"url": webhook, "send_resolved": True}]} if webhook else {}
+    configuration["receivers"] = [{"name": receiver["name"], **notification} for receiver in configuration["receivers"]]
+    _hasten(configuration["route"])
+    return _write(folder / "alertmanager.yml", configuration)
+
+
+def _hasten(route: dict[str, Any], root: bool = True) -> None:
+    for key, value in {"group_wait": GROUP_WAIT, "group_interval": GROUP_INTERVAL}.items():
+        if root or key in route:
+            route[key] = value
+    for child in route.get("routes", []):
+        _hasten(child, root=False)
+
+
+def _at_this_machine(entry: dict[str, Any], port: Port) -> dict[str, Any]:
+    """The scrape job with one fixed target, in place of whatever finds its targets."""
+    intervals = ("scrape_interval", "scrape_timeout")
+    kept = {key: value for key, value in entry.items() if not key.endswith("_sd_configs") and key not in intervals}
+    return {**kept, "static_configs": [{"targets": [_target(port)]}]}
+
+
+def _with_thresholds(file: Path, folder: Path, thresholds: Mapping[str, float]) -> Path:
+    content = _load(file)
+    missing = set(thresholds)
+    for group in content["groups"]:
+        for rule in group["rules"]:
+            name = rule.get("labels", {}).get("name")
+            if name in thresholds:
+                rule["expr"] = f"vector({thresholds[name]:g})"
+                missing.discard(name)
+    if missing:
+        raise StackError(f"{file} has no threshold named {', '.join(sorted(missing))}")
+    return _write(folder / "thresholds.yml", content)
+
+
+def _files(folder: Path, pattern: str) -> list[Path]:
+    path = folder / pattern
+    found = sorted(path.parent.resolve().glob(path.name))
+    if not found:
+        raise StackError(f"no rule file fits {pattern} of {folder / 'prometheus.yml'}")
+    return found
+
+
+def _literal(file: Path) -> str:
+    """The path as a pattern that fits nothing but the path."""
+    return re.sub(r"([*?\[\\])", r"\\\1", str(file))
+
+
+def _target(port: Port) -> str:
+    return f"{ADDRESS}:{port.number}"
+
+
+def _load(file: Path) -> dict[str, Any]:
+    content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    if not isinstance(content, dict):
+        raise StackError(f"{file} is no YAML mapping")
+    return content
+
+
+def _write(file: Path, content: dict[str, Any]) -> Path:
+    text = "# Derived by `stallscope up` from the bundle's file of this name; written anew at every start.\n"
+    file.write_text(text + yaml.safe_dump(content, sort_keys=False, allow_unicode=True), encoding="utf-8")
+    return file

@@ -1,0 +1,190 @@
+"""`stallscope up`: check, configure, start, wait until data flows, watch, and stop everything."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import requests
+
+from stallscope.simulation.scenarios import Scenario
+from stallscope.stack import installation, screen
+from stallscope.stack.component import Component, stop_all
+from stallscope.stack.components import build_components
+from stallscope.stack.driver import driver_answer
+from stallscope.stack.errors import StackError
+from stallscope.stack.ports import require_free
+from stallscope.stack.programs import Programs, find_programs
+from stallscope.stack.readiness import Alertmanager, Check, Prometheus, answers, growing, holds_alert, there
+from stallscope.stack.settings import RUN, Settings
+from stallscope.stack.signals import StopRequest, stop_signals
+
+_POLL_SECONDS = 0.25
+_WATCH_SECONDS = 2.0
+
+
+def run(settings: Settings) -> int:
+    """Run the stack until it is stopped.
+
+    Returns:
+        0 when it was stopped (or, with `once`, when data flowed); 1 when a part ended by itself.
+
+    Raises:
+        StackError: it can't start, or data did not flow in time; everything is stopped.
+    """
+    programs = _programs(settings)
+    if settings.training_job and importlib.util.find_spec("numpy") is None:
+        raise StackError(
+            "the training job needs NumPy: pip install 'stallscope[up]', or leave it out: --no-training-job"
+        )
+    ports = [settings.exporter, settings.prometheus, settings.alertmanager]
+    require_free([*ports, settings.grafana] if programs.grafana else ports)
+    driver = driver_answer()
+    scenario = None if driver else settings.scenario
+    with _folder(settings.data_folder) as folder:
+        components = build_components(settings, programs, folder, scenario)
+        with stop_signals() as stop:
+            try:
+                return _live(settings, components, scenario, driver, stop)
+            finally:
+                # First, whatever becomes of the screen.
+                stop_all(components)
+                screen.say("stopped; nothing is left running")
+
+
+def _live(
+    settings: Settings,
+    components: Sequence[Component],
+    scenario: Scenario | None,
+    driver: str | None,
+    stop: StopRequest,
+) -> int:
+    screen.say(screen.introduction(settings, scenario, driver))
+    for component in components:
+        component.start()
+    with requests.Session() as session:
+        session.trust_env = False  # a proxy of the environment has no business between a machine and itself
+        alertmanager = Alertmanager(settings.alertmanager.url, session)
+        checks = _checks(settings, session, alertmanager, scenario)
+        if not _wait(checks, components, settings.timeout, stop):
+            return 1 if settings.once else 0
+        if settings.once:
+            return 0
+        screen.say(screen.addresses(settings, components))
+        return _watch(components, alertmanager, stop)
+
+
+def _programs(settings: Settings) -> Programs:
+    programs = find_programs()
+    if programs.missing and settings.install and installation.can_install():
+        installation.install(programs.missing, screen.say)
+        programs = find_programs()
+    if programs.missing:
+        raise StackError(installation.instructions(programs.missing))
+    return programs
+
+
+@contextmanager
+def _folder(kept: Path | None) -> Iterator[Path]:
+    """The folder for everything that is written: the user's own, or a private one that goes when all went well."""
+    if kept is not None:
+        try:
+            kept.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise StackError(f"can't write to {kept}: {error.strerror}") from None
+        yield kept.resolve()
+        return
+    folder = Path(tempfile.mkdtemp(prefix="stallscope-up-"))
+    try:
+        yield folder
+    except StackError:
+        screen.say(f"logs and configuration are kept in {folder}")
+        raise
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _checks(
+    settings: Settings, session: requests.Session, alertmanager: Alertmanager, scenario: Scenario | None
+) -> list[Check]:
+    prometheus = Prometheus(settings.prometheus.url, session)
+    simulated = "simulated " if scenario else ""
+    steps = f'sum(stallscope_training_step_seconds_count{{run="{RUN}"}})'
+    checks = [
+        Check("exporter", "the exporter", answers(session, f"{settings.exporter.url}/-/ready")),
+        Check("Prometheus", "Prometheus", prometheus.ready),
+        Check("Alertmanager", "Alertmanager", alertmanager.ready),
+        Check(
+            "host metrics",
+            "the exporter",
+            there(prometheus, 'count({__name__=~"stallscope_host_.+"})', "{:.0f} real series in Prometheus"),
+        ),
+        Check(
+            "GPU metrics",
+            "the exporter",
+            there(prometheus, "count(stallscope_gpu_up == 1)", f"{{:.0f}} {simulated}GPUs in Prometheus"),
+        ),
+        Check(
+            "training steps",
+            "the training job",
+            growing(prometheus, steps, f"{{:.0f}} real steps of {RUN}, and growing"),
+        ),
+        Check("rules", "Prometheus", prometheus.rules),
+        Check("alert", "Alertmanager", holds_alert(alertmanager, "Watchdog")),
+    ]
+    return checks if settings.training_job else [check for check in checks if check.component != "the training job"]
+
+
+def _wait(checks: Sequence[Check], components: Sequence[Component], timeout: float, stop: StopRequest) -> bool:
+    """Wait for each check to come true; return whether they all did, False when a stop was asked for."""
+    screen.say("waiting until data flows")
+    start = time.monotonic()
+    for check in checks:
+        while (found := _found(check)) is None:
+            for component in components:
+                if component.ended:
+                    raise StackError(screen.end_of(component))
+            if time.monotonic() - start > timeout:
+                raise StackError(screen.timeout_of(check, components, timeout))
+            if stop.wait(_POLL_SECONDS):
+                return False
+        screen.say(screen.found(check, found, time.monotonic() - start))
+    return True
+
+
+def _found(check: Check) -> str | None:
+    try:
+        return check.ask()
+    except (requests.RequestException, KeyError, ValueError):
+        return None  # not listening yet, or not with an answer
+
+
+def _watch(components: Sequence[Component], alertmanager: Alertmanager, stop: StopRequest) -> int:
+    """Tell of alerts that come and go, and of parts that end, until a stop is asked for."""
+    shown: dict[tuple[tuple[str, str], ...], str] = {}
+    ended: set[str] = set()
+    while not stop.wait(_WATCH_SECONDS):
+        for component in components:
+            if component.ended and component.name not in ended:
+                ended.add(component.name)
+                screen.say(f"{screen.clock()} {screen.end_of(component)}\n  The rest stays up.")
+        if len(ended) == len(components):
+            break
+        try:
+            alerts = {alert.labels: alert for alert in alertmanager.alerts()}
+        except (requests.RequestException, KeyError, ValueError):
+            continue
+        for labels, alert in alerts.items():
+            if labels not in shown:
+                shown[labels] = alert.name
+                screen.say(f"{screen.clock()} alert {alert.name} ({alert.severity}): {alert.summary}")
+        for labels in shown.keys() - alerts.keys():
+            screen.say(f"{screen.clock()} over  {shown.pop(labels)}")
+    return 1 if ended else 0

@@ -1,0 +1,79 @@
+"""Whether the stack's ports are free, and who holds the one that is not."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from stallscope.stack.errors import StackError
+
+ADDRESS = "127.0.0.1"
+"""The stack is for this machine's user: nothing in it listens to the network."""
+
+
+class Port(NamedTuple):
+    """A TCP port (and UDP, where reports come in) that a service is to listen on."""
+
+    service: str
+    number: int
+    flag: str
+    datagrams: bool = False
+
+    @property
+    def url(self) -> str:
+        """The service's address for a browser."""
+        return f"http://{ADDRESS}:{self.number}"
+
+
+def require_free(ports: Sequence[Port]) -> None:
+    """Check all ports before anything starts.
+
+    Raises:
+        StackError: some are the same or in use; names each service, its port, who holds it and the flag to change it.
+    """
+    problems = [
+        f"{first.service} and {second.service} are both to use port {first.number}; change one with {second.flag}"
+        for position, first in enumerate(ports)
+        for second in ports[position + 1 :]
+        if first.number == second.number
+    ]
+    problems += [
+        f"port {port.number} for {port.service} is in use by {_holder(port.number)}; free it, or use another with "
+        f"{port.flag}=PORT"
+        for port in ports
+        if not _is_free(port)
+    ]
+    if problems:
+        raise StackError("\n".join(problems))
+
+
+def _is_free(port: Port) -> bool:
+    kinds = [socket.SOCK_STREAM] + ([socket.SOCK_DGRAM] if port.datagrams else [])
+    return all(_can_bind(port.number, kind) for kind in kinds)
+
+
+def _can_bind(number: int, kind: socket.SocketKind) -> bool:
+    with socket.socket(socket.AF_INET, kind) as probe:
+        if kind == socket.SOCK_STREAM:
+            # As servers do: a connection that lingers after its server's end is no obstacle.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((ADDRESS, number))
+        except OSError:
+            return False
+    return True
+
+
+def _holder(number: int) -> str:
+    import psutil  # only a busy port needs it
+
+    try:
+        for connection in psutil.net_connections("inet"):
+            listening = connection.status == psutil.CONN_LISTEN or connection.type == socket.SOCK_DGRAM
+            if connection.laddr and connection.laddr.port == number and listening and connection.pid:
+                command = " ".join(psutil.Process(connection.pid).cmdline())
+                return f"process {connection.pid} ({command[:100]})"
+    except (psutil.Error, OSError):
+        pass
+    return "a process of another user"

@@ -1,0 +1,128 @@
+"""Whether data flows: questions to the exporter, Prometheus and Alertmanager through their own HTTP interfaces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import requests
+
+_TIMEOUT_SECONDS = 2.0
+
+
+class Check(NamedTuple):
+    """One thing that must come true before the stack is said to work."""
+
+    label: str
+    component: str
+    """Whose log tells most when it does not come true."""
+    ask: Callable[[], str | None]
+    """What was found, in words; None while it is not there yet."""
+
+
+class Prometheus:
+    """A running Prometheus server."""
+
+    def __init__(self, url: str, session: requests.Session) -> None:
+        """Take its address, and the session to ask through."""
+        self._url = url
+        self._session = session
+
+    def ready(self) -> str | None:
+        """Whether it has loaded its configuration and its storage."""
+        return _ready(self._session, f"{self._url}/-/ready")
+
+    def value(self, expression: str) -> float | None:
+        """The single value that an expression has now; None where it has none."""
+        response = self._session.get(
+            f"{self._url}/api/v1/query", params={"query": expression}, timeout=_TIMEOUT_SECONDS
+        )
+        result: list[Any] = response.json().get("data", {}).get("result", [])
+        return float(result[0]["value"][1]) if result else None
+
+    def rules(self) -> str | None:
+        """How many rules have been evaluated, once all have; a rule that fails is waited for in vain."""
+        response = self._session.get(f"{self._url}/api/v1/rules", timeout=_TIMEOUT_SECONDS)
+        rules = [rule for group in response.json().get("data", {}).get("groups", []) for rule in group["rules"]]
+        if not rules or any(rule["health"] != "ok" for rule in rules):
+            return None
+        alerting = sum(rule["type"] == "alerting" for rule in rules)
+        return f"{len(rules) - alerting} recording and {alerting} alert rules, all evaluated"
+
+
+class Alert(NamedTuple):
+    """An alert that Alertmanager holds."""
+
+    name: str
+    severity: str
+    summary: str
+    labels: tuple[tuple[str, str], ...]
+
+
+class Alertmanager:
+    """A running Alertmanager."""
+
+    def __init__(self, url: str, session: requests.Session) -> None:
+        """Take its address, and the session to ask through."""
+        self._url = url
+        self._session = session
+
+    def ready(self) -> str | None:
+        """Whether it has loaded its configuration."""
+        return _ready(self._session, f"{self._url}/-/ready")
+
+    def alerts(self) -> list[Alert]:
+        """The alerts that fire now and that nothing mutes."""
+        response = self._session.get(
+            f"{self._url}/api/v2/alerts",
+            params={"silenced": "false", "inhibited": "false"},
+            timeout=_TIMEOUT_SECONDS,
+        )
+        return [
+            Alert(
+                name=alert["labels"].get("alertname", ""),
+                severity=alert["labels"].get("severity", ""),
+                summary=alert["annotations"].get("summary", ""),
+                labels=tuple(sorted(alert["labels"].items())),
+            )
+            for alert in response.json()
+        ]
+
+
+def _ready(session: requests.Session, url: str) -> str | None:
+    return "ready" if session.get(url, timeout=_TIMEOUT_SECONDS).status_code == requests.codes.ok else None
+
+
+def answers(session: requests.Session, url: str) -> Callable[[], str | None]:
+    """A question whether an address answers well."""
+    return lambda: _ready(session, url)
+
+
+def there(prometheus: Prometheus, expression: str, words: str) -> Callable[[], str | None]:
+    """A question for a number that Prometheus must have; `words` is formatted with it."""
+
+    def ask() -> str | None:
+        value = prometheus.value(expression)
+        return words.format(value) if value else None
+
+    return ask
+
+
+def growing(prometheus: Prometheus, expression: str, words: str) -> Callable[[], str | None]:
+    """A question for a number that must have grown since it was first seen."""
+    first: list[float] = []
+
+    def ask() -> str | None:
+        value = prometheus.value(expression)
+        if value is None:
+            return None
+        if not first:
+            first.append(value)
+        return words.format(value) if value > first[0] else None
+
+    return ask
+
+
+def holds_alert(alertmanager: Alertmanager, name: str) -> Callable[[], str | None]:
+    """A question whether an alert has reached Alertmanager."""
+    return lambda: name if any(alert.name == name for alert in alertmanager.alerts()) else None

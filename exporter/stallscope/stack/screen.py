@@ -1,0 +1,96 @@
+"""What the launcher puts on the screen: what is real, what is simulated, where to look, what went wrong."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from stallscope.simulation.scenarios import Scenario
+from stallscope.stack.component import Component
+from stallscope.stack.ports import ADDRESS
+from stallscope.stack.readiness import Check
+from stallscope.stack.settings import RUN, THRESHOLDS, Settings
+
+
+def say(text: str) -> None:
+    """Print at once, also where a pipe takes it."""
+    print(text, flush=True)
+
+
+def clock() -> str:
+    """The time of day, for what happens while the stack runs."""
+    return time.strftime("%H:%M:%S")
+
+
+def introduction(settings: Settings, scenario: Scenario | None, driver: str | None) -> str:
+    """What is real, what is simulated, what differs from the bundle."""
+    real = ["this machine's host metrics", "Prometheus, Alertmanager, rules and alerts"]
+    if settings.training_job:
+        real.append(f"training run {RUN}: NumPy on the CPU, through the shim")
+    if driver:
+        real.append(f"GPUs: {driver}")
+    rows = [("real" if entry == real[0] else "", entry) for entry in real]
+    if scenario:
+        rows += [
+            ("simulated", "the GPUs, and a training run on them: no NVIDIA driver answers here"),
+            ("", f"scenario {scenario.name}: {scenario.description}"),
+        ]
+    changed = ", ".join(f"{name} {value:g}" for name, value in THRESHOLDS.items())
+    rows.append(("changed", f"thresholds for a demonstration: {changed}; scrapes and rules every few seconds"))
+    return "\n".join(["", *(_row(*row) for row in rows), ""])
+
+
+def addresses(settings: Settings, components: Sequence[Component]) -> str:
+    """Where to look, and what to do next."""
+    alertmanager = settings.alertmanager.url
+    rows = [
+        ("Prometheus", f"{settings.prometheus.url}/alerts"),
+        ("", f"{settings.prometheus.url}/graph?g0.expr=run%3Averdict%3Aratio5m&g0.tab=1"),
+        ("Alertmanager", f"{alertmanager}/   or: amtool alert --alertmanager.url={alertmanager}"),
+        ("Exporter", f"{settings.exporter.url}/"),
+    ]
+    if any(component.name == "Grafana" for component in components):
+        rows.insert(0, ("Grafana", f"{settings.grafana.url}/"))
+    rows.append(
+        (
+            "your training",
+            f"STALLSCOPE_ADDRESS=udp://{ADDRESS}:{settings.exporter.number} python train.py, with the shim",
+        )
+    )
+    return "\n".join(
+        [
+            "",
+            "Data flows.",
+            *(_row(*row) for row in rows),
+            "",
+            "Alerts are told here as they come. Ctrl-C stops it all.",
+            "",
+        ]
+    )
+
+
+def found(check: Check, words: str, seconds: float) -> str:
+    """A check that has come true."""
+    return _row(check.label, f"{words:<56}{seconds:5.1f} s")
+
+
+def end_of(component: Component) -> str:
+    """A part that ended by itself."""
+    return f"{component.name} {component.ended}. The end of {component.log}:\n{_indented(component.log_tail())}"
+
+
+def timeout_of(check: Check, components: Sequence[Component], seconds: float) -> str:
+    """A check that did not come true in time."""
+    component = next(component for component in components if component.name == check.component)
+    return (
+        f"{check.label}: nothing after {seconds:g} s, so {component.name} is at fault or what it depends on. "
+        f"The end of {component.log}:\n{_indented(component.log_tail())}"
+    )
+
+
+def _row(label: str, text: str) -> str:
+    return f"  {label:<15}{text}"
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"  | {line}" for line in text.splitlines()) or "  | (empty)"
