@@ -39,6 +39,10 @@ _NUMBER = re.compile(r"-?\d+(\.\d+)?")
 class ConfigurationError(Exception):
     """A setting is wrong; the message is one line with what, where and what is expected."""
 
+    def __init__(self, message: str) -> None:
+        # It may quote what somebody wrote, line breaks and control characters included.
+        super().__init__(message if message.isprintable() else message.encode("unicode_escape").decode())
+
 
 @dataclass(frozen=True)
 class Setting:

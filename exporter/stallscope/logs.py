@@ -67,4 +67,4 @@ def configure(level: str, form: str, stream: TextIO | None = None) -> None:
 
 def _plain(value: object) -> str:
     text = str(value)
-    return text if _PLAIN_VALUE.fullmatch(text) else json.dumps(text, ensure_ascii=False)
+    return text if _PLAIN_VALUE.fullmatch(text) else json.dumps(text)
