@@ -171,6 +171,7 @@ MALFORMED = [
     ("report.state-file", "state", "an absolute path"),
     ("simulation.scenario", "../x", "the name of a scenario"),
     ("simulation.host", "", "true or false"),
+    ("simulation.onset", "60", "did you mean 60s?"),
 ]
 
 

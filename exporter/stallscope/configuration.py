@@ -324,6 +324,15 @@ class Configuration:
             "Simulate the host too, not only GPUs and training; needs a scenario.",
         )
     )
+    onset: float = field(
+        metadata=_setting(
+            "simulation.onset",
+            _duration("0s", "1d"),
+            "60s",
+            "DURATION",
+            "Time from the start to the scenario's fault.",
+        )
+    )
     collectors: Mapping[str, bool] = field(default_factory=dict)
     """Sources that are switched on or off explicitly, by name."""
 

@@ -161,6 +161,7 @@ class Exporter:
                 # Simulated ranks live in this process: one that stalls is silent, not lost.
                 deliver=lambda data: registry.accept(data, "http", own_pid),
                 host_tree=tree,
+                onset=configuration.onset,
             )
         except ValueError as problem:
             self._remove_host_tree()
