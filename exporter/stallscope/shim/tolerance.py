@@ -57,6 +57,8 @@ def number(value: object) -> float | int | None:
         return float(value)  # type: ignore[arg-type]
     except OverflowError:
         return inf
+    except Exception:  # a subclass may do anything
+        return None
 
 
 def finite(name: str, value: object) -> float | int | None:
@@ -86,3 +88,8 @@ def amount(name: str, value: object) -> float | int | None:
 def label(text: object, longest: int) -> str:
     """Make text fit for a label: printable, without surrounding space, of limited length."""
     return "".join([character for character in str(text) if character.isprintable()]).strip()[:longest].strip()
+
+
+def forget_warnings() -> None:
+    """Log again what was logged before."""
+    _told.clear()

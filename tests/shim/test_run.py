@@ -1,0 +1,386 @@
+from __future__ import annotations
+
+import copy
+import json
+import logging
+import pickle
+import sys
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+from tests.shim.conftest import Desk
+
+import stallscope
+from stallscope.report import MAX_VALUES
+from stallscope.sampling.clock import ScriptedClock
+
+
+def new(clock: ScriptedClock, desk: Desk, **settings: object) -> stallscope.Run:
+    return stallscope.Run("job", clock=clock, sender=desk, **settings)  # type: ignore[arg-type]
+
+
+class Tensor:
+    """Anything asked of it would wait for a GPU."""
+
+    def __float__(self) -> float:
+        raise AssertionError("a tensor was touched")
+
+    __int__ = __index__ = __bool__ = __lt__ = __le__ = __float__
+
+
+class Trap(float):
+    def __float__(self) -> float:
+        raise RuntimeError("evil")
+
+
+def test_a_run_is_told_at_once(clock: ScriptedClock, desk: Desk) -> None:
+    new(clock, desk, rank=3, world_size=8, gpus=[{"gpu": "3", "uuid": "GPU-3"}], info={"hostname": "node-1"})
+    report = desk.newest
+    assert (report.run, report.rank, report.state, report.activity) == ("job", 3, "starting", "initialization")
+    assert report.info["world_size"] == "8"
+    assert report.info["hostname"] == "node-1"
+    assert [tuple(gpu) for gpu in report.gpus] == [("3", "GPU-3")]
+    assert report.first_step is None
+
+
+def test_reports_hold_cumulative_state(clock: ScriptedClock, desk: Desk) -> None:
+    run = new(clock, desk, samples_per_step=32, tokens_per_step=100, flops_per_step=1e12, steps_planned=10)
+    clock.advance(5)
+    for _ in range(3):
+        with run.phase("data_wait"):
+            clock.advance(0.25)
+        with run.phase("forward"):
+            clock.advance(0.5)
+        run.step()
+    run.finish()
+    report = desk.newest
+    assert (report.state, report.activity) == ("finished", "training")
+    assert report.step_seconds is not None
+    assert (report.step_seconds.count, report.step_seconds.sum) == (3, 2.25)
+    assert {name: phase.seconds for name, phase in report.phases.items()} == {
+        "initialization": 5,
+        "other": 0,
+        "data_wait": 0.75,
+        "forward": 1.5,
+    }
+    assert report.phases["data_wait"].occurrences == 3
+    assert (report.counters["samples"], report.counters["tokens"], report.counters["flops"]) == (96, 300, 3e12)
+    assert (report.gauges["step"], report.gauges["steps_planned"], report.gauges["batch_size"]) == (3, 10, 32)
+    assert report.first_step == pytest.approx(report.start + 5.75)
+    assert report.last_step == pytest.approx(report.start + 7.25)
+
+
+def test_at_most_two_reports_a_second_leave_in_the_long_run(clock: ScriptedClock, desk: Desk) -> None:
+    run = new(clock, desk)
+    for _ in range(1000):
+        clock.advance(0.01)
+        run.step()
+        with run.phase("checkpoint"):
+            clock.advance(0.01)
+        with run.phase("evaluation"):
+            clock.advance(0.01)
+    assert 50 <= len(desk.reports) <= 30 * 2 + 2
+
+
+def test_the_beginning_of_a_checkpoint_is_told_at_once(clock: ScriptedClock, desk: Desk) -> None:
+    run = new(clock, desk)
+    for _ in range(20):
+        clock.advance(0.3)
+        run.step()
+    with run.phase("checkpoint"):
+        assert desk.newest.activity == "checkpoint"
+        clock.advance(40)
+        with run.phase("logging"):
+            pass  # any call sends what is due
+        assert desk.newest.phases["checkpoint"].seconds == 40
+        assert desk.newest.phases["checkpoint"].max == 40
+    assert desk.newest.activity == "training"
+
+
+def test_values_are_kept_until_told_again(clock: ScriptedClock, desk: Desk) -> None:
+    run = new(clock, desk)
+    run.report(loss=2.0, learning_rate=1e-3, gradient_norm=1, epoch=4, accuracy=0.5)
+    run.report(loss=1.0)
+    run.finish()
+    gauges = desk.newest.gauges
+    assert (gauges["loss"], gauges["learning_rate"], gauges["gradient_norm"], gauges["epoch"]) == (1.0, 1e-3, 1, 4)
+    assert desk.newest.values == {"accuracy": 0.5}
+
+
+def test_a_loss_that_is_not_finite_is_counted_and_not_reported(clock: ScriptedClock, desk: Desk) -> None:
+    run = new(clock, desk)
+    for loss in (1.5, float("nan"), float("inf"), 10**400):
+        run.report(loss=loss)
+    run.finish()
+    assert desk.newest.counters["nonfinite_losses"] == 3
+    assert desk.newest.gauges["loss"] == 1.5
+
+
+def test_numpy_s_numbers_are_taken(clock: ScriptedClock, desk: Desk) -> None:
+    run = new(clock, desk)
+    run.report(loss=np.float32(0.5), epoch=np.int64(2), accuracy=np.float64(0.25))
+    run.finish()
+    assert (desk.newest.gauges["loss"], desk.newest.gauges["epoch"]) == (0.5, 2)
+    assert desk.newest.values == {"accuracy": 0.25}
+
+
+@pytest.mark.parametrize(
+    "evil", [Tensor(), Trap(1.0), "0.5", None, [1.0], 1j, object(), float("nan"), -float("inf"), np.zeros(1)]
+)
+def test_what_is_no_finite_number_is_dropped_alone(evil: object, clock: ScriptedClock, desk: Desk) -> None:
+    run = new(clock, desk)
+    run.report(learning_rate=evil, samples=evil, steps_planned=evil, bad=evil, good=1.0)  # type: ignore[arg-type]
+    run.finish()
+    assert desk.newest.values == {"good": 1.0}
+    assert "learning_rate" not in desk.newest.gauges
+    assert "samples" not in desk.newest.counters
+
+
+def test_a_dropped_value_is_warned_of_once(clock: ScriptedClock, desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
+    run = new(clock, desk)
+    with caplog.at_level(logging.WARNING, "stallscope"):
+        for _ in range(3):
+            run.report(loss=Tensor())  # type: ignore[arg-type]
+    assert [record.name for record in caplog.records] == ["stallscope"]
+    assert "loss is a Tensor" in caplog.text
+    assert ".item()" in caplog.text
+
+
+def test_values_beyond_the_limit_are_dropped_and_the_rest_kept(clock: ScriptedClock, desk: Desk) -> None:
+    run = new(clock, desk)
+    for number in range(MAX_VALUES + 5):
+        run.report(**{f"value {number}": number, "\n": 1, "x" * 200: 2})
+    run.finish()
+    assert len(desk.newest.values) == MAX_VALUES
+    assert desk.newest.values["value 31"] == 31
+
+
+def test_samples_told_as_they_come_add_up(clock: ScriptedClock, desk: Desk) -> None:
+    run = new(clock, desk)
+    run.report(samples=10, tokens=100)
+    run.report(samples=5, flops=2.5, tokens=-1)
+    run.finish()
+    assert {key: desk.newest.counters[key] for key in ("samples", "tokens", "flops")} == {
+        "samples": 15,
+        "tokens": 100,
+        "flops": 2.5,
+    }
+
+
+def test_a_new_batch_size_counts_from_the_next_step(clock: ScriptedClock, desk: Desk) -> None:
+    run = new(clock, desk, samples_per_step=10)
+    run.step()
+    run.report(batch_size=100)
+    run.step()
+    run.finish()
+    assert desk.newest.counters["samples"] == 110
+    assert desk.newest.gauges["batch_size"] == 100
+
+
+def test_steps_go_on_from_a_restored_checkpoint(clock: ScriptedClock, desk: Desk) -> None:
+    run = new(clock, desk)
+    run.report(step=5000)
+    run.step()
+    run.finish()
+    assert desk.newest.gauges["step"] == 5001
+
+
+def test_slow_steps_count_unless_a_named_phase_explains_them(clock: ScriptedClock, desk: Desk) -> None:
+    run = new(clock, desk)
+    for number in range(100):
+        with run.phase("forward"):
+            clock.advance(5.0 if number == 60 else 1.0)
+        if number % 10 == 0:
+            with run.phase("checkpoint"):
+                clock.advance(20)
+        run.step()
+    run.finish()
+    assert desk.newest.counters["slow_steps"] == 1
+    assert desk.newest.counters["slow_step_excess_seconds"] == pytest.approx(4)
+
+
+def test_dropped_reports_are_counted_by_cause_and_lose_nothing(clock: ScriptedClock, desk: Desk) -> None:
+    desk.refusing = "queue_full"
+    run = new(clock, desk)
+    for _ in range(4):
+        clock.advance(1)
+        run.step()
+    desk.refusing = None
+    clock.advance(1)
+    run.step()
+    assert desk.newest.dropped == {"queue_full": 5}
+    assert desk.newest.gauges["step"] == 5
+    assert desk.newest.sequence == 6
+
+
+def test_a_report_that_is_too_long_is_not_sent(clock: ScriptedClock, desk: Desk) -> None:
+    run = new(clock, desk)
+    for number in range(31):
+        with run.phase(f"{number}" + "\N{GRINNING FACE}" * 120):
+            clock.advance(1)
+    run.finish()
+    assert run.silent
+    assert len(desk.reports) < 15
+
+
+def test_a_run_left_by_an_exception_has_failed(clock: ScriptedClock, desk: Desk) -> None:
+    with pytest.raises(ZeroDivisionError), new(clock, desk):
+        1 / 0  # noqa: B018
+    assert desk.newest.state == "failed"
+
+
+def test_a_run_left_as_usual_has_finished(clock: ScriptedClock, desk: Desk) -> None:
+    with new(clock, desk):
+        pass
+    assert desk.newest.state == "finished"
+
+
+def test_nothing_is_told_after_the_end(clock: ScriptedClock, desk: Desk) -> None:
+    run = new(clock, desk)
+    held = run.phase("forward")
+    run.finish()
+    told = len(desk.reports)
+    clock.advance(10)
+    run.step()
+    run.report(loss=1.0)
+    run.gauge("loss", 1.0)
+    run.gpu_time("forward", 1.0)
+    run.finish("failed")
+    with held, run.phase("forward"):
+        clock.advance(10)
+    assert len(desk.reports) == told
+
+
+def test_an_unknown_last_state_is_told_as_failed(clock: ScriptedClock, desk: Desk) -> None:
+    new(clock, desk).finish("done")
+    assert desk.newest.state == "failed"
+
+
+def test_time_on_the_gpu_s_clock_is_told_beside(clock: ScriptedClock, desk: Desk) -> None:
+    run = new(clock, desk)
+    with run.phase("forward"):
+        clock.advance(1)
+    run.gpu_time("forward", 3.0)
+    run.gpu_time("forward", 0.5)
+    run.finish()
+    assert desk.newest.phases["forward"].gpu_seconds == 3.5
+    assert desk.newest.phases["initialization"].gpu_seconds is None
+
+
+def test_a_probe_of_its_own_speaks_for_the_process(clock: ScriptedClock, desk: Desk) -> None:
+    class Probe:
+        closed = False
+
+        def read(self) -> tuple[Mapping[str, float], Mapping[str, float]]:
+            return {"process_cpu_seconds": 5.0}, {"process_memory_bytes": 7.0}
+
+        def close(self) -> None:
+            self.closed = True
+
+    probe = Probe()
+    run = new(clock, desk, process=probe, pid=70_003)
+    run.finish()
+    assert desk.newest.counters["process_cpu_seconds"] == 5
+    assert desk.newest.gauges["process_memory_bytes"] == 7
+    assert desk.newest.pid == 70_003
+    assert probe.closed
+
+
+def test_without_a_probe_a_scripted_run_tells_of_no_process(clock: ScriptedClock, desk: Desk) -> None:
+    new(clock, desk)
+    assert "process_cpu_seconds" not in desk.newest.counters
+
+
+def test_a_failing_probe_or_sender_does_not_reach_the_training(clock: ScriptedClock, desk: Desk) -> None:
+    class Broken:
+        def read(self) -> tuple[Mapping[str, float], Mapping[str, float]]:
+            raise OSError("no")
+
+        def close(self) -> None:
+            raise OSError("no")
+
+    run = new(clock, desk, process=Broken())
+    run.finish()
+    assert desk.newest.state == "finished"
+
+    def burning(payload: bytes) -> None:
+        raise RuntimeError("on fire")
+
+    stallscope.Run("job", clock=clock, sender=burning).finish()
+
+
+def test_strict_raises_what_would_be_logged(clock: ScriptedClock, desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = new(clock, desk)
+    monkeypatch.setenv("STALLSCOPE_STRICT", "1")
+    with pytest.raises(ValueError, match="loss is a Tensor"):
+        run.report(loss=Tensor())  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="a phase is called"):
+        run.phase("")
+    with pytest.raises(ValueError, match="precision"):
+        new(clock, desk, precision="int3")
+
+
+def test_disabled_a_run_does_and_sends_nothing(
+    clock: ScriptedClock, desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STALLSCOPE_DISABLE", "1")
+    with new(clock, desk) as run:
+        with run.phase("forward"):
+            clock.advance(1)
+        run.report(loss=1.0)
+        run.step()
+        assert list(stallscope.track([1, 2], run)) == [1, 2]
+    assert desk.reports == []
+    assert run.timeline.steps == 0
+
+
+@pytest.mark.parametrize("name", [5, "", "\n", "x" * 500, "näme", b"bytes", object()])
+def test_any_name_makes_an_acceptable_report(name: object, clock: ScriptedClock, desk: Desk) -> None:
+    stallscope.Run(name, clock=clock, sender=desk)  # type: ignore[arg-type]
+    assert desk.newest.run
+
+
+@pytest.mark.parametrize("settings", [{"rank": "x"}, {"gpus": 3}, {"info": 3}, {"interval": "x"}, {"clock": 3}])
+def test_a_run_that_cannot_start_is_silent(settings: dict[str, object], clock: ScriptedClock, desk: Desk) -> None:
+    run = stallscope.Run("job", **{"clock": clock, "sender": desk, **settings})  # type: ignore[arg-type]
+    run.step()
+    run.report(loss=1.0)
+    with run.phase("forward"):
+        pass
+    run.finish()
+    assert run.silent
+    assert desk.reports == []
+
+
+def test_a_copy_of_a_run_is_silent(clock: ScriptedClock, desk: Desk) -> None:
+    run = new(clock, desk)
+    told = len(desk.reports)
+    for other in (pickle.loads(pickle.dumps(run)), copy.deepcopy(run)):
+        other.step()
+        other.report(loss=1.0)
+        other.finish()
+        assert list(stallscope.track([1], other)) == [1]
+    assert len(desk.reports) == told
+    assert not run.silent
+
+
+def test_the_real_clock_and_process_make_an_acceptable_report(desk: Desk) -> None:
+    with stallscope.Run(sender=desk) as run:
+        run.step()
+        run.step()
+    report = desk.newest
+    assert report.counters["process_cpu_seconds"] > 0
+    assert report.gauges["process_memory_bytes"] > 1e6
+    assert report.gauges["cpu_limit_cores"] > 0
+    assert report.counters["shim_overhead_seconds"] > 0
+    assert report.info["hostname"]
+
+
+def test_importing_the_package_loads_nothing_heavy() -> None:
+    import subprocess
+
+    script = "import json, sys, stallscope; print(json.dumps(sorted(sys.modules)))"
+    loaded = set(json.loads(subprocess.check_output([sys.executable, "-c", script])))
+    heavy = {"asyncio", "http.client", "inspect", "logging", "multiprocessing", "pathlib", "ssl", "urllib.request"}
+    assert not loaded & (heavy | {"prometheus_client", "numpy", "psutil", "stallscope.catalogue"})

@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import http.server
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from stallscope.shim.transport import Datagrams, Post, transport
+
+
+def listening(family: int, address: object) -> socket.socket:
+    listener = socket.socket(family, socket.SOCK_DGRAM)
+    listener.settimeout(10)
+    listener.bind(address)  # type: ignore[arg-type]
+    return listener
+
+
+def test_a_unix_socket_takes_reports_and_may_come_late_and_again(tmp_path: Path) -> None:
+    path = tmp_path / "report.sock"
+    sender = transport({"STALLSCOPE_ADDRESS": f"unix://{path}"})
+    assert sender(b"0") == "absent"
+    for _ in range(2):
+        with listening(socket.AF_UNIX, str(path)) as listener:
+            assert sender(b"1") is None
+            assert listener.recv(10) == b"1"
+        assert sender(b"2") == "absent"  # the file is still there
+        path.unlink()
+    sender.close()
+
+
+@pytest.mark.parametrize(
+    ("family", "host", "written"),
+    [(socket.AF_INET, "127.0.0.1", "127.0.0.1"), (socket.AF_INET6, "::1", "[::1]")],
+)
+def test_udp_takes_reports_and_hears_that_nobody_listens(family: int, host: str, written: str) -> None:
+    try:
+        listener = listening(family, (host, 0))
+    except OSError:
+        pytest.skip(f"this machine has no {host}")
+    port = listener.getsockname()[1]
+    sender = transport({"STALLSCOPE_ADDRESS": f"udp://{written}:{port}"})
+    with listener:
+        assert sender(b"1") is None
+        assert listener.recv(10) == b"1"
+    assert sender(b"2") == "absent"
+    with listening(family, (host, port)) as again:
+        assert sender(b"3") is None
+        assert again.recv(10) == b"3"
+    sender.close()
+
+
+def test_the_first_listener_in_order_gets_the_report(tmp_path: Path) -> None:
+    path = str(tmp_path / "report.sock")
+    with listening(socket.AF_INET, ("127.0.0.1", 0)) as udp:
+        sender = Datagrams([(socket.AF_UNIX, path), (socket.AF_INET, udp.getsockname())])
+        assert sender(b"1") is None
+        assert udp.recv(10) == b"1"
+        with listening(socket.AF_UNIX, path) as unix:
+            assert sender(b"2") is None
+            assert unix.recv(10) == b"2"
+        sender.close()
+
+
+def test_a_full_queue_drops_without_waiting(tmp_path: Path) -> None:
+    path = str(tmp_path / "report.sock")
+    with listening(socket.AF_UNIX, path):
+        sender = Datagrams([(socket.AF_UNIX, path)])
+        causes = {sender(b"x" * 1000) for _ in range(5000)}
+        sender.close()
+    assert causes == {None, "queue_full"}
+
+
+def test_a_datagram_beyond_the_kernel_s_limit_is_too_large() -> None:
+    with listening(socket.AF_INET, ("127.0.0.1", 0)) as udp:
+        sender = Datagrams([(socket.AF_INET, udp.getsockname())])
+        assert sender(b"x" * 70_000) == "too_large"
+        sender.close()
+
+
+@pytest.mark.parametrize(
+    "address", ["nonsense", "unix://relative", "udp://", "udp://host:0", "udp://host:x", "ftp://host", "http://:80"]
+)
+def test_a_malformed_address_is_complained_of_and_reports_nothing(
+    address: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    sender = transport({"STALLSCOPE_ADDRESS": address})
+    assert sender(b"1") == "error"
+    assert f"STALLSCOPE_ADDRESS is {address!r}" in caplog.text
+
+
+def test_without_an_address_the_node_s_socket_and_the_local_exporter_are_tried() -> None:
+    sender = transport({})
+    assert isinstance(sender, Datagrams)
+    assert [address for _, address in sender._targets] == ["/run/stallscope/report.sock", ("127.0.0.1", 19400)]
+
+
+class Door(http.server.BaseHTTPRequestHandler):
+    taken: list[tuple[str, str | None, bytes]] = []  # noqa: RUF012
+    answer = 200
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.taken.append((self.path, self.headers["Authorization"], body))
+        self.send_response(self.answer)
+        self.end_headers()
+        self.wfile.write(b'{"error":"because"}')
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def door() -> Iterator[int]:
+    Door.taken = []
+    Door.answer = 200
+    with http.server.HTTPServer(("127.0.0.1", 0), Door) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield server.server_address[1]
+        server.shutdown()
+        thread.join()
+
+
+def test_a_report_is_posted_with_the_token(door: int) -> None:
+    sender = transport({"STALLSCOPE_ADDRESS": f"http://127.0.0.1:{door}/", "STALLSCOPE_TOKEN": "secret"})
+    assert sender(b"{}") is None
+    assert Door.taken == [("/api/v1/report", "Bearer secret", b"{}")]
+    assert isinstance(sender, Post)
+    assert sender.interval == 5
+
+
+@pytest.mark.parametrize(("answer", "cause"), [(400, "error"), (413, "too_large")])
+def test_a_refused_report_says_why(answer: int, cause: str, door: int, caplog: pytest.LogCaptureFixture) -> None:
+    Door.answer = answer
+    assert transport({"STALLSCOPE_ADDRESS": f"http://127.0.0.1:{door}"})(b"{}") == cause
+    assert "because" in caplog.text
+
+
+def test_posting_to_nobody_is_tried_less_and_less_often() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        sender = transport({"STALLSCOPE_ADDRESS": f"http://127.0.0.1:{unused.getsockname()[1]}"})
+        assert [sender(b"{}") for _ in range(6)] == ["absent"] * 6
+    assert sender.interval == 80
