@@ -1,0 +1,72 @@
+"""Reading the kernel's small text files, for the sources of this folder.
+
+Nothing is held open: a file is opened anew at every reading, since a device behind it may go and come back.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+
+_CHUNK = 65536
+_NO_ANSWER = frozenset((errno.ENOENT, errno.ENOTDIR, errno.ENODEV, errno.ENXIO, errno.EINVAL, errno.EOPNOTSUPP))
+"""No such file, or the kernel has the file and says that it has nothing to tell in it."""
+_SHOWN = 80
+"""Characters of an offending line that a message repeats."""
+
+
+def read_text(path: str) -> str:
+    """Return the whole file.
+
+    Raises:
+        OSError: it can't be read.
+        ValueError: it is empty or breaks off in the middle of a line, which no file of the kernel does.
+    """
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        # The kernel may hand over a file in pieces of a page; only an empty piece is the end.
+        content = piece = os.read(descriptor, _CHUNK)
+        while piece:
+            piece = os.read(descriptor, _CHUNK)
+            content += piece
+    finally:
+        os.close(descriptor)
+    text = content.decode(errors="replace")
+    if not text.endswith("\n"):
+        last = text.rpartition("\n")[2]
+        raise malformed(path, last, "the file ends in the middle of a line" if last else "the file is empty")
+    return text
+
+
+def read_if_answered(path: str) -> str | None:
+    """Return the whole file, or None where there is no such file or the kernel has no answer in it.
+
+    Raises:
+        OSError: it can't be read for another reason, such as missing rights.
+        ValueError: see `read_text`.
+    """
+    try:
+        return read_text(path)
+    except OSError as problem:
+        if problem.errno in _NO_ANSWER:
+            return None
+        raise
+
+
+def exists(path: str) -> bool:
+    """Whether there is anything at the path, or where it links to."""
+    return os.path.exists(path)  # noqa: PTH110 - making a Path costs several times the look itself
+
+
+def entries(folder: str) -> list[str]:
+    """Return the names in a folder in order; none where there is no such folder."""
+    try:
+        return sorted(os.listdir(folder))  # noqa: PTH208 - as above
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def malformed(path: str, line: str, problem: str) -> ValueError:
+    """Return the error for a line that is not as the kernel writes it."""
+    shown = line if len(line) <= _SHOWN else line[:_SHOWN] + "…"
+    return ValueError(f"{path}: {problem}: {shown!r}")
