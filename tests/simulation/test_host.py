@@ -5,9 +5,11 @@ from pathlib import Path
 import pytest
 
 from stallscope.sampling.clock import ScriptedClock
+from stallscope.sampling.reading import checked
 from stallscope.simulation.host import CPUS, SimulatedHost
 from stallscope.simulation.node import Node
 from stallscope.simulation.scenarios import scenario
+from stallscope.sources.base import Environment, NotPresent, available
 
 
 class World:
@@ -88,3 +90,21 @@ def test_no_counter_ever_falls(tmp_path: Path) -> None:
 def test_no_half_written_file_is_left_beside_the_others(tmp_path: Path) -> None:
     World(tmp_path, "healthy").after(1.0)
     assert not list(tmp_path.rglob("*.new"))
+
+
+@pytest.mark.parametrize("name", ["cpu", "memory", "pressure", "disk", "network"])
+def test_the_exporter_s_own_sources_read_the_tree(tmp_path: Path, name: str) -> None:
+    world = World(tmp_path, "healthy")
+    source = available()[name](Environment(root=tmp_path, clock=world.clock))
+    try:
+        list(source.read())
+        world.after(10.0)
+        assert checked(source.read())
+    finally:
+        source.close()
+
+
+def test_what_the_tree_cannot_tell_of_is_absent(tmp_path: Path) -> None:
+    World(tmp_path, "healthy")
+    with pytest.raises(NotPresent):
+        list(available()["shared_memory"](Environment(root=tmp_path)).read())

@@ -29,7 +29,8 @@ class SimulatedHost:
     def __init__(self, root: Path, node: Node) -> None:
         self._root = root
         self._node = node
-        for folder in ("dev/shm", "sys/block/nvme0n1/device", "sys/class/net/eth0/device"):
+        # No dev/shm: it would show the size and use of whatever disk the tree lies on.
+        for folder in ("sys/block/nvme0n1/device", "sys/class/net/eth0/device"):
             (root / folder).mkdir(parents=True, exist_ok=True)
         for path, text in _constant_files(node).items():
             self._replace(path, text)
