@@ -754,7 +754,12 @@ TRAINING_FAMILIES = (
     _training(
         "shim_dropped_reports_total", _COUNTER, "Reports that the shim could not send, by cause.", labels=("cause",)
     ),
-    _training("shim_overhead_seconds_total", _COUNTER, "Time that the shim itself took inside the loop."),
+    _training(
+        "shim_overhead_seconds_total",
+        _COUNTER,
+        "Time that the shim itself took inside the loop: reports as measured, "
+        "steps and phases by what one costs on this machine.",
+    ),
 )
 
 EXPORTER_FAMILIES = (

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from stallscope import report as documents
 from stallscope.shim import identity, lifetime
+from stallscope.shim.overhead import costs
 from stallscope.shim.process import ProcessProbe
 from stallscope.shim.timeline import NO_PHASE, Phase, Timeline
 from stallscope.shim.tolerance import amount, complain, finite, label, number, switched_on, tolerate, warn
@@ -19,9 +20,6 @@ from stallscope.shim.transport import Sender, transport
 
 _LAST_WORDS = 0.05
 """Seconds that the last report may wait for room in the exporter's queue."""
-_STEP_COST = 0.7e-6
-_PHASE_COST = 0.3e-6
-"""What the shim takes for a step and for a phase, in seconds: measuring each would cost as much again."""
 
 
 class Clock(Protocol):
@@ -451,6 +449,8 @@ class Run:
                 }
                 if phase.gpu_seconds is not None:
                     phases[phase.name]["gpu_seconds"] = round(phase.gpu_seconds, 6)
+        # A scripted clock knows nothing of what the shim costs.
+        step_cost, phase_cost = (0.0, 0.0) if self._scripted else costs()
         document: dict[str, object] = {
             "version": documents.VERSION,
             "run": self.name,
@@ -472,7 +472,7 @@ class Run:
                 "slow_step_excess_seconds": round(timeline.slow_steps.excess, 6),
                 "nonfinite_losses": self._nonfinite,
                 "shim_overhead_seconds": round(
-                    self._overhead + timeline.steps * _STEP_COST + occurrences * _PHASE_COST, 6
+                    self._overhead + timeline.steps * step_cost + occurrences * phase_cost, 6
                 ),
             },
             "gauges": {**gauges, **self._gauges, "step": timeline.steps + self._step_offset},

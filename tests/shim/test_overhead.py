@@ -1,0 +1,35 @@
+"""The shim tells what it costs, from what a step and a phase cost here."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import stallscope
+from stallscope.shim.overhead import costs
+
+
+def last_overhead(sent: list[bytes]) -> float:
+    overhead: float = json.loads(sent[-1])["counters"]["shim_overhead_seconds"]
+    return overhead
+
+
+def test_a_step_and_a_phase_have_a_cost_and_it_is_measured_once() -> None:
+    step, phase = costs()
+    assert step > 0
+    assert phase > 0
+    assert costs() == (step, phase)
+
+
+def test_overhead_grows_with_steps_and_stays_below_the_time_that_passed() -> None:
+    sent: list[bytes] = []
+    began = time.perf_counter()
+    run = stallscope.Run("overhead", sender=sent.append)
+    first = last_overhead(sent)
+    for _ in range(1000):
+        with run.phase("forward"):
+            pass
+        run.step()
+    run.finish()
+    step, phase = costs()
+    assert first + 900 * (step + phase) < last_overhead(sent) < time.perf_counter() - began
