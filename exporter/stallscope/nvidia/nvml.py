@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import logging
-import threading
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -95,9 +93,6 @@ _MOST_NANOSECONDS = 10**18
 _MOST_FAN_PERCENT = 200  # NVML allows more than 100: relative to the maximum the board was designed for
 _MOST_LINK = 64
 
-_OPENING_DEADLINE = 2.0
-"""Seconds that GPUs together get to show themselves; one that hangs must not hide the others."""
-
 
 class _Value(ctypes.Union):
     _fields_ = (("real", ctypes.c_double), ("number", ctypes.c_uint), ("large", ctypes.c_ulonglong))
@@ -113,9 +108,9 @@ class NvmlDriver:
     def __init__(self) -> None:
         """Prepare; nothing is loaded before `open`."""
         self._binding: Any = None
+        self._initialized = False
         self._connected = False
-        self._openings: list[_Opening] = []
-        self._reported: set[int] = set()
+        self._devices: tuple[NvmlDevice, ...] = ()
 
     @property
     def simulated(self) -> bool:
@@ -133,24 +128,24 @@ class NvmlDriver:
             return
         if self._binding is None:
             self._binding = _import_binding()
-        else:
-            self._end_session()
+        self._end_session()
         try:
             self._binding.nvmlInit()
         except self._binding.NVMLError as problem:
             reason = _UNAVAILABLE.get(problem.value, "driver_error")
             raise DriverUnavailable(reason, f"the NVIDIA driver does not answer: {problem}") from None
-        self._openings = []
-        self._connected = True
+        self._initialized = self._connected = True
 
     def close(self) -> None:
         """End the session, so that the driver can be unloaded."""
-        if self._connected:
-            self._connected = False
-            self._end_session()
+        self._connected = False
+        self._end_session()
 
     def _end_session(self) -> None:
-        self._openings = []
+        self._devices = ()
+        if not self._initialized:
+            return
+        self._initialized = False
         try:
             self._binding.nvmlShutdown()
         except self._binding.NVMLError as problem:
@@ -168,25 +163,12 @@ class NvmlDriver:
         )
 
     def devices(self) -> Sequence[Device]:
-        """The GPUs that could be opened, by index. Handles and identities are asked for once a session and GPU."""
+        """The GPUs, by index; each is opened when first asked something, so that one that hangs hides no other."""
         count = int(self.call("nvmlDeviceGetCount"))
-        if count != len(self._openings):
+        if count != len(self._devices):
             # Indices move when a GPU comes or goes, so none of the old handles is to be trusted.
-            self._openings = [_Opening(self, index) for index in range(count)]
-        else:
-            self._openings = [_Opening(self, opening.index) if opening.error else opening for opening in self._openings]
-        deadline = time.monotonic() + _OPENING_DEADLINE
-        found: list[Device] = []
-        for opening in self._openings:
-            device = opening.wait(deadline - time.monotonic())
-            if isinstance(opening.error, DriverUnavailable):
-                raise opening.error
-            if device is not None:
-                found.append(device)
-            elif opening.index not in self._reported:
-                self._reported = {*self._reported, opening.index}
-                _logger.warning("GPU %d can't be opened: %s", opening.index, opening.error or "no answer")
-        return found
+            self._devices = tuple(NvmlDevice(self, index) for index in range(count))
+        return self._devices
 
     def call(self, name: str, *arguments: object) -> Any:
         """Call one NVML function by its name in pynvml, and turn its failure into ours.
@@ -253,20 +235,19 @@ class NvmlDevice:
     """One GPU; implements `stallscope.nvidia.driver.Device`."""
 
     def __init__(self, driver: NvmlDriver, index: int) -> None:
-        """Ask the driver for the GPU and for what it is.
-
-        Raises:
-            DriverError: it can't be opened.
-        """
+        """Note which GPU is meant; the driver is not asked yet."""
         self._driver = driver
-        self._handle = driver.call("nvmlDeviceGetHandleByIndex", index)
+        self._index = index
+        self._known_handle: object = None
+        self._known_identity: Identity | None = None
         self._lacking: set[tuple[object, ...]] = set()
-        self._once: dict[tuple[object, ...], int] = {}
-        self._identity = self._ask_identity(index)
+        self._constants: dict[str, int] = {}
 
     def identity(self) -> Identity:
-        """What this GPU is, as read when it was opened."""
-        return self._identity
+        """What this GPU is; asked once a session."""
+        if self._known_identity is None:
+            self._known_identity = self._ask_identity()
+        return self._known_identity
 
     def utilization(self) -> Utilization:
         """The driver's snapshot over its own window."""
@@ -280,7 +261,7 @@ class NvmlDevice:
         """Buffered samples newer than the timestamp, oldest first; impossible ones are left out."""
         return [
             TimedSample(timestamp, percent / 100)
-            for timestamp, percent in sorted(self._driver.samples(self._handle, kind, newer_than_us))
+            for timestamp, percent in sorted(self._samples(kind, newer_than_us))
             if timestamp > newer_than_us and timestamp > 0 and percent <= 100
         ]
 
@@ -412,12 +393,12 @@ class NvmlDevice:
             for process in found
         ]
 
-    def _ask_identity(self, index: int) -> Identity:
+    def _ask_identity(self) -> Identity:
         capability = self._optional("nvmlDeviceGetCudaComputeCapability")
         pci = self._optional("nvmlDeviceGetPciInfo")
         architecture = self._optional("nvmlDeviceGetArchitecture")
         return Identity(
-            index=index,
+            index=self._index,
             uuid=_text(self._call("nvmlDeviceGetUUID")),
             model=_text(self._call("nvmlDeviceGetName")),
             serial=_text(self._optional("nvmlDeviceGetSerial")),
@@ -427,8 +408,25 @@ class NvmlDevice:
             compute_capability=f"{capability[0]}.{capability[1]}" if capability else "",
         )
 
+    def _handle(self) -> object:
+        """The driver's word for this GPU: milliseconds to get, so asked once, and again when the GPU was lost."""
+        if self._known_handle is None:
+            self._known_handle = self._driver.call("nvmlDeviceGetHandleByIndex", self._index)
+        return self._known_handle
+
     def _call(self, name: str, *arguments: object) -> Any:
-        return self._driver.call(name, self._handle, *arguments)
+        try:
+            return self._driver.call(name, self._handle(), *arguments)
+        except DeviceLost:
+            self._known_handle = None
+            raise
+
+    def _samples(self, kind: SampleKind, newer_than_us: int) -> list[tuple[int, int]]:
+        try:
+            return self._driver.samples(self._handle(), kind, newer_than_us)
+        except DeviceLost:
+            self._known_handle = None
+            raise
 
     def _optional(self, name: str, *arguments: object) -> Any:
         """The answer, or None where this GPU does not have it, which is asked only once."""
@@ -445,12 +443,11 @@ class NvmlDevice:
         value = self._optional(name, *arguments)
         return value if value is not None and 0 <= value <= most else None
 
-    def _constant(self, name: str, *arguments: object) -> int:
-        """A number that stays the same while the session lasts."""
-        key = (name, *arguments)
-        if key not in self._once:
-            self._once[key] = _plausible(name, self._call(name, *arguments), _MOST_MEGAHERTZ)
-        return self._once[key]
+    def _constant(self, name: str) -> int:
+        """A small number that stays the same while the session lasts."""
+        if name not in self._constants:
+            self._constants[name] = _plausible(name, self._call(name), _MOST_LINK)
+        return self._constants[name]
 
     def _clocks(self, name: str) -> Mapping[ClockKind, float]:
         found: dict[ClockKind, float] = {}
@@ -479,29 +476,6 @@ class NvmlDevice:
             elif answer.nvmlReturn in _UNSUPPORTED:
                 self._lacking.add(("field", field))
         return found
-
-
-class _Opening:
-    """A GPU being opened on a thread of its own: one that hangs is left out, and comes in once it answers."""
-
-    def __init__(self, driver: NvmlDriver, index: int) -> None:
-        self.index = index
-        self.error: Exception | None = None
-        self._device: NvmlDevice | None = None
-        self._driver = driver
-        self._thread = threading.Thread(target=self._open, name=f"open GPU {index}", daemon=True)
-        self._thread.start()
-
-    def wait(self, timeout: float) -> NvmlDevice | None:
-        """The GPU, or None where it failed or does not answer in time."""
-        self._thread.join(max(0.0, timeout))
-        return self._device
-
-    def _open(self) -> None:
-        try:
-            self._device = NvmlDevice(self._driver, self.index)
-        except Exception as problem:  # noqa: BLE001 - whatever it is, it belongs to this GPU and is told by `devices`
-            self.error = problem
 
 
 def _import_binding() -> Any:

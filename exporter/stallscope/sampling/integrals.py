@@ -42,7 +42,7 @@ class Timeline:
         Args:
             longest: seconds; a longer interval is an outage.
         """
-        self._longest = max(longest, _SILENCE)
+        self._longest = max(longest, 2 * _SILENCE)  # a silence must have shown before a poll can bridge it
         self._newest_us = 0
         self._polled = 0.0  # seconds credited to polls since the newest sample
         self._known_until: float | None = None  # by our own clock

@@ -1,0 +1,54 @@
+"""The stand-in serves the peer that `make bench` measures against as fully as a real driver would."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+from tests.nvml_library.stand_in import NvmlStandIn
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def test_the_peer_exposes_all_its_series_of_eight_gpus(nvml_stand_in: NvmlStandIn) -> None:
+    for gpu in nvml_stand_in.gpu:
+        gpu.utilization, gpu.memory_used = 97, 19_818 << 20
+        gpu.run((os.getpid(), 19_818 << 20, False))
+    port = _free_port()
+    program = Path(sys.executable).with_name("nvitop-exporter")
+    process = subprocess.Popen(
+        [str(program), "--bind-address", "127.0.0.1", "--port", str(port)],
+        env=os.environ | nvml_stand_in.environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        lines: list[str] = []
+        deadline = time.monotonic() + 30
+        # The last GPU's process comes last in the peer's round.
+        while not any("process_gpu_memory" in line and 'index="7"' in line for line in lines):
+            assert time.monotonic() < deadline, f"the peer exposed only:\n{lines}"
+            time.sleep(0.2)
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+                    lines = [line for line in answer.read().decode().splitlines() if not line.startswith("#")]
+            except urllib.error.URLError:
+                continue
+    finally:
+        process.kill()
+        process.wait()
+    gpu_lines = [line for line in lines if 'uuid="GPU-57a1d000' in line]
+    # 22 for the GPU, 36 for its NVLinks, 10 for its process. Fans, which this model lacks, are the peer's only NaN.
+    assert len(gpu_lines) >= 8 * (22 + 36 + 10)
+    assert {line.split("{")[0] for line in gpu_lines if line.endswith("NaN")} <= {"gpu_fan_speed_Percentage"}
