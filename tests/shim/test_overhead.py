@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 
 import stallscope
 from stallscope.shim.overhead import costs
@@ -21,9 +20,8 @@ def test_a_step_and_a_phase_have_a_cost_and_it_is_measured_once() -> None:
     assert costs() == (step, phase)
 
 
-def test_overhead_grows_with_steps_and_stays_below_the_time_that_passed() -> None:
+def test_overhead_grows_by_what_steps_and_phases_cost() -> None:
     sent: list[bytes] = []
-    began = time.perf_counter()
     run = stallscope.Run("overhead", sender=sent.append)
     first = last_overhead(sent)
     for _ in range(1000):
@@ -32,4 +30,4 @@ def test_overhead_grows_with_steps_and_stays_below_the_time_that_passed() -> Non
         run.step()
     run.finish()
     step, phase = costs()
-    assert first + 900 * (step + phase) < last_overhead(sent) < time.perf_counter() - began
+    assert last_overhead(sent) > first + 990 * (step + phase)
