@@ -9,6 +9,7 @@ from pathlib import Path
 
 _DEFAULT_SCENARIO = "thermal_throttle"
 _HIGHEST_PORT = 65_535
+_LONGEST_SECONDS = 86_400.0
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -29,6 +30,14 @@ def main(arguments: Sequence[str]) -> int:
         default=_DEFAULT_SCENARIO,
         metavar="NAME",
         help="what the simulated GPUs and their job play (%(default)s)",
+    )
+    parser.add_argument(
+        "--scenario.onset",
+        dest="onset",
+        type=_seconds,
+        default=30.0,
+        metavar="SECONDS",
+        help="time from the start to the scenario's fault (%(default)g)",
     )
     parser.add_argument(
         "--training-job", action=argparse.BooleanOptionalAction, default=True, help="run the small training job"
@@ -70,7 +79,7 @@ def main(arguments: Sequence[str]) -> int:
             prometheus=port("Prometheus", "prometheus"),
             alertmanager=port("Alertmanager", "alertmanager"),
             grafana=port("Grafana", "grafana"),
-            scenario=scenario(parsed.scenario),
+            scenario=scenario(parsed.scenario, onset=parsed.onset),
             training_job=parsed.training_job,
             webhook=parsed.webhook,
             data_folder=parsed.data_dir,
@@ -100,6 +109,6 @@ def _seconds(text: str) -> float:
         seconds = float(text)
     except ValueError:
         seconds = 0.0
-    if not 0 < seconds < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0")
+    if not 0 < seconds <= _LONGEST_SECONDS:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0, at most {_LONGEST_SECONDS:g}")
     return seconds

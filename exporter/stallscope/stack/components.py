@@ -61,7 +61,7 @@ def _exporter(settings: Settings, folder: Path, socket: Path | None, scenario: S
         f"--report.state-file={folder / 'reports.state'}",
     ]
     if scenario:
-        command.append(f"--simulation.scenario={scenario.name}")
+        command += [f"--simulation.scenario={scenario.name}", f"--simulation.onset={scenario.onset:.3f}s"]
     return Component("the exporter", command, folder / "logs" / "exporter.log")
 
 
@@ -79,6 +79,8 @@ def _prometheus(settings: Settings, programs: Programs, folder: Path) -> Compone
         f"--config.file={file}",
         f"--storage.tsdb.path={folder / 'prometheus'}",
         f"--storage.tsdb.retention.time={_RETENTION}",
+        # What fires before Alertmanager was found is dropped, and told again only after this; a minute by default.
+        "--rules.alert.resend-delay=5s",
         f"--web.listen-address={ADDRESS}:{settings.prometheus.number}",
         f"--web.external-url={settings.prometheus.url}/",
     ]

@@ -83,9 +83,12 @@ def write_alertmanager(bundle: Path, folder: Path, *, webhook: str | None) -> Pa
         The file to give to Alertmanager.
     """
     configuration = _load(bundle / "alertmanager.yml")
-    # A demonstration must not page anybody.
+    # A demonstration must not page anybody. A receiver that notifies nobody goes on doing so.
     notification = {"webhook_configs": [{"url": webhook, "send_resolved": True}]} if webhook else {}
-    configuration["receivers"] = [{"name": receiver["name"], **notification} for receiver in configuration["receivers"]]
+    configuration["receivers"] = [
+        {"name": receiver["name"], **(notification if len(receiver) > 1 else {})}
+        for receiver in configuration["receivers"]
+    ]
     _hasten(configuration["route"])
     return _write(folder / "alertmanager.yml", configuration)
 
@@ -128,8 +131,8 @@ def _files(folder: Path, pattern: str) -> list[Path]:
 
 
 def _literal(file: Path) -> str:
-    """The path as a pattern that fits nothing but the path."""
-    return re.sub(r"([*?\[\\])", r"\\\1", str(file))
+    """The path as a pattern: Prometheus takes no star in a folder's name, not even an escaped one."""
+    return re.sub(r"([?\[\\])", r"\\\1", str(file)).replace("*", "?")
 
 
 def _target(port: Port) -> str:

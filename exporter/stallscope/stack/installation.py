@@ -64,12 +64,13 @@ def instructions(missing: Sequence[str], root: Path = Path("/")) -> str:
     return "\n".join(lines)
 
 
-def install(missing: Sequence[str], tell: Callable[[str], None]) -> None:
+def install(missing: Sequence[str], tell: Callable[[str], None], root: Path = Path("/")) -> None:
     """Install programs with apt-get, as root or through sudo; their services stay off.
 
     Args:
         missing: names of `Programs.missing`.
         tell: takes a line for the screen, before sudo may ask for a password.
+        root: where the machine's file system begins.
 
     Raises:
         StackError: there is no way to become root, or apt-get failed; with what it said.
@@ -80,11 +81,13 @@ def install(missing: Sequence[str], tell: Callable[[str], None]) -> None:
     elif sudo := shutil.which("sudo"):
         as_root = [sudo]
     else:
-        raise StackError(f"{instructions(missing)}\n(this command does it itself when run as root or where sudo is)")
+        raise StackError(
+            f"{instructions(missing, root)}\n(this command does it itself when run as root or where sudo is)"
+        )
     through = " through sudo" if as_root else ""
     tell(f"installing {' and '.join(packages)} with apt-get{through}; their own services stay off")
     environment = [*as_root, "env", "DEBIAN_FRONTEND=noninteractive"]
-    with _services_kept_from_starting(as_root):
+    with _services_kept_from_starting(as_root, root):
         _run([*environment, "apt-get", "update", "-qq"])
         _run([*environment, "apt-get", "install", "-y", "-qq", "--no-install-recommends", *packages])
     if shutil.which("systemctl"):
@@ -93,7 +96,7 @@ def install(missing: Sequence[str], tell: Callable[[str], None]) -> None:
 
 
 @contextmanager
-def _services_kept_from_starting(as_root: list[str], root: Path = Path("/")) -> Iterator[None]:
+def _services_kept_from_starting(as_root: list[str], root: Path) -> Iterator[None]:
     """Debian's packages start their services unless this file says no; one that is there already is left alone."""
     policy = root / _POLICY
     if policy.exists():
@@ -108,7 +111,7 @@ def _services_kept_from_starting(as_root: list[str], root: Path = Path("/")) -> 
 
 
 def _run(command: list[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=None)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         said = "\n".join((done.stdout + done.stderr).strip().splitlines()[-8:])
         raise StackError(f"`{' '.join(command)}` failed with status {done.returncode}:\n{said}")

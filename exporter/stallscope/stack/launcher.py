@@ -20,8 +20,8 @@ from stallscope.stack.driver import driver_answer
 from stallscope.stack.errors import StackError
 from stallscope.stack.ports import require_free
 from stallscope.stack.programs import Programs, find_programs
-from stallscope.stack.readiness import Alertmanager, Check, Prometheus, answers, growing, holds_alert, there
-from stallscope.stack.settings import RUN, Settings
+from stallscope.stack.readiness import Alert, Alertmanager, Check, Prometheus, answers, growing, holds_alert, there
+from stallscope.stack.settings import RUN, WATCHDOG, Settings
 from stallscope.stack.signals import StopRequest, stop_signals
 
 _POLL_SECONDS = 0.25
@@ -137,7 +137,7 @@ def _checks(
             growing(prometheus, steps, f"{{:.0f}} real steps of {RUN}, and growing"),
         ),
         Check("rules", "Prometheus", prometheus.rules),
-        Check("alert", "Alertmanager", holds_alert(alertmanager, "Watchdog")),
+        Check("alert", "Alertmanager", holds_alert(alertmanager, WATCHDOG)),
     ]
     return checks if settings.training_job else [check for check in checks if check.component != "the training job"]
 
@@ -168,23 +168,22 @@ def _found(check: Check) -> str | None:
 
 def _watch(components: Sequence[Component], alertmanager: Alertmanager, stop: StopRequest) -> int:
     """Tell of alerts that come and go, and of parts that end, until a stop is asked for."""
-    shown: dict[tuple[tuple[str, str], ...], str] = {}
+    shown: dict[tuple[tuple[str, str], ...], Alert] = {}
     ended: set[str] = set()
     while not stop.wait(_WATCH_SECONDS):
         for component in components:
             if component.ended and component.name not in ended:
                 ended.add(component.name)
-                screen.say(f"{screen.clock()} {screen.end_of(component)}\n  The rest stays up.")
+                screen.say(f"{screen.clock()}  {screen.end_of(component)}\nThe rest stays up.")
         if len(ended) == len(components):
             break
         try:
-            alerts = {alert.labels: alert for alert in alertmanager.alerts()}
+            firing = {alert.labels: alert for alert in alertmanager.alerts() if alert.name != WATCHDOG}
         except (requests.RequestException, KeyError, ValueError):
             continue
-        for labels, alert in alerts.items():
-            if labels not in shown:
-                shown[labels] = alert.name
-                screen.say(f"{screen.clock()} alert {alert.name} ({alert.severity}): {alert.summary}")
-        for labels in shown.keys() - alerts.keys():
-            screen.say(f"{screen.clock()} over  {shown.pop(labels)}")
+        for labels in firing.keys() - shown.keys():
+            screen.say(screen.alert(firing[labels]))
+        for labels in shown.keys() - firing.keys():
+            screen.say(screen.over(shown[labels]))
+        shown = firing
     return 1 if ended else 0

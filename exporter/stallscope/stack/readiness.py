@@ -56,6 +56,8 @@ class Alert(NamedTuple):
     name: str
     severity: str
     summary: str
+    description: str
+    """The figure, and what to do about it."""
     labels: tuple[tuple[str, str], ...]
 
 
@@ -83,6 +85,7 @@ class Alertmanager:
                 name=alert["labels"].get("alertname", ""),
                 severity=alert["labels"].get("severity", ""),
                 summary=alert["annotations"].get("summary", ""),
+                description=alert["annotations"].get("description", ""),
                 labels=tuple(sorted(alert["labels"].items())),
             )
             for alert in response.json()

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import textwrap
 import time
 from collections.abc import Sequence
 
 from stallscope.simulation.scenarios import Scenario
 from stallscope.stack.component import Component
 from stallscope.stack.ports import ADDRESS
-from stallscope.stack.readiness import Check
+from stallscope.stack.readiness import Alert, Check
 from stallscope.stack.settings import RUN, THRESHOLDS, Settings
+
+_LABEL_WIDTH = 16
+_TEXT_WIDTH = 96
 
 
 def say(text: str) -> None:
@@ -33,7 +37,7 @@ def introduction(settings: Settings, scenario: Scenario | None, driver: str | No
     if scenario:
         rows += [
             ("simulated", "the GPUs, and a training run on them: no NVIDIA driver answers here"),
-            ("", f"scenario {scenario.name}: {scenario.description}"),
+            *(("", line) for line in textwrap.wrap(f"scenario {scenario.name}: {scenario.description}", _TEXT_WIDTH)),
         ]
     changed = ", ".join(f"{name} {value:g}" for name, value in THRESHOLDS.items())
     rows.append(("changed", f"thresholds for a demonstration: {changed}; scrapes and rules every few seconds"))
@@ -74,6 +78,27 @@ def found(check: Check, words: str, seconds: float) -> str:
     return _row(check.label, f"{words:<56}{seconds:5.1f} s")
 
 
+def alert(firing: Alert) -> str:
+    """An alert that has reached Alertmanager: what it is about, and what to do."""
+    return "\n".join(
+        [
+            f"{clock()}  {firing.severity} {firing.name}{_subject(firing)}: {firing.summary}",
+            *textwrap.wrap(firing.description, _TEXT_WIDTH, initial_indent=" " * 10, subsequent_indent=" " * 10),
+        ]
+    )
+
+
+def over(resolved: Alert) -> str:
+    """An alert that Alertmanager no longer holds."""
+    return f"{clock()}  over: {resolved.name}{_subject(resolved)}"
+
+
+def _subject(alert: Alert) -> str:
+    labels = dict(alert.labels)
+    told = [f"{name} {labels[name]}" for name in ("run", "rank", "gpu") if labels.get(name)]
+    return f" ({', '.join(told)})" if told else ""
+
+
 def end_of(component: Component) -> str:
     """A part that ended by itself."""
     return f"{component.name} {component.ended}. The end of {component.log}:\n{_indented(component.log_tail())}"
@@ -89,7 +114,7 @@ def timeout_of(check: Check, components: Sequence[Component], seconds: float) ->
 
 
 def _row(label: str, text: str) -> str:
-    return f"  {label:<15}{text}"
+    return f"  {label:<{_LABEL_WIDTH}}{text}"
 
 
 def _indented(text: str) -> str:

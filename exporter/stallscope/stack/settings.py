@@ -10,6 +10,8 @@ from stallscope.stack.ports import Port
 
 RUN = "numpy-classifier"
 """The run that the training job reports as."""
+WATCHDOG = "Watchdog"
+"""The bundle's alert that always fires: that it arrives shows that the way of alerts works."""
 THRESHOLDS = {"warmup_seconds": 30.0}
 """Thresholds that differ on this stack, so that a demonstration is judged within minutes."""
 

@@ -1,0 +1,129 @@
+"""Missing programs: installed on Debian and its descendants, and told how to get elsewhere."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from stallscope.stack.errors import StackError
+from stallscope.stack.installation import can_install, distribution, install, instructions
+from stallscope.stack.programs import find_programs
+
+BOTH = ("prometheus", "alertmanager")
+
+
+def machine(folder: Path, os_release: str) -> Path:
+    (folder / "etc").mkdir(parents=True)
+    (folder / "etc/os-release").write_text(os_release, encoding="utf-8")
+    return folder
+
+
+def program(folder: Path, name: str, script: str) -> None:
+    folder.mkdir(exist_ok=True)
+    file = folder / name
+    file.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
+    file.chmod(0o755)
+
+
+@pytest.mark.parametrize(
+    ("os_release", "names", "installs"),
+    [
+        ('PRETTY_NAME="Debian GNU/Linux 12"\nID=debian\n', ("debian",), True),
+        ('ID=ubuntu\nID_LIKE=debian\nVERSION_ID="24.04"\n', ("ubuntu", "debian"), True),
+        ('ID="linuxmint"\nID_LIKE="ubuntu debian"\n', ("linuxmint", "ubuntu", "debian"), True),
+        ("# a comment with =\nID=fedora\n", ("fedora",), False),
+        ("ID='rocky'\nID_LIKE='rhel centos fedora'\n", ("rocky", "rhel", "centos", "fedora"), False),
+        ("", (), False),
+    ],
+)
+def test_a_distribution_is_told_by_its_os_release(
+    tmp_path: Path, os_release: str, names: tuple[str, ...], installs: bool
+) -> None:
+    root = machine(tmp_path, os_release)
+    assert distribution(root) == names
+    assert can_install(root) is installs
+
+
+def test_os_release_may_lie_in_usr_lib(tmp_path: Path) -> None:
+    (tmp_path / "usr/lib").mkdir(parents=True)
+    (tmp_path / "usr/lib/os-release").write_text("ID=debian\n", encoding="utf-8")
+    assert can_install(tmp_path)
+
+
+def test_a_machine_without_os_release_is_no_distribution(tmp_path: Path) -> None:
+    assert distribution(tmp_path) == ()
+
+
+def test_debian_instructions_name_its_packages(tmp_path: Path) -> None:
+    text = instructions(BOTH, machine(tmp_path, "ID=debian\n"))
+    assert "Prometheus and Alertmanager are not installed" in text
+    assert "apt-get install --no-install-recommends prometheus prometheus-alertmanager" in text
+
+
+def test_instructions_elsewhere_take_the_programs_from_their_images(tmp_path: Path) -> None:
+    text = instructions(("alertmanager",), machine(tmp_path, "ID=fedora\n"))
+    assert "Alertmanager is not installed" in text
+    assert "docker cp $id:/bin/alertmanager ~/.local/bin/ && docker cp $id:/bin/amtool ~/.local/bin/" in text
+    assert "stallscope up" in text
+    assert "apt-get" not in text
+    assert "prom/prometheus" not in text, "what is there already is not asked for"
+
+
+@pytest.fixture
+def apt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An apt-get and a systemctl that write down how they were called, and a root user; returns what they wrote."""
+    log = tmp_path / "calls"
+    for name in ("apt-get", "systemctl"):
+        program(tmp_path / "bin", name, f'echo "{name} $*; policy $(cat {tmp_path}/usr/sbin/policy-rc.d)" >>{log}')
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    (tmp_path / "usr/sbin").mkdir(parents=True)
+    return log
+
+
+def test_packages_are_installed_and_their_services_stay_off(tmp_path: Path, apt: Path) -> None:
+    said: list[str] = []
+    install(BOTH, said.append, root=tmp_path)
+    calls = apt.read_text(encoding="utf-8")
+    assert "apt-get update" in calls
+    assert (
+        "install -y -qq --no-install-recommends prometheus prometheus-alertmanager; policy #!/bin/sh\nexit 101" in calls
+    )
+    assert "systemctl disable prometheus prometheus-alertmanager" in calls
+    assert not (tmp_path / "usr/sbin/policy-rc.d").exists(), "what kept services from starting is gone again"
+    assert said == ["installing prometheus and prometheus-alertmanager with apt-get; their own services stay off"]
+
+
+def test_a_policy_of_the_machine_is_left_alone(tmp_path: Path, apt: Path) -> None:
+    policy = tmp_path / "usr/sbin/policy-rc.d"
+    policy.write_text("#!/bin/sh\nexit 104\n", encoding="utf-8")
+    install(("prometheus",), lambda _line: None, root=tmp_path)
+    assert policy.read_text(encoding="utf-8") == "#!/bin/sh\nexit 104\n"
+
+
+def test_only_what_is_missing_is_installed(tmp_path: Path, apt: Path) -> None:
+    install(("alertmanager",), lambda _line: None, root=tmp_path)
+    assert "--no-install-recommends prometheus-alertmanager;" in apt.read_text(encoding="utf-8")
+
+
+def test_a_failure_of_apt_is_told_with_its_words(tmp_path: Path, apt: Path) -> None:
+    program(tmp_path / "bin", "apt-get", "echo 'E: no network' >&2; exit 100")
+    with pytest.raises(StackError, match=r"failed with status 100:\nE: no network"):
+        install(BOTH, lambda _line: None, root=tmp_path)
+    assert not (tmp_path / "usr/sbin/policy-rc.d").exists()
+
+
+def test_without_root_and_sudo_the_command_for_root_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(StackError, match="As root: apt-get update && apt-get install"):
+        install(BOTH, lambda _line: None, root=machine(tmp_path, "ID=debian\n"))
+
+
+def test_debians_name_of_alertmanager_is_known(tmp_path: Path) -> None:
+    program(tmp_path / "bin", "prometheus-alertmanager", "true")
+    programs = find_programs(str(tmp_path / "bin"))
+    assert programs.alertmanager == str(tmp_path / "bin/prometheus-alertmanager")
+    assert programs.missing == ("prometheus",)

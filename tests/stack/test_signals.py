@@ -1,0 +1,36 @@
+"""A stop is taken up where the launcher waits, and nowhere else."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from stallscope.stack.signals import stop_signals
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_each_stop_signal_ends_a_wait(number: signal.Signals) -> None:
+    with stop_signals() as stop:
+        os.kill(os.getpid(), number)
+        assert stop.wait(60)
+        assert stop.wait(60), "once asked for, it stays asked for"
+
+
+def test_time_passes_where_nobody_asks_for_a_stop() -> None:
+    with stop_signals() as stop:
+        assert not stop.wait(0.01)
+
+
+def test_signals_that_come_while_everything_is_being_stopped_are_spent() -> None:
+    with stop_signals():
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_signals_mean_what_they_did_before_afterwards() -> None:
+    with stop_signals():
+        pass
+    with pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGINT)
