@@ -1,0 +1,289 @@
+"""Describe a node's series in a few words, let promtool run the bundle's rules on them, and compare what comes out."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+RULE_FILES = (
+    *(ROOT / "prometheus" / "rules" / f"{name}.yml" for name in ("thresholds", "signals", "time_lost", "verdicts")),
+    *(ROOT / "alerts" / f"{name}.yml" for name in ("training", "gpu", "stallscope")),
+)
+GROUPS = (
+    *(f"stallscope-{name}" for name in ("thresholds", "signals", "time-lost", "verdicts")),
+    *(f"stallscope-alerts-{name}" for name in ("training", "gpu", "stallscope")),
+)
+"""In the order in which a server's evaluations settle."""
+
+INTERVAL = 30
+"""Seconds between scrapes and between evaluations."""
+LENGTH = 120
+"""Scrapes in a story: an hour."""
+
+Story = list[tuple[str, str]]
+"""Series, each with its values in promtool's notation."""
+Labels = Mapping[str, str]
+
+
+def tool(name: str) -> str:
+    """Find a program of Prometheus or Alertmanager, or fail the test and say what to do."""
+    path = shutil.which(name)
+    if path is None:
+        pytest.fail(f"{name} is not on PATH; sh tests/install_tools.sh installs it on Debian and Ubuntu")
+    return path
+
+
+def run_tool(name: str, *arguments: str) -> str:
+    """Run a program to its end and return what it said; fail the test with that if it refused."""
+    done = subprocess.run([tool(name), *arguments], capture_output=True, text=True, check=False, timeout=60)
+    if done.returncode:
+        pytest.fail(f"{name} {' '.join(arguments)}\n{done.stdout}{done.stderr}")
+    return done.stdout + done.stderr
+
+
+def series(name: str, values: str, **labels: str) -> tuple[str, str]:
+    """One series; a label without a value is left out, as the exposition does."""
+    inner = ",".join(f'{label}="{value}"' for label, value in labels.items() if value)
+    return f"{name}{{{inner}}}", values
+
+
+def scrapes(minutes: float) -> int:
+    """How many scrapes fit."""
+    return round(minutes * 60 / INTERVAL)
+
+
+def steady(value: float) -> str:
+    """A gauge that stays."""
+    return f"{value:.10g}+0x{LENGTH}"
+
+
+def until(minute: float, before: float = 1, after: float = 0) -> str:
+    """A gauge that changes once."""
+    return f"{before:.10g}+0x{scrapes(minute)} {after:.10g}+0x{LENGTH - scrapes(minute)}"
+
+
+def growing(per_second: float) -> str:
+    """A counter that grows evenly."""
+    return f"0+{per_second * INTERVAL:g}x{LENGTH}"
+
+
+def growing_until(minute: float, per_second: float = 1.0) -> str:
+    """A counter, or a clock, that stops."""
+    end = per_second * minute * 60
+    return f"0+{per_second * INTERVAL:g}x{scrapes(minute)} {end:g}+0x{LENGTH - scrapes(minute)}"
+
+
+def interrupted(minute: float, per_second: float, *, first: float = 0.0, reset: bool = False) -> str:
+    """A counter that can't be read for two minutes, and then goes on, or begins again."""
+    step, before, gap = per_second * INTERVAL, scrapes(minute), scrapes(2)
+    again = 0.0 if reset else first + step * (before + gap + 1)
+    return f"{first:.10g}+{step:g}x{before} _x{gap} {again:.10g}+{step:g}x{LENGTH - before - gap}"
+
+
+CLOCK = growing(1)
+"""A timestamp that is always now: stories begin at Unix time 0."""
+TARGET = {"job": "stallscope", "instance": "node1:19400"}
+
+
+def exporter(**target: str) -> Story:
+    """An exporter that answers."""
+    return [series("up", steady(1), **{**TARGET, **target})]
+
+
+def gpu(
+    index: int = 0,
+    *,
+    up: str = steady(1),
+    idle: float | None = 0.0,
+    busy: float | None = None,
+    low_samples: float = 0.0,
+    throttled: Mapping[str, float] | None = None,
+    clock: float | None = 1.0,
+    celsius: float = 60,
+    held: bool = True,
+    mig: str = "",
+    uuid: str | None = None,
+    **target: str,
+) -> Story:
+    """A GPU; shares of time. `idle` is the time under 0.1, None for a GPU that does not tell."""
+    labels = {**TARGET, **target, "gpu": str(index), "uuid": f"GPU-{index}" if uuid is None else uuid, "mig": mig}
+    story = [
+        series("stallscope_gpu_up", up, **labels),
+        series("stallscope_gpu_processes", steady(float(held)), kind="compute", **labels),
+        series("stallscope_gpu_temperature_celsius", steady(celsius), sensor="gpu", **labels),
+    ]
+    if idle is not None:
+        story += [
+            series("stallscope_gpu_below_seconds_total", growing(idle), level="0.1", **labels),
+            series("stallscope_gpu_busy_seconds_total", growing(1 - idle if busy is None else busy), **labels),
+            series("stallscope_gpu_utilization_samples_bucket", growing(6 * low_samples), le="0.7", **labels),
+            series("stallscope_gpu_utilization_samples_count", growing(6), **labels),
+        ]
+    if clock is not None:
+        story += [
+            series("stallscope_gpu_clock_hertz", steady(clock * 2e9), clock="sm", **labels),
+            series("stallscope_gpu_clock_max_hertz", steady(2e9), clock="sm", **labels),
+        ]
+    return story + [
+        series("stallscope_gpu_throttled_seconds_total", growing(share), reason=reason, **labels)
+        for reason, share in (throttled or {}).items()
+    ]
+
+
+def rank(
+    number: int = 0,
+    *,
+    run: str = "train",
+    wait: float | None = 0.0,
+    gpus: Sequence[tuple[str, str]] = (("0", "GPU-0"),),
+    state: str = "running",
+    activity: Mapping[str, str] | None = None,
+    first_step: float = 0,
+    last_step: str = CLOCK,
+    last_push: str = CLOCK,
+    steps: str = CLOCK,
+    step_seconds: float = 1.0,
+    other_phase: str = "forward",
+    cores: float | None = None,
+    cpu_limit: float = 8,
+    job_class: str = "production",
+    namespace: str = "",
+    pod: str = "",
+    **target: str,
+) -> Story:
+    """A rank of a run that makes a step a second; `wait` is its data wait as a share of the loop's time."""
+    labels = {**TARGET, **target, "run": run, "rank": str(number)}
+    info = {"job_class": job_class, "namespace": namespace, "pod": pod, "world_size": "8", "local_rank": str(number)}
+    bucket = "stallscope_training_step_seconds_bucket"
+    story = [
+        series("stallscope_training_rank_info", steady(1), **labels, **info),
+        *(
+            series("stallscope_training_state", steady(float(each == state)), state=each, **labels)
+            for each in ("starting", "running", "finished", "failed", "lost")
+        ),
+        *(
+            series("stallscope_training_activity", values, activity=each, **labels)
+            for each, values in (activity or {"training": steady(1), "evaluation": steady(0)}).items()
+        ),
+        series("stallscope_training_first_step_timestamp_seconds", steady(first_step), **labels),
+        series("stallscope_training_last_step_timestamp_seconds", last_step, **labels),
+        series("stallscope_training_last_push_timestamp_seconds", last_push, **labels),
+        series("stallscope_training_step_seconds_count", steps, **labels),
+        series(bucket, steady(0), le=f"{step_seconds / 2:g}", **labels),
+        series(bucket, steps, le=f"{step_seconds:g}", **labels),
+        series(bucket, steps, le="+Inf", **labels),
+        series("stallscope_training_phase_seconds_total", growing(1 - (wait or 0.0)), phase=other_phase, **labels),
+        *(
+            series("stallscope_training_rank_gpu_info", steady(1), gpu=index, uuid=uuid, **labels)
+            for index, uuid in gpus
+        ),
+    ]
+    if wait is not None:
+        story.append(series("stallscope_training_phase_seconds_total", growing(wait), phase="data_wait", **labels))
+    if cores is not None:
+        story += [
+            series("stallscope_training_process_cpu_seconds_total", growing(cores), **labels),
+            series("stallscope_training_cpu_limit_cores", steady(cpu_limit), **labels),
+        ]
+    return story
+
+
+def host(busy: float, *, pressure: float = 0.0, cpus: int = 64, **target: str) -> Story:
+    """A host; `busy` is the share of its processors that work."""
+    labels = {**TARGET, **target}
+    return [
+        series("stallscope_host_cpus", steady(cpus), **labels),
+        series("stallscope_host_cpu_seconds_total", growing(busy * cpus), mode="user", **labels),
+        series("stallscope_host_cpu_seconds_total", growing((1 - busy) * cpus), mode="idle", **labels),
+        series("stallscope_host_pressure_waiting_seconds_total", growing(pressure), resource="cpu", **labels),
+    ]
+
+
+class Rulebook:
+    """Runs promtool on stories."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "story.test.yml"
+
+    def check(
+        self,
+        story: Story,
+        expected: Mapping[str, Iterable[tuple[Labels, float]]],
+        *,
+        at: str = "20m",
+        rule_files: Sequence[Path] = RULE_FILES,
+    ) -> None:
+        """Expect exactly these samples of each expression, whatever their order."""
+        self._run(
+            story,
+            rule_files,
+            promql_expr_test=[
+                {
+                    "expr": expression,
+                    "eval_time": at,
+                    "exp_samples": [{"labels": _render(labels), "value": value} for labels, value in samples],
+                }
+                for expression, samples in expected.items()
+            ],
+        )
+
+    def check_percent(
+        self, story: Story, name: str, expected: Iterable[tuple[Labels, int]], *, at: str = "20m", by: str = ""
+    ) -> None:
+        """Expect exactly these samples of a recorded share, in whole per cent."""
+        percent = f"round(100 * {name})"
+        self.check(story, {f"sum by ({by}) ({percent})" if by else percent: expected}, at=at)
+
+    def check_firing(
+        self,
+        story: Story,
+        expected: Iterable[Labels],
+        *,
+        at: str = "50m",
+        by: str = "alertname, severity, run",
+        rule_files: Sequence[Path] = RULE_FILES,
+    ) -> None:
+        """Expect exactly these alerts, told apart by the labels in `by`, beside the watchdog."""
+        firing = 'ALERTS{alertstate="firing",alertname!="Watchdog"}'
+        samples = [(labels, 1.0) for labels in expected]
+        self.check(story, {f"count by ({by}) ({firing})": samples}, at=at, rule_files=rule_files)
+
+    def check_text(self, story: Story, alert: str, labels: Labels, annotations: Labels, *, at: str = "50m") -> None:
+        """Expect one alert with exactly these labels and annotations."""
+        self._run(
+            story,
+            RULE_FILES,
+            alert_rule_test=[
+                {
+                    "alertname": alert,
+                    "eval_time": at,
+                    "exp_alerts": [{"exp_labels": dict(labels), "exp_annotations": dict(annotations)}],
+                }
+            ],
+        )
+
+    def _run(self, story: Story, rule_files: Sequence[Path], **expectations: object) -> None:
+        document = {
+            "rule_files": [str(path) for path in rule_files],
+            "evaluation_interval": f"{INTERVAL}s",
+            "group_eval_order": list(GROUPS),
+            "tests": [
+                {
+                    "interval": f"{INTERVAL}s",
+                    "input_series": [{"series": name, "values": values} for name, values in story],
+                    **expectations,
+                }
+            ],
+        }
+        self._path.write_text(yaml.safe_dump(document, sort_keys=False))
+        run_tool("promtool", "test", "rules", str(self._path))
+
+
+def _render(labels: Labels) -> str:
+    return "{" + ", ".join(f'{label}="{value}"' for label, value in labels.items()) + "}"

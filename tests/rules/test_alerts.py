@@ -1,0 +1,328 @@
+"""Every alert fires where it must, and not on its look-alikes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import yaml
+from tests.rules.rulebook import (
+    RULE_FILES,
+    TARGET,
+    Labels,
+    Rulebook,
+    Story,
+    exporter,
+    gpu,
+    growing,
+    growing_until,
+    host,
+    rank,
+    series,
+    steady,
+    until,
+)
+
+INPUT_BOUND = {"alertname": "TrainingInputBound", "severity": "warning", "run": "train"}
+INPUT_CPU = {"alertname": "TrainingInputCpuSaturated", "severity": "warning", "run": "train"}
+STALLED = {"alertname": "TrainingStalled", "severity": "critical", "run": "train"}
+THERMAL = {"alertname": "GpuThermalThrottle", "severity": "warning"}
+LOST = {"alertname": "GpuLost", "severity": "critical"}
+UNDERUSED = {"alertname": "GpuUnderused", "severity": "warning"}
+IN_RUN = {"run": "train"}
+REJECTED = "stallscope_exporter_reports_rejected_total"
+
+
+@pytest.mark.parametrize(
+    ("story", "alerts"),
+    [
+        # TrainingInputBound and TrainingInputCpuSaturated
+        pytest.param(rank(wait=0.3) + gpu(idle=0.3) + host(0.3), [INPUT_BOUND], id="input bound"),
+        pytest.param(rank(wait=0.12) + gpu(idle=0.12) + host(0.3), [INPUT_BOUND], id="input bound, a little"),
+        pytest.param(rank(wait=0.3, gpus=()), [INPUT_BOUND], id="input bound, no GPU"),
+        pytest.param(rank(wait=0.3) + gpu(idle=0.3) + host(0.97), [INPUT_CPU], id="input, processors saturated"),
+        pytest.param(
+            rank(wait=0.12) + gpu(idle=0.12) + host(0.97), [INPUT_CPU], id="input, processors saturated, a little"
+        ),
+        pytest.param(
+            rank(wait=0.3, job_class="experiment") + gpu(idle=0.3),
+            [INPUT_BOUND | {"severity": "info"}],
+            id="an experiment's input is info",
+        ),
+        pytest.param(
+            rank(wait=0.3, job_class="experiment") + gpu(idle=0.3) + host(0.97),
+            [INPUT_CPU | {"severity": "info"}],
+            id="an experiment's processors are info",
+        ),
+        pytest.param(rank(wait=0.3) + gpu(idle=0.0) + host(0.97), [], id="hidden wait"),
+        pytest.param(rank(wait=0.08) + gpu(idle=0.3) + host(0.97), [], id="under the warning level"),
+        pytest.param(rank(wait=0.01) + gpu(idle=0.3) + host(0.97), [], id="idle GPU, processors full, no wait"),
+        pytest.param(rank(wait=0.3, first_step=2700) + gpu(idle=0.3), [], id="warm-up"),
+        pytest.param(rank(wait=0.3, state="finished") + gpu(idle=0.3), [], id="finished run"),
+        pytest.param(rank(wait=0.3) + gpu(idle=None), [], id="GPU tells nothing"),
+        pytest.param(rank(wait=None) + gpu(idle=0.9) + host(0.97), [], id="wait not measured"),
+        pytest.param(
+            rank(wait=0.3, activity={"training": steady(0), "evaluation": steady(1)}) + gpu(idle=0.5),
+            [],
+            id="evaluation",
+        ),
+        pytest.param(
+            rank(wait=0.3, activity={"training": steady(0), "paused": steady(1)}) + gpu(idle=1.0), [], id="paused"
+        ),
+        # TrainingStalled
+        pytest.param(rank(last_step=growing_until(40)) + gpu(idle=0.5), [STALLED], id="stalled and reporting"),
+        pytest.param(
+            rank(last_step=growing_until(40), last_push=growing_until(40)) + gpu(idle=0.5),
+            [STALLED],
+            id="stalled and silent",
+        ),
+        pytest.param(
+            rank(last_push=growing_until(15), activity={"evaluation": steady(1)}) + gpu(),
+            [STALLED],
+            id="silent in evaluation beyond its limit",
+        ),
+        pytest.param(
+            rank(last_step=growing_until(40), job_class="experiment") + gpu(),
+            [STALLED | {"severity": "info"}],
+            id="an experiment's stall is info",
+        ),
+        pytest.param(rank(last_step=growing_until(46)) + gpu(), [], id="four minutes without a step"),
+        pytest.param(
+            rank(last_step=growing_until(40), step_seconds=200) + gpu(), [], id="ten minutes, where steps take three"
+        ),
+        pytest.param(
+            rank(last_step=growing_until(15), activity={"evaluation": steady(1)}) + gpu(), [], id="long evaluation"
+        ),
+        pytest.param(
+            rank(last_step=growing_until(15), activity={"training": until(48, 0, 1), "evaluation": until(48)}) + gpu(),
+            [],
+            id="back from a long evaluation",
+        ),
+        pytest.param(
+            rank(last_step=growing_until(15), last_push=growing_until(15), activity={"paused": steady(1)}) + gpu(),
+            [],
+            id="paused without a word",
+        ),
+        pytest.param(
+            rank(
+                state="starting",
+                last_step=steady(0),
+                last_push=growing_until(1),
+                steps=steady(0),
+                activity={"initialization": steady(1)},
+            )
+            + gpu(),
+            [],
+            id="long start",
+        ),
+        pytest.param(rank(last_step=growing_until(15), state="finished") + gpu(held=False), [], id="ended run"),
+        # GpuThermalThrottle
+        pytest.param(
+            rank() + gpu(throttled={"hw_thermal": 0.3}, clock=0.6), [THERMAL | IN_RUN], id="throttled by hardware"
+        ),
+        pytest.param(
+            rank() + gpu(throttled={"sw_thermal": 0.3}, clock=0.8), [THERMAL | IN_RUN], id="throttled by driver"
+        ),
+        pytest.param(gpu(throttled={"hw_thermal": 0.3}, clock=0.6), [THERMAL], id="throttled, no run"),
+        pytest.param(gpu(throttled={"hw_thermal": 0.3}, clock=None), [THERMAL], id="throttled, clock unknown"),
+        pytest.param(
+            rank(job_class="experiment") + gpu(throttled={"hw_thermal": 0.3}, clock=0.6),
+            [THERMAL | IN_RUN],
+            id="an experiment's hardware stays a warning",
+        ),
+        pytest.param(rank() + gpu(celsius=73), [], id="73 degrees without throttling"),
+        pytest.param(rank() + gpu(throttled={"power_cap": 0.9}, clock=0.7), [], id="power cap alone"),
+        pytest.param(
+            rank() + gpu(throttled={"sw_thermal": 0.5}, clock=0.97), [], id="driver's slowdown near full clocks"
+        ),
+        pytest.param(
+            rank() + gpu(throttled={"sw_thermal": 0.5}, clock=None), [], id="driver's slowdown, clock unknown"
+        ),
+        pytest.param(rank() + gpu(throttled={"hw_thermal": 0.05}, clock=0.6), [], id="throttled now and then"),
+        # GpuLost
+        pytest.param(rank() + gpu(up=until(48), idle=None), [LOST | IN_RUN], id="lost under a run"),
+        pytest.param(gpu(up=until(48), idle=None), [LOST], id="lost, no run"),
+        pytest.param(
+            rank(job_class="experiment") + gpu(up=until(48), idle=None), [LOST | IN_RUN], id="lost under an experiment"
+        ),
+        pytest.param(gpu(up="1+0x90 0 1+0x29"), [], id="away for one reading"),
+        # GpuUnderused
+        pytest.param(gpu(idle=0.0, busy=0.4, low_samples=1.0), [UNDERUSED], id="underused without shim"),
+        pytest.param(gpu(idle=0.0, busy=0.6, low_samples=0.9), [], id="mostly low, often high"),
+        pytest.param(gpu(idle=1.0, busy=0.0, low_samples=1.0, held=False), [], id="unclaimed and idle"),
+        pytest.param(gpu(idle=1.0, busy=0.0, low_samples=1.0), [], id="held and idle is another cause"),
+        pytest.param(rank() + gpu(idle=0.0, busy=0.4, low_samples=1.0), [], id="a run tells more"),
+        pytest.param(
+            rank() + gpu(0) + gpu(1, idle=1.0, busy=0.0, low_samples=1.0, held=False), [], id="GPU outside the job"
+        ),
+    ],
+)
+def test_alerts_fire_on_their_cause_and_on_nothing_else(
+    rulebook: Rulebook, story: Story, alerts: Sequence[Labels]
+) -> None:
+    rulebook.check_firing(exporter() + story, alerts)
+
+
+@pytest.mark.parametrize(("share", "early"), [(0.3, [INPUT_BOUND]), (0.12, [])])
+def test_a_high_loss_is_told_after_five_minutes_and_a_lesser_one_after_ten(
+    rulebook: Rulebook, share: float, early: Sequence[Labels]
+) -> None:
+    story = exporter() + rank(wait=share) + gpu(idle=share)  # judged from 500 s on
+    rulebook.check_firing(story, early, at="14m")
+    rulebook.check_firing(story, [INPUT_BOUND], at="20m")
+
+
+def test_an_alert_goes_on_while_the_loss_is_only_a_little_less(rulebook: Rulebook) -> None:
+    """0.3 for half an hour, then 0.09: under the warning level, but not under eight tenths of it."""
+    lessening = f"0+9x60 {0.3 * 1800 + 2.7:g}+2.7x60"
+    story = exporter() + [
+        (name, lessening if "data_wait" in name else values) for name, values in rank(wait=0.3) + gpu(idle=0.9)
+    ]
+    story = [
+        (name, f"0+21x60 {0.7 * 1800 + 27.3:g}+27.3x60" if "forward" in name else values) for name, values in story
+    ]
+    rulebook.check_firing(story, [INPUT_BOUND], at="55m")
+
+
+def test_an_alert_ends_ten_minutes_after_its_cause(rulebook: Rulebook) -> None:
+    story = exporter() + rank() + gpu()
+    story = [
+        ("stallscope_training_phase_seconds_total" + name.split("total")[1], growing_until(20, 0.3))
+        if "data_wait" in name
+        else (name, values)
+        for name, values in story
+    ]
+    story = [(name, growing(0.4) if "below" in name else values) for name, values in story]
+    rulebook.check_firing(story, [INPUT_BOUND], at="30m")
+    rulebook.check_firing(story, [], at="40m")
+
+
+def test_a_gpu_shared_by_two_runs_is_told_of_to_both(rulebook: Rulebook) -> None:
+    story = exporter() + rank(run="one") + rank(run="two") + gpu(up=steady(0), idle=None)
+    rulebook.check_firing(story, [LOST | {"run": "one"}, LOST | {"run": "two"}])
+
+
+def test_alerts_carry_the_labels_of_their_subject(rulebook: Rulebook) -> None:
+    story = exporter() + rank(wait=0.3) + gpu(idle=0.3, throttled={"hw_thermal": 0.3}, clock=0.6)
+    gpu_labels = {"instance": "node1:19400", "gpu": "0", "uuid": "GPU-0", "rank": "0"}
+    rulebook.check_firing(
+        story,
+        [INPUT_BOUND | {"cause": "input_bound"}, THERMAL | IN_RUN | gpu_labels | {"cause": "thermal_throttle"}],
+        by="alertname, severity, cause, run, rank, instance, gpu, uuid",
+    )
+
+
+# -- Stallscope itself -------------------------------------------------------------------------------------------------
+
+
+def exporter_alert(name: str, **labels: str) -> dict[str, str]:
+    return {"alertname": name, "severity": "warning", "instance": "node1:19400", **labels}
+
+
+@pytest.mark.parametrize(
+    ("story", "alerts"),
+    [
+        pytest.param(
+            [series("up", until(40), **TARGET)], [exporter_alert("StallscopeExporterDown")], id="exporter down"
+        ),
+        pytest.param([], [{"alertname": "StallscopeExporterDown", "severity": "warning"}], id="no exporter at all"),
+        pytest.param([*exporter(), series("up", steady(0), job="node")], [], id="another job's target down"),
+        pytest.param(
+            [*exporter(), series("stallscope_exporter_source_up", until(40), source="nvidia", **TARGET)],
+            [exporter_alert("StallscopeSourceFailing")],
+            id="source failing",
+        ),
+        pytest.param(
+            [*exporter(), series("stallscope_exporter_source_up", steady(1), source="nvidia", **TARGET)],
+            [],
+            id="source well",
+        ),
+        pytest.param(
+            [
+                *exporter(),
+                series(REJECTED, growing(0.1), reason="too_large", **TARGET),
+            ],
+            [exporter_alert("StallscopeReportsRejected")],
+            id="reports rejected",
+        ),
+        pytest.param(
+            [
+                *exporter(),
+                series(REJECTED, steady(7), reason="too_large", **TARGET),
+            ],
+            [],
+            id="reports rejected long ago",
+        ),
+    ],
+)
+def test_alerts_on_stallscope_fire_on_their_cause_and_on_nothing_else(
+    rulebook: Rulebook, story: Story, alerts: Sequence[Labels]
+) -> None:
+    rulebook.check_firing(story, alerts, by="alertname, severity, instance")
+
+
+@pytest.mark.parametrize("fault", ["missing", "twice"])
+def test_a_threshold_that_is_missing_or_there_twice_is_told(rulebook: Rulebook, tmp_path: Path, fault: str) -> None:
+    document = yaml.safe_load(RULE_FILES[0].read_text())
+    rules = document["groups"][0]["rules"]
+    (spoilt,) = (rule for rule in rules if rule["labels"]["name"] == "input_warning")
+    if fault == "missing":
+        rules.remove(spoilt)
+    else:
+        rules.append({**spoilt, "expr": "vector(0.5)", "labels": {"name": "input_warning", "origin": "mine"}})
+    thresholds = tmp_path / "thresholds.yml"
+    thresholds.write_text(yaml.safe_dump(document))
+    rulebook.check_firing(
+        exporter(),
+        [{"alertname": "StallscopeThresholdMissing", "name": "input_warning"}],
+        by="alertname, name",
+        rule_files=(thresholds, *RULE_FILES[1:]),
+    )
+
+
+def test_the_watchdog_always_fires(rulebook: Rulebook) -> None:
+    watchdog = 'count by (alertname) (ALERTS{alertname="Watchdog",alertstate="firing"})'
+    rulebook.check([], {watchdog: [({"alertname": "Watchdog"}, 1)]}, at="1m")
+
+
+# -- What people read --------------------------------------------------------------------------------------------------
+
+
+def test_the_text_gives_the_figure_and_the_speed_that_could_be_had(rulebook: Rulebook) -> None:
+    url = "https://github.com/stallscope/stallscope/blob/main/alerts/runbooks/"
+    rulebook.check_text(
+        exporter() + rank(wait=0.5, run="my run") + gpu(idle=0.5) + host(0.97),
+        "TrainingInputCpuSaturated",
+        {"run": "my run", "severity": "warning", "cause": "input_cpu_saturated", "job_class": "production"},
+        {
+            "summary": "Training run waits for input data because its processors are saturated.",
+            "description": (
+                "Run my run loses 50% of its GPU time waiting for batches that the processors cannot prepare in time: "
+                "without the wait it would be up to 2.0 times as fast. More workers will not help. Decode and augment "
+                "less per sample (cache decoded data, resize offline, decode faster or on the GPU), or give the job "
+                "more processors per GPU."
+            ),
+            "runbook_url": url + "TrainingInputCpuSaturated.md",
+            "dashboard_url": "/d/stallscope-run?var-run=my+run",
+        },
+    )
+
+
+def test_the_text_of_a_lost_gpu_names_the_run_that_it_stops(rulebook: Rulebook) -> None:
+    url = "https://github.com/stallscope/stallscope/blob/main/alerts/runbooks/"
+    rulebook.check_text(
+        exporter() + rank(3) + gpu(up=until(48), idle=None),
+        "GpuLost",
+        {**TARGET, "gpu": "0", "uuid": "GPU-0", "run": "train", "rank": "3", "severity": "critical", "cause": "lost"},
+        {
+            "summary": "GPU no longer answers.",
+            "description": (
+                "GPU 0 (GPU-0) of node1:19400 no longer gives readings: all of its time (100%) is lost, and run train, "
+                "which has rank 3 on it, cannot go on. Drain the node, read the kernel log for Xid 79, and reboot; if "
+                "the GPU is lost again, reseat or replace it."
+            ),
+            "runbook_url": url + "GpuLost.md",
+            "dashboard_url": "/d/stallscope-gpu?var-instance=node1%3A19400&var-gpu=0",
+        },
+    )

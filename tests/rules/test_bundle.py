@@ -1,0 +1,249 @@
+"""The bundle fits together: tools accept it, names exist, alerts and runbooks belong to each other."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tests.promql_names import Matcher, Selector, names_in
+from tests.rules.rulebook import GROUPS, ROOT, RULE_FILES, run_tool
+
+from stallscope.catalogue import FAMILIES, Family
+
+RUNBOOKS = ROOT / "alerts" / "runbooks"
+SECTIONS = ("What it means", "Confirm", "What to do", "False positives", "Where the thresholds come from")
+CORRECTIVE_WORDS = {
+    "TrainingInputBound": ("workers", "prefetch", "cache"),
+    "TrainingInputCpuSaturated": ("decode", "processors per GPU", "will not help"),
+    "TrainingStalled": ("stacks", "restart"),
+    "GpuLost": ("Drain", "reboot", "reseat"),
+    "GpuThermalThrottle": ("airflow", "fans"),
+    "GpuUnderused": ("stallscope.track", "workers", "batch"),
+    "StallscopeExporterDown": ("restart", "port"),
+    "StallscopeSourceFailing": ("log", "--no-collector"),
+    "StallscopeReportsRejected": ("Correct the sender", "limit"),
+    "StallscopeThresholdMissing": ("Restore", "reload"),
+    "Watchdog": ("check Prometheus", "Alertmanager"),
+}
+"""What each description must tell the reader to do."""
+
+TARGET_LABELS = {"cluster", "job", "instance", "namespace"}
+OWN_LABELS = {"cause", "tier", "missing", "name", "job_class", "le"}
+SERVER_SERIES = {"up": set[str](), "ALERTS": {"alertname", "alertstate"}}
+BY_SERIES_NAME: dict[str, Family] = {series: family for family in FAMILIES.values() for series in family.series_names}
+
+
+def rules(paths: tuple[Path, ...] = RULE_FILES) -> list[dict[str, Any]]:
+    return [rule for path in paths for group in yaml.safe_load(path.read_text())["groups"] for rule in group["rules"]]
+
+
+RECORDED = {rule["record"] for rule in rules() if "record" in rule}
+ALERTS = {rule["alert"]: rule for rule in rules() if "alert" in rule}
+
+
+def expressions() -> Iterator[tuple[str, str]]:
+    """Every expression of the bundle with where it stands."""
+    for rule in rules():
+        yield rule.get("record") or rule["alert"], rule["expr"]
+    for page in sorted(RUNBOOKS.glob("*.md")):
+        for block in re.findall(r"```promql\n(.*?)```", page.read_text(), re.DOTALL):
+            yield page.name, block
+
+
+# -- Tools -------------------------------------------------------------------------------------------------------------
+
+
+def test_promtool_accepts_the_rules() -> None:
+    run_tool("promtool", "check", "rules", "--lint-fatal", *map(str, RULE_FILES))
+
+
+def test_promtool_accepts_the_configuration_and_finds_every_rule_file() -> None:
+    said = run_tool("promtool", "check", "config", str(ROOT / "prometheus" / "prometheus.yml"))
+    assert all(path.name in said for path in RULE_FILES), said
+
+
+def test_amtool_accepts_the_configuration_of_alertmanager() -> None:
+    run_tool("amtool", "check-config", str(ROOT / "alerts" / "alertmanager.yml"))
+
+
+@pytest.mark.parametrize(
+    ("labels", "receiver"),
+    [
+        ({"alertname": "TrainingStalled", "severity": "critical", "run": "a"}, "default"),
+        ({"alertname": "GpuLost", "severity": "critical", "instance": "a"}, "default"),
+        ({"alertname": "GpuThermalThrottle", "severity": "warning", "instance": "a"}, "default"),
+        ({"alertname": "Watchdog", "severity": "info"}, "default"),
+        ({"alertname": "TrainingInputBound", "severity": "info", "run": "a"}, "none"),
+    ],
+)
+def test_alerts_are_routed_by_severity_and_the_watchdog_always(labels: dict[str, str], receiver: str) -> None:
+    configuration = f"--config.file={ROOT / 'alerts' / 'alertmanager.yml'}"
+    pairs = [f"{label}={value}" for label, value in labels.items()]
+    run_tool("amtool", "config", "routes", "test", configuration, f"--verify.receivers={receiver}", *pairs)
+
+
+def test_nothing_needs_more_than_the_oldest_supported_prometheus() -> None:
+    """2.42 refuses labels of a group, an offset of its queries and a limit by group name only in part."""
+    groups = [group for path in RULE_FILES for group in yaml.safe_load(path.read_text())["groups"]]
+    assert [group["name"] for group in groups] == list(GROUPS)
+    assert all(group.keys() == {"name", "rules"} for group in groups)
+
+
+# -- Names -------------------------------------------------------------------------------------------------------------
+
+
+def test_every_metric_is_in_the_catalogue_or_recorded() -> None:
+    unknown = {
+        (where, metric)
+        for where, expression in expressions()
+        for metric in names_in(expression).metrics
+        if metric not in BY_SERIES_NAME and metric not in RECORDED and metric not in SERVER_SERIES
+    }
+    assert not unknown
+
+
+def test_every_selector_uses_labels_and_values_that_the_metric_has() -> None:
+    wrong = [
+        (where, selector)
+        for where, expression in expressions()
+        for selector in names_in(expression).selectors
+        if not _selects_something(selector)
+    ]
+    assert not wrong
+
+
+def _selects_something(selector: Selector) -> bool:
+    family = BY_SERIES_NAME.get(selector.metric)
+    if family is None:
+        known = OWN_LABELS | TARGET_LABELS | {"gpu", "uuid", "mig", "run", "rank"}
+        return all(matcher.label in known | SERVER_SERIES.get(selector.metric, set()) for matcher in selector.matchers)
+    return all(_is_known(matcher, family, selector.metric) for matcher in selector.matchers)
+
+
+def _is_known(matcher: Matcher, family: Family, series_name: str) -> bool:
+    if matcher.label == "le" and series_name.endswith("_bucket"):
+        return float(matcher.value) in family.buckets
+    if matcher.label not in (*family.all_labels, *TARGET_LABELS):
+        return False
+    values = dict(family.values).get(matcher.label)
+    return values is None or set(matcher.value.split("|")) <= {*values, ""}
+
+
+def test_every_label_grouped_by_exists() -> None:
+    known = TARGET_LABELS | OWN_LABELS | {label for family in FAMILIES.values() for label in family.all_labels}
+    unknown = {
+        (where, label) for where, expression in expressions() for label in names_in(expression).grouping_labels - known
+    }
+    assert not unknown
+
+
+def test_every_recorded_series_is_used_or_promised() -> None:
+    used = {metric for _where, expression in expressions() for metric in names_in(expression).metrics}
+    promised = {
+        *("gpu_cause:time_lost:ratio5m", "rank:verdict:ratio5m", "run:verdict:ratio5m", "gpu:verdict:ratio5m"),
+        "run:time_lost:ratio5m",
+    }
+    assert promised <= RECORDED
+    assert used | promised >= RECORDED
+
+
+def test_every_verdict_cause_has_a_time_lost_a_floor_and_an_alert() -> None:
+    floors = {rule["labels"]["cause"] for rule in rules() if rule.get("record") == "stallscope:verdict_floor:ratio"}
+    lost = {
+        rule.get("labels", {}).get("cause") for rule in rules() if rule.get("record") == "pair_cause:time_lost:ratio5m"
+    }
+    evidence = {rule["labels"]["cause"] for rule in rules() if rule.get("record") == "rank_cause:input_evidence:info"}
+    alerts = {rule["labels"]["cause"] for rule in rules(RULE_FILES[4:6])}
+    assert floors == (lost - {None}) | evidence | {"input_bound"} == alerts
+
+
+# -- Thresholds --------------------------------------------------------------------------------------------------------
+
+
+def thresholds_read(rule_set: list[dict[str, Any]]) -> set[str]:
+    return {
+        matcher.value
+        for rule in rule_set
+        for selector in names_in(rule["expr"]).selectors
+        if selector.metric == "stallscope:threshold"
+        for matcher in selector.matchers
+    }
+
+
+def test_each_threshold_is_defined_once_used_and_missed_when_missing() -> None:
+    defined = [rule["labels"]["name"] for rule in rules(RULE_FILES[:1])]
+    assert len(defined) == len(set(defined))
+    missing_alert = ALERTS["StallscopeThresholdMissing"]
+    others = [
+        rule
+        for rule in rules(RULE_FILES[1:])
+        if rule is not missing_alert and rule.get("alert") != missing_alert["alert"]
+    ]
+    assert thresholds_read(others) == set(defined) == thresholds_read([missing_alert])
+
+
+def test_each_threshold_has_a_comment_with_its_source() -> None:
+    lines = RULE_FILES[0].read_text().splitlines()
+    for number, line in enumerate(lines):
+        if "- record:" in line:
+            comment = ""
+            for above in reversed(lines[:number]):
+                if not above.strip().startswith("#"):
+                    break
+                comment = above.strip("# ") + " " + comment
+            assert re.search(r"\[P\]|\(.+\)", comment), f"line {number + 1}: no source for {lines[number + 1].strip()}"
+
+
+def test_figures_stand_in_the_thresholds_file_alone() -> None:
+    """Elsewhere only counts, percentiles, levels of the catalogue and the weights of tiers."""
+    harmless = {"0", "1", "-1", "0.95", "0.7", "0.1", "0.99", "10", "20", "1.0"}
+    for rule in rules(RULE_FILES[1:]):
+        text = re.sub(r"\[[^\]]*\]|offset \w+|\"[^\"]*\"", "", rule["expr"])
+        figures = set(re.findall(r"(?<![\w:.])-?\d+(?:\.\d+)?(?![\w:.])", text))
+        assert figures <= harmless, (rule.get("record") or rule["alert"], figures - harmless)
+
+
+# -- Alerts and runbooks -----------------------------------------------------------------------------------------------
+
+
+def test_every_alert_has_a_runbook_and_every_runbook_an_alert() -> None:
+    assert {page.stem for page in RUNBOOKS.glob("*.md")} == set(ALERTS)
+
+
+@pytest.mark.parametrize("alert", sorted(ALERTS))
+def test_a_runbook_has_its_five_sections_and_a_query(alert: str) -> None:
+    text = (RUNBOOKS / f"{alert}.md").read_text()
+    assert text.startswith(f"# {alert}\n")
+    assert tuple(re.findall(r"(?m)^## (.+)$", text)) == SECTIONS
+    assert "```promql" in text.split("## Confirm")[1].split("## What to do")[0]
+
+
+@pytest.mark.parametrize("alert", sorted(ALERTS))
+def test_an_alert_says_what_is_wrong_how_much_and_what_to_do(alert: str) -> None:
+    rule = ALERTS[alert]
+    annotations = rule["annotations"]
+    assert set(annotations) == {"summary", "description", "runbook_url", "dashboard_url"}
+    assert re.fullmatch(r"[A-Z][^{}]*\.", annotations["summary"])
+    assert "$value" in annotations["description"]
+    for word in CORRECTIVE_WORDS[alert]:
+        assert word.lower() in annotations["description"].lower()
+    assert annotations["runbook_url"].endswith(f"/alerts/runbooks/{alert}.md")
+    assert annotations["dashboard_url"].startswith("/d/stallscope-")
+
+
+@pytest.mark.parametrize("alert", sorted(ALERTS))
+def test_an_alert_is_named_after_its_cause_and_carries_it(alert: str) -> None:
+    labels = ALERTS[alert]["labels"]
+    words = labels["cause"].title().replace("_", "")
+    assert alert in {f"{subject}{words}" for subject in ("Training", "Gpu", "Host", "Stallscope", "")}
+    assert set(re.sub(r"{{.*?}}", " ", labels["severity"]).split()) <= {"critical", "warning", "info"}
+    assert "$value" not in labels["severity"]
+
+
+@pytest.mark.parametrize("alert", sorted(name for name in ALERTS if name.startswith("Training")))
+def test_an_experiments_alert_is_capped_at_info(alert: str) -> None:
+    assert '{{ if eq $labels.job_class "experiment" }}info{{ else }}' in ALERTS[alert]["labels"]["severity"]

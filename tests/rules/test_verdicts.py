@@ -1,0 +1,366 @@
+"""Exactly one verdict for each rank, run and GPU, and the right one."""
+
+from __future__ import annotations
+
+import pytest
+from tests.rules.rulebook import (
+    CLOCK,
+    INTERVAL,
+    Labels,
+    Rulebook,
+    exporter,
+    gpu,
+    growing_until,
+    host,
+    interrupted,
+    rank,
+    steady,
+    until,
+)
+
+RANK_VERDICT = "rank:verdict:ratio5m"
+RUN_VERDICT = "run:verdict:ratio5m"
+GPU_VERDICT = "gpu:verdict:ratio5m"
+NODE = {"job": "stallscope", "instance": "node1:19400"}
+
+
+def of_gpu(index: int = 0, **labels: str) -> dict[str, str]:
+    return {**NODE, "gpu": str(index), "uuid": f"GPU-{index}", **labels}
+
+
+def of_rank(number: int = 0, **labels: str) -> dict[str, str]:
+    return {"run": "train", "rank": str(number), **labels}
+
+
+def test_a_rank_that_loses_nothing_is_healthy_at_every_level(rulebook: Rulebook) -> None:
+    story = rank(wait=0.02) + gpu(idle=0.02)
+    rulebook.check_percent(story, RANK_VERDICT, [(of_rank(cause="healthy"), 0)])
+    rulebook.check_percent(story, RUN_VERDICT, [({"run": "train", "cause": "healthy"}, 0)])
+    rulebook.check_percent(story, GPU_VERDICT, [(of_gpu(cause="healthy"), 0)])
+
+
+def test_an_exposed_wait_is_input_bound_at_every_level(rulebook: Rulebook) -> None:
+    story = rank(wait=0.3) + gpu(idle=0.28)
+    rulebook.check_percent(story, RANK_VERDICT, [(of_rank(cause="input_bound"), 28)])
+    rulebook.check_percent(story, RUN_VERDICT, [({"run": "train", "cause": "input_bound"}, 28)])
+    rulebook.check_percent(story, GPU_VERDICT, [(of_gpu(cause="input_bound"), 28)])
+    rulebook.check_percent(story, "run:time_lost:ratio5m", [({"run": "train"}, 28)])
+
+
+def test_the_loss_is_the_data_wait_where_the_gpu_idles_for_longer(rulebook: Rulebook) -> None:
+    rulebook.check_percent(rank(wait=0.2) + gpu(idle=0.6), RANK_VERDICT, [(of_rank(cause="input_bound"), 20)])
+
+
+def test_a_wait_hidden_behind_a_busy_gpu_is_healthy(rulebook: Rulebook) -> None:
+    rulebook.check_percent(rank(wait=0.3) + gpu(idle=0.0), RANK_VERDICT, [(of_rank(cause="healthy"), 0)])
+
+
+def test_an_idle_gpu_without_a_wait_for_data_is_not_input_bound(rulebook: Rulebook) -> None:
+    rulebook.check_percent(rank(wait=0.02) + gpu(idle=0.5), RANK_VERDICT, [(of_rank(cause="healthy"), 0)])
+
+
+def test_a_loss_under_the_notice_level_is_no_verdict_but_is_counted(rulebook: Rulebook) -> None:
+    story = rank(wait=0.04) + gpu(idle=0.1)
+    rulebook.check_percent(story, RANK_VERDICT, [(of_rank(cause="healthy"), 0)])
+    rulebook.check_percent(
+        story, "gpu_cause:time_lost:ratio5m", [(of_gpu(run="train", rank="0", cause="input_bound"), 4)]
+    )
+
+
+def test_a_run_without_gpus_is_judged_by_its_data_wait_alone(rulebook: Rulebook) -> None:
+    story = rank(wait=0.25, gpus=())
+    rulebook.check_percent(story, RANK_VERDICT, [(of_rank(cause="input_bound"), 25)])
+    rulebook.check(story, {"gpu_cause:time_lost:ratio5m": [], GPU_VERDICT: []})
+
+
+# -- Sub-cause -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("story", "cause"),
+    [
+        pytest.param(host(0.95), "input_cpu_saturated", id="host full"),
+        pytest.param(host(0.85, pressure=0.3), "input_cpu_saturated", id="host nearly full and tasks wait"),
+        pytest.param(host(0.85, pressure=0.02), "input_bound", id="host nearly full and nobody waits"),
+        pytest.param(host(0.3), "input_bound", id="host has processors to spare"),
+        pytest.param([], "input_bound", id="host tells nothing"),
+        pytest.param(host(0.95, instance="node2:19400"), "input_bound", id="another host is full"),
+    ],
+)
+def test_the_sub_cause_needs_the_evidence_of_the_ranks_own_host(
+    rulebook: Rulebook, story: list[tuple[str, str]], cause: str
+) -> None:
+    rulebook.check_percent(rank(wait=0.3) + gpu(idle=0.3) + story, RANK_VERDICT, [(of_rank(cause=cause), 30)])
+
+
+@pytest.mark.parametrize(
+    ("cores", "busy", "cause"),
+    [
+        pytest.param(7.8, 0.2, "input_cpu_saturated", id="limit reached on a free host"),
+        pytest.param(2.0, 0.2, "input_bound", id="far from the limit"),
+        pytest.param(0.5, 0.95, "input_bound", id="others burn the processors"),
+        pytest.param(7.0, 0.95, "input_cpu_saturated", id="under the limit on a full host, a tenth of it ours"),
+    ],
+)
+def test_the_ranks_own_processor_time_is_weighed_against_its_limit_and_its_host(
+    rulebook: Rulebook, cores: float, busy: float, cause: str
+) -> None:
+    story = rank(wait=0.3, cores=cores) + gpu(idle=0.3) + host(busy)
+    rulebook.check_percent(story, RANK_VERDICT, [(of_rank(cause=cause), 30)])
+
+
+def test_ranks_of_one_pod_share_its_processor_limit(rulebook: Rulebook) -> None:
+    story = [
+        each
+        for number in (0, 1)
+        for each in rank(number, wait=0.3, cores=3.8, cpu_limit=8, pod="a", gpus=((str(number), f"GPU-{number}"),))
+        + gpu(number, idle=0.3)
+    ]
+    rulebook.check_percent(story, RUN_VERDICT, [({"run": "train", "cause": "input_cpu_saturated"}, 30)])
+
+
+def test_a_saturated_host_without_a_wait_for_data_is_healthy(rulebook: Rulebook) -> None:
+    story = rank(wait=0.01) + gpu(idle=0.01) + host(0.99)
+    rulebook.check_percent(story, RANK_VERDICT, [(of_rank(cause="healthy"), 0)])
+
+
+# -- Gates -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("story", "missing"),
+    [
+        pytest.param(rank(wait=0.3, first_step=900) + gpu(idle=0.3), {"warmup"}, id="warm-up"),
+        pytest.param(rank(wait=0.3, steps=steady(19)) + gpu(idle=0.3), {"steps"}, id="too few steps"),
+        pytest.param(rank(wait=None) + gpu(idle=0.3), {"data_wait"}, id="no data wait"),
+        pytest.param(rank(wait=0.3) + gpu(idle=None), {"gpu_idle"}, id="GPU does not tell"),
+        pytest.param(rank(wait=0.3), {"gpu_idle"}, id="GPU is not this exporter's"),
+        pytest.param(
+            rank(wait=0.3, last_push=growing_until(12), activity={"evaluation": steady(1)}) + gpu(idle=0.3),
+            {"reports"},
+            id="reports are old",
+        ),
+    ],
+)
+def test_without_enough_evidence_the_verdict_is_insufficient_data_and_says_what_is_missing(
+    rulebook: Rulebook, story: list[tuple[str, str]], missing: set[str]
+) -> None:
+    rulebook.check_percent(story, RANK_VERDICT, [(of_rank(cause="insufficient_data"), 0)])
+    rulebook.check_percent(story, RUN_VERDICT, [({"run": "train", "cause": "insufficient_data"}, 0)])
+    rulebook.check(
+        story,
+        {
+            "count by (missing) (rank:missing:info)": [({"missing": each}, 1) for each in sorted(missing)],
+            "run:time_lost:ratio5m": [],
+        },
+    )
+
+
+def test_warm_up_ends_500_seconds_after_the_first_step(rulebook: Rulebook) -> None:
+    story = rank(wait=0.3, first_step=600) + gpu(idle=0.3)
+    rulebook.check_percent(story, RANK_VERDICT, [(of_rank(cause="insufficient_data"), 0)], at="18m")
+    rulebook.check_percent(story, RANK_VERDICT, [(of_rank(cause="input_bound"), 30)], at="19m")
+
+
+@pytest.mark.parametrize("state", ["finished", "failed", "lost"])
+def test_a_run_that_has_ended_has_no_verdict(rulebook: Rulebook, state: str) -> None:
+    story = rank(wait=0.3, state=state) + gpu(idle=0.3, held=False)
+    rulebook.check(story, {RANK_VERDICT: [], RUN_VERDICT: [], "run:time_lost:ratio5m": []})
+    rulebook.check_percent(story, GPU_VERDICT, [(of_gpu(cause="healthy"), 0)])
+
+
+@pytest.mark.parametrize("activity", ["evaluation", "paused", "restore", "initialization"])
+def test_a_wait_outside_training_is_not_input_bound(rulebook: Rulebook, activity: str) -> None:
+    story = rank(wait=0.6, activity={"training": steady(0), activity: steady(1)}) + gpu(idle=0.9)
+    rulebook.check_percent(story, RANK_VERDICT, [(of_rank(cause="healthy"), 0)])
+
+
+def test_an_evaluation_between_two_stretches_of_training_does_not_hide_the_wait(rulebook: Rulebook) -> None:
+    story = rank(wait=0.3, activity={"training": until(18), "evaluation": until(18, 0, 1)}) + gpu(idle=0.3)
+    rulebook.check_percent(story, RANK_VERDICT, [(of_rank(cause="input_bound"), 30)])
+
+
+# -- Order -----------------------------------------------------------------------------------------------------------
+
+
+def test_hardware_outranks_a_greater_loss(rulebook: Rulebook) -> None:
+    story = rank(wait=0.6) + gpu(idle=0.6, throttled={"hw_thermal": 0.4}, clock=0.75)
+    rulebook.check_percent(story, RANK_VERDICT, [(of_rank(cause="thermal_throttle"), 10)])
+    rulebook.check_percent(story, "run:time_lost:ratio5m", [({"run": "train"}, 70)])
+
+
+def test_a_lost_gpu_outranks_the_stall_that_it_causes(rulebook: Rulebook) -> None:
+    story = rank(last_step=growing_until(10)) + gpu(up=until(10), idle=None)
+    rulebook.check_percent(story, RANK_VERDICT, [(of_rank(cause="lost"), 100)])
+    rulebook.check_percent(story, "run:time_lost:ratio5m", [({"run": "train"}, 100)])
+
+
+def test_a_run_has_the_hardware_cause_of_one_rank_with_the_mean_share(rulebook: Rulebook) -> None:
+    story = [each for number in range(4) for each in rank(number, gpus=((str(number), f"GPU-{number}"),))]
+    story += gpu(0) + gpu(1) + gpu(2) + gpu(3, up=steady(0), idle=None)
+    rulebook.check_percent(story, RUN_VERDICT, [({"run": "train", "cause": "lost"}, 25)])
+    rulebook.check_percent(
+        story,
+        GPU_VERDICT,
+        [(of_gpu(index, cause="lost" if index == 3 else "healthy"), 100 * (index == 3)) for index in range(4)],
+    )
+
+
+def test_a_run_of_which_one_rank_lacks_evidence_is_judged_by_the_others(rulebook: Rulebook) -> None:
+    story = rank(0, wait=0.4) + gpu(0, idle=0.4) + rank(1, wait=0.4, gpus=(("1", "GPU-1"),)) + gpu(1, idle=None)
+    rulebook.check_percent(story, RUN_VERDICT, [({"run": "train", "cause": "input_bound"}, 20)])
+    rulebook.check_percent(
+        story, RANK_VERDICT, [(of_rank(0, cause="input_bound"), 40), (of_rank(1, cause="insufficient_data"), 0)]
+    )
+
+
+# -- Joins -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_rank_on_two_gpus_has_one_verdict_by_its_busiest_gpu(rulebook: Rulebook) -> None:
+    story = rank(wait=0.3, gpus=(("0", "GPU-0"), ("1", "GPU-1"))) + gpu(0, idle=0.2) + gpu(1, idle=0.9)
+    rulebook.check_percent(story, RANK_VERDICT, [(of_rank(cause="input_bound"), 20)])
+    rulebook.check_percent(
+        story, GPU_VERDICT, [(of_gpu(0, cause="input_bound"), 20), (of_gpu(1, cause="input_bound"), 20)]
+    )
+
+
+def test_a_rank_one_of_whose_gpus_tells_nothing_is_not_judged(rulebook: Rulebook) -> None:
+    story = rank(wait=0.3, gpus=(("0", "GPU-0"), ("1", "GPU-1"))) + gpu(0, idle=0.3) + gpu(1, idle=None)
+    rulebook.check_percent(story, RANK_VERDICT, [(of_rank(cause="insufficient_data"), 0)])
+
+
+def test_a_fault_of_one_gpu_is_not_the_verdict_of_its_ranks_other_gpu(rulebook: Rulebook) -> None:
+    story = rank(gpus=(("0", "GPU-0"), ("1", "GPU-1"))) + gpu(0)
+    story += gpu(1, throttled={"hw_thermal": 0.5}, clock=0.5)
+    rulebook.check_percent(story, RANK_VERDICT, [(of_rank(cause="thermal_throttle"), 25)])
+    rulebook.check_percent(
+        story, GPU_VERDICT, [(of_gpu(0, cause="healthy"), 0), (of_gpu(1, cause="thermal_throttle"), 25)]
+    )
+
+
+def test_two_runs_on_one_gpu_have_a_verdict_each_and_the_gpu_has_the_greater(rulebook: Rulebook) -> None:
+    story = rank(run="one", wait=0.1) + rank(run="two", wait=0.3) + gpu(idle=0.4)
+    rulebook.check_percent(
+        story,
+        RUN_VERDICT,
+        [({"run": "one", "cause": "input_bound"}, 10), ({"run": "two", "cause": "input_bound"}, 30)],
+    )
+    rulebook.check_percent(story, GPU_VERDICT, [(of_gpu(cause="input_bound"), 30)])
+
+
+def test_a_rank_that_knows_only_the_index_is_joined_by_it(rulebook: Rulebook) -> None:
+    story = rank(wait=0.3, gpus=(("1", ""),)) + gpu(0, idle=0.0) + gpu(1, idle=0.3)
+    rulebook.check_percent(
+        story,
+        "gpu_cause:time_lost:ratio5m",
+        [(of_gpu(1, run="train", rank="0", cause="input_bound"), 30)],
+    )
+
+
+def test_the_uuid_counts_where_the_rank_numbers_gpus_otherwise(rulebook: Rulebook) -> None:
+    story = rank(wait=0.3, gpus=(("0", "GPU-1"),)) + gpu(0, idle=0.0) + gpu(1, idle=0.3)
+    rulebook.check_percent(
+        story,
+        "gpu_cause:time_lost:ratio5m",
+        [(of_gpu(1, run="train", rank="0", cause="input_bound"), 30)],
+    )
+
+
+def test_a_gpu_known_under_two_indices_is_joined_once(rulebook: Rulebook) -> None:
+    story = rank(wait=0.3) + gpu(3, uuid="GPU-0", up=steady(0), idle=None) + gpu(0, idle=0.3)
+    rulebook.check_percent(story, RANK_VERDICT, [(of_rank(cause="input_bound"), 30)])
+
+
+def test_an_instance_of_a_divided_gpu_is_joined_by_its_own_uuid(rulebook: Rulebook) -> None:
+    story = rank(wait=0.3, gpus=(("0", "MIG-7"),)) + gpu(0, idle=None) + gpu(0, uuid="MIG-7", mig="1g.10gb", idle=0.3)
+    rulebook.check_percent(
+        story,
+        GPU_VERDICT,
+        [
+            ({**NODE, "gpu": "0", "uuid": "MIG-7", "mig": "1g.10gb", "cause": "input_bound"}, 30),
+            (of_gpu(0, cause="insufficient_data"), 0),
+        ],
+    )
+
+
+def test_a_run_over_two_nodes_is_one_run(rulebook: Rulebook) -> None:
+    story = rank(0, wait=0.2) + gpu(0, idle=0.2)
+    story += rank(1, wait=0.4, instance="node2:19400") + gpu(0, idle=0.4, instance="node2:19400")
+    rulebook.check_percent(story, RUN_VERDICT, [({"run": "train", "cause": "input_bound"}, 30)])
+
+
+def test_a_rank_that_moved_to_another_node_is_judged_where_it_was_heard_last(rulebook: Rulebook) -> None:
+    story = rank(wait=0.6, last_push=growing_until(18)) + gpu(idle=0.6)
+    story += rank(wait=0.2, instance="node2:19400") + gpu(idle=0.2, instance="node2:19400")
+    rulebook.check_percent(story, RANK_VERDICT, [(of_rank(cause="input_bound"), 20)])
+    rulebook.check_percent(story, RUN_VERDICT, [({"run": "train", "cause": "input_bound"}, 20)])
+
+
+def test_runs_of_one_name_in_two_namespaces_are_two_runs(rulebook: Rulebook) -> None:
+    story = rank(wait=0.2, namespace="a") + gpu(idle=0.2)
+    story += rank(wait=0.4, namespace="b", instance="node2:19400") + gpu(idle=0.4, instance="node2:19400")
+    rulebook.check_percent(
+        story,
+        RUN_VERDICT,
+        [
+            ({"run": "train", "namespace": "a", "cause": "input_bound"}, 20),
+            ({"run": "train", "namespace": "b", "cause": "input_bound"}, 40),
+        ],
+    )
+
+
+def test_a_cluster_label_survives_and_tells_equal_nodes_apart(rulebook: Rulebook) -> None:
+    story = [
+        each
+        for cluster, share in (("north", 0.2), ("south", 0.4))
+        for each in rank(wait=share, cluster=cluster) + gpu(idle=share, cluster=cluster) + host(0.95, cluster=cluster)
+    ]
+    cause = {"cause": "input_cpu_saturated"}
+    rulebook.check_percent(
+        story,
+        RUN_VERDICT,
+        [({"cluster": "north", "run": "train"} | cause, 20), ({"cluster": "south", "run": "train"} | cause, 40)],
+    )
+    rulebook.check_percent(
+        story, GPU_VERDICT, [(of_gpu(cluster="north") | cause, 20), (of_gpu(cluster="south") | cause, 40)]
+    )
+    rulebook.check_percent(
+        story,
+        "run:time_lost:ratio5m",
+        [({"cluster": "north", "run": "train"}, 20), ({"cluster": "south", "run": "train"}, 40)],
+    )
+
+
+def test_other_labels_of_the_target_do_not_disturb_the_joins(rulebook: Rulebook) -> None:
+    story = rank(0, wait=0.2, rack="r1") + gpu(0, idle=0.2, rack="r1")
+    story += rank(1, wait=0.4, instance="node2:19400", rack="r2") + gpu(0, idle=0.4, instance="node2:19400", rack="r2")
+    rulebook.check_percent(story, RUN_VERDICT, [({"run": "train", "cause": "input_bound"}, 30)])
+
+
+# -- Restarts --------------------------------------------------------------------------------------------------------
+
+
+def test_an_exporters_restart_changes_no_verdict(rulebook: Rulebook) -> None:
+    """Its GPU counters begin at zero again, the shim's go on; what the GPU did meanwhile is not known, nor claimed."""
+    story = [
+        (
+            name,
+            interrupted(
+                20, float(slope) / INTERVAL, first=float(first), reset="stallscope_gpu" in name and "_total" in name
+            ),
+        )
+        for name, values in rank(wait=0.3) + gpu(idle=0.3)
+        for first, slope in [values.replace("e+", "e").split("x")[0].split("+")]
+    ]
+    for minute in ("22m30s", "24m", "28m"):
+        found = f"count by (cause) ({RANK_VERDICT} > 0.1 < 0.31)"
+        one_of_each: dict[str, list[tuple[Labels, float]]] = {
+            f"count({name})": [({}, 1.0)] for name in (RANK_VERDICT, RUN_VERDICT, GPU_VERDICT)
+        }
+        rulebook.check(story, {found: [({"cause": "input_bound"}, 1)], **one_of_each}, at=minute)
+
+
+def test_a_node_that_has_just_been_started_is_not_judged(rulebook: Rulebook) -> None:
+    story = exporter() + rank(wait=0.3, state="starting", steps=steady(0), last_step=CLOCK) + gpu(idle=0.9)
+    rulebook.check_percent(story, RUN_VERDICT, [({"run": "train", "cause": "insufficient_data"}, 0)], at="2m")
