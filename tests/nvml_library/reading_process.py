@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import TracebackType
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -64,6 +65,7 @@ class ReadingProcess:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.nvml_library.reading_process", str(interval)],
             env=environment,
+            cwd=Path(__file__).parents[2],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -273,6 +273,18 @@ def test_a_gpu_whose_call_never_returns_is_marked_while_the_others_stay_fresh(
     assert page.get(SOURCE_UP, source="nvidia") == 1
 
 
+def test_where_the_library_takes_one_call_at_a_time_a_hung_gpu_takes_all_down_but_not_the_page(
+    nvml_stand_in: NvmlStandIn, process: ReadingProcess
+) -> None:
+    process.until(all_up)
+    nvml_stand_in.set_global_lock(True)
+    nvml_stand_in.gpu[0].state = GpuState.HUNG
+    page = process.until(lambda page: [page.get("up", gpu) for gpu in range(8)] == [0] * 8)
+    assert page.get("lost_info", 7, reason="hung") == 1
+    nvml_stand_in.gpu[0].state = GpuState.OK
+    process.until(all_up)
+
+
 def test_a_gpu_that_hangs_from_the_start_hides_no_other(nvml_stand_in: NvmlStandIn) -> None:
     nvml_stand_in.gpu[2].state = GpuState.HUNG
     with ReadingProcess(nvml_stand_in) as process:
