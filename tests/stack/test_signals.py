@@ -23,6 +23,16 @@ def test_time_passes_where_nobody_asks_for_a_stop() -> None:
         assert not stop.wait(0.01)
 
 
+def test_a_hangup_that_nohup_ignores_is_no_stop() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with stop_signals() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not stop.wait(0.01)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_signals_that_come_while_everything_is_being_stopped_are_spent() -> None:
     with stop_signals():
         os.kill(os.getpid(), signal.SIGINT)

@@ -1,0 +1,114 @@
+"""`stallscope up` from the outside: data flows, everything is said plainly, and nothing stays behind."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import urllib.parse
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.end_to_end.up_process import started
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(150)]
+
+
+def get(url: str) -> Any:
+    with urllib.request.urlopen(url, timeout=5) as response:
+        return json.load(response)
+
+
+def value(port: int, expression: str) -> float | None:
+    query = urllib.parse.urlencode({"query": expression})
+    result = get(f"http://127.0.0.1:{port}/api/v1/query?{query}")["data"]["result"]
+    return float(result[0]["value"][1]) if result else None
+
+
+def test_once_ends_well_when_data_flows_and_leaves_neither_process_nor_file(tmp_path: Path) -> None:
+    with started(tmp_path, "--once") as up:
+        assert up.process.wait(100) == 0, up.screen
+        assert up.left_over() == []
+        assert list((tmp_path / "temporary files").iterdir()) == []
+        screen = up.screen
+    assert "real series in Prometheus" in screen
+    assert "8 simulated GPUs in Prometheus" in screen
+    assert "real steps of numpy-classifier, and growing" in screen
+    assert "Watchdog" in screen
+    assert "no NVIDIA driver answers here" in screen
+
+
+def test_data_flows_and_ctrl_c_stops_everything(tmp_path: Path) -> None:
+    with started(tmp_path) as up:
+        up.wait_for("Data flows.", 90)
+        prometheus = up.ports["prometheus"]
+        assert value(prometheus, 'up{job="stallscope"}') == 1
+        assert value(prometheus, 'count(stallscope_gpu_info{model=~"Simulated.*"})') == 8
+        assert (value(prometheus, 'stallscope_training_loss{run="numpy-classifier"}') or 0) > 0
+        alerts = get(f"http://127.0.0.1:{up.ports['alertmanager']}/api/v2/alerts")
+        assert "Watchdog" in {alert["labels"]["alertname"] for alert in alerts}
+        up.process.send_signal(signal.SIGINT)
+        assert up.process.wait(20) == 0, up.screen
+        assert up.left_over() == []
+        assert up.screen.endswith("stopped; nothing is left running\n")
+
+
+def test_a_killed_launcher_leaves_no_process(tmp_path: Path) -> None:
+    with started(tmp_path) as up:
+        up.wait_for("Alertmanager    ready", 60)
+        assert len(up.left_over()) >= 5, "launcher, exporter, Prometheus, Alertmanager, training job"
+        up.process.send_signal(signal.SIGKILL)
+        up.process.wait(10)
+        up.wait_until(lambda: not up.left_over(), "processes outlive the launcher", 10)
+
+
+def test_a_part_that_ends_is_told_and_the_rest_stays_up(tmp_path: Path) -> None:
+    data = tmp_path / "kept data"
+    with started(tmp_path, f"--data-dir={data}", "--no-training-job") as up:
+        up.wait_for("Data flows.", 90)
+        (exporter,) = [child for child in up.children() if "exporter" in child.cmdline()]
+        exporter.kill()
+        up.wait_for("the exporter was ended by SIGKILL", 20)
+        up.wait_for("The rest stays up.", 5)
+        assert value(up.ports["prometheus"], "count(stallscope:threshold)")
+        up.process.send_signal(signal.SIGTERM)
+        assert up.process.wait(20) == 1, "it did not go well"
+        assert up.left_over() == []
+    assert (data / "logs" / "exporter.log").is_file(), "a folder of the user's own is kept"
+
+
+def test_a_second_stack_is_refused_by_a_busy_port_before_it_starts_anything(tmp_path: Path) -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+        with started(tmp_path, f"--prometheus.port={port}") as up:
+            assert up.process.wait(30) == 1
+            assert f"stallscope up: port {port} for Prometheus is in use by process" in up.screen
+            assert list((tmp_path / "temporary files").iterdir()) == []
+
+
+def test_a_stack_whose_data_does_not_flow_says_what_is_missing_and_stops(tmp_path: Path) -> None:
+    with started(tmp_path, "--timeout=1", "--no-training-job") as up:
+        assert up.process.wait(30) == 1
+        assert "nothing after 1 s" in up.screen
+        assert "The end of " in up.screen
+        assert "logs and configuration are kept in" in up.screen
+        assert up.left_over() == []
+
+
+@pytest.mark.parametrize(
+    ("flag", "complaint"),
+    [
+        ("--scenario=thermal_throtle", "did you mean thermal_throttle?"),
+        ("--prometheus.port=70000", "'70000' is no port from 1 to 65535"),
+        ("--timeout=soon", "'soon' is no number of seconds above 0"),
+        ("--no-such-flag", "unrecognized arguments: --no-such-flag"),
+    ],
+)
+def test_a_wrong_flag_is_refused_with_what_is_right(tmp_path: Path, flag: str, complaint: str) -> None:
+    with started(tmp_path, flag) as up:
+        assert up.process.wait(30) == 2
+        assert complaint in up.screen
