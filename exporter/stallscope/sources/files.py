@@ -20,7 +20,7 @@ def read_text(path: str) -> str:
 
     Raises:
         OSError: it can't be read.
-        ValueError: it is empty or breaks off in the middle of a line, which no file of the kernel does.
+        ValueError: it breaks off in the middle of a line, which no file of the kernel does.
     """
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -32,9 +32,9 @@ def read_text(path: str) -> str:
     finally:
         os.close(descriptor)
     text = content.decode(errors="replace")
-    if not text.endswith("\n"):
-        last = text.rpartition("\n")[2]
-        raise malformed(path, last, "the file ends in the middle of a line" if last else "the file is empty")
+    last = text.rpartition("\n")[2]
+    if last:
+        raise malformed(path, last, "the file ends in the middle of a line")
     return text
 
 

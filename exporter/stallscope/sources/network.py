@@ -77,7 +77,10 @@ class Network(Source):
     def _counters(self, text: str) -> dict[str, str]:
         """Return the numbers of each interface, still as text, by its name."""
         counters: dict[str, str] = {}
-        for line in text.split("\n")[_HEADER_LINES:-1]:
+        lines = text.splitlines()
+        if len(lines) <= _HEADER_LINES:
+            raise malformed(self._dev, text, "expected interfaces below two lines of headings")
+        for line in lines[_HEADER_LINES:]:
             name, colon, numbers = line.rpartition(":")
             if not colon:
                 raise malformed(self._dev, line, "expected an interface's name and a colon")

@@ -39,7 +39,10 @@ class Pressure(Source):
         """
         samples: list[Sample] = []
         for resource, path in self._files.items():
-            for line in (read_if_answered(path) or "").splitlines():
+            text = read_if_answered(path)
+            if text is None:
+                continue
+            for line in text.splitlines() or [text]:
                 kind = line.partition(" ")[0]
                 counter = _FAMILIES.get(kind)
                 try:

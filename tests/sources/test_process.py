@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import os
+import resource
+import time
+from pathlib import Path
+
+import pytest
+from tests.sources.recorded import source_at, values
+
+from stallscope.catalogue import PROCESS_FAMILIES
+from stallscope.sources.process import Process
+
+
+def number(source_values: object) -> float:
+    assert isinstance(source_values, (int, float))
+    return source_values
+
+
+def test_every_family_is_read_of_this_very_process() -> None:
+    read = values(source_at(Process, Path("/")))
+    assert set(read) == {(family.name,) for family in PROCESS_FAMILIES}
+    assert read["process_max_fds",] == resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    assert 0 < number(read["process_start_time_seconds",]) <= time.time()
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    assert number(read["process_cpu_seconds_total",]) == pytest.approx(used.ru_utime + used.ru_stime, abs=0.5)
+    resident, virtual = number(read["process_resident_memory_bytes",]), number(read["process_virtual_memory_bytes",])
+    assert 1_000_000 < resident < virtual
+
+
+def test_an_open_file_is_counted() -> None:
+    source = source_at(Process, Path("/"))
+    before = number(values(source)["process_open_fds",])
+    descriptor = os.open("/", os.O_RDONLY)
+    try:
+        assert number(values(source)["process_open_fds",]) == before + 1
+    finally:
+        os.close(descriptor)
+
+
+def test_on_a_recorded_tree_it_is_still_this_process() -> None:
+    read = values(source_at(Process, "container"))
+    assert read["process_max_fds",] == resource.getrlimit(resource.RLIMIT_NOFILE)[0]
