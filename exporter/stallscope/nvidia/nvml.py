@@ -83,7 +83,7 @@ _VALUE_TYPES = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 _MEMORY_V2 = 40 | 2 << 24
 """NVML_STRUCT_VERSION of nvmlMemory_v2_t: its size, and the version in the highest byte."""
 
-# Ceilings beyond which a number is a sentinel or a slip, by far: a mebiwatt, a thousand degrees, a hundred gigahertz.
+# Ceilings beyond which a number is a sentinel or a slip, by far: a megawatt, a thousand degrees, a hundred gigahertz.
 _MOST_MILLIWATTS = 10**9
 _MOST_MILLIJOULES = 10**17
 _MOST_CELSIUS = 1000

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from typing import ClassVar, NamedTuple, TypeVar
+from typing import ClassVar, NamedTuple, NoReturn, TypeVar
 
 from stallscope.catalogue import BELOW_LEVELS, THROTTLE_REASONS, Family, family
 from stallscope.nvidia.driver import (
@@ -92,7 +92,7 @@ _Label = TypeVar("_Label", bound=str)
 class _Question(NamedTuple):
     """Something that a GPU is asked, at its own cadence."""
 
-    ask: Callable[[_Gpu, _Session, float], list[Sample]]
+    ask: Callable[[_Gpu, _Session], list[Sample]]
     families: tuple[Family, ...]
     every: float
     may_be_empty: bool = False
@@ -104,6 +104,8 @@ class _Session:
 
     def __init__(self, device: Device) -> None:
         self.device = device
+        self.now = 0.0
+        """When the newest reading began, monotonic."""
         self.lacking: set[str] = set()
         self.supported: dict[Family, bool] = {}
         self.pointless: set[_Question] = set()
@@ -179,7 +181,7 @@ class _Gpu:
             DriverError: no question at all was answered.
         """
         session = self.session
-        now = self._clock.monotonic()
+        now = session.now = self._clock.monotonic()
         failure: DriverError | None = None
         answered = False
         for question in _QUESTIONS:
@@ -190,7 +192,7 @@ class _Gpu:
             if question in session.pointless:
                 continue
             try:
-                answer = question.ask(self, session, now)
+                answer = question.ask(self, session)
             except Unsupported:
                 session.supported.update(dict.fromkeys(question.families, False))
                 session.pointless.add(question)
@@ -227,13 +229,13 @@ class _Gpu:
         """A sample for each value of the family's own label."""
         return [Sample(which, (*self.labels, label), value) for label, value in values.items()]
 
-    def ask_utilization(self, session: _Session, now: float) -> list[Sample]:
+    def ask_utilization(self, session: _Session) -> list[Sample]:
         """Utilisation of GPU and memory, integrated from the driver's samples where it keeps any."""
-        stretches = {kind: self._new_stretches(session, kind, now) for kind in self._timelines}
+        stretches = {kind: self._new_stretches(session, kind) for kind in self._timelines}
         silent = [
             kind
             for kind, new in stretches.items()
-            if not new and (f"{kind} samples" in session.lacking or self._timelines[kind].silent(now))
+            if not new and (f"{kind} samples" in session.lacking or self._timelines[kind].silent(session.now))
         ]
         if silent:
             snapshot = session.optional("utilization", session.device.utilization)
@@ -241,7 +243,7 @@ class _Gpu:
                 raise Unsupported("this GPU tells no utilisation")
             if snapshot is not None:
                 for kind in silent:
-                    stretches[kind] = [self._timelines[kind].poll(_of(snapshot, kind), now)]
+                    stretches[kind] = [self._timelines[kind].poll(_of(snapshot, kind), session.now)]
         for stretch in stretches["gpu"]:
             self._utilization.add(stretch)
         for stretch in stretches["memory"]:
@@ -253,7 +255,7 @@ class _Gpu:
                 self._means[kind] = stretches[kind][-1].value if mean is None else mean
         return self._utilization_samples()
 
-    def _new_stretches(self, session: _Session, kind: SampleKind, now: float) -> list[Stretch]:
+    def _new_stretches(self, session: _Session, kind: SampleKind) -> list[Stretch]:
         timeline = self._timelines[kind]
         samples = session.optional(
             f"{kind} samples", lambda: session.device.utilization_samples(kind, timeline.newest_us)
@@ -264,7 +266,7 @@ class _Gpu:
             # The buffer's history is older than this process; one interval of it makes the first reading whole.
             begin = samples[-1].timestamp_us - self._interval * 1e6
             samples = [sample for sample in samples if sample.timestamp_us >= begin]
-        return timeline.samples(samples, now)
+        return timeline.samples(samples, session.now)
 
     def _utilization_samples(self) -> list[Sample]:
         busy = self._utilization
@@ -284,7 +286,7 @@ class _Gpu:
         counts = tuple(busy.observations)
         return found + self.one(UTILIZATION_SAMPLES, Distribution(counts, busy.observation_sum, sum(counts)))
 
-    def ask_memory(self, session: _Session, now: float) -> list[Sample]:  # noqa: ARG002 - questions share a signature
+    def ask_memory(self, session: _Session) -> list[Sample]:
         """Frame buffer."""
         memory = session.device.memory()
         return (
@@ -293,18 +295,18 @@ class _Gpu:
             + self.one(MEMORY_RESERVED, memory.reserved)
         )
 
-    def ask_power(self, session: _Session, now: float) -> list[Sample]:
+    def ask_power(self, session: _Session) -> list[Sample]:
         """Power, and energy by the driver's counter or else by integrating power."""
         watts = session.optional("power", session.device.power)
         joules = session.optional("energy", session.device.energy)
         if watts is not None and joules is None:
-            self._energy.add(self._polls["energy"].poll(watts, now))
+            self._energy.add(self._polls["energy"].poll(watts, session.now))
             joules = self._energy.total
         if watts is None and joules is None:
             raise Unsupported("this GPU tells neither power nor energy")
         return self.one(POWER, watts) + self.one(ENERGY, joules)
 
-    def ask_throttling(self, session: _Session, now: float) -> list[Sample]:
+    def ask_throttling(self, session: _Session) -> list[Sample]:
         """Throttled time by the driver's counters, and for reasons without one by sampling the bits."""
         counted = session.optional("throttle counters", session.device.throttle_seconds)
         reasons = session.optional("throttle reasons", session.device.throttle_reasons)
@@ -312,7 +314,7 @@ class _Gpu:
             raise Unsupported("this GPU does not tell why its clocks are down")
         seconds: dict[str, float] = dict(counted or {})
         if reasons is not None:
-            stretch = self._polls["throttling"].poll(1.0, now)
+            stretch = self._polls["throttling"].poll(1.0, session.now)
             for reason in THROTTLE_REASONS:
                 if reason in seconds:
                     continue
@@ -321,24 +323,24 @@ class _Gpu:
                 seconds[reason] = integral.total
         return self.several(THROTTLED, seconds)
 
-    def ask_temperature(self, session: _Session, now: float) -> list[Sample]:  # noqa: ARG002
+    def ask_temperature(self, session: _Session) -> list[Sample]:
         """Temperatures."""
         return self.several(TEMPERATURE, session.device.temperatures())
 
-    def ask_clocks(self, session: _Session, now: float) -> list[Sample]:  # noqa: ARG002
+    def ask_clocks(self, session: _Session) -> list[Sample]:
         """Clocks now."""
         return self.several(CLOCK, session.device.clocks())
 
-    def ask_fans(self, session: _Session, now: float) -> list[Sample]:  # noqa: ARG002
+    def ask_fans(self, session: _Session) -> list[Sample]:
         """Fan speeds."""
         return self.several(FAN_SPEED, {str(fan): speed for fan, speed in enumerate(session.device.fans())})
 
-    def ask_bar1(self, session: _Session, now: float) -> list[Sample]:  # noqa: ARG002
+    def ask_bar1(self, session: _Session) -> list[Sample]:
         """BAR1 aperture."""
         bar1 = session.device.bar1()
         return self.one(BAR1_TOTAL, bar1.total) + self.one(BAR1_USED, bar1.used)
 
-    def ask_processes(self, session: _Session, now: float) -> list[Sample]:  # noqa: ARG002
+    def ask_processes(self, session: _Session) -> list[Sample]:
         """How many processes hold a context."""
         kinds: tuple[ProcessKind, ...] = ("compute", "graphics")
         found: dict[str, float] = {}
@@ -350,7 +352,7 @@ class _Gpu:
             raise Unsupported("this GPU does not tell its processes")
         return self.several(PROCESSES, found)
 
-    def ask_pcie_link(self, session: _Session, now: float) -> list[Sample]:  # noqa: ARG002
+    def ask_pcie_link(self, session: _Session) -> list[Sample]:
         """The PCIe link."""
         link = session.device.pcie_link()
         return (
@@ -360,20 +362,20 @@ class _Gpu:
             + self.one(PCIE_WIDTH_MAX, link.width_max)
         )
 
-    def ask_power_limits(self, session: _Session, now: float) -> list[Sample]:  # noqa: ARG002
+    def ask_power_limits(self, session: _Session) -> list[Sample]:
         """Power limits."""
         limits = session.device.power_limits()
         return self.one(POWER_LIMIT, limits.enforced) + self.one(POWER_LIMIT_DEFAULT, limits.default)
 
-    def ask_temperature_limits(self, session: _Session, now: float) -> list[Sample]:  # noqa: ARG002
+    def ask_temperature_limits(self, session: _Session) -> list[Sample]:
         """Temperature limits."""
         return self.several(TEMPERATURE_LIMIT, session.device.temperature_limits())
 
-    def ask_clock_limits(self, session: _Session, now: float) -> list[Sample]:  # noqa: ARG002
+    def ask_clock_limits(self, session: _Session) -> list[Sample]:
         """Highest clocks."""
         return self.several(CLOCK_MAX, session.device.clocks_max())
 
-    def ask_configured_clocks(self, session: _Session, now: float) -> list[Sample]:  # noqa: ARG002
+    def ask_configured_clocks(self, session: _Session) -> list[Sample]:
         """Clocks set below their maximum."""
         return self.several(CLOCK_CONFIGURED, session.device.clocks_configured())
 
@@ -511,13 +513,14 @@ class NvidiaSource(Source):
         self._problem = None
         self._pause = 0.0
         self._session += 1
+        self._introductions = {}
         self._enumerate_at = now
 
     def _disconnect(self) -> None:
         self._open = False
         self._driver.close()
 
-    def _fail(self, problem: DriverUnavailable, now: float | None = None) -> None:
+    def _fail(self, problem: DriverUnavailable, now: float | None = None) -> NoReturn:
         """Raise what became of the driver; with a time, also set when to try again."""
         if now is not None:
             longest = _RETRY_KNOWN_SECONDS if self._gpus else _RETRY_ABSENT_SECONDS
