@@ -13,8 +13,25 @@ Importing this package loads nothing but the standard library, and starts nothin
 
 from __future__ import annotations
 
-from stallscope.shim.loader import track
-from stallscope.shim.run import Run
+from typing import TYPE_CHECKING
+
 from stallscope.version import __version__
 
+if TYPE_CHECKING:
+    from stallscope.shim.loader import track
+    from stallscope.shim.run import Run
+
 __all__ = ["Run", "__version__", "track"]
+
+
+def __getattr__(name: str) -> object:
+    # The exporter imports this package too, and has no use for the shim.
+    if name == "track":
+        from stallscope.shim.loader import track
+
+        return track
+    if name == "Run":
+        from stallscope.shim.run import Run
+
+        return Run
+    raise AttributeError(f"module 'stallscope' has no attribute {name!r}")

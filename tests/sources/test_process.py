@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
+from prometheus_client.process_collector import ProcessCollector
 from tests.sources.recorded import source_at, values
 
 from stallscope.catalogue import PROCESS_FAMILIES
@@ -41,3 +42,13 @@ def test_an_open_file_is_counted() -> None:
 def test_on_a_recorded_tree_it_is_still_this_process() -> None:
     read = values(source_at(Process, "container"))
     assert read["process_max_fds",] == resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+def test_names_and_values_are_those_of_the_client_library() -> None:
+    theirs = {
+        sample.name: sample.value for metric in ProcessCollector(registry=None).collect() for sample in metric.samples
+    }
+    ours = {name: number(value) for (name,), value in values(source_at(Process, Path("/"))).items()}
+    assert ours.keys() == theirs.keys()
+    for name, value in theirs.items():
+        assert ours[name] == pytest.approx(value, rel=0.05, abs=2), name
