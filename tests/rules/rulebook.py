@@ -198,7 +198,6 @@ def host(busy: float, *, pressure: float = 0.0, cpus: int = 64, **target: str) -
     """A host; `busy` is the share of its processors that work."""
     labels = {**TARGET, **target}
     return [
-        series("stallscope_host_cpus", steady(cpus), **labels),
         series("stallscope_host_cpu_seconds_total", growing(busy * cpus), mode="user", **labels),
         series("stallscope_host_cpu_seconds_total", growing((1 - busy) * cpus), mode="idle", **labels),
         series("stallscope_host_pressure_waiting_seconds_total", growing(pressure), resource="cpu", **labels),

@@ -213,9 +213,6 @@ def test_alerts_carry_the_labels_of_their_subject(rulebook: Rulebook) -> None:
     )
 
 
-# -- Stallscope itself -------------------------------------------------------------------------------------------------
-
-
 def exporter_alert(name: str, **labels: str) -> dict[str, str]:
     return {"alertname": name, "severity": "warning", "instance": "node1:19400", **labels}
 
@@ -284,9 +281,6 @@ def test_a_threshold_that_is_missing_or_there_twice_is_told(rulebook: Rulebook, 
 def test_the_watchdog_always_fires(rulebook: Rulebook) -> None:
     watchdog = 'count by (alertname) (ALERTS{alertname="Watchdog",alertstate="firing"})'
     rulebook.check([], {watchdog: [({"alertname": "Watchdog"}, 1)]}, at="1m")
-
-
-# -- What people read --------------------------------------------------------------------------------------------------
 
 
 def test_the_text_gives_the_figure_and_the_speed_that_could_be_had(rulebook: Rulebook) -> None:

@@ -54,9 +54,6 @@ def expressions() -> Iterator[tuple[str, str]]:
             yield page.name, block
 
 
-# -- Tools -------------------------------------------------------------------------------------------------------------
-
-
 def test_promtool_accepts_the_rules() -> None:
     run_tool("promtool", "check", "rules", "--lint-fatal", *map(str, RULE_FILES))
 
@@ -91,9 +88,6 @@ def test_nothing_needs_more_than_the_oldest_supported_prometheus() -> None:
     groups = [group for path in RULE_FILES for group in yaml.safe_load(path.read_text())["groups"]]
     assert [group["name"] for group in groups] == list(GROUPS)
     assert all(group.keys() == {"name", "rules"} for group in groups)
-
-
-# -- Names -------------------------------------------------------------------------------------------------------------
 
 
 def test_every_metric_is_in_the_catalogue_or_recorded() -> None:
@@ -161,9 +155,6 @@ def test_every_verdict_cause_has_a_time_lost_a_floor_and_an_alert() -> None:
     assert floors == (lost - {None}) | evidence | {"input_bound"} == alerts
 
 
-# -- Thresholds --------------------------------------------------------------------------------------------------------
-
-
 def thresholds_read(rule_set: list[dict[str, Any]]) -> set[str]:
     return {
         matcher.value
@@ -205,9 +196,6 @@ def test_figures_stand_in_the_thresholds_file_alone() -> None:
         text = re.sub(r"\[[^\]]*\]|offset \w+|\"[^\"]*\"", "", rule["expr"])
         figures = set(re.findall(r"(?<![\w:.])-?\d+(?:\.\d+)?(?![\w:.])", text))
         assert figures <= harmless, (rule.get("record") or rule["alert"], figures - harmless)
-
-
-# -- Alerts and runbooks -----------------------------------------------------------------------------------------------
 
 
 def test_every_alert_has_a_runbook_and_every_runbook_an_alert() -> None:

@@ -73,9 +73,6 @@ def test_a_run_without_gpus_is_judged_by_its_data_wait_alone(rulebook: Rulebook)
     rulebook.check(story, {"gpu_cause:time_lost:ratio5m": [], GPU_VERDICT: []})
 
 
-# -- Sub-cause -------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("story", "cause"),
     [
@@ -122,9 +119,6 @@ def test_ranks_of_one_pod_share_its_processor_limit(rulebook: Rulebook) -> None:
 def test_a_saturated_host_without_a_wait_for_data_is_healthy(rulebook: Rulebook) -> None:
     story = rank(wait=0.01) + gpu(idle=0.01) + host(0.99)
     rulebook.check_percent(story, RANK_VERDICT, [(of_rank(cause="healthy"), 0)])
-
-
-# -- Gates -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -180,9 +174,6 @@ def test_an_evaluation_between_two_stretches_of_training_does_not_hide_the_wait(
     rulebook.check_percent(story, RANK_VERDICT, [(of_rank(cause="input_bound"), 30)])
 
 
-# -- Order -----------------------------------------------------------------------------------------------------------
-
-
 def test_hardware_outranks_a_greater_loss(rulebook: Rulebook) -> None:
     story = rank(wait=0.6) + gpu(idle=0.6, throttled={"hw_thermal": 0.4}, clock=0.75)
     rulebook.check_percent(story, RANK_VERDICT, [(of_rank(cause="thermal_throttle"), 10)])
@@ -212,9 +203,6 @@ def test_a_run_of_which_one_rank_lacks_evidence_is_judged_by_the_others(rulebook
     rulebook.check_percent(
         story, RANK_VERDICT, [(of_rank(0, cause="input_bound"), 40), (of_rank(1, cause="insufficient_data"), 0)]
     )
-
-
-# -- Joins -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_rank_on_two_gpus_has_one_verdict_by_its_busiest_gpu(rulebook: Rulebook) -> None:
@@ -336,9 +324,6 @@ def test_other_labels_of_the_target_do_not_disturb_the_joins(rulebook: Rulebook)
     story = rank(0, wait=0.2, rack="r1") + gpu(0, idle=0.2, rack="r1")
     story += rank(1, wait=0.4, instance="node2:19400", rack="r2") + gpu(0, idle=0.4, instance="node2:19400", rack="r2")
     rulebook.check_percent(story, RUN_VERDICT, [({"run": "train", "cause": "input_bound"}, 30)])
-
-
-# -- Restarts --------------------------------------------------------------------------------------------------------
 
 
 def test_an_exporters_restart_changes_no_verdict(rulebook: Rulebook) -> None:
