@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import logging
 import os
-import queue
 import signal
 import sys
 import tempfile
@@ -14,7 +13,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from stallscope import logs
@@ -27,6 +25,7 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger(__name__)
 
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _STOP_SECONDS = 0.9
 """How long a clean stop may take; what has not ended by then never will."""
 
@@ -203,15 +202,16 @@ def main(arguments: Sequence[str]) -> int:
     try:
         configuration = load(arguments, os.environ, summaries)
         logs.configure(configuration.log_level, configuration.log_format)
+        # Blocked before the first thread starts, so that they wait for `sigwait` whichever thread they are sent to.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         exporter = Exporter(configuration, sources)
     except ConfigurationError as problem:
         return _refuse(str(problem), 2)
     except ListenError as problem:
         return _refuse(str(problem), 1)
-    signals = _signals()
     exporter.start()
     _settle()
-    while (received := signals.get()) == signal.SIGHUP:
+    while (received := signal.sigwait(_SIGNALS)) == signal.SIGHUP:
         _reload(exporter, arguments, summaries)
     _logger.info("stopping", extra={"fields": {"signal": signal.Signals(received).name}})
     stopping = threading.Thread(target=exporter.stop, name="stop", daemon=True)
@@ -227,18 +227,6 @@ def _reload(exporter: Exporter, arguments: Sequence[str], summaries: Mapping[str
         exporter.reload(load(arguments, os.environ, summaries))
     except ConfigurationError as problem:
         _logger.error("configuration not read again, the running one stays: %s", problem)
-
-
-def _signals() -> queue.SimpleQueue[int]:
-    """Let the signals that the exporter knows come out of a queue, in order."""
-    received: queue.SimpleQueue[int] = queue.SimpleQueue()
-
-    def note(number: int, _frame: FrameType | None) -> None:
-        received.put(number)
-
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, note)
-    return received
 
 
 def _settle() -> None:
