@@ -37,13 +37,14 @@ def run(settings: Settings) -> int:
     Raises:
         StackError: it can't start, or data did not flow in time; everything is stopped.
     """
-    programs = _programs(settings)
+    # What costs nothing to find out comes before what installs anything.
     if settings.training_job and importlib.util.find_spec("numpy") is None:
         raise StackError(
             "the training job needs NumPy: pip install 'stallscope[up]', or leave it out: --no-training-job"
         )
     ports = [settings.exporter, settings.prometheus, settings.alertmanager]
-    require_free([*ports, settings.grafana] if programs.grafana else ports)
+    require_free([*ports, settings.grafana] if find_programs().grafana else ports)
+    programs = _programs(settings)
     driver = driver_answer()
     scenario = None if driver else settings.scenario
     with _folder(settings.data_folder) as folder:
@@ -70,13 +71,14 @@ def _live(
     with requests.Session() as session:
         session.trust_env = False  # a proxy of the environment has no business between a machine and itself
         alertmanager = Alertmanager(settings.alertmanager.url, session)
-        checks = _checks(settings, session, alertmanager, scenario)
+        prometheus = Prometheus(settings.prometheus.url, session)
+        checks = _checks(settings, session, prometheus, alertmanager, scenario)
         if not _wait(checks, components, settings.timeout, stop):
             return 1 if settings.once else 0
         if settings.once:
             return 0
         screen.say(screen.addresses(settings, components))
-        return _watch(components, alertmanager, stop)
+        return _watch(components, prometheus, alertmanager, stop)
 
 
 def _programs(settings: Settings) -> Programs:
@@ -112,9 +114,12 @@ def _folder(kept: Path | None) -> Iterator[Path]:
 
 
 def _checks(
-    settings: Settings, session: requests.Session, alertmanager: Alertmanager, scenario: Scenario | None
+    settings: Settings,
+    session: requests.Session,
+    prometheus: Prometheus,
+    alertmanager: Alertmanager,
+    scenario: Scenario | None,
 ) -> list[Check]:
-    prometheus = Prometheus(settings.prometheus.url, session)
     simulated = "simulated " if scenario else ""
     steps = f'sum(stallscope_training_step_seconds_count{{run="{RUN}"}})'
     checks = [
@@ -166,8 +171,11 @@ def _found(check: Check) -> str | None:
         return None  # not listening yet, or not with an answer
 
 
-def _watch(components: Sequence[Component], alertmanager: Alertmanager, stop: StopRequest) -> int:
-    """Tell of alerts that come and go, and of parts that end, until a stop is asked for."""
+def _watch(
+    components: Sequence[Component], prometheus: Prometheus, alertmanager: Alertmanager, stop: StopRequest
+) -> int:
+    """Tell of verdicts and alerts as they come and go, and of parts that end, until a stop is asked for."""
+    verdicts: dict[str, str] = {}
     shown: dict[tuple[tuple[str, str], ...], Alert] = {}
     ended: set[str] = set()
     while not stop.wait(_WATCH_SECONDS):
@@ -178,9 +186,14 @@ def _watch(components: Sequence[Component], alertmanager: Alertmanager, stop: St
         if len(ended) == len(components):
             break
         try:
+            judged = prometheus.verdicts()
             firing = {alert.labels: alert for alert in alertmanager.alerts() if alert.name != WATCHDOG}
         except (requests.RequestException, KeyError, ValueError):
-            continue
+            continue  # one of the two has ended, or is not well
+        for run, verdict in judged.items():
+            if verdict.cause != verdicts.get(run, "insufficient_data"):
+                screen.say(screen.verdict(run, verdict))
+            verdicts[run] = verdict.cause
         for labels in firing.keys() - shown.keys():
             screen.say(screen.alert(firing[labels]))
         for labels in shown.keys() - firing.keys():

@@ -20,6 +20,13 @@ class Check(NamedTuple):
     """What was found, in words; None while it is not there yet."""
 
 
+class Verdict(NamedTuple):
+    """A run's primary cause, and the share of its time that it loses to it."""
+
+    cause: str
+    share: float
+
+
 class Prometheus:
     """A running Prometheus server."""
 
@@ -34,11 +41,22 @@ class Prometheus:
 
     def value(self, expression: str) -> float | None:
         """The single value that an expression has now; None where it has none."""
+        result = self._query(expression)
+        return float(result[0]["value"][1]) if result else None
+
+    def verdicts(self) -> dict[str, Verdict]:
+        """Where each run's time goes, by run."""
+        return {
+            series["metric"]["run"]: Verdict(series["metric"]["cause"], float(series["value"][1]))
+            for series in self._query("run:verdict:ratio5m")
+        }
+
+    def _query(self, expression: str) -> list[Any]:
         response = self._session.get(
             f"{self._url}/api/v1/query", params={"query": expression}, timeout=_TIMEOUT_SECONDS
         )
         result: list[Any] = response.json().get("data", {}).get("result", [])
-        return float(result[0]["value"][1]) if result else None
+        return result
 
     def rules(self) -> str | None:
         """How many rules have been evaluated, once all have; a rule that fails is waited for in vain."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from stallscope.simulation.scenarios import Scenario
 from stallscope.stack.component import Component
 from stallscope.stack.ports import ADDRESS
-from stallscope.stack.readiness import Alert, Check
+from stallscope.stack.readiness import Alert, Check, Verdict
 from stallscope.stack.settings import RUN, THRESHOLDS, Settings
 
 _LABEL_WIDTH = 16
@@ -30,7 +30,7 @@ def introduction(settings: Settings, scenario: Scenario | None, driver: str | No
     """What is real, what is simulated, what differs from the bundle."""
     real = ["this machine's host metrics", "Prometheus, Alertmanager, rules and alerts"]
     if settings.training_job:
-        real.append(f"training run {RUN}: NumPy on the CPU, through the shim")
+        real.append(f"training run {RUN}: NumPy on the CPU; drawing its data takes half of its time, on purpose")
     if driver:
         real.append(f"GPUs: {driver}")
     rows = [("real" if entry == real[0] else "", entry) for entry in real]
@@ -67,7 +67,7 @@ def addresses(settings: Settings, components: Sequence[Component]) -> str:
             "Data flows.",
             *(_row(*row) for row in rows),
             "",
-            "Alerts are told here as they come. Ctrl-C stops it all.",
+            "Verdicts (where does the time go?) and alerts are told here as they come. Ctrl-C stops it all.",
             "",
         ]
     )
@@ -76,6 +76,12 @@ def addresses(settings: Settings, components: Sequence[Component]) -> str:
 def found(check: Check, words: str, seconds: float) -> str:
     """A check that has come true."""
     return _row(check.label, f"{words:<56}{seconds:5.1f} s")
+
+
+def verdict(run: str, judged: Verdict) -> str:
+    """Where a run's time goes, as the rules see it now."""
+    lost = f", {judged.share:.0%} of its time lost" if judged.share else ""
+    return f"{clock()}  verdict on run {run}: {judged.cause}{lost}"
 
 
 def alert(firing: Alert) -> str:
