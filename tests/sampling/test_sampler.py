@@ -212,9 +212,20 @@ def test_a_harmless_error_of_a_part_is_no_failure_of_the_source(sampler: Sampler
     sampler.add(source)
     sampler.run_round()
     assert values(sampler)['stallscope_exporter_source_up{source="scripted"}'] == 1
-    source.harmless = ()
-    sampler.publish()
+    assert values(sampler)['stallscope_exporter_source_failures_total{source="scripted"}'] == 0
+
+
+def test_any_other_error_of_a_part_is(sampler: Sampler) -> None:
+    def broken() -> Iterable[Sample]:
+        raise ValueError("GPU 0 talks nonsense")
+
+    source = ScriptedSource()
+    source.harmless = (LookupError,)
+    source.part_reads = {"0": broken}
+    sampler.add(source)
+    sampler.run_round()
     assert values(sampler)['stallscope_exporter_source_up{source="scripted"}'] == 0
+    assert values(sampler)['stallscope_exporter_source_failures_total{source="scripted"}'] == 1
 
 
 def test_a_reading_that_never_comes_back_is_marked_and_holds_up_nobody() -> None:

@@ -75,13 +75,28 @@ class Reader:
     """Calls `read` at every interval on a thread of its own and keeps what came of it."""
 
     def __init__(
-        self, name: str, read: Callable[[], Iterable[Sample]], clock: Clock, on_read: Callable[[], None] | None = None
+        self,
+        name: str,
+        read: Callable[[], Iterable[Sample]],
+        clock: Clock,
+        on_read: Callable[[], None] | None = None,
+        harmless: tuple[type[Exception], ...] = (),
     ) -> None:
+        """Prepare.
+
+        Args:
+            name: what log lines call it.
+            read: reads once; may block and raise.
+            clock: for durations, ages and timestamps.
+            on_read: called after every reading, in the reader's thread.
+            harmless: errors that are kept and logged, but not counted as failures.
+        """
         self.name = name
         self.state = ReaderState()
         self._read = read
         self._clock = clock
         self._on_read = on_read
+        self._harmless: tuple[type[Exception], ...] = (NotPresent, *harmless)
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -105,7 +120,7 @@ class Reader:
             seconds=ended - began,
             ended_at=ended,
             attempts=before.attempts + 1,
-            failures=before.failures + (0 if succeeded or isinstance(error, NotPresent) else 1),
+            failures=before.failures + (0 if succeeded or isinstance(error, self._harmless) else 1),
             error=error,
             busy_since=None,
         )

@@ -292,7 +292,13 @@ class Sampler:
                     running.retired_failures += reader.state.failures
             for key, read in wanted.items():
                 if key not in kept:
-                    reader = Reader(f"{running.source.name} {key}", read, self._clock, self._round_done.set)
+                    reader = Reader(
+                        f"{running.source.name} {key}",
+                        read,
+                        self._clock,
+                        self._round_done.set,
+                        running.source.harmless,
+                    )
                     kept[key] = reader
                     if start:
                         reader.start(self._origin, self.interval)
@@ -326,7 +332,9 @@ class Sampler:
         errors = [
             each.error
             for each in states.values()
-            if each.error is not None and each.present and not (each is not state.main and _harmless(running, each))
+            if each.error is not None
+            and each.present
+            and (each is state.main or not isinstance(each.error, running.source.harmless))
         ]
         problem = self._collector_errors.get(name, "")
         if hung:
@@ -369,10 +377,6 @@ def _read_since(state: ReaderState, began: float) -> bool:
     if state.busy_since is not None:
         return state.busy_since < began
     return state.attempts > 0 and (state.ended_at or 0.0) >= began
-
-
-def _harmless(running: _Running, state: ReaderState) -> bool:
-    return isinstance(state.error, running.source.harmless)
 
 
 def _retire(running: _Running) -> None:
