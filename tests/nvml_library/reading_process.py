@@ -21,7 +21,7 @@ from stallscope.sampling.sampler import Sampler
 from stallscope.sources.base import Environment
 from stallscope.sources.nvidia import NvidiaSource
 
-INTERVAL = 0.1
+INTERVAL = 0.3
 DEADLINE = 20.0
 
 
