@@ -95,7 +95,7 @@ REJECTED = "stallscope_exporter_reports_rejected_total"
             rank(last_step=growing_until(15), activity={"evaluation": steady(1)}) + gpu(), [], id="long evaluation"
         ),
         pytest.param(
-            rank(last_step=growing_until(15), activity={"training": until(48, 0, 1), "evaluation": until(48)}) + gpu(),
+            rank(last_step=growing_until(15), activity={"training": until(46, 0, 1), "evaluation": until(46)}) + gpu(),
             [],
             id="back from a long evaluation",
         ),
