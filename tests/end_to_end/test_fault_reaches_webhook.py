@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from tests.end_to_end.up_process import started
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]

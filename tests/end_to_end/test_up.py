@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from tests.end_to_end.up_process import started
+from tests.nvml_library.stand_in import NvmlStandIn
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(150)]
 
@@ -53,6 +55,17 @@ def test_data_flows_and_ctrl_c_stops_everything(tmp_path: Path) -> None:
         assert up.process.wait(20) == 0, up.screen
         assert up.left_over() == []
         assert up.screen.endswith("stopped; nothing is left running\n")
+
+
+def test_where_a_driver_answers_nothing_is_simulated(
+    tmp_path: Path, nvml_stand_in: NvmlStandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable, setting in nvml_stand_in.environment.items():
+        monkeypatch.setenv(variable, setting)
+    with started(tmp_path, "--once", "--no-training-job") as up:
+        assert up.process.wait(100) == 0, up.screen
+        assert "8 GPUs in Prometheus" in up.screen
+        assert "simulated" not in up.screen
 
 
 def test_a_killed_launcher_leaves_no_process(tmp_path: Path) -> None:

@@ -8,20 +8,30 @@ import sys
 _TIMEOUT_SECONDS = 20.0
 
 _QUESTION = """
+from stallscope.nvidia.driver import DriverError
 from stallscope.nvidia.nvml import NvmlDriver
 driver = NvmlDriver()
 driver.open()
-models = [device.identity().model for device in driver.devices()]
+models = []
+for device in driver.devices():
+    try:
+        models.append(device.identity().model)
+    except DriverError:
+        models.append("one that gives no answer")
 if models:
     print(", ".join(sorted(set(models))), f"({len(models)}), driver", driver.system().driver_version)
 """
 
 
-def driver_answer() -> str | None:
-    """What the driver shows, in words; None where there is no driver, it has no GPU, or it does not answer in time."""
+def driver_answer(timeout: float = _TIMEOUT_SECONDS) -> str | None:
+    """What the driver shows, in words; None where there is no driver, it has no GPU, or it does not answer in time.
+
+    Args:
+        timeout: seconds to wait.
+    """
     try:
         done = subprocess.run(
-            [sys.executable, "-c", _QUESTION], capture_output=True, text=True, timeout=_TIMEOUT_SECONDS, check=False
+            [sys.executable, "-c", _QUESTION], capture_output=True, text=True, timeout=timeout, check=False
         )
     except subprocess.TimeoutExpired:
         return None
