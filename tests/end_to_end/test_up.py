@@ -38,6 +38,7 @@ def test_once_ends_well_when_data_flows_and_leaves_neither_process_nor_file(tmp_
     assert "real series in Prometheus" in screen
     assert "8 simulated GPUs in Prometheus" in screen
     assert "real steps of numpy-classifier, and growing" in screen
+    assert "alert rules, none fails" in screen
     assert "Watchdog" in screen
     assert "no NVIDIA driver answers here" in screen
 
@@ -125,3 +126,10 @@ def test_a_wrong_flag_is_refused_with_what_is_right(tmp_path: Path, flag: str, c
     with started(tmp_path, flag) as up:
         assert up.process.wait(30) == 2
         assert complaint in up.screen
+
+
+def test_a_data_folder_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with started(tmp_path, f"--data-dir={tmp_path / 'file'}") as up:
+        assert up.process.wait(30) == 1
+        assert f"stallscope up: can't write to {tmp_path / 'file'}: File exists" in up.screen

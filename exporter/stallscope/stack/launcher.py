@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
 import tempfile
 import time
@@ -99,6 +100,8 @@ def _folder(kept: Path | None) -> Iterator[Path]:
             kept.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise StackError(f"can't write to {kept}: {error.strerror}") from None
+        if not os.access(kept, os.W_OK | os.X_OK):
+            raise StackError(f"can't write to {kept}: it belongs to somebody else")
         yield kept.resolve()
         return
     folder = Path(tempfile.mkdtemp(prefix="stallscope-up-"))

@@ -59,13 +59,15 @@ class Prometheus:
         return result
 
     def rules(self) -> str | None:
-        """How many rules have been evaluated, once all have; a rule that fails is waited for in vain."""
+        """How many rules there are and which of them fail, once all have been evaluated."""
         response = self._session.get(f"{self._url}/api/v1/rules", timeout=_TIMEOUT_SECONDS)
         rules = [rule for group in response.json().get("data", {}).get("groups", []) for rule in group["rules"]]
-        if not rules or any(rule["health"] != "ok" for rule in rules):
+        if not rules or any(rule["health"] == "unknown" for rule in rules):
             return None
         alerting = sum(rule["type"] == "alerting" for rule in rules)
-        return f"{len(rules) - alerting} recording and {alerting} alert rules, all evaluated"
+        failing = sorted({rule["name"] for rule in rules if rule["health"] != "ok"})
+        verb = f"these fail: {', '.join(failing)}" if failing else "none fails"
+        return f"{len(rules) - alerting} recording and {alerting} alert rules, {verb}"
 
 
 class Alert(NamedTuple):

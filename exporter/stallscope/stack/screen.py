@@ -13,7 +13,7 @@ from stallscope.stack.readiness import Alert, Check, Verdict
 from stallscope.stack.settings import RUN, THRESHOLDS, Settings
 
 _LABEL_WIDTH = 16
-_TEXT_WIDTH = 96
+_TEXT_WIDTH = 80
 
 
 def say(text: str) -> None:
@@ -30,7 +30,7 @@ def introduction(settings: Settings, scenario: Scenario | None, driver: str | No
     """What is real, what is simulated, what differs from the bundle."""
     real = ["this machine's host metrics", "Prometheus, Alertmanager, rules and alerts"]
     if settings.training_job:
-        real.append(f"training run {RUN}: NumPy on the CPU; drawing its data takes half of its time, on purpose")
+        real.append(f"training run {RUN}: NumPy on the CPU, slowed by its own data loader")
     if driver:
         real.append(f"GPUs: {driver}")
     rows = [("real" if entry == real[0] else "", entry) for entry in real]
