@@ -111,7 +111,7 @@ def gpu(
     uuid: str | None = None,
     **target: str,
 ) -> Story:
-    """A GPU; shares of time. `idle` is the time under 0.1, None for a GPU that does not tell."""
+    """A GPU; shares of time. `idle` is the time without work, None for a GPU that does not tell."""
     labels = {**TARGET, **target, "gpu": str(index), "uuid": f"GPU-{index}" if uuid is None else uuid, "mig": mig}
     story = [
         series("stallscope_gpu_up", up, **labels),
@@ -122,6 +122,9 @@ def gpu(
         story += [
             series("stallscope_gpu_below_seconds_total", growing(idle), level="0.1", **labels),
             series("stallscope_gpu_busy_seconds_total", growing(1 - idle if busy is None else busy), **labels),
+            series(
+                "stallscope_gpu_utilization_samples_sum", growing(6 * (1 - idle if busy is None else busy)), **labels
+            ),
             series("stallscope_gpu_utilization_samples_bucket", growing(6 * low_samples), le="0.7", **labels),
             series("stallscope_gpu_utilization_samples_count", growing(6), **labels),
         ]

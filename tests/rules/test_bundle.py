@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.promql_names import Matcher, Selector, names_in
-from tests.rules.rulebook import GROUPS, ROOT, RULE_FILES, run_tool
 
 from stallscope.catalogue import FAMILIES, Family
+from tests.promql_names import Matcher, Selector, names_in
+from tests.rules.rulebook import GROUPS, ROOT, RULE_FILES, run_tool
 
 RUNBOOKS = ROOT / "alerts" / "runbooks"
 SECTIONS = ("What it means", "Confirm", "What to do", "False positives", "Where the thresholds come from")

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import requests
+
 from tests.rules.rulebook import ROOT
 
 PATIENCE = 30.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from tests.rules.rulebook import (
     CLOCK,
     INTERVAL,
@@ -14,6 +15,7 @@ from tests.rules.rulebook import (
     host,
     interrupted,
     rank,
+    series,
     steady,
     until,
 )
@@ -53,6 +55,19 @@ def test_the_loss_is_the_data_wait_where_the_gpu_idles_for_longer(rulebook: Rule
 
 def test_a_wait_hidden_behind_a_busy_gpu_is_healthy(rulebook: Rulebook) -> None:
     rulebook.check_percent(rank(wait=0.3) + gpu(idle=0.0), RANK_VERDICT, [(of_rank(cause="healthy"), 0)])
+
+
+def test_waits_shorter_than_the_drivers_samples_show_in_their_mean(rulebook: Rulebook) -> None:
+    # Every sample reads 75 %, none is under 10 %: the W&B study's run on real data.
+    story = [(name, values) for name, values in gpu(idle=0.25) if "below_seconds" not in name]
+    story.append(series("stallscope_gpu_below_seconds_total", steady(0), level="0.1", **of_gpu()))
+    rulebook.check_percent(rank(wait=0.3) + story, RANK_VERDICT, [(of_rank(cause="input_bound"), 25)])
+
+
+def test_a_window_that_is_only_partly_filled_counts_nothing_as_idle(rulebook: Rulebook) -> None:
+    # The exporter has just come back: its GPU counters are two minutes old, the run is hours old.
+    story = [(name, "_x36 " + values if "_total" in name or "samples" in name else values) for name, values in gpu()]
+    rulebook.check_percent(rank(wait=0.3) + story, RANK_VERDICT, [(of_rank(cause="healthy"), 0)], at="20m")
 
 
 def test_an_idle_gpu_without_a_wait_for_data_is_not_input_bound(rulebook: Rulebook) -> None:
