@@ -1,7 +1,7 @@
 """What the shim takes from a training loop, beside the usual client's histogram in the same run.
 
-Prints nanoseconds a step, the best of several rounds in a tight loop, net of the empty loop; inside a real step, whose
-caches hold other things, expect several times as much. Run it with `python tests/benchmarks/shim_cost.py`.
+Nanoseconds a step, the best of several rounds in a tight loop, net of the empty loop; inside a real step, whose
+caches hold other things, expect several times as much. Run alone with `python -m tests.benchmarks.shim_cost`.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ _STEPS = 20_000
 _ROUNDS = 9
 
 
-def main() -> None:
-    """Measure and print."""
+def table() -> str:
+    """Measure, and return the table as Markdown."""
     with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as exporter:
         address = Path(folder) / "report.sock"
         exporter.bind(str(address))
         exporter.setblocking(False)
         os.environ["STALLSCOPE_ADDRESS"] = f"unix://{address}"
         with stallscope.Run("shim-cost") as run:
-            _measure(run, exporter)
+            return _measure(run, exporter)
 
 
-def _measure(run: stallscope.Run, exporter: socket.socket) -> None:
+def _measure(run: stallscope.Run, exporter: socket.socket) -> str:
     histogram = Histogram("step_seconds", "Step.", buckets=STEP_BUCKETS, registry=CollectorRegistry())
 
     def empty() -> None:
@@ -82,7 +82,7 @@ def _measure(run: stallscope.Run, exporter: socket.socket) -> None:
     _drain(exporter)
     base = _best(empty, exporter)
     usual = (_best(observe, exporter) - base) / _STEPS
-    print(f"{'':44}{'ns':>8}{'x observe':>12}")
+    lines = ["| | ns | times observe |", "|---|---|---|"]
     rows: list[tuple[str, Callable[[], None], int]] = [
         ("prometheus_client: clock, Histogram.observe()", observe, _STEPS),
         ("run.step()", step, _STEPS),
@@ -93,7 +93,8 @@ def _measure(run: stallscope.Run, exporter: socket.socket) -> None:
     ]
     for name, function, times in rows:
         cost = (_best(function, exporter) - base * times / _STEPS) / times
-        print(f"{name:44}{cost * 1e9:8.0f}{cost / usual:12.2f}")
+        lines.append(f"| {name} | {cost * 1e9:.0f} | {cost / usual:.2f} |")
+    return "\n".join(lines) + "\n"
 
 
 def _best(function: Callable[[], None], exporter: socket.socket) -> float:
@@ -113,4 +114,4 @@ def _drain(exporter: socket.socket) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    print(table())

@@ -1,0 +1,61 @@
+"""`make bench`: measure, print, and keep the tables with machine and date in RESULTS.md."""
+
+from __future__ import annotations
+
+import argparse
+import datetime as dt
+import os
+import platform
+from pathlib import Path
+
+from tests.benchmarks import scrape, shim_cost
+
+RESULTS = Path(__file__).with_name("RESULTS.md")
+_HEAD = """# Benchmark results
+
+Written by `make bench`, newest first. Ratios are against the peer in the same run, on one stand-in driver library
+(`tests/nvml_library`): they tell what the exporters cost, not how long a real driver's calls take. Server and client
+each have a processor of their own.
+"""
+
+
+def machine() -> str:
+    """What was measured on."""
+    model = next(
+        (
+            line.split(":", 1)[1].strip()
+            for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+            if line.startswith("model name")
+        ),
+        platform.machine(),
+    )
+    return f"{os.cpu_count()} processors, {model}, Linux {platform.release()}, CPython {platform.python_version()}"
+
+
+def main() -> None:
+    """Run all benchmarks."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--no-write", action="store_true", help="print only; leave RESULTS.md alone")
+    options = parser.parse_args()
+    today = dt.datetime.now(dt.timezone.utc).date()
+    entry = "\n".join(
+        [
+            f"## {today}",
+            "",
+            machine(),
+            "",
+            "### The shim",
+            "",
+            shim_cost.table(),
+            scrape.table(),
+            "",
+        ]
+    )
+    print(entry)
+    if not options.no_write:
+        earlier = RESULTS.read_text(encoding="utf-8").removeprefix(_HEAD) if RESULTS.exists() else ""
+        RESULTS.write_text(f"{_HEAD}\n{entry}{earlier}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
