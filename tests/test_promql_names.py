@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from tests.promql_names import Matcher, Selector, names_in
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from tests.nvml_library.stand_in import DriverState, GpuState, NvmlStandIn
 
 PREAMBLE = """

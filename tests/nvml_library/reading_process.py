@@ -15,11 +15,11 @@ from pathlib import Path
 from types import TracebackType
 
 from prometheus_client.parser import text_string_to_metric_families
-from tests.nvml_library.stand_in import NvmlStandIn
 
 from stallscope.sampling.sampler import Sampler
 from stallscope.sources.base import Environment
 from stallscope.sources.nvidia import NvidiaSource
+from tests.nvml_library.stand_in import NvmlStandIn
 
 INTERVAL = 0.3
 DEADLINE = 20.0

@@ -3,10 +3,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from tests.shim.conftest import Desk
 
 import stallscope
 from stallscope.sampling.clock import ScriptedClock
+from tests.shim.conftest import Desk
 
 
 class Loader:

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 
 import numpy as np
 import pytest
-from tests.shim.conftest import Desk
 
 import stallscope
 from stallscope.report import MAX_VALUES
 from stallscope.sampling.clock import ScriptedClock
+from tests.shim.conftest import Desk
 
 
 def new(clock: ScriptedClock, desk: Desk, **settings: object) -> stallscope.Run:

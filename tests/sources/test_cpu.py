@@ -3,11 +3,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.sources.recorded import copy_of, edit, source_at, values
 
 from stallscope.sampling.clock import ScriptedClock
 from stallscope.sources.base import Source
 from stallscope.sources.cpu import Cpu
+from tests.sources.recorded import copy_of, edit, source_at, values
 
 BUSIEST = ("busiest_cpu_seconds_total",)
 

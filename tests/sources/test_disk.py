@@ -3,10 +3,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.sources.recorded import copy_of, edit, source_at, values
 
 from stallscope.sources.base import NotPresent
 from stallscope.sources.disk import Disk
+from tests.sources.recorded import copy_of, edit, source_at, values
 
 
 def devices(root: str | Path) -> set[str]:

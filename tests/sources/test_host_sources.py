@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.sources.recorded import TREES, source_at, values
 
 from stallscope.catalogue import HOST_FAMILIES, PROCESS_FAMILIES
 from stallscope.sampling.clock import ScriptedClock
@@ -13,6 +12,7 @@ from stallscope.simulation.host import SimulatedHost
 from stallscope.simulation.node import Node
 from stallscope.simulation.scenarios import scenario
 from stallscope.sources.base import NotPresent, Source, available
+from tests.sources.recorded import TREES, source_at, values
 
 HOST = {
     name: source

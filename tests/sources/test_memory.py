@@ -4,9 +4,9 @@ import os
 from pathlib import Path
 
 import pytest
-from tests.sources.recorded import copy_of, edit, source_at, values
 
 from stallscope.sources.memory import Memory
+from tests.sources.recorded import copy_of, edit, source_at, values
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 

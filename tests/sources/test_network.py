@@ -4,11 +4,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tests.sources.recorded import copy_of, edit, source_at, values
 
 from stallscope.sampling.clock import ScriptedClock
 from stallscope.sources.base import NotPresent, Source
 from stallscope.sources.network import Network
+from tests.sources.recorded import copy_of, edit, source_at, values
 
 
 def devices(source: Source) -> set[str]:

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.nvml_library.reading_process import Page, ReadingProcess
-from tests.nvml_library.stand_in import DriverState, GpuState, Group, NvmlStandIn
 
 from stallscope.catalogue import THROTTLE_REASONS
+from tests.nvml_library.reading_process import Page, ReadingProcess
+from tests.nvml_library.stand_in import DriverState, GpuState, Group, NvmlStandIn
 
 SOURCE_UP = "stallscope_exporter_source_up"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from tests.nvml_library.reading_process import Page
 
 from stallscope.sampling.clock import ScriptedClock
 from stallscope.sampling.sampler import Sampler
@@ -12,6 +11,7 @@ from stallscope.simulation.node import Node
 from stallscope.simulation.scenarios import SCENARIOS
 from stallscope.sources.base import Environment
 from stallscope.sources.nvidia import NvidiaSource
+from tests.nvml_library.reading_process import Page
 
 
 class ScriptedNode:

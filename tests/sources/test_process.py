@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 from prometheus_client.process_collector import ProcessCollector
-from tests.sources.recorded import source_at, values
 
 from stallscope.catalogue import PROCESS_FAMILIES
 from stallscope.sources.process import Process
+from tests.sources.recorded import source_at, values
 
 
 def number(source_values: object) -> float:

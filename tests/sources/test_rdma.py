@@ -3,10 +3,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.sources.recorded import copy_of, source_at, values
 
 from stallscope.sources.base import NotPresent
 from stallscope.sources.rdma import Rdma
+from tests.sources.recorded import copy_of, source_at, values
 
 PORT = "sys/class/infiniband/mlx5_0/ports/1/counters"
 

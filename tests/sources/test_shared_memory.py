@@ -4,10 +4,10 @@ import os
 from pathlib import Path
 
 import pytest
-from tests.sources.recorded import source_at, values
 
 from stallscope.sources.base import NotPresent
 from stallscope.sources.shared_memory import SharedMemory
+from tests.sources.recorded import source_at, values
 
 
 def test_size_and_use_are_those_of_the_file_system(tmp_path: Path) -> None:
