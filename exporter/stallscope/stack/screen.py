@@ -14,6 +14,7 @@ from stallscope.stack.settings import RUN, THRESHOLDS, Settings
 
 _LABEL_WIDTH = 16
 _TEXT_WIDTH = 80
+_LEAST_SHARE = 0.01
 
 
 def say(text: str) -> None:
@@ -80,7 +81,8 @@ def found(check: Check, words: str, seconds: float) -> str:
 
 def verdict(run: str, judged: Verdict) -> str:
     """Where a run's time goes, as the rules see it now."""
-    lost = f", {judged.share:.0%} of its time lost" if judged.share else ""
+    figure = f"{judged.share:.0%}" if judged.share >= _LEAST_SHARE else f"under {_LEAST_SHARE:.0%}"
+    lost = f", {figure} of its time lost" if judged.share else ""
     return f"{clock()}  verdict on run {run}: {judged.cause}{lost}"
 
 

@@ -1,0 +1,38 @@
+"""What is said of verdicts and alerts: the subject, the figure, and what to do."""
+
+from __future__ import annotations
+
+import pytest
+
+from stallscope.stack import screen
+from stallscope.stack.readiness import Alert, Verdict
+
+ALERT = Alert(
+    name="GpuLost",
+    severity="critical",
+    summary="GPU no longer answers.",
+    description="GPU 5 no longer gives readings. Drain the node.",
+    labels=(("alertname", "GpuLost"), ("gpu", "5"), ("rank", "5"), ("run", "resnet"), ("uuid", "GPU-x")),
+)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "words"),
+    [
+        (Verdict("input_bound", 0.534), "verdict on run resnet: input_bound, 53% of its time lost"),
+        (Verdict("thermal_throttle", 0.002), "verdict on run resnet: thermal_throttle, under 1% of its time lost"),
+        (Verdict("healthy", 0.0), "verdict on run resnet: healthy"),
+    ],
+)
+def test_a_verdict_tells_run_cause_and_loss(verdict: Verdict, words: str) -> None:
+    assert screen.verdict("resnet", verdict).endswith(words)
+
+
+def test_an_alert_tells_its_subject_and_what_to_do() -> None:
+    first, *rest = screen.alert(ALERT).splitlines()
+    assert first.endswith("critical GpuLost (run resnet, rank 5, gpu 5): GPU no longer answers.")
+    assert " ".join(line.strip() for line in rest) == ALERT.description
+
+
+def test_an_alert_without_a_subject_has_none() -> None:
+    assert screen.over(ALERT._replace(labels=())).endswith("over: GpuLost")
