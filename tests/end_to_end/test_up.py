@@ -58,6 +58,14 @@ def test_data_flows_and_ctrl_c_stops_everything(tmp_path: Path) -> None:
         assert up.screen.endswith("stopped; nothing is left running\n")
 
 
+def test_a_kept_folder_serves_again(tmp_path: Path) -> None:
+    for start in ("first", "second"):
+        (tmp_path / start).mkdir()
+        with started(tmp_path / start, "--once", f"--data-dir={tmp_path / 'kept'}") as up:
+            assert up.process.wait(100) == 0, up.screen
+            assert "and growing" in up.screen, "also where an earlier session's count was higher"
+
+
 def test_where_a_driver_answers_nothing_is_simulated(
     tmp_path: Path, nvml_stand_in: NvmlStandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -124,7 +124,11 @@ def _checks(
     scenario: Scenario | None,
 ) -> list[Check]:
     simulated = "simulated " if scenario else ""
-    steps = f'sum(stallscope_training_step_seconds_count{{run="{RUN}"}})'
+    # In a kept folder Prometheus still shows the last minutes of an earlier stack.
+    fresh = f" and on () (max(timestamp(up)) > {time.time():.3f})"
+    hosts = 'count({__name__=~"stallscope_host_.+"})' + fresh
+    gpus = "count(stallscope_gpu_up == 1)" + fresh
+    steps = f'sum(stallscope_training_step_seconds_count{{run="{RUN}"}})' + fresh
     checks = [
         Check("exporter", "the exporter", answers(session, f"{settings.exporter.url}/-/ready")),
         Check("Prometheus", "Prometheus", prometheus.ready),
@@ -132,12 +136,12 @@ def _checks(
         Check(
             "host metrics",
             "the exporter",
-            there(prometheus, 'count({__name__=~"stallscope_host_.+"})', "{:.0f} real series in Prometheus"),
+            there(prometheus, hosts, "{:.0f} real series in Prometheus"),
         ),
         Check(
             "GPU metrics",
             "the exporter",
-            there(prometheus, "count(stallscope_gpu_up == 1)", f"{{:.0f}} {simulated}GPUs in Prometheus"),
+            there(prometheus, gpus, f"{{:.0f}} {simulated}GPUs in Prometheus"),
         ),
         Check(
             "training steps",

@@ -132,16 +132,17 @@ def there(prometheus: Prometheus, expression: str, words: str) -> Callable[[], s
 
 
 def growing(prometheus: Prometheus, expression: str, words: str) -> Callable[[], str | None]:
-    """A question for a number that must have grown since it was first seen."""
-    first: list[float] = []
+    """A question for a number that must be seen to grow."""
+    before: list[float] = []
 
     def ask() -> str | None:
         value = prometheus.value(expression)
         if value is None:
             return None
-        if not first:
-            first.append(value)
-        return words.format(value) if value > first[0] else None
+        # Against the last look, not the first: in a kept folder an earlier session's higher count comes first.
+        grown = bool(before) and value > before[-1]
+        before[:] = [value]
+        return words.format(value) if grown else None
 
     return ask
 
