@@ -3,24 +3,30 @@
 # elsewhere they must be on PATH already. The packages' services are kept from starting: the tests run their own.
 set -eu
 
-missing=""
-command -v prometheus >/dev/null && command -v promtool >/dev/null || missing="$missing prometheus"
-{ command -v prometheus-alertmanager || command -v alertmanager; } >/dev/null && command -v amtool >/dev/null ||
-  missing="$missing prometheus-alertmanager"
-command -v cc >/dev/null || missing="$missing gcc libc6-dev"
-command -v openssl >/dev/null || missing="$missing openssl"
-[ -n "$missing" ] || exit 0
+has() { command -v "$1" >/dev/null; }
+missing() {
+  has prometheus || echo prometheus
+  # A package of its own from Debian 14 on; before, a part of prometheus.
+  has promtool || echo promtool
+  { has prometheus-alertmanager || has alertmanager; } && has amtool || echo prometheus-alertmanager
+  has cc || echo gcc libc6-dev
+  has openssl || echo openssl
+}
 
-if ! command -v apt-get >/dev/null; then
-  echo "the tests need$missing on PATH, and this is no Debian or Ubuntu: install them from https://prometheus.io/download" >&2
+wanted=$(missing)
+[ -n "$wanted" ] || exit 0
+wanted=$(echo "$wanted" | tr '\n' ' ')
+
+if ! has apt-get; then
+  echo "the tests need $wanted on PATH, and this is no Debian or Ubuntu: see https://prometheus.io/download" >&2
   exit 1
 fi
 as_root=""
 if [ "$(id -u)" -ne 0 ]; then
-  command -v sudo >/dev/null || { echo "the tests need$missing: apt-get install$missing (as root)" >&2; exit 1; }
+  has sudo || { echo "the tests need $wanted: have an administrator run apt-get install $wanted" >&2; exit 1; }
   as_root=sudo
 fi
-echo "installing for the tests:$missing"
+echo "installing for the tests: $wanted"
 policy=/usr/sbin/policy-rc.d
 if [ ! -e "$policy" ]; then
   printf '#!/bin/sh\nexit 101\n' | $as_root tee "$policy" >/dev/null
@@ -28,5 +34,12 @@ if [ ! -e "$policy" ]; then
   trap '$as_root rm -f "$policy"' EXIT
 fi
 $as_root apt-get update -qq
-# shellcheck disable=SC2086 - the list is meant to split
-DEBIAN_FRONTEND=noninteractive $as_root apt-get install -y -qq --no-install-recommends $missing >/dev/null
+for package in $wanted; do
+  if [ "$package" = promtool ] && ! apt-cache show promtool >/dev/null 2>&1; then
+    package=prometheus
+  fi
+  DEBIAN_FRONTEND=noninteractive $as_root apt-get install -y -qq --no-install-recommends "$package" >/dev/null
+done
+
+still=$(missing)
+[ -z "$still" ] || { echo "after installing, still missing: $still" >&2; exit 1; }

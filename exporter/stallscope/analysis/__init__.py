@@ -1,0 +1,1 @@
+"""Read back from Prometheus what it recorded; empty until reports and frames come."""
