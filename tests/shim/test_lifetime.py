@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import socket
@@ -16,6 +17,7 @@ import pytest
 
 import stallscope
 from stallscope.report import Report, parse
+from stallscope.shim import lifetime
 
 
 @pytest.fixture
@@ -34,6 +36,10 @@ def told(exporter: socket.socket) -> list[Report]:
         while True:
             reports.append(parse(exporter.recv(65536)))
     return reports
+
+
+def held_open() -> tuple[int, int]:
+    return len(list(Path("/proc/self/fd").iterdir())), len(gc.callbacks)
 
 
 def play(script: str) -> subprocess.CompletedProcess[str]:
@@ -66,6 +72,24 @@ def test_another_exception_hook_still_speaks(exporter: socket.socket) -> None:
 
 def test_an_exception_that_is_caught_is_no_failure(exporter: socket.socket) -> None:
     play(LOOP + "try:\n    1 / 0\nexcept ZeroDivisionError:\n    pass")
+    assert told(exporter)[-1].state == "finished"
+
+
+@pytest.mark.parametrize(
+    ("status", "state"), [("1", "failed"), ("'loss is nan'", "failed"), ("0", "finished"), ("", "finished")]
+)
+def test_a_program_that_leaves_with_a_status_has_failed_and_without_finished(
+    status: str, state: str, exporter: socket.socket
+) -> None:
+    play(f"import sys\n{LOOP}    if batch == 3:\n        sys.exit({status})")
+    assert told(exporter)[-1].state == state
+
+
+def test_a_thread_that_leaves_with_a_status_is_no_failure_of_the_program(exporter: socket.socket) -> None:
+    play(
+        LOOP
+        + "import sys, threading\nthread = threading.Thread(target=sys.exit, args=(1,))\nthread.start()\nthread.join()"
+    )
     assert told(exporter)[-1].state == "finished"
 
 
@@ -128,6 +152,76 @@ def test_a_run_begun_in_a_forked_child_speaks_for_itself(exporter: socket.socket
     os.waitpid(child, 0)
     assert {(report.run, report.pid) for report in told(exporter)} == {("child", child)}
     parent.finish()
+
+
+def test_a_forked_worker_that_tracks_under_its_parent_s_name_is_silent(exporter: socket.socket) -> None:
+    parent = stallscope.Run("job")
+    told(exporter)
+    child = os.fork()
+    if child == 0:
+        try:
+            for _ in stallscope.track([1, 2, 3], run="job"):
+                pass
+            lifetime.finish_all()
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    assert told(exporter) == []
+    parent.finish()
+
+
+@pytest.mark.parametrize(("daemon", "speaks"), [(True, False), (False, True)])
+def test_a_daemon_of_multiprocessing_is_a_worker_and_any_other_a_rank(
+    daemon: bool, speaks: bool, exporter: socket.socket
+) -> None:
+    play(f"""
+        import multiprocessing, stallscope
+        def work():
+            for batch in stallscope.track(range(3), run="job"):
+                pass
+        run = stallscope.Run("job")
+        child = multiprocessing.get_context("fork").Process(target=work, daemon={daemon})
+        child.start()
+        child.join()
+    """)
+    assert (len({report.session for report in told(exporter)}) == 2) is speaks
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_a_worker_that_imports_the_program_anew_is_silent(method: str, exporter: socket.socket, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent(f"""
+        import multiprocessing, stallscope
+        run = stallscope.Run("job")
+        def work(number):
+            return number
+        if __name__ == "__main__":
+            with multiprocessing.get_context("{method}").Pool(1) as pool:
+                for batch in stallscope.track(pool.imap(work, range(3)), run):
+                    pass
+        """)
+    )
+    subprocess.run([sys.executable, script], timeout=60, check=True)
+    reports = told(exporter)
+    assert len({report.session for report in reports}) == 1
+    assert reports[-1].gauges["step"] == 3
+
+
+def test_a_run_created_again_ends_the_one_before_and_leaves_nothing_open(exporter: socket.socket) -> None:
+    stallscope.Run("job")
+    before = held_open()
+    for _ in range(3):
+        newest = stallscope.Run("job")
+    assert held_open() == before
+    reports = told(exporter)
+    assert [report.state for report in reports] == ["starting"] + ["finished", "starting"] * 3
+    starts = [report.start for report in reports if report.state == "starting"]
+    assert starts == sorted(set(starts))
+    other = stallscope.Run("job", rank=1)
+    assert not newest.silent
+    newest.finish()
+    other.finish()
 
 
 def test_without_an_exporter_a_program_runs_quietly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

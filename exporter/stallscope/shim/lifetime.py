@@ -7,7 +7,7 @@ import os
 import sys
 import weakref
 from types import TracebackType
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 
 class Session(Protocol):
@@ -21,6 +21,7 @@ class Session(Protocol):
 
 
 _open: list[Session] = []
+_inherited: tuple[Session, ...] = ()
 _everyone: weakref.WeakSet[Session] = weakref.WeakSet()
 _watching = 0
 _failed = False
@@ -39,6 +40,7 @@ def watch(session: Session) -> None:
     if _watching != os.getpid():
         _watching = os.getpid()
         _chain_exception_hook()
+        _chain_exit()
         # A child of multiprocessing leaves without atexit, but calls these.
         util = sys.modules.get("multiprocessing.util")
         process = sys.modules.get("multiprocessing.process")
@@ -60,6 +62,26 @@ def watched() -> tuple[Session, ...]:
     return tuple(_open)
 
 
+def inherited() -> tuple[Session, ...]:
+    """Sessions that were open where this process was forked, if it works for them.
+
+    A process that multiprocessing started as no daemon may be a rank of its own, launched from where a run was open.
+    """
+    process = sys.modules.get("multiprocessing.process")
+    if process is not None and process.parent_process() is not None and not process.current_process().daemon:
+        return ()
+    return _inherited
+
+
+def importing_for_parent() -> bool:
+    """Whether multiprocessing is just importing the program anew, in a worker that was spawned, not forked.
+
+    What the program does there at its top level is done already, in the process that it was started as.
+    """
+    process = sys.modules.get("multiprocessing.process")
+    return process is not None and getattr(process.current_process(), "_inheriting", False)
+
+
 def finish_all() -> None:
     """Finish what is open; called when the process ends."""
     error = sys.exc_info()[1]  # multiprocessing calls while the exception is on its way
@@ -79,6 +101,8 @@ def _hear_of_forks() -> None:
 
 
 def _forked() -> None:
+    global _inherited
+    _inherited = (*_inherited, *_open)
     _open.clear()
     for session in list(_everyone):
         session.silence()
@@ -93,3 +117,18 @@ def _chain_exception_hook() -> None:
         previous(kind, error, trace)
 
     sys.excepthook = note_failure
+
+
+def _chain_exit() -> None:
+    # The interpreter forgets a SystemExit before it calls atexit; most programs raise theirs through here.
+    previous = sys.exit
+
+    def note_status(status: object = None, /) -> NoReturn:
+        global _failed
+        import threading
+
+        if threading.current_thread() is threading.main_thread():  # any other ends only itself
+            _failed = status not in (None, 0)
+        previous(status)  # type: ignore[arg-type]  # whatever it takes
+
+    sys.exit = note_status

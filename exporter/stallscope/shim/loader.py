@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sized
 from typing import Any, Generic, TypeVar
 
-from stallscope.shim.lifetime import watched
+from stallscope.shim.lifetime import inherited, watched
 from stallscope.shim.run import Run
 from stallscope.shim.tolerance import number, tolerate
 
@@ -91,7 +91,7 @@ def track(
     A step ends when the loop asks for the next batch; the time until the batch is there is the next step's
     `data_wait`. A step that is left by `break` or an exception isn't counted. Iterating again, over the same object or
     over another one tracked under the same run, goes on with the run and counts an epoch. The run ends with the
-    process, as failed where an exception ended it, or with `Run.finish()`.
+    process, as failed where an exception or `sys.exit` with a status ended it, or with `Run.finish()`.
 
     Validation belongs in `with run.phase("evaluation")`; a loader tracked inside it adds nothing.
 
@@ -127,8 +127,14 @@ def track(
 
 
 def _open_run(name: str | None) -> Run:
-    """The open run of that name, or a new one; without a name, whichever run was opened first."""
+    """The open run of that name, or a new one; without a name, whichever run was opened first.
+
+    In a forked worker the run is the parent's, and silent: a new one would take its place at the exporter.
+    """
     for session in watched():
         if isinstance(session, Run) and not session.silent and name in (None, session.name):
+            return session
+    for session in inherited():
+        if isinstance(session, Run) and name in (None, session.name):
             return session
     return Run(name)

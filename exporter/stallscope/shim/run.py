@@ -57,7 +57,8 @@ class Run:
     step's length is unknown, so it counts as progress and has no duration.
 
     Nothing here raises, waits or starts a thread: what goes wrong is logged once under the logger `stallscope`.
-    Calls belong in one thread. A forked child and a pickled copy are silent.
+    Calls belong in one thread. A forked child and a pickled copy are silent, and so is a run that a spawned worker
+    creates while it imports the program. A newer run of the same name and rank in one process ends the older one.
 
     Environment: STALLSCOPE_ADDRESS, STALLSCOPE_RUN, STALLSCOPE_TOKEN, STALLSCOPE_JOB_CLASS, STALLSCOPE_GIT_COMMIT,
     STALLSCOPE_RANK, STALLSCOPE_LOCAL_RANK, STALLSCOPE_WORLD_SIZE; STALLSCOPE_DISABLE=1 turns everything off,
@@ -119,7 +120,7 @@ class Run:
         self.timeline = Timeline(time.monotonic, self._publish, interval)
         self._phases: dict[str, Phase] = {}
         try:
-            if switched_on("STALLSCOPE_DISABLE"):
+            if switched_on("STALLSCOPE_DISABLE") or lifetime.importing_for_parent():
                 return
             self._clock: Clock = time if clock is None else clock
             self._scripted = clock is not None
@@ -142,6 +143,8 @@ class Run:
             self._work: dict[str, float] = {}
             self._work_steps = 0
             self._identify(name, rank, local_rank, world_size, gpus, precision, info)
+            if clock is None:
+                self._succeed()
             self._sender: Sender = transport(os.environ) if sender is None else sender
             self._probe: Probe | None = process
             if process is None and clock is None:
@@ -347,6 +350,12 @@ class Run:
         if len(self._precision) < len(words):
             complain(f"precision is {precision!r:.80}; expected some of {', '.join(documents.PRECISIONS)}")
 
+    def _succeed(self) -> None:
+        """End the run whose place this one takes, as a notebook's cell that runs again leaves one behind."""
+        for session in lifetime.watched():
+            if isinstance(session, Run) and (session.name, session.rank) == (self.name, self.rank):
+                session.finish()
+
     def _other_phase(self, name: str) -> Phase:
         """A phase that isn't there yet, or of a run that is off."""
         if self.silent:
@@ -458,7 +467,7 @@ class Run:
             "session": self._session,
             "sequence": self._sequence,
             "pid": self._pid,
-            "start": round(self._start, 3),
+            "start": round(self._start, 6),  # in one process, runs of one name may follow each other this fast
             "sent": round(sent, 3),
             "state": self._state,
             "activity": timeline.activity,
