@@ -1,7 +1,12 @@
 from __future__ import annotations
 
+import contextlib
 import http.server
+import itertools
+import shutil
 import socket
+import ssl
+import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -81,7 +86,17 @@ def test_a_datagram_beyond_the_kernel_s_limit_is_too_large() -> None:
 
 
 @pytest.mark.parametrize(
-    "address", ["nonsense", "unix://relative", "udp://", "udp://host:0", "udp://host:x", "ftp://host", "http://:80"]
+    "address",
+    [
+        "nonsense",
+        "unix://relative",
+        "udp://",
+        "udp://host:0",
+        "udp://host:x",
+        "ftp://host",
+        "http://:80",
+        "http://host/a b",
+    ],
 )
 def test_a_malformed_address_is_complained_of_and_reports_nothing(
     address: str, caplog: pytest.LogCaptureFixture
@@ -145,3 +160,64 @@ def test_posting_to_nobody_is_tried_less_and_less_often() -> None:
         sender = transport({"STALLSCOPE_ADDRESS": f"http://127.0.0.1:{unused.getsockname()[1]}"})
         assert [sender(b"{}") for _ in range(6)] == ["absent"] * 6
     assert sender.interval == 80
+
+
+@pytest.fixture
+def dripping() -> Iterator[int]:
+    """A server that answers a byte at a time, without end, for as long as somebody listens."""
+    over = threading.Event()
+
+    def answer() -> None:
+        connection, _ = listener.accept()
+        with connection, contextlib.suppress(OSError):
+            for byte in itertools.chain(b"HTTP/1.1 400 Bad Request\r\nX: ", itertools.repeat(ord("x"))):
+                connection.send(bytes([byte]))
+                if over.wait(0.05):
+                    break
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=answer)
+        thread.start()
+        yield listener.getsockname()[1]
+        over.set()
+        thread.join()
+
+
+def test_a_server_that_answers_for_ever_is_left_after_the_timeout(
+    dripping: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stallscope.shim.transport._HTTP_TIMEOUT", 0.3)
+    sender = transport({"STALLSCOPE_ADDRESS": f"http://127.0.0.1:{dripping}"})
+    assert sender(b"{}") == "error"  # or this test would never end
+    assert sender.interval == 10
+
+
+def test_a_server_that_never_answers_is_left_after_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stallscope.shim.transport._HTTP_TIMEOUT", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        assert transport({"STALLSCOPE_ADDRESS": f"http://127.0.0.1:{listener.getsockname()[1]}"})(b"{}") == "error"
+
+
+def test_a_host_is_looked_up_once(monkeypatch: pytest.MonkeyPatch, door: int) -> None:
+    sender = transport({"STALLSCOPE_ADDRESS": f"http://localhost:{door}"})
+    monkeypatch.delattr(socket, "getaddrinfo")
+    assert sender(b"{}") is None
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
+def test_a_report_travels_over_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    command += ["-days", "1", "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
+    subprocess.run([*command, "-keyout", key, "-out", certificate], check=True, capture_output=True)
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    Door.taken, Door.answer = [], 200
+    with http.server.HTTPServer(("127.0.0.1", 0), Door) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        thread = threading.Thread(target=server.handle_request)
+        thread.start()
+        assert transport({"STALLSCOPE_ADDRESS": f"https://localhost:{server.server_address[1]}"})(b"{}") is None
+        thread.join()
+    assert [body for _, _, body in Door.taken] == [b"{}"]

@@ -56,7 +56,8 @@ class Run:
     `host_copy`, `forward`, `backward` or `optimizer` phase, or, without such phases, with the first `step()`: that
     step's length is unknown, so it counts as progress and has no duration.
 
-    Nothing here raises, waits or starts a thread: what goes wrong is logged once under the logger `stallscope`.
+    Nothing here raises or starts a thread: what goes wrong is logged once under the logger `stallscope`. Nothing waits
+    either, but for reports over HTTP: a second each at most, and the seldomer the longer nobody answers.
     Calls belong in one thread. A forked child and a pickled copy are silent, and so is a run that a spawned worker
     creates while it imports the program. A newer run of the same name and rank in one process ends the older one.
 

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Callable, Mapping
 from errno import EMSGSIZE, ENOBUFS
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stallscope.report import DEFAULT_PORT, DEFAULT_SOCKET
 from stallscope.shim.tolerance import complain, warn
 
+if TYPE_CHECKING:
+    import ssl
+
 Address = str | tuple[Any, ...]
 """A socket address as the socket module has it."""
 _HTTP_TIMEOUT = 1.0
+_HTTP_ANSWER = 8192
+"""Bytes of an answer that are looked at."""
 _HTTP_EVERY = 5.0
 _HTTP_SELDOM = 80.0
 
@@ -81,44 +87,86 @@ class Datagrams:
 
 
 class Post:
-    """Sends over HTTP, where no socket can be shared. It waits for the answer, one second at most.
+    """Sends over HTTP, where no socket can be shared. It waits for the answer, one second in all at most.
 
-    So it is used at most every five seconds, and less and less often while there is no answer.
+    So it is used at most every five seconds, and less and less often while there is no answer. The host is looked up
+    once, when the run begins.
     """
 
-    def __init__(self, scheme: str, host: str, port: int | None, path: str, token: str) -> None:
-        self._scheme = scheme
+    def __init__(self, scheme: str, host: str, port: int, path: str, token: str) -> None:
+        self._targets = _resolved(host, port, socket.SOCK_STREAM)
         self._host = host
-        self._port = port
-        self._path = path
-        self._headers = {"Content-Type": "application/json"}
-        if token:
-            self._headers["Authorization"] = f"Bearer {token}"
+        self._tls: ssl.SSLContext | None = None
+        if scheme == "https":
+            import ssl
+
+            self._tls = ssl.create_default_context()
+        name = f"[{host}]" if ":" in host else host
+        authorization = f"Authorization: Bearer {token}\r\n" if token else ""
+        self._head = (
+            f"POST {path} HTTP/1.1\r\nHost: {name}:{port}\r\nContent-Type: application/json\r\n{authorization}"
+            "Connection: close\r\nContent-Length: "
+        )
         self.interval = _HTTP_EVERY
 
     def __call__(self, payload: bytes) -> str | None:
         """Send; None, or why it was dropped: `absent`, `too_large` or `error`."""
-        import http.client
-
-        kind = http.client.HTTPSConnection if self._scheme == "https" else http.client.HTTPConnection
-        connection = kind(self._host, self._port, timeout=_HTTP_TIMEOUT)
         try:
-            connection.request("POST", self._path, payload, self._headers)
-            answer = connection.getresponse()
-            text = answer.read(300).decode(errors="replace")
-        except (OSError, http.client.HTTPException) as error:
+            answer = self._exchange(self._head.encode() + b"%d\r\n\r\n" % len(payload) + payload)
+            status = int(answer.split(None, 2)[1])
+        except (OSError, ValueError, IndexError) as error:
             self.interval = min(self.interval * 2.0, _HTTP_SELDOM)
             return "absent" if isinstance(error, ConnectionError) else "error"
-        finally:
-            connection.close()
         self.interval = _HTTP_EVERY
-        if answer.status < 300:
+        if status < 300:
             return None
-        warn(f"the exporter answered {answer.status} to a report: {text!r}", f"http: {answer.status}")
-        return "too_large" if answer.status == 413 else "error"
+        text = answer.partition(b"\r\n\r\n")[2][:300].decode(errors="replace")
+        warn(f"the exporter answered {status} to a report: {text!r}", f"http: {status}")
+        return "too_large" if status == 413 else "error"
 
     def close(self) -> None:
         """Nothing is held open."""
+
+    def _exchange(self, request: bytes) -> bytes:
+        """Ask and read the answer. Each wait has what is left of the second: http.client would give each a whole one.
+
+        Raises:
+            OSError: nobody answered in time.
+        """
+        deadline = time.monotonic() + _HTTP_TIMEOUT
+        connection = self._connected(deadline)
+        try:
+            _wait_until(deadline, connection)
+            if self._tls is not None:
+                connection = self._tls.wrap_socket(connection, server_hostname=self._host)
+                _wait_until(deadline, connection)
+            connection.sendall(request)
+            answer = b""
+            while len(answer) < _HTTP_ANSWER:
+                _wait_until(deadline, connection)
+                part = connection.recv(_HTTP_ANSWER)
+                if not part:
+                    break
+                answer += part
+                if answer[9:10] == b"2":
+                    break  # it was taken; what else is said doesn't matter
+            return answer
+        finally:
+            connection.close()
+
+    def _connected(self, deadline: float) -> socket.socket:
+        problem: OSError = ConnectionRefusedError("the host is not known")
+        for family, address in self._targets:
+            connection = socket.socket(family, socket.SOCK_STREAM)
+            try:
+                _wait_until(deadline, connection)
+                connection.connect(address)
+            except OSError as error:
+                connection.close()
+                problem = error
+            else:
+                return connection
+        raise problem
 
 
 def transport(environment: Mapping[str, str]) -> Datagrams | Post:
@@ -137,7 +185,10 @@ def transport(environment: Mapping[str, str]) -> Datagrams | Post:
             place, slash, path = rest.partition("/")
             host, port = _host_and_port(place, 443 if scheme == "https" else 80)
             path = (slash + path).rstrip("/") or "/api/v1/report"
-            return Post(scheme, host, port, path, environment.get("STALLSCOPE_TOKEN", "").strip())
+            token = environment.get("STALLSCOPE_TOKEN", "").strip()
+            if not (path + token).isprintable() or " " in path:
+                raise ValueError(path)
+            return Post(scheme, host, port, path, token)
     except ValueError:
         pass
     complain(
@@ -170,10 +221,17 @@ def _host_and_port(place: str, default: int) -> tuple[str, int]:
     return host, number
 
 
-def _resolved(host: str, port: int) -> list[tuple[int, Address]]:
+def _wait_until(deadline: float, connection: socket.socket) -> None:
+    left = deadline - time.monotonic()
+    if left <= 0.0:
+        raise TimeoutError
+    connection.settimeout(left)
+
+
+def _resolved(host: str, port: int, kind: int = socket.SOCK_DGRAM) -> list[tuple[int, Address]]:
     """Look the host up, once: in the loop there is no time for that."""
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
+        found = socket.getaddrinfo(host, port, type=kind)
     except OSError as error:
         complain(f"STALLSCOPE_ADDRESS names the host {host!r:.200}, which is not found ({error}); nothing is reported")
         return []
