@@ -388,3 +388,13 @@ def test_collecting_reads_memory_only(make_report: MakeReport, tmp_path: Path, s
     registry.accept(make_report(), "unix", 7)
     set_process(7, None)
     assert state(registry) == "running"  # nobody has looked yet
+
+
+def test_the_registry_s_own_series_come_before_the_ranks_that_may_fill_the_page(
+    registry: RunRegistry, make_report: MakeReport
+) -> None:
+    registry.accept(make_report(), "unix")
+    names = [sample.family.name for sample in registry.collect()]
+    ranks_begin = next(number for number, name in enumerate(names) if name.startswith("stallscope_training_"))
+    assert all(name.startswith("stallscope_exporter_") for name in names[:ranks_begin])
+    assert "stallscope_exporter_runs" in names[:ranks_begin]

@@ -190,19 +190,20 @@ class RunRegistry:
         """Every series of every rank held, and of this registry. Memory only."""
         known = self._collected
         collected: dict[Key, tuple[Held, tuple[Sample, ...]]] = {}
-        samples: list[Sample] = []
+        ranks: list[Sample] = []
         for key, held in list(self._held.items()):
             entry = known.get(key)
             if entry is None or entry[0] is not held:
                 entry = (held, tuple(_samples(held)))
             collected[key] = entry
-            samples += entry[1]
+            ranks += entry[1]
         self._collected = collected
-        samples += [Sample(REPORTS, (transport,), number) for transport, number in self._arrived.items()]
+        # This registry's own come first: where the page is full, they are what tells of it.
+        samples = [Sample(REPORTS, (transport,), number) for transport, number in self._arrived.items()]
         samples += [Sample(REPORTS_REJECTED, (reason,), number) for reason, number in self._rejected.items()]
         samples.append(Sample(RUNS, (), len({run for run, _rank in collected})))
         samples.append(Sample(SERIES_DROPPED, ("value_names_per_run",), self._dropped_values))
-        return samples
+        return samples + ranks
 
     def _admit(self, report: Report, pid_seen: int | None) -> None:
         key = (report.run, report.rank)
