@@ -83,7 +83,7 @@ def test_a_killed_launcher_leaves_no_process(tmp_path: Path) -> None:
         assert len(up.left_over()) >= 5, "launcher, exporter, Prometheus, Alertmanager, training job"
         up.process.send_signal(signal.SIGKILL)
         up.process.wait(10)
-        up.wait_until(lambda: not up.left_over(), "processes outlive the launcher", 10)
+        up.wait_until(lambda: not up.left_over(), "processes outlive the launcher", 20, running=False)
 
 
 def test_a_part_that_ends_is_told_and_the_rest_stays_up(tmp_path: Path) -> None:

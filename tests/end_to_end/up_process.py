@@ -39,12 +39,15 @@ class Up:
         """Wait until the screen shows the words."""
         self.wait_until(lambda: words in self.screen, f"the screen does not show {words!r}", seconds)
 
-    def wait_until(self, condition: Callable[[], object], complaint: str, seconds: float) -> None:
-        """Wait until the condition holds, while the command runs."""
+    def wait_until(
+        self, condition: Callable[[], object], complaint: str, seconds: float, *, running: bool = True
+    ) -> None:
+        """Wait until the condition holds; unless `running` is false, only while the command runs."""
         deadline = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < deadline, f"{complaint} after {seconds:g} s:\n{self.screen}"
-            assert self.process.poll() is None or condition(), f"{complaint}, and it has ended:\n{self.screen}"
+            ended = running and self.process.poll() is not None
+            assert not ended or condition(), f"{complaint}, and it has ended:\n{self.screen}"
             time.sleep(0.1)
 
     def kill_all(self) -> None:

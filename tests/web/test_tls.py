@@ -65,7 +65,7 @@ def trusting(folder: Path) -> ssl.SSLContext:
 
 
 def ask(server: Server, folder: Path, body: bytes | None = None, times: int = 1) -> bytes:
-    connection = http.client.HTTPSConnection("localhost", server.address.port, timeout=10, context=trusting(folder))
+    connection = http.client.HTTPSConnection("127.0.0.1", server.address.port, timeout=10, context=trusting(folder))
     try:
         for _ in range(times):
             connection.request("POST" if body else "GET", "/", body)
@@ -111,7 +111,7 @@ def test_old_protocol_versions_are_refused(server: Server, folder: Path) -> None
         socket.create_connection(("127.0.0.1", server.address.port), timeout=10) as plain,
         pytest.raises((ssl.SSLError, ConnectionError)),
     ):
-        context.wrap_socket(plain, server_hostname="localhost")
+        context.wrap_socket(plain, server_hostname="127.0.0.1")
 
 
 def test_an_empty_file_asks_for_plain_http(folder: Path) -> None:
