@@ -221,6 +221,65 @@ def test_closing_removes_the_socket_but_not_one_that_took_its_place(reception: R
     assert path.read_text() == "another's"
 
 
+@pytest.fixture
+def quick_mending(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stallscope.intake.doors._MENDING_INTERVAL", 0.02)
+
+
+def await_arrival(reception: Reception, path: Path, data: bytes) -> None:
+    """Send until it arrives, as a shim does twice a second."""
+    for _ in range(500):
+        with suppress(OSError):
+            send(path, data)
+        with suppress(queue.Empty):
+            assert reception.arrivals.get(timeout=0.02)[0] == data
+            return
+    pytest.fail("nothing arrived")
+
+
+@pytest.mark.usefixtures("quick_mending")
+def test_a_socket_whose_file_was_removed_is_made_anew(reception: Reception, path: Path) -> None:
+    with opened(reception, UnixDoor(path)):
+        path.unlink()
+        await_arrival(reception, path, b"hello")
+        path.unlink()
+        path.parent.rmdir()
+        await_arrival(reception, path, b"again")
+    assert not path.exists()
+
+
+@pytest.mark.usefixtures("quick_mending")
+def test_a_door_that_was_taken_opens_when_it_is_free_and_says_so(
+    reception: Reception, path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    path.parent.mkdir()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as other:
+        other.bind(str(path))
+        keeper = DoorKeeper((UnixDoor(path),), reception.accept)
+        keeper.start()
+        assert "another exporter answers there" in keeper.doors[0].problem
+    await_arrival(reception, path, b"hello")
+    keeper.stop()
+    assert keeper.doors[0].problem == ""
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
+
+
+@pytest.mark.usefixtures("quick_mending")
+def test_a_socket_that_another_took_the_place_of_is_left_to_it(reception: Reception, path: Path) -> None:
+    with opened(reception, UnixDoor(path)) as keeper, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as other:
+        path.unlink()
+        other.bind(str(path))
+        for _ in range(500):
+            if keeper.doors[0].problem:
+                break
+            threading.Event().wait(0.02)
+        assert "another exporter answers there" in keeper.doors[0].problem
+        send(path, b"theirs")
+        assert other.recv(10) == b"theirs"
+    assert path.exists()
+
+
 def test_stopping_takes_in_what_arrived_and_ends_the_thread(reception: Reception, path: Path) -> None:
     with opened(reception, UnixDoor(path)):
         send(path, b"hello")

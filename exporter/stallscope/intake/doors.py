@@ -1,6 +1,7 @@
 """The two datagram doors, read by one thread.
 
-A door that can't be opened is no reason to stop: its `problem` says why and what to do, and the others work.
+A door that can't be opened is no reason to stop: its `problem` says why and what to do, the others work, and it is
+tried again. So is one whose socket file was removed: nobody could find it any more.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ _CONTROL_BYTES = socket.CMSG_SPACE(_CREDENTIALS.size)
 _BURST = 64
 """Datagrams read from one door before the other, and a stop, get their turn."""
 _RECEIVE_BUFFER = 4 << 20
+_MENDING_INTERVAL = 1.0
+"""Seconds between two looks at whether each door is open and in its place."""
 _COMPLAINT_INTERVAL = 60.0
 """Seconds between two log lines about refusals of one reason."""
 
@@ -43,12 +46,16 @@ class Door:
         self.problem = ""
         """Why the door is not open, or the empty string."""
         self.socket: socket.socket | None = None
+        self.hopeless = False
+        """Whether it is not worth another try: looking for a host holds up the other door."""
 
     def open(self) -> bool:
         """Bind; tells whether it worked, and leaves the reason in `problem` if not."""
         try:
             self.socket = self._bind()
+            self.problem = ""
         except OSError as error:
+            self.hopeless = isinstance(error, socket.gaierror)
             self.problem = f"no reports through {self.address}: {error.strerror or error}; {self._remedy(error)}"
         return self.socket is not None
 
@@ -63,6 +70,10 @@ class Door:
             if level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS and len(content) == _CREDENTIALS.size:
                 return data, _CREDENTIALS.unpack(content)[0]
         return data, None
+
+    def in_place(self) -> bool:
+        """Whether senders can find the open socket."""
+        return True
 
     def close(self) -> None:
         """Unbind."""
@@ -87,9 +98,13 @@ class UnixDoor(Door):
         self._mode = mode
         self._identity = (0, 0)
 
+    def in_place(self) -> bool:
+        """Whether the file is still there, and still this socket's."""
+        return _identity(self._path) == self._identity
+
     def close(self) -> None:
         """Unbind, and remove the file unless another's stands in its place."""
-        if self.socket is not None and _identity(self._path) == self._identity:
+        if self.socket is not None and self.in_place():
             self._path.unlink(missing_ok=True)
         super().close()
 
@@ -217,13 +232,36 @@ class DoorKeeper:
             for door in self.doors:
                 if door.socket is not None:
                     selector.register(door.socket, selectors.EVENT_READ, door)
+            mended = self._clock.monotonic()
             while not self._stopping.is_set():
-                for ready, _events in selector.select():
+                for ready, _events in selector.select(_MENDING_INTERVAL):
                     if ready.data is not None:
                         self._read(ready.data)
+                if self._clock.monotonic() - mended >= _MENDING_INTERVAL:
+                    for door in self.doors:
+                        self._mend(door, selector)
+                    mended = self._clock.monotonic()
             for door in self.doors:
                 if door.socket is not None:
                     self._read(door)
+
+    def _mend(self, door: Door, selector: selectors.BaseSelector) -> None:
+        if door.socket is not None:
+            if door.in_place():
+                return
+            _logger.warning("%s is no longer in its place; opening it anew", door.address)
+            selector.unregister(door.socket)
+            self._read(door)
+            door.close()
+        elif door.hopeless:
+            return
+        problem = door.problem
+        if door.open():
+            assert door.socket is not None
+            selector.register(door.socket, selectors.EVENT_READ, door)
+            _logger.info("reports can come through %s again", door.address)
+        elif door.problem != problem:
+            _logger.warning("%s", door.problem)
 
     def _read(self, door: Door) -> None:
         for _ in range(_BURST):
