@@ -142,6 +142,22 @@ def test_the_socket_is_open_to_every_user_by_default_and_its_mode_settable(recep
         assert stat.S_IMODE(path.stat().st_mode) == 0o660
 
 
+def test_a_folder_made_for_the_socket_lets_every_user_through(reception: Reception, path: Path) -> None:
+    usual = os.umask(0o077)
+    try:
+        with opened(reception, UnixDoor(path)):
+            assert stat.S_IMODE(path.parent.stat().st_mode) == 0o755
+            assert stat.S_IMODE(path.stat().st_mode) == 0o666
+    finally:
+        os.umask(usual)
+
+
+def test_a_folder_that_was_there_keeps_its_mode(reception: Reception, path: Path) -> None:
+    path.parent.mkdir(mode=0o700)
+    with opened(reception, UnixDoor(path)):
+        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+
+
 def test_a_socket_left_behind_is_replaced(reception: Reception, path: Path) -> None:
     path.parent.mkdir()
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as left_behind:
@@ -268,8 +284,8 @@ def test_a_door_that_was_taken_opens_when_it_is_free_and_says_so(
 @pytest.mark.usefixtures("quick_mending")
 def test_a_socket_that_another_took_the_place_of_is_left_to_it(reception: Reception, path: Path) -> None:
     with opened(reception, UnixDoor(path)) as keeper, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as other:
-        path.unlink()
-        other.bind(str(path))
+        other.bind(f"{path}.other")
+        Path(f"{path}.other").replace(path)
         for _ in range(500):
             if keeper.doors[0].problem:
                 break

@@ -109,7 +109,10 @@ class UnixDoor(Door):
         super().close()
 
     def _bind(self) -> socket.socket:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
+        folder = self._path.parent
+        if not folder.is_dir():
+            folder.mkdir(parents=True, exist_ok=True)
+            folder.chmod(0o755)  # whatever the umask: who may send is for the socket's own mode to say
         self._remove_stale()
         bound = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         try:
