@@ -21,6 +21,9 @@ class World:
     def cpu_ticks(self) -> list[int]:
         return [int(field) for field in (self.root / "proc/stat").read_text().splitlines()[0].split()[1:]]
 
+    def sectors_read(self) -> int:
+        return int((self.root / "proc/diskstats").read_text().split()[5])
+
     def waiting_seconds(self) -> float:
         return int((self.root / "proc/pressure/cpu").read_text().splitlines()[0].rpartition("=")[2]) / 1e6
 
@@ -63,6 +66,17 @@ def test_other_scenarios_leave_the_host_calm(tmp_path: Path, name: str) -> None:
     world = World(tmp_path, name)
     start = world.cpu_ticks()
     assert busy_share(start, world.after(600.0).cpu_ticks()) < 0.5
+
+
+@pytest.mark.parametrize("name", ["stalled", "hang_spin", "gpu_lost"])
+def test_a_job_that_stands_still_asks_little_of_the_host(tmp_path: Path, name: str) -> None:
+    world = World(tmp_path, name, onset=60.0)
+    start = world.cpu_ticks()
+    training, read = world.after(60.0).cpu_ticks(), world.sectors_read()
+    assert read > 0
+    standing = world.after(60.0).cpu_ticks()
+    assert busy_share(training, standing) < busy_share(start, training) / 2
+    assert world.sectors_read() == read
 
 
 def test_modes_sum_to_the_time_of_all_processors(tmp_path: Path) -> None:

@@ -9,16 +9,21 @@ from __future__ import annotations
 from pathlib import Path
 
 from stallscope.simulation.node import Node
-from stallscope.simulation.scenarios import HostLoad, LoadChange, Scenario
+from stallscope.simulation.scenarios import GpuLoss, HostLoad, LoadChange, Scenario, Stall
 
 CPUS = 64
 _LoadSeconds = tuple[tuple[HostLoad, float], ...]
 _TICKS = 100
 """Clock ticks a second in `/proc/stat`."""
 _MEMORY_KIB = 1024**3
-_DISK_BYTES_PER_SECOND = 180e6
+_DISK_BYTES_PER_SECOND = 1.8e9
+"""While the data disk has work."""
 _NETWORK_BYTES_PER_SECOND = 4e6
 _SECTOR = 512
+_ASLEEP = HostLoad(cpu=0.01, disk=0.0)
+"""No step is made and nothing is loaded."""
+_POLLING = HostLoad(cpu=8 / CPUS, disk=0.0)
+"""The same, with each rank's main thread polling for a collective's end."""
 _SHARES_OF_BUSY = (0.88, 0.12)
 """User and system time."""
 
@@ -43,7 +48,7 @@ class SimulatedHost:
         for path, text in (
             ("proc/stat", self._stat(seconds)),
             ("proc/uptime", f"{now:.2f} {now * CPUS * 0.5:.2f}\n"),
-            ("proc/diskstats", _diskstats(seconds, now)),
+            ("proc/diskstats", _diskstats(seconds)),
             ("proc/net/dev", _net_dev(now)),
             ("proc/pressure/cpu", _pressure(sum(load.cpu_waiting * part for load, part in seconds), 0.0)),
             ("proc/pressure/io", _pressure(*(sum(load.io_waiting * part for load, part in seconds),) * 2)),
@@ -92,7 +97,13 @@ def busy_cpu_seconds(scenario: Scenario, now: float) -> float:
 
 def _load_seconds(scenario: Scenario, now: float) -> _LoadSeconds:
     """The load before the fault and from its onset on, each with the seconds it has lasted."""
-    after = scenario.fault.host if isinstance(scenario.fault, LoadChange) else scenario.host
+    after = scenario.host
+    if isinstance(scenario.fault, LoadChange):
+        after = scenario.fault.host
+    elif isinstance(scenario.fault, Stall):
+        after = _POLLING if scenario.fault.spinning else _ASLEEP
+    elif isinstance(scenario.fault, GpuLoss):
+        after = _POLLING
     before_seconds = min(now, scenario.onset)
     return ((scenario.host, before_seconds), (after, now - before_seconds))
 
@@ -104,9 +115,10 @@ def _pressure(waiting: float, stalled: float) -> str:
     )
 
 
-def _diskstats(seconds: _LoadSeconds, now: float) -> str:
-    busy = round(sum(load.disk * part for load, part in seconds) * 1000)
-    read = round(now * _DISK_BYTES_PER_SECOND / _SECTOR)
+def _diskstats(seconds: _LoadSeconds) -> str:
+    busy_seconds = sum(load.disk * part for load, part in seconds)
+    busy = round(busy_seconds * 1000)
+    read = round(busy_seconds * _DISK_BYTES_PER_SECOND / _SECTOR)
     operations = read // 256
     # Reads, writes, discards and flushes in the kernel's 17 columns after the name.
     return f" 259       0 nvme0n1 {operations} 0 {read} {busy} 0 0 0 0 0 {busy} {busy} 0 0 0 0 0 0\n"
