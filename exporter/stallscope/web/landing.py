@@ -42,8 +42,8 @@ def landing_page(
     """
     now = time.time() if now is None else now
     notice = (
-        f'<p class="bad"><strong>Simulated node</strong>: GPUs and training runs play the scenario '
-        f"{escape(simulated)}; nothing of them is real.</p>"
+        f'<p class="bad"><strong>Simulated node</strong>: the GPUs, and the runs whose names begin with simulated-, '
+        f"are not real; they play the scenario {escape(simulated)}.</p>"
         if simulated
         else ""
     )
