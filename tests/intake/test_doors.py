@@ -283,7 +283,7 @@ def test_a_door_that_was_taken_opens_when_it_is_free_and_says_so(
 
 @pytest.mark.usefixtures("quick_mending")
 def test_a_socket_that_another_took_the_place_of_is_left_to_it(reception: Reception, path: Path) -> None:
-    with opened(reception, UnixDoor(path)) as keeper, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as other:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as other, opened(reception, UnixDoor(path)) as keeper:
         other.bind(f"{path}.other")
         Path(f"{path}.other").replace(path)
         for _ in range(500):
