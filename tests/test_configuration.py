@@ -138,7 +138,7 @@ def test_durations_have_units(text: str, seconds: float) -> None:
     assert parse_duration(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "1", "s", "-1s", "1 s", "1x", "1s ", "1e3s", "nan", "infs", "1s2"])
+@pytest.mark.parametrize("text", ["", "1", "s", "-1s", "1 s", "1x", "1s ", "1e3s", "nan", "infs", "1s2", "٣s"])
 def test_what_is_no_duration_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="a duration with its unit"):
         parse_duration(text)
@@ -197,6 +197,7 @@ def test_a_malformed_value_is_refused_with_what_where_and_what_is_expected(
         (["--web.listen-adress=:1"], "unknown flag --web.listen-adress; did you mean --web.listen-address?"),
         (["--no-collector.dsk"], "unknown flag --no-collector.dsk; did you mean --no-collector.disk?"),
         (["--web.listen=:1"], "unknown flag --web.listen"),
+        (["--no-log.level"], "unknown flag --no-log.level; did you mean --log.level?"),
         (["--log.lev=debug"], "unknown flag --log.lev"),
         (["start"], "unexpected argument start"),
         (["--log.level"], "expected one argument"),
@@ -214,6 +215,28 @@ def test_an_unknown_variable_is_refused_and_others_are_nobodys_business() -> Non
     assert loaded(environment={"STALLSCOPE_RUN": "x", "PATH": "/bin"}) == loaded()
 
 
+def test_what_kubernetes_says_of_a_service_named_after_the_exporter_is_no_setting() -> None:
+    environment = {
+        "SERVICE_HOST": "10.0.0.11",
+        "SERVICE_PORT": "19400",
+        "SERVICE_PORT_HTTP_METRICS": "19400",
+        "PORT": "tcp://10.0.0.11:19400",
+        "PORT_19400_TCP": "tcp://10.0.0.11:19400",
+        "PORT_19400_TCP_PROTO": "tcp",
+        "PORT_19400_TCP_PORT": "19400",
+        "PORT_19400_TCP_ADDR": "10.0.0.11",
+    }
+    assert loaded(environment={f"STALLSCOPE_EXPORTER_{name}": value for name, value in environment.items()}) == loaded()
+    assert "unknown variable" in refusal(environment={"STALLSCOPE_EXPORTER_PORT_NUMBER": "1"})
+
+
+def test_a_malformed_value_is_refused_also_where_another_place_beats_it(tmp_path: Path) -> None:
+    file = write(tmp_path, "log.level: loud\n")
+    assert refusal("--log.level=debug", file=file).startswith(f"{file}:1: log.level can't be 'loud'")
+    variable = {"STALLSCOPE_EXPORTER_LOG_LEVEL": "loud"}
+    assert "environment variable" in refusal("--log.level=debug", environment=variable)
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -221,7 +244,8 @@ def test_an_unknown_variable_is_refused_and_others_are_nobodys_business() -> Non
         ("a: 1", ":1: unknown key a"),
         ('"a\\nb\\e[31m": 1', ":1: unknown key a\\nb\\x1b[31m"),
         ("web: :1", ":1: unknown key web"),
-        ("config.file: /x", ":1: unknown key config.file"),
+        ("config.file: /x", ":1: config.file can't be set in the file itself"),
+        ('web.config.file: "a\\0b"', ":1: web.config.file can't be"),
         ("log.level: info\nlog:\n  level: debug\n", ":3: log.level is set twice, first in line 1"),
         ("log.level:", ':1: log.level has no value; write "" for an empty one'),
         ("log.level: [info, debug]", ":1: log.level takes one value, not a list"),

@@ -32,8 +32,12 @@ OWN_PATHS = ("/", "/-/healthy", "/-/ready", "/api/v1/report")
 
 _COLLECTOR = "collector."
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
-_DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(ms|[smhd])")
+_DURATION = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)(ms|[smhd])")
 _NUMBER = re.compile(r"-?\d+(\.\d+)?")
+_SERVICE_VARIABLE = re.compile(
+    ENVIRONMENT_PREFIX + r"(SERVICE_(HOST|PORT(_[A-Z0-9_]+)?)|PORT(_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
+)
+"""What Kubernetes puts into every pod beside a Service that is called `stallscope-exporter`."""
 
 
 class ConfigurationError(Exception):
@@ -127,6 +131,10 @@ def _parse_path(text: str) -> Path:
     return Path(text)
 
 
+def _parse_file(text: str) -> Path | None:
+    return _parse_path(text) if text else None
+
+
 def _parse_word(text: str) -> str:
     if text and not re.fullmatch(r"[a-z0-9_-]+", text):
         raise ValueError("the name of a scenario, or nothing for the real driver")
@@ -196,7 +204,7 @@ class Configuration:
     web_config_file: Path | None = field(
         metadata=_setting(
             "web.config.file",
-            lambda text: Path(text) if text else None,
+            _parse_file,
             "",
             "FILE",
             "TLS configuration in the format of the Prometheus exporter-toolkit.",
@@ -403,17 +411,17 @@ def load(arguments: Sequence[str], environment: Mapping[str, str], sources: Mapp
     variables = _from_environment(environment, table)
     file = flags.get(_CONFIG_FILE.name) or variables.get(_CONFIG_FILE.name)
     in_file = _from_file(_value(_CONFIG_FILE, file), table) if file else {}
-    given = {**variables, **in_file, **flags}
+    defaults = {setting.name: _Given((setting.default,), "default") for setting in _FIELDS.values()}
+    # Every place is checked, also where another beats it: what is wrong today would surprise at the next change.
     values = {
-        name: _value(setting, given.get(setting.name, _Given((setting.default,), "default")))
-        for name, setting in _FIELDS.items()
+        name: _value(table[name], given)
+        for place in (defaults, variables, in_file, flags)
+        for name, given in place.items()
     }
-    collectors = {
-        name: _value(table[_COLLECTOR + name], given[_COLLECTOR + name])
-        for name in sources
-        if _COLLECTOR + name in given
-    }
-    configuration = Configuration(**values, collectors=collectors)
+    collectors = {name: values[_COLLECTOR + name] for name in sources if _COLLECTOR + name in values}
+    configuration = Configuration(
+        **{field_name: values[setting.name] for field_name, setting in _FIELDS.items()}, collectors=collectors
+    )
     if configuration.simulated_host and not configuration.scenario:
         raise ConfigurationError("simulation.host needs a scenario: set simulation.scenario too")
     if configuration.simulated_host and configuration.root != Path("/"):
@@ -468,7 +476,8 @@ def _from_flags(arguments: Sequence[str], table: Mapping[str, Setting]) -> dict[
     parsed, unknown = parser.parse_known_args(list(arguments))
     if unknown:
         name = unknown[0].partition("=")[0]
-        flags = [option for setting in table.values() for option in (f"--{setting.name}", f"--no-{setting.name}")]
+        flags = [f"--{setting.name}" for setting in table.values()]
+        flags += [f"--no-{setting.name}" for setting in table.values() if setting.switch]
         kind = "unknown flag" if name.startswith("-") else "unexpected argument"
         raise ConfigurationError(f"command line: {kind} {name}{_suggestion(name, flags)}")
     given: dict[str, _Given] = {}
@@ -486,6 +495,8 @@ def _from_environment(environment: Mapping[str, str], table: Mapping[str, Settin
             continue
         setting = by_variable.get(variable)
         if setting is None:
+            if _SERVICE_VARIABLE.fullmatch(variable):
+                continue
             raise ConfigurationError(
                 f"environment: unknown variable {variable}{_suggestion(variable, list(by_variable))}"
             )
@@ -499,7 +510,9 @@ def _from_file(path: Path, table: Mapping[str, Setting]) -> dict[str, _Given]:
     lines: dict[str, int] = {}
     for name, texts, line in _flattened(read_yaml(path), "", path):
         place = f"{path}:{line}"
-        if name not in table or name == _CONFIG_FILE.name:
+        if name == _CONFIG_FILE.name:
+            raise ConfigurationError(f"{place}: {name} can't be set in the file itself")
+        if name not in table:
             raise ConfigurationError(f"{place}: unknown key {name}{_suggestion(name, list(table))}")
         if name in lines:
             raise ConfigurationError(f"{place}: {name} is set twice, first in line {lines[name]}")

@@ -158,6 +158,26 @@ def test_files_that_are_no_certificate_with_its_key_are_refused(
         TlsAdapter(files)
 
 
+def test_a_path_that_none_can_be_is_refused_with_its_line(folder: Path) -> None:
+    file = configuration(folder, 'tls_server_config:\n  cert_file: node.crt\n  key_file: "a\\0b"\n')
+    with pytest.raises(ConfigurationError, match=r"web\.yml:3: tls_server_config\.key_file is no path"):
+        read_web_configuration(file)
+
+
+def test_an_answer_that_is_taken_late_comes_whole(server: Server, folder: Path) -> None:
+    with socket.socket() as plain:
+        plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        plain.settimeout(10)
+        plain.connect(("127.0.0.1", server.address.port))
+        context = ssl.create_default_context(cafile=folder / "node.crt")
+        with context.wrap_socket(plain, server_hostname="localhost") as client:
+            client.sendall(b"GET / HTTP/1.1\r\n\r\n" * 299 + b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n")
+            taken = b""
+            while piece := client.recv(65_536):
+                taken += piece
+    assert taken.count(BODY) == 300
+
+
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
 def test_the_file_is_the_toolkits_own_format(folder: Path) -> None:
     file = configuration(folder, "tls_server_config:\n  cert_file: node.crt\n  key_file: node.key\n")

@@ -38,6 +38,9 @@ def read_web_configuration(path: Path) -> CertificateFiles | None:
     if missing:
         place = f"{path}:{section.start_mark.line + 1}"
         raise ConfigurationError(f"{place}: {_SECTION} needs {' and '.join(missing)}, each the path of a PEM file")
+    for key in _KEYS:
+        if "\0" in keys[key].value:
+            raise ConfigurationError(f"{path}:{keys[key].start_mark.line + 1}: {_SECTION}.{key} is no path")
     return CertificateFiles(*(path.parent / keys[key].value for key in _KEYS))
 
 
