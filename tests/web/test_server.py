@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import http.client
 import socket
 import threading
@@ -197,6 +198,61 @@ def test_a_client_that_never_reads_is_cut_off(
         assert get(server) == (200, BODY)
 
 
+def greedy_client(server: Server) -> socket.socket:
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.settimeout(10)
+    client.connect(("127.0.0.1", server.address.port))
+    return client
+
+
+def test_clients_that_never_read_hold_no_worker(
+    make_server: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "REQUEST_SECONDS", 60)
+    server = make_server(threads=1)
+    with contextlib.ExitStack() as stack:
+        for _ in range(3):
+            stack.enter_context(greedy_client(server)).sendall(b"GET / HTTP/1.1\r\n\r\n" * 500)
+        assert get(server) == (200, BODY)
+
+
+def test_answers_that_are_taken_late_come_whole_and_in_order(make_server: Callable[..., Server]) -> None:
+    server = make_server(threads=1)
+    with greedy_client(server) as client:
+        client.sendall(b"GET / HTTP/1.1\r\n\r\n" * 300 + b"GET /client HTTP/1.1\r\nConnection: close\r\n\r\n")
+        assert get(server) == (200, BODY)  # the answers have filled what the kernel keeps, and the server went on
+        taken = everything(client)
+    assert taken.count(b"HTTP/1.1 200 OK") == 301
+    assert taken.count(BODY) == 300
+    assert taken.endswith(b"127.0.0.1")
+
+
+def test_without_means_for_another_connection_those_that_are_open_go_on_and_later_ones_come_in(
+    server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    refused = threading.Event()
+
+    def full(_listening: socket.socket) -> tuple[int, object]:
+        refused.set()
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with connected(server) as early:
+        early.sendall(b"GET /client HTTP/1.1\r\n\r\n")
+        assert early.recv(1000).endswith(b"127.0.0.1")
+        with monkeypatch.context() as patched:
+            patched.setattr(socket.socket, "_accept", full)
+            with connected(server) as late:
+                assert refused.wait(10)
+                for _ in range(3):
+                    early.sendall(b"GET /client HTTP/1.1\r\n\r\n")
+                    assert early.recv(1000).endswith(b"127.0.0.1")
+                patched.undo()
+                late.sendall(b"GET /client HTTP/1.1\r\n\r\n")
+                assert late.recv(1000).endswith(b"127.0.0.1")
+    assert caplog.text.count("no new connection can be taken: Too many open files") == 1
+
+
 def test_connections_over_the_limit_are_closed(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module._Listener, "keep_alive_conn_limit", 5)
     with contextlib.ExitStack() as stack:
@@ -231,6 +287,12 @@ def test_an_address_of_another_machine_is_refused() -> None:
 def test_a_host_that_does_not_exist_is_refused() -> None:
     with pytest.raises(ListenError, match=r"no-such-host\.invalid:0"):
         Server(Address("no-such-host.invalid", 0), answer)
+
+
+@pytest.mark.parametrize("host", ["a..b", "a" * 70])
+def test_a_host_that_is_no_name_is_refused(host: str) -> None:
+    with pytest.raises(ListenError, match="is no name of a host"):
+        Server(Address(host, 0), answer)
 
 
 needs_ipv6 = pytest.mark.skipif(server_module._all_interfaces() != "::", reason="this machine has no IPv6")

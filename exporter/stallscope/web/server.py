@@ -2,7 +2,8 @@
 
 The library (cheroot) accepts, polls idle connections, and keeps the pool of workers. What this file changes is who
 waits: a connection goes to a worker only when bytes have arrived, and the worker takes what is there and never waits
-for more. So a client that connects and is silent, or sends a byte a second, costs a file descriptor and no thread.
+for more; what a client does not take of an answer waits for it with the poller. So a client that is silent, sends a
+byte a second or never reads costs a file descriptor and no thread.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from selectors import EVENT_WRITE
 from typing import Any
 
 from stallscope.report import MAX_BYTES
@@ -35,6 +37,9 @@ MAX_CONNECTIONS = 256
 """Connections open at once on one address; more are closed as they come."""
 _WAITING_REQUESTS = 128
 _RECEIVE_BYTES = MAX_HEAD_BYTES + MAX_BYTES
+_OUT_OF_MEANS = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
+_OUT_OF_MEANS_PAUSE = 0.05
+_COMPLAINT_SECONDS = 60.0
 
 Answer = Callable[[Request, str], Response]
 """What answers a request from that client address."""
@@ -81,11 +86,17 @@ class _Connection(HTTPConnection):
         self.unfinished_since: float | None = time.time()
         """When the request began that has not wholly arrived; None between two requests."""
         self.refused = False
+        self.unsent = memoryview(b"")
+        """What the client has not taken yet of an answer."""
+        self.unsent_since = 0.0
+        self._last_answer = False
 
     def communicate(self) -> bool:
         """Answer every request that has wholly arrived; tells whether to keep the connection."""
         try:
-            if not self._receive():
+            if self.unsent and not self._send_on():
+                return time.time() - self.unsent_since < REQUEST_SECONDS
+            if self._last_answer or not self._receive():
                 return False
             if self.refused:
                 self.received.clear()
@@ -114,11 +125,14 @@ class _Connection(HTTPConnection):
         until = time.monotonic() + REQUEST_SECONDS
         while (request := take_request(self.received, MAX_BYTES)) is not None:
             kept = self._respond(request)
+            self.unfinished_since = None
+            if self.unsent:
+                self._last_answer = not kept
+                return True
             if request.oversized:
                 return self._run_dry()
             if not kept or time.monotonic() > until:
                 return False
-            self.unfinished_since = None
         if self.received:
             now = time.time()
             self.unfinished_since = self.unfinished_since or now
@@ -130,7 +144,7 @@ class _Connection(HTTPConnection):
         answer = response.problem(problem.status, problem.reason, str(problem))
         try:
             self._send(response.encode(answer, keep_alive=False))
-            return self._run_dry()
+            return not self.unsent and self._run_dry()
         except OSError:
             return False
 
@@ -153,13 +167,49 @@ class _Connection(HTTPConnection):
         return keep
 
     def _send(self, data: bytes) -> None:
+        self.unsent = memoryview(data)
         # For the whole of it, not for every piece: a client that reads a byte a second is cut off too.
-        self.socket.settimeout(REQUEST_SECONDS)
-        self.socket.sendall(data)
+        self.unsent_since = time.time()
+        self._send_on()
+
+    def _send_on(self) -> bool:
+        """Hand over as much as the client takes now; tells whether that was all."""
+        self.socket.settimeout(0)
+        try:
+            while self.unsent:
+                self.unsent = self.unsent[self.socket.send(self.unsent) :]
+        except self.server.not_yet:
+            return False
+        return True
 
 
 def _nothing() -> int:
     return 0
+
+
+class _ListeningSocket(socket.socket):
+    """Accepts; where the machine has no means for one more connection, nobody comes in and all others go on."""
+
+    _complained_at = -_COMPLAINT_SECONDS
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """Accept as any socket does.
+
+        Raises:
+            TimeoutError: not possible now; the library goes on with the other connections.
+            OSError: anything else.
+        """
+        try:
+            return super().accept()
+        except OSError as problem:
+            if problem.errno not in _OUT_OF_MEANS:
+                raise
+            now = time.monotonic()
+            if now - self._complained_at >= _COMPLAINT_SECONDS:
+                self._complained_at = now
+                _logger.error("no new connection can be taken: %s; raise the limit (ulimit -n)", problem.strerror)
+            time.sleep(_OUT_OF_MEANS_PAUSE)  # who waits outside keeps the poller awake
+            raise TimeoutError from None
 
 
 class _Listener(HTTPServer):
@@ -172,6 +222,8 @@ class _Listener(HTTPServer):
     expiration_interval = 0.25
     """Seconds between two looks for expired connections, and the longest that a stop waits for the poller."""
     keep_alive_conn_limit = MAX_CONNECTIONS
+    _connections: Any
+    """The library's poller."""
     not_yet: tuple[type[OSError], ...] = (BlockingIOError,)
     """What a socket raises that has nothing to hand over at the moment."""
 
@@ -194,10 +246,14 @@ class _Listener(HTTPServer):
 
     def put_conn(self, conn: _Connection) -> None:
         """Give a connection to the poller; one in the middle of a request expires sooner than an idle one."""
-        began = conn.unfinished_since
-        super().put_conn(conn)
-        if began is not None:
-            conn.last_used = began - (IDLE_SECONDS - REQUEST_SECONDS)
+        began = conn.unsent_since if conn.unsent else conn.unfinished_since
+        expires = time.time() if began is None else began - (IDLE_SECONDS - REQUEST_SECONDS)
+        if conn.unsent and self.ready:
+            conn.last_used = expires
+            self._connections._selector.register(conn.socket.fileno(), EVENT_WRITE, data=conn)  # noqa: SLF001 - its own registers to read
+        else:
+            super().put_conn(conn)
+            conn.last_used = expires
 
     def error_log(self, msg: str = "", level: int = logging.INFO, traceback: bool = False) -> None:
         """Send the library's messages where ours go; what a client does wrong is no event for the operator."""
@@ -210,7 +266,8 @@ class _Listener(HTTPServer):
         except OSError as problem:
             self.bind_problem = problem
             raise
-        return bound
+        listening = self.socket = _ListeningSocket(fileno=bound.detach())
+        return listening
 
     @staticmethod
     def bind_socket(socket_: socket.socket, bind_addr: tuple[str, int]) -> socket.socket:
@@ -248,6 +305,8 @@ class Server:
             self._listener.prepare()
         except OSError as problem:
             raise ListenError(_explanation(address, self._listener.bind_problem or problem)) from None
+        except UnicodeError:
+            raise ListenError(f"can't listen on {address}: {address.host} is no name of a host") from None
         self.address = Address(address.host, int(self._listener.bind_addr[1]))
         self.scheme = "http" if tls is None else "https"
         self._thread = threading.Thread(target=self._listener.serve, name=f"http {self.address}", daemon=True)
