@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import tracemalloc
 
 import pytest
 from hypothesis import given
@@ -130,11 +131,34 @@ def test_a_counter_that_is_no_finite_positive_number_is_refused(value: float) ->
         Sample(STEPS, ("run", "0"), Distribution((1, 2), 1.0, 3)),
         Sample(STEPS, ("run", "0"), Distribution((-1,) * 20, 1.0, 3)),
         Sample(DIPS, ("0", "u"), Distribution((), float("nan"), 3)),
+        Sample(UP, ("0", None), 1),  # type: ignore[arg-type]
+        Sample(UP, (0, "u"), 1),  # type: ignore[arg-type]
+        Sample(UP, ("0", "u"), True),
     ],
 )
 def test_a_sample_that_does_not_fit_its_family_is_refused(sample: Sample) -> None:
     with pytest.raises(NonsenseReading, match=sample.family.name):
         checked([sample])
+
+
+def test_a_label_that_is_no_text_for_utf_8_costs_its_odd_characters_and_not_the_page() -> None:
+    renderer = Renderer()
+    page = renderer.render(renderer.lines([Sample(UP, ("0", "eth\udcff"), 1)], 10)[0], openmetrics=False)
+    assert b'uuid="eth?"} 1\n' in page
+
+
+def test_what_has_left_the_page_is_not_kept() -> None:
+    renderer = Renderer()
+    tracemalloc.start()
+    try:
+        for run in range(30):
+            if run == 10:
+                before = tracemalloc.get_traced_memory()[0]
+            renderer.lines([Sample(UP, (str(gpu), f"run {run}"), 1) for gpu in range(1000)], 2000)
+        grown = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert grown < 100_000
 
 
 def test_a_negative_gauge_is_fine() -> None:

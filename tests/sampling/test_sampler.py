@@ -10,8 +10,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from stallscope.catalogue import family
+from stallscope.sampling import sampler as sampler_module
 from stallscope.sampling.clock import ScriptedClock
-from stallscope.sampling.reader import NotPresent, SourceState
+from stallscope.sampling.reader import NotPresent, ReaderState, SourceState
 from stallscope.sampling.reading import Sample
 from stallscope.sampling.sampler import Sampler
 
@@ -251,6 +252,45 @@ def test_a_reading_that_never_comes_back_is_marked_and_holds_up_nobody() -> None
         sampler.stop(timeout=10)
     assert hanging.closed
     assert well.closed
+
+
+def test_at_a_long_interval_a_late_reading_shows_long_before_the_next() -> None:
+    late = HangingSource()
+    late.part_reads = {"part": lambda: [Sample(CPUS, (), 4)]}
+    sampler = Sampler(interval=60)
+    sampler.add(late)
+    sampler.start()
+    try:
+        assert eventually(lambda: sampler.ready)  # the first page did not wait for it
+        late.release.set()
+        assert eventually(
+            lambda: values(sampler).keys() >= {"stallscope_host_memory_total_bytes", "stallscope_host_cpus"}
+        )
+    finally:
+        late.release.set()
+        sampler.stop(timeout=10)
+
+
+def test_a_reading_that_began_before_the_publisher_woke_belongs_to_the_same_round(
+    sampler: Sampler, clock: ScriptedClock
+) -> None:
+    clock.advance(2.2)
+    reading = ReaderState(attempts=1, ended_at=1.1, busy_since=clock.monotonic())
+    clock.advance(0.1)
+    assert not sampler_module._read_since(reading, sampler._round_began())
+    clock.advance(1)
+    assert sampler_module._read_since(reading, sampler._round_began())  # hangs since the round before
+
+
+def test_no_reader_is_started_for_a_source_that_was_removed_meanwhile(clock: ScriptedClock) -> None:
+    sampler = Sampler(clock=clock)
+    source = ScriptedSource()
+    source.part_reads = {"late": lambda: [Sample(MEMORY, (), 1)]}
+    sampler.add(source)
+    running = sampler._running["scripted"]
+    sampler.remove("scripted")
+    sampler._reconcile(running, start=True)
+    assert not running.parts
 
 
 def test_stopping_does_not_wait_for_a_hung_reading() -> None:

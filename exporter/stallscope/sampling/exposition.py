@@ -15,7 +15,6 @@ TEXT_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS_CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
 _ORDER = {family: position for position, family in enumerate(FAMILIES.values())}
-_CACHE_LIMIT = 200_000
 
 
 def escape_label(value: str) -> str:
@@ -43,6 +42,7 @@ class Renderer:
             openmetrics: {family: _header(family, openmetrics) for family in FAMILIES.values()}
             for openmetrics in (False, True)
         }
+        self._sizes = {family: len(_prefix(family, ())) for family in FAMILIES.values()}
 
     def lines(self, samples: Iterable[Sample], max_series: int) -> tuple[dict[Family, dict[str, str]], int, int]:
         """Group samples by family into `{name{labels} : value}`.
@@ -52,15 +52,11 @@ class Renderer:
             samples of one series the first stays.
         """
         groups: dict[Family, dict[str, str]] = {}
-        prefixes = self._prefixes
-        if len(prefixes) > _CACHE_LIMIT:
-            prefixes.clear()
+        known, prefixes = self._prefixes, {}
         series = dropped = 0
         for family, labels, value in samples:
             key = (family, labels)
-            names = prefixes.get(key)
-            if names is None:
-                names = prefixes[key] = _prefix(family, labels)
+            names = prefixes[key] = known.get(key) or _prefix(family, labels)
             size = len(names)
             if series + size > max_series:
                 dropped += size
@@ -80,6 +76,7 @@ class Renderer:
                 group[names[-1]] = str(value.count)
             else:
                 group[names[0]] = repr(value)
+        self._prefixes = prefixes  # only what this page held: names of runs and processes come and go
         return groups, series, dropped
 
     def render(self, groups: dict[Family, dict[str, str]], *, openmetrics: bool) -> bytes:
@@ -91,7 +88,8 @@ class Renderer:
             text.extend([f"{name} {value}\n" for name, value in groups[family].items()])
         if openmetrics:
             text.append("# EOF\n")
-        return "".join(text).encode()
+        # A name that is no text (the kernel allows any bytes) costs its odd characters, not the page.
+        return "".join(text).encode(errors="replace")
 
 
 def _prefix(family: Family, labels: tuple[str, ...]) -> tuple[str, ...]:

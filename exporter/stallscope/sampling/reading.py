@@ -38,16 +38,20 @@ def checked(samples: Iterable[Sample]) -> tuple[Sample, ...]:
     """Return the samples unchanged, or refuse them all.
 
     Raises:
-        NonsenseReading: a value is not finite, a counter is negative, or labels do not fit the family.
+        NonsenseReading: a value is no finite number, a counter is negative, or labels do not fit the family or are no
+            texts.
     """
     result = tuple(samples)
     for sample in result:
         family, labels, value = sample
         if not len(family.labels) <= len(labels) <= len(family.labels) + len(family.optional_labels):
             raise NonsenseReading(f"{family.name} takes the labels {family.all_labels}, got the values {labels}")
+        if not all(type(label) is str for label in labels):
+            raise NonsenseReading(f"{family.name} takes texts as labels, got {labels}")
         if isinstance(value, Distribution):
             _check_distribution(family, value)
-        elif isinstance(value, (int, float)) and math.isfinite(value):
+        # Not their subclasses, whose text may be something else: True is no number on a page.
+        elif type(value) in (int, float) and math.isfinite(value):
             if value < 0 and family.type is MetricType.COUNTER:
                 raise NonsenseReading(f"{family.name}{labels} is a counter and came as {value}")
         else:

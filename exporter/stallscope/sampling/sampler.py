@@ -7,6 +7,7 @@ thread, the publisher, asks each for what to expose (memory only), adds what the
 from __future__ import annotations
 
 import logging
+import math
 import platform
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -15,7 +16,7 @@ from typing import Protocol
 
 from stallscope.catalogue import family
 from stallscope.sampling.clock import Clock, SystemClock
-from stallscope.sampling.exposition import Renderer
+from stallscope.sampling.exposition import Renderer, label_text
 from stallscope.sampling.page import Demand, Page
 from stallscope.sampling.reader import Reader, ReaderState, SourceState
 from stallscope.sampling.reading import NonsenseReading, Sample, checked
@@ -36,6 +37,9 @@ _ROUND_SHARE = 0.25
 """Part of the interval that the publisher waits for the readers of the same round."""
 _ROUND_WAIT = 0.25
 """The same in seconds, at most."""
+_PAGE_SECONDS = 1.0
+"""Longest time between two pages: at long intervals too, late readings and training reports show soon."""
+_DROPPED_NAME = SERIES_DROPPED.name + label_text(SERIES_DROPPED, ("max_series",))
 
 
 class SampledSource(Protocol):
@@ -226,24 +230,25 @@ class Sampler:
             )
             samples += self._isolated(running.source.name, lambda r=running, s=state: r.source.collect(s))  # type: ignore[misc]
             statuses.append(self._status(running, state))
+        self._statuses = tuple(statuses)
+        # What comes from outside comes last: its number is the senders', and must push nothing else off the page.
+        samples += self._own(statuses)
         for name, collect in self._collectors.items():
             samples += self._isolated(name, collect)
-        self._statuses = tuple(statuses)
-        samples += self._own(statuses)
         groups, series, dropped = self._renderer.lines(samples, self.max_series)
         self._dropped += dropped
         # The count includes the two series that tell it.
-        tail = [Sample(SERIES, (), series + 2), Sample(SERIES_DROPPED, ("max_series",), self._dropped)]
-        for family_, lines in self._renderer.lines(tail, 2)[0].items():
-            groups.setdefault(family_, {}).update(lines)
+        groups[SERIES] = {SERIES.name: str(series + 2)}
+        groups.setdefault(SERIES_DROPPED, {})[_DROPPED_NAME] = str(self._dropped)
         page = Page(lambda openmetrics: self._renderer.render(groups, openmetrics=openmetrics))
         for form in self._demand.forms():
             page.bytes(form)
         self._page = page
 
     def _publish_for_ever(self) -> None:
-        round_began = self._origin
+        period = self.interval / math.ceil(self.interval / _PAGE_SECONDS)
         while not self._stopping.is_set():
+            round_began = self._round_began()
             self._await_round(round_began)
             try:
                 for running in self._running.values():
@@ -256,9 +261,12 @@ class Sampler:
             except Exception:
                 _logger.exception("the page could not be renewed; the last one stays")
             elapsed = self._clock.monotonic() - self._origin
-            if self._stopping.wait(self.interval - elapsed % self.interval):
+            if self._stopping.wait(period - elapsed % period):
                 return
-            round_began = self._clock.monotonic()
+
+    def _round_began(self) -> float:
+        """When the readers' round began: their tick, since some of them may be awake before the publisher is."""
+        return self._origin + (self._clock.monotonic() - self._origin) // self.interval * self.interval
 
     def _await_round(self, began: float) -> None:
         """Wait until every reader that is not stuck has read since `began`, but only a part of the interval."""
@@ -285,6 +293,8 @@ class Sampler:
         if wanted.keys() == running.parts.keys():
             return
         with self._changing:
+            if self._running.get(running.source.name) is not running:
+                return  # removed meanwhile: nobody would ever stop its new readers
             kept = {key: reader for key, reader in running.parts.items() if key in wanted}
             for key, reader in running.parts.items():
                 if key not in wanted:
