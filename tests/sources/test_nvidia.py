@@ -290,8 +290,11 @@ def test_a_gpu_that_hangs_from_the_start_hides_no_other(nvml_stand_in: NvmlStand
     with ReadingProcess(nvml_stand_in) as process:
         page = process.until(lambda page: page.get("up", 7) == 1)
         assert page.get("up", 2) is None
+        # It has no series that could tell of it, so the source does.
+        process.until(lambda page: page.get(SOURCE_UP, source="nvidia") == 0)
         nvml_stand_in.gpu[2].state = GpuState.OK
         process.until(lambda page: page.get("up", 2) == 1)
+        process.until(lambda page: page.get(SOURCE_UP, source="nvidia") == 1)
 
 
 def test_a_gpu_that_answers_with_unknown_errors_is_down(nvml_stand_in: NvmlStandIn, process: ReadingProcess) -> None:

@@ -7,7 +7,6 @@ own, so that one that hangs stops no other. What a GPU's series say when it is l
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import ClassVar, NamedTuple, NoReturn, TypeVar
@@ -31,8 +30,6 @@ from stallscope.sampling.integrals import Stretch, TimeIntegral, Timeline, Utili
 from stallscope.sampling.reader import ReaderState
 from stallscope.sampling.reading import Distribution, Sample
 from stallscope.sources.base import Environment, NotPresent, Source, SourceState, register
-
-_logger = logging.getLogger(__name__)
 
 INFO = family("stallscope_gpu_info")
 UP = family("stallscope_gpu_up")
@@ -428,6 +425,7 @@ class NvidiaSource(Source):
         Raises:
             NotPresent: this machine has, and had, no driver that answers.
             DriverUnavailable: the driver is gone; tried again after a pause.
+            DriverError: a GPU does not say what it is, and so has no series that could tell of it.
         """
         now = self.environment.clock.monotonic()
         if self._open and self._session_over == self._session:
@@ -440,6 +438,8 @@ class NvidiaSource(Source):
             except DriverUnavailable as problem:
                 self._disconnect()
                 self._fail(problem, now)
+        if self._complaint:
+            raise DriverError("unidentified", self._complaint)
         return ()
 
     def parts(self) -> Mapping[str, Callable[[], Iterable[Sample]]]:
@@ -572,10 +572,7 @@ class NvidiaSource(Source):
             if introduction.identity is not None:
                 met.append((introduction.device, introduction.identity))
         silent = [str(each.error or "no answer") for each in asked.values() if each.identity is None]
-        complaint = "; ".join(silent)
-        if complaint and complaint != self._complaint:
-            _logger.warning("%d of the GPUs do not say what they are: %s", len(silent), complaint)
-        self._complaint = complaint
+        self._complaint = f"{len(silent)} of the GPUs do not say what they are: {'; '.join(silent)}" if silent else ""
         return met, not silent
 
 
