@@ -55,12 +55,12 @@ class Renderer:
         known, prefixes = self._prefixes, {}
         series = dropped = 0
         for family, labels, value in samples:
-            key = (family, labels)
-            names = prefixes[key] = known.get(key) or _prefix(family, labels)
-            size = len(names)
+            size = self._sizes[family]
             if series + size > max_series:
                 dropped += size
                 continue
+            key = (family, labels)
+            names = prefixes[key] = known.get(key) or _prefix(family, labels)
             group = groups.get(family)
             if group is None:
                 group = groups[family] = {}
