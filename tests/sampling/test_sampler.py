@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from stallscope.catalogue import family
 from stallscope.sampling import sampler as sampler_module
 from stallscope.sampling.clock import ScriptedClock
-from stallscope.sampling.reader import NotPresent, ReaderState, SourceState
+from stallscope.sampling.reader import NotPresent, Reader, ReaderState, SourceState
 from stallscope.sampling.reading import Sample
 from stallscope.sampling.sampler import Sampler
 
@@ -144,6 +144,17 @@ def test_a_failing_sources_last_reading_stays_for_three_intervals_and_no_longer(
     clock.advance(0.1)
     sampler.run_round()
     assert "stallscope_host_cpus" not in values(sampler)
+
+
+def test_a_failure_that_is_kept_keeps_no_frames() -> None:
+    def read() -> Iterable[Sample]:
+        raise OSError("the disk went away")
+
+    reader = Reader("failing", read, ScriptedClock())
+    reader.read_once()
+    assert str(reader.state.error) == "the disk went away"
+    assert reader.state.error is not None
+    assert reader.state.error.__traceback__ is None
 
 
 def test_a_source_recovers_by_itself(sampler: Sampler, clock: ScriptedClock) -> None:

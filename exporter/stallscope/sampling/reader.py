@@ -110,7 +110,8 @@ class Reader:
         try:
             samples = checked(self._read())
         except Exception as problem:  # noqa: BLE001 - whatever a source does, it must not end its thread
-            error = problem
+            # Its frames hold the error again: a circle that waits long for the garbage collector.
+            error = problem.with_traceback(None)
         ended = self._clock.monotonic()
         succeeded = error is None
         self.state = ReaderState(
