@@ -4,8 +4,10 @@ import copy
 import json
 import logging
 import pickle
+import subprocess
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -378,9 +380,26 @@ def test_the_real_clock_and_process_make_an_acceptable_report(desk: Desk) -> Non
 
 
 def test_importing_the_package_loads_nothing_heavy() -> None:
-    import subprocess
-
-    script = "import json, sys, stallscope; print(json.dumps(sorted(sys.modules)))"
+    script = "import json, sys, stallscope; stallscope.track; print(json.dumps(sorted(sys.modules)))"
     loaded = set(json.loads(subprocess.check_output([sys.executable, "-c", script])))
+    assert "stallscope.shim.run" in loaded
     heavy = {"asyncio", "http.client", "inspect", "logging", "multiprocessing", "pathlib", "ssl", "urllib.request"}
     assert not loaded & (heavy | {"prometheus_client", "numpy", "psutil", "stallscope.catalogue"})
+
+
+def test_the_shim_needs_nothing_but_the_standard_library() -> None:
+    """As an interpreter without site-packages sees it."""
+    folder = Path(stallscope.__file__).parents[1]
+    script = f"""
+import sys
+sys.path.insert(0, {str(folder)!r})
+import stallscope
+for _ in stallscope.track(range(3), stallscope.Run("job")):
+    pass
+for module in sorted(sys.modules):
+    print(module)
+"""
+    loaded = subprocess.check_output([sys.executable, "-S", "-E", "-c", script], text=True).split()
+    assert "stallscope.shim.loader" in loaded
+    roots = {module.partition(".")[0] for module in loaded} - {"stallscope", "__main__"}
+    assert roots <= sys.stdlib_module_names
