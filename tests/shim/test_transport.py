@@ -3,10 +3,12 @@ from __future__ import annotations
 import contextlib
 import http.server
 import itertools
+import os
 import shutil
 import socket
 import ssl
 import subprocess
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -67,6 +69,28 @@ def test_the_first_listener_in_order_gets_the_report(tmp_path: Path) -> None:
             assert sender(b"2") is None
             assert unix.recv(10) == b"2"
         sender.close()
+
+
+@pytest.fixture
+def unprivileged() -> Iterator[None]:
+    """Root may send everywhere: be nobody for a while."""
+    user = os.geteuid()
+    if user == 0:
+        os.seteuid(65534)
+    yield
+    os.seteuid(user)
+
+
+@pytest.mark.usefixtures("unprivileged")
+def test_a_socket_that_this_user_may_not_use_is_denied_and_not_absent() -> None:
+    with tempfile.TemporaryDirectory() as folder, socket.socket() as unused:
+        path = Path(folder, "report.sock")
+        unused.bind(("127.0.0.1", 0))
+        with listening(socket.AF_UNIX, str(path)):
+            path.chmod(0)
+            sender = Datagrams([(socket.AF_UNIX, str(path)), (socket.AF_INET, unused.getsockname())])
+            assert sender(b"1") == "denied"
+            sender.close()
 
 
 def test_a_full_queue_drops_without_waiting(tmp_path: Path) -> None:

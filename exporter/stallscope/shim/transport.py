@@ -37,13 +37,16 @@ class Datagrams:
         self._sockets: list[socket.socket | None] = [None] * len(targets)
 
     def __call__(self, payload: bytes) -> str | None:
-        """Send; None, or why it was dropped: `absent`, `queue_full`, `too_large` or `error`."""
+        """Send; None, or why it was dropped: `absent`, `denied`, `queue_full`, `too_large` or `error`."""
         cause = "error"
         for position, (family, address) in enumerate(self._targets):
             try:
                 self._send(position, family, address, payload)
-            except (FileNotFoundError, ConnectionError, PermissionError):
-                cause = "absent"
+            except PermissionError:
+                cause = "denied"
+            except (FileNotFoundError, ConnectionError):
+                if cause != "denied":  # which is what somebody can mend
+                    cause = "absent"
             except BlockingIOError:
                 return "queue_full"
             except OSError as error:
