@@ -158,7 +158,7 @@ def test_what_has_left_the_page_is_not_kept() -> None:
         grown = tracemalloc.get_traced_memory()[0] - before
     finally:
         tracemalloc.stop()
-    assert grown < 100_000
+    assert grown < 1_000_000  # twenty pages of names would be eight million
 
 
 def test_a_negative_gauge_is_fine() -> None:
