@@ -84,10 +84,26 @@ def importing_for_parent() -> bool:
 
 def finish_all() -> None:
     """Finish what is open; called when the process ends."""
-    error = sys.exc_info()[1]  # multiprocessing calls while the exception is on its way
+    error = sys.exc_info()[1]  # multiprocessing calls while the exception is on its way, before Python 3.13
     failed = _failed or (error is not None and not (isinstance(error, SystemExit) and error.code in (None, 0)))
+    failed = failed or _status_of_child() != 0
     for session in watched():
         session.finish("failed" if failed else "finished")
+
+
+def _status_of_child() -> int:
+    """The exit status of a child of multiprocessing, which from Python 3.13 on has caught its exception by now.
+
+    It stands nowhere but in the frame that is about to end the process.
+    """
+    frame = sys._getframe()  # noqa: SLF001 - the only way to it
+    while frame is not None and frame.f_code.co_name != "_bootstrap":  # inside which the status is not settled
+        if frame.f_globals.get("__name__") in ("multiprocessing.popen_fork", "multiprocessing.forkserver"):
+            code = frame.f_locals.get("code")
+            if isinstance(code, int):
+                return code
+        frame = frame.f_back  # type: ignore[assignment]
+    return 0
 
 
 _hearing = False
