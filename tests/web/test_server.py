@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import http.client
 import socket
 import threading
@@ -21,6 +22,7 @@ from stallscope.web.response import TEXT, Response
 from stallscope.web.server import ListenError, Server
 
 BODY = b"x" * 60_000
+WORKERS = 4
 
 
 def answer(request: Request, client: str) -> Response:
@@ -40,7 +42,7 @@ def make_server() -> Iterator[Callable[..., Server]]:
     with contextlib.ExitStack() as stack:
 
         def make(host: str = "127.0.0.1", **arguments: int) -> Server:
-            server = Server(Address(host, 0), answer, **arguments)
+            server = Server(Address(host, 0), answer, **{"threads": WORKERS, **arguments})
             stack.callback(server.stop)
             server.start()
             return server
@@ -92,6 +94,21 @@ def test_a_connection_is_closed_where_the_client_asks(server: Server) -> None:
     with connected(server) as connection:
         connection.sendall(b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n")
         assert everything(connection).endswith(BODY)
+
+
+def test_a_closed_connection_leaves_nothing_for_the_garbage_collector(server: Server) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(20):
+            get(server)
+        deadline = time.monotonic() + 10
+        # Each worker remembers the last one that it had.
+        while (kept := sum(type(each).__name__ == "_Connection" for each in gc.get_objects())) > WORKERS:
+            assert time.monotonic() < deadline, f"{kept} of 20 closed connections are still there"
+            time.sleep(0.05)
+    finally:
+        gc.enable()
 
 
 def test_head_tells_the_length_and_sends_no_body(server: Server) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import logging
 import os
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 _logger = logging.getLogger(__name__)
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_M_ARENA_MAX = -8
+"""The parameter's number in glibc's malloc.h."""
 _STOP_SECONDS = 0.9
 """How long a clean stop may take; what has not ended by then never will."""
 
@@ -198,6 +201,7 @@ def main(arguments: Sequence[str]) -> int:
         if (problem.name or "").startswith("stallscope"):
             raise
         return _refuse(f"{problem.name} is not installed; the exporter needs: pip install 'stallscope[exporter]'", 1)
+    _share_one_heap()
     summaries = {name: source.summary for name, source in sources.items()}
     try:
         configuration = load(arguments, os.environ, summaries)
@@ -227,6 +231,13 @@ def _reload(exporter: Exporter, arguments: Sequence[str], summaries: Mapping[str
         exporter.reload(load(arguments, os.environ, summaries))
     except ConfigurationError as problem:
         _logger.error("configuration not read again, the running one stays: %s", problem)
+
+
+def _share_one_heap() -> None:
+    """Let all threads allocate from one heap: two dozen threads with one each would hold 1.4 MB more."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc's own
+    if mallopt is not None:
+        mallopt(_M_ARENA_MAX, 1)
 
 
 def _settle() -> None:

@@ -82,6 +82,8 @@ class _Connection(HTTPConnection):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
+        # Caches that nothing here asks, and circles that would keep each closed connection until a garbage collection.
+        del self.resolve_peer_creds, self.get_peer_creds
         self.received = bytearray()
         self.unfinished_since: float | None = time.time()
         """When the request began that has not wholly arrived; None between two requests."""
