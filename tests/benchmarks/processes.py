@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import os
-import socket
 import statistics
 import subprocess
 import time
@@ -22,14 +21,6 @@ class Scrapes:
     cpu: float
     """Processor time of the server a scrape, net of what it uses when nobody scrapes."""
     body: bytes
-
-
-def free_port() -> int:
-    """A TCP port that nobody uses now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def cpu_seconds(pid: int) -> float:

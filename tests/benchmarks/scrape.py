@@ -14,12 +14,12 @@ from pathlib import Path
 from tests.benchmarks.processes import (
     Scrapes,
     first_page,
-    free_port,
     idle_share,
     proportional_memory,
     running,
     scrape,
 )
+from tests.free_ports import free_port
 from tests.nvml_library.stand_in import GpuState, NvmlStandIn
 
 _IDLE_SECONDS = 10.0

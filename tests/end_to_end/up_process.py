@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -13,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
+
+from tests.free_ports import free_ports
 
 _MARK = "STALLSCOPE_TEST_MARK"
 
@@ -96,19 +97,3 @@ def started(folder: Path, *flags: str) -> Iterator[Up]:
         yield up
     finally:
         up.kill_all()
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that are free for TCP and UDP now."""
-    ports: list[int] = []
-    while len(ports) < count:
-        with socket.socket() as stream, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagram:
-            stream.bind(("127.0.0.1", 0))
-            number: int = stream.getsockname()[1]
-            try:
-                datagram.bind(("127.0.0.1", number))
-            except OSError:
-                continue
-            if number not in ports:
-                ports.append(number)
-    return ports

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -11,21 +10,15 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+from tests.free_ports import free_port
 from tests.nvml_library.stand_in import NvmlStandIn
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
 
 
 def test_the_peer_exposes_all_its_series_of_eight_gpus(nvml_stand_in: NvmlStandIn) -> None:
     for gpu in nvml_stand_in.gpu:
         gpu.utilization, gpu.memory_used = 97, 19_818 << 20
         gpu.run((os.getpid(), 19_818 << 20, False))
-    port = _free_port()
+    port = free_port()
     program = Path(sys.executable).with_name("nvitop-exporter")
     process = subprocess.Popen(
         [str(program), "--bind-address", "127.0.0.1", "--port", str(port)],

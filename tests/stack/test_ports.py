@@ -10,6 +10,7 @@ import pytest
 
 from stallscope.stack.errors import StackError
 from stallscope.stack.ports import ADDRESS, Port, require_free
+from tests.free_ports import free_port
 
 
 @pytest.fixture
@@ -18,13 +19,6 @@ def busy() -> Iterator[int]:
         listener.bind((ADDRESS, 0))
         listener.listen()
         yield listener.getsockname()[1]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((ADDRESS, 0))
-        number: int = probe.getsockname()[1]
-        return number
 
 
 def test_free_ports_are_accepted() -> None:
