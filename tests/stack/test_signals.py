@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 
 import pytest
@@ -13,7 +12,7 @@ from stallscope.stack.signals import stop_signals
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_each_stop_signal_ends_a_wait(number: signal.Signals) -> None:
     with stop_signals() as stop:
-        os.kill(os.getpid(), number)
+        signal.raise_signal(number)
         assert stop.wait(60)
         assert stop.wait(60), "once asked for, it stays asked for"
 
@@ -27,7 +26,7 @@ def test_a_hangup_that_nohup_ignores_is_no_stop() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with stop_signals() as stop:
-            os.kill(os.getpid(), signal.SIGHUP)
+            signal.raise_signal(signal.SIGHUP)
             assert not stop.wait(0.01)
     finally:
         signal.signal(signal.SIGHUP, before)
@@ -35,12 +34,12 @@ def test_a_hangup_that_nohup_ignores_is_no_stop() -> None:
 
 def test_signals_that_come_while_everything_is_being_stopped_are_spent() -> None:
     with stop_signals():
-        os.kill(os.getpid(), signal.SIGINT)
-        os.kill(os.getpid(), signal.SIGTERM)
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGTERM)
 
 
 def test_signals_mean_what_they_did_before_afterwards() -> None:
     with stop_signals():
         pass
     with pytest.raises(KeyboardInterrupt):
-        os.kill(os.getpid(), signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
