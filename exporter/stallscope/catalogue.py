@@ -1,6 +1,6 @@
 """Every metric family that leaves the exporter, as data.
 
-The exposition, the reference page (`docs/metrics.md`) and the consistency tests read this one list. Names, labels and
+The exposition, the reference page (`METRICS.md`) and the consistency tests read this one list. Names, labels and
 units are a frozen contract: a family or label may be added, never renamed or reused.
 
 A family's `name` is what a query uses: counters carry their `_total`. Label values stand in the order of `labels`,

@@ -320,7 +320,8 @@ class Configuration:
             _parse_word,
             "",
             "NAME",
-            "Show a simulated node that plays this scenario in place of the real driver.",
+            "Show a simulated node that plays this scenario in place of the real driver; "
+            "`stallscope up --help` lists them.",
         )
     )
     simulated_host: bool = field(
@@ -455,12 +456,13 @@ def _from_flags(arguments: Sequence[str], table: Mapping[str, Setting]) -> dict[
         prog="stallscope exporter",
         usage="stallscope exporter [flags]",
         description="Serves this node's GPU, host and training metrics to Prometheus.",
-        epilog="A flag beats the file of --config.file, the file beats the environment variable "
-        f"{ENVIRONMENT_PREFIX}<FLAG>, and that the default. SIGHUP reads file and environment again.",
+        epilog="A switch ([BOOLEAN]) is turned off by its --no- form. A flag beats the file of --config.file, the file "
+        f"beats the environment variable ({ENVIRONMENT_PREFIX}LOG_LEVEL for --log.level), and that the default. SIGHUP "
+        "reads file and environment again.",
         allow_abbrev=False,
     )
     for setting in table.values():
-        default = f" Default: {setting.default}." if setting.default and not setting.switch else ""
+        default = f" Default: {setting.default}." if setting.default else ""
         text = (setting.help + default).replace("%", "%%")
         if setting.switch:
             parser.add_argument(

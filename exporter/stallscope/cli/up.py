@@ -3,33 +3,56 @@
 from __future__ import annotations
 
 import argparse
+import difflib
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
+
+from stallscope.simulation.scenarios import SCENARIOS, scenario
 
 _DEFAULT_SCENARIO = "thermal_throttle"
+_SERVICES = (
+    ("exporter", "the exporter", 19400),
+    ("prometheus", "Prometheus", 19090),
+    ("alertmanager", "Alertmanager", 19093),
+    ("grafana", "Grafana", 13000),
+)
+"""Flag, name and usual port of each part that listens."""
 _HIGHEST_PORT = 65_535
 _LONGEST_SECONDS = 86_400.0
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """Refuse in one line, without argparse's usage before it."""
+        self.exit(2, f"{self.prog}: {message}\n")
+
+
 def main(arguments: Sequence[str]) -> int:
     """Run the command; return 0 when it was stopped, 1 when something failed, 2 for a wrong command line."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="stallscope up",
+        usage="stallscope up [flags]",
         description="Run exporter, Prometheus, Alertmanager (and Grafana where it is installed) with the bundle's own "
         "configuration and a small real training job, wait until data flows, and tell of alerts until Ctrl-C. "
         "Everything listens on 127.0.0.1 only. Where no NVIDIA driver answers, GPUs are simulated.",
         allow_abbrev=False,
     )
-    for service, number in (("exporter", 19400), ("prometheus", 19090), ("alertmanager", 19093), ("grafana", 13000)):
+    for service, title, number in _SERVICES:
         parser.add_argument(
-            f"--{service}.port", type=_port, default=number, metavar="PORT", help=f"port of {service} (%(default)s)"
+            f"--{service}.port",
+            type=_port,
+            default=number,
+            metavar="PORT",
+            help=f"port of {title} (default: %(default)s)",
         )
     parser.add_argument(
         "--scenario",
         default=_DEFAULT_SCENARIO,
         metavar="NAME",
-        help="what the simulated GPUs and their job play (%(default)s)",
+        help=f"what the simulated GPUs and their job play: {', '.join(SCENARIOS)} (default: %(default)s)",
     )
     parser.add_argument(
         "--scenario.onset",
@@ -37,31 +60,42 @@ def main(arguments: Sequence[str]) -> int:
         type=_seconds,
         default=30.0,
         metavar="SECONDS",
-        help="time from the start to the scenario's fault (%(default)g)",
+        help="time from the start to the scenario's fault (default: %(default)g)",
     )
     parser.add_argument(
-        "--training-job", action=argparse.BooleanOptionalAction, default=True, help="run the small training job"
+        "--training-job",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="run the small training job (default: yes)",
     )
     parser.add_argument(
-        "--alertmanager.webhook", dest="webhook", metavar="URL", help="post notifications there (nowhere by default)"
+        "--alertmanager.webhook", dest="webhook", metavar="URL", help="post notifications there (default: nowhere)"
     )
     parser.add_argument(
-        "--data-dir", type=Path, metavar="FOLDER", help="write there and keep it (a temporary folder by default)"
+        "--data-dir", type=Path, metavar="FOLDER", help="write there and keep it (default: a temporary folder)"
     )
     parser.add_argument(
         "--install",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="on Debian and Ubuntu, install what is missing with apt-get",
+        help="on Debian and Ubuntu, install what is missing with apt-get (default: yes)",
     )
     parser.add_argument("--once", action="store_true", help="stop as soon as data flows")
     parser.add_argument(
-        "--timeout", type=_seconds, default=120.0, metavar="SECONDS", help="time until data must flow (%(default)g)"
+        "--timeout",
+        type=_seconds,
+        default=120.0,
+        metavar="SECONDS",
+        help="time until data must flow (default: %(default)g)",
     )
-    parsed = parser.parse_args(list(arguments))
+    parsed, unknown = parser.parse_known_args(list(arguments))
+    if unknown:
+        name = unknown[0].partition("=")[0]
+        flags = re.findall(r"--[a-z.-]+", parser.format_help())
+        nearest = difflib.get_close_matches(name, flags, n=1)
+        parser.error(f"unknown argument {name}" + (f"; did you mean {nearest[0]}?" if nearest else ""))
 
     try:
-        from stallscope.simulation.scenarios import scenario
         from stallscope.stack import launcher
         from stallscope.stack.errors import StackError
         from stallscope.stack.ports import Port

@@ -400,7 +400,7 @@ class NvidiaSource(Source):
     """See the module."""
 
     name: ClassVar[str] = "nvidia"
-    summary: ClassVar[str] = "NVIDIA GPUs through their driver (NVML)"
+    summary: ClassVar[str] = "NVIDIA GPUs through their driver (NVML)."
     harmless: ClassVar[tuple[type[Exception], ...]] = (DeviceLost,)
 
     def __init__(self, environment: Environment) -> None:

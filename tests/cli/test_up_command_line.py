@@ -1,0 +1,38 @@
+"""The command line of `stallscope up`: what is wrong is told in one line, with status 2."""
+
+from __future__ import annotations
+
+import pytest
+
+from stallscope.cli.up import main
+from stallscope.simulation.scenarios import SCENARIOS
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--scenari", "x"], "unknown argument --scenari; did you mean --scenario?"),
+        (["--no-instal"], "unknown argument --no-instal; did you mean --no-install?"),
+        (["now"], "unknown argument now"),
+        (["--scenario", "gpu_lst"], "--scenario: there is no scenario 'gpu_lst'; did you mean gpu_lost?"),
+        (["--grafana.port", "x"], "argument --grafana.port: 'x' is no port"),
+    ],
+)
+def test_a_wrong_command_line_is_refused_in_one_line(
+    arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+
+    assert stop.value.code == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"stallscope up: {complaint}")
+    assert told.count("\n") == 1
+
+
+def test_help_lists_every_scenario(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+
+    told = capsys.readouterr().out
+    assert [name for name in SCENARIOS if name not in told] == []
