@@ -23,7 +23,8 @@ _SECTIONS = (
         "GPU",
         (
             "Labels `gpu` (NVML index) and `uuid`; a MIG instance has `mig` too. *Optional* signals are announced for "
-            "each GPU in `stallscope_gpu_signal_supported` and are absent where the GPU or its driver lacks them."
+            "each GPU in `stallscope_gpu_signal_supported`, once they are read, and are absent where the GPU or its "
+            "driver lacks them."
         ),
         GPU_FAMILIES,
     ),
@@ -41,6 +42,18 @@ _SECTIONS = (
 )
 
 
+_PACKAGE = Path(__file__).parent / "stallscope"
+
+
+def _filled_by(family: Family) -> str:
+    """The family's provider, unless that does not read it yet: then it does not name it."""
+    if family not in GPU_FAMILIES:
+        return f"`{family.provider}`"
+    module = _PACKAGE.joinpath(*family.provider.split(".")).with_suffix(".py")
+    named = module.is_file() and f'"{family.name}"' in module.read_text(encoding="utf-8")
+    return f"`{family.provider}`" if named else "not yet"
+
+
 def _row(family: Family) -> str:
     closed = dict(family.values)
     labels = ", ".join(
@@ -50,7 +63,9 @@ def _row(family: Family) -> str:
     kind = family.type.value
     if family.buckets:
         kind += "; `le` " + ", ".join(f"{bound:g}" for bound in family.buckets)
-    return f"| `{family.name}` | {kind} | {family.unit} | {labels} | {optional} | {family.help} | `{family.provider}` |"
+    return (
+        f"| `{family.name}` | {kind} | {family.unit} | {labels} | {optional} | {family.help} | {_filled_by(family)} |"
+    )
 
 
 def page() -> str:
@@ -61,7 +76,7 @@ def page() -> str:
         (
             "Generated from `stallscope/catalogue.py` by `make generate`; do not edit. Names, labels and units are "
             "frozen: they are added to, never renamed. The last column is the module under `exporter/stallscope/` that "
-            "fills the family."
+            "fills the family; where it says *not yet*, the name is reserved and has no series so far."
         ),
         "",
         "A value that is unsupported, stale or unknown is absent, never zero.",
