@@ -28,7 +28,7 @@ test: $(STAMP) tools ## every test, with real Prometheus, Alertmanager and the s
 test-gpu: $(STAMP) ## the hardware suite; says why it skips where no NVIDIA driver answers
 	$(BIN)/python -m pytest -m hardware -rs tests/hardware $(ARGS)
 
-lint: $(STAMP) ## style, types, and that generated files are fresh
+lint: $(STAMP) ## style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
