@@ -222,17 +222,25 @@ def test_a_server_that_never_answers_is_left_after_the_timeout(monkeypatch: pyte
         assert transport({"STALLSCOPE_ADDRESS": f"http://127.0.0.1:{listener.getsockname()[1]}"})(b"{}") == "error"
 
 
-def test_a_host_is_looked_up_once(monkeypatch: pytest.MonkeyPatch, door: int) -> None:
-    sender = transport({"STALLSCOPE_ADDRESS": f"http://localhost:{door}"})
+@pytest.fixture
+def known_name(monkeypatch: pytest.MonkeyPatch) -> str:
+    """A name for this machine, whatever the resolver knows."""
+    look_up = socket.getaddrinfo
+    monkeypatch.setattr(socket, "getaddrinfo", lambda _host, port, **options: look_up("127.0.0.1", port, **options))
+    return "node.example"
+
+
+def test_a_host_is_looked_up_once(monkeypatch: pytest.MonkeyPatch, door: int, known_name: str) -> None:
+    sender = transport({"STALLSCOPE_ADDRESS": f"http://{known_name}:{door}"})
     monkeypatch.delattr(socket, "getaddrinfo")
     assert sender(b"{}") is None
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
-def test_a_report_travels_over_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_report_travels_over_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known_name: str) -> None:
     certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
     command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    command += ["-days", "1", "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
+    command += ["-days", "1", "-subj", f"/CN={known_name}", "-addext", f"subjectAltName=DNS:{known_name}"]
     subprocess.run([*command, "-keyout", key, "-out", certificate], check=True, capture_output=True)
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -242,6 +250,6 @@ def test_a_report_travels_over_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         server.socket = context.wrap_socket(server.socket, server_side=True)
         thread = threading.Thread(target=server.handle_request)
         thread.start()
-        assert transport({"STALLSCOPE_ADDRESS": f"https://localhost:{server.server_address[1]}"})(b"{}") is None
+        assert transport({"STALLSCOPE_ADDRESS": f"https://{known_name}:{server.server_address[1]}"})(b"{}") is None
         thread.join()
     assert [body for _, _, body in Door.taken] == [b"{}"]
