@@ -241,7 +241,7 @@ class Configuration:
             parse_switch,
             "false",
             "",
-            "Run only collectors that are switched on.",
+            "Run only collectors that are switched on; otherwise all run.",
             live=True,
         )
     )
