@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -65,15 +65,3 @@ def _check_distribution(family: Family, value: Distribution) -> None:
         raise NonsenseReading(f"{family.name} has {expected} buckets, got {len(value.counts)}")
     if not math.isfinite(value.total) or value.count < 0 or any(count < 0 for count in value.counts):
         raise NonsenseReading(f"{family.name} came as {value!r}")
-
-
-def series_count(samples: Sequence[Sample]) -> int:
-    """How many series the samples become on the page."""
-    total = 0
-    for family, _labels, value in samples:
-        total += (
-            1
-            if not isinstance(value, Distribution)
-            else len(family.series_names) + len(value.counts) - (1 if value.counts else 0)
-        )
-    return total
