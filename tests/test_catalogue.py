@@ -83,8 +83,6 @@ def test_histograms_have_rising_bounds_and_others_have_none(family: Family) -> N
 
 @families
 def test_the_module_named_as_provider_exists(family: Family) -> None:
-    if family.provider == "owners":
-        pytest.skip("the owners room is a later issue; its families are reserved")
     assert importlib.util.find_spec(f"stallscope.{family.provider}") is not None
 
 

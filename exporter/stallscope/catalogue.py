@@ -83,6 +83,7 @@ _Values = dict[str, tuple[str, ...]]
 
 CLOCKS = ("sm", "memory", "graphics", "video")
 THROTTLE_REASONS = ("sw_thermal", "hw_thermal", "hw_slowdown", "power_cap", "power_brake", "sync_boost")
+OWNER_LABELS = ("namespace", "pod", "container", "slurm_job", "user")
 UTILIZATION_BUCKETS = (0.0, 0.05, 0.1, 0.25, 0.5, 0.7, 0.9, 1.0)
 BELOW_LEVELS = (0.1, 0.5)
 STEP_BUCKETS = (
@@ -118,7 +119,7 @@ def _gpu(
     values: _Values | None = None,
     buckets: tuple[float, ...] = (),
     optional: bool = False,
-    provider: str = "sources.nvidia",
+    provider: str = "gpus.gpu",
 ) -> Family:
     return Family(
         name=f"stallscope_gpu_{name}",
@@ -481,15 +482,31 @@ GPU_FAMILIES = (
         "owner_info",
         _GAUGE,
         "1: who holds the GPU now; labels that do not apply are empty.",
-        labels=("namespace", "pod", "container", "slurm_job", "user"),
-        provider="owners",
+        labels=OWNER_LABELS,
+        provider="sources.owners",
     ),
     _gpu(
         "owner_memory_used_bytes",
         _GAUGE,
-        "Frame buffer held by that owner's processes (NVML running processes).",
-        labels=("namespace", "pod", "container", "slurm_job", "user"),
-        provider="owners",
+        "Frame buffer held by that owner's processes (NVML running processes). What no owner accounts for stands under "
+        "empty labels, so that all owners sum to the memory in use.",
+        labels=OWNER_LABELS,
+        provider="sources.owners",
+    ),
+    _gpu(
+        "owner_busy_seconds_total",
+        _COUNTER,
+        "Time in which that owner's processes had kernels resident (NVML process utilisation, integrated since the "
+        "exporter met the owner).",
+        labels=OWNER_LABELS,
+        provider="sources.owners",
+    ),
+    _gpu(
+        "persistence_mode",
+        _GAUGE,
+        "1 if the driver keeps the GPU initialised while nobody uses it; where it does not, every first use pays for "
+        "it (NVML persistence mode).",
+        optional=True,
     ),
 )
 
@@ -785,6 +802,46 @@ EXPORTER_FAMILIES = (
         _COUNTER,
         "Readings that raised, returned nonsense or hung.",
         labels=("source",),
+    ),
+    _exporter("exporter_source_readings_total", _COUNTER, "Readings that came to an end.", labels=("source",)),
+    _exporter(
+        "exporter_source_reading_seconds_total",
+        _COUNTER,
+        "Time that readings took, summed over the source's threads (wall clock).",
+        labels=("source",),
+    ),
+    _exporter(
+        "exporter_source_cpu_seconds_total",
+        _COUNTER,
+        "Processor time that readings took, summed over the source's threads.",
+        labels=("source",),
+    ),
+    _exporter(
+        "exporter_source_stuck_threads",
+        _GAUGE,
+        "Threads of the source that are in a reading which has not come back in time.",
+        labels=("source",),
+    ),
+    _exporter(
+        "exporter_driver_calls_total",
+        _COUNTER,
+        "Calls made to a GPU driver.",
+        labels=("source",),
+        provider="gpus.source",
+    ),
+    _exporter(
+        "exporter_values_rejected_total",
+        _COUNTER,
+        "Values that a GPU driver gave and can't have meant, which are shown nowhere, by reason.",
+        labels=("source", "reason"),
+        provider="gpus.source",
+    ),
+    _exporter(
+        "exporter_attribution_errors_total",
+        _COUNTER,
+        "Failed attempts to find out who holds a GPU, by reason.",
+        labels=("reason",),
+        provider="sources.owners",
     ),
     _exporter(
         "exporter_reports_total",

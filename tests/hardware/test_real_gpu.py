@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from stallscope.nvidia.driver import Device, DriverError, DriverUnavailable, Unsupported
+from stallscope.gpus.driver import Device, DriverError, DriverUnavailable, Unsupported
 from stallscope.nvidia.nvml import NvmlDriver
 from stallscope.sampling.reading import Distribution
 from stallscope.sampling.sampler import Sampler

@@ -15,7 +15,7 @@ from tests.nvml_library.stand_in import DriverState, GpuState, NvmlStandIn
 
 PREAMBLE = """
 import json, os, sys
-from stallscope.nvidia.driver import DeviceLost, DriverError, DriverUnavailable, Unsupported
+from stallscope.gpus.driver import DeviceLost, DriverError, DriverUnavailable, Unsupported
 from stallscope.nvidia.nvml import NvmlDriver
 
 def outcome(call, *arguments):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from stallscope.nvidia.driver import Device, DeviceLost, Driver, DriverUnavailable, Unsupported
+from stallscope.gpus.driver import Device, DeviceLost, Driver, DriverUnavailable, Unsupported
 from stallscope.sampling.clock import ScriptedClock
 from stallscope.simulation.driver import SimulatedDriver
 from stallscope.simulation.gpu import POWER_LIMIT_WATTS

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from stallscope.intake.runs import RunRegistry
-from stallscope.nvidia.driver import DeviceLost
+from stallscope.gpus.driver import DeviceLost
 from stallscope.report import Report, parse
 from stallscope.sampling.clock import ScriptedClock, SystemClock
 from stallscope.simulation import Simulation

@@ -20,7 +20,7 @@ from stallscope import logs
 from stallscope.configuration import Configuration, ConfigurationError, load
 
 if TYPE_CHECKING:
-    from stallscope.nvidia.driver import Driver
+    from stallscope.gpus.driver import Driver
     from stallscope.simulation.simulation import Simulation
     from stallscope.sources.base import Source
 

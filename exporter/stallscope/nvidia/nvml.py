@@ -11,7 +11,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from stallscope.nvidia.driver import (
+from stallscope.gpus.driver import (
     Bar1,
     ClockKind,
     Device,
@@ -103,7 +103,7 @@ class _Sample(ctypes.Structure):
 
 
 class NvmlDriver:
-    """A session with the NVIDIA driver; implements `stallscope.nvidia.driver.Driver`."""
+    """A session with the NVIDIA driver; implements `stallscope.gpus.driver.Driver`."""
 
     def __init__(self) -> None:
         """Prepare; nothing is loaded before `open`."""
@@ -232,7 +232,7 @@ class NvmlDriver:
 
 
 class NvmlDevice:
-    """One GPU; implements `stallscope.nvidia.driver.Device`."""
+    """One GPU; implements `stallscope.gpus.driver.Device`."""
 
     def __init__(self, driver: NvmlDriver, index: int) -> None:
         """Note which GPU is meant; the driver is not asked yet."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from stallscope.nvidia.driver import (
+from stallscope.gpus.driver import (
     Bar1,
     ClockKind,
     Device,

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
-from stallscope.nvidia.driver import Driver
+from stallscope.gpus.driver import Driver
+from stallscope.gpus.occupancy import Occupancies
 from stallscope.sampling.clock import Clock, SystemClock
 from stallscope.sampling.reader import NotPresent, SourceState
 from stallscope.sampling.reading import Sample
@@ -33,6 +34,10 @@ class Environment:
     """Seconds between two readings."""
     driver: Callable[[], Driver] | None = None
     """Makes the GPU driver; None for the real one."""
+    occupancies: Occupancies = field(default_factory=Occupancies)
+    """Where GPU sources tell which processes they see."""
+    pcie_throughput: bool = False
+    """Whether GPUs that count no PCIe bytes are asked for their throughput, which takes 40 ms each time."""
 
 
 class Source(ABC):
@@ -67,6 +72,12 @@ class Source(ABC):
         for reader in (state.main, *state.parts.values()):
             if reader.fresh(state.now, state.stale_after) and reader.present:
                 yield from reader.samples
+
+    def release(self, seconds: float) -> None:  # noqa: B027 - most sources hold nothing
+        """Let go of device files for so long, so that a driver can be changed; 0 takes them up again.
+
+        Returns at once: the source's own thread does it at its next reading.
+        """
 
     def close(self) -> None:  # noqa: B027 - most sources hold nothing
         """Let go of files and handles."""

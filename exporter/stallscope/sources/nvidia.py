@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import ClassVar, NamedTuple, NoReturn, TypeVar
 
 from stallscope.catalogue import BELOW_LEVELS, THROTTLE_REASONS, Family, family
-from stallscope.nvidia.driver import (
+from stallscope.gpus.driver import (
     Device,
     DeviceLost,
     Driver,

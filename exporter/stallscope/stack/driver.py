@@ -8,7 +8,7 @@ import sys
 _TIMEOUT_SECONDS = 20.0
 
 _QUESTION = """
-from stallscope.nvidia.driver import DriverError
+from stallscope.gpus.driver import DriverError
 from stallscope.nvidia.nvml import NvmlDriver
 driver = NvmlDriver()
 driver.open()

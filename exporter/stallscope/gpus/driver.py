@@ -1,0 +1,338 @@
+"""The narrow interface to a GPU driver: what sources may ask, in base units, and how it may fail.
+
+Behind it stand `nvidia.nvml` (NVIDIA's driver, through pynvml), `amd.kernel` (AMD's, through its kernel files) and
+`simulation.driver`. A method raises `Unsupported` where this GPU or driver lacks the signal, `DeviceLost` where this
+one GPU is gone, and `DriverUnavailable` where the whole driver is; any other failure is a plain `DriverError`. None
+returns a sentinel: what a driver says that can't be meant is left out, and counted in `rejected`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Protocol
+
+ClockKind = Literal["sm", "memory", "graphics", "video"]
+SampleKind = Literal["gpu", "memory", "encoder", "decoder", "jpeg", "ofa"]
+ENGINES: tuple[SampleKind, ...] = ("encoder", "decoder", "jpeg", "ofa")
+"""Fixed-function engines, a kind of samples each."""
+ProcessKind = Literal["compute", "graphics", "mps"]
+Rejection = Literal[
+    "sentinel", "not_a_number", "out_of_range", "zero_timestamp", "future_timestamp", "backwards", "malformed_text"
+]
+"""Why something that a driver said was not taken."""
+REJECTIONS: tuple[Rejection, ...] = (
+    "sentinel",
+    "not_a_number",
+    "out_of_range",
+    "zero_timestamp",
+    "future_timestamp",
+    "backwards",
+    "malformed_text",
+)
+
+
+class DriverError(Exception):
+    """A driver call failed. `reason` is a short word fit for a label; the message is for people."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class Unsupported(DriverError):
+    """This GPU or driver does not have the signal; asking again will not help."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__("not_supported", message)
+
+
+class DeviceLost(DriverError):
+    """This GPU has fallen off the bus, needs a reset, or is otherwise gone; others may be well."""
+
+
+class DriverUnavailable(DriverError):
+    """No library, no loaded driver, or a connection that must be opened again."""
+
+
+@dataclass(frozen=True)
+class SystemInfo:
+    """What is the same for all GPUs of the node."""
+
+    driver_version: str
+    cuda_version: str
+    """The highest CUDA version that the driver supports, such as `13.0`."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a GPU is; constant while the driver stays loaded. Unknown texts are empty."""
+
+    index: int
+    uuid: str
+    model: str
+    serial: str
+    pci_bus_id: str
+    vbios_version: str
+    architecture: str
+    compute_capability: str
+    mig: str = ""
+    """Profile of a MIG instance, such as `1g.10gb`; its `index` and `pci_bus_id` are those of the GPU it belongs to."""
+    parent_uuid: str = ""
+    """UUID of the GPU that a MIG instance is cut from."""
+
+
+class Utilization(NamedTuple):
+    """The driver's snapshot over its own window (1/6 to 1 s), as ratios."""
+
+    gpu: float
+    memory: float
+
+
+class TimedSample(NamedTuple):
+    """One entry of the driver's sample buffer."""
+
+    timestamp_us: int
+    """The driver's clock in microseconds: good for differences and for asking for newer ones, not wall clock."""
+    value: float
+    """A ratio 0-1."""
+
+
+class Memory(NamedTuple):
+    """Frame buffer in bytes. `reserved` is None where only the first version of the call exists."""
+
+    total: int
+    used: int
+    reserved: int | None
+
+
+class Bar1(NamedTuple):
+    """BAR1 aperture in bytes."""
+
+    total: int
+    used: int
+
+
+class PowerLimits(NamedTuple):
+    """Watts; None where the driver does not tell."""
+
+    enforced: float | None
+    default: float | None
+
+
+class PcieLink(NamedTuple):
+    """Generation and lanes, now and at most."""
+
+    generation: int
+    generation_max: int
+    width: int
+    width_max: int
+
+
+class GpuProcess(NamedTuple):
+    """A process with a context on the GPU; `memory` in bytes, None where the driver does not tell."""
+
+    pid: int
+    memory: int | None
+    kind: ProcessKind = "compute"
+
+
+class ProcessUtilization(NamedTuple):
+    """How busy one process kept the GPU up to the timestamp, as ratios."""
+
+    pid: int
+    timestamp_us: int
+    """The driver's clock, as in `TimedSample`."""
+    gpu: float
+    memory: float
+
+
+class Counters(NamedTuple):
+    """What the driver counts by itself and one call tells, raw: counters may wrap, and start again with the driver."""
+
+    energy: float | None = None
+    """Joules."""
+    throttled: Mapping[str, float] = {}
+    """Seconds by throttle reason."""
+    memory_temperature: float | None = None
+    """Celsius: no counter, but it comes with the same call."""
+    pcie_received: int | None = None
+    """Bytes, host to device."""
+    pcie_transmitted: int | None = None
+    nvlink_received: int | None = None
+    """Bytes over all links."""
+    nvlink_transmitted: int | None = None
+
+
+class Health(NamedTuple):
+    """Error counts and the state of links and memory: slow to change, one or two calls."""
+
+    ecc_errors: Mapping[str, int] = {}
+    """`corrected` and `uncorrected`, since the driver was loaded."""
+    remapped_rows: Mapping[str, int] = {}
+    """`corrected` and `uncorrected`."""
+    row_remap_pending: bool | None = None
+    row_remap_failed: bool | None = None
+    retired_pages: Mapping[str, int] = {}
+    """`single_bit` and `double_bit`."""
+    pcie_replays: int | None = None
+    nvlink_errors: Mapping[str, int] = {}
+    """`replay`, `recovery` and `crc`, over all links."""
+    nvlink_links: int | None = None
+    nvlink_links_active: int | None = None
+
+
+class Activity(NamedTuple):
+    """Mean ratios over the time since the sample before (NVIDIA GPM); None or missing where the GPU does not tell."""
+
+    seconds: float
+    """Length of that time; 0 for the first sample, which holds nothing else."""
+    graphics: float | None = None
+    """Share of time with any work: what stands for utilisation on a MIG instance."""
+    sm: float | None = None
+    occupancy: float | None = None
+    dram: float | None = None
+    pipes: Mapping[str, float] = {}
+    """By `pipe` of the catalogue."""
+    engines: Mapping[str, float] = {}
+    """By `engine` of the catalogue."""
+    pcie_received: float | None = None
+    """Bytes in that time."""
+    pcie_transmitted: float | None = None
+    nvlink_received: float | None = None
+    nvlink_transmitted: float | None = None
+
+
+class Event(NamedTuple):
+    """Something that the driver reports of its own accord."""
+
+    device: Device | None
+    """The GPU (never a MIG instance); None where the driver does not say which."""
+    xid: int | None
+    """The code of an Xid event; None for a change of the MIG configuration."""
+
+
+class Listener(Protocol):
+    """Registered for events of some GPUs. Belongs to one thread."""
+
+    def wait(self, timeout: float) -> Sequence[Event]:
+        """Events that are there, or come within so many seconds; empty where none does."""
+
+    def close(self) -> None:
+        """Stop listening; never raises."""
+
+
+class Device(Protocol):
+    """One GPU. Calls may block as long as the driver pleases; only sampling threads make them."""
+
+    def identity(self) -> Identity:
+        """What this GPU is."""
+
+    def utilization(self) -> Utilization:
+        """The snapshot utilisation."""
+
+    def utilization_samples(self, kind: SampleKind, newer_than_us: int) -> Sequence[TimedSample]:
+        """Buffered utilisation samples newer than the timestamp, oldest first; empty when there is nothing new."""
+
+    def memory(self) -> Memory:
+        """Frame buffer."""
+
+    def bar1(self) -> Bar1:
+        """BAR1 aperture."""
+
+    def power(self) -> float:
+        """Board power in watts."""
+
+    def power_limits(self) -> PowerLimits:
+        """Power limits in watts."""
+
+    def counters(self) -> Counters:
+        """Everything that the driver counts, in one call where it can."""
+
+    def health(self) -> Health:
+        """Error counts and states."""
+
+    def activity(self) -> Activity | None:
+        """Activity since the call before; None where another GPU's turn was in the way: ask again later."""
+
+    def temperature(self) -> float:
+        """The GPU's own sensor, celsius."""
+
+    def temperature_limits(self) -> Mapping[str, float]:
+        """Celsius by limit (`slowdown`, `shutdown`, `gpu_max`, `memory_max`); unknown limits are missing."""
+
+    def fans(self) -> Sequence[float]:
+        """Speed of each fan as a ratio."""
+
+    def clocks(self) -> Mapping[ClockKind, float]:
+        """Hertz by clock; missing where the GPU does not tell."""
+
+    def clocks_max(self) -> Mapping[ClockKind, float]:
+        """Hertz by clock."""
+
+    def clocks_configured(self) -> Mapping[ClockKind, float]:
+        """Hertz by clock, only clocks that are set below their maximum."""
+
+    def throttle_reasons(self) -> frozenset[str]:
+        """The throttle reasons in force, in the catalogue's words; idle and application clocks are not among them."""
+
+    def pcie_link(self) -> PcieLink:
+        """The PCIe link."""
+
+    def pcie_throughput(self) -> tuple[float, float]:
+        """Bytes a second received and transmitted, measured on the spot: takes tens of milliseconds."""
+
+    def processes(self) -> Sequence[GpuProcess]:
+        """Processes with a context; one that has several kinds stands there once for each."""
+
+    def process_utilization(self, newer_than_us: int) -> Sequence[ProcessUtilization]:
+        """Samples by process newer than the timestamp, oldest first; idle processes have none."""
+
+    def persistence_mode(self) -> bool:
+        """Whether the driver keeps the GPU initialised while nobody uses it."""
+
+    def instances(self) -> Sequence[Device] | None:
+        """The MIG instances cut from this GPU, the same objects as long as they are; None where MIG is off."""
+
+    @property
+    def served(self) -> Mapping[str, str]:
+        """Which call of the driver serves what was asked so far, by signal (a family's name without its prefix)."""
+
+    @property
+    def calls(self) -> int:
+        """Driver calls made for this GPU so far."""
+
+    @property
+    def rejected(self) -> Mapping[Rejection, int]:
+        """What this GPU said and can't have meant, counted by reason."""
+
+
+class Driver(Protocol):
+    """A connection to a driver. `open` and `close` may be called again and again."""
+
+    @property
+    def simulated(self) -> bool:
+        """True where no real hardware is behind it."""
+
+    def open(self) -> None:
+        """Connect; raises DriverUnavailable with the reason where that fails. Does nothing when open."""
+
+    def close(self) -> None:
+        """Let go of the driver and its device files; never raises."""
+
+    def system(self) -> SystemInfo:
+        """Versions."""
+
+    def devices(self) -> Sequence[Device]:
+        """The GPUs that the driver shows now, by index; a GPU that can't be opened at all is left out."""
+
+    def listen(self, devices: Sequence[Device]) -> Listener:
+        """Register for events of these GPUs; nothing that happened before is told.
+
+        Raises:
+            Unsupported: this driver reports no events.
+        """
+
+    @property
+    def calls(self) -> int:
+        """Driver calls made for no certain GPU so far."""

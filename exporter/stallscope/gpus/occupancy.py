@@ -1,0 +1,37 @@
+"""What each GPU's driver says of the processes on it, for whoever finds out whose they are.
+
+GPU sources write, the source of owners reads; neither waits for the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from stallscope.gpus.driver import GpuProcess, Identity
+
+
+class Occupancy(NamedTuple):
+    """One GPU, or one MIG instance, as last read."""
+
+    identity: Identity
+    memory_used: int | None
+    """Bytes of frame buffer in use, driver's own share excluded; None where the GPU does not tell."""
+    processes: tuple[GpuProcess, ...]
+    busy: Mapping[int, float]
+    """Seconds for which a process kept the GPU busy, by pid, since it was first seen; empty where not told."""
+
+
+class Occupancies:
+    """The newest occupancy of every GPU that is up, by UUID. Replaced as a whole at every change."""
+
+    def __init__(self) -> None:
+        self._by_source: dict[str, Mapping[str, Occupancy]] = {}
+
+    def publish(self, source: str, occupancies: Mapping[str, Occupancy]) -> None:
+        """Replace everything that the source said before."""
+        self._by_source = {**self._by_source, source: occupancies}
+
+    def current(self) -> dict[str, Occupancy]:
+        """Every GPU of every source, by UUID."""
+        return {uuid: each for group in self._by_source.values() for uuid, each in group.items()}
