@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stallscope.sampling.integrals import Stretch, TimeIntegral, Timeline, UtilizationIntegral
+from stallscope.sampling.integrals import DriverCounter, Stretch, TimeIntegral, Timeline, UtilizationIntegral
 
 PERIOD = 1 / 6
 """Seconds between two samples of a real driver."""
@@ -191,3 +191,113 @@ def test_a_reading_on_a_bucket_bound_belongs_to_that_bucket() -> None:
     for value in (0.0, 0.05, 0.051, 1.0):
         integral.add(Stretch(value, 1.0))
     assert integral.observations == [1, 1, 1, 0, 0, 0, 0, 1, 0]
+
+
+def test_a_driver_counter_starts_at_the_driver_s_own_figure_and_follows_it() -> None:
+    counter = DriverCounter()
+    assert counter.take(500.0) == 500.0
+    assert counter.take(512.5) == 512.5
+
+
+def test_a_counter_that_goes_backwards_adds_nothing_and_goes_on_from_there() -> None:
+    counter = DriverCounter()
+    assert [counter.take(raw) for raw in (500, 520, 100, 130)] == [500, 520, 520, 550]
+    assert counter.backwards == 1
+    assert counter.out_of_range == 0
+
+
+def test_a_single_reading_of_zero_is_not_followed_by_the_whole_count_once_more() -> None:
+    counter = DriverCounter()
+    assert [counter.take(raw) for raw in (5e9, 5e9 + 10, 0, 5e9 + 30)] == [5e9, 5e9 + 10, 5e9 + 10, 5e9 + 30]
+    assert counter.backwards == 1
+
+
+def test_a_32_bit_counter_wraps() -> None:
+    counter = DriverCounter(widths=(32, 64))
+    assert [counter.take(raw) for raw in (2**32 - 100, 50)] == [2**32 - 100, 2**32 + 50]
+    assert counter.backwards == 0
+
+
+def test_a_counter_of_kilobytes_told_in_bytes_wraps_at_its_own_width() -> None:
+    counter = DriverCounter(widths=(32,), unit=1000)
+    assert counter.take(1000 * (2**32 - 100)) == 1000 * (2**32 - 100)
+    assert counter.take(1000 * 50) == 1000 * (2**32 + 50)
+
+
+@pytest.mark.parametrize(("last", "raw"), [(2**31 - 1, 5), (2**32 - 5, 2**30), (2**40, 5)])
+def test_a_fall_that_no_wrap_explains_is_none(last: int, raw: int) -> None:
+    counter = DriverCounter(widths=(32, 64))
+    counter.take(last)
+    assert counter.take(raw) == last
+    assert counter.backwards == 1
+
+
+def test_a_driver_that_was_only_opened_again_goes_on() -> None:
+    counter = DriverCounter()
+    counter.take(500, session=1)
+    assert counter.take(530, session=2) == 530
+
+
+def test_a_driver_that_was_loaded_again_counts_from_nought() -> None:
+    counter = DriverCounter(widths=(32,))
+    counter.take(2**32 - 1, session=1)
+    assert counter.take(30, session=2) == 2**32 + 29
+    assert counter.take(40, session=2) == 2**32 + 39
+    assert counter.backwards == 0
+
+
+def test_a_jump_beyond_what_the_hardware_can_do_is_out_of_range() -> None:
+    counter = DriverCounter(most_per_second=1000.0)
+    readings = [(0.0, 100.0), (1.0, 800.0), (2.0, 9e15), (3.0, 1500.0), (4.0, 1600.0)]
+    assert [counter.take(raw, now=now) for now, raw in readings] == [100.0, 800.0, 800.0, 1500.0, 1600.0]
+    # One reading too high; the next one goes on from the one before it and so is not backwards.
+    assert counter.out_of_range == 1
+    assert counter.backwards == 0
+
+
+def test_after_a_jump_that_lasts_the_counter_goes_on_from_there() -> None:
+    counter = DriverCounter(most_per_second=1000.0)
+    readings = [(0.0, 100.0), (1.0, 9e6), (2.0, 9e6 + 500), (3.0, 9e6 + 700)]
+    assert [counter.take(raw, now=now) for now, raw in readings] == [100.0, 100.0, 600.0, 800.0]
+
+
+def test_a_wrap_that_would_take_more_than_the_hardware_can_do_is_a_fall() -> None:
+    counter = DriverCounter(widths=(32,), most_per_second=1000.0)
+    counter.take(2**31, now=0.0)
+    assert counter.take(5, now=1.0) == 2**31
+    assert counter.backwards == 1
+
+
+@pytest.mark.parametrize("raw", [float("nan"), float("inf"), -1.0])
+def test_what_is_no_count_never_reaches_the_total(raw: float) -> None:
+    counter = DriverCounter()
+    counter.take(500)
+    assert counter.take(raw) == 500
+    assert counter.take(510) == 510
+    assert counter.out_of_range == 1
+
+
+@given(
+    st.lists(st.tuples(st.floats() | st.integers(-(2**65), 2**65), st.integers(0, 2), st.floats(0, 1e4))),
+    st.sampled_from([(), (32,), (32, 64)]),
+    st.sampled_from([None, 1e3, 1e12]),
+)
+def test_a_driver_counter_never_falls_whatever_the_driver_says(
+    readings: list[tuple[float, int, float]], widths: tuple[int, ...], most: float | None
+) -> None:
+    counter = DriverCounter(widths=widths, most_per_second=most)
+    last = 0.0
+    for raw, session, now in readings:
+        total = counter.take(raw, session=session, now=now)
+        assert last <= total < float("inf")
+        last = total
+
+
+@given(st.lists(st.integers(0, 2**32 // 4 - 1), min_size=1), st.integers(0, 2**32 - 1))
+def test_a_wrapping_counter_read_often_enough_loses_nothing(growth: list[int], start: int) -> None:
+    counter = DriverCounter(widths=(32,))
+    true = start
+    counter.take(start)
+    for each in growth:
+        true += each
+        assert counter.take(true % 2**32) == true

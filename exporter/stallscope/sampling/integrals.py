@@ -8,7 +8,7 @@ is longer than the timeline's limit is an outage: nothing is known of it, and no
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from stallscope.catalogue import BELOW_LEVELS, UTILIZATION_BUCKETS
@@ -166,3 +166,95 @@ class UtilizationIntegral(TimeIntegral):
             self.dip_interval_sum += interval
             self.dip_interval_sum_of_squares += interval * interval
         self._last_dip = began
+
+
+_MOST = 2.0**80
+"""More than 64 bits in any unit."""
+
+
+class _Base(NamedTuple):
+    """A reading of a driver's counter to measure the next one from."""
+
+    value: float
+    at: float | None
+    """Monotonic seconds, where known."""
+
+
+class DriverCounter:
+    """A counter that only grows, made of what a driver counts.
+
+    Drivers' counters wrap, start again when the driver is loaded anew, and now and then tell nonsense for one reading.
+    What can't be meant adds nothing, is counted, and is forgotten when the next reading goes on from the one before.
+    """
+
+    def __init__(self, *, widths: Sequence[int] = (), unit: float = 1.0, most_per_second: float | None = None) -> None:
+        """Begin with nothing known.
+
+        Args:
+            widths: bits after which the counter may wrap, such as (32, 64); none where it does not.
+            unit: what one count of the driver is worth in what is taken in: a counter of kilobytes that is told in
+                bytes wraps a thousand times later.
+            most_per_second: more than this can't be meant; checked where readings come with their time.
+        """
+        self.total: float = 0.0
+        """What to expose: starts at the driver's own figure."""
+        self.backwards = 0
+        """Readings lower than the one before, without a wrap or a restart of the driver to explain it."""
+        self.out_of_range = 0
+        """Readings that are no count at all, or too far above the one before."""
+        self._limits: tuple[float, ...] = tuple(unit * 2**width for width in sorted(widths))
+        self._most_per_second = most_per_second
+        self._base: _Base | None = None
+        self._doubted: _Base | None = None  # the base before a reading that made no sense
+        self._session = 0
+
+    def take(self, raw: float, *, session: int = 0, now: float | None = None) -> float:
+        """Take in a reading and return the total.
+
+        Args:
+            raw: what the driver counts now.
+            session: another number than before says that the driver was opened anew, and perhaps loaded anew.
+            now: monotonic seconds.
+        """
+        if not 0 <= raw < _MOST:
+            self.out_of_range += 1
+            return self.total
+        reading, base = _Base(raw, now), self._base
+        reopened, self._session = session != self._session, session
+        if base is None:
+            self._base, self.total = reading, raw
+            return self.total
+        doubted = self._doubted
+        if doubted is not None and raw >= doubted.value:
+            self._doubted = None
+            if not reopened and self._possible(raw - doubted.value, doubted, now):
+                base = doubted
+        growth = raw - base.value
+        if growth < 0:
+            wrapped = None if reopened else self._wrapped(base, raw)
+            if reopened:
+                growth = raw
+            elif wrapped is not None and self._possible(wrapped, base, now):
+                growth = wrapped
+        self._base = reading
+        if growth < 0:
+            self.backwards += 1
+            self._doubted = base
+        elif not self._possible(growth, base, now):
+            self.out_of_range += 1
+            self._doubted = base
+        else:
+            self.total += growth
+        return self.total
+
+    def _wrapped(self, base: _Base, raw: float) -> float | None:
+        """Growth if the counter went past its width: from the upper half of its range into the lowest quarter."""
+        for limit in self._limits:
+            if limit / 2 <= base.value < limit and raw < limit / 4:
+                return limit - base.value + raw
+        return None
+
+    def _possible(self, growth: float, base: _Base, now: float | None) -> bool:
+        if self._most_per_second is None or now is None or base.at is None:
+            return True
+        return growth <= self._most_per_second * (now - base.at)
