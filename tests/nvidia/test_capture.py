@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stallscope.nvidia.capture import (
@@ -54,16 +54,17 @@ _samples = st.lists(st.tuples(st.integers(min_value=0, max_value=1 << 64), _leav
 _values = st.recursive(
     st.one_of(_leaves, _samples),
     lambda inner: st.one_of(
-        st.lists(inner),
-        st.lists(inner).map(tuple),
-        st.dictionaries(st.text(min_size=1), inner).map(lambda fields: SimpleNamespace(**fields)),
+        st.lists(inner, max_size=4),
+        st.lists(inner, max_size=4).map(tuple),
+        st.dictionaries(st.text(min_size=1), inner, max_size=4).map(lambda fields: SimpleNamespace(**fields)),
     ),
+    max_leaves=8,
 )
 _times = st.floats(min_value=0, max_value=1e6)
 _failures = st.builds(Failure, st.one_of(st.none(), st.integers(1, 999)), st.text())
 _calls = st.one_of(
-    st.builds(Call, _times, _times, st.text(), st.lists(_values).map(tuple), _values, st.none()),
-    st.builds(Call, _times, _times, st.text(), st.lists(_values).map(tuple), st.none(), _failures),
+    st.builds(Call, _times, _times, st.text(), st.lists(_values, max_size=3).map(tuple), _values, st.none()),
+    st.builds(Call, _times, _times, st.text(), st.lists(_values, max_size=3).map(tuple), st.none(), _failures),
 )
 
 
@@ -80,7 +81,8 @@ def call(answer: Any, at: float = 0.5, name: str = "nvmlDeviceGetPowerUsage") ->
     return Call(at, 0.001, name, (Handle("device 0"),), answer)
 
 
-@given(calls=st.lists(_calls), rounds=st.lists(_times).map(sorted))
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(calls=st.lists(_calls, max_size=5), rounds=st.lists(_times, max_size=5).map(sorted))
 def test_what_is_written_is_what_is_read(calls: list[Call], rounds: list[float]) -> None:
     capture = Capture(HEADER, tuple(rounds), tuple(calls))
     found = parse(text(capture).splitlines())

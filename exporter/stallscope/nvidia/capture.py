@@ -140,7 +140,7 @@ def parse(lines: Iterable[str]) -> Capture:
     newest: dict[tuple[str, str], Call] = {}
     number = 1
     try:
-        for number, line in numbered:
+        for number, line in numbered:  # noqa: B007 - an error names it
             entry = json.loads(line)
             if "round" in entry:
                 rounds.append(float(entry["round"]))
