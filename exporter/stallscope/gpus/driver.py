@@ -324,7 +324,10 @@ class Driver(Protocol):
         """Versions."""
 
     def devices(self) -> Sequence[Device]:
-        """The GPUs that the driver shows now, by index; a GPU that can't be opened at all is left out."""
+        """The GPUs that the driver shows now, by index; a GPU that can't be opened at all is left out.
+
+        The same GPU is the same object as long as the session lasts.
+        """
 
     def listen(self, devices: Sequence[Device]) -> Listener:
         """Register for events of these GPUs; nothing that happened before is told.

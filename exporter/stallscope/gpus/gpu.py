@@ -1,0 +1,785 @@
+"""One GPU: what it is asked, how often, and what becomes of the answers.
+
+Every question is asked at its own cadence, on the GPU's own thread, and by the cheapest call that answers: which one
+that is turns out at the first asking and holds until the driver is opened again. Rates are integrated here, so that
+what leaves the exporter are seconds, bytes and joules.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple, TypeVar
+
+from stallscope.catalogue import BELOW_LEVELS, THROTTLE_REASONS, Family, family
+from stallscope.gpus.driver import (
+    ENGINES,
+    Activity,
+    Counters,
+    Device,
+    DeviceLost,
+    DriverError,
+    DriverUnavailable,
+    GpuProcess,
+    Identity,
+    ProcessUtilization,
+    SampleKind,
+    SystemInfo,
+    Unsupported,
+    Utilization,
+)
+from stallscope.gpus.occupancy import Occupancy
+from stallscope.gpus.peak_flops import peak_flops
+from stallscope.sampling.integrals import DriverCounter, Stretch, TimeIntegral, Timeline, UtilizationIntegral
+from stallscope.sampling.reading import Distribution, Sample
+from stallscope.sources.base import Environment
+
+_logger = logging.getLogger(__name__)
+
+INFO = family("stallscope_gpu_info")
+SIGNAL_SUPPORTED = family("stallscope_gpu_signal_supported")
+BUSY = family("stallscope_gpu_busy_seconds_total")
+MEMORY_BUSY = family("stallscope_gpu_memory_busy_seconds_total")
+IDLE = family("stallscope_gpu_idle_seconds_total")
+BELOW = family("stallscope_gpu_below_seconds_total")
+DIPS = family("stallscope_gpu_dips_total")
+DIP_INTERVAL = family("stallscope_gpu_dip_interval_seconds")
+DIP_INTERVAL_SQUARES = family("stallscope_gpu_dip_interval_seconds_sumsq")
+UTILIZATION_SAMPLES = family("stallscope_gpu_utilization_samples")
+UTILIZATION = family("stallscope_gpu_utilization_ratio")
+MEMORY_UTILIZATION = family("stallscope_gpu_memory_utilization_ratio")
+SM_ACTIVE = family("stallscope_gpu_sm_active_seconds_total")
+SM_OCCUPANCY = family("stallscope_gpu_sm_occupancy_seconds_total")
+PIPE_ACTIVE = family("stallscope_gpu_pipe_active_seconds_total")
+DRAM_ACTIVE = family("stallscope_gpu_dram_active_seconds_total")
+ENGINE_BUSY = family("stallscope_gpu_engine_busy_seconds_total")
+MEMORY_TOTAL = family("stallscope_gpu_memory_total_bytes")
+MEMORY_USED = family("stallscope_gpu_memory_used_bytes")
+MEMORY_RESERVED = family("stallscope_gpu_memory_reserved_bytes")
+BAR1_TOTAL = family("stallscope_gpu_bar1_total_bytes")
+BAR1_USED = family("stallscope_gpu_bar1_used_bytes")
+POWER = family("stallscope_gpu_power_watts")
+POWER_LIMIT = family("stallscope_gpu_power_limit_watts")
+POWER_LIMIT_DEFAULT = family("stallscope_gpu_power_limit_default_watts")
+ENERGY = family("stallscope_gpu_energy_joules_total")
+TEMPERATURE = family("stallscope_gpu_temperature_celsius")
+TEMPERATURE_LIMIT = family("stallscope_gpu_temperature_limit_celsius")
+FAN_SPEED = family("stallscope_gpu_fan_speed_ratio")
+CLOCK_CONFIGURED = family("stallscope_gpu_clock_configured_hertz")
+CLOCK = family("stallscope_gpu_clock_hertz")
+CLOCK_MAX = family("stallscope_gpu_clock_max_hertz")
+THROTTLED = family("stallscope_gpu_throttled_seconds_total")
+PCIE_RECEIVED = family("stallscope_gpu_pcie_receive_bytes_total")
+PCIE_TRANSMITTED = family("stallscope_gpu_pcie_transmit_bytes_total")
+PCIE_GENERATION = family("stallscope_gpu_pcie_link_generation")
+PCIE_GENERATION_MAX = family("stallscope_gpu_pcie_link_generation_max")
+PCIE_WIDTH = family("stallscope_gpu_pcie_link_width")
+PCIE_WIDTH_MAX = family("stallscope_gpu_pcie_link_width_max")
+PCIE_REPLAYS = family("stallscope_gpu_pcie_replays_total")
+NVLINK_RECEIVED = family("stallscope_gpu_nvlink_receive_bytes_total")
+NVLINK_TRANSMITTED = family("stallscope_gpu_nvlink_transmit_bytes_total")
+NVLINK_ERRORS = family("stallscope_gpu_nvlink_errors_total")
+NVLINK_LINKS = family("stallscope_gpu_nvlink_links")
+NVLINK_LINKS_ACTIVE = family("stallscope_gpu_nvlink_links_active")
+ECC_ERRORS = family("stallscope_gpu_ecc_errors_total")
+REMAPPED_ROWS = family("stallscope_gpu_remapped_rows")
+ROW_REMAP_PENDING = family("stallscope_gpu_row_remap_pending")
+ROW_REMAP_FAILED = family("stallscope_gpu_row_remap_failed")
+RETIRED_PAGES = family("stallscope_gpu_retired_pages")
+XID_EVENTS = family("stallscope_gpu_xid_events_total")
+XID_LAST = family("stallscope_gpu_xid_last_timestamp_seconds")
+PEAK_FLOPS = family("stallscope_gpu_peak_flops")
+PERSISTENCE_MODE = family("stallscope_gpu_persistence_mode")
+PROCESSES = family("stallscope_gpu_processes")
+
+STALE_INTERVALS = 3
+
+# Seconds between two askings; 0 is at every reading.
+_EVERY_READING, _OFTEN, _NOW_AND_THEN, _SOMETIMES, _SELDOM = 0.0, 2.0, 5.0, 10.0, 60.0
+_PROCESS_SILENCE = 12.0
+"""Seconds: what a process sample speaks for at most, since idle processes leave no sample."""
+_PROCESSES_REMEMBERED = 4096
+_COUNTERS_KNOWN: Mapping[str, tuple[tuple[int, ...], float | None]] = {
+    "energy": ((), 1e5),
+    # How wide they are is not documented; no link of today moves more than this.
+    "pcie_received": ((32, 64), 5e11),
+    "pcie_transmitted": ((32, 64), 5e11),
+    "nvlink_received": ((64,), 1e13),
+    "nvlink_transmitted": ((64,), 1e13),
+}
+"""By counter: bits after which it may wrap, and the most that it can grow in a second."""
+
+_Answer = TypeVar("_Answer")
+_Label = TypeVar("_Label", bound=str)
+
+
+class _Question(NamedTuple):
+    """Something that a GPU is asked, at its own cadence."""
+
+    ask: Callable[[Gpu, Session], list[Sample] | None]
+    """None where it is not known yet whether the GPU has the signal."""
+    families: tuple[Family, ...]
+    every: float
+    may_be_empty: bool = False
+    """Whether a GPU that has the signal may have no series to show."""
+
+
+class Session:
+    """What was learnt of one GPU since the driver was opened; a new one forgets what the GPU did not support."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.now = 0.0
+        """When the newest reading began, monotonic."""
+        self.lacking: set[str] = set()
+        self.has: dict[_Question, frozenset[Family]] = {}
+        """What each question that was answered, or refused, was found to tell."""
+        self.pointless: set[_Question] = set()
+        self.answers: dict[_Question, list[Sample]] = {}
+        self.asked_at: dict[_Question, float] = {}
+        self.support: list[Sample] | None = None
+        """The series of `signal_supported`, until something new is found."""
+        self.served: dict[str, str] = {}
+        """What this file itself decided about how a signal is served."""
+        self.guards: dict[tuple[str, ...], DriverCounter] = {}
+        self.counters: Counters | None = None
+        """Of this reading; None where asking failed."""
+        self.activity: Activity | None = None
+        """Of this reading; None where there is nothing new."""
+        self.pcie_counted = False
+        self.nvlink_counted = False
+        self.process_newest_us = 0
+
+    def optional(self, name: str, call: Callable[[], _Answer]) -> _Answer | None:
+        """The answer, or None where this GPU was found to lack it; then it is not asked again."""
+        if name in self.lacking:
+            return None
+        try:
+            return call()
+        except Unsupported:
+            self.lacking.add(name)
+            return None
+
+    def grown(self, value: float, *key: str) -> float:
+        """A driver's counter as one that never goes back while the driver stays loaded."""
+        guard = self.guards.get(key)
+        if guard is None:
+            wraps, most = _COUNTERS_KNOWN.get(key[0], ((), None))
+            guard = self.guards[key] = DriverCounter(widths=wraps, most_per_second=most)
+        return guard.take(value, now=self.now)
+
+    @property
+    def rejected(self) -> Mapping[str, int]:
+        """How often a counter of the driver said what it can't have meant, by reason."""
+        guards = list(self.guards.values())
+        found = {
+            "backwards": sum(guard.backwards for guard in guards),
+            "out_of_range": sum(guard.out_of_range for guard in guards),
+        }
+        return {reason: count for reason, count in found.items() if count}
+
+
+class Gpu:
+    """One GPU or MIG instance, from the first time it is seen until it is forgotten. `read` belongs to its thread."""
+
+    identity: Identity
+    labels: tuple[str, str]
+    session: Session
+
+    def __init__(self, environment: Environment) -> None:
+        self.listed = True
+        """Whether the newest enumeration showed it."""
+        self.lost_reason = ""
+        """Why it is down, as last known; empty while it is up."""
+        self.lost_at: float | None = None
+        """When a reading first found it lost, monotonic; None while it answers."""
+        self.gone_at: float | None = None
+        """When it was first missed in an enumeration, monotonic."""
+        self.met_in = 0
+        """Number of the session with the driver in which it was last met."""
+        self.last_reading: float | None = None
+        """Wall clock."""
+        self.instances: tuple[Device, ...] | None = None
+        """MIG instances as last read; None where MIG is off."""
+        self.processes: tuple[GpuProcess, ...] | None = None
+        self.memory_used: int | None = None
+        self.xids: Mapping[int, tuple[int, float]] = {}
+        """Number of events and wall clock of the newest, by code; replaced by the listener's thread, not edited."""
+        self._environment = environment
+        self._interval = environment.interval
+        longest = STALE_INTERVALS * environment.interval
+        self._longest = longest
+        self._timelines: dict[SampleKind, Timeline] = {"gpu": Timeline(longest), "memory": Timeline(longest)}
+        self._engine_timelines: dict[SampleKind, Timeline] = {}
+        self._polls = {"energy": Timeline(longest), "throttling": Timeline(longest), "pcie": Timeline(60.0)}
+        self._utilization = UtilizationIntegral()
+        self._memory_busy = TimeIntegral()
+        self._means: dict[SampleKind, float | None] = {"gpu": None, "memory": None}
+        self._energy = TimeIntegral()
+        self._throttled: dict[str, TimeIntegral] = {}
+        self._shares: dict[str, float] = {}
+        """Seconds by the name of what was active: units of the GPU that are measured as shares."""
+        self._engines: dict[str, float] = {}
+        self._bytes: dict[str, float] = {}
+        self._process_busy: dict[int, float] = {}
+        self._persistence_said = False
+        self._calls_before = 0
+        self._rejected_before: Counter[str] = Counter()
+        self._info: dict[str, Sample] = {}
+        self._mig: tuple[str, ...] = ()
+
+    def meet(self, identity: Identity, system: SystemInfo, device: Device) -> None:
+        """Take note of what the GPU is, and of the device that answers for it from now on."""
+        if hasattr(self, "session"):
+            self._calls_before = self.calls
+            self._rejected_before = Counter(self.rejected)
+        self.identity = identity
+        self.labels = (str(identity.index), identity.uuid)
+        self._mig = (identity.mig,) if identity.mig else ()
+        self._system = system
+        self._info = {}
+        peaks = {} if identity.mig else peak_flops(identity.model)
+        self._peaks = self.several(PEAK_FLOPS, peaks)
+        self._persistence_said = False
+        self.session = Session(device)
+
+    @property
+    def calls(self) -> int:
+        """Driver calls made for this GPU so far."""
+        return self._calls_before + self.session.device.calls
+
+    @property
+    def rejected(self) -> Mapping[str, int]:
+        """What the GPU said and can't have meant, by reason, so far."""
+        found = Counter(self._rejected_before)
+        for told in (self.session.device.rejected, self.session.rejected):
+            for reason, count in told.items():
+                found[reason] += count
+        return found
+
+    @property
+    def served(self) -> Mapping[str, str]:
+        """Which call serves each signal, as far as asked."""
+        return {**self.session.device.served, **self.session.served}
+
+    @property
+    def occupancy(self) -> Occupancy:
+        """Who is on it, as last read."""
+        return Occupancy(self.identity, self.memory_used, self.processes or (), dict(self._process_busy))
+
+    def sharing(self) -> str:
+        """How the GPU is handed out, in the catalogue's words."""
+        if self.identity.mig or self.instances is not None:
+            return "mig"
+        told = self._environment.occupancies.sharing(self.identity.uuid)
+        if told:
+            return told
+        return "mps" if any(process.kind == "mps" for process in self.processes or ()) else "exclusive"
+
+    def info(self) -> Sample:
+        """The series that says what it is."""
+        sharing = self.sharing()
+        known = self._info.get(sharing)
+        if known is None:
+            identity, system = self.identity, self._system
+            values = (
+                identity.model,
+                identity.serial,
+                identity.pci_bus_id,
+                system.driver_version,
+                system.cuda_version,
+                identity.vbios_version,
+                identity.architecture,
+                identity.compute_capability,
+                sharing,
+            )
+            known = self._info[sharing] = Sample(INFO, (*self.labels, *values, *self._mig), 1)
+        return known
+
+    def xid_samples(self) -> list[Sample]:
+        """The Xid events heard of."""
+        found: list[Sample] = []
+        for xid, (count, when) in self.xids.items():
+            found += self.one(XID_EVENTS, count, str(xid)) + self.one(XID_LAST, when, str(xid))
+        return found
+
+    def note_xid(self, xid: int, when: float) -> None:
+        """Count an Xid event; belongs to the listener's thread."""
+        count, _ = self.xids.get(xid, (0, 0.0))
+        self.xids = {**self.xids, xid: (count + 1, when)}
+
+    def read(self) -> Iterable[Sample]:
+        """Ask what is due and return everything known.
+
+        Raises:
+            DeviceLost, DriverUnavailable: the GPU or the driver is gone.
+            DriverError: no question at all was answered.
+        """
+        session = self.session
+        now = session.now = self._environment.clock.monotonic()
+        session.counters = session.activity = None
+        failure: DriverError | None = None
+        answered = False
+        for question in _QUESTIONS:
+            asked_at = session.asked_at.get(question)
+            # Half an interval of slack, since readings come a little early or late.
+            if asked_at is not None and now - asked_at < question.every - self._interval / 2:
+                continue
+            if question in session.pointless:
+                continue
+            try:
+                answer = question.ask(self, session)
+            except Unsupported:
+                session.pointless.add(question)
+                session.answers.pop(question, None)
+                self._learn(question, frozenset())
+            except (DeviceLost, DriverUnavailable):
+                raise
+            except DriverError as problem:
+                # One call that fails costs its own series; it is asked again at the next reading.
+                failure = problem
+                session.answers.pop(question, None)
+            else:
+                answered = True
+                session.asked_at[question] = now
+                if answer is None:
+                    continue
+                session.answers[question] = answer
+                present = {sample.family for sample in answer}
+                told = frozenset(each for each in question.families if question.may_be_empty or each in present)
+                self._learn(question, told | session.has.get(question, frozenset()))
+        if failure is not None and not answered:
+            raise failure
+        samples = [sample for answer in session.answers.values() for sample in answer]
+        samples += self._peaks
+        if session.support is None:
+            session.support = self._support()
+        return samples + session.support
+
+    def _learn(self, question: _Question, told: frozenset[Family]) -> None:
+        if self.session.has.get(question) != told:
+            self.session.has[question] = told
+            self.session.support = None
+
+    def _support(self) -> list[Sample]:
+        """What the GPU was found to have and to lack."""
+        has = self.session.has
+        told = frozenset[Family]().union(*has.values())
+        asked = {each: each in told for question in has for each in question.families}
+        asked[PEAK_FLOPS] = bool(self._peaks)
+        return [
+            Sample(SIGNAL_SUPPORTED, (*self.labels, each.signal, *self._mig), int(supported))
+            for each, supported in asked.items()
+            if each.optional
+        ]
+
+    def one(self, which: Family, value: float | Distribution | None, *labels: str) -> list[Sample]:
+        """A sample of this GPU, or none where there is no value."""
+        return [] if value is None else [Sample(which, (*self.labels, *labels, *self._mig), value)]
+
+    def several(self, which: Family, values: Mapping[_Label, float]) -> list[Sample]:
+        """A sample for each value of the family's own label."""
+        return [Sample(which, (*self.labels, label, *self._mig), value) for label, value in values.items()]
+
+    def ask_counters(self, session: Session) -> list[Sample]:
+        """What the driver counts; other questions of the same reading look at it too."""
+        counters = session.counters = session.device.counters()
+        grown = session.grown
+        found: list[Sample] = []
+        if counters.pcie_received is not None:
+            found += self.one(PCIE_RECEIVED, grown(counters.pcie_received, "pcie_received"))
+        if counters.pcie_transmitted is not None:
+            found += self.one(PCIE_TRANSMITTED, grown(counters.pcie_transmitted, "pcie_transmitted"))
+        if counters.nvlink_received is not None:
+            found += self.one(NVLINK_RECEIVED, grown(counters.nvlink_received, "nvlink_received"))
+        if counters.nvlink_transmitted is not None:
+            found += self.one(NVLINK_TRANSMITTED, grown(counters.nvlink_transmitted, "nvlink_transmitted"))
+        session.pcie_counted = session.pcie_counted or counters.pcie_received is not None
+        session.nvlink_counted = session.nvlink_counted or counters.nvlink_received is not None
+        return found + self.one(TEMPERATURE, counters.memory_temperature, "memory")
+
+    def ask_activity(self, session: Session) -> list[Sample] | None:
+        """Shares of the GPU's units that were active, integrated."""
+        activity = session.device.activity()
+        if activity is None or not activity.seconds:
+            return None if not self._shares else self._activity_samples(session)
+        session.activity = activity
+        seconds = activity.seconds
+        for name, ratio in (("sm", activity.sm), ("occupancy", activity.occupancy), ("dram", activity.dram)):
+            if ratio is not None:
+                self._shares[name] = self._shares.get(name, 0.0) + ratio * seconds
+        for pipe, ratio in activity.pipes.items():
+            self._shares[f"pipe {pipe}"] = self._shares.get(f"pipe {pipe}", 0.0) + ratio * seconds
+        for engine, ratio in activity.engines.items():
+            self._engines[engine] = self._engines.get(engine, 0.0) + ratio * seconds
+        moved = {
+            "pcie_received": None if session.pcie_counted else activity.pcie_received,
+            "pcie_transmitted": None if session.pcie_counted else activity.pcie_transmitted,
+            "nvlink_received": None if session.nvlink_counted else activity.nvlink_received,
+            "nvlink_transmitted": None if session.nvlink_counted else activity.nvlink_transmitted,
+        }
+        for name, size in moved.items():
+            if size is not None:
+                self._bytes[name] = self._bytes.get(name, 0.0) + size
+        return self._activity_samples(session)
+
+    def _activity_samples(self, session: Session) -> list[Sample]:
+        shares = self._shares
+        pipes = {name[5:]: seconds for name, seconds in shares.items() if name.startswith("pipe ")}
+        found = (
+            self.one(SM_ACTIVE, shares.get("sm"))
+            + self.one(SM_OCCUPANCY, shares.get("occupancy"))
+            + self.one(DRAM_ACTIVE, shares.get("dram"))
+            + self.several(PIPE_ACTIVE, pipes)
+            + self.several(ENGINE_BUSY, self._engines)
+        )
+        if not session.pcie_counted:
+            found += self.one(PCIE_RECEIVED, self._bytes.get("pcie_received"))
+            found += self.one(PCIE_TRANSMITTED, self._bytes.get("pcie_transmitted"))
+        if not session.nvlink_counted:
+            found += self.one(NVLINK_RECEIVED, self._bytes.get("nvlink_received"))
+            found += self.one(NVLINK_TRANSMITTED, self._bytes.get("nvlink_transmitted"))
+        return found
+
+    def ask_utilization(self, session: Session) -> list[Sample] | None:
+        """Utilisation of GPU and memory, integrated from the driver's samples where it keeps any."""
+        stretches = {kind: self._new_stretches(session, kind) for kind in self._timelines}
+        silent = [
+            kind
+            for kind, new in stretches.items()
+            if not new and (f"{kind} samples" in session.lacking or self._timelines[kind].silent(session.now))
+        ]
+        if silent:
+            snapshot = session.optional("utilization", session.device.utilization)
+            if snapshot is not None:
+                for kind in silent:
+                    stretches[kind] = [self._timelines[kind].poll(_of(snapshot, kind), session.now)]
+            elif {"gpu samples", "memory samples"} <= session.lacking and not self._active_instead(session, stretches):
+                return None
+        for stretch in stretches["gpu"]:
+            self._utilization.add(stretch)
+        for stretch in stretches["memory"]:
+            self._memory_busy.add(stretch)
+        integrals: dict[SampleKind, TimeIntegral] = {"gpu": self._utilization, "memory": self._memory_busy}
+        for kind, integral in integrals.items():
+            if stretches[kind]:
+                mean = integral.take_mean()
+                self._means[kind] = stretches[kind][-1].value if mean is None else mean
+        return self._utilization_samples()
+
+    def _active_instead(self, session: Session, stretches: dict[SampleKind, list[Stretch]]) -> bool:
+        """Let the share of time with any work stand for utilisation, as on MIG instances; False while not known."""
+        activity = session.activity
+        if activity is None:
+            if _ACTIVITY in session.pointless:
+                raise Unsupported("this GPU tells no utilisation")
+            return False
+        if activity.graphics is None:
+            raise Unsupported("this GPU tells no utilisation")
+        session.served[BUSY.signal] = "the share of time with any work (GPM)"
+        stretches["gpu"] = [Stretch(activity.graphics, activity.seconds)]
+        return True
+
+    def _new_stretches(self, session: Session, kind: SampleKind) -> list[Stretch]:
+        timeline = self._timelines[kind]
+        samples = session.optional(
+            f"{kind} samples", lambda: session.device.utilization_samples(kind, timeline.newest_us)
+        )
+        if not samples:
+            return []
+        if not timeline.newest_us:
+            # The buffer's history is older than this process; one interval of it makes the first reading whole.
+            begin = samples[-1].timestamp_us - self._interval * 1e6
+            samples = [sample for sample in samples if sample.timestamp_us >= begin]
+        return timeline.samples(samples, session.now)
+
+    def _utilization_samples(self) -> list[Sample]:
+        busy = self._utilization
+        found: list[Sample] = []
+        if self._means["memory"] is not None:
+            found += self.one(MEMORY_BUSY, self._memory_busy.total)
+            found += self.one(MEMORY_UTILIZATION, self._means["memory"])
+        if self._means["gpu"] is None:
+            return found
+        found += self.one(BUSY, busy.total)
+        found += self.one(UTILIZATION, self._means["gpu"])
+        found += self.one(IDLE, busy.idle)
+        found += self.several(BELOW, {f"{level:g}": busy.below[level] for level in BELOW_LEVELS})
+        found += self.one(DIPS, busy.dips)
+        found += self.one(DIP_INTERVAL, Distribution((), busy.dip_interval_sum, busy.dip_intervals))
+        found += self.one(DIP_INTERVAL_SQUARES, busy.dip_interval_sum_of_squares)
+        counts = tuple(busy.observations)
+        return found + self.one(UTILIZATION_SAMPLES, Distribution(counts, busy.observation_sum, sum(counts)))
+
+    def ask_engines(self, session: Session) -> list[Sample] | None:
+        """Engines by the driver's sample buffers, where activity does not tell of them."""
+        if _ACTIVITY not in session.pointless and ENGINE_BUSY in session.has.get(_ACTIVITY, (ENGINE_BUSY,)):
+            return None
+        found: dict[str, float] = {}
+        for engine in ENGINES:
+            timeline = self._engine_timelines.setdefault(engine, Timeline(4 * _NOW_AND_THEN))
+            samples = session.optional(
+                f"{engine} samples",
+                lambda engine=engine, newest=timeline.newest_us: session.device.utilization_samples(engine, newest),  # type: ignore[misc]
+            )
+            if samples is None:
+                continue
+            total = self._engines.get(engine, 0.0)
+            if samples:
+                if not timeline.newest_us:
+                    samples = samples[-1:]
+                total += sum(each.value * each.seconds for each in timeline.samples(samples, session.now))
+            found[engine] = total
+        if not found:
+            raise Unsupported("this GPU does not tell how busy its engines are")
+        self._engines.update(found)
+        return self.several(ENGINE_BUSY, found)
+
+    def ask_memory(self, session: Session) -> list[Sample]:
+        """Frame buffer."""
+        memory = session.device.memory()
+        self.memory_used = memory.used
+        return (
+            self.one(MEMORY_TOTAL, memory.total)
+            + self.one(MEMORY_USED, memory.used)
+            + self.one(MEMORY_RESERVED, memory.reserved)
+        )
+
+    def ask_power(self, session: Session) -> list[Sample]:
+        """Power, and energy by the driver's counter or else by integrating power."""
+        watts = session.optional("power", session.device.power)
+        counted = session.counters.energy if session.counters is not None else None
+        joules: float | None = None
+        if counted is not None:
+            session.served.pop(ENERGY.signal, None)
+            joules = session.grown(counted, "energy")
+        elif watts is not None and ("energy",) not in session.guards and not self._counters_failed(session):
+            self._energy.add(self._polls["energy"].poll(watts, session.now))
+            joules = self._energy.total
+            session.served[ENERGY.signal] = "integrated power"
+        if watts is None and joules is None:
+            if self._counters_failed(session):
+                return []
+            raise Unsupported("this GPU tells neither power nor energy")
+        return self.one(POWER, watts) + self.one(ENERGY, joules)
+
+    def _counters_failed(self, session: Session) -> bool:
+        """Whether the counters are merely not known at this reading."""
+        return session.counters is None and _COUNTERS not in session.pointless
+
+    def ask_throttling(self, session: Session) -> list[Sample]:
+        """Throttled time by the driver's counters, and for reasons without one by sampling the bits."""
+        counted = session.counters.throttled if session.counters is not None else {}
+        seconds = {reason: session.grown(value, "throttled", reason) for reason, value in counted.items()}
+        reasons = session.optional("throttle reasons", session.device.throttle_reasons)
+        if not counted and reasons is None:
+            if self._counters_failed(session):
+                return []
+            raise Unsupported("this GPU does not tell why its clocks are down")
+        if reasons is not None:
+            stretch = self._polls["throttling"].poll(1.0, session.now)
+            for reason in THROTTLE_REASONS:
+                if ("throttled", reason) in session.guards or self._counters_failed(session):
+                    continue
+                integral = self._throttled.setdefault(reason, TimeIntegral())
+                integral.add(Stretch(float(reason in reasons), stretch.seconds))
+                seconds[reason] = integral.total
+        return self.several(THROTTLED, seconds)
+
+    def ask_temperature(self, session: Session) -> list[Sample]:
+        """Temperature of the GPU itself; the memory's comes with the counters."""
+        return self.one(TEMPERATURE, session.device.temperature(), "gpu")
+
+    def ask_clocks(self, session: Session) -> list[Sample]:
+        """Clocks now."""
+        return self.several(CLOCK, session.device.clocks())
+
+    def ask_fans(self, session: Session) -> list[Sample]:
+        """Fan speeds."""
+        return self.several(FAN_SPEED, {str(fan): speed for fan, speed in enumerate(session.device.fans())})
+
+    def ask_bar1(self, session: Session) -> list[Sample]:
+        """BAR1 aperture."""
+        bar1 = session.device.bar1()
+        return self.one(BAR1_TOTAL, bar1.total) + self.one(BAR1_USED, bar1.used)
+
+    def ask_health(self, session: Session) -> list[Sample]:
+        """Errors, and the state of links and memory."""
+        health = session.device.health()
+        grown = session.grown
+        errors = {kind: grown(count, "ecc", kind) for kind, count in health.ecc_errors.items()}
+        link_errors = {kind: grown(count, "nvlink", kind) for kind, count in health.nvlink_errors.items()}
+        replays = health.pcie_replays
+        return (
+            self.several(ECC_ERRORS, errors)
+            + self.several(REMAPPED_ROWS, health.remapped_rows)
+            + self.one(ROW_REMAP_PENDING, _flag(health.row_remap_pending))
+            + self.one(ROW_REMAP_FAILED, _flag(health.row_remap_failed))
+            + self.several(RETIRED_PAGES, health.retired_pages)
+            + self.one(PCIE_REPLAYS, None if replays is None else grown(replays, "pcie_replays"))
+            + self.several(NVLINK_ERRORS, link_errors)
+            + self.one(NVLINK_LINKS, health.nvlink_links)
+            + self.one(NVLINK_LINKS_ACTIVE, health.nvlink_links_active)
+        )
+
+    def ask_processes(self, session: Session) -> list[Sample]:
+        """How many processes hold a context."""
+        processes = tuple(session.device.processes())
+        self.processes = processes
+        counts = Counter("graphics" if process.kind == "graphics" else "compute" for process in processes)
+        return self.several(PROCESSES, {kind: counts[kind] for kind in ("compute", "graphics")})
+
+    def ask_process_utilization(self, session: Session) -> list[Sample]:
+        """How long each process kept the GPU busy: for the owners, no series of its own."""
+        newest = session.process_newest_us
+        samples = session.device.process_utilization(newest)
+        if samples:
+            self._credit_processes(samples, newest)
+            session.process_newest_us = max(sample.timestamp_us for sample in samples)
+        return []
+
+    def _credit_processes(self, samples: Iterable[ProcessUtilization], since_us: int) -> None:
+        busy = self._process_busy
+        seen: dict[int, int] = {}
+        for pid, timestamp_us, ratio, _ in samples:
+            before = seen.get(pid, since_us)
+            seen[pid] = timestamp_us
+            # The first sample ever speaks for a time whose beginning nobody knows.
+            seconds = min((timestamp_us - before) / 1e6, _PROCESS_SILENCE) if before else 0.0
+            busy[pid] = busy.get(pid, 0.0) + ratio * max(0.0, seconds)
+        if len(busy) > _PROCESSES_REMEMBERED:
+            present = {process.pid for process in self.processes or ()}
+            self._process_busy = {pid: seconds for pid, seconds in busy.items() if pid in present}
+
+    def ask_pcie_link(self, session: Session) -> list[Sample]:
+        """The PCIe link."""
+        link = session.device.pcie_link()
+        return (
+            self.one(PCIE_GENERATION, link.generation)
+            + self.one(PCIE_GENERATION_MAX, link.generation_max)
+            + self.one(PCIE_WIDTH, link.width)
+            + self.one(PCIE_WIDTH_MAX, link.width_max)
+        )
+
+    def ask_pcie_throughput(self, session: Session) -> list[Sample] | None:
+        """PCIe bytes by integrating what is measured on the spot: slow, so only where asked for and nothing counts."""
+        if not self._environment.pcie_throughput:
+            raise Unsupported("throughput is not asked for")
+        if session.pcie_counted or PCIE_RECEIVED in session.has.get(_ACTIVITY, ()):
+            return None
+        received, transmitted = session.device.pcie_throughput()
+        session.served["pcie_receive_bytes_total"] = session.served["pcie_transmit_bytes_total"] = (
+            "integrated throughput"
+        )
+        stretch = self._polls["pcie"].poll(1.0, session.now)
+        for name, rate in (("pcie_received", received), ("pcie_transmitted", transmitted)):
+            self._bytes[name] = self._bytes.get(name, 0.0) + rate * stretch.seconds
+        return self.one(PCIE_RECEIVED, self._bytes["pcie_received"]) + self.one(
+            PCIE_TRANSMITTED, self._bytes["pcie_transmitted"]
+        )
+
+    def ask_power_limits(self, session: Session) -> list[Sample]:
+        """Power limits."""
+        limits = session.device.power_limits()
+        return self.one(POWER_LIMIT, limits.enforced) + self.one(POWER_LIMIT_DEFAULT, limits.default)
+
+    def ask_temperature_limits(self, session: Session) -> list[Sample]:
+        """Temperature limits."""
+        return self.several(TEMPERATURE_LIMIT, session.device.temperature_limits())
+
+    def ask_clock_limits(self, session: Session) -> list[Sample]:
+        """Highest clocks."""
+        return self.several(CLOCK_MAX, session.device.clocks_max())
+
+    def ask_configured_clocks(self, session: Session) -> list[Sample]:
+        """Clocks set below their maximum."""
+        return self.several(CLOCK_CONFIGURED, session.device.clocks_configured())
+
+    def ask_persistence_mode(self, session: Session) -> list[Sample]:
+        """Whether the driver keeps the GPU initialised; said once where it does not."""
+        persistent = session.device.persistence_mode()
+        if not persistent and not self._persistence_said:
+            self._persistence_said = True
+            _logger.warning(
+                "GPU %s (%s): persistence mode is off: each first use of the idle GPU initialises it anew, which was "
+                "seen to take tens of milliseconds to seconds and holds up every other call; while this exporter runs "
+                "it keeps the GPU open. Turn it on with nvidia-persistenced, or nvidia-smi -pm 1",
+                *self.labels,
+            )
+        return self.one(PERSISTENCE_MODE, int(persistent))
+
+    def ask_instances(self, session: Session) -> list[Sample]:
+        """The MIG instances, for the source to read as GPUs of their own."""
+        instances = session.device.instances()
+        self.instances = None if instances is None else tuple(instances)
+        return []
+
+
+def _of(snapshot: Utilization, kind: SampleKind) -> float:
+    return snapshot.gpu if kind == "gpu" else snapshot.memory
+
+
+def _flag(value: bool | None) -> int | None:
+    return None if value is None else int(value)
+
+
+_COUNTERS = _Question(
+    Gpu.ask_counters,
+    (PCIE_RECEIVED, PCIE_TRANSMITTED, NVLINK_RECEIVED, NVLINK_TRANSMITTED, TEMPERATURE),
+    _EVERY_READING,
+)
+_ACTIVITY = _Question(
+    Gpu.ask_activity,
+    (
+        SM_ACTIVE,
+        SM_OCCUPANCY,
+        PIPE_ACTIVE,
+        DRAM_ACTIVE,
+        ENGINE_BUSY,
+        PCIE_RECEIVED,
+        PCIE_TRANSMITTED,
+        NVLINK_RECEIVED,
+        NVLINK_TRANSMITTED,
+    ),
+    _EVERY_READING,
+)
+_QUESTIONS = (
+    # These two first: others look at what they told.
+    _COUNTERS,
+    _ACTIVITY,
+    _Question(Gpu.ask_utilization, (BUSY, MEMORY_BUSY), _EVERY_READING),
+    _Question(Gpu.ask_memory, (MEMORY_TOTAL, MEMORY_USED, MEMORY_RESERVED), _EVERY_READING),
+    _Question(Gpu.ask_power, (POWER, ENERGY), _EVERY_READING),
+    _Question(Gpu.ask_throttling, (THROTTLED,), _EVERY_READING),
+    _Question(Gpu.ask_temperature, (TEMPERATURE,), _OFTEN),
+    _Question(Gpu.ask_clocks, (CLOCK,), _NOW_AND_THEN),
+    _Question(Gpu.ask_engines, (ENGINE_BUSY,), _NOW_AND_THEN),
+    _Question(Gpu.ask_process_utilization, (), _NOW_AND_THEN),
+    _Question(Gpu.ask_processes, (PROCESSES,), _SOMETIMES),
+    _Question(Gpu.ask_instances, (), _SOMETIMES),
+    _Question(Gpu.ask_fans, (FAN_SPEED,), _SOMETIMES),
+    _Question(
+        Gpu.ask_health,
+        (
+            ECC_ERRORS,
+            REMAPPED_ROWS,
+            ROW_REMAP_PENDING,
+            ROW_REMAP_FAILED,
+            RETIRED_PAGES,
+            PCIE_REPLAYS,
+            NVLINK_ERRORS,
+            NVLINK_LINKS,
+            NVLINK_LINKS_ACTIVE,
+        ),
+        _SOMETIMES,
+    ),
+    _Question(Gpu.ask_pcie_link, (PCIE_GENERATION, PCIE_GENERATION_MAX, PCIE_WIDTH, PCIE_WIDTH_MAX), _SOMETIMES),
+    _Question(Gpu.ask_pcie_throughput, (PCIE_RECEIVED, PCIE_TRANSMITTED), _SOMETIMES),
+    _Question(Gpu.ask_power_limits, (POWER_LIMIT, POWER_LIMIT_DEFAULT), _SOMETIMES),
+    _Question(Gpu.ask_bar1, (BAR1_TOTAL, BAR1_USED), _SELDOM),
+    _Question(Gpu.ask_configured_clocks, (CLOCK_CONFIGURED,), _SELDOM, may_be_empty=True),
+    _Question(Gpu.ask_temperature_limits, (TEMPERATURE_LIMIT,), _SELDOM),
+    _Question(Gpu.ask_clock_limits, (CLOCK_MAX,), _SELDOM),
+    _Question(Gpu.ask_persistence_mode, (PERSISTENCE_MODE,), _SELDOM),
+)
