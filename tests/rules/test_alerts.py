@@ -20,6 +20,7 @@ from tests.rules.rulebook import (
     growing_until,
     host,
     rank,
+    scrapes,
     series,
     steady,
     until,
@@ -33,6 +34,12 @@ LOST = {"alertname": "GpuLost", "severity": "critical"}
 UNDERUSED = {"alertname": "GpuUnderused", "severity": "warning"}
 IN_RUN = {"run": "train"}
 REJECTED = "stallscope_exporter_reports_rejected_total"
+
+
+def down(reason: str, mig: str = "") -> Story:
+    """The reason that the exporter gives for GPU 0, from the minute on in which `until(48)` takes it down."""
+    labels = {**TARGET, "gpu": "0", "uuid": "GPU-0", "mig": mig, "reason": reason}
+    return [series("stallscope_gpu_lost_info", f"_x{scrapes(48)} 1+0x30", **labels)]
 
 
 @pytest.mark.parametrize(
@@ -144,6 +151,13 @@ REJECTED = "stallscope_exporter_reports_rejected_total"
         # GpuLost
         pytest.param(rank() + gpu(up=until(48), idle=None), [LOST | IN_RUN], id="lost under a run"),
         pytest.param(gpu(up=until(48), idle=None), [LOST], id="lost, no run"),
+        pytest.param(gpu(up=until(48), idle=None) + down("gpu_lost"), [LOST], id="lost, with its reason"),
+        pytest.param(gpu(up=until(48), idle=None) + down("released"), [], id="the driver was let go on request"),
+        pytest.param(
+            gpu(up=until(48), idle=None, mig="1g.10gb") + down("mig_reconfigured", mig="1g.10gb"),
+            [],
+            id="a MIG instance was taken apart",
+        ),
         pytest.param(
             rank(job_class="experiment") + gpu(up=until(48), idle=None), [LOST | IN_RUN], id="lost under an experiment"
         ),
