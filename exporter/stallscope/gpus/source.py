@@ -99,6 +99,11 @@ class GpuSource(Source):
         self._deaf_in = 0
         """Number of the session in which the driver turned out to report no events."""
 
+    @property
+    def gpus(self) -> Mapping[str, Gpu]:
+        """Every GPU and MIG instance met so far, by UUID."""
+        return self._gpus
+
     @abstractmethod
     def make_driver(self, environment: Environment) -> Driver:
         """The driver whose GPUs these are."""
