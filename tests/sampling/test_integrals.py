@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_right
+from collections.abc import Iterable
+from itertools import accumulate, combinations, pairwise
+from typing import NamedTuple
+
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stallscope.sampling.integrals import DriverCounter, Stretch, TimeIntegral, Timeline, UtilizationIntegral
@@ -29,29 +35,27 @@ def wave(period: float, busy: float, duration: float) -> list[tuple[int, float]]
 
 def integrated(samples: list[tuple[int, float]]) -> UtilizationIntegral:
     integral, timeline = UtilizationIntegral(), Timeline(longest=3.0)
-    for stretch in timeline.samples(samples, now=0.0):
-        integral.add(stretch)
+    for sample in samples:
+        for stretch in timeline.samples([sample], now=(sample[0] - START_US) / 1e6):
+            integral.add(stretch)
     return integral
 
 
 @given(st.lists(st.tuples(gaps, ratios), min_size=1))
 def test_busy_and_unused_time_sum_to_the_time_credited(readings: list[tuple[float, float]]) -> None:
     integral, timeline = UtilizationIntegral(), Timeline(longest=3.0)
-    unused = expected = 0.0
-    at = START_US
-    timeline.samples([(at, 0.5)], now=0.0)
-    for gap, value in readings:
-        previous, at = at, at + round(gap * 1e6)
-        for stretch in timeline.samples([(at, value)], now=0.0):
+    unused = credited = now = 0.0
+    for gap, value in [(0.0, 0.5), *readings]:
+        now += gap
+        for stretch in timeline.samples([(START_US + round(now * 1e6), value)], now):
             integral.add(stretch)
             unused += (1 - stretch.value) * stretch.seconds
-        seconds = (at - previous) / 1e6
-        expected += seconds if seconds <= 3.0 else 0.0
-    assert integral.elapsed == pytest.approx(expected)
-    assert integral.total + unused == pytest.approx(expected)
+            credited += stretch.seconds
+    assert integral.elapsed == pytest.approx(credited)
+    assert integral.total + unused == pytest.approx(credited)
     assert integral.idle <= integral.below[0.1] <= integral.below[0.5] <= integral.elapsed
-    assert sum(integral.observations) == len(readings)
-    assert integral.observation_sum == pytest.approx(sum(value for _, value in readings))
+    assert sum(integral.observations) == len(readings) + 1
+    assert integral.observation_sum == pytest.approx(sum(value for _, value in readings) + 0.5)
 
 
 @given(st.lists(st.tuples(gaps, ratios, st.booleans()), min_size=1))
@@ -80,21 +84,42 @@ def test_a_sample_seen_before_is_not_counted_again() -> None:
     timeline, integral = Timeline(longest=3.0), UtilizationIntegral()
     samples = wave(2.0, 1.0, 20.0)
     for overlap in range(0, len(samples), 3):
-        for stretch in timeline.samples(samples[max(0, overlap - 10) : overlap + 3], now=0.0):
+        for stretch in timeline.samples(samples[max(0, overlap - 10) : overlap + 3], now=overlap * PERIOD):
             integral.add(stretch)
     assert sum(integral.observations) == len(samples)
     assert integral.elapsed == pytest.approx(20.0 - PERIOD)
 
 
-def test_an_outage_is_credited_to_nobody() -> None:
+def test_of_an_outage_only_the_usual_time_before_its_last_sample_is_credited() -> None:
     integral = integrated([(START_US, 1.0), (START_US + 1_000_000, 1.0), (START_US + 601_000_000, 1.0)])
-    assert integral.elapsed == pytest.approx(1.0)
-    assert integral.total == pytest.approx(1.0)
+    assert integral.elapsed == pytest.approx(2.0)
+    assert integral.total == pytest.approx(2.0)
 
 
-def test_an_interval_within_the_limit_is_credited_to_the_sample_that_ends_it() -> None:
-    integral = integrated([(START_US, 1.0), (START_US + 3_000_000, 0.25)])
-    assert integral.total == pytest.approx(0.75)
+def test_of_an_outage_before_anything_is_usual_nothing_is_credited() -> None:
+    assert integrated([(START_US, 1.0), (START_US + 600_000_000, 1.0)]).elapsed == 0
+
+
+def test_an_interval_not_much_longer_than_usual_is_credited_to_the_sample_that_ends_it() -> None:
+    integral = integrated([(START_US, 1.0), (START_US + 1_000_000, 1.0), (START_US + 2_900_000, 0.25)])
+    assert integral.total == pytest.approx(1.475)
+
+
+def test_a_driver_that_changes_its_pace_is_followed() -> None:
+    fast = [(START_US + round(step * PERIOD * 1e6), 1.0) for step in range(60)]
+    slow = [(fast[-1][0] + step * 1_000_000, 1.0) for step in range(1, 101)]
+    assert integrated(fast + slow).elapsed == pytest.approx(109.8, abs=5.0)
+
+
+@given(st.lists(st.floats(0.02, 0.5), min_size=20, max_size=200))
+def test_irregular_samples_are_credited_whole(spacings: list[float]) -> None:
+    at, samples = START_US, [(START_US, 1.0)]
+    # The first four of every ten keep the usual interval from falling under half the longest.
+    for place, spacing in enumerate(spacings):
+        at += round((0.5 if place % 10 < 4 else spacing) * 1e6)
+        samples.append((at, 1.0))
+    integral = integrated(samples)
+    assert integral.elapsed == pytest.approx((at - START_US) / 1e6, rel=1e-6)
 
 
 def test_history_before_the_first_reading_is_not_credited() -> None:
@@ -181,7 +206,7 @@ def test_a_gpu_that_stays_down_dips_once() -> None:
 def test_the_time_between_dips_is_unknown_across_an_outage() -> None:
     integral = UtilizationIntegral()
     for value, seconds in ((1.0, 5.0), (0.0, 1.0), (1.0, 0.0), (1.0, 5.0), (0.0, 1.0)):
-        integral.add(Stretch(value, seconds))
+        integral.add(Stretch(value, seconds, unbroken=seconds > 0))
     assert integral.dips == 2
     assert integral.dip_intervals == 0
 
@@ -191,6 +216,252 @@ def test_a_reading_on_a_bucket_bound_belongs_to_that_bucket() -> None:
     for value in (0.0, 0.05, 0.051, 1.0):
         integral.add(Stretch(value, 1.0))
     assert integral.observations == [1, 1, 1, 0, 0, 0, 0, 1, 0]
+
+
+class DriverBuffer:
+    """What a driver does with a load: means over its period, rounded to whole per cent, the newest hundred kept."""
+
+    def __init__(self, load: Load, *, phase: float = 0.0, period: float = PERIOD, depth: int = 100) -> None:
+        self._load = load
+        self._phase = phase
+        self._period = period
+        self._depth = depth
+        self.start_us = START_US
+
+    def newer_than(self, timestamp_us: int, now: float) -> list[tuple[int, float]]:
+        """The samples that the driver would hand over at that moment."""
+        newest = math.floor((now - self._phase) / self._period)
+        steps = range(max(1, newest - self._depth + 1), newest + 1)
+        ends = [
+            (self.start_us + round(end * 1e6), end) for end in (self._phase + step * self._period for step in steps)
+        ]
+        return [
+            (at_us, round(self._load.busy_between(end - self._period, end) / self._period, 2))
+            for at_us, end in ends
+            if at_us > timestamp_us
+        ]
+
+
+class Load:
+    """Utilisation as a function of time: pieces of (seconds, level), idle afterwards."""
+
+    def __init__(self, pieces: list[tuple[float, float]]) -> None:
+        self.ends = [0.0]
+        self._busy = [0.0]
+        self._levels = [level for _, level in pieces] + [0.0]
+        for seconds, level in pieces:
+            self.ends.append(self.ends[-1] + seconds)
+            self._busy.append(self._busy[-1] + seconds * level)
+
+    def busy_between(self, begin: float, end: float) -> float:
+        """The true integral."""
+        return self._until(end) - self._until(begin)
+
+    def _until(self, at: float) -> float:
+        piece = bisect_right(self.ends, at) - 1
+        return self._busy[piece] + (at - self.ends[piece]) * self._levels[piece]
+
+
+class Reading(NamedTuple):
+    """What stands after one poll."""
+
+    now: float
+    covered_until: float
+    busy: float
+    elapsed: float
+
+
+def follow(load: Load, buffer: DriverBuffer, polls: Iterable[float]) -> tuple[UtilizationIntegral, list[Reading]]:
+    """Read the buffer at the polls' moments, as the source does."""
+    timeline, integral = Timeline(longest=3.0), UtilizationIntegral()
+    readings = []
+    for now in polls:
+        for stretch in timeline.samples(buffer.newer_than(timeline.ask_from(now), now), now):
+            integral.add(stretch)
+        if timeline.newest_us:
+            covered = (timeline.newest_us - START_US) / 1e6
+            readings.append(Reading(now, covered, integral.total, integral.elapsed))
+    return integral, readings
+
+
+loads = st.lists(st.tuples(st.floats(0.05, 8.0), ratios), min_size=1, max_size=60).map(Load)
+phases = st.floats(0.0, PERIOD)
+
+
+@settings(deadline=None, max_examples=40)
+@given(loads, phases, st.lists(st.floats(0.3, 14.0), min_size=30, max_size=30))
+def test_busy_time_is_within_one_percent_over_the_time_that_samples_cover(
+    load: Load, phase: float, pauses: list[float]
+) -> None:
+    polls = list(accumulate(pauses))
+    _, readings = follow(load, DriverBuffer(load, phase=phase), polls)
+    for first, later in combinations(readings, 2):
+        covered = later.covered_until - first.covered_until
+        true = load.busy_between(first.covered_until, later.covered_until)
+        assert later.elapsed - first.elapsed == pytest.approx(covered, abs=1e-4)
+        assert later.busy - first.busy == pytest.approx(true, abs=0.01 * covered + 1e-5)
+
+
+@settings(deadline=None, max_examples=40)
+@given(loads, phases, st.sampled_from([1, 2, 5, 15, 30, 60, 120]))
+def test_between_two_scrapes_busy_time_is_within_one_percent_and_one_sample(
+    load: Load, phase: float, spacing: int
+) -> None:
+    _, readings = follow(load, DriverBuffer(load, phase=phase), [0.5 + second for second in range(301)])
+    scraped = readings[1::spacing]
+    for before, after in pairwise(scraped):
+        true = load.busy_between(before.now, after.now)
+        # The newest sample is up to one period old at either end.
+        assert after.busy - before.busy == pytest.approx(true, abs=0.01 * spacing + PERIOD + 1e-4)
+
+
+@pytest.mark.parametrize("missing", [0.3, 5.0, 100.0])
+def test_what_the_buffer_lost_before_a_late_reading_is_credited_to_nobody(missing: float) -> None:
+    load = Load([(1000.0, 1.0)])
+    late = 11.0 + 100 * PERIOD + missing
+    _, (_, before, after) = follow(load, DriverBuffer(load), [10.0, 11.0, late])
+    assert after.elapsed - before.elapsed == pytest.approx(100 * PERIOD, abs=PERIOD + 1e-3)
+
+
+@pytest.mark.parametrize("step", [-1e9, -100.0, 100.0, 1e9])
+def test_a_driver_clock_that_was_set_is_followed_and_polls_bridge_the_time_until_then(step: float) -> None:
+    load = Load([(1000.0, 0.5)])
+    buffer = DriverBuffer(load)
+    timeline, integral = Timeline(longest=3.0), UtilizationIntegral()
+    for second in range(10, 120):
+        now = float(second)
+        if second == 50:
+            buffer.start_us += round(step * 1e6)
+        new = timeline.samples(buffer.newer_than(timeline.ask_from(now), now), now)
+        if not new and timeline.silent(now):
+            new = [timeline.poll(0.5, now)]
+        for stretch in new:
+            integral.add(stretch)
+    # From the hundred samples of the first buffer, only so much is credited as one outage may be long.
+    assert 105 <= integral.elapsed <= 112 + 1
+    assert not timeline.silent(119.0)
+    assert timeline.backwards == (step < 0)
+
+
+def test_a_sample_from_the_future_is_passed_over_and_costs_nothing() -> None:
+    timeline, integral = Timeline(longest=3.0), UtilizationIntegral()
+    rogue = (START_US + 10**12, 1.0)
+    for second in range(1, 31):
+        batch = [(START_US + round((second - 1 + step * PERIOD) * 1e6), 0.5) for step in range(1, 7)]
+        if 10 <= second < 20:
+            batch.insert(3, rogue)
+        for stretch in timeline.samples(batch, now=float(second)):
+            integral.add(stretch)
+    assert timeline.future == 1
+    assert integral.elapsed == pytest.approx(30 - PERIOD, abs=1e-3)
+    assert integral.total == pytest.approx(integral.elapsed / 2)
+
+
+def test_a_driver_loaded_anew_with_another_clock_is_followed_at_the_next_reading() -> None:
+    timeline = Timeline(longest=3.0)
+    timeline.samples([(START_US, 1.0), (START_US + 500_000, 1.0)], now=100.0)
+    timeline.reopened()
+    assert timeline.ask_from(102.0) == 0
+    assert timeline.samples([(1_000_000, 1.0)], now=102.0) == []
+    (stretch,) = timeline.samples([(1_500_000, 1.0)], now=102.5)
+    assert stretch.seconds == pytest.approx(0.5)
+    assert not stretch.unbroken
+
+
+def test_samples_that_come_late_in_bulk_do_not_credit_again_what_polls_bridged() -> None:
+    timeline = Timeline(longest=3.0)
+    credited = 0.0
+    for second in range(60):
+        now = float(second)
+        batch = (
+            [(START_US + round((second - 5 + step * PERIOD) * 1e6), 1.0) for step in range(1, 31)]
+            if second % 5 == 0
+            else []
+        )
+        new = timeline.samples(batch, now)
+        if not new and timeline.silent(now):
+            new = [timeline.poll(1.0, now)]
+        credited += sum(stretch.seconds for stretch in new)
+    assert 56 <= credited <= 62
+
+
+wild_samples = st.lists(st.tuples(st.integers(-(2**63), 2**64) | st.integers(0, 10**8), st.floats()), max_size=8)
+
+
+@given(st.lists(st.tuples(st.floats(0, 100), wild_samples | st.floats()), max_size=40))
+def test_whatever_a_driver_says_totals_only_grow_and_never_by_more_than_time_passed(
+    readings: list[tuple[float, list[tuple[int, float]] | float]],
+) -> None:
+    timeline, integral = Timeline(longest=3.0), UtilizationIntegral()
+    now = 0.0
+    before = _totals(integral)
+    for pause, said in readings:
+        now += pause
+        new = timeline.samples(said, now) if isinstance(said, list) else [timeline.poll(said, now)]
+        for stretch in new:
+            assert stretch.seconds >= 0
+            integral.add(stretch)
+        after = _totals(integral)
+        assert all(later >= earlier for earlier, later in zip(before, after, strict=True))
+        before = after
+    assert integral.total <= integral.elapsed + 1e-9
+    # Five seconds may lie before the first reading; a driver's clock may run a thousandth fast.
+    assert integral.elapsed <= now * 1.001 + 5.0 + 1e-6
+
+
+def _totals(integral: UtilizationIntegral) -> list[float]:
+    return [
+        integral.total,
+        integral.elapsed,
+        integral.idle,
+        *integral.below.values(),
+        integral.dips,
+        integral.dip_intervals,
+        integral.dip_interval_sum,
+        integral.dip_interval_sum_of_squares,
+        *integral.observations,
+        integral.observation_sum,
+    ]
+
+
+busy_pieces = st.tuples(st.floats(1.0, 6.0), st.floats(0.6, 1.0))
+dip_pieces = st.tuples(st.floats(0.5, 3.0), st.just(0.0))
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.tuples(busy_pieces, dip_pieces), min_size=1, max_size=20), phases)
+def test_every_dip_of_half_a_second_is_counted_once_whatever_its_phase(
+    rounds: list[tuple[tuple[float, float], tuple[float, float]]], phase: float
+) -> None:
+    # A settled start, since the first samples only set the beginning.
+    pieces = [(5.0, 0.8), *[piece for pair in rounds for piece in pair], (2.0, 0.8)]
+    load = Load(pieces)
+    integral, readings = follow(load, DriverBuffer(load, phase=phase), [0.7 * step for step in range(1, 300)])
+    starts = load.ends[2:-1:2]
+    # After the last piece the load is idle for good: one more fall.
+    assert integral.dips == len(starts) + 1
+    assert readings
+
+
+@given(st.floats(0.02, 0.3), phases)
+def test_a_short_dip_is_never_counted_twice(length: float, phase: float) -> None:
+    load = Load([(5.0, 1.0), *[(length, 0.0), (4.0, 1.0)] * 10])
+    last = 5.0 + 10 * (4.0 + length)
+    buffer = DriverBuffer(load, phase=phase)
+    integral, _ = follow(load, buffer, [0.7 * step for step in range(1, int(last / 0.7))])
+    assert integral.dips <= 10
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.floats(1.5, 10.0), st.floats(0.5, 3.0), phases)
+def test_the_period_of_dips_is_right_to_one_sample(busy: float, idle: float, phase: float) -> None:
+    load = Load([(busy, 1.0), (idle, 0.0)] * 20)
+    integral, _ = follow(load, DriverBuffer(load, phase=phase), [0.7 * s for s in range(1, int(load.ends[-1] / 0.7))])
+    mean = integral.dip_interval_sum / integral.dip_intervals
+    mean_square = integral.dip_interval_sum_of_squares / integral.dip_intervals
+    # Each start is right to one sample; over many the error of the mean is shared among them.
+    assert integral.dip_interval_sum == pytest.approx((busy + idle) * integral.dip_intervals, abs=PERIOD + 1e-3)
+    assert max(0.0, mean_square - mean**2) ** 0.5 <= PERIOD
 
 
 def test_a_driver_counter_starts_at_the_driver_s_own_figure_and_follows_it() -> None:

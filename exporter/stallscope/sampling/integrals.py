@@ -1,13 +1,17 @@
-"""Integrals over time of what a driver only samples: seconds, joules, and how often a GPU starves.
+"""Integrals over time of what a driver only samples or counts: seconds, joules, and how often a GPU starves.
 
 A `Timeline` turns readings (buffered samples with the driver's timestamps, or polls by our own clock) into stretches of
-time with one value each; an integral adds stretches up. An interval is credited to the reading that ends it. One that
-is longer than the timeline's limit is an outage: nothing is known of it, and none of it is credited.
+time with one value each; an integral adds stretches up. An interval is credited to the reading that ends it. What no
+reading speaks for is an outage: nothing is known of it, and none of it is credited. So an integral ends at the newest
+sample, not at the moment of reading: two readings of it apart by some seconds cover as many seconds give or take one
+sample of the driver, and are right to its rounding over the samples that they cover.
 """
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -22,7 +26,20 @@ BUSY_SECONDS = 1.0
 
 _SILENCE = 1.5
 """Seconds without a new sample from which the driver's buffer counts as silent: its slowest period is 1 s."""
-_ROUNDING = 1e-6
+_SLOWEST = 1.0
+"""The driver's slowest period."""
+_LOOK_SECONDS = 5.0
+"""Between two looks at the whole of a silent buffer."""
+_SPACINGS = 16
+"""Newest intervals between samples from which the usual one follows: three of four are no longer."""
+_LAG = 2.0
+"""The newest sample is never older than so many seconds; what lies further back and was not credited is an outage."""
+_DRIFT = 1.001
+"""The driver's clock may run faster than ours by so much."""
+_SHORT = 0.005
+"""Seconds by which rounded samples may understate a second."""
+_EDGE_SECONDS = 0.25
+"""Longest sample at the edge of a dip that is taken for a mixture of both sides of it."""
 
 
 class Stretch(NamedTuple):
@@ -30,27 +47,60 @@ class Stretch(NamedTuple):
 
     value: float
     seconds: float
-    """0 where the reading counts but its interval is unknown."""
+    """0 where the reading counts but its time is unknown, or is on the account of other readings already."""
+    unbroken: bool = True
+    """Whether it follows the stretch before it; otherwise nobody knows what came between."""
 
 
 class Timeline:
-    """Says for how long each reading held. Samples and polls may alternate: no time is credited twice."""
+    """Says for how long each reading held. Samples and polls may alternate: no time is credited twice.
+
+    Whatever timestamps a driver tells, no more is credited than time has passed by our own clock, apart from the few
+    seconds that the first samples look back.
+    """
 
     def __init__(self, longest: float) -> None:
         """Begin with nothing known.
 
         Args:
-            longest: seconds; a longer interval is an outage.
+            longest: seconds; a longer interval between polls is an outage.
         """
+        self.future = 0
+        """Samples that were not taken because they end later than now."""
+        self.backwards = 0
+        """Times that the driver's clock went back, as when it is loaded anew with another epoch."""
         self._longest = max(longest, 2 * _SILENCE)  # a silence must have shown before a poll can bridge it
         self._newest_us = 0
-        self._polled = 0.0  # seconds credited to polls since the newest sample
+        self._polled = 0.0  # seconds since the newest sample that polls have spoken for
         self._known_until: float | None = None  # by our own clock
+        self._uncredited = self._longest  # seconds that may still be credited
+        self._counted_at: float | None = None
+        self._spacings: deque[float] = deque(maxlen=_SPACINGS)
+        self._looked_at = 0.0
+        self._ahead_us = 0  # the latest of the samples that were not taken
+        self._only_ahead = False
+        self._broken = True
 
     @property
     def newest_us(self) -> int:
         """The driver's timestamp of the newest sample taken in; 0 before the first."""
         return self._newest_us
+
+    def ask_from(self, now: float) -> int:
+        """The timestamp after which to ask the driver for samples.
+
+        That of the newest one; now and then 0 while no new ones come, because a clock that went back shows only in the
+        whole buffer.
+        """
+        if self.silent(now) and now - self._looked_at >= _LOOK_SECONDS:
+            self._looked_at = now
+            return 0
+        return self._newest_us
+
+    def reopened(self) -> None:
+        """Look at the whole buffer next: the driver was opened anew, and perhaps loaded anew with another clock."""
+        self._looked_at = -_LOOK_SECONDS
+        self._known_until = None
 
     def silent(self, now: float) -> bool:
         """Whether samples have failed to come for so long that a poll must stand in for them."""
@@ -59,26 +109,87 @@ class Timeline:
     def samples(self, samples: Iterable[tuple[int, float]], now: float) -> list[Stretch]:
         """Take in driver samples, oldest first, as (microseconds, value); known ones are passed over.
 
-        The first sample ever only sets the beginning: what lies before it belongs to nobody's account.
+        The first sample ever only sets the beginning: what lies before it belongs to nobody's account. A sample that
+        comes much later than usual speaks for the usual time before it, since the driver keeps only so many.
         """
-        stretches: list[Stretch] = []
-        for timestamp_us, value in samples:
-            if timestamp_us <= self._newest_us:
-                continue
-            seconds = (timestamp_us - self._newest_us) / 1e6 - self._polled if self._newest_us else 0.0
-            stretches.append(Stretch(value, max(0.0, seconds) if seconds <= self._longest else 0.0))
-            self._newest_us = timestamp_us
-            self._polled = 0.0
-            self._known_until = now
+        held = [sample for sample in samples if sample[0] > 0]
+        if not held:
+            return []
+        self._count(now)
+        latest_us = max(sample[0] for sample in held)
+        if not self._newest_us:
+            held = [sample for sample in held if latest_us - sample[0] <= self._longest * 1e6]
+        if latest_us < self._newest_us and self.silent(now):
+            # A buffer that keeps anything keeps its newest: the driver's clock is another one now.
+            self.backwards += 1
+            self._restart_at(latest_us)
+            return []
+        ahead_us, only_ahead = self._ahead_us, self._only_ahead
+        self._only_ahead = False
+        stretches = self._taken(held, now)
+        if latest_us > self._newest_us and not stretches:
+            if only_ahead and latest_us > ahead_us:
+                # Twice nothing but the future, and it moves on: it is the present.
+                self._restart_at(ahead_us)
+                return self._taken(held, now)
+            self._only_ahead = True
         return stretches
 
     def poll(self, value: float, now: float) -> Stretch:
         """Take in a snapshot, by our own clock (monotonic seconds)."""
-        seconds = now - self._known_until if self._known_until is not None else 0.0
+        self._count(now)
+        seconds = max(0.0, now - self._known_until) if self._known_until is not None else 0.0
         # What the driver's clock may no longer credit, outage or not, since this poll has spoken for it.
         self._polled += seconds
         self._known_until = now
-        return Stretch(value, seconds if 0 < seconds <= self._longest else 0.0)
+        unbroken = 0 < seconds <= self._longest
+        return Stretch(value, self._credit(seconds) if unbroken else 0.0, unbroken)
+
+    def _taken(self, samples: Iterable[tuple[int, float]], now: float) -> list[Stretch]:
+        usual = sorted(self._spacings)[len(self._spacings) * 3 // 4] if self._spacings else None
+        stretches: list[Stretch] = []
+        first = not self._newest_us
+        for timestamp_us, value in samples:
+            if timestamp_us <= self._newest_us:
+                continue
+            if not self._newest_us:
+                stretches.append(Stretch(value, 0.0, unbroken=False))
+            else:
+                interval = (timestamp_us - self._newest_us) / 1e6
+                seconds = interval - self._polled
+                if seconds > self._uncredited + _LAG:
+                    if timestamp_us > self._ahead_us:
+                        self._ahead_us = timestamp_us
+                        self.future += 1
+                    continue
+                self._spacings.append(interval)
+                unbroken = not self._broken
+                if seconds > 2 * (usual or _SLOWEST):
+                    seconds, unbroken = usual or 0.0, False
+                self._polled = max(0.0, -seconds)
+                stretches.append(Stretch(value, self._credit(seconds), unbroken))
+            self._newest_us = timestamp_us
+            self._known_until = now
+            self._broken = False
+        if stretches:
+            self._uncredited = _LAG if first else min(self._uncredited, _LAG)
+        return stretches
+
+    def _restart_at(self, timestamp_us: int) -> None:
+        self._newest_us = timestamp_us
+        self._polled = 0.0
+        self._ahead_us = 0
+        self._broken = True
+
+    def _count(self, now: float) -> None:
+        if self._counted_at is not None:
+            self._uncredited += max(0.0, now - self._counted_at) * _DRIFT
+        self._counted_at = now
+
+    def _credit(self, seconds: float) -> float:
+        credited = min(max(0.0, seconds), self._uncredited)
+        self._uncredited -= credited
+        return credited
 
 
 class TimeIntegral:
@@ -90,7 +201,9 @@ class TimeIntegral:
         self._mean_seconds = 0.0
 
     def add(self, stretch: Stretch) -> None:
-        """Take in a stretch."""
+        """Take in a stretch; a value that is none is left out."""
+        if not 0 <= stretch.value < math.inf:
+            return
         self.total += stretch.value * stretch.seconds
         self._mean_value += stretch.value * stretch.seconds
         self._mean_seconds += stretch.seconds
@@ -107,8 +220,9 @@ class TimeIntegral:
 class UtilizationIntegral(TimeIntegral):
     """What a stream of utilisation tells: busy seconds (`total`), idle and low seconds, dips, and the distribution.
 
-    A dip is a fall under 0.1 after at least one second above 0.5. Readings between the two levels on the way down leave
-    the dip due, since the driver's samples smear the edge; on the way up they break the second that is being counted.
+    A dip is a fall under 0.1 after at least one second above 0.5. The driver's samples smear both edges: a sample
+    between the levels leaves the dip due on the way down, and adds to the second what it holds of the busy side. So no
+    dip that fills one sample is missed, at the price of one that comes a sample's length too early now and then.
     """
 
     def __init__(self) -> None:
@@ -132,14 +246,18 @@ class UtilizationIntegral(TimeIntegral):
         self._last_dip: float | None = None
 
     def add(self, stretch: Stretch) -> None:
-        """Take in a stretch."""
-        value, seconds = stretch
+        """Take in a stretch; a value that is no ratio is left out, and its time is unknown."""
+        value, seconds, unbroken = stretch
+        usable = 0 <= value <= 1
+        if not (usable and unbroken):
+            # Nobody knows what came before this reading: a dip may have begun and ended.
+            self._busy_for, self._dip_due, self._last_dip = 0.0, False, None
+        if not usable:
+            return
         super().add(stretch)
         self.observations[bisect_left(UTILIZATION_BUCKETS, value)] += 1
         self.observation_sum += value
         if not seconds:
-            # Nobody knows what came before this reading: a dip may have begun and ended.
-            self._busy_for, self._dip_due, self._last_dip = 0.0, False, None
             return
         began = self.elapsed
         self.elapsed += seconds
@@ -151,11 +269,13 @@ class UtilizationIntegral(TimeIntegral):
         self._watch_for_dips(value, seconds, began)
 
     def _watch_for_dips(self, value: float, seconds: float, began: float) -> None:
-        if value > BUSY_LEVEL:
-            self._busy_for += seconds
-            self._dip_due = self._dip_due or self._busy_for >= BUSY_SECONDS - _ROUNDING
+        busy = value > BUSY_LEVEL
+        share = seconds if busy else value / BUSY_LEVEL * min(seconds, _EDGE_SECONDS)
+        self._busy_for += share
+        self._dip_due = self._dip_due or self._busy_for >= BUSY_SECONDS - _SHORT
+        if busy:
             return
-        self._busy_for = 0.0
+        self._busy_for = share
         if value >= DIP_LEVEL or not self._dip_due:
             return
         self._dip_due = False
