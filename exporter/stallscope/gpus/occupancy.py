@@ -1,6 +1,7 @@
 """What each GPU's driver says of the processes on it, for whoever finds out whose they are.
 
-GPU sources write, the source of owners reads; neither waits for the other.
+GPU sources write, the source of owners reads, and the other way round for how GPUs are shared; neither waits for the
+other.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ class Occupancies:
 
     def __init__(self) -> None:
         self._by_source: dict[str, Mapping[str, Occupancy]] = {}
+        self._sharing: Mapping[str, str] = {}
 
     def publish(self, source: str, occupancies: Mapping[str, Occupancy]) -> None:
         """Replace everything that the source said before."""
@@ -35,3 +37,11 @@ class Occupancies:
     def current(self) -> dict[str, Occupancy]:
         """Every GPU of every source, by UUID."""
         return {uuid: each for group in self._by_source.values() for uuid, each in group.items()}
+
+    def tell_sharing(self, sharing: Mapping[str, str]) -> None:
+        """Replace what the orchestrator was found to say of how GPUs are handed out, by UUID."""
+        self._sharing = sharing
+
+    def sharing(self, uuid: str) -> str:
+        """`mps` or `time_sliced` where the orchestrator hands the GPU to several at once, else the empty string."""
+        return self._sharing.get(uuid, "")
