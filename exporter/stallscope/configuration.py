@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 ENVIRONMENT_PREFIX = "STALLSCOPE_EXPORTER_"
 MAX_FILE_BYTES = 65_536
-OWN_PATHS = ("/", "/-/healthy", "/-/ready", "/api/v1/report")
+OWN_PATHS = ("/", "/-/healthy", "/-/ready", "/-/release", "/-/resume", "/api/v1/report")
 """Paths of the web server that the metrics can't be moved to."""
 
 _COLLECTOR = "collector."
@@ -153,6 +153,10 @@ def _duration(low: str, high: str) -> Callable[[str], float]:
     return parse
 
 
+parse_release_time = _duration("1s", "1d")
+"""Read for how long GPUs are let go of."""
+
+
 def _integer(low: int, high: int) -> Callable[[str], int]:
     def parse(text: str) -> int:
         if not re.fullmatch(r"\d{1,9}", text, re.ASCII) or not low <= int(text) <= high:
@@ -221,7 +225,8 @@ class Configuration:
             parse_switch,
             "false",
             "",
-            "Take training reports over HTTP from other machines too, not only from this one.",
+            "Take training reports, and requests to release GPUs, over HTTP from other machines too, not only from "
+            "this one.",
             live=True,
         )
     )
@@ -262,6 +267,36 @@ class Configuration:
             "NUMBER",
             "Age in intervals from which a reading is no longer shown.",
             live=True,
+        )
+    )
+    exit_after_hang: float = field(
+        metadata=_setting(
+            "sampling.exit-after-hang",
+            _duration("0s", "1d"),
+            "0s",
+            "DURATION",
+            "Exit with status 75 once a reading has been stuck for so long, so that a supervisor starts the exporter "
+            "anew: a driver call that hangs can only be ended with its process. 0s for never.",
+            live=True,
+        )
+    )
+    release_time: float = field(
+        metadata=_setting(
+            "gpu.release-time",
+            parse_release_time,
+            "60s",
+            "DURATION",
+            "How long SIGUSR1, or POST /-/release without a time, lets go of the GPUs' device files, 1s to 1d.",
+            live=True,
+        )
+    )
+    pcie_throughput: bool = field(
+        metadata=_setting(
+            "nvidia.pcie-throughput",
+            parse_switch,
+            "false",
+            "",
+            "Ask GPUs that have no PCIe byte counter for their throughput, which takes 40 ms per GPU each time.",
         )
     )
     root: Path = field(
@@ -458,7 +493,9 @@ def _from_flags(arguments: Sequence[str], table: Mapping[str, Setting]) -> dict[
         description="Serves this node's GPU, host and training metrics to Prometheus.",
         epilog="A switch ([BOOLEAN]) is turned off by its --no- form. A flag beats the file of --config.file, the file "
         f"beats the environment variable ({ENVIRONMENT_PREFIX}LOG_LEVEL for --log.level), and that the default. SIGHUP "
-        "reads file and environment again.",
+        "reads file and environment again. SIGUSR1, or POST /-/release?for=2m, lets go of the GPUs' device files so "
+        "that their driver can be reloaded; SIGUSR2, or POST /-/resume, takes them up again at once. A driver call "
+        "that hangs can only be ended with the process: --sampling.exit-after-hang does so, with status 75.",
         allow_abbrev=False,
     )
     for setting in table.values():

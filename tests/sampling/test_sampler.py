@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -14,7 +15,7 @@ from stallscope.sampling import sampler as sampler_module
 from stallscope.sampling.clock import ScriptedClock
 from stallscope.sampling.reader import NotPresent, Reader, ReaderState, SourceState
 from stallscope.sampling.reading import Sample
-from stallscope.sampling.sampler import Sampler
+from stallscope.sampling.sampler import Hang, Sampler
 
 CPUS = family("stallscope_host_cpus")
 MEMORY = family("stallscope_host_memory_total_bytes")
@@ -25,6 +26,7 @@ class ScriptedSource:
     """A source that does what the test tells it to."""
 
     harmless: tuple[type[Exception], ...] = ()
+    longest_interval: float | None = None
 
     def __init__(
         self, name: str = "scripted", value: float = 4, sample: Callable[[float], Sample] | None = None
@@ -34,6 +36,8 @@ class ScriptedSource:
         self.problem: Exception | None = None
         self.closed = False
         self.part_reads: dict[str, Callable[[], Iterable[Sample]]] = {}
+        self.parts_problem: Exception | None = None
+        self.released: list[float] = []
         self._sample = sample or (lambda value: Sample(CPUS, (), value))
 
     def read(self) -> Iterable[Sample]:
@@ -42,12 +46,17 @@ class ScriptedSource:
         return [self._sample(self.value)]
 
     def parts(self) -> Mapping[str, Callable[[], Iterable[Sample]]]:
+        if self.parts_problem is not None:
+            raise self.parts_problem
         return self.part_reads
 
     def collect(self, state: SourceState) -> Iterable[Sample]:
         for reader in (state.main, *state.parts.values()):
             if reader.fresh(state.now, state.stale_after) and reader.present:
                 yield from reader.samples
+
+    def release(self, seconds: float) -> None:
+        self.released.append(seconds)
 
     def close(self) -> None:
         self.closed = True
@@ -59,11 +68,11 @@ class HangingSource(ScriptedSource):
     def __init__(self, name: str = "hanging") -> None:
         super().__init__(name, sample=lambda value: Sample(MEMORY, (), value))
         self.entered = threading.Event()
-        self.release = threading.Event()
+        self.let_go = threading.Event()
 
     def read(self) -> Iterable[Sample]:
         self.entered.set()
-        assert self.release.wait(60)
+        assert self.let_go.wait(60)
         return super().read()
 
 
@@ -255,11 +264,11 @@ def test_a_reading_that_never_comes_back_is_marked_and_holds_up_nobody() -> None
         assert found['stallscope_exporter_source_failures_total{source="hanging"}'] == 1
         well.value = 5
         assert eventually(lambda: values(sampler)["stallscope_host_cpus"] == 5)
-        hanging.release.set()
+        hanging.let_go.set()
         assert eventually(lambda: values(sampler)['stallscope_exporter_source_up{source="hanging"}'] == 1)
         assert values(sampler)["stallscope_host_memory_total_bytes"] == 4
     finally:
-        hanging.release.set()
+        hanging.let_go.set()
         sampler.stop(timeout=10)
     assert hanging.closed
     assert well.closed
@@ -273,12 +282,12 @@ def test_at_a_long_interval_a_late_reading_shows_long_before_the_next() -> None:
     sampler.start()
     try:
         assert eventually(lambda: sampler.ready)  # the first page did not wait for it
-        late.release.set()
+        late.let_go.set()
         assert eventually(
             lambda: values(sampler).keys() >= {"stallscope_host_memory_total_bytes", "stallscope_host_cpus"}
         )
     finally:
-        late.release.set()
+        late.let_go.set()
         sampler.stop(timeout=10)
 
 
@@ -314,7 +323,7 @@ def test_stopping_does_not_wait_for_a_hung_reading() -> None:
         sampler.stop(timeout=0.01)
         assert not hanging.closed
     finally:
-        hanging.release.set()
+        hanging.let_go.set()
 
 
 def test_a_removed_source_leaves_the_page_and_is_closed(sampler: Sampler) -> None:
@@ -352,11 +361,306 @@ def test_series_over_the_limit_are_counted_on_the_page(clock: ScriptedClock) -> 
     assert values(sampler)['stallscope_exporter_series_dropped_total{limit="max_series"}'] > 0
 
 
-def eventually(condition: Callable[[], bool], seconds: float = 20) -> bool:
+def test_what_readings_cost_is_counted_over_main_and_parts(sampler: Sampler, clock: ScriptedClock) -> None:
+    def slow() -> Iterable[Sample]:
+        clock.advance(0.25)
+        sum(range(100_000))  # processor time, which no scripted clock can tell
+        return []
+
+    source = ScriptedSource()
+    source.part_reads = {"0": slow, "1": slow}
+    sampler.add(source)
+    sampler.run_round()
+    sampler.run_round()
+    found = values(sampler)
+    assert found['stallscope_exporter_source_readings_total{source="scripted"}'] == 6
+    assert found['stallscope_exporter_source_reading_seconds_total{source="scripted"}'] == 1.0
+    assert found['stallscope_exporter_source_cpu_seconds_total{source="scripted"}'] > 0
+    assert found['stallscope_exporter_source_stuck_threads{source="scripted"}'] == 0
+
+
+def test_what_a_dropped_part_cost_stays_counted(sampler: Sampler, clock: ScriptedClock) -> None:
+    def broken() -> Iterable[Sample]:
+        clock.advance(0.25)
+        raise ValueError("talks nonsense")
+
+    source = ScriptedSource()
+    source.part_reads = {"0": broken}
+    sampler.add(source)
+    sampler.run_round()
+    before = values(sampler)
+    source.part_reads = {}
+    sampler.run_round()
+    after = values(sampler)
+    for name, more in (("readings", 1), ("reading_seconds", 0), ("failures", 0)):
+        series = f'stallscope_exporter_source_{name}_total{{source="scripted"}}'
+        assert after[series] == before[series] + more
+    assert after['stallscope_exporter_source_reading_seconds_total{source="scripted"}'] == 0.25
+
+
+def test_a_part_of_the_machine_that_is_not_there_costs_nothing_on_the_page(sampler: Sampler) -> None:
+    source = ScriptedSource()
+    source.problem = NotPresent("no NFS mount")
+    sampler.add(source)
+    sampler.run_round()
+    assert "source_readings" not in sampler.page(openmetrics=False, gzip=False).decode()
+
+
+def test_a_source_that_can_not_tell_its_parts_is_down_until_it_can(
+    sampler: Sampler, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = ScriptedSource()
+    source.part_reads = {"0": lambda: [Sample(UP, ("0", "a"), 1)]}
+    sampler.add(source)
+    sampler.run_round()
+    source.parts_problem = RuntimeError("the list is broken")
+    for _ in range(3):
+        sampler.run_round()
+    found = values(sampler)
+    assert found['stallscope_exporter_source_up{source="scripted"}'] == 0
+    assert found['stallscope_exporter_source_failures_total{source="scripted"}'] == 3
+    assert found['stallscope_gpu_up{gpu="0",uuid="a"}'] == 1  # parts that were known are read on
+    assert [status.error for status in sampler.statuses] == ["RuntimeError: the list is broken"]
+    assert caplog.text.count("can't tell its parts") == 1
+    source.parts_problem = None
+    sampler.run_round()
+    assert values(sampler)['stallscope_exporter_source_up{source="scripted"}'] == 1
+
+
+class HangingPart:
+    """A part that hangs in every reading until the reading is let go, and counts the readings."""
+
+    def __init__(self) -> None:
+        self.entered = threading.Semaphore(0)
+        self.let_go = threading.Event()
+
+    def __call__(self) -> Iterable[Sample]:
+        let_go = self.let_go
+        self.entered.release()
+        assert let_go.wait(60)
+        return []
+
+
+class Flapping:
+    """A source whose one part can be dropped and brought back while its thread hangs."""
+
+    def __init__(self, sampler: Sampler) -> None:
+        self.part = HangingPart()
+        self.source = ScriptedSource()
+        self._sampler = sampler
+        sampler.add(self.source)
+        self.running = sampler._running["scripted"]
+        self.running.main.read_once()
+
+    def bring_back(self) -> None:
+        self.source.part_reads = {"0": self.part}
+        self.reconcile()
+
+    def drop(self) -> None:
+        self.source.part_reads = {}
+        self.reconcile()
+
+    def reconcile(self) -> None:
+        self._sampler._reconcile(self.running, start=True)
+
+    def left_behind(self) -> int:
+        """Threads of dropped parts, after looking again."""
+        self.reconcile()
+        return len(self.running.left)
+
+    @staticmethod
+    def threads() -> int:
+        """Threads of the part that this process really has."""
+        return sum(thread.name == "read scripted 0" for thread in threading.enumerate())
+
+    def stuck(self) -> float:
+        """What the page tells."""
+        self._sampler.publish()
+        return values(self._sampler)['stallscope_exporter_source_stuck_threads{source="scripted"}']
+
+
+@pytest.fixture
+def flapping(sampler: Sampler) -> Iterator[Flapping]:
+    flapping = Flapping(sampler)
+    yield flapping
+    flapping.part.let_go.set()
+    flapping.drop()
+    assert eventually(lambda: flapping.left_behind() == 0)
+
+
+def test_a_thread_that_hangs_is_stuck_until_it_ends_though_its_part_is_gone(
+    flapping: Flapping, clock: ScriptedClock
+) -> None:
+    flapping.bring_back()
+    assert flapping.part.entered.acquire(timeout=20)
+    assert flapping.stuck() == 0  # it may only be slow
+    clock.advance(3)
+    assert flapping.stuck() == 1
+    flapping.drop()
+    assert flapping.stuck() == 1
+    flapping.part.let_go.set()
+    assert eventually(lambda: flapping.left_behind() == 0)
+    assert flapping.stuck() == 0
+
+
+def test_a_part_that_hangs_and_comes_back_a_thousand_times_leaves_nothing(flapping: Flapping, sampler: Sampler) -> None:
+    for _ in range(1000):
+        flapping.bring_back()
+        assert flapping.part.entered.acquire(timeout=20)
+        flapping.drop()
+        assert len(flapping.running.left) == 1
+        flapping.part.let_go.set()
+        assert eventually(lambda: flapping.left_behind() == 0, pause=0.001)
+        flapping.part.let_go = threading.Event()
+    assert flapping.threads() == 0
+    assert flapping.stuck() == 0
+    assert values(sampler)['stallscope_exporter_source_readings_total{source="scripted"}'] == 1001
+
+
+def test_threads_that_never_come_back_are_bounded_and_the_part_then_has_no_more(
+    flapping: Flapping, sampler: Sampler, clock: ScriptedClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    limit = sampler_module._MAX_LEFT_OF_A_PART
+    for time in range(1000):
+        flapping.bring_back()
+        if time < limit:
+            assert flapping.part.entered.acquire(timeout=20)
+            flapping.drop()
+    assert flapping.threads() == limit
+    clock.advance(3)
+    flapping.running.main.read_once()
+    assert flapping.stuck() == limit
+    assert values(sampler)['stallscope_exporter_source_up{source="scripted"}'] == 0
+    assert [status.error for status in sampler.statuses] == ["not read any more, since too many threads hang: 0"]
+    assert caplog.text.count("source scripted: 0 is not read any more") == 1
+    # One thread that ends makes room for a new one.
+    flapping.part.let_go.set()
+    assert eventually(lambda: flapping.left_behind() == 0)
+    assert "0" in flapping.running.parts
+    assert flapping.part.entered.acquire(timeout=20)
+
+
+def test_one_part_s_hung_threads_take_no_reader_from_another(flapping: Flapping) -> None:
+    for _ in range(sampler_module._MAX_LEFT_OF_A_PART):
+        flapping.bring_back()
+        assert flapping.part.entered.acquire(timeout=20)
+        flapping.drop()
+    flapping.source.part_reads = {"0": flapping.part, "1": list}
+    flapping.reconcile()
+    assert set(flapping.running.parts) == {"1"}
+
+
+def test_parts_under_ever_new_keys_are_bounded_too(flapping: Flapping) -> None:
+    for number in range(1000):
+        flapping.source.part_reads = {f"instance {number}": flapping.part}
+        flapping.reconcile()
+        if flapping.running.parts:
+            assert flapping.part.entered.acquire(timeout=20)
+    assert len(flapping.running.left) == sampler_module._MAX_LEFT
+
+
+def test_the_longest_hang_is_told_with_its_reader_after_its_part_is_gone_too(
+    flapping: Flapping, sampler: Sampler, clock: ScriptedClock
+) -> None:
+    nothing = sampler.longest_hang
+    assert nothing is None
+    flapping.bring_back()
+    assert flapping.part.entered.acquire(timeout=20)
+    clock.advance(7)
+    assert sampler.longest_hang == Hang("scripted 0", 7)
+    flapping.drop()
+    clock.advance(1)
+    assert sampler.longest_hang == Hang("scripted 0", 8)
+
+
+def test_a_hung_part_delays_no_page_after_the_first_round(
+    flapping: Flapping, sampler: Sampler, clock: ScriptedClock
+) -> None:
+    flapping.bring_back()
+    assert flapping.part.entered.acquire(timeout=20)
+    clock.advance(1)
+    flapping.running.main.read_once()
+    # The clock stands still: if it were waited for, that would never end.
+    waiting = threading.Thread(target=sampler._await_round, args=(sampler._round_began(),), daemon=True)
+    waiting.start()
+    waiting.join(20)
+    assert not waiting.is_alive()
+
+
+def test_a_source_whose_data_does_not_keep_is_read_more_often_than_the_interval() -> None:
+    lasting, fleeting = ScriptedSource("lasting"), ScriptedSource("fleeting")
+    part_reads = threading.Semaphore(0)
+
+    def part() -> Iterable[Sample]:
+        part_reads.release()
+        return []
+
+    fleeting.longest_interval = 0.02
+    fleeting.part_reads = {"part": part}
+    sampler = Sampler(interval=60)
+    sampler.add(lasting)
+    sampler.add(fleeting)
+    sampler.start()
+    try:
+        for _ in range(3):
+            assert part_reads.acquire(timeout=20)
+        assert eventually(lambda: sampler._running["fleeting"].main.state.attempts >= 3)
+        assert sampler._running["lasting"].main.state.attempts == 1
+        assert sampler.stale_after == 180  # what is shown grows stale as configured
+    finally:
+        sampler.stop(timeout=10)
+
+
+def test_a_longest_interval_above_the_interval_changes_nothing(clock: ScriptedClock) -> None:
+    source = ScriptedSource()
+    source.longest_interval = 60.0
+    sampler = Sampler(interval=0.02)
+    sampler.add(source)
+    sampler.start()
+    try:
+        assert eventually(lambda: sampler._running["scripted"].main.state.attempts >= 3)
+    finally:
+        sampler.stop(timeout=10)
+
+
+def test_a_scripted_round_reads_once_whatever_the_longest_interval(sampler: Sampler) -> None:
+    source = ScriptedSource()
+    source.longest_interval = 0.1
+    sampler.add(source)
+    sampler.run_round()
+    assert values(sampler)['stallscope_exporter_source_readings_total{source="scripted"}'] == 1
+
+
+def test_every_source_is_told_to_release_though_one_fails(sampler: Sampler, caplog: pytest.LogCaptureFixture) -> None:
+    class Stubborn(ScriptedSource):
+        def release(self, seconds: float) -> None:
+            raise OSError("not now")
+
+    well = ScriptedSource("well")
+    sampler.add(Stubborn("stubborn"))
+    sampler.add(well)
+    with caplog.at_level(logging.ERROR):
+        sampler.release(60)
+    assert well.released == [60]
+    assert "source stubborn could not be told to let go of device files" in caplog.text
+
+
+def test_the_publisher_tells_of_every_page() -> None:
+    told = threading.Semaphore(0)
+    sampler = Sampler(interval=0.05, on_page=told.release)
+    sampler.start()
+    try:
+        for _ in range(3):
+            assert told.acquire(timeout=20)
+    finally:
+        sampler.stop(timeout=10)
+
+
+def eventually(condition: Callable[[], bool], seconds: float = 20, pause: float = 0.02) -> bool:
     """Wait until the condition holds; False after the deadline."""
-    pause = threading.Event()
-    for _ in range(int(seconds / 0.02)):
+    never = threading.Event()
+    for _ in range(int(seconds / pause)):
         if condition():
             return True
-        pause.wait(0.02)
+        never.wait(pause)
     return False

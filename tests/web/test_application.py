@@ -43,11 +43,20 @@ class Node:
         self.sampler = Sampler()
         self.intake = Intake(IntakeSettings(socket=None, udp=None))
         self.sampler.add_collector("reports", self.intake.collect)
+        self.released: list[float | None] = []
         self.application = Application(
-            self.sampler, post_report=self.intake.post, landing=lambda: b"<!DOCTYPE html>", telemetry_path="/metrics"
+            self.sampler,
+            post_report=self.intake.post,
+            landing=lambda: b"<!DOCTYPE html>",
+            release=self._release,
+            telemetry_path="/metrics",
         )
         self.server = Server(Address("127.0.0.1", 0), self.application.answer)
         self.server.start()
+
+    def _release(self, seconds: float | None) -> str:
+        self.released.append(seconds)
+        return f"released for {seconds} s"
 
     def ask(
         self, path: str, method: str = "GET", headers: dict[str, str] | None = None, body: bytes | None = None
@@ -197,6 +206,56 @@ def test_another_machine_may_report_only_where_that_is_allowed(node: Node) -> No
 
 
 @pytest.mark.parametrize(
+    ("path", "seconds"),
+    [("/-/release?for=2m", 120.0), ("/-/release?for=1h30m", 5400.0), ("/-/release", None), ("/-/resume", 0.0)],
+)
+def test_gpus_are_released_and_taken_up_again_on_request(node: Node, path: str, seconds: float | None) -> None:
+    reply, body = node.ask(path, "POST")
+    assert (reply.status, reply.headers["Content-Type"]) == (202, "text/plain; charset=utf-8")
+    assert body.decode() == f"released for {seconds} s\n"
+    assert node.released == [seconds]
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        ("for=2", "did you mean 2s?"),
+        ("for=", "a duration with its unit"),
+        ("for=0s", "from 1s to 1d"),
+        ("for=2d", "from 1s to 1d"),
+        ("for=1m&for=2m", "a duration with its unit"),
+        ("seconds=3", "takes for=DURATION and nothing else"),
+        ("for", "a duration with its unit"),
+    ],
+)
+def test_a_wrong_time_releases_nothing_and_says_what_is_expected(node: Node, query: str, expected: str) -> None:
+    reply, body = node.ask(f"/-/release?{query}", "POST")
+    assert reply.status == 400
+    assert expected in body.decode()
+    assert not node.released
+
+
+@pytest.mark.parametrize("path", ["/-/release?for=2m", "/-/resume"])
+@pytest.mark.parametrize("method", ["GET", "HEAD", "PUT"])
+def test_looking_at_the_way_to_release_releases_nothing(node: Node, path: str, method: str) -> None:
+    reply, _body = node.ask(path, method)
+    assert (reply.status, reply.headers["Allow"]) == (405, "POST")
+    assert not node.released
+
+
+@pytest.mark.parametrize("path", ["/-/release", "/-/resume"])
+def test_gpus_are_released_only_for_those_who_may_report(node: Node, path: str) -> None:
+    assert node.ask(path, "POST", {"Origin": "http://evil.example"})[0].status == 403
+    request = Request("POST", path, {}, b"", keep_alive=True)
+    refused = node.application.answer(request, "192.0.2.7")
+    assert refused.status == 403
+    assert b"--web.allow-remote-reports" in refused.body
+    assert not node.released
+    node.application.allow_remote_reports = True
+    assert node.application.answer(request, "192.0.2.7").status == 202
+
+
+@pytest.mark.parametrize(
     ("client", "loopback"),
     [
         ("127.0.0.1", True),
@@ -240,7 +299,11 @@ def test_no_report_kills_the_exporter_or_loses_the_run_that_it_holds(node: Node,
 def test_the_page_is_where_the_telemetry_path_says(tmp_path: Path) -> None:
     sampler = Sampler()
     application = Application(
-        sampler, post_report=lambda _body: (204, b""), landing=lambda: b"", telemetry_path="/telemetry"
+        sampler,
+        post_report=lambda _body: (204, b""),
+        landing=lambda: b"",
+        release=lambda _seconds: "",
+        telemetry_path="/telemetry",
     )
     request = Request("GET", "/telemetry", {}, b"", keep_alive=True)
     assert application.answer(request, "127.0.0.1").status == 200

@@ -46,6 +46,10 @@ def page(**changes: object) -> Checked:
     return Checked(landing_page(**{**values, **changes}))  # type: ignore[arg-type]
 
 
+def test_tells_how_gpus_are_released() -> None:
+    assert {"POST /-/release?for=2m", "POST /-/resume"} <= set(page().texts)
+
+
 def test_tells_version_sources_runs_and_the_way_to_the_metrics() -> None:
     shown = page()
     assert any(__version__ in text for text in shown.texts)

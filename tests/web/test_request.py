@@ -15,7 +15,8 @@ def take(data: bytes, max_body: int = 100) -> Request | None:
 
 def test_a_whole_request_is_taken_with_its_path_and_lower_case_headers() -> None:
     request = take(GET)
-    assert request == Request("GET", "/metrics", {"host": "h", "accept": "a,b"}, b"", keep_alive=True)
+    headers = {"host": "h", "accept": "a,b"}
+    assert request == Request("GET", "/metrics", headers, b"", keep_alive=True, query="name=x")
 
 
 @pytest.mark.parametrize("length", range(len(GET)))

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from stallscope import logs
 from stallscope.configuration import Configuration, ConfigurationError, load
@@ -26,7 +26,11 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger(__name__)
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_END_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_OTHER_SIGNALS = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+_SIGNALS = (*_END_SIGNALS, *_OTHER_SIGNALS)
+_STUCK_STATUS = os.EX_TEMPFAIL
+"""Exit status after a reading that never returns, 75."""
 _M_ARENA_MAX = -8
 """The parameter's number in glibc's malloc.h."""
 _STOP_SECONDS = 0.9
@@ -61,9 +65,16 @@ class Exporter:
             )
         )
         self._simulation, root, driver = self._simulate()
-        self._environment = Environment(root=root, interval=configuration.sampling_interval, driver=driver)
+        self._environment = Environment(
+            root=root,
+            interval=configuration.sampling_interval,
+            driver=driver,
+            pcie_throughput=configuration.pcie_throughput,
+        )
         self.sampler = Sampler(
-            interval=configuration.sampling_interval, stale_after_intervals=configuration.stale_intervals
+            interval=configuration.sampling_interval,
+            stale_after_intervals=configuration.stale_intervals,
+            on_page=self._end_where_stuck,
         )
         self.sampler.add_collector("reports", self.intake.collect)
         self._running: set[str] = set()
@@ -72,6 +83,7 @@ class Exporter:
             self.sampler,
             post_report=self.intake.post,
             landing=self._landing,
+            release=self.release,
             telemetry_path=configuration.telemetry_path,
             allow_remote_reports=configuration.allow_remote_reports,
         )
@@ -114,6 +126,38 @@ class Exporter:
             self._simulation.stop()
         self._remove_host_tree()
 
+    def end(self, status: int, message: str, fields: Mapping[str, object]) -> NoReturn:
+        """Stop and end the process, in bounded time even where log and files hang too."""
+
+        def stop() -> None:
+            _logger.log(logging.ERROR if status else logging.INFO, message, extra={"fields": fields})
+            self.stop()
+            logging.shutdown()
+
+        stopping = threading.Thread(target=stop, name="stop", daemon=True)
+        stopping.start()
+        stopping.join(_STOP_SECONDS)
+        # A reading that never returns must not keep the process: no other way out ends such a thread.
+        os._exit(status)
+
+    def release(self, seconds: float | None = None) -> str:
+        """Let go of the GPUs' device files for so long; None for the configured time, 0 to take them up again.
+
+        Returns:
+            What happens next, in a sentence.
+        """
+        seconds = self.configuration.release_time if seconds is None else seconds
+        self.sampler.release(seconds)
+        when = f"at the next reading, within {self.configuration.sampling_interval:g} s"
+        sentence = (
+            f"letting go of the GPUs' device files {when}; taking them up again after {seconds:g} s, or at once "
+            "after SIGUSR2 or POST /-/resume"
+            if seconds
+            else f"taking up the GPUs' device files {when}"
+        )
+        _logger.info(sentence)
+        return sentence
+
     def reload(self, newer: Configuration) -> None:
         """Apply what can change under way, and say what can't."""
         live, waiting = self.configuration.changes(newer)
@@ -141,6 +185,14 @@ class Exporter:
             elif not wanted and name in self._running:
                 self.sampler.remove(name)
                 self._running.discard(name)
+
+    def _end_where_stuck(self) -> None:
+        """End the process where a reading has been stuck for too long; the publisher asks after every page."""
+        limit = self.configuration.exit_after_hang
+        hang = self.sampler.longest_hang if limit else None
+        if hang is not None and hang.seconds >= limit:
+            fields = {"reading": hang.reader, "seconds": round(hang.seconds, 1), "limit": limit}
+            self.end(_STUCK_STATUS, "exiting, since a reading is stuck and only the end of the process ends it", fields)
 
     def _simulate(self) -> tuple[Simulation | None, Path, Callable[[], Driver] | None]:
         """Set up the simulated node, if any; returns it with the root and the driver that sources are to use."""
@@ -192,6 +244,10 @@ def main(arguments: Sequence[str]) -> int:
     Returns:
         2 where the configuration is wrong, 1 where it can't be served; after a clean stop the process ends here.
     """
+    # What may be sent as soon as the process exists: nothing is held yet that an end would lose, and the rest can wait.
+    for number in _END_SIGNALS:
+        signal.signal(number, _end_early)
+    signal.pthread_sigmask(signal.SIG_BLOCK, _OTHER_SIGNALS)
     try:
         from stallscope.sources.base import available
         from stallscope.web.server import ListenError
@@ -215,14 +271,15 @@ def main(arguments: Sequence[str]) -> int:
         return _refuse(str(problem), 1)
     exporter.start()
     _settle()
-    while (received := signal.sigwait(_SIGNALS)) == signal.SIGHUP:
-        _reload(exporter, arguments, summaries)
-    _logger.info("stopping", extra={"fields": {"signal": signal.Signals(received).name}})
-    stopping = threading.Thread(target=exporter.stop, name="stop", daemon=True)
-    stopping.start()
-    stopping.join(_STOP_SECONDS)
-    logging.shutdown()
-    # A reading that never returns must not keep the process: no other way out ends such a thread.
+    while (received := signal.sigwait(_SIGNALS)) not in _END_SIGNALS:
+        if received == signal.SIGHUP:
+            _reload(exporter, arguments, summaries)
+        else:
+            exporter.release(None if received == signal.SIGUSR1 else 0.0)
+    return exporter.end(0, "stopping", {"signal": signal.Signals(received).name})
+
+
+def _end_early(_number: int, _frame: object) -> NoReturn:
     os._exit(0)
 
 

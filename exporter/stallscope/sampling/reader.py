@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
@@ -39,6 +40,10 @@ class ReaderState:
     """Readings that came to an end."""
     failures: int = 0
     """Readings that raised or returned nonsense."""
+    reading_seconds: float = 0.0
+    """How long all readings together took."""
+    cpu_seconds: float = 0.0
+    """Processor time of them all, in the thread that read."""
     error: Exception | None = None
     """What the newest reading raised; None when it succeeded."""
     busy_since: float | None = None
@@ -103,6 +108,7 @@ class Reader:
     def read_once(self) -> None:
         """Read now, in the calling thread, and replace the state."""
         began = self._clock.monotonic()
+        cpu_began = time.thread_time()
         before = self.state
         self.state = replace(before, busy_since=began)
         error: Exception | None = None
@@ -122,6 +128,8 @@ class Reader:
             ended_at=ended,
             attempts=before.attempts + 1,
             failures=before.failures + (0 if succeeded or isinstance(error, self._harmless) else 1),
+            reading_seconds=before.reading_seconds + ended - began,
+            cpu_seconds=before.cpu_seconds + time.thread_time() - cpu_began,
             error=error,
             busy_since=None,
         )
@@ -140,12 +148,17 @@ class Reader:
         """Ask the thread to end after the reading in progress; does not wait, since that may never end."""
         self._stopping.set()
 
+    @property
+    def running(self) -> bool:
+        """Whether its thread has not ended."""
+        return self._thread is not None and self._thread.is_alive()
+
     def join(self, timeout: float) -> bool:
         """Wait for the thread; False if it still hangs in a reading."""
         if self._thread is None:
             return True
         self._thread.join(timeout)
-        return not self._thread.is_alive()
+        return not self.running
 
     def _run(self, origin: float, interval: float) -> None:
         while not self._stopping.is_set():

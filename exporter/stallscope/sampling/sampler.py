@@ -12,7 +12,7 @@ import platform
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from stallscope.catalogue import family
 from stallscope.sampling.clock import Clock, SystemClock
@@ -29,6 +29,10 @@ SOURCE_UP = family("stallscope_exporter_source_up")
 READ_SECONDS = family("stallscope_exporter_source_read_seconds")
 LAST_SUCCESS = family("stallscope_exporter_source_last_success_timestamp_seconds")
 FAILURES = family("stallscope_exporter_source_failures_total")
+READINGS = family("stallscope_exporter_source_readings_total")
+READING_SECONDS = family("stallscope_exporter_source_reading_seconds_total")
+CPU_SECONDS = family("stallscope_exporter_source_cpu_seconds_total")
+STUCK_THREADS = family("stallscope_exporter_source_stuck_threads")
 SERIES = family("stallscope_exporter_series")
 SERIES_DROPPED = family("stallscope_exporter_series_dropped_total")
 
@@ -39,6 +43,10 @@ _ROUND_WAIT = 0.25
 """The same in seconds, at most."""
 _PAGE_SECONDS = 1.0
 """Longest time between two pages: at long intervals too, late readings and training reports show soon."""
+_MAX_LEFT_OF_A_PART = 8
+"""Threads of one part that may hang after the part was dropped; with so many it gets no new one ..."""
+_MAX_LEFT = 64
+"""... and the same for all parts of a source together, since parts may come back under ever new keys."""
 _DROPPED_NAME = SERIES_DROPPED.name + label_text(SERIES_DROPPED, ("max_series",))
 
 
@@ -53,6 +61,10 @@ class SampledSource(Protocol):
     def harmless(self) -> tuple[type[Exception], ...]:
         """Errors of a part that are no failure of the source."""
 
+    @property
+    def longest_interval(self) -> float | None:
+        """Seconds after which it must be read again, whatever the interval is; None for no such limit."""
+
     def read(self) -> Iterable[Sample]:
         """Read once; may block and raise."""
 
@@ -61,6 +73,9 @@ class SampledSource(Protocol):
 
     def collect(self, state: SourceState) -> Iterable[Sample]:
         """What to expose; memory only."""
+
+    def release(self, seconds: float) -> None:
+        """Let go of device files for so long; returns at once."""
 
     def close(self) -> None:
         """Let go of everything."""
@@ -79,21 +94,62 @@ class SourceStatus:
     last_success: float | None
     """Unix time."""
     failures: int
+    readings: int = 0
+    """Readings that came to an end."""
+    reading_seconds: float = 0.0
+    """How long they took, all threads together."""
+    cpu_seconds: float = 0.0
+    """Their processor time."""
+    stuck_threads: int = 0
+    """Threads whose reading has not come back in time, those of dropped parts included."""
+
+
+class Hang(NamedTuple):
+    """A reading in progress."""
+
+    reader: str
+    """The source, with the part where it is one's."""
+    seconds: float
+    """How long it has taken so far."""
+
+
+class _Totals(NamedTuple):
+    """What the readings of several readers came to."""
+
+    readings: int = 0
+    failures: int = 0
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+
+    def plus(self, state: ReaderState) -> _Totals:
+        return _Totals(
+            self.readings + state.attempts,
+            self.failures + state.failures,
+            self.seconds + state.reading_seconds,
+            self.cpu_seconds + state.cpu_seconds,
+        )
 
 
 @dataclass
 class _Running:
-    """A source with its readers. The dictionary of parts is replaced, never edited."""
+    """A source with its readers. The collections are replaced, never edited."""
 
     source: SampledSource
     main: Reader
     parts: dict[str, Reader] = field(default_factory=dict)
+    left: tuple[tuple[str, Reader], ...] = ()
+    """Readers of dropped parts whose threads have not ended, with the part's key; one that hangs may never end."""
+    ended: _Totals = field(default_factory=_Totals)
+    """What readers came to that are in none of the above any more."""
+    refused: frozenset[str] = frozenset()
+    """Parts that get no new reader, since too many of their threads hang."""
+    parts_problem: str = ""
+    """Why the source can't tell its parts."""
     hangs: int = 0
     hung: frozenset[str] = frozenset()
-    retired_failures: int = 0
 
     def readers(self) -> list[Reader]:
-        return [self.main, *self.parts.values()]
+        return [self.main, *self.parts.values(), *(reader for _key, reader in self.left)]
 
 
 class Sampler:
@@ -106,6 +162,7 @@ class Sampler:
         stale_after_intervals: float = 3.0,
         clock: Clock | None = None,
         max_series: int = DEFAULT_MAX_SERIES,
+        on_page: Callable[[], None] | None = None,
     ) -> None:
         """Prepare.
 
@@ -114,10 +171,12 @@ class Sampler:
             stale_after_intervals: age, in intervals, from which a reading is no longer shown.
             clock: the machine's own by default.
             max_series: series over this number are left out and counted.
+            on_page: called by the publisher's thread after every page; must not wait for anything.
         """
         self.interval = interval
         self.stale_after_intervals = stale_after_intervals
         self.max_series = max_series
+        self._on_page = on_page
         self._clock = clock or SystemClock()
         self._running: dict[str, _Running] = {}
         self._collectors: dict[str, Callable[[], Iterable[Sample]]] = {}
@@ -151,6 +210,18 @@ class Sampler:
         """Every source as of the newest page."""
         return self._statuses
 
+    @property
+    def longest_hang(self) -> Hang | None:
+        """The reading that has been in progress for longest, dropped parts included; None while nothing is read."""
+        now = self._clock.monotonic()
+        hangs = [
+            Hang(reader.name, now - began)
+            for running in self._running.values()
+            for reader in running.readers()
+            if (began := reader.state.busy_since) is not None
+        ]
+        return max(hangs, key=lambda hang: hang.seconds, default=None)
+
     def add(self, source: SampledSource) -> None:
         """Enter a source; read from now on if the sampler runs.
 
@@ -163,7 +234,7 @@ class Sampler:
             running = _Running(source, Reader(source.name, source.read, self._clock, self._round_done.set))
             self._running = {**self._running, source.name: running}
             if self._thread is not None:
-                running.main.start(self._origin, self.interval)
+                self._start(running.source, running.main)
 
     def remove(self, name: str) -> None:
         """Stop a source and take its series off the next page."""
@@ -171,6 +242,14 @@ class Sampler:
             running = self._running[name]
             self._running = {key: value for key, value in self._running.items() if key != name}
         _retire(running)
+
+    def release(self, seconds: float) -> None:
+        """Let every source let go of device files for so long, at its next reading; 0 takes them up again."""
+        for name, running in self._running.items():
+            try:
+                running.source.release(seconds)
+            except Exception:  # noqa: PERF203 - one that fails must not keep the others from it
+                _logger.exception("source %s could not be told to let go of device files", name)
 
     def add_collector(self, name: str, collect: Callable[[], Iterable[Sample]]) -> None:
         """Enter something that holds its samples in memory and is asked at every page."""
@@ -187,7 +266,7 @@ class Sampler:
         with self._changing:
             self._origin = self._clock.monotonic()
             for running in self._running.values():
-                running.main.start(self._origin, self.interval)
+                self._start(running.source, running.main)
             self._thread = threading.Thread(target=self._publish_for_ever, name="publish", daemon=True)
             self._thread.start()
 
@@ -260,6 +339,8 @@ class Sampler:
                 self.publish()
             except Exception:
                 _logger.exception("the page could not be renewed; the last one stays")
+            if self._on_page is not None:
+                self._on_page()
             elapsed = self._clock.monotonic() - self._origin
             if self._stopping.wait(period - elapsed % period):
                 return
@@ -267,6 +348,9 @@ class Sampler:
     def _round_began(self) -> float:
         """When the readers' round began: their tick, since some of them may be awake before the publisher is."""
         return self._origin + (self._clock.monotonic() - self._origin) // self.interval * self.interval
+
+    def _start(self, source: SampledSource, reader: Reader) -> None:
+        reader.start(self._origin, min(self.interval, source.longest_interval or self.interval))
 
     def _await_round(self, began: float) -> None:
         """Wait until every reader that is not stuck has read since `began`, but only a part of the interval."""
@@ -276,7 +360,7 @@ class Sampler:
             waiting = any(
                 not _read_since(reader.state, began)
                 for running in self._running.values()
-                for reader in running.readers()
+                for reader in (running.main, *running.parts.values())
             )
             remaining = deadline - self._clock.monotonic()
             if not waiting or remaining <= 0:
@@ -286,22 +370,30 @@ class Sampler:
     def _reconcile(self, running: _Running, *, start: bool) -> None:
         """Give each part that the source wants a reader, and retire readers of parts that are gone."""
         try:
-            wanted = running.source.parts()
+            wanted = dict(running.source.parts())
         except Exception as problem:  # noqa: BLE001 - a broken source must not stop the publisher
-            self._note_collector(running.source.name, problem)
+            self._note_parts(running, f"{type(problem).__name__}: {problem}")
             return
-        if wanted.keys() == running.parts.keys():
+        self._note_parts(running, "")
+        if not running.left and wanted.keys() == running.parts.keys():
             return
         with self._changing:
             if self._running.get(running.source.name) is not running:
                 return  # removed meanwhile: nobody would ever stop its new readers
             kept = {key: reader for key, reader in running.parts.items() if key in wanted}
-            for key, reader in running.parts.items():
-                if key not in wanted:
-                    reader.stop()
-                    running.retired_failures += reader.state.failures
+            gone = [(key, reader) for key, reader in running.parts.items() if key not in wanted]
+            for _key, reader in gone:
+                reader.stop()
+            left = []
+            for key, reader in (*running.left, *gone):
+                if reader.running:
+                    left.append((key, reader))
+                else:
+                    running.ended = running.ended.plus(reader.state)
+            running.left = tuple(left)
+            refused = frozenset(key for key in wanted if key not in kept and _too_many(running.left, key))
             for key, read in wanted.items():
-                if key not in kept:
+                if key not in kept and key not in refused:
                     reader = Reader(
                         f"{running.source.name} {key}",
                         read,
@@ -311,8 +403,25 @@ class Sampler:
                     )
                     kept[key] = reader
                     if start:
-                        reader.start(self._origin, self.interval)
+                        self._start(running.source, reader)
             running.parts = kept
+            for key in sorted(refused - running.refused):
+                _logger.error(
+                    "source %s: %s is not read any more: %d threads of the source hang in readings of dropped parts; "
+                    "only the end of this process ends them",
+                    running.source.name,
+                    key,
+                    len(running.left),
+                )
+            running.refused = refused
+
+    def _note_parts(self, running: _Running, problem: str) -> None:
+        name = running.source.name
+        if problem:
+            self._collector_failures[name] = self._collector_failures.get(name, 0) + 1
+        if problem and problem != running.parts_problem:
+            _logger.warning("source %s can't tell its parts: %s", name, problem)
+        running.parts_problem = problem
 
     def _isolated(self, name: str, collect: Callable[[], Iterable[Sample]]) -> tuple[Sample, ...]:
         try:
@@ -346,7 +455,9 @@ class Sampler:
             and each.present
             and (each is state.main or not isinstance(each.error, running.source.harmless))
         ]
-        problem = self._collector_errors.get(name, "")
+        problem = self._collector_errors.get(name, "") or running.parts_problem
+        if running.refused:
+            problem = f"not read any more, since too many threads hang: {', '.join(sorted(running.refused))}"
         if hung:
             problem = f"no answer for {state.stale_after:g} s: {', '.join(sorted(hung))}"
         elif errors:
@@ -356,16 +467,21 @@ class Sampler:
             up = None
         attempts = [each for each in states.values() if each.seconds is not None]
         read_times = [each.read_time for each in states.values() if each.read_time is not None]
+        left = [reader.state for _key, reader in running.left]
+        totals = running.ended
+        for each in (*states.values(), *left):
+            totals = totals.plus(each)
         return SourceStatus(
             name=name,
             up=up,
             error=problem if problem or state.main.present else str(state.main.error),
             read_seconds=max((each.seconds or 0.0 for each in attempts), default=None),
             last_success=max(read_times, default=None),
-            failures=sum(each.failures for each in states.values())
-            + running.hangs
-            + running.retired_failures
-            + self._collector_failures.get(name, 0),
+            failures=totals.failures + running.hangs + self._collector_failures.get(name, 0),
+            readings=totals.readings,
+            reading_seconds=totals.seconds,
+            cpu_seconds=totals.cpu_seconds,
+            stuck_threads=len(hung) + sum(each.hung(state.now, state.stale_after) for each in left),
         )
 
     def _own(self, statuses: Iterable[SourceStatus]) -> list[Sample]:
@@ -375,6 +491,10 @@ class Sampler:
             if status.up is not None:
                 samples.append(Sample(SOURCE_UP, labels, int(status.up)))
                 samples.append(Sample(FAILURES, labels, status.failures))
+                samples.append(Sample(READINGS, labels, status.readings))
+                samples.append(Sample(READING_SECONDS, labels, status.reading_seconds))
+                samples.append(Sample(CPU_SECONDS, labels, status.cpu_seconds))
+                samples.append(Sample(STUCK_THREADS, labels, status.stuck_threads))
                 if status.read_seconds is not None:
                     samples.append(Sample(READ_SECONDS, labels, status.read_seconds))
             if status.last_success is not None:
@@ -387,6 +507,11 @@ def _read_since(state: ReaderState, began: float) -> bool:
     if state.busy_since is not None:
         return state.busy_since < began
     return state.attempts > 0 and (state.ended_at or 0.0) >= began
+
+
+def _too_many(left: tuple[tuple[str, Reader], ...], key: str) -> bool:
+    """Whether so many threads of dropped parts have not ended that the part of that key gets no further one."""
+    return len(left) >= _MAX_LEFT or sum(1 for other, _reader in left if other == key) >= _MAX_LEFT_OF_A_PART
 
 
 def _retire(running: _Running) -> None:

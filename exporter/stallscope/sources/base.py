@@ -50,6 +50,8 @@ class Source(ABC):
     enabled_by_default: ClassVar[bool] = True
     harmless: ClassVar[tuple[type[Exception], ...]] = ()
     """Errors of a part that its own series tell of (a GPU is lost), and that are no failure of the source."""
+    longest_interval: ClassVar[float | None] = None
+    """Seconds after which what is read would be lost (a driver keeps samples for so long); read at least so often."""
 
     def __init__(self, environment: Environment) -> None:
         self.environment = environment

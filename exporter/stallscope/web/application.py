@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+from stallscope.configuration import parse_release_time
 from stallscope.report import MAX_BYTES
 from stallscope.sampling.exposition import OPENMETRICS_CONTENT_TYPE, TEXT_CONTENT_TYPE
 from stallscope.web.negotiation import accepts_gzip, accepts_openmetrics
@@ -15,6 +16,8 @@ HEALTHY_PATH = "/-/healthy"
 READY_PATH = "/-/ready"
 LANDING_PATH = "/"
 REPORT_PATH = "/api/v1/report"
+RELEASE_PATH = "/-/release"
+RESUME_PATH = "/-/resume"
 
 _READING = ("GET", "HEAD")
 _VARY = "Vary: Accept, Accept-Encoding"
@@ -49,6 +52,7 @@ class Application:
         *,
         post_report: Callable[[bytes], tuple[int, bytes]],
         landing: Callable[[], bytes],
+        release: Callable[[float | None], str],
         telemetry_path: str = "/metrics",
         allow_remote_reports: bool = False,
     ) -> None:
@@ -58,13 +62,16 @@ class Application:
             pages: gives the metrics.
             post_report: takes a report's body; returns status and JSON.
             landing: makes the landing page.
+            release: lets go of GPUs for so many seconds, the configured time for None, takes them up again for 0;
+                tells what happens next.
             telemetry_path: where the metrics are.
-            allow_remote_reports: whether other machines may post reports; may be changed later.
+            allow_remote_reports: whether other machines may post reports, and release GPUs; may be changed later.
         """
         self.allow_remote_reports = allow_remote_reports
         self._pages = pages
         self._post_report = post_report
         self._landing = landing
+        self._release = release
         self._telemetry_path = telemetry_path
         self._readable: dict[str, Callable[[], Response]] = {
             HEALTHY_PATH: self._answer_healthy,
@@ -77,6 +84,8 @@ class Application:
         path = request.path
         if path == REPORT_PATH:
             return self._answer_report(request, client)
+        if path in (RELEASE_PATH, RESUME_PATH):
+            return self._answer_release(request, client)
         readable = self._readable.get(path)
         if readable is None and path != self._telemetry_path:
             return text(404, f"nothing here; the metrics are at {self._telemetry_path}")
@@ -111,18 +120,38 @@ class Application:
     def _answer_report(self, request: Request, client: str) -> Response:
         if request.method != "POST":
             return problem(405, "method", "a report is sent with POST", "Allow: POST")
-        if not self.allow_remote_reports and not is_loopback(client):
-            return problem(
-                403,
-                "remote",
-                f"reports are taken from this machine alone, and {client} is another; "
-                "start the exporter with --web.allow-remote-reports to take them",
-            )
-        if "origin" in request.headers:
-            # Any web page could post to this machine's own address; only browsers send this header.
-            return problem(403, "browser", "reports are not taken from web pages")
+        if (refusal := self._refusal(request, client, "reports")) is not None:
+            return problem(403, *refusal)
         status, body = self._post_report(_OVERSIZED if request.oversized else request.body)
         return Response(status, JSON if body else "", body)
+
+    def _answer_release(self, request: Request, client: str) -> Response:
+        if request.method != "POST":
+            return text(405, f"{request.path} is asked for with POST", "Allow: POST")
+        if (refusal := self._refusal(request, client, "requests to release GPUs")) is not None:
+            return text(403, refusal[1])
+        if request.path == RESUME_PATH:
+            return text(202, self._release(0.0))
+        name, _equals, value = request.query.partition("=")
+        if not request.query:
+            return text(202, self._release(None))
+        if name != "for":
+            return text(400, f"{RELEASE_PATH} takes for=DURATION and nothing else, such as {RELEASE_PATH}?for=2m")
+        try:
+            seconds = parse_release_time(value)
+        except ValueError as expected:
+            return text(400, f"for can't be {value!r}: expected {expected}")
+        return text(202, self._release(seconds))
+
+    def _refusal(self, request: Request, client: str, what: str) -> tuple[str, str] | None:
+        """Why this client may not change anything: the reason's word and a sentence; None where it may."""
+        if not self.allow_remote_reports and not is_loopback(client):
+            sentence = f"{what} are taken from this machine alone, and {client} is another; "
+            return "remote", f"{sentence}start the exporter with --web.allow-remote-reports to take them"
+        if "origin" in request.headers:
+            # Any web page could post to this machine's own address; only browsers send this header.
+            return "browser", f"{what} are not taken from web pages"
+        return None
 
 
 def is_loopback(client: str) -> bool:

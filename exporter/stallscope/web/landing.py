@@ -8,7 +8,7 @@ from html import escape
 
 from stallscope.sampling.sampler import SourceStatus
 from stallscope.version import __version__
-from stallscope.web.application import HEALTHY_PATH, READY_PATH
+from stallscope.web.application import HEALTHY_PATH, READY_PATH, RELEASE_PATH, RESUME_PATH
 
 _STYLE = """
 :root { color-scheme: light dark; --line: #8886; --good: #1a7f37; --bad: #cf222e; --quiet: #6e7781; }
@@ -78,6 +78,8 @@ def landing_page(
 <th scope="col">What is wrong</th></tr></thead>
 <tbody>{sources}</tbody>
 </table>
+<p class="quiet">To reload a GPU driver under the exporter: <code>POST {RELEASE_PATH}?for=2m</code> or SIGUSR1 lets go
+of the device files for a while, <code>POST {RESUME_PATH}</code> or SIGUSR2 takes them up again.</p>
 <h2>Training runs</h2>
 <table>
 <thead><tr><th scope="col">Run</th><th scope="col">Ranks</th></tr></thead>

@@ -37,6 +37,8 @@ class Request(NamedTuple):
     keep_alive: bool
     oversized: bool = False
     """Whether the body is over the limit; then it is not here, and the connection must end after the answer."""
+    query: str = ""
+    """What follows the question mark, as it came."""
 
 
 def take_request(received: bytearray, max_body: int) -> Request | None:
@@ -52,19 +54,19 @@ def take_request(received: bytearray, max_body: int) -> Request | None:
         _check_beginning(received)
         return None
     line, *rest = bytes(received[:end]).split(b"\r\n")
-    method, path, minor = _request_line(line)
+    method, path, query, minor = _request_line(line)
     headers = _headers(rest)
     length = _body_length(headers)
     start = end + 4
     if length > max_body:
-        return Request(method, path, headers, b"", keep_alive=False, oversized=True)
+        return Request(method, path, headers, b"", keep_alive=False, oversized=True, query=query)
     if len(received) < start + length:
         return None
     body = bytes(received[start : start + length])
     del received[: start + length]
     connection = headers.get("connection", "").lower()
     keep_alive = "close" not in connection if minor == b"1" else "keep-alive" in connection
-    return Request(method, path, headers, body, keep_alive)
+    return Request(method, path, headers, body, keep_alive, query=query)
 
 
 def _check_beginning(received: bytearray) -> None:
@@ -75,14 +77,15 @@ def _check_beginning(received: bytearray) -> None:
         _request_line(line.rstrip(b"\r"))
 
 
-def _request_line(line: bytes) -> tuple[str, str, bytes]:
+def _request_line(line: bytes) -> tuple[str, str, str, bytes]:
     found = _REQUEST_LINE.fullmatch(line)
     if found is None:
         if re.search(rb" HTTP/[0-9.]+$", line) and not re.search(rb" HTTP/1\.[01]$", line):
             raise Malformed(505, "http_version", "only HTTP/1.1 and HTTP/1.0 are spoken here")
         raise Malformed(400, "malformed_request", "this is no HTTP request line")
     method, target, minor = found.groups()
-    return method.decode(), target.partition(b"?")[0].decode(), minor
+    path, _mark, query = target.decode().partition("?")
+    return method.decode(), path, query, minor
 
 
 def _headers(lines: list[bytes]) -> dict[str, str]:
