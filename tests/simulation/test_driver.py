@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from stallscope.catalogue import GPU_FAMILIES
 from stallscope.gpus.driver import Device, DeviceLost, Driver, DriverUnavailable, Unsupported
 from stallscope.sampling.clock import ScriptedClock
 from stallscope.simulation.driver import SimulatedDriver
@@ -23,17 +24,22 @@ CALLS: tuple[Callable[[Device], object], ...] = (
     lambda device: device.bar1(),
     lambda device: device.power(),
     lambda device: device.power_limits(),
-    lambda device: device.energy(),
-    lambda device: device.temperatures(),
+    lambda device: device.counters(),
+    lambda device: device.health(),
+    lambda device: device.activity(),
+    lambda device: device.temperature(),
     lambda device: device.temperature_limits(),
     lambda device: device.fans(),
     lambda device: device.clocks(),
     lambda device: device.clocks_max(),
     lambda device: device.clocks_configured(),
     lambda device: device.throttle_reasons(),
-    lambda device: device.throttle_seconds(),
     lambda device: device.pcie_link(),
-    lambda device: device.processes("compute"),
+    lambda device: device.pcie_throughput(),
+    lambda device: device.processes(),
+    lambda device: device.process_utilization(0),
+    lambda device: device.persistence_mode(),
+    lambda device: device.instances(),
 )
 
 
@@ -50,6 +56,12 @@ class World:
         self.devices = list(self.driver.devices())
 
 
+def energy(device: Device) -> float:
+    joules = device.counters().energy
+    assert joules is not None
+    return joules
+
+
 def readings(world: World) -> list[object]:
     world.clock.advance(30.0)
     return [
@@ -59,8 +71,11 @@ def readings(world: World) -> list[object]:
             tuple(device.utilization_samples("memory", 0)),
             device.memory(),
             device.power(),
-            device.energy(),
-            device.temperatures(),
+            device.counters(),
+            device.health(),
+            device.activity(),
+            device.temperature(),
+            tuple(device.process_utilization(0)),
         )
         for device in world.devices
     ]
@@ -111,26 +126,26 @@ def test_readings_do_not_depend_on_how_often_one_asks() -> None:
         for device in often.devices:
             device.power()
     seldom.clock.advance(300.0)
-    assert [device.energy() for device in often.devices] == [device.energy() for device in seldom.devices]
-    assert [device.temperatures() for device in often.devices] == [device.temperatures() for device in seldom.devices]
+    assert [energy(device) for device in often.devices] == [energy(device) for device in seldom.devices]
+    assert [device.temperature() for device in often.devices] == [device.temperature() for device in seldom.devices]
 
 
 def test_energy_is_the_integral_of_power() -> None:
     world = World("healthy", gpus=1)
     device = world.devices[0]
     world.clock.advance(10.0)
-    before, integral, tick = device.energy(), 0.0, 0.005
+    before, integral, tick = energy(device), 0.0, 0.005
     for _ in range(4000):
         world.clock.advance(tick)
         integral += device.power() * tick
-    assert device.energy() - before == pytest.approx(integral, rel=0.005)
+    assert energy(device) - before == pytest.approx(integral, rel=0.005)
 
 
 def test_power_follows_utilisation_and_stays_under_its_limit() -> None:
     busy, idle = World("healthy"), World("underused")
     for world in (busy, idle):
         world.clock.advance(60.0)
-    watts = [(world.devices[0].energy()) / 60.0 for world in (busy, idle)]
+    watts = [(energy(world.devices[0])) / 60.0 for world in (busy, idle)]
     assert POWER_LIMIT_WATTS > watts[0] > 500
     assert watts[1] < 300
 
@@ -186,9 +201,9 @@ def test_a_healthy_node_is_busy_warm_and_not_throttled() -> None:
     world.clock.advance(1800.0)
     for device in world.devices:
         assert device.utilization().gpu > 0.9
-        assert 55 < device.temperatures()["gpu"] < 75
+        assert 55 < device.temperature() < 75
         assert device.throttle_reasons() == frozenset()
-        assert set(device.throttle_seconds().values()) == {0.0}
+        assert set(device.counters().throttled.values()) == {0.0}
         assert device.clocks()["sm"] == device.clocks_max()["sm"]
 
 
@@ -196,17 +211,17 @@ def test_a_gpu_without_cooling_gets_hot_slows_down_and_counts_it() -> None:
     world = World("thermal_throttle", onset=300.0)
     hot, peer = world.devices[3], world.devices[2]
     world.clock.advance(299.0)
-    before = hot.temperatures()["gpu"]
+    before = hot.temperature()
     assert hot.throttle_reasons() == frozenset()
     world.clock.advance(301.0)
-    assert hot.temperatures()["gpu"] > before + 15
-    assert hot.temperatures()["gpu"] < hot.temperature_limits()["slowdown"]
+    assert hot.temperature() > before + 15
+    assert hot.temperature() < hot.temperature_limits()["slowdown"]
     assert hot.throttle_reasons() == {"sw_thermal"}
     assert hot.clocks()["sm"] < 0.85 * peer.clocks()["sm"]
     assert hot.clocks()["memory"] == peer.clocks()["memory"]
-    counted = hot.throttle_seconds()["sw_thermal"]
+    counted = hot.counters().throttled["sw_thermal"]
     world.clock.advance(100.0)
-    assert hot.throttle_seconds()["sw_thermal"] - counted == pytest.approx(100.0)
+    assert hot.counters().throttled["sw_thermal"] - counted == pytest.approx(100.0)
 
 
 def test_throttling_of_one_gpu_leaves_the_others_clocks_alone() -> None:
@@ -222,7 +237,7 @@ def test_heat_comes_with_inertia() -> None:
     temperatures = []
     for _ in range(30):
         world.clock.advance(1.0)
-        temperatures.append(world.devices[3].temperatures()["gpu"])
+        temperatures.append(world.devices[3].temperature())
     assert temperatures == sorted(temperatures)
     assert max(b - a for a, b in itertools.pairwise(temperatures)) <= 4
 
@@ -286,10 +301,10 @@ def test_fans_are_unsupported_on_a_module_without_them() -> None:
 
 def test_processes_hold_the_memory_in_use_under_a_pid_that_no_kernel_hands_out() -> None:
     device = World("healthy").devices[0]
-    (process,) = device.processes("compute")
+    (process,) = device.processes()
     assert process.memory == device.memory().used
     assert process.pid > 2**22
-    assert device.processes("graphics") == []
+    assert process.kind == "compute"
 
 
 def test_a_closed_driver_is_unavailable() -> None:
@@ -320,3 +335,171 @@ def test_a_hanging_gpu_blocks_its_caller_until_released_and_nobody_else() -> Non
     world.node.answering[4].set()
     caller.join(timeout=10)
     assert len(answers) == 1
+
+
+def phase_seconds(world: World, gpu: int, until: float, *phases: str) -> float:
+    return sum(
+        seconds for step in world.steps if step.end <= until for phase, seconds in step.ranks[gpu] if phase in phases
+    )
+
+
+def test_bytes_from_the_host_follow_the_copies() -> None:
+    world = World("healthy")
+    world.clock.advance(600.0)
+    received = world.devices[2].counters().pcie_received
+    assert received is not None
+    copied = phase_seconds(world, 2, 600.0, "host_copy")
+    assert received == pytest.approx(copied * EFFECTS["host_copy"].pcie_received, rel=0.01)
+
+
+def test_bytes_between_gpus_follow_the_collective_and_not_the_wait_for_slower_ranks() -> None:
+    world = World("thermal_throttle", onset=0.0)
+    world.clock.advance(1200.0)
+    moved = [device.counters().nvlink_received for device in world.devices]
+    waits = [phase_seconds(world, gpu, 1200.0, "communication") for gpu in range(8)]
+    assert max(waits) > 1.5 * min(waits)
+    assert all(each == pytest.approx(moved[0], rel=0.01) for each in moved)
+
+
+def test_counters_only_grow_and_count_what_throughput_measures() -> None:
+    world = World("healthy", gpus=1)
+    device, tick = world.devices[0], 0.02
+    world.clock.advance(10.0)
+    before, measured = device.counters(), 0.0
+    for _ in range(500):
+        world.clock.advance(tick)
+        measured += device.pcie_throughput()[0] * tick
+    after = device.counters()
+    assert before.pcie_received is not None
+    assert after.pcie_received is not None
+    assert after.pcie_received - before.pcie_received == pytest.approx(measured, rel=1e-6)
+    assert after.energy is not None
+    assert before.energy is not None
+    assert after.energy > before.energy
+
+
+def test_activity_is_the_mean_since_it_was_last_asked_for() -> None:
+    world = World("healthy")
+    device = world.devices[0]
+    first = device.activity()
+    assert first is not None
+    assert first == (0.0, None, None, None, None, {}, {}, None, None, None, None)
+    world.clock.advance(25.0)
+    mean = device.activity()
+    assert mean is not None
+    assert mean.sm is not None
+    assert mean.graphics is not None
+    assert mean.seconds == 25.0
+    assert mean.graphics > 0.9
+    total = sum(seconds * EFFECTS[phase].sm for step in world.steps for phase, seconds in step.ranks[0]) / (
+        world.steps[-1].end
+    )
+    assert mean.sm == pytest.approx(total, abs=0.03)
+
+
+@pytest.mark.parametrize("name", ["healthy", "underused", "hang_spin", "stalled", "input_cpu_saturated"])
+def test_no_unit_is_active_for_longer_than_the_gpu_has_work(name: str) -> None:
+    world = World(name, onset=5.0) if name not in ("healthy", "underused") else World(name)
+    device = world.devices[0]
+    device.activity()
+    world.clock.advance(60.0)
+    mean = device.activity()
+    assert mean is not None
+    assert mean.graphics is not None
+    assert mean.sm is not None
+    assert mean.occupancy is not None
+    assert 0 <= mean.occupancy <= mean.sm <= mean.graphics <= 1
+    assert all(0 <= pipe <= mean.sm for pipe in mean.pipes.values())
+
+
+def test_a_job_that_spins_keeps_its_gpu_busy_and_its_tensor_pipes_idle() -> None:
+    world = World("hang_spin", onset=0.0)
+    world.clock.advance(60.0)
+    device = world.devices[0]
+    device.activity()
+    world.clock.advance(10.0)
+    mean = device.activity()
+    assert mean is not None
+    assert mean.sm is not None
+    assert mean.graphics == pytest.approx(1.0)
+    assert mean.sm < 0.3
+    assert mean.pipes["tensor"] == 0.0
+
+
+def test_a_simulated_gpu_is_in_good_health_with_all_links_up() -> None:
+    health = World("healthy").devices[0].health()
+    assert health.nvlink_links == health.nvlink_links_active == 18
+    assert health.row_remap_pending is False
+    assert set(health.ecc_errors.values()) == {0}
+
+
+def test_the_process_did_all_that_its_gpu_did() -> None:
+    world = World("underused")
+    world.clock.advance(10.0)
+    device = world.devices[0]
+    busy = [(sample.timestamp_us, sample.value) for sample in device.utilization_samples("gpu", 0) if sample.value]
+    used = [(sample.timestamp_us, sample.gpu) for sample in device.process_utilization(0) if sample.gpu]
+    assert used == busy
+    assert device.process_utilization(used[-1][0]) == []
+
+
+def test_an_idle_process_has_no_samples() -> None:
+    world = World("stalled", onset=0.0)
+    world.clock.advance(60.0)
+    newest = world.devices[0].utilization_samples("gpu", 0)[0].timestamp_us
+    assert world.devices[0].process_utilization(newest) == []
+
+
+def test_engines_are_idle_and_an_encoder_is_lacking() -> None:
+    world = World("healthy")
+    world.clock.advance(10.0)
+    assert {sample.value for sample in world.devices[0].utilization_samples("decoder", 0)} == {0.0}
+    with pytest.raises(Unsupported, match="encoder"):
+        world.devices[0].utilization_samples("encoder", 0)
+
+
+def test_a_gpu_that_falls_off_the_bus_is_told_of_once() -> None:
+    world = World("gpu_lost", onset=10.0)
+    listener = world.driver.listen(world.devices)
+    assert listener.wait(1.0) == []
+    world.clock.advance(11.0)
+    (event,) = listener.wait(1.0)
+    assert (event.device, event.xid) == (world.devices[5], 79)
+    assert listener.wait(1.0) == []
+    listener.close()
+
+
+def test_a_listener_hears_only_of_its_own_gpus_and_of_nothing_that_was_before() -> None:
+    world = World("gpu_lost", onset=10.0)
+    elsewhere = world.driver.listen(world.devices[:5])
+    world.clock.advance(11.0)
+    late = world.driver.listen(world.devices)
+    assert elsewhere.wait(1.0) == late.wait(1.0) == []
+
+
+def test_nothing_is_heard_of_a_node_that_is_well() -> None:
+    world = World("healthy")
+    listener = world.driver.listen(world.devices)
+    world.clock.advance(3600.0)
+    assert listener.wait(1.0) == []
+
+
+def test_questions_are_counted_and_every_signal_asked_for_is_served() -> None:
+    world = World("healthy")
+    device = world.devices[0]
+    assert device.calls == 0
+    assert device.served == {}
+    for call in CALLS:
+        with contextlib.suppress(Unsupported):
+            call(device)
+    assert device.calls == len(CALLS)
+    assert set(device.served) <= {family.signal for family in GPU_FAMILIES}
+    assert device.rejected == {}
+
+
+def test_the_same_gpu_is_the_same_object_until_the_driver_is_opened_anew() -> None:
+    world = World("healthy")
+    assert list(world.driver.devices()) == world.devices
+    world.driver.close()
+    world.driver.open()
+    assert world.driver.devices()[0] is not world.devices[0]

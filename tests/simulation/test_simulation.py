@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.intake.runs import RunRegistry
 from stallscope.gpus.driver import DeviceLost
+from stallscope.intake.runs import RunRegistry
 from stallscope.report import Report, parse
 from stallscope.sampling.clock import ScriptedClock, SystemClock
 from stallscope.simulation import Simulation

@@ -7,7 +7,7 @@ from bisect import bisect_right
 from operator import attrgetter
 from typing import NamedTuple
 
-from stallscope.simulation.workload import PhaseEffect
+from stallscope.simulation.workload import IDLE, PhaseEffect
 
 IDLE_WATTS = 69.0
 DYNAMIC_WATTS = 565.0
@@ -41,8 +41,7 @@ class _Segment(NamedTuple):
     watts: float
     settled_celsius: float
     celsius: float
-    busy_seconds: float
-    memory_seconds: float
+    totals: PhaseEffect
     joules: float
     throttled_seconds: float
 
@@ -54,8 +53,8 @@ class GpuState(NamedTuple):
     celsius: float
     clock_ratio: float
     joules: float
-    busy_seconds: float
-    memory_seconds: float
+    totals: PhaseEffect
+    """Integrals of what the work asked for: seconds, and bytes."""
     throttled_seconds: float
 
     @property
@@ -71,7 +70,7 @@ class SimulatedGpu:
         self._resistance = THERMAL_RESISTANCE * thermal_spread
         start = INLET_CELSIUS + self._resistance * IDLE_WATTS
         self._end = 0.0
-        self._last = GpuState(IDLE_WATTS, start, 1.0, 0.0, 0.0, 0.0, 0.0)
+        self._last = GpuState(IDLE_WATTS, start, 1.0, 0.0, IDLE, 0.0)
         self._segments: list[_Segment] = []
 
     def worsen_cooling(self, factor: float) -> None:
@@ -94,8 +93,7 @@ class SimulatedGpu:
             watts,
             INLET_CELSIUS + self._resistance * watts,
             before.celsius,
-            before.busy_seconds,
-            before.memory_seconds,
+            before.totals,
             before.joules,
             before.throttled_seconds,
         )
@@ -115,13 +113,14 @@ _start = attrgetter("start")
 
 
 def _state(segment: _Segment, seconds: float) -> GpuState:
-    effect, settled = segment.effect, segment.settled_celsius
+    settled = segment.settled_celsius
     return GpuState(
         watts=segment.watts,
         celsius=settled + (segment.celsius - settled) * math.exp(-seconds / THERMAL_SECONDS),
         clock_ratio=segment.clock_ratio,
         joules=segment.joules + segment.watts * seconds,
-        busy_seconds=segment.busy_seconds + effect.busy * seconds,
-        memory_seconds=segment.memory_seconds + effect.memory * seconds,
+        totals=PhaseEffect(
+            *[total + rate * seconds for total, rate in zip(segment.totals, segment.effect, strict=True)]
+        ),
         throttled_seconds=segment.throttled_seconds + (seconds if segment.clock_ratio < 1.0 else 0.0),
     )

@@ -104,9 +104,14 @@ class Node:
     def _step(self) -> None:
         ratios = [gpu.clock_ratio() for gpu in self._gpus]
         step = self._generator.draw(self.workload, self._end, [1.0 / ratio for ratio in ratios])
+        collective = min(dict(phases).get("communication", 0.0) for phases in step.ranks)
         for gpu, ratio, phases in zip(self._gpus, ratios, step.ranks, strict=True):
             for phase, seconds in phases:
-                gpu.work(EFFECTS[phase], seconds, ratio)
+                working = seconds
+                if phase == "communication" and seconds > collective:
+                    gpu.work(SPINNING, seconds - collective, ratio)
+                    working = collective
+                gpu.work(EFFECTS[phase], working, ratio)
         self._end = step.end
         for listener in self._listeners:
             listener(step)

@@ -10,28 +10,72 @@ from stallscope.simulation.scenarios import Workload
 
 
 class PhaseEffect(NamedTuple):
-    """What a phase asks of the GPU, as ratios."""
+    """What a phase asks of the GPU: shares of its time, and bytes a second."""
 
-    busy: float
-    memory: float
+    busy: float = 0.0
+    """Some kernel is resident; no other share of the GPU's units is above it."""
+    memory: float = 0.0
     """Time in which device memory is read or written."""
-    power: float
+    power: float = 0.0
     """Share of the dynamic power at full clocks."""
+    sm: float = 0.0
+    """Multiprocessors that hold a warp."""
+    occupancy: float = 0.0
+    """Warps held, of all that would fit."""
+    dram: float = 0.0
+    """Cycles in which memory moves data."""
+    tensor: float = 0.0
+    fp32: float = 0.0
+    fp16: float = 0.0
+    integer: float = 0.0
+    pcie_received: float = 0.0
+    """Bytes a second, as are the following."""
+    pcie_transmitted: float = 0.0
+    nvlink: float = 0.0
+    """In each direction."""
 
 
-IDLE = PhaseEffect(0.0, 0.0, 0.0)
-SPINNING = PhaseEffect(1.0, 0.02, 0.3)
-"""A collective's kernel that polls for its peers: resident all the time, at little power."""
+IDLE = PhaseEffect()
+SPINNING = PhaseEffect(busy=1.0, memory=0.02, power=0.3, sm=0.15, occupancy=0.05, dram=0.01, integer=0.02)
+"""A collective's kernel that polls for its peers: resident all the time, on few multiprocessors, at little power."""
 
 EFFECTS: dict[str, PhaseEffect] = {
     "data_wait": IDLE,
     # A copy keeps the copy engine busy, which utilisation (kernels resident) does not count.
-    "host_copy": PhaseEffect(0.0, 0.1, 0.05),
-    "forward": PhaseEffect(1.0, 0.45, 0.9),
-    "backward": PhaseEffect(1.0, 0.55, 1.0),
-    # A collective's kernel is resident while it waits for slower ranks.
-    "communication": PhaseEffect(1.0, 0.15, 0.3),
-    "optimizer": PhaseEffect(1.0, 0.9, 0.7),
+    "host_copy": PhaseEffect(memory=0.1, power=0.05, dram=0.02, pcie_received=25e9, pcie_transmitted=0.1e9),
+    "forward": PhaseEffect(
+        busy=1.0,
+        memory=0.45,
+        power=0.9,
+        sm=0.91,
+        occupancy=0.42,
+        dram=0.38,
+        tensor=0.58,
+        fp32=0.12,
+        fp16=0.03,
+        integer=0.09,
+        pcie_transmitted=0.02e9,
+    ),
+    "backward": PhaseEffect(
+        busy=1.0,
+        memory=0.55,
+        power=1.0,
+        sm=0.93,
+        occupancy=0.45,
+        dram=0.47,
+        tensor=0.64,
+        fp32=0.14,
+        fp16=0.03,
+        integer=0.1,
+        pcie_transmitted=0.02e9,
+    ),
+    # The collective itself; who waits in it for slower ranks spins.
+    "communication": PhaseEffect(
+        busy=1.0, memory=0.15, power=0.3, sm=0.18, occupancy=0.06, dram=0.12, fp32=0.02, integer=0.02, nvlink=200e9
+    ),
+    "optimizer": PhaseEffect(
+        busy=1.0, memory=0.9, power=0.7, sm=0.86, occupancy=0.7, dram=0.82, fp32=0.24, integer=0.06
+    ),
 }
 """In the order in which a step runs through its phases."""
 
