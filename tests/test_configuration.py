@@ -41,6 +41,9 @@ def test_the_defaults_are_the_documented_ones() -> None:
     assert configuration.listen_addresses == (Address("", 19400),)
     assert configuration.telemetry_path == "/metrics"
     assert configuration.sampling_interval == 1.0
+    assert configuration.exit_after_hang == 0.0
+    assert configuration.release_time == 60.0
+    assert not configuration.pcie_throughput
     assert configuration.report_unix_socket == Path("/run/stallscope/report.sock")
     assert configuration.report_udp_address == Address("127.0.0.1", 19400)
     assert configuration.report_state_file is None
@@ -148,6 +151,9 @@ MALFORMED = [
     ("web.listen-address", "19400", "HOST:PORT"),
     ("web.telemetry-path", "metrics", "begins with /"),
     ("web.telemetry-path", "/-/ready", "other than the server's own"),
+    ("web.telemetry-path", "/-/release", "other than the server's own"),
+    ("gpu.release-time", "0s", "a duration from 1s to 1d"),
+    ("sampling.exit-after-hang", "never", "a duration with its unit"),
     ("web.telemetry-path", "/", "other than the server's own"),
     ("web.telemetry-path", "/a?b", "begins with /"),
     ("web.max-threads", "0", "from 1 to 64"),

@@ -13,12 +13,23 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
+from stallscope.cli.exporter import Exporter
+from stallscope.configuration import load
+from stallscope.sampling.reading import Sample
+from stallscope.sources.base import Environment, Source
+from tests.nvml_library.stand_in import GpuState, NvmlStandIn
+
 QUIET = ("--report.unix-socket=", "--report.udp-address=", "--collector.disable-defaults")
+REPORT = (
+    b'{"version": 1, "run": "precious", "rank": 0, "session": "a", "sequence": 1, "pid": 1, "start": 1.7e9, '
+    b'"sent": 1.7e9, "state": "finished", "activity": "training"}'
+)
 
 
 class Running:
@@ -57,6 +68,11 @@ class Running:
         with urllib.request.urlopen(url, timeout=10) as reply:
             return str(reply.read().decode())
 
+    def post(self, path: str, body: bytes = b"") -> tuple[int, str]:
+        url = self.logged(r"url=(http://\S+/)")[1] + path
+        with urllib.request.urlopen(url, body, timeout=10) as reply:
+            return reply.status, str(reply.read().decode())
+
     def eventually(self, path: str, condition: Callable[[str], bool]) -> str:
         """Wait until the page is as wanted."""
         deadline = time.monotonic() + 20
@@ -94,6 +110,57 @@ def once(*arguments: str, environment: Mapping[str, str] | None = None) -> subpr
     return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False, env=settings)
 
 
+def hanging_tree(folder: Path) -> Path:
+    """A tree whose processor times are never told: opening the file waits for a writer, who never comes."""
+    proc = folder / "proc"
+    proc.mkdir()
+    os.mkfifo(proc / "stat")
+    return folder
+
+
+class Seen(Source):
+    """A source that shows what the exporter gives it and asks of it."""
+
+    name = "seen"
+    summary = "Seen."
+    environments: ClassVar[list[Environment]] = []
+    releases: ClassVar[list[float]] = []
+
+    def __init__(self, environment: Environment) -> None:
+        super().__init__(environment)
+        self.environments.append(environment)
+
+    def read(self) -> Iterable[Sample]:
+        return ()
+
+    def release(self, seconds: float) -> None:
+        self.releases.append(seconds)
+
+
+def exporter_in_this_process(*flags: str) -> Exporter:
+    Seen.environments.clear()
+    Seen.releases.clear()
+    flags = ("--web.listen-address=127.0.0.1:0", *QUIET, "--collector.seen", *flags)
+    return Exporter(load(flags, {}, {"seen": "Seen."}), {"seen": Seen})
+
+
+@pytest.mark.parametrize(("flags", "asked"), [((), False), (("--nvidia.pcie-throughput",), True)])
+def test_slow_pcie_throughput_is_asked_for_only_on_demand(flags: tuple[str, ...], asked: bool) -> None:
+    exporter_in_this_process(*flags).stop()
+    assert [environment.pcie_throughput for environment in Seen.environments] == [asked]
+
+
+def test_a_release_reaches_the_sources_with_its_time() -> None:
+    exporter = exporter_in_this_process("--gpu.release-time=30s")
+    try:
+        exporter.release()
+        exporter.release(120)
+        exporter.release(0)
+    finally:
+        exporter.stop()
+    assert Seen.releases == [30, 120, 0]
+
+
 def test_says_where_it_answers_and_what_it_reads(run: Callable[..., Running]) -> None:
     exporter = run("--collector.cpu", "--collector.memory")
     line = exporter.logged("msg=answering.*").string
@@ -113,23 +180,110 @@ def test_a_signal_ends_it_cleanly(run: Callable[..., Running], number: signal.Si
 
 
 def test_a_reading_that_never_returns_does_not_keep_it_from_ending(run: Callable[..., Running], tmp_path: Path) -> None:
-    proc = tmp_path / "proc"
-    proc.mkdir()
-    os.mkfifo(proc / "stat")  # opening it waits for a writer, who never comes
-    exporter = run("--collector.cpu", f"--path.rootfs={tmp_path}", "--sampling.interval=100ms")
-    exporter.eventually("metrics", lambda page: 'stallscope_exporter_source_up{source="cpu"} 0' in page)
+    exporter = run("--collector.cpu", f"--path.rootfs={hanging_tree(tmp_path)}", "--sampling.interval=100ms")
+    page = exporter.eventually("metrics", lambda page: 'stallscope_exporter_source_up{source="cpu"} 0' in page)
+    assert 'stallscope_exporter_source_stuck_threads{source="cpu"} 1' in page
     exporter.process.terminate()
     assert exporter.process.wait(10) == 0
+
+
+def test_it_exits_for_its_supervisor_where_a_reading_is_stuck_for_too_long(
+    run: Callable[..., Running], tmp_path: Path
+) -> None:
+    state_file = f"--report.state-file={tmp_path / 'runs.jsonl'}"
+    flags = ("--collector.cpu", f"--path.rootfs={hanging_tree(tmp_path)}", "--sampling.interval=100ms")
+    exporter = run(*flags, state_file, "--sampling.exit-after-hang=2s")
+    assert exporter.post("api/v1/report", REPORT)[0] == 204
+    assert exporter.process.wait(20) == 75
+    exporter.logged("level=error .*a reading is stuck.* reading=cpu seconds=2[.0-9]* limit=2.0")
+    assert "precious" in (tmp_path / "runs.jsonl").read_text()
+
+
+def test_a_reload_decides_anew_whether_it_exits_where_a_reading_is_stuck(
+    run: Callable[..., Running], tmp_path: Path
+) -> None:
+    file = tmp_path / "exporter.yml"
+    file.write_text("collector: {cpu: true}\n")
+    exporter = run(f"--config.file={file}", f"--path.rootfs={hanging_tree(tmp_path)}", "--sampling.interval=100ms")
+    exporter.logged("has not come back from a reading")
+    assert exporter.process.poll() is None
+    file.write_text("collector: {cpu: true}\nsampling.exit-after-hang: 100ms\n")
+    exporter.process.send_signal(signal.SIGHUP)
+    assert exporter.process.wait(20) == 75
+
+
+def test_it_exits_where_a_driver_call_hangs_and_names_the_gpu(
+    run: Callable[..., Running], nvml_stand_in: NvmlStandIn
+) -> None:
+    flags = ("--collector.nvidia", "--sampling.interval=100ms", "--sampling.exit-after-hang=1s")
+    exporter = run(*flags, environment=nvml_stand_in.environment)
+    exporter.eventually("metrics", lambda page: page.count("stallscope_gpu_up{") == 8)
+    nvml_stand_in.gpu[3].state = GpuState.HUNG
+    assert exporter.process.wait(20) == 75
+    exporter.logged(f'a reading is stuck.* reading="nvidia {nvml_stand_in.uuid(3)}"')
+
+
+def test_slow_readings_that_come_back_are_no_reason_to_exit(
+    run: Callable[..., Running], nvml_stand_in: NvmlStandIn
+) -> None:
+    nvml_stand_in.set_delay(2_000)
+    flags = ("--collector.nvidia", "--sampling.interval=100ms", "--sampling.exit-after-hang=2s")
+    exporter = run(*flags, environment=nvml_stand_in.environment)
+    read_for = re.compile(r'^stallscope_exporter_source_reading_seconds_total\{source="nvidia"\} (\S+)', re.MULTILINE)
+
+    def all_readings_together_took_longer_than_that(page: str) -> bool:
+        found = read_for.search(page)
+        return found is not None and float(found[1]) > 3
+
+    exporter.eventually("metrics", all_readings_together_took_longer_than_that)
+    assert exporter.process.poll() is None
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_during_the_start_ends_it_cleanly_too(
+    run: Callable[..., Running], tmp_path: Path, number: signal.Signals
+) -> None:
+    os.mkfifo(tmp_path / "exporter.yml")
+    exporter = run(f"--config.file={tmp_path / 'exporter.yml'}")
+    with (tmp_path / "exporter.yml").open("w"):  # it reads its configuration now
+        exporter.process.send_signal(number)
+        assert exporter.process.wait(10) == 0
+
+
+def test_other_signals_during_the_start_wait_until_it_runs(run: Callable[..., Running], tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "exporter.yml")
+    exporter = run(f"--config.file={tmp_path / 'exporter.yml'}")
+    with (tmp_path / "exporter.yml").open("w") as file:
+        exporter.process.send_signal(signal.SIGUSR1)
+        file.write("gpu.release-time: 90s\n")
+    exporter.logged("letting go of the GPUs' device files .* after 90 s")
+
+
+def test_gpus_are_released_over_http(run: Callable[..., Running]) -> None:
+    exporter = run()
+    status, text = exporter.post("-/release?for=2m")
+    assert status == 202
+    assert text == (
+        "letting go of the GPUs' device files at the next reading, within 1 s; taking them up again after 120 s, or at "
+        "once after SIGUSR2 or POST /-/resume\n"
+    )
+    assert exporter.post("-/resume") == (202, "taking up the GPUs' device files at the next reading, within 1 s\n")
+
+
+def test_gpus_are_released_by_signals(run: Callable[..., Running]) -> None:
+    exporter = run()
+    exporter.get("-/healthy")
+    exporter.process.send_signal(signal.SIGUSR1)
+    exporter.logged("letting go of the GPUs' device files .* after 60 s")
+    exporter.process.send_signal(signal.SIGUSR2)
+    exporter.logged("taking up the GPUs' device files")
+    assert exporter.get("-/healthy") == "healthy\n"
 
 
 def test_held_runs_outlive_a_restart_where_there_is_a_state_file(run: Callable[..., Running], tmp_path: Path) -> None:
     flag = f"--report.state-file={tmp_path / 'runs.jsonl'}"
     first = run(flag)
-    body = b'{"version": 1, "run": "precious", "rank": 0, "session": "a", "sequence": 1, "pid": 1, "start": 1.7e9, '
-    body += b'"sent": 1.7e9, "state": "finished", "activity": "training"}'
-    url = first.logged(r"url=(http://\S+/)")[1]
-    with urllib.request.urlopen(f"{url}api/v1/report", body, timeout=10) as reply:
-        assert reply.status == 204
+    assert first.post("api/v1/report", REPORT)[0] == 204
     first.process.terminate()
     assert first.process.wait(10) == 0
     run(flag).eventually("metrics", lambda page: 'run="precious"' in page)
@@ -204,6 +358,10 @@ def test_help_lists_the_commands_and_a_command_its_flags() -> None:
     ended = once("exporter", "--help")
     assert ended.returncode == 0
     assert "--collector.nvidia" in ended.stdout
+    text = " ".join(ended.stdout.split())
+    assert "SIGUSR1, or POST /-/release?for=2m, lets go of the GPUs' device files" in text
+    assert "SIGUSR2, or POST /-/resume, takes them up again" in text
+    assert "can only be ended with the process: --sampling.exit-after-hang" in text
     assert once("--version").stdout.startswith("stallscope ")
 
 
