@@ -3,148 +3,50 @@
  *
  * It serves the real pynvml, and through it the exporter and nvitop-exporter. The file that NVML_STAND_IN_CONTROL names
  * holds `struct control`, whose other half is stand_in.py: whoever maps it sets the node's state while programs run, and
- * reads how often each function was called. Figures by default are those of an H100 80GB HBM3, driver 590.48.01.
+ * reads how often each function was called. This file has the library's life and what a GPU is; memory, power, clocks
+ * and links are in nvml_state.c, the other subjects in files of their own.
  *
  * With -DOLD_DRIVER the symbols that drivers gained late are missing.
  */
-#define _GNU_SOURCE
+#include "nvml_stand_in.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
-#include <stdint.h>
-#include <stdio.h>
+#include <sched.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <time.h>
-#include <unistd.h>
 
-enum {
-  MAX_GPUS = 16,
-  MAX_PROCESSES = 16,
-  MAX_COUNTERS = 128,
-  RING = 100, /* samples that the driver keeps: about 16 s */
-  NVLINKS = 18,
-};
-#define SAMPLE_PERIOD_US 166667ull
+struct control *control;
+struct handle handles[MAX_GPUS][1 + MAX_INSTANCES];
+__thread const char *function = "";
 
-typedef int result;
-enum {
-  SUCCESS = 0,
-  UNINITIALIZED = 1,
-  INVALID_ARGUMENT = 2,
-  NOT_SUPPORTED = 3,
-  NO_PERMISSION = 4,
-  NOT_FOUND = 6,
-  INSUFFICIENT_SIZE = 7,
-  DRIVER_NOT_LOADED = 9,
-  GPU_IS_LOST = 15,
-  LIB_RM_VERSION_MISMATCH = 18,
-  DEPRECATED = 26,
-  UNKNOWN = 999,
-};
-
-/* Function groups, the bits of `unsupported`; the order is that of `Group` in stand_in.py. */
-enum group {
-  UTILIZATION,
-  SAMPLES,
-  MEMORY,
-  BAR1,
-  POWER,
-  POWER_LIMIT,
-  ENERGY,
-  TEMPERATURE,
-  MEMORY_TEMPERATURE,
-  TEMPERATURE_LIMIT,
-  FAN,
-  CLOCK,
-  CLOCK_MAX,
-  CLOCK_APPLICATIONS,
-  THROTTLE_REASONS,
-  THROTTLE_COUNTERS,
-  PCIE_LINK,
-  PROCESSES,
-  ENCODER,
-  PCIE_THROUGHPUT,
-  NVLINK,
-  ECC,
-  IDENTITY,
-};
-
-enum gpu_state { OK, LOST, HUNG, NONSENSE, FAILING };
-enum driver_state { LOADED, NOT_LOADED, FORBIDDEN, MISMATCHED };
-
-struct process {
-  uint64_t pid;
-  uint64_t memory;
-  uint64_t graphics; /* 1: a graphics context, 0: compute */
-};
-
-struct gpu {
-  uint64_t state;
-  uint64_t unsupported;
-  uint64_t utilization; /* percent */
-  uint64_t memory_utilization;
-  uint64_t wave_period_us; /* not 0: utilisation is a square wave of this period by the wall clock, ... */
-  uint64_t wave_busy_us;   /* ... at `utilization` for so long, then 0 */
-  uint64_t ring_silent;    /* 1: the sample buffer holds nothing new, as on an idle GPU */
-  uint64_t power_milliwatts;
-  uint64_t power_limit_milliwatts;
-  uint64_t energy_millijoules; /* added to what accrues while the library is loaded */
-  uint64_t temperature;
-  uint64_t memory_temperature;
-  uint64_t clock_mhz[4]; /* graphics, sm, memory, video */
-  uint64_t clock_max_mhz[4];
-  uint64_t clock_application_mhz[4];
-  uint64_t throttle_reasons;
-  uint64_t throttle_ns[5]; /* power cap, sync boost, software thermal, hardware thermal, power brake */
-  uint64_t memory_total;
-  uint64_t memory_reserved;
-  uint64_t memory_used;
-  uint64_t fans;
-  uint64_t fan_percent;
-  uint64_t processes;
-  struct process process[MAX_PROCESSES];
-};
-
-struct counter {
-  char name[64];
-  uint64_t calls;
-};
-
-struct control {
-  uint64_t size; /* of this structure, so that the two halves can't drift apart unseen */
-  uint64_t driver_state;
-  uint64_t generation;  /* raised when the driver is reloaded: nothing works until init is called again */
-  uint64_t delay_us;    /* each call takes so long */
-  uint64_t global_lock; /* 1: calls wait for each other, so that a hung one stops all */
-  uint64_t gpu_count;
-  uint64_t table_lock;
-  struct counter counter[MAX_COUNTERS];
-  struct gpu gpu[MAX_GPUS];
-};
-
-struct handle {
-  unsigned index;
-};
-
-static struct control *control;
-static uint64_t initialized_generation; /* 0: not initialised */
-static struct handle handles[MAX_GPUS];
 static pthread_mutex_t one_at_a_time = PTHREAD_MUTEX_INITIALIZER;
-static pthread_mutex_t energy_lock = PTHREAD_MUTEX_INITIALIZER;
-static double accrued_millijoules[MAX_GPUS];
-static double accrued_at[MAX_GPUS];
+static pthread_mutex_t session_lock = PTHREAD_MUTEX_INITIALIZER;
+static uint64_t session_generation; /* of the driver that was connected to; 0: none */
+static unsigned session_users;      /* inits without their shutdown */
+static uint64_t session_gpu_count;
+static uint64_t session_slot[MAX_GPUS];
+static int device_files[1 + MAX_GPUS];
 
-static uint64_t wall_us(void) {
+uint64_t wall_us(void) {
   struct timespec now;
   clock_gettime(CLOCK_REALTIME, &now);
   return (uint64_t)now.tv_sec * 1000000u + (uint64_t)now.tv_nsec / 1000u;
 }
 
+/* Shared between programs, one of which may be killed while it holds the lock: after 0.2 s it is taken over. */
+void lock(uint64_t *word) {
+  for (int i = 0; __atomic_test_and_set(word, __ATOMIC_ACQUIRE) && i < 2000; i++)
+    usleep(100);
+}
+
+void unlock(uint64_t *word) { __atomic_clear(word, __ATOMIC_RELEASE); }
+
 __attribute__((constructor)) static void map_control(void) {
   const char *path = getenv("NVML_STAND_IN_CONTROL");
-  int file = path ? open(path, O_RDWR) : -1;
+  int file = path ? open(path, O_RDWR | O_CLOEXEC) : -1;
   if (file < 0) {
     fprintf(stderr, "nvml_stand_in: NVML_STAND_IN_CONTROL must name the control file: %s\n", strerror(errno));
     abort();
@@ -156,14 +58,13 @@ __attribute__((constructor)) static void map_control(void) {
     abort();
   }
   for (unsigned i = 0; i < MAX_GPUS; i++) {
-    handles[i].index = i;
-    accrued_at[i] = (double)wall_us();
+    for (unsigned j = 0; j <= MAX_INSTANCES; j++)
+      handles[i][j] = (struct handle){.slot = i, .instance = j};
   }
 }
 
-static struct counter *counter_of(const char *name) {
-  while (__atomic_test_and_set(&control->table_lock, __ATOMIC_ACQUIRE)) {
-  }
+struct counter *counter_of(const char *name) {
+  lock(&control->table_lock);
   struct counter *found = NULL;
   for (int i = 0; i < MAX_COUNTERS && !found; i++) {
     struct counter *slot = &control->counter[i];
@@ -172,98 +73,184 @@ static struct counter *counter_of(const char *name) {
     if (!strncmp(slot->name, name, sizeof slot->name))
       found = slot;
   }
-  __atomic_clear(&control->table_lock, __ATOMIC_RELEASE);
+  unlock(&control->table_lock);
   if (!found)
     abort();
   return found;
 }
 
-/* Every exported function begins here: count the call, take the time it shall take. */
-#define CALLED                                                                                                         \
-  do {                                                                                                                 \
-    static struct counter *counter;                                                                                    \
-    if (!counter)                                                                                                      \
-      counter = counter_of(__func__);                                                                                  \
-    __atomic_add_fetch(&counter->calls, 1, __ATOMIC_RELAXED);                                                          \
-    if (control->delay_us)                                                                                             \
-      usleep((useconds_t)control->delay_us);                                                                           \
-  } while (0)
+static int hangs(const char *named) { return named[0] && !strncmp(named, function, 64); }
 
-static result driver_answers(void) {
+void called(struct counter *counter, const char *name) {
+  function = name;
+  __atomic_add_fetch(&counter->calls, 1, __ATOMIC_RELAXED);
+  if (control->delay_us)
+    usleep((useconds_t)control->delay_us);
+  while (hangs(control->hang_function))
+    usleep(2000);
+}
+
+result driver_answers(void) {
+  uint64_t generation = __atomic_load_n(&session_generation, __ATOMIC_RELAXED);
   switch (__atomic_load_n(&control->driver_state, __ATOMIC_RELAXED)) {
   case NOT_LOADED:
-    return initialized_generation ? UNINITIALIZED : DRIVER_NOT_LOADED;
+    return generation ? UNINITIALIZED : DRIVER_NOT_LOADED;
   case FORBIDDEN:
     return NO_PERMISSION;
   case MISMATCHED:
     return LIB_RM_VERSION_MISMATCH;
   }
-  return initialized_generation == control->generation ? SUCCESS : UNINITIALIZED;
+  return generation == control->generation ? SUCCESS : UNINITIALIZED;
 }
 
-static result device_answers(struct handle *device, enum group group, struct gpu **gpu) {
+/* The GPUs in the order of their indices: as they are, or as they were at init. */
+static uint64_t gpus_seen(const uint64_t **slots) {
+  int then = control->plug_needs_init != 0;
+  *slots = then ? session_slot : control->slot;
+  return then ? session_gpu_count : control->gpu_count;
+}
+
+unsigned index_of(unsigned slot) {
+  const uint64_t *slots;
+  uint64_t count = gpus_seen(&slots);
+  unsigned index = 0;
+  while (index < count && slots[index] != slot)
+    index++;
+  return index < count ? index : ~0u;
+}
+
+result device_answers(struct handle *device, enum group group, struct gpu **gpu, struct instance **instance) {
   result answer = driver_answers();
   if (answer != SUCCESS)
     return answer;
-  if (device < handles || device >= handles + MAX_GPUS || device->index >= control->gpu_count)
+  if (device < &handles[0][0] || device > &handles[MAX_GPUS - 1][MAX_INSTANCES])
     return INVALID_ARGUMENT;
-  *gpu = &control->gpu[device->index];
+  *gpu = &control->gpu[device->slot];
+  if ((*gpu)->removed)
+    return GPU_IS_LOST;
+  if (index_of(device->slot) == ~0u)
+    return INVALID_ARGUMENT;
   if (control->global_lock)
     pthread_mutex_lock(&one_at_a_time);
-  while (__atomic_load_n(&(*gpu)->state, __ATOMIC_RELAXED) == HUNG)
+  while (__atomic_load_n(&(*gpu)->state, __ATOMIC_RELAXED) == HUNG || hangs((*gpu)->hang_function))
     usleep(2000);
   if (control->global_lock)
     pthread_mutex_unlock(&one_at_a_time);
-  if ((*gpu)->state == LOST)
+  switch ((*gpu)->state) {
+  case LOST:
     return GPU_IS_LOST;
-  if ((*gpu)->state == FAILING)
+  case FAILING:
     return UNKNOWN;
-  return (*gpu)->unsupported >> group & 1 ? NOT_SUPPORTED : SUCCESS;
+  case NEEDS_RESET:
+    return RESET_REQUIRED;
+  }
+  if (instance)
+    *instance = NULL;
+  if (device->instance) {
+    struct instance *found = &(*gpu)->instance[device->instance - 1];
+    if (device->instance > (*gpu)->instances || strcmp(found->uuid, device->uuid))
+      return INVALID_ARGUMENT; /* cut anew meanwhile */
+    if (!instance)
+      return NOT_SUPPORTED;
+    *instance = found;
+  }
+  if ((*gpu)->mig_current && (group == UTILIZATION || group == SAMPLES || group == ENCODER ||
+                              group == PROCESS_UTILIZATION || group == NVLINK || group == REMAPPED_ROWS))
+    return NOT_SUPPORTED;
+  return ((*gpu)->unsupported | (*gpu)->absent_from_model) >> group & 1 ? NOT_SUPPORTED : SUCCESS;
 }
 
-#define DEVICE(group)                                                                                                  \
-  struct gpu *gpu;                                                                                                     \
-  CALLED;                                                                                                              \
-  do {                                                                                                                 \
-    result answer = device_answers(device, group, &gpu);                                                               \
-    if (answer != SUCCESS)                                                                                             \
-      return answer;                                                                                                   \
-  } while (0)
+/* Nonsense */
 
-/* A function that yields one number of one GPU; all bits set where the GPU talks nonsense. */
-#define NUMBER(name, group, type, expression)                                                                          \
-  result name(struct handle *device, type *value) {                                                                    \
-    DEVICE(group);                                                                                                     \
-    *value = gpu->state == NONSENSE ? (type)~(type)0 : (type)(expression);                                             \
-    return SUCCESS;                                                                                                    \
-  }
+int talks(const struct gpu *gpu, enum nonsense nonsense) { return gpu->state == NONSENSE && gpu->nonsense == nonsense; }
 
-#define TEXT(name, ...)                                                                                                \
-  result name(struct handle *device, char *text, unsigned length) {                                                    \
-    DEVICE(IDENTITY);                                                                                                  \
-    snprintf(text, length, __VA_ARGS__);                                                                               \
-    return SUCCESS;                                                                                                    \
+uint64_t told(const struct gpu *gpu, uint64_t value, size_t size) {
+  if (talks(gpu, ALL_BITS_SET))
+    return ~0ull;
+  if (talks(gpu, HUGE_NUMBERS))
+    return size == 8 ? 0x7fffffffffffffff : 0x7fffffff;
+  return value;
+}
+
+unsigned told_percent(const struct gpu *gpu, uint64_t value) {
+  return talks(gpu, OVER_100_PERCENT) ? 250 : (unsigned)told(gpu, value, sizeof(unsigned));
+}
+
+/* Counters that go backwards halve with each reading. */
+uint64_t told_counter(const struct gpu *gpu, unsigned id, uint64_t value, size_t size) {
+  static unsigned char halvings[MAX_GPUS][512];
+  unsigned char *times = &halvings[gpu - control->gpu][id % 512];
+  if (!talks(gpu, BACKWARDS)) {
+    *times = 0;
+    return told(gpu, value, size);
   }
+  if (*times < 63)
+    ++*times;
+  return value >> *times;
+}
+
+uint64_t told_timestamp(const struct gpu *gpu, uint64_t timestamp) {
+  if (talks(gpu, ZERO_TIMESTAMPS))
+    return 0;
+  return talks(gpu, FUTURE_TIMESTAMPS) ? timestamp + 365ull * 86400 * 1000000 : timestamp;
+}
 
 /* The library and the driver */
+
+static void close_device_files(void) {
+  for (int i = 0; i <= MAX_GPUS; i++) {
+    if (device_files[i] > 0)
+      close(device_files[i]);
+    device_files[i] = 0;
+  }
+}
+
+static void open_device_files(void) {
+  char path[sizeof control->device_directory + 32];
+  for (uint64_t i = 0; i <= control->gpu_count; i++) {
+    if (i == 0)
+      snprintf(path, sizeof path, "%s/nvidiactl", control->device_directory);
+    else
+      snprintf(path, sizeof path, "%s/nvidia%u", control->device_directory, (unsigned)control->slot[i - 1]);
+    device_files[i] = open(path, O_RDWR | O_CLOEXEC);
+  }
+}
 
 result nvmlInitWithFlags(unsigned flags) {
   (void)flags;
   CALLED;
-  if (control->driver_state != LOADED) {
-    initialized_generation = 0;
-    return driver_answers();
+  if (control->init_delay_us)
+    usleep((useconds_t)control->init_delay_us);
+  pthread_mutex_lock(&session_lock);
+  if (control->driver_state != LOADED || session_generation != control->generation) {
+    close_device_files();
+    session_users = 0;
+    __atomic_store_n(&session_generation, 0, __ATOMIC_RELAXED);
   }
-  initialized_generation = control->generation;
-  return SUCCESS;
+  result answer = SUCCESS;
+  if (control->driver_state != LOADED) {
+    answer = driver_answers();
+  } else if (session_users++ == 0) {
+    open_device_files();
+    memcpy(session_slot, control->slot, sizeof session_slot);
+    session_gpu_count = control->gpu_count;
+    __atomic_store_n(&session_generation, control->generation, __ATOMIC_RELAXED);
+  }
+  pthread_mutex_unlock(&session_lock);
+  return answer;
 }
 
 result nvmlInit_v2(void) { return nvmlInitWithFlags(0); }
 
 result nvmlShutdown(void) {
   CALLED;
-  result answer = initialized_generation ? SUCCESS : UNINITIALIZED;
-  initialized_generation = 0;
+  pthread_mutex_lock(&session_lock);
+  result answer = session_users ? SUCCESS : UNINITIALIZED;
+  if (session_users && --session_users == 0) {
+    close_device_files();
+    __atomic_store_n(&session_generation, 0, __ATOMIC_RELAXED);
+  }
+  pthread_mutex_unlock(&session_lock);
   return answer;
 }
 
@@ -285,10 +272,18 @@ const char *nvmlErrorString(result code) {
     return "Insufficient Size";
   case DRIVER_NOT_LOADED:
     return "Driver Not Loaded";
+  case TIMEOUT:
+    return "Timeout";
   case GPU_IS_LOST:
     return "GPU is lost";
+  case RESET_REQUIRED:
+    return "GPU requires reset";
   case LIB_RM_VERSION_MISMATCH:
     return "Driver/library version mismatch";
+  case NO_DATA:
+    return "No data";
+  case ARGUMENT_VERSION_MISMATCH:
+    return "Argument version mismatch";
   case DEPRECATED:
     return "Requested functionality has been deprecated";
   }
@@ -304,23 +299,23 @@ static result system_text(char *text, unsigned length, const char *value) {
 
 result nvmlSystemGetDriverVersion(char *text, unsigned length) {
   CALLED;
-  return system_text(text, length, "590.48.01");
+  return system_text(text, length, control->driver_version);
 }
 
 result nvmlSystemGetNVMLVersion(char *text, unsigned length) {
   CALLED;
-  return system_text(text, length, "13.590.48.01");
+  return system_text(text, length, control->nvml_version);
 }
 
 result nvmlSystemGetCudaDriverVersion_v2(int *version) {
   CALLED;
-  *version = 13010;
+  *version = (int)control->cuda_version;
   return driver_answers();
 }
 
 result nvmlSystemGetCudaDriverVersion(int *version) {
   CALLED;
-  *version = 13010;
+  *version = (int)control->cuda_version;
   return driver_answers();
 }
 
@@ -328,42 +323,88 @@ result nvmlSystemGetCudaDriverVersion(int *version) {
 
 result nvmlDeviceGetCount_v2(unsigned *count) {
   CALLED;
-  *count = (unsigned)control->gpu_count;
+  const uint64_t *slots;
+  *count = (unsigned)gpus_seen(&slots);
   return driver_answers();
 }
 
-static result handle_of(unsigned index, struct handle **device) {
+static result handle_of(unsigned slot, struct handle **device) {
   struct gpu *gpu;
-  *device = &handles[index < MAX_GPUS ? index : 0];
-  if (index >= control->gpu_count)
-    return driver_answers() == SUCCESS ? INVALID_ARGUMENT : driver_answers();
-  return device_answers(*device, IDENTITY, &gpu);
+  *device = &handles[slot][0];
+  return device_answers(*device, IDENTITY, &gpu, NULL);
 }
 
 result nvmlDeviceGetHandleByIndex_v2(unsigned index, struct handle **device) {
   CALLED;
-  return handle_of(index, device);
+  const uint64_t *slots;
+  if (driver_answers() != SUCCESS)
+    return driver_answers();
+  return index < gpus_seen(&slots) ? handle_of((unsigned)slots[index], device) : INVALID_ARGUMENT;
 }
 
 result nvmlDeviceGetHandleByUUID(const char *uuid, struct handle **device) {
   CALLED;
-  unsigned index = 0;
-  return sscanf(uuid, "GPU-57a1d000-0000-4000-8000-%x", &index) == 1 ? handle_of(index, device) : NOT_FOUND;
+  for (unsigned slot = 0; slot < MAX_GPUS; slot++) {
+    struct gpu *gpu = &control->gpu[slot];
+    if (index_of(slot) == ~0u)
+      continue;
+    if (!strcmp(uuid, gpu->uuid))
+      return handle_of(slot, device);
+    for (unsigned i = 0; i < gpu->instances; i++) {
+      if (!strcmp(uuid, gpu->instance[i].uuid)) {
+        *device = &handles[slot][1 + i];
+        strcpy((*device)->uuid, uuid);
+        return driver_answers();
+      }
+    }
+  }
+  return driver_answers() == SUCCESS ? NOT_FOUND : driver_answers();
 }
 
 result nvmlDeviceGetHandleByPciBusId_v2(const char *bus_id, struct handle **device) {
   CALLED;
   unsigned domain, bus;
-  return sscanf(bus_id, "%x:%x:", &domain, &bus) == 2 && bus >= 0x10 ? handle_of(bus - 0x10, device) : NOT_FOUND;
+  if (sscanf(bus_id, "%x:%x:", &domain, &bus) != 2 || bus < 0x10 || index_of(bus - 0x10) == ~0u)
+    return driver_answers() == SUCCESS ? NOT_FOUND : driver_answers();
+  return handle_of(bus - 0x10, device);
 }
 
-TEXT(nvmlDeviceGetName, "NVIDIA H100 80GB HBM3")
-TEXT(nvmlDeviceGetUUID, "GPU-57a1d000-0000-4000-8000-%012x", device->index)
-TEXT(nvmlDeviceGetSerial, "16529230%05u", device->index)
-TEXT(nvmlDeviceGetVbiosVersion, "96.00.A5.00.01")
-NUMBER(nvmlDeviceGetIndex, IDENTITY, unsigned, device->index)
+static result text_of(const struct gpu *gpu, char *text, unsigned length, const char *value, const char *more) {
+  if (talks(gpu, MALFORMED_TEXT))
+    snprintf(text, length, "NV\"IDIA\\ \n\xc3(\xff %s", value);
+  else
+    snprintf(text, length, more ? "%s MIG %s" : "%s", value, more);
+  return SUCCESS;
+}
+
+result nvmlDeviceGetName(struct handle *device, char *text, unsigned length) {
+  DEVICE_OR_INSTANCE(IDENTITY);
+  return text_of(gpu, text, length, gpu->name, instance ? instance->profile : NULL);
+}
+
+result nvmlDeviceGetUUID(struct handle *device, char *text, unsigned length) {
+  DEVICE_OR_INSTANCE(IDENTITY);
+  snprintf(text, length, "%s", instance ? instance->uuid : gpu->uuid);
+  return SUCCESS;
+}
+
+result nvmlDeviceGetSerial(struct handle *device, char *text, unsigned length) {
+  DEVICE(SERIAL);
+  return text_of(gpu, text, length, gpu->serial, NULL);
+}
+
+result nvmlDeviceGetVbiosVersion(struct handle *device, char *text, unsigned length) {
+  DEVICE(IDENTITY);
+  return text_of(gpu, text, length, gpu->vbios, NULL);
+}
+
+NUMBER(nvmlDeviceGetIndex, IDENTITY, unsigned, index_of(device->slot))
 #ifndef OLD_DRIVER
-NUMBER(nvmlDeviceGetArchitecture, IDENTITY, unsigned, 9)
+result nvmlDeviceGetArchitecture(struct handle *device, unsigned *architecture) {
+  DEVICE_OR_INSTANCE(IDENTITY);
+  *architecture = (unsigned)told(gpu, gpu->architecture, sizeof *architecture);
+  return SUCCESS;
+}
 #endif
 
 struct pci_info {
@@ -375,423 +416,17 @@ struct pci_info {
 result nvmlDeviceGetPciInfo_v3(struct handle *device, struct pci_info *info) {
   DEVICE(IDENTITY);
   memset(info, 0, sizeof *info);
-  info->bus = 0x10 + device->index;
-  info->device_id = 0x233010DE;
-  info->subsystem_id = 0x16C110DE;
+  info->bus = 0x10 + device->slot;
+  info->device_id = (unsigned)gpu->device_id;
+  info->subsystem_id = (unsigned)gpu->subsystem_id;
   snprintf(info->legacy, sizeof info->legacy, "0000:%02X:00.0", info->bus);
   snprintf(info->bus_id, sizeof info->bus_id, "00000000:%02X:00.0", info->bus);
   return SUCCESS;
 }
 
 result nvmlDeviceGetCudaComputeCapability(struct handle *device, int *major, int *minor) {
-  DEVICE(IDENTITY);
-  *major = 9;
-  *minor = 0;
+  DEVICE_OR_INSTANCE(IDENTITY);
+  *major = (int)gpu->capability[0];
+  *minor = (int)gpu->capability[1];
   return SUCCESS;
-}
-
-/* Utilisation */
-
-static unsigned utilization_at(const struct gpu *gpu, uint64_t at_us) {
-  if (gpu->wave_period_us && at_us % gpu->wave_period_us >= gpu->wave_busy_us)
-    return 0;
-  return (unsigned)gpu->utilization;
-}
-
-struct utilization {
-  unsigned gpu, memory;
-};
-
-result nvmlDeviceGetUtilizationRates(struct handle *device, struct utilization *rates) {
-  DEVICE(UTILIZATION);
-  rates->gpu = gpu->state == NONSENSE ? ~0u : utilization_at(gpu, wall_us());
-  rates->memory = gpu->state == NONSENSE ? ~0u : (unsigned)gpu->memory_utilization;
-  return SUCCESS;
-}
-
-union value {
-  double real;
-  unsigned number;
-  unsigned long long large;
-};
-
-struct sample {
-  unsigned long long timestamp;
-  union value value;
-};
-
-result nvmlDeviceGetSamples(struct handle *device, unsigned kind, unsigned long long newer_than, unsigned *value_type,
-                            unsigned *count, struct sample *samples) {
-  enum { GPU_UTILIZATION = 1, MEMORY_UTILIZATION = 2, UNSIGNED_INT = 1 };
-  DEVICE(SAMPLES);
-  if (kind != GPU_UTILIZATION && kind != MEMORY_UTILIZATION)
-    return NOT_SUPPORTED;
-  *value_type = UNSIGNED_INT;
-  if (gpu->state == NONSENSE) {
-    /* What real drivers were seen to say: an unset entry, and one beyond all measure. */
-    if (samples) {
-      samples[0] = (struct sample){.timestamp = 0, .value.number = 50};
-      samples[1] = (struct sample){.timestamp = wall_us(), .value.number = ~0u};
-    }
-    *count = 2;
-    return SUCCESS;
-  }
-  uint64_t newest = wall_us() / SAMPLE_PERIOD_US, oldest = newest - RING + 1;
-  if (newer_than / SAMPLE_PERIOD_US >= oldest)
-    oldest = newer_than / SAMPLE_PERIOD_US + 1;
-  if (gpu->ring_silent || oldest > newest)
-    return NOT_FOUND;
-  if (!samples) { /* the driver announces its buffer's size here, not what there is */
-    *count = RING;
-    return SUCCESS;
-  }
-  unsigned written = 0;
-  for (uint64_t i = oldest; i <= newest && written < *count; i++, written++) {
-    samples[written].timestamp = i * SAMPLE_PERIOD_US;
-    samples[written].value.large = 0;
-    samples[written].value.number = kind == GPU_UTILIZATION ? utilization_at(gpu, i * SAMPLE_PERIOD_US)
-                                                            : (unsigned)gpu->memory_utilization;
-  }
-  *count = written;
-  return SUCCESS;
-}
-
-static result engine(struct handle *device, unsigned *percent, unsigned *period_us) {
-  struct gpu *gpu;
-  result answer = device_answers(device, ENCODER, &gpu);
-  *percent = 0;
-  *period_us = SAMPLE_PERIOD_US;
-  return answer;
-}
-
-#define ENGINE(name)                                                                                                   \
-  result name(struct handle *device, unsigned *percent, unsigned *period_us) {                                         \
-    CALLED;                                                                                                            \
-    return engine(device, percent, period_us);                                                                         \
-  }
-ENGINE(nvmlDeviceGetEncoderUtilization)
-ENGINE(nvmlDeviceGetDecoderUtilization)
-ENGINE(nvmlDeviceGetJpgUtilization)
-ENGINE(nvmlDeviceGetOfaUtilization)
-
-/* Memory */
-
-struct memory {
-  unsigned long long total, free, used;
-};
-
-struct memory_v2 {
-  unsigned version;
-  unsigned long long total, reserved, free, used;
-};
-
-result nvmlDeviceGetMemoryInfo(struct handle *device, struct memory *memory) {
-  DEVICE(MEMORY);
-  memset(memory, 0xff, sizeof *memory);
-  if (gpu->state != NONSENSE) { /* the first version counts what is reserved as used */
-    memory->total = gpu->memory_total;
-    memory->used = gpu->memory_used + gpu->memory_reserved;
-    memory->free = memory->total - memory->used;
-  }
-  return SUCCESS;
-}
-
-#ifndef OLD_DRIVER
-result nvmlDeviceGetMemoryInfo_v2(struct handle *device, struct memory_v2 *memory) {
-  DEVICE(MEMORY);
-  unsigned version = memory->version;
-  memset(memory, 0xff, sizeof *memory);
-  memory->version = version;
-  if (gpu->state != NONSENSE) {
-    memory->total = gpu->memory_total;
-    memory->reserved = gpu->memory_reserved;
-    memory->used = gpu->memory_used;
-    memory->free = memory->total - memory->used - memory->reserved;
-  }
-  return SUCCESS;
-}
-#endif
-
-result nvmlDeviceGetBAR1MemoryInfo(struct handle *device, struct memory *memory) {
-  DEVICE(BAR1);
-  memset(memory, 0xff, sizeof *memory);
-  if (gpu->state != NONSENSE) {
-    memory->total = 131072ull << 20;
-    memory->used = 1ull << 20;
-    memory->free = memory->total - memory->used;
-  }
-  return SUCCESS;
-}
-
-/* Power and heat */
-
-NUMBER(nvmlDeviceGetPowerUsage, POWER, unsigned, gpu->power_milliwatts)
-NUMBER(nvmlDeviceGetPowerManagementLimit, POWER_LIMIT, unsigned, gpu->power_limit_milliwatts)
-NUMBER(nvmlDeviceGetEnforcedPowerLimit, POWER_LIMIT, unsigned, gpu->power_limit_milliwatts)
-NUMBER(nvmlDeviceGetPowerManagementDefaultLimit, POWER_LIMIT, unsigned, 700000)
-
-static uint64_t energy_of(unsigned index) {
-  struct gpu *gpu = &control->gpu[index];
-  pthread_mutex_lock(&energy_lock);
-  double now = (double)wall_us();
-  accrued_millijoules[index] += (double)gpu->power_milliwatts * (now - accrued_at[index]) / 1e6;
-  accrued_at[index] = now;
-  uint64_t energy = gpu->energy_millijoules + (uint64_t)accrued_millijoules[index];
-  pthread_mutex_unlock(&energy_lock);
-  return energy;
-}
-NUMBER(nvmlDeviceGetTotalEnergyConsumption, ENERGY, unsigned long long, energy_of(device->index))
-
-result nvmlDeviceGetTemperature(struct handle *device, unsigned sensor, unsigned *celsius) {
-  DEVICE(TEMPERATURE);
-  *celsius = gpu->state == NONSENSE ? ~0u : (unsigned)gpu->temperature;
-  return sensor == 0 ? SUCCESS : INVALID_ARGUMENT;
-}
-
-#ifndef OLD_DRIVER
-struct temperature {
-  unsigned version, sensor;
-  int celsius;
-};
-
-result nvmlDeviceGetTemperatureV(struct handle *device, struct temperature *temperature) {
-  DEVICE(TEMPERATURE);
-  temperature->celsius = gpu->state == NONSENSE ? -1 : (int)gpu->temperature;
-  return temperature->sensor == 0 ? SUCCESS : INVALID_ARGUMENT;
-}
-#endif
-
-result nvmlDeviceGetTemperatureThreshold(struct handle *device, unsigned threshold, unsigned *celsius) {
-  static const unsigned limits[] = {/* shutdown */ 95, /* slowdown */ 92, /* memory */ 105, /* GPU */ 88};
-  DEVICE(TEMPERATURE_LIMIT);
-  if (threshold >= sizeof limits / sizeof *limits)
-    return NOT_SUPPORTED;
-  *celsius = gpu->state == NONSENSE ? ~0u : limits[threshold];
-  return SUCCESS;
-}
-
-#ifndef OLD_DRIVER
-NUMBER(nvmlDeviceGetNumFans, FAN, unsigned, gpu->fans)
-result nvmlDeviceGetFanSpeed_v2(struct handle *device, unsigned fan, unsigned *percent) {
-  DEVICE(FAN);
-  *percent = (unsigned)gpu->fan_percent;
-  return fan < gpu->fans ? SUCCESS : INVALID_ARGUMENT;
-}
-#endif
-result nvmlDeviceGetFanSpeed(struct handle *device, unsigned *percent) {
-  DEVICE(FAN);
-  *percent = (unsigned)gpu->fan_percent;
-  return gpu->fans ? SUCCESS : NOT_SUPPORTED;
-}
-
-/* Clocks */
-
-#define CLOCKS(name, group, field)                                                                                     \
-  result name(struct handle *device, unsigned clock, unsigned *megahertz) {                                            \
-    DEVICE(group);                                                                                                     \
-    if (clock > 3)                                                                                                     \
-      return INVALID_ARGUMENT;                                                                                         \
-    *megahertz = gpu->state == NONSENSE ? ~0u : (unsigned)gpu->field[clock];                                           \
-    return *megahertz ? SUCCESS : NOT_SUPPORTED;                                                                       \
-  }
-CLOCKS(nvmlDeviceGetClockInfo, CLOCK, clock_mhz)
-CLOCKS(nvmlDeviceGetMaxClockInfo, CLOCK_MAX, clock_max_mhz)
-
-result nvmlDeviceGetApplicationsClock(struct handle *device, unsigned clock, unsigned *megahertz) {
-  DEVICE(CLOCK_APPLICATIONS);
-  if (clock > 3 || !gpu->clock_application_mhz[clock])
-    return DEPRECATED; /* as new drivers answer */
-  *megahertz = (unsigned)gpu->clock_application_mhz[clock];
-  return SUCCESS;
-}
-
-NUMBER(nvmlDeviceGetCurrentClocksThrottleReasons, THROTTLE_REASONS, unsigned long long, gpu->throttle_reasons)
-#ifndef OLD_DRIVER
-NUMBER(nvmlDeviceGetCurrentClocksEventReasons, THROTTLE_REASONS, unsigned long long, gpu->throttle_reasons)
-#endif
-
-/* Links */
-
-NUMBER(nvmlDeviceGetCurrPcieLinkGeneration, PCIE_LINK, unsigned, 5)
-NUMBER(nvmlDeviceGetMaxPcieLinkGeneration, PCIE_LINK, unsigned, 5)
-NUMBER(nvmlDeviceGetCurrPcieLinkWidth, PCIE_LINK, unsigned, 16)
-NUMBER(nvmlDeviceGetMaxPcieLinkWidth, PCIE_LINK, unsigned, 16)
-NUMBER(nvmlDeviceGetPcieReplayCounter, PCIE_LINK, unsigned, 9)
-
-result nvmlDeviceGetPcieThroughput(struct handle *device, unsigned counter, unsigned *kibibytes) {
-  DEVICE(PCIE_THROUGHPUT);
-  *kibibytes = counter == 0 ? 352 : 329;
-  return SUCCESS;
-}
-
-/* Modes and health that the peer asks for */
-
-NUMBER(nvmlDeviceGetPerformanceState, IDENTITY, unsigned, 0)
-NUMBER(nvmlDeviceGetPersistenceMode, IDENTITY, unsigned, 1)
-NUMBER(nvmlDeviceGetDisplayActive, IDENTITY, unsigned, 0)
-NUMBER(nvmlDeviceGetDisplayMode, IDENTITY, unsigned, 0)
-NUMBER(nvmlDeviceGetComputeMode, IDENTITY, unsigned, 0)
-NUMBER(nvmlDeviceGetMaxMigDeviceCount, IDENTITY, unsigned, 7)
-NUMBER(nvmlDeviceIsMigDeviceHandle, IDENTITY, unsigned, 0)
-
-result nvmlDeviceGetMigMode(struct handle *device, unsigned *current, unsigned *pending) {
-  DEVICE(IDENTITY);
-  *current = *pending = 0;
-  return SUCCESS;
-}
-
-result nvmlDeviceGetMigDeviceHandleByIndex(struct handle *device, unsigned index, struct handle **instance) {
-  (void)index;
-  (void)instance;
-  DEVICE(IDENTITY);
-  return NOT_FOUND;
-}
-
-result nvmlDeviceGetEccMode(struct handle *device, unsigned *current, unsigned *pending) {
-  DEVICE(ECC);
-  *current = *pending = 1;
-  return SUCCESS;
-}
-
-result nvmlDeviceGetTotalEccErrors(struct handle *device, unsigned type, unsigned counter, unsigned long long *errors) {
-  (void)type;
-  (void)counter;
-  DEVICE(ECC);
-  *errors = 0;
-  return SUCCESS;
-}
-
-/* Field values: one call, a return code each */
-
-#ifndef OLD_DRIVER
-struct field {
-  uint32_t id, scope;
-  int64_t timestamp, latency_us;
-  uint32_t type, result;
-  union value value;
-};
-
-static result field_value(struct gpu *gpu, unsigned index, struct field *field) {
-  enum { UNSIGNED_INT = 1, UNSIGNED_LONG_LONG = 3 };
-  field->type = UNSIGNED_LONG_LONG;
-  uint64_t lacking = gpu->unsupported, value = 0;
-  enum group group = THROTTLE_COUNTERS;
-  switch (field->id) {
-  case 74:
-    value = gpu->throttle_ns[0];
-    break;
-  case 76:
-    value = gpu->throttle_ns[1];
-    break;
-  case 269:
-  case 270:
-  case 271:
-    value = gpu->throttle_ns[2 + field->id - 269];
-    break;
-  case 82:
-    group = MEMORY_TEMPERATURE;
-    field->type = UNSIGNED_INT;
-    value = gpu->memory_temperature;
-    break;
-  case 83:
-    group = ENERGY;
-    value = energy_of(index);
-    break;
-  case 91: /* number of NVLinks */
-    group = NVLINK;
-    field->type = UNSIGNED_INT;
-    value = NVLINKS;
-    break;
-  case 138: /* KiB sent and received over one link: about 1 and 2 GiB/s */
-  case 139:
-  case 140:
-  case 141:
-    group = NVLINK;
-    if (field->scope != ~0u && field->scope >= NVLINKS)
-      return INVALID_ARGUMENT;
-    value = wall_us() % (1ull << 40) * (field->id % 2 ? 2 : 1) * (field->scope == ~0u ? NVLINKS : 1);
-    break;
-  default:
-    return NOT_SUPPORTED;
-  }
-  if (gpu->state == NONSENSE)
-    value = ~0ull;
-  field->value.large = 0;
-  if (field->type == UNSIGNED_INT)
-    field->value.number = (unsigned)value;
-  else
-    field->value.large = value;
-  return lacking >> group & 1 ? NOT_SUPPORTED : SUCCESS;
-}
-
-result nvmlDeviceGetFieldValues(struct handle *device, int count, struct field *fields) {
-  DEVICE(IDENTITY);
-  for (int i = 0; i < count; i++) {
-    fields[i].timestamp = (int64_t)wall_us();
-    fields[i].latency_us = 1;
-    fields[i].result = (uint32_t)field_value(gpu, device->index, &fields[i]);
-  }
-  return SUCCESS;
-}
-#endif
-
-/* Processes */
-
-struct process_info {
-  unsigned pid;
-  unsigned long long memory;
-  unsigned gpu_instance, compute_instance;
-};
-
-static result processes_of(struct handle *device, int graphics, unsigned *count, struct process_info *infos) {
-  struct gpu *gpu;
-  result answer = device_answers(device, PROCESSES, &gpu);
-  if (answer != SUCCESS)
-    return answer;
-  unsigned room = *count, found = 0;
-  for (uint64_t i = 0; i < gpu->processes; i++) {
-    if ((int)gpu->process[i].graphics != graphics)
-      continue;
-    if (infos && found < room)
-      infos[found] = (struct process_info){(unsigned)gpu->process[i].pid, gpu->process[i].memory, ~0u, ~0u};
-    found++;
-  }
-  *count = found;
-  return found > room || (found && !infos) ? INSUFFICIENT_SIZE : SUCCESS;
-}
-
-#define PROCESS_LIST(name, graphics)                                                                                   \
-  result name(struct handle *device, unsigned *count, struct process_info *infos) {                                    \
-    CALLED;                                                                                                            \
-    return processes_of(device, graphics, count, infos);                                                               \
-  }
-PROCESS_LIST(nvmlDeviceGetComputeRunningProcesses_v2, 0)
-PROCESS_LIST(nvmlDeviceGetGraphicsRunningProcesses_v2, 1)
-#ifndef OLD_DRIVER
-PROCESS_LIST(nvmlDeviceGetComputeRunningProcesses_v3, 0)
-PROCESS_LIST(nvmlDeviceGetGraphicsRunningProcesses_v3, 1)
-PROCESS_LIST(nvmlDeviceGetMPSComputeRunningProcesses_v3, 2)
-#endif
-
-struct process_utilization {
-  unsigned pid;
-  unsigned long long timestamp;
-  unsigned sm, memory, encoder, decoder;
-};
-
-result nvmlDeviceGetProcessUtilization(struct handle *device, struct process_utilization *samples, unsigned *count,
-                                       unsigned long long newer_than) {
-  (void)newer_than;
-  DEVICE(PROCESSES);
-  unsigned room = *count, found = 0;
-  for (uint64_t i = 0; i < gpu->processes && !gpu->process[i].graphics; i++, found++) {
-    if (samples && found < room)
-      samples[found] =
-          (struct process_utilization){(unsigned)gpu->process[i].pid, wall_us(), (unsigned)gpu->utilization,
-                                       (unsigned)gpu->memory_utilization, 0, 0};
-  }
-  *count = found;
-  if (!found)
-    return NOT_FOUND;
-  return samples && found <= room ? SUCCESS : INSUFFICIENT_SIZE;
 }
