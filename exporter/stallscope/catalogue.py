@@ -215,10 +215,23 @@ GPU_FAMILIES = (
         "up",
         _GAUGE,
         "1 while the newest reading is younger than three sampling intervals; 0 when the GPU is lost, hung or "
-        "failing. Stays exported for a GPU that was seen once.",
+        "failing. Stays exported for a GPU that was seen once; for ten minutes for a MIG instance that is no more.",
+        provider="gpus.source",
     ),
-    _gpu("lost_info", _GAUGE, "1 while `up` is 0, with the reason.", labels=("reason",)),
-    _gpu("last_reading_timestamp_seconds", _GAUGE, "Wall clock of the newest reading, Unix time."),
+    _gpu(
+        "lost_info",
+        _GAUGE,
+        "1 while `up` is 0, with the reason: what the driver says (gpu_lost, reset_required, driver_not_loaded ...), "
+        "or hung, stale, not_enumerated, released (on request), mig_reconfigured.",
+        labels=("reason",),
+        provider="gpus.source",
+    ),
+    _gpu(
+        "last_reading_timestamp_seconds",
+        _GAUGE,
+        "Wall clock of the newest reading, Unix time.",
+        provider="gpus.source",
+    ),
     _gpu(
         "signal_supported",
         _GAUGE,

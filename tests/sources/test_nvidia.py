@@ -155,7 +155,7 @@ def test_what_a_gpu_lacks_is_absent_and_said_to_be_unsupported(nvml_stand_in: Nv
 
 
 def test_a_gpu_without_utilisation_shows_the_rest(nvml_stand_in: NvmlStandIn) -> None:
-    nvml_stand_in.gpu[0].lack(Group.UTILIZATION, Group.SAMPLES)
+    nvml_stand_in.gpu[0].lack(Group.UTILIZATION, Group.SAMPLES, Group.GPM)
     with ReadingProcess(nvml_stand_in) as process:
         page = process.until(all_up)
     assert page.get("signal_supported", 0, signal="busy_seconds_total") == 0
@@ -235,6 +235,7 @@ def test_nonsense_never_reaches_the_page(nvml_stand_in: NvmlStandIn) -> None:
         "lost_info",
         "throttled_seconds_total",
         "processes",
+        "peak_flops",
     }
     assert "nan" not in page.text.lower()
     assert not any(

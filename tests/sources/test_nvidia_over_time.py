@@ -19,7 +19,8 @@ class ScriptedNode:
 
     def __init__(self, scenario: str, interval: float = 1.0) -> None:
         self.clock = ScriptedClock()
-        self.interval = interval
+        # As the sampler does: a source that must be read more often than the interval says so.
+        self._step = min(interval, NvidiaSource.longest_interval or interval)
         node = Node(SCENARIOS[scenario], self.clock, seed=1, gpus=8)
         self.onset = SCENARIOS[scenario].onset
         self._sampler = Sampler(clock=self.clock, interval=interval)
@@ -30,7 +31,7 @@ class ScriptedNode:
         """Let time pass, and return the page at its end."""
         end = self.clock.monotonic() + seconds
         while self.clock.monotonic() < end:
-            self.clock.advance(self.interval)
+            self.clock.advance(self._step)
             self._sampler.run_round()
         return Page(self._sampler.page(openmetrics=False, gzip=False).decode())
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 from stallscope.catalogue import BELOW_LEVELS, THROTTLE_REASONS, Family, family
@@ -26,6 +26,7 @@ from stallscope.gpus.driver import (
     ProcessUtilization,
     SampleKind,
     SystemInfo,
+    TimedSample,
     Unsupported,
     Utilization,
 )
@@ -242,6 +243,8 @@ class Gpu:
         peaks = {} if identity.mig else peak_flops(identity.model)
         self._peaks = self.several(PEAK_FLOPS, peaks)
         self._persistence_said = False
+        for timeline in (*self._timelines.values(), *self._engine_timelines.values()):
+            timeline.reopened()
         self.session = Session(device)
 
     @property
@@ -256,7 +259,10 @@ class Gpu:
         for told in (self.session.device.rejected, self.session.rejected):
             for reason, count in told.items():
                 found[reason] += count
-        return found
+        for timeline in (*self._timelines.values(), *self._engine_timelines.values()):
+            for reason, count in (("future_timestamp", timeline.future), ("backwards", timeline.backwards)):
+                found[reason] += count
+        return {reason: count for reason, count in found.items() if count}
 
     @property
     def served(self) -> Mapping[str, str]:
@@ -483,9 +489,7 @@ class Gpu:
 
     def _new_stretches(self, session: Session, kind: SampleKind) -> list[Stretch]:
         timeline = self._timelines[kind]
-        samples = session.optional(
-            f"{kind} samples", lambda: session.device.utilization_samples(kind, timeline.newest_us)
-        )
+        samples = _buffered(session, kind, timeline)
         if not samples:
             return []
         if not timeline.newest_us:
@@ -519,10 +523,7 @@ class Gpu:
         found: dict[str, float] = {}
         for engine in ENGINES:
             timeline = self._engine_timelines.setdefault(engine, Timeline(4 * _NOW_AND_THEN))
-            samples = session.optional(
-                f"{engine} samples",
-                lambda engine=engine, newest=timeline.newest_us: session.device.utilization_samples(engine, newest),  # type: ignore[misc]
-            )
+            samples = _buffered(session, engine, timeline)
             if samples is None:
                 continue
             total = self._engines.get(engine, 0.0)
@@ -714,6 +715,12 @@ class Gpu:
         instances = session.device.instances()
         self.instances = None if instances is None else tuple(instances)
         return []
+
+
+def _buffered(session: Session, kind: SampleKind, timeline: Timeline) -> Sequence[TimedSample] | None:
+    """New samples from the driver's buffer; None where it keeps none of that kind."""
+    newest_us = timeline.ask_from(session.now)
+    return session.optional(f"{kind} samples", lambda: session.device.utilization_samples(kind, newest_us))
 
 
 def _of(snapshot: Utilization, kind: SampleKind) -> float:
