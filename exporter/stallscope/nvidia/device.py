@@ -60,6 +60,31 @@ _CLOCKS: Mapping[ClockKind, int] = {"graphics": 0, "sm": 1, "memory": 2, "video"
 _TEMPERATURE_LIMITS = {"shutdown": 0, "slowdown": 1, "memory_max": 2, "gpu_max": 3}
 _SAMPLES: Mapping[SampleKind, int] = {"gpu": 1, "memory": 2, "encoder": 3, "decoder": 4, "jpeg": 8, "ofa": 9}
 _SAMPLE_SIGNALS: Mapping[SampleKind, str] = {"gpu": "busy_seconds_total", "memory": "memory_busy_seconds_total"}
+_ONLY_CALLS: Mapping[str, str] = {
+    "memory_total_bytes": "nvmlDeviceGetMemoryInfo",
+    "memory_used_bytes": "nvmlDeviceGetMemoryInfo",
+    "memory_reserved_bytes": "nvmlDeviceGetMemoryInfo",
+    "bar1_total_bytes": "nvmlDeviceGetBAR1MemoryInfo",
+    "bar1_used_bytes": "nvmlDeviceGetBAR1MemoryInfo",
+    "power_watts": "nvmlDeviceGetPowerUsage",
+    "power_limit_watts": "nvmlDeviceGetEnforcedPowerLimit",
+    "power_limit_default_watts": "nvmlDeviceGetPowerManagementDefaultLimit",
+    "temperature_celsius": "nvmlDeviceGetTemperature",
+    "temperature_limit_celsius": "nvmlDeviceGetTemperatureThreshold",
+    "fan_speed_ratio": "nvmlDeviceGetFanSpeed",
+    "clock_hertz": "nvmlDeviceGetClockInfo",
+    "clock_max_hertz": "nvmlDeviceGetMaxClockInfo",
+    "clock_configured_hertz": "nvmlDeviceGetApplicationsClock",
+    "pcie_link_generation": "nvmlDeviceGetCurrPcieLinkGeneration",
+    "pcie_link_generation_max": "nvmlDeviceGetMaxPcieLinkGeneration",
+    "pcie_link_width": "nvmlDeviceGetCurrPcieLinkWidth",
+    "pcie_link_width_max": "nvmlDeviceGetMaxPcieLinkWidth",
+    "processes": "nvmlDeviceGetComputeRunningProcesses",
+    "persistence_mode": "nvmlDeviceGetPersistenceMode",
+    "xid_events_total": "nvmlEventSetWait",
+    "xid_last_timestamp_seconds": "nvmlEventSetWait",
+}
+"""Calls of the signals that there is one call for, whatever the GPU and driver."""
 _PROCESS_LISTS: Mapping[ProcessKind, str] = {
     "compute": "nvmlDeviceGetComputeRunningProcesses",
     "graphics": "nvmlDeviceGetGraphicsRunningProcesses",
@@ -340,7 +365,7 @@ class NvmlDevice:
     @property
     def served(self) -> Mapping[str, str]:
         """See `Device`."""
-        return dict(self._served)
+        return {**_ONLY_CALLS, **self._served}
 
     @property
     def calls(self) -> int:
