@@ -1,0 +1,323 @@
+"""Show this machine's GPUs: which signals each has, by which driver call, at what cost, and what is wrong."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import sys
+import textwrap
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+if TYPE_CHECKING:
+    from stallscope.gpus.driver import Driver
+    from stallscope.gpus.survey import Signal, Survey, SurveyedGpu
+    from stallscope.nvidia.record import RecordingLibrary
+    from stallscope.sampling.reading import Sample
+
+_COLUMNS = 80
+_NAME_COLUMNS, _VALUE_COLUMNS = 26, 10
+"""They leave room for the longest name of a call."""
+_SLOW_SECONDS = 0.005
+"""More than a driver call may take without being told of."""
+_CALLS_SHOWN = 8
+_WAITS = ("nvmlInit", "nvmlShutdown", "nvmlEventSetWait")
+"""Functions that may take their time: once a session, or because they are asked to wait."""
+_SCALES: Mapping[str, tuple[tuple[float, str], ...]] = {
+    "bytes": ((2.0**40, "TiB"), (2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "B")),
+    "joules": ((1e6, "MJ"), (1e3, "kJ"), (1.0, "J")),
+    "hertz": ((1e6, "MHz"),),
+    "watts": ((1.0, "W"),),
+    "celsius": ((1.0, "C"),),
+    "seconds": ((1.0, "s"),),
+    "ratio": ((0.01, "%"),),
+}
+"""What a unit's values are divided by, and what they are then: the first that is not too large, else the last."""
+_NO_GPU = (
+    "no GPU answers on this machine. `nvidia-smi` must work first: install or load NVIDIA's driver, and start "
+    "containers with their GPUs (docker run --gpus all). The exporter serves host and training metrics without one; "
+    "to see what a GPU would show: stallscope gpus --simulation.scenario thermal_throttle"
+)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """Refuse in one line, without argparse's usage before it."""
+        self.exit(2, f"{self.prog}: {message}\n")
+
+
+class _Cost(NamedTuple):
+    """What one function of the driver's library took."""
+
+    name: str
+    calls: int
+    mean: float
+    """Seconds."""
+    longest: float
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Show the GPUs; return 0 when all of them answer, 1 where one does not or there is none, 2 for wrong flags."""
+    parser = _Parser(
+        prog="stallscope gpus",
+        usage="stallscope gpus [--json] [--simulation.scenario NAME]",
+        description="Read every GPU as the exporter would, a few times a second apart, and show what it is, which of "
+        "the optional signals it has, by which call of the driver, what calls cost, and what stands in the way.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON document instead of tables")
+    parser.add_argument(
+        "--simulation.scenario", dest="scenario", metavar="NAME", help="show simulated GPUs, which need no hardware"
+    )
+    parsed = parser.parse_args(list(arguments))
+    # What the sources have to say of their GPUs stands among the warnings.
+    logging.getLogger("stallscope").addHandler(logging.NullHandler())
+    try:
+        surveys, recording = _simulated(parsed.scenario) if parsed.scenario else _real()
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("stallscope"):
+            raise
+        print(f"stallscope gpus needs {error.name}: pip install 'stallscope[exporter]'", file=sys.stderr)
+        return 1
+    except ValueError as error:
+        parser.error(f"--simulation.scenario: {error}")
+    gpus = [gpu for each in surveys for gpu in each.gpus]
+    costs = _costs(recording)
+    warnings = _warnings(surveys, costs, recording)
+    if parsed.json:
+        print(json.dumps(_document(gpus, costs, warnings, simulated=parsed.scenario), indent=2))
+    else:
+        print(_report(gpus, costs, warnings, simulated=parsed.scenario), end="")
+    if not gpus:
+        print(_wrapped("stallscope gpus: " + _NO_GPU), file=sys.stderr)
+    silent = any(each.hung or (each.gpus and each.problem) for each in surveys)
+    return int(not gpus or silent or any(gpu.trouble for gpu in gpus))
+
+
+def _real() -> tuple[list[Survey], RecordingLibrary | None]:
+    from stallscope.gpus.source import GpuSource
+    from stallscope.gpus.survey import survey
+    from stallscope.nvidia.library import PynvmlLibrary
+    from stallscope.nvidia.nvml import NvmlDriver
+    from stallscope.nvidia.record import RecordingLibrary
+    from stallscope.sources.base import Environment, available
+
+    recording = RecordingLibrary(PynvmlLibrary())
+    drivers: dict[str, Callable[[], Driver]] = {"nvidia": lambda: NvmlDriver(recording)}
+    surveys = [
+        survey(source(Environment(driver=drivers.get(name))))
+        for name, source in available().items()
+        if issubclass(source, GpuSource)
+    ]
+    return surveys, recording
+
+
+def _simulated(scenario: str) -> tuple[list[Survey], None]:
+    from stallscope.gpus.survey import survey
+    from stallscope.sampling.clock import SystemClock
+    from stallscope.simulation.simulation import Simulation
+    from stallscope.sources.base import Environment
+    from stallscope.sources.nvidia import NvidiaSource
+
+    simulation = Simulation.named(scenario, clock=SystemClock())
+    simulation.start()
+    try:
+        return [survey(NvidiaSource(Environment(driver=simulation.driver)))], None
+    finally:
+        simulation.stop()
+
+
+def _costs(recording: RecordingLibrary | None) -> list[_Cost]:
+    """What each function took, the costliest in sum first."""
+    seconds: dict[str, list[float]] = defaultdict(list)
+    for call in list(recording.calls) if recording is not None else ():
+        seconds[call.name].append(call.seconds)
+    costs = [_Cost(name, len(each), sum(each) / len(each), max(each)) for name, each in seconds.items()]
+    return sorted(costs, key=lambda cost: -cost.calls * cost.mean)
+
+
+def _warnings(surveys: Iterable[Survey], costs: Iterable[_Cost], recording: RecordingLibrary | None) -> list[str]:
+    found: list[str] = []
+    for each in surveys:
+        if each.problem and (each.gpus or each.hung or each.source == "nvidia"):
+            found.append(f"{each.source}: {each.problem}")
+        for gpu in each.gpus:
+            found += [f"{_name(gpu)}: {warning}" for warning in _warnings_of(gpu)]
+    for call in recording.pending if recording is not None else ():
+        arguments = ", ".join(str(getattr(argument, "token", argument)) for argument in call.arguments)
+        found.append(f"the driver has not come back from {call.name}({arguments})")
+    found += [
+        f"{cost.name} takes {cost.mean * 1e3:.1f} ms a call"
+        for cost in costs
+        if cost.mean > _SLOW_SECONDS and cost.name not in _WAITS
+    ]
+    return found
+
+
+def _warnings_of(gpu: SurveyedGpu) -> list[str]:
+    found: list[str] = []
+    if gpu.trouble:
+        found.append(gpu.trouble)
+    elif not any(signal.supported for signal in gpu.signals):
+        found.append("it has none of the optional signals; is this the driver that it needs?")
+    if gpu.persistence_off:
+        found.append(
+            "persistence mode is off: each first use of the idle GPU initialises it anew, which takes up to seconds. "
+            "Turn it on with nvidia-persistenced, or nvidia-smi -pm 1"
+        )
+    if gpu.info["sharing"] == "mig" and not gpu.info.get("mig"):
+        found.append(
+            "MIG is on: the driver does not tell how busy the whole GPU is; see its instances, whose processes and "
+            "activity are told apart"
+        )
+    return found
+
+
+def _report(gpus: Sequence[SurveyedGpu], costs: Sequence[_Cost], warnings: Sequence[str], *, simulated: str) -> str:
+    parts: list[str] = []
+    if simulated:
+        parts.append(f"simulated GPUs (scenario {simulated}): no figure here was measured\n")
+    shown: dict[tuple[object, ...], SurveyedGpu] = {}
+    for gpu in gpus:
+        kind = tuple((signal.supported, signal.call) for signal in gpu.signals)
+        parts.append(_table(gpu, shown.get(kind)))
+        shown.setdefault(kind, gpu)
+    if costs:
+        parts.append(_cost_table(costs))
+    if gpus:
+        newest = [gpu.calls for gpu in gpus if not gpu.trouble]
+        if newest:
+            parts.append(
+                f"calls of the newest reading: {sum(newest)}, {sum(newest) / len(newest):.1f} a GPU "
+                "(the exporter reads once a second)\n"
+            )
+    if warnings:
+        parts.append("warnings\n" + "".join(f"{_wrapped(each, '  - ', '    ')}\n" for each in warnings))
+    return "\n".join(parts)
+
+
+def _table(gpu: SurveyedGpu, alike: SurveyedGpu | None) -> str:
+    """What there is to say of a GPU, in short where its signals are those of one that was shown before."""
+    info = gpu.info
+    lines = [
+        f"{_name(gpu)}: {info['model']}",
+        f"  {info['uuid']}",
+        _wrapped(
+            ", ".join(
+                f"{title} {value}"
+                for title, value in (
+                    ("MIG", info.get("mig", "")),
+                    ("driver", info["driver_version"]),
+                    ("CUDA", info["cuda_version"]),
+                    ("architecture", info["architecture"]),
+                    ("compute capability", info["compute_capability"]),
+                    ("PCI", info["pci_bus_id"]),
+                    ("sharing", info["sharing"]),
+                )
+                if value
+            ),
+            "  ",
+            "  ",
+        ),
+    ]
+    if gpu.trouble:
+        return "\n".join([*lines, _wrapped(f"DOWN: {gpu.trouble}", "  ", "  "), ""])
+    has = [signal for signal in gpu.signals if signal.supported]
+    if alike is not None and has:
+        values = ", ".join(f"{each.family.signal} {_now(each)}" for each in has if len(each.samples) == 1)
+        lines += ["", _wrapped(f"signals and calls as {_name(alike)}; now: {values}", "  ", "    ")]
+        return "\n".join([*lines, ""])
+    if has:
+        lines += ["", f"  {'signal':<{_NAME_COLUMNS}}{'now':>{_VALUE_COLUMNS}}  served by"]
+        lines += [_row(signal) for signal in has]
+    lacking = [signal.family.signal for signal in gpu.signals if signal.supported is False]
+    unknown = [signal.family.signal for signal in gpu.signals if signal.supported is None]
+    for title, names in (("not supported", lacking), ("not found out", unknown)):
+        if names:
+            lines += ["", _wrapped(f"{title}: {', '.join(names)}", "  ", "    ")]
+    return "\n".join([*lines, ""])
+
+
+def _row(signal: Signal) -> str:
+    start = f"  {signal.family.signal:<{_NAME_COLUMNS}}{_now(signal):>{_VALUE_COLUMNS}}  "
+    return _wrapped(signal.call or "-", start, " " * len(start))
+
+
+def _now(signal: Signal) -> str:
+    if not signal.samples:
+        return "none"
+    if len(signal.samples) > 1:
+        return f"{len(signal.samples)} series"
+    value = signal.samples[0].value
+    if not isinstance(value, (int, float)):
+        return "-"
+    scales = _SCALES.get(signal.family.unit, ((1.0, ""),))
+    scale, unit = next((each for each in scales if value >= each[0]), scales[-1])
+    scaled = value / scale
+    digits = f"{scaled:.0f}" if abs(scaled) >= 100 or scaled == int(scaled) else f"{scaled:.3g}"
+    return f"{digits} {unit}".rstrip()
+
+
+def _cost_table(costs: Sequence[_Cost]) -> str:
+    lines = [f"{'driver calls, the first readings included':<48}{'calls':>8}{'mean ms':>10}{'max ms':>10}"]
+    costs = [cost for cost in costs if cost.name not in _WAITS]
+    lines += [
+        f"  {cost.name:<46}{cost.calls:>8}{cost.mean * 1e3:>10.3f}{cost.longest * 1e3:>10.3f}"
+        for cost in costs[:_CALLS_SHOWN]
+    ]
+    rest = costs[_CALLS_SHOWN:]
+    if rest:
+        count = sum(cost.calls for cost in rest)
+        mean = sum(cost.calls * cost.mean for cost in rest) / count
+        longest = max(cost.longest for cost in rest)
+        lines.append(f"  {f'{len(rest)} others':<46}{count:>8}{mean * 1e3:>10.3f}{longest * 1e3:>10.3f}")
+    return "\n".join([*lines, ""])
+
+
+def _document(
+    gpus: Iterable[SurveyedGpu], costs: Iterable[_Cost], warnings: Sequence[str], *, simulated: str | None
+) -> dict[str, Any]:
+    return {
+        "simulated": simulated or None,
+        "gpus": [
+            {
+                **gpu.info,
+                "parent_uuid": gpu.parent,
+                "up": not gpu.trouble,
+                "trouble": gpu.trouble,
+                "calls": gpu.calls,
+                "signals": {
+                    signal.family.signal: {
+                        "supported": signal.supported,
+                        "call": signal.call or None,
+                        "values": [_value(sample) for sample in signal.samples],
+                    }
+                    for signal in gpu.signals
+                },
+            }
+            for gpu in gpus
+        ],
+        "calls": [
+            {"call": cost.name, "count": cost.calls, "mean_seconds": cost.mean, "max_seconds": cost.longest}
+            for cost in costs
+        ],
+        "warnings": list(warnings),
+    }
+
+
+def _value(sample: Sample) -> dict[str, Any]:
+    labels = dict(zip(sample.family.all_labels, sample.labels, strict=False))
+    own = {name: value for name, value in labels.items() if name not in ("gpu", "uuid", "mig")}
+    return {**own, "value": sample.value}
+
+
+def _name(gpu: SurveyedGpu) -> str:
+    return f"GPU {gpu.info['gpu']}" + (f" MIG {gpu.info['mig']}" if gpu.info.get("mig") else "")
+
+
+def _wrapped(text: str, first: str = "", others: str = "") -> str:
+    return textwrap.fill(
+        text, _COLUMNS, initial_indent=first, subsequent_indent=others, break_on_hyphens=False, break_long_words=True
+    )

@@ -1,0 +1,118 @@
+"""`stallscope gpus` on the stand-in library, in processes of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stallscope.cli import gpus as command
+from tests.nvml_library.stand_in import DriverState, GpuState, Group, NvmlStandIn
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> NvmlStandIn:
+    return NvmlStandIn(tmp_path, gpus=2)
+
+
+def run(node: NvmlStandIn | None, *flags: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "stallscope", "gpus", *flags],
+        env=os.environ | (node.environment if node is not None else {}),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def document(node: NvmlStandIn) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(run(node, "--json").stdout)
+    return found
+
+
+def test_each_gpu_has_its_table_within_eighty_columns(node: NvmlStandIn) -> None:
+    finished = run(node)
+    assert finished.returncode == 0, finished.stderr
+    assert max(len(line) for line in finished.stdout.splitlines()) <= 80
+    for index in range(2):
+        assert f"GPU {index}: NVIDIA H100 80GB HBM3\n  {NvmlStandIn.uuid(index)}\n" in finished.stdout
+    assert "nvmlDeviceGetPowerUsage" in finished.stdout
+    assert finished.stdout.isascii()
+
+
+def test_what_a_gpu_lacks_is_listed_as_such_and_has_no_value(node: NvmlStandIn) -> None:
+    node.gpu[1].lack(Group.BAR1)
+    first, second = document(node)["gpus"]
+    assert first["signals"]["bar1_total_bytes"]["supported"] is True
+    assert second["signals"]["bar1_total_bytes"] == {"supported": False, "call": None, "values": []}
+
+
+def test_signals_name_the_call_that_serves_them_and_their_value(node: NvmlStandIn) -> None:
+    node.gpu[0].power_milliwatts = 123_456
+    power = document(node)["gpus"][0]["signals"]["power_watts"]
+    assert power["supported"] is True
+    assert power["call"].startswith("nvml")
+    assert power["values"] == [{"value": 123.456}]
+
+
+def test_activity_is_found_since_two_readings_are_compared(node: NvmlStandIn) -> None:
+    signals = document(node)["gpus"][0]["signals"]
+    assert signals["sm_active_seconds_total"]["supported"] is True
+    assert signals["sm_active_seconds_total"]["call"].startswith("GPM")
+
+
+def test_calls_are_told_with_their_cost(node: NvmlStandIn) -> None:
+    calls = {each["call"]: each for each in document(node)["calls"]}
+    power = calls["nvmlDeviceGetPowerUsage"]
+    assert power["count"] >= 2 * 2
+    assert 0 <= power["mean_seconds"] <= power["max_seconds"]
+
+
+def test_slow_calls_are_warned_of(node: NvmlStandIn) -> None:
+    node.set_delay(6000)
+    assert any("ms a call" in warning for warning in document(node)["warnings"])
+
+
+def test_a_lost_gpu_is_told_with_the_reason_while_the_other_is_read(node: NvmlStandIn) -> None:
+    node.gpu[1].state = GpuState.LOST
+    finished = run(node)
+    assert finished.returncode == 1
+    assert NvmlStandIn.uuid(0) in finished.stdout
+    assert "lost" in finished.stdout.lower()
+
+
+def test_without_a_driver_it_says_why_and_what_to_do(node: NvmlStandIn) -> None:
+    node.set_driver(DriverState.NOT_LOADED)
+    for machine in (node, None):
+        finished = run(machine)
+        assert finished.returncode == 1
+        assert "does not answer" in " ".join(finished.stdout.split())
+        assert "nvidia-smi" in finished.stderr
+        assert "Traceback" not in finished.stderr
+
+
+def test_without_a_driver_json_is_still_json(node: NvmlStandIn) -> None:
+    node.set_driver(DriverState.NOT_LOADED)
+    finished = run(node, "--json")
+    assert json.loads(finished.stdout)["gpus"] == []
+    assert finished.returncode == 1
+
+
+def test_simulated_gpus_are_shown_as_such() -> None:
+    finished = run(None, "--simulation.scenario", "healthy")
+    assert finished.returncode == 0, finished.stderr
+    assert "no figure here was measured" in finished.stdout
+    assert "GPU 7: Simulated" in finished.stdout
+
+
+def test_an_unknown_scenario_is_refused_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as refused:
+        command.main(["--simulation.scenario", "nonesuch"])
+    assert refused.value.code == 2
+    assert capsys.readouterr().err.count("\n") == 1

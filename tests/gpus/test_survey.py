@@ -1,0 +1,45 @@
+"""A survey tells of every GPU, and waits for none that hangs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from stallscope.gpus.survey import survey
+from stallscope.sampling.clock import SystemClock
+from stallscope.simulation.simulation import Simulation
+from stallscope.sources.base import Environment
+from stallscope.sources.nvidia import NvidiaSource
+
+
+@pytest.fixture
+def simulation() -> Iterator[Simulation]:
+    simulation = Simulation.named("healthy", clock=SystemClock(), gpus=2)
+    yield simulation
+    simulation.stop()
+
+
+def source(simulation: Simulation) -> NvidiaSource:
+    return NvidiaSource(Environment(driver=simulation.driver))
+
+
+def test_every_gpu_is_told_with_its_signals(simulation: Simulation) -> None:
+    found = survey(source(simulation), readings=2, pause=0.05)
+    assert [gpu.info["gpu"] for gpu in found.gpus] == ["0", "1"]
+    assert not found.problem
+    for gpu in found.gpus:
+        assert not gpu.trouble
+        assert any(signal.supported and signal.samples for signal in gpu.signals)
+        assert all(not signal.samples for signal in gpu.signals if signal.supported is False)
+
+
+def test_a_gpu_that_hangs_is_named_and_the_other_is_read(simulation: Simulation) -> None:
+    hanging = source(simulation)
+    hanging.read()
+    simulation.hang(1)
+    well, hung = survey(hanging, readings=2, pause=0.05, limit=0.3).gpus
+    assert (well.trouble, well.hung) == ("", False)
+    assert hung.hung
+    assert hung.trouble == "it did not answer within 0.3 s"
+    simulation.release()
