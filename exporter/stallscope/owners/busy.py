@@ -1,0 +1,74 @@
+"""Busy time by owner, that only grows: a process that ends takes nothing away from what its owner has used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from stallscope.gpus.occupancy import Occupancy
+from stallscope.owners.attribution import NOBODY, Attribution, Owner
+
+_REMEMBERED_SECONDS = 300.0
+
+
+class _Account:
+    """What one owner has used of one GPU."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.owner = NOBODY
+        self.seen_at = 0.0
+
+
+class _Reading(NamedTuple):
+    """What was last told of a process."""
+
+    seconds: float
+    at: float
+
+
+class BusyAccounts:
+    """Adds up what each owner's processes use, and forgets owners that have been gone for five minutes."""
+
+    def __init__(self) -> None:
+        self._accounts: dict[tuple[str, Owner], _Account] = {}
+        self._readings: dict[tuple[str, int], _Reading] = {}
+
+    def add(self, occupancy: Occupancy, attribution: Attribution, now: float) -> None:
+        """Take in one GPU's reading.
+
+        Args:
+            occupancy: with busy seconds by process.
+            attribution: whose the processes are.
+            now: monotonic seconds.
+        """
+        uuid = occupancy.identity.uuid
+        owners = {pid: share.owner for share in attribution.shares for pid in share.pids}
+        for share in attribution.shares:
+            account = self._accounts.get((uuid, _key(share.owner)))
+            if account is not None:
+                account.owner, account.seen_at = share.owner, now
+        for pid, seconds in occupancy.busy.items():
+            before = self._readings.get((uuid, pid))
+            self._readings[uuid, pid] = _Reading(seconds, now)
+            # One that fell was begun anew: for another process of that number, or by a driver that was loaded again.
+            grown = seconds - before.seconds if before is not None and seconds >= before.seconds else seconds
+            owner = owners.get(pid, NOBODY)
+            account = self._accounts.setdefault((uuid, _key(owner)), _Account())
+            account.seconds += grown
+            account.owner, account.seen_at = owner, now
+
+    def forget(self, now: float) -> None:
+        """Drop what has not been heard of for long."""
+        since = now - _REMEMBERED_SECONDS
+        self._accounts = {key: each for key, each in self._accounts.items() if each.seen_at >= since}
+        self._readings = {key: each for key, each in self._readings.items() if each.at >= since}
+
+    def of(self, uuid: str) -> Iterator[tuple[Owner, float]]:
+        """Every owner of the GPU, present or lately gone, with busy seconds."""
+        return ((account.owner, account.seconds) for (of, _), account in self._accounts.items() if of == uuid)
+
+
+def _key(owner: Owner) -> Owner:
+    """What makes an owner the same: a pod stays one whoever its processes run as."""
+    return owner._replace(user="") if owner.pod else owner

@@ -1,0 +1,105 @@
+"""Which GPU an orchestrator's device name means.
+
+| name | who says so |
+|---|---|
+| `GPU-…`, `MIG-…`, `MIG-GPU-…/1/0` | NVIDIA's device plugin: the driver's own UUIDs |
+| `GPU-…::2` | the same, where a GPU is handed out several times (time slicing or MPS) |
+| `nvidia0`, `nvidia0/gi1`, `nvidia0/vgpu1` | Google's device plugin: number of the device file, GPU instance, replica |
+| `gpu-0`, `gpu-0-mig-…`, `…-gpu-0` | NVIDIA's driver for dynamic resource allocation, and its CDI names |
+| `0000:19:00.0` | AMD's device plugin: PCI address |
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from stallscope.gpus.driver import Identity
+
+_UUID = re.compile(r"(?:^|-|=)((?:MIG-)?GPU-[0-9a-fA-F-]{36}(?:/\d+/\d+)?|MIG-[0-9a-fA-F-]{36})$")
+_NUMBERED = re.compile(r"nvidia(\d+)((?:/gi\d+)?)(?:/vgpu\d+)?|(?:.*-)?gpu-(\d+)((?:-mig-.*)?)")
+_PCI = re.compile(r"([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2})\.([0-7])")
+_MINOR = re.compile(r"^Device Minor:\s*(\d+)\s*$", re.MULTILINE)
+_PciAddress = tuple[int, ...]
+
+
+def handed_out_again(name: str) -> bool:
+    """Whether the name stands for one of several replicas of a GPU."""
+    return "::" in name or "/vgpu" in name
+
+
+class Devices:
+    """The GPUs of this node by every name."""
+
+    def __init__(self, root: Path, identities: Iterable[Identity]) -> None:
+        """Take stock.
+
+        Args:
+            root: where `proc` lies: NVIDIA's driver tells there which GPU has which device file.
+            identities: the GPUs and MIG instances.
+        """
+        self._root = root
+        self._instances: dict[str, list[str]] = {}
+        self._by_uuid: dict[str, str] = {}
+        self._by_index: dict[int, str] = {}
+        self._by_pci: dict[_PciAddress, str] = {}
+        self._by_minor: dict[int, str] | None = None
+        for identity in identities:
+            self._by_uuid[identity.uuid.lower()] = identity.uuid
+            if identity.parent_uuid:
+                self._instances.setdefault(identity.parent_uuid, []).append(identity.uuid)
+            else:
+                self._by_index[identity.index] = identity.uuid
+                address = _pci_address(identity.pci_bus_id)
+                if address is not None:
+                    self._by_pci[address] = identity.uuid
+
+    def find(self, names: Sequence[str]) -> str | None:
+        """Return the UUID of the GPU or MIG instance that one of the names tells, or None where none does."""
+        return next((uuid for name in names if (uuid := self._find(name.partition("::")[0])) is not None), None)
+
+    def _find(self, name: str) -> str | None:
+        exact = self._by_uuid.get(name.lower())
+        if exact is not None:
+            return exact
+        inside = _UUID.search(name)
+        if inside:
+            return self._by_uuid.get(inside[1].lower())
+        address = _pci_address(name)
+        if address is not None:
+            return self._by_pci.get(address)
+        numbered = _NUMBERED.fullmatch(name)
+        if numbered is None:
+            return None
+        whole = self._numbered(int(numbered[1] or numbered[3]))
+        if not (numbered[2] or numbered[4]) or whole is None:
+            return whole
+        # The driver does not tell an instance's number: only where there is just one is it clear which is meant.
+        instances = self._instances.get(whole, [])
+        return instances[0] if len(instances) == 1 else None
+
+    def _numbered(self, number: int) -> str | None:
+        """The GPU behind `/dev/nvidia<number>`: most often its index, but the driver is free to count otherwise."""
+        if self._by_minor is None:
+            self._by_minor = self._read_minors()
+        return self._by_minor.get(number) if self._by_minor else self._by_index.get(number)
+
+    def _read_minors(self) -> dict[int, str]:
+        found: dict[int, str] = {}
+        for address, uuid in self._by_pci.items():
+            folder = "{:04x}:{:02x}:{:02x}.{:x}".format(*address)
+            try:
+                told = (self._root / "proc/driver/nvidia/gpus" / folder / "information").read_text(errors="replace")
+            except OSError:
+                continue
+            minor = _MINOR.search(told)
+            if minor:
+                found[int(minor[1])] = uuid
+        return found
+
+
+def _pci_address(text: str) -> _PciAddress | None:
+    """Domain, bus, device and function; NVML writes the domain with eight digits, the kernel with four."""
+    match = _PCI.fullmatch(text)
+    return tuple(int(part, 16) for part in match.groups()) if match else None

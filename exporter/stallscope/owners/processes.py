@@ -1,0 +1,173 @@
+"""What `/proc` tells of a process that a driver names: whose it is, and in which container or Slurm job.
+
+Drivers name processes by the host's numbers, or by those of the exporter's own PID namespace. In a container the
+exporter therefore needs the host's: `hostPID: true` in Kubernetes, `--pid=host` with Docker. User names come from
+`/etc/passwd`; where users live in a directory service, or the file is the container's own, a user goes by number. The
+environment of other users' processes takes root (or CAP_SYS_PTRACE); without it, jobs and containers are still told by
+cgroup, but on a GPU that pods share nobody can say which pod a process is of.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+_MOST_BYTES = 256 * 1024
+_START_TIME = 19
+"""Place of the start time in `/proc/<pid>/stat`, counted behind the name."""
+_CONTAINER = re.compile(r"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
+_POD = re.compile(r"pod([0-9a-f]{8}(?:[-_]?[0-9a-f]{4}){3}[-_]?[0-9a-f]{12})(?![0-9a-f])")
+_SLURM = re.compile(r"(?:/slurm[^/]*/uid_\d+|slurmstepd\.scope)/job_(\d+)(?:/|$)|/job_(\d+)/step_")
+"""Version 1 names the user in between, version 2 does not; with several daemons a node, its name is in there too."""
+_ENVIRONMENT = frozenset((b"SLURM_JOB_ID", b"SLURM_JOBID", b"HOSTNAME", b"POD_NAME", b"POD_NAMESPACE"))
+
+
+class Process(NamedTuple):
+    """A process on a GPU. Unknown texts are empty."""
+
+    started: int
+    """Clock ticks since the machine started: tells a process from a later one of the same number."""
+    user: str
+    """Name of the real user on the host, or the number as text."""
+    container: str
+    """Id of the innermost container."""
+    pod_uid: str
+    """Kubernetes' id of the pod, in lower case with dashes."""
+    slurm_job: str
+    host_name: str
+    """What the process thinks that its machine is called; in Kubernetes, the pod."""
+    pod_name: str
+    """`POD_NAME` and `POD_NAMESPACE`, which many pods are given by the downward API."""
+    pod_namespace: str
+    outside_kubernetes: bool
+    """Whether the cgroup says that this is no process of a pod."""
+
+
+class Processes:
+    """Looks processes up and remembers them as long as they are asked for. For one thread."""
+
+    def __init__(self, root: Path) -> None:
+        """Prepare.
+
+        Args:
+            root: where `proc` and `etc` lie.
+        """
+        self._proc = str(root / "proc")
+        self._passwd = str(root / "etc/passwd")
+        self._passwd_changed: int | None = None
+        self._users: dict[int, str] = {}
+        self._known: dict[int, Process] = {}
+        self.reused: frozenset[int] = frozenset()
+        """Numbers that stood for another process when they were looked up before."""
+
+    def look_up(self, pids: Iterable[int]) -> Mapping[int, Process]:
+        """Return what is known of each process that can be seen.
+
+        One that has ended is still told as long as it is asked for: the driver lists it for a little longer.
+        """
+        found: dict[int, Process] = {}
+        reused: set[int] = set()
+        for pid in pids:
+            known = self._known.get(pid)
+            started = self._started(pid)
+            if known is not None and started in (None, known.started):
+                found[pid] = known
+            elif started is not None:
+                read = self._read(pid, started)
+                if read is not None:
+                    found[pid] = read
+                    if known is not None:
+                        reused.add(pid)
+        self._known = found
+        self.reused = frozenset(reused)
+        return found
+
+    def _started(self, pid: int) -> int | None:
+        """When the process started; None where it can't be seen."""
+        content = _read_some(f"{self._proc}/{pid}/stat")
+        # A name may hold blanks and brackets of its own.
+        numbers = (content or b"").rpartition(b")")[2].split()
+        return int(numbers[_START_TIME]) if len(numbers) > _START_TIME and numbers[_START_TIME].isdigit() else None
+
+    def _read(self, pid: int, started: int) -> Process | None:
+        """Return all that can be read; None where the process ended meanwhile, and the number may be another's."""
+        cgroup = (_read_some(f"{self._proc}/{pid}/cgroup") or b"").decode(errors="replace")
+        status = _read_some(f"{self._proc}/{pid}/status") or b""
+        environment = _environment(_read_some(f"{self._proc}/{pid}/environ") or b"")
+        if self._started(pid) != started:
+            return None
+        paths = [line.split(":", 2)[-1] for line in cgroup.splitlines()]
+        pod_uid = next((match[1] for path in paths if (match := _POD.search(path))), "")
+        job = next((match[1] or match[2] for path in paths if (match := _SLURM.search(path))), "")
+        told_job = environment.get(b"SLURM_JOB_ID") or environment.get(b"SLURM_JOBID") or ""
+        return Process(
+            started=started,
+            user=self._user(status),
+            container=next((ids[-1] for path in paths if (ids := _CONTAINER.findall(path))), ""),
+            pod_uid=_dashed(pod_uid),
+            slurm_job=job or (told_job if told_job.isascii() and told_job.isdecimal() else ""),
+            host_name=environment.get(b"HOSTNAME", ""),
+            pod_name=environment.get(b"POD_NAME", ""),
+            pod_namespace=environment.get(b"POD_NAMESPACE", ""),
+            outside_kubernetes=not pod_uid and any(path.strip("/.") for path in paths),
+        )
+
+    def _user(self, status: bytes) -> str:
+        for line in status.splitlines():
+            if line.startswith(b"Uid:"):
+                uid = line.split()[1].decode(errors="replace")
+                self._renew_users()
+                return self._users.get(int(uid), uid) if uid.isdecimal() else ""
+        return ""
+
+    def _renew_users(self) -> None:
+        try:
+            changed = os.stat(self._passwd).st_mtime_ns  # noqa: PTH116 - the cheap way
+        except OSError:
+            self._users, self._passwd_changed = {}, None
+            return
+        if changed == self._passwd_changed:
+            return
+        users: dict[int, str] = {}
+        for line in (_read_some(self._passwd) or b"").decode(errors="replace").splitlines():
+            parts = line.split(":")
+            if len(parts) > 2 and parts[0] and parts[2].isdecimal():
+                users.setdefault(int(parts[2]), parts[0])
+        self._users, self._passwd_changed = users, changed
+
+
+def _environment(content: bytes) -> dict[bytes, str]:
+    """Return the variables that say where a process belongs."""
+    found: dict[bytes, str] = {}
+    for entry in content.split(b"\0"):
+        name, _, value = entry.partition(b"=")
+        if name in _ENVIRONMENT:
+            found.setdefault(name, value.decode(errors="replace"))
+    return found
+
+
+def _dashed(uid: str) -> str:
+    """The one way to write a pod's id: systemd's slices have underscores, pods from files no dashes at all."""
+    plain = uid.replace("_", "").replace("-", "")
+    return "-".join((plain[:8], plain[8:12], plain[12:16], plain[16:20], plain[20:])) if plain else ""
+
+
+def _read_some(path: str) -> bytes | None:
+    """Return the beginning of a file, up to 256 KiB; None where it is not there or not for us."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        content = piece = os.read(descriptor, _MOST_BYTES)
+        while piece and len(content) < _MOST_BYTES:
+            piece = os.read(descriptor, _MOST_BYTES - len(content))
+            content += piece
+        return content
+    except OSError:  # it ended between the two calls
+        return None
+    finally:
+        os.close(descriptor)
