@@ -645,9 +645,14 @@ def test_every_source_is_told_to_release_though_one_fails(sampler: Sampler, capl
     assert "source stubborn could not be told to let go of device files" in caplog.text
 
 
-def test_the_publisher_tells_of_every_page() -> None:
+def test_the_publisher_tells_of_every_page_and_outlives_what_follows() -> None:
     told = threading.Semaphore(0)
-    sampler = Sampler(interval=0.05, on_page=told.release)
+
+    def note_and_fail() -> None:
+        told.release()
+        raise OSError("which ends no publisher")
+
+    sampler = Sampler(interval=0.05, on_page=note_and_fail)
     sampler.start()
     try:
         for _ in range(3):

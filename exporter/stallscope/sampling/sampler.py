@@ -339,8 +339,11 @@ class Sampler:
                 self.publish()
             except Exception:
                 _logger.exception("the page could not be renewed; the last one stays")
-            if self._on_page is not None:
-                self._on_page()
+            try:
+                if self._on_page is not None:
+                    self._on_page()
+            except Exception:
+                _logger.exception("what follows a page failed; the next page comes all the same")
             elapsed = self._clock.monotonic() - self._origin
             if self._stopping.wait(period - elapsed % period):
                 return
