@@ -323,6 +323,23 @@ def test_what_the_buffer_lost_before_a_late_reading_is_credited_to_nobody(missin
     assert after.elapsed - before.elapsed == pytest.approx(100 * PERIOD, abs=PERIOD + 1e-3)
 
 
+@pytest.mark.parametrize("interval", [20.0, 60.0])
+def test_what_the_buffer_still_holds_stands_for_intervals_that_are_longer_than_it_reaches_back(interval: float) -> None:
+    # No multiple of the load's period, so that the buffer is not always read at the same place of it.
+    load = Load([(3.0, 1.0), (1.7, 0.0)] * 2000)
+    buffer = DriverBuffer(load)
+    timeline, integral = Timeline(longest=3 * interval), UtilizationIntegral()
+    for reading in range(1, 101):
+        now = reading * interval
+        for stretch in timeline.samples(buffer.newer_than(timeline.newest_us, now), now):
+            integral.add(stretch)
+    assert integral.elapsed == pytest.approx(99 * interval, rel=0.02)
+    assert integral.total / integral.elapsed == pytest.approx(3.0 / 4.7, abs=0.02)
+    assert integral.idle / integral.elapsed == pytest.approx(1.7 / 4.7 - PERIOD / 4.7, abs=0.02)
+    # Dips keep their own time, which does not run while nobody looks.
+    assert integral.dip_interval_sum / integral.dip_intervals == pytest.approx(4.7, abs=0.1)
+
+
 @pytest.mark.parametrize("step", [-1e9, -100.0, 100.0, 1e9])
 def test_a_driver_clock_that_was_set_is_followed_and_polls_bridge_the_time_until_then(step: float) -> None:
     load = Load([(1000.0, 0.5)])

@@ -32,6 +32,8 @@ _LOOK_SECONDS = 5.0
 """Between two looks at the whole of a silent buffer."""
 _SPACINGS = 16
 """Newest intervals between samples from which the usual one follows: three of four are no longer."""
+_REMEMBERED = 15.0
+"""Seconds that the driver's buffer reaches back, at least, at its fastest pace."""
 _LAG = 2.0
 """The newest sample is never older than so many seconds; what lies further back and was not credited is an outage."""
 _DRIFT = 1.001
@@ -50,10 +52,15 @@ class Stretch(NamedTuple):
     """0 where the reading counts but its time is unknown, or is on the account of other readings already."""
     unbroken: bool = True
     """Whether it follows the stretch before it; otherwise nobody knows what came between."""
+    besides: float = 0.0
+    """Seconds that were missed and that it stands for, where readings are further apart than the driver remembers."""
 
 
 class Timeline:
     """Says for how long each reading held. Samples and polls may alternate: no time is credited twice.
+
+    Readings further apart than the driver's buffer reaches back miss time by design; what is left of each such interval
+    then stands for the whole of it, as a poll does for the time since the poll before.
 
     Whatever timestamps a driver tells, no more is credited than time has passed by our own clock, apart from the few
     seconds that the first samples look back.
@@ -63,7 +70,7 @@ class Timeline:
         """Begin with nothing known.
 
         Args:
-            longest: seconds; a longer interval between polls is an outage.
+            longest: seconds; a longer interval is an outage. Three times the usual one between readings.
         """
         self.future = 0
         """Samples that were not taken because they end later than now."""
@@ -149,6 +156,7 @@ class Timeline:
         usual = sorted(self._spacings)[len(self._spacings) * 3 // 4] if self._spacings else None
         stretches: list[Stretch] = []
         first = not self._newest_us
+        missed = 0.0
         for timestamp_us, value in samples:
             if timestamp_us <= self._newest_us:
                 continue
@@ -165,12 +173,18 @@ class Timeline:
                 self._spacings.append(interval)
                 unbroken = not self._broken
                 if seconds > 2 * (usual or _SLOWEST):
+                    if seconds <= self._longest and self._longest > 3 * _REMEMBERED:
+                        missed += seconds - (usual or 0.0)
                     seconds, unbroken = usual or 0.0, False
                 self._polled = max(0.0, -seconds)
                 stretches.append(Stretch(value, self._credit(seconds), unbroken))
             self._newest_us = timestamp_us
             self._known_until = now
             self._broken = False
+        covered = sum(stretch.seconds for stretch in stretches)
+        if missed and covered:
+            missed = self._credit(missed) / covered
+            stretches = [stretch._replace(besides=stretch.seconds * missed) for stretch in stretches]
         if stretches:
             self._uncredited = _LAG if first else min(self._uncredited, _LAG)
         return stretches
@@ -204,9 +218,10 @@ class TimeIntegral:
         """Take in a stretch; a value that is none is left out."""
         if not 0 <= stretch.value < math.inf:
             return
-        self.total += stretch.value * stretch.seconds
-        self._mean_value += stretch.value * stretch.seconds
-        self._mean_seconds += stretch.seconds
+        seconds = stretch.seconds + stretch.besides
+        self.total += stretch.value * seconds
+        self._mean_value += stretch.value * seconds
+        self._mean_seconds += seconds
 
     def take_mean(self) -> float | None:
         """The mean since it was last taken, or None if no time was credited since."""
@@ -244,10 +259,11 @@ class UtilizationIntegral(TimeIntegral):
         self._busy_for = 0.0
         self._dip_due = False
         self._last_dip: float | None = None
+        self._watched = 0.0
 
     def add(self, stretch: Stretch) -> None:
         """Take in a stretch; a value that is no ratio is left out, and its time is unknown."""
-        value, seconds, unbroken = stretch
+        value, seconds, unbroken, besides = stretch
         usable = 0 <= value <= 1
         if not (usable and unbroken):
             # Nobody knows what came before this reading: a dip may have begun and ended.
@@ -259,16 +275,16 @@ class UtilizationIntegral(TimeIntegral):
         self.observation_sum += value
         if not seconds:
             return
-        began = self.elapsed
-        self.elapsed += seconds
+        self.elapsed += seconds + besides
         if value == 0:
-            self.idle += seconds
+            self.idle += seconds + besides
         for level in BELOW_LEVELS:
             if value < level:
-                self.below[level] += seconds
-        self._watch_for_dips(value, seconds, began)
+                self.below[level] += seconds + besides
+        self._watch_for_dips(value, seconds)
+        self._watched += seconds
 
-    def _watch_for_dips(self, value: float, seconds: float, began: float) -> None:
+    def _watch_for_dips(self, value: float, seconds: float) -> None:
         busy = value > BUSY_LEVEL
         share = seconds if busy else value / BUSY_LEVEL * min(seconds, _EDGE_SECONDS)
         self._busy_for += share
@@ -281,11 +297,11 @@ class UtilizationIntegral(TimeIntegral):
         self._dip_due = False
         self.dips += 1
         if self._last_dip is not None:
-            interval = began - self._last_dip
+            interval = self._watched - self._last_dip
             self.dip_intervals += 1
             self.dip_interval_sum += interval
             self.dip_interval_sum_of_squares += interval * interval
-        self._last_dip = began
+        self._last_dip = self._watched
 
 
 _MOST = 2.0**80
@@ -339,6 +355,7 @@ class DriverCounter:
         if not 0 <= raw < _MOST:
             self.out_of_range += 1
             return self.total
+        raw = float(raw)  # whole numbers and fractions together would round up and down
         reading, base = _Base(raw, now), self._base
         reopened, self._session = session != self._session, session
         if base is None:
