@@ -140,12 +140,19 @@ class NvmlDevice:
         self._identity: Identity | None = None
         self._scrutiny = Scrutiny(surroundings.monotonic, surroundings.wall)
         self._served: dict[str, str] = {}
-        self._lacking: set[tuple[object, ...]] = set()
         self._constants: dict[str, int] = {}
+        self._instances: MigInstances | None = None
+        self._meter: ActivityMeter | None = None
+        self.forget()
+
+    def forget(self) -> None:
+        """Forget what it was found to lack, such as when MIG is switched, which changes what there is."""
+        self._lacking: set[tuple[object, ...]] = set()
         self._counters = CounterFields(self.call, self._scrutiny, self._served)
         self._health = HealthFields(self.call, self._scrutiny, self._served)
-        self._meter: ActivityMeter | None = None
-        self._instances: MigInstances | None = None
+        if self._meter is not None:
+            self._meter.release()
+            self._meter = None
 
     def identity(self) -> Identity:
         """What this GPU is; asked once a session."""

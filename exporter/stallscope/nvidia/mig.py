@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from stallscope.gpus.driver import DeviceLost, DriverError, Identity, Unsupported
@@ -38,6 +39,7 @@ class MigInstances:
         self._parent = parent
         self._known: dict[str, NvmlInstance] = {}
         self._at_most: int | None = None
+        self._was_on: bool | None = None
 
     def read(self) -> list[NvmlInstance] | None:
         """Those that are there now, the same objects as long as they are; None where MIG is off."""
@@ -46,7 +48,10 @@ class MigInstances:
             current, _ = parent.call("nvmlDeviceGetMigMode")
         except Unsupported:
             return None
-        if current != 1:
+        if self._was_on is not None and self._was_on != (current == 1):
+            parent.forget()
+        self._was_on = current == 1
+        if not self._was_on:
             self._known = {}
             return None
         if self._at_most is None:
@@ -123,6 +128,11 @@ class NvmlInstance(NvmlDevice):
         if name not in _ANSWERED:
             raise Unsupported(f"{name} tells nothing of a MIG instance")
         return super().call(name, *arguments)
+
+    @property
+    def served(self) -> Mapping[str, str]:
+        """See `Device`."""
+        return {signal: call for signal, call in super().served.items() if call in _ANSWERED or call.startswith("GPM ")}
 
     def instances(self) -> None:
         """None: an instance has none."""

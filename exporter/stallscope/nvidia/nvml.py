@@ -7,6 +7,7 @@ forgets all that was learnt in the one before.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -94,7 +95,8 @@ class NvmlDriver:
     def listen(self, devices: Sequence[Device]) -> Listener:
         """Register for Xid errors and changes of the MIG configuration of these GPUs."""
         gpus = [each for each in devices if isinstance(each, NvmlDevice) and not isinstance(each, NvmlInstance)]
-        return NvmlListener(self._live(), self._call, gpus)
+        session = self._live()
+        return NvmlListener(session, functools.partial(self._ask, session), gpus)
 
     @property
     def calls(self) -> int:
@@ -107,6 +109,8 @@ class NvmlDriver:
         return self._session
 
     def _call(self, name: str, *arguments: Any) -> Any:
-        session = self._live()
+        return self._ask(self._live(), name, *arguments)
+
+    def _ask(self, session: Session, name: str, *arguments: Any) -> Any:
         self._calls += 1
         return session.call(name, *arguments)
