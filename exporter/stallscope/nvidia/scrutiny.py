@@ -14,7 +14,7 @@ _Entry = TypeVar("_Entry", bound=Sequence[float])
 # All bits set, or all but the sign, in 32 and 64 bits, and DCGM's blanks above the latter. A counter that happens to
 # stand at one of them loses one reading and no count.
 _SENTINELS = frozenset({0xFFFF_FFFF, 0x7FFF_FFFF, 0xFFFF_FFFF_FFFF_FFFF, -1})
-_BLANKS_FROM = 0x7FFF_FFFF_FFFF_FFF0
+_BLANKS_FROM, _BLANKS_TO = 0x7FFF_FFFF_FFFF_FFF0, 1 << 63  # the latter is what doubles make of them
 _HOUR_US = 3_600_000_000
 _DAY_US = 24 * _HOUR_US
 
@@ -46,7 +46,7 @@ class Scrutiny:
         """The value itself, or None, counted, where it can't be meant."""
         if value is None:
             return None
-        if value in _SENTINELS or _BLANKS_FROM <= value <= _BLANKS_FROM + 15:
+        if value in _SENTINELS or _BLANKS_FROM <= value <= _BLANKS_TO:
             self.reject("sentinel")
         elif least <= value <= most:
             return value
