@@ -25,7 +25,7 @@ up: $(STAMP) ## the whole stack on this machine: exporter, Prometheus, Alertmana
 test: $(STAMP) tools ## every test, with real Prometheus, Alertmanager and the stand-in driver library
 	$(BIN)/python -m pytest $(ARGS)
 
-test-gpu: $(STAMP) ## the hardware suite; says why it skips where no NVIDIA driver answers
+test-gpu: $(STAMP) ## the hardware suite; skips with its reason where no NVIDIA driver answers (to record a GPU: tests/captures)
 	$(BIN)/python -m pytest -m hardware -rs tests/hardware $(ARGS)
 
 lint: $(STAMP) ## style and types
@@ -38,6 +38,7 @@ bench: $(STAMP) tools ## measure against the peers; prints the tables of tests/b
 
 generate: $(STAMP) ## write again what is generated and committed
 	$(BIN)/python exporter/reference.py
+	$(BIN)/python -m tests.captures.golden
 
 lock: ## renew the lock of development tools
 	$(PYTHON) -m venv $(VENV)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import platform
 import re
@@ -39,6 +40,8 @@ _OF_THE_PROCESS = re.compile(
     r"|stallscope_exporter_source_(?:cpu|read|reading)_seconds)"
 )
 """Lines of a page that tell of the process, and are never twice the same."""
+_FRACTION = re.compile(r"(?<= )\d+\.\d+(?:e[+-]\d+)?$", re.MULTILINE)
+"""A value of the page that is no whole number."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -92,9 +95,13 @@ class _Rounds:
         return self._sampler.statuses[0].error
 
     def page(self) -> str:
-        """What the exporter would serve, without what tells of the process."""
+        """What the exporter would serve, without what tells of the process.
+
+        Values to 13 digits, enough for milliseconds since 1970: Python's versions add up differently beyond.
+        """
         whole = self._sampler.page(openmetrics=False, gzip=False).decode()
-        return "".join(line for line in whole.splitlines(keepends=True) if not _OF_THE_PROCESS.match(line))
+        kept = "".join(line for line in whole.splitlines(keepends=True) if not _OF_THE_PROCESS.match(line))
+        return _FRACTION.sub(lambda value: f"{float(value[0]):.13g}", kept)
 
     def close(self) -> None:
         """Let the driver go."""
@@ -230,6 +237,8 @@ def main(arguments: Sequence[str]) -> int:
         "--stand-in", action="store_true", help="say in the file that what answers is no real driver, but a test's"
     )
     parsed = parser.parse_args(list(arguments))
+    # What the source has to say of the GPUs is no news of the recording.
+    logging.getLogger("stallscope").addHandler(logging.NullHandler())
     output: Path | None = parsed.output
     if output is not None and (problem := _refused(output, force=parsed.force)):
         return _fail(problem)

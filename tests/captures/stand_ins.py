@@ -1,0 +1,51 @@
+"""Record every profile of the C stand-in anew: `python -m tests.captures.stand_ins`, then `make generate`."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tests.captures.golden import CAPTURES
+from tests.nvml_library.stand_in import NvmlStandIn, Wave
+
+PROFILES = ("h100", "h200_mig", "l40s", "rtx_2080_super", "rtx_4080_super")
+SECONDS = 12
+"""Long enough for every signal to be asked but those of once a minute, which are asked at the first reading."""
+_PROCESS = 4711
+_XID = 63
+_DEADLINE = 60.0
+
+
+def record(profile: str, folder: Path) -> None:
+    """Record two GPUs of the profile under a square load, with a process on each and one Xid event on the way."""
+    node = NvmlStandIn(folder, gpus=2, profile=profile)
+    for index, gpu in enumerate(node.gpu):
+        gpu.load(Wave.SQUARE, 4_000_000, percent=90 - 30 * index, busy_us=3_000_000)
+        gpu.run((_PROCESS + index, (4 + index) << 30, False))
+        if profile.endswith("_mig"):
+            gpu.run_on(0)
+    command = [sys.executable, "-m", "stallscope", "record", "--stand-in", "--keep-identifiers", "--force"]
+    with subprocess.Popen(
+        [*command, "--duration", f"{SECONDS}s"], env=os.environ | node.environment, cwd=CAPTURES
+    ) as child:
+        deadline = time.monotonic() + _DEADLINE
+        while node.calls("nvmlDeviceRegisterEvents") < len(node.gpu) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        node.raise_xid(0, _XID)
+    if child.returncode:
+        raise SystemExit(f"recording {profile} failed")
+
+
+def main() -> None:
+    """Record all profiles."""
+    for profile in PROFILES:
+        with tempfile.TemporaryDirectory() as folder:
+            record(profile, Path(folder))
+
+
+if __name__ == "__main__":
+    main()
