@@ -95,6 +95,8 @@ PERSISTENCE_MODE = family("stallscope_gpu_persistence_mode")
 PROCESSES = family("stallscope_gpu_processes")
 
 STALE_INTERVALS = 3
+LONGEST_INTERVAL = 5.0
+"""Seconds: drivers keep some 16 s of samples; read less often, the rest would be lost."""
 
 # Seconds between two askings; 0 is at every reading.
 _EVERY_READING, _OFTEN, _NOW_AND_THEN, _SOMETIMES, _SELDOM = 0.0, 2.0, 5.0, 10.0, 60.0
@@ -208,9 +210,8 @@ class Gpu:
         self.xids: Mapping[int, tuple[int, float]] = {}
         """Number of events and wall clock of the newest, by code; replaced by the listener's thread, not edited."""
         self._environment = environment
-        self._interval = environment.interval
-        longest = STALE_INTERVALS * environment.interval
-        self._longest = longest
+        self._interval = min(environment.interval, LONGEST_INTERVAL)
+        longest = STALE_INTERVALS * self._interval
         self._timelines: dict[SampleKind, Timeline] = {"gpu": Timeline(longest), "memory": Timeline(longest)}
         self._engine_timelines: dict[SampleKind, Timeline] = {}
         self._polls = {"energy": Timeline(longest), "throttling": Timeline(longest), "pcie": Timeline(60.0)}

@@ -25,7 +25,7 @@ from stallscope.gpus.driver import (
     Listener,
     Unsupported,
 )
-from stallscope.gpus.gpu import SIGNAL_SUPPORTED, XID_EVENTS, XID_LAST, Gpu
+from stallscope.gpus.gpu import LONGEST_INTERVAL, SIGNAL_SUPPORTED, XID_EVENTS, XID_LAST, Gpu
 from stallscope.sampling.reader import ReaderState
 from stallscope.sampling.reading import Sample
 from stallscope.sources.base import Environment, NotPresent, Source, SourceState
@@ -43,6 +43,8 @@ _INCOMPLETE_SECONDS = 2.0
 """The same while some GPU does not say what it is."""
 _INTRODUCTION_SECONDS = 1.0
 """How long new GPUs together may take to say what they are; who takes longer comes in at a later enumeration."""
+_INTRODUCTIONS_AT_MOST = 64
+"""Threads that may wait for devices to say what they are: those that hang never end."""
 _RETRY_KNOWN_SECONDS = 5.0
 """Longest pause between two attempts to reach a driver that was there before, and ..."""
 _RETRY_ABSENT_SECONDS = 30.0
@@ -65,8 +67,7 @@ class GpuSource(Source):
     """See the module. A maker's source says which driver it is."""
 
     harmless: ClassVar[tuple[type[Exception], ...]] = (DeviceLost,)
-    longest_interval: ClassVar[float | None] = 5.0
-    """Drivers keep some 16 s of samples: read less often, the rest would be lost."""
+    longest_interval: ClassVar[float | None] = LONGEST_INTERVAL
 
     def __init__(self, environment: Environment) -> None:
         super().__init__(environment)
@@ -242,6 +243,8 @@ class GpuSource(Source):
 
     def _admit(self, gpu: Gpu) -> None:
         """Go on only while the session stands; a moment's patience while it is merely renewed."""
+        if self._released_until is not None:
+            raise NotPresent("the driver was let go on request")
         if not self._admitted.is_set() and not (self._reopening and self._admitted.wait(2 * _QUIET_SECONDS)):
             reason = self._problem.reason if self._problem is not None else "uninitialized"
             raise DriverUnavailable(reason, "there is no session with the driver now")
@@ -323,7 +326,7 @@ class GpuSource(Source):
                 raise DriverError("busy", f"the driver can't be let go: calls have not come back: {stuck}")
             self._disconnect()
             _logger.info("the driver was let go for %.0f s", until - now)
-        raise NotPresent(f"the driver was let go on request for another {until - now:.0f} s")
+        raise NotPresent("the driver was let go on request")
 
     def _quiet(self) -> bool:
         """Wait for the calls that are under way, but not for those that hang."""
@@ -376,7 +379,6 @@ class GpuSource(Source):
         self._problem = None
         self._pause = 0.0
         self._session += 1
-        self._introductions = {}
         self._hardware = self.hardware()
         self._enumerate_at = now
 
@@ -452,7 +454,12 @@ class GpuSource(Source):
             Who said so in time, and why the others did not.
         """
         pending = {id(asked.device): asked for asked in self._introductions.values() if asked.thread.is_alive()}
-        asked = {id(device): pending.get(id(device)) or _Introduction(device) for device in strangers.values()}
+        room = _INTRODUCTIONS_AT_MOST - len(pending)
+        new = [device for device in strangers.values() if id(device) not in pending]
+        asked = {id(device): _Introduction(device) for device in new[:room]}
+        asked.update(
+            {key: each for key, each in pending.items() if any(each.device is one for one in strangers.values())}
+        )
         self._introductions = {**pending, **asked}
         clock = self.environment.clock
         deadline = clock.monotonic() + _INTRODUCTION_SECONDS
@@ -464,7 +471,8 @@ class GpuSource(Source):
                 raise introduction.error
             if introduction.identity is not None:
                 met.append((introduction.device, introduction.identity))
-        return met, [str(each.error or "no answer") for each in asked.values() if each.identity is None]
+        silent = [str(each.error or "no answer") for each in asked.values() if each.identity is None]
+        return met, silent + ["too many GPUs have not answered before"] * len(new[room:])
 
 
 class _Introduction:
