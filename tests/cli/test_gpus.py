@@ -79,6 +79,18 @@ def test_slow_calls_are_warned_of(node: NvmlStandIn) -> None:
     assert any("ms a call" in warning for warning in document(node)["warnings"])
 
 
+def test_what_stands_in_the_way_is_warned_of_by_gpu(node: NvmlStandIn) -> None:
+    assert not document(node)["warnings"]
+    node.gpu[0].persistence = 0
+    node.gpu[1].cut(("1g.10gb", 10 << 30))
+    found = document(node)
+    persistence, mig = found["warnings"]
+    assert persistence.startswith("GPU 0: persistence mode is off")
+    assert mig.startswith("GPU 1: MIG is on")
+    assert [gpu.get("mig") for gpu in found["gpus"]] == [None, None, "1g.10gb"]
+    assert found["gpus"][2]["parent_uuid"] == NvmlStandIn.uuid(1)
+
+
 def test_a_lost_gpu_is_told_with_the_reason_while_the_other_is_read(node: NvmlStandIn) -> None:
     node.gpu[1].state = GpuState.LOST
     finished = run(node)

@@ -138,10 +138,12 @@ def _costs(recording: RecordingLibrary | None) -> list[_Cost]:
     return sorted(costs, key=lambda cost: -cost.calls * cost.mean)
 
 
-def _warnings(surveys: Iterable[Survey], costs: Iterable[_Cost], recording: RecordingLibrary | None) -> list[str]:
+def _warnings(surveys: Sequence[Survey], costs: Iterable[_Cost], recording: RecordingLibrary | None) -> list[str]:
     found: list[str] = []
+    none = not any(each.gpus for each in surveys)
     for each in surveys:
-        if each.problem and (each.gpus or each.hung or each.source == "nvidia"):
+        # That there is no driver of one maker is no news where another's GPUs are.
+        if each.problem and (each.gpus or each.hung or none):
             found.append(f"{each.source}: {each.problem}")
         for gpu in each.gpus:
             found += [f"{_name(gpu)}: {warning}" for warning in _warnings_of(gpu)]

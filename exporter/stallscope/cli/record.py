@@ -10,6 +10,7 @@ import re
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -261,7 +262,7 @@ def main(arguments: Sequence[str]) -> int:
     except OSError as error:
         return _fail(f"{output} can't be written: {error.strerror}; choose another with --output")
     print(
-        f"{output}: {', '.join(capture.header.models)}, driver {capture.header.driver}: {len(capture.rounds)} rounds, "
+        f"{output}: {_counted(capture.header.models)}, driver {capture.header.driver}: {len(capture.rounds)} rounds, "
         f"{len(capture.calls)} calls, {len(content) / 1000:.0f} kB",
         file=sys.stderr,
     )
@@ -330,6 +331,10 @@ def _binding_version() -> str:
 
 def _text(answer: bytes | str) -> str:
     return answer if isinstance(answer, str) else answer.decode("utf-8", "replace")
+
+
+def _counted(models: Sequence[str]) -> str:
+    return ", ".join(f"{number} x {model}" for model, number in Counter(models).items())
 
 
 def _slug(name: str) -> str:
