@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import pytest
 
 from stallscope.gpus.driver import Device, DriverError, DriverUnavailable, Unsupported
+from stallscope.nvidia.library import PynvmlLibrary
 from stallscope.nvidia.nvml import NvmlDriver
 from stallscope.sampling.reading import Distribution
 from stallscope.sampling.sampler import Sampler
@@ -16,6 +19,16 @@ from stallscope.sources.base import Environment
 from stallscope.sources.nvidia import NvidiaSource
 
 pytestmark = pytest.mark.hardware
+
+_Answer = TypeVar("_Answer")
+
+
+def supported(ask: Callable[[], _Answer]) -> _Answer:
+    """The answer; the test is skipped where this GPU has none."""
+    try:
+        return ask()
+    except Unsupported as lacking:
+        pytest.skip(str(lacking))
 
 
 @pytest.fixture(scope="module")
@@ -54,13 +67,156 @@ def test_memory_adds_up(device: Device) -> None:
 
 
 def test_energy_grows_with_power(device: Device) -> None:
+    began, joules = time.monotonic(), supported(device.counters).energy
+    if joules is None:
+        pytest.skip("this GPU has no energy counter")
+    time.sleep(2.0)
+    later = device.counters().energy
+    assert later is not None
+    mean = (later - joules) / (time.monotonic() - began)
+    assert 0.2 * device.power() < mean < 5 * device.power()
+
+
+def test_counters_never_go_back(device: Device) -> None:
+    before = supported(device.counters)
+    time.sleep(1.0)
+    after = device.counters()
+    assert before.throttled.keys() == after.throttled.keys()
+    for reason, seconds in before.throttled.items():
+        assert seconds <= after.throttled[reason] <= seconds + 2.0
+    for name in ("nvlink_received", "nvlink_transmitted"):
+        first, second = getattr(before, name), getattr(after, name)
+        assert (first is None) == (second is None)
+        assert first is None or first <= second
+    # PCIe's may be 32 bits wide, and wrap.
+    assert (before.pcie_received is None) == (after.pcie_received is None)
+    assert device.rejected == {}
+
+
+def test_health_is_told_the_same_twice(device: Device) -> None:
+    before, after = supported(device.health), device.health()
+    assert before.nvlink_links == after.nvlink_links
+    assert before.ecc_errors.keys() == after.ecc_errors.keys()
+    assert before.remapped_rows == after.remapped_rows
+    if before.nvlink_links is not None:
+        assert before.nvlink_links_active is not None
+        assert 0 <= before.nvlink_links_active <= before.nvlink_links
+    assert device.rejected == {}
+
+
+def test_activity_between_two_calls_is_sound(device: Device) -> None:
+    supported(device.activity)
+    time.sleep(1.0)
+    found = device.activity()
+    assert found is not None
+    assert 0.9 < found.seconds < 2.0
+    shares = [found.graphics, found.sm, found.occupancy, found.dram, *found.pipes.values(), *found.engines.values()]
+    told = [share for share in shares if share is not None]
+    assert told
+    assert all(0.0 <= share <= 1.0 for share in told)
+    assert found.pipes.keys() <= {"tensor", "fp64", "fp32", "fp16", "integer"}
+    assert device.rejected == {}
+
+
+def test_cycle_counters_agree_with_percentages(driver: NvmlDriver, device: Device) -> None:
+    library = PynvmlLibrary()
+    library.load()
+    supported(device.activity)  # says whether there is GPM
+    handle = library.call("nvmlDeviceGetHandleByIndex", 0)
+    samples = []
+    for _ in range(3):
+        sample = library.call("nvmlGpmSampleAlloc")
+        library.call("nvmlGpmSampleGet", handle, sample)
+        samples.append(sample)
+        time.sleep(1.0)
+    ids = (248, 249, 250, 2, 5)
+    first = library.call("nvmlGpmMetricsGet", samples[0], samples[1], ids)
+    second = library.call("nvmlGpmMetricsGet", samples[1], samples[2], ids)
+    for sample in samples:
+        library.call("nvmlGpmSampleFree", sample)
+    if any(code for code, _ in (*first, *second)):
+        pytest.skip("this driver has no cycle counters since reboot")
+    elapsed = second[0][1] - first[0][1]
+    assert elapsed > 0
+    for counter, percent in ((1, 3), (2, 4)):
+        assert (second[counter][1] - first[counter][1]) / elapsed == pytest.approx(second[percent][1] / 100, abs=0.05)
+
+
+def test_samples_in_one_call_are_those_of_the_bindings_two(driver: NvmlDriver, device: Device) -> None:
+    import pynvml
+
+    library = PynvmlLibrary()
+    library.load()
     try:
-        began, joules = time.monotonic(), device.energy()
+        kind, theirs = pynvml.nvmlDeviceGetSamples(pynvml.nvmlDeviceGetHandleByIndex(0), 1, 0)
+    except pynvml.NVMLError as problem:
+        pytest.skip(str(problem))
+    ours = dict(library.call("nvmlDeviceGetSamples", library.call("nvmlDeviceGetHandleByIndex", 0), 1, 0))
+    assert kind == pynvml.NVML_VALUE_TYPE_UNSIGNED_INT
+    both = [sample for sample in theirs if sample.timeStamp in ours]
+    assert len(both) >= len(theirs) - 10  # a few fall out of the buffer between the calls
+    assert all(ours[sample.timeStamp] == sample.sampleValue.uiVal for sample in both)
+
+
+def test_a_gpu_registers_for_events_and_stays_silent(driver: NvmlDriver, device: Device) -> None:
+    try:
+        listener = driver.listen([device])
     except Unsupported as lacking:
         pytest.skip(str(lacking))
-    time.sleep(2.0)
-    mean = (device.energy() - joules) / (time.monotonic() - began)
-    assert 0.2 * device.power() < mean < 5 * device.power()
+    began = time.monotonic()
+    assert [event for event in listener.wait(0.5) if event.xid is None] == []
+    assert time.monotonic() - began < 5.0
+    listener.close()
+
+
+def test_processes_and_instances_can_be_asked_for(device: Device) -> None:
+    assert all(process.pid > 0 for process in supported(device.processes))
+    assert supported(lambda: device.process_utilization(0)) is not None
+    for instance in device.instances() or ():
+        identity = instance.identity()
+        assert identity.uuid.startswith("MIG-")
+        assert identity.parent_uuid == device.identity().uuid
+        assert instance.memory().total > 1 << 30
+    assert isinstance(supported(device.persistence_mode), bool)
+    assert device.rejected == {}
+
+
+def test_no_default_call_takes_over_five_milliseconds(
+    device: Device, record_property: Callable[[str, object], None]
+) -> None:
+    newest = max((sample.timestamp_us for sample in device.utilization_samples("gpu", 0)), default=0)
+    questions: dict[str, Callable[[], object]] = {
+        "counters": device.counters,
+        "activity": device.activity,
+        "utilization_samples": lambda: device.utilization_samples("gpu", newest),
+        "memory": device.memory,
+        "power": device.power,
+        "throttle_reasons": device.throttle_reasons,
+        "temperature": device.temperature,
+        "clocks": device.clocks,
+        "health": device.health,
+        "processes": device.processes,
+        "process_utilization": lambda: device.process_utilization(newest),
+    }
+    slow = []
+    for name, ask in questions.items():
+        try:
+            ask()  # the first finds out what there is
+        except Unsupported:
+            continue
+        calls, times = device.calls, []
+        for _ in range(20):
+            time.sleep(0.02)
+            began = time.perf_counter()
+            ask()
+            times.append(time.perf_counter() - began)
+        median = statistics.median(times)
+        each = (device.calls - calls) / len(times)
+        record_property(name, f"{median * 1e6:.0f} us in {each:.0f} calls")
+        print(f"{name}: median {median * 1e6:.0f} us, most {max(times) * 1e6:.0f} us, {each:.0f} calls")
+        if median > 0.005 * max(each, 1):
+            slow.append(name)
+    assert slow == []
 
 
 def test_buffered_samples_are_ratios_in_order_and_not_handed_out_twice(device: Device) -> None:
