@@ -150,6 +150,8 @@ class Session:
         """Of this reading; None where asking failed."""
         self.activity: Activity | None = None
         """Of this reading; None where there is nothing new."""
+        self.active_engines: set[str] = set()
+        """Engines that activity tells of."""
         self.pcie_counted = False
         self.nvlink_counted = False
         self.process_newest_us = 0
@@ -418,6 +420,7 @@ class Gpu:
                 self._shares[name] = self._shares.get(name, 0.0) + ratio * seconds
         for pipe, ratio in activity.pipes.items():
             self._shares[f"pipe {pipe}"] = self._shares.get(f"pipe {pipe}", 0.0) + ratio * seconds
+        session.active_engines.update(activity.engines)
         for engine, ratio in activity.engines.items():
             self._engines[engine] = self._engines.get(engine, 0.0) + ratio * seconds
         moved = {
@@ -439,7 +442,7 @@ class Gpu:
             + self.one(SM_OCCUPANCY, shares.get("occupancy"))
             + self.one(DRAM_ACTIVE, shares.get("dram"))
             + self.several(PIPE_ACTIVE, pipes)
-            + self.several(ENGINE_BUSY, self._engines)
+            + self.several(ENGINE_BUSY, {engine: self._engines[engine] for engine in sorted(session.active_engines)})
         )
         if not session.pcie_counted:
             found += self.one(PCIE_RECEIVED, self._bytes.get("pcie_received"))
@@ -519,10 +522,12 @@ class Gpu:
 
     def ask_engines(self, session: Session) -> list[Sample] | None:
         """Engines by the driver's sample buffers, where activity does not tell of them."""
-        if _ACTIVITY not in session.pointless and ENGINE_BUSY in session.has.get(_ACTIVITY, (ENGINE_BUSY,)):
-            return None
+        if _ACTIVITY not in session.pointless and _ACTIVITY not in session.has:
+            return None  # it is not known yet which ones activity tells
         found: dict[str, float] = {}
         for engine in ENGINES:
+            if engine in session.active_engines:
+                continue
             timeline = self._engine_timelines.setdefault(engine, Timeline(4 * _NOW_AND_THEN))
             samples = _buffered(session, engine, timeline)
             if samples is None:
@@ -534,7 +539,7 @@ class Gpu:
                 total += sum(each.value * each.seconds for each in timeline.samples(samples, session.now))
             found[engine] = total
         if not found:
-            raise Unsupported("this GPU does not tell how busy its engines are")
+            raise Unsupported("this GPU does not tell how busy its other engines are")
         self._engines.update(found)
         return self.several(ENGINE_BUSY, found)
 
