@@ -360,6 +360,15 @@ def test_a_driver_clock_that_was_set_is_followed_and_polls_bridge_the_time_until
     assert timeline.backwards == (step < 0)
 
 
+def test_a_driver_clock_that_runs_twice_as_fast_credits_no_more_than_our_own() -> None:
+    timeline, integral = Timeline(longest=3.0), UtilizationIntegral()
+    for reading in range(1, 601):
+        now = reading / 6
+        for stretch in timeline.samples([(START_US + round(2 * now * 1e6), 1.0)], now):
+            integral.add(stretch)
+    assert integral.elapsed <= 100 * 1.001 + 5.0
+
+
 def test_a_sample_from_the_future_is_passed_over_and_costs_nothing() -> None:
     timeline, integral = Timeline(longest=3.0), UtilizationIntegral()
     rogue = (START_US + 10**12, 1.0)
@@ -458,6 +467,15 @@ def test_every_dip_of_half_a_second_is_counted_once_whatever_its_phase(
     # After the last piece the load is idle for good: one more fall.
     assert integral.dips == len(starts) + 1
     assert readings
+
+
+@pytest.mark.parametrize("level", [0.55, 0.6, 0.8, 1.0])
+def test_a_dip_is_due_after_one_second_wherever_samples_cut_it(level: float) -> None:
+    load = Load([(5.0, level), (0.5, 0.0), *[(1.0, level), (0.5, 0.0)] * 3, (5.0, level)])
+    polls = [0.7 * step for step in range(1, 20)]
+    for phase in range(20):
+        integral, _ = follow(load, DriverBuffer(load, phase=phase * PERIOD / 20), polls)
+        assert integral.dips == 4
 
 
 @given(st.floats(0.02, 0.3), phases)
