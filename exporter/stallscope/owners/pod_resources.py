@@ -67,7 +67,6 @@ class PodResources:
         self._answer = b""
         self._allocations: tuple[Allocation, ...] = ()
 
-    @property
     def present(self) -> bool:
         """Whether there is a kubelet's socket."""
         return os.path.exists(self._path)  # noqa: PTH110 - the cheap way

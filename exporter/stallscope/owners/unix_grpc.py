@@ -33,6 +33,7 @@ _STATUS_NAMES = (
     *("PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE", "UNIMPLEMENTED"),
     *("INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED"),
 )
+_DEADLINE_EXCEEDED = 4
 _Headers = dict[str, str]
 
 
@@ -156,6 +157,8 @@ class UnixChannel:
         status = headers.get("grpc-status", "")
         if not status.isdecimal():
             raise CallFailed("malformed", f"{self._path}: the answer ends without a status")
+        if int(status) == _DEADLINE_EXCEEDED:
+            raise TimeoutError  # the server's clock was a moment ahead of ours
         if int(status):
             name = _STATUS_NAMES[int(status)] if int(status) < len(_STATUS_NAMES) else "status"
             words = _unquoted(headers.get("grpc-message", ""))[:_SHOWN]

@@ -142,7 +142,7 @@ class Owners(Source):
         self._pods_asked_at, self._pods_due = now, False
         seconds, intervals = _PODS_DEADLINE
         try:
-            if self._kubelet.present:
+            if self._kubelet.present():
                 self._allocations = self._kubelet.allocations(min(seconds, intervals * self.environment.interval))
                 self._pods_told_at = now
                 return
