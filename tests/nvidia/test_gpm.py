@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from pathlib import Path
@@ -9,7 +10,10 @@ from typing import Any
 
 import pytest
 
+from stallscope.gpus.driver import Activity, Device, Unsupported
 from stallscope.nvidia.gpm import Turns
+from stallscope.nvidia.library import Handle, NvmlFailure
+from stallscope.nvidia.nvml import NvmlDriver
 from tests.nvidia.asking import Asking
 from tests.nvml_library.stand_in import GpuState, Group, Nonsense, NvmlStandIn
 
@@ -218,3 +222,105 @@ def test_activity_names_what_serves_it(asking: Asking) -> None:
     assert served["sm_active_seconds_total"] == "GPM 2"
     assert served["dram_active_seconds_total"] == "GPM 10"
     assert served["pipe_active_seconds_total"] == "GPM 5, 11, 12, 13, 4"
+
+
+class Metrics:
+    """A driver's library that has GPM and nothing else: metrics by id, set by hand."""
+
+    def __init__(self) -> None:
+        self.values: dict[int, float] = {}
+        self.knows = 1000
+        """A call that asks for this id or a higher one is refused as a whole."""
+        self.asked: list[tuple[int, ...]] = []
+
+    def load(self) -> None:
+        """Nothing to load."""
+
+    def call(self, name: str, *arguments: Any) -> Any:
+        if name == "nvmlGpmSampleAlloc" or name == "nvmlDeviceGetHandleByIndex":
+            return Handle(len(self.asked) + 1)
+        if name == "nvmlGpmQueryDeviceSupport" or name == "nvmlDeviceGetCount":
+            return 1
+        if name == "nvmlGpmMetricsGet":
+            ids = arguments[2]
+            self.asked.append(ids)
+            if max(ids) >= self.knows:
+                raise NvmlFailure(2, "Invalid Argument")
+            return [(0, self.values[metric]) if metric in self.values else (3, 0.0) for metric in ids]
+        return None
+
+
+def meter(metrics: Metrics) -> Device:
+    """A GPU of that library, a second after its first sample."""
+    seconds = itertools.count()
+    driver = NvmlDriver(metrics, monotonic=lambda: next(seconds) // 2)
+    driver.open()
+    device = driver.devices()[0]
+    device.activity()
+    return device
+
+
+def test_a_driver_that_refuses_ids_it_does_not_know_is_asked_only_for_the_old_ones() -> None:
+    metrics = Metrics()
+    metrics.knows = 100
+    metrics.values = {2: 50.0}
+    gpu = meter(metrics)
+    assert gpu.activity() == activity_of(1.0, sm=0.5)
+    assert [max(ids) for ids in metrics.asked] == [260, 61]
+    gpu.activity()
+    assert metrics.asked[2] == (2,)
+
+
+def test_a_driver_that_tells_no_metric_at_all_has_no_activity() -> None:
+    gpu = meter(Metrics())
+    with pytest.raises(Unsupported):
+        gpu.activity()
+
+
+def test_cycles_that_contradict_the_percentage_are_not_believed() -> None:
+    metrics = Metrics()
+    metrics.values = {2: 50.0, 248: 1e9, 249: 1e9}
+    gpu = meter(metrics)
+    gpu.activity()
+    metrics.values |= {248: 2e9, 249: 1.52e9}
+    assert gpu.activity() == activity_of(1.0, sm=0.52)
+    metrics.values |= {248: 3e9, 249: 1.53e9}
+    assert gpu.activity() == activity_of(1.0, sm=0.5)
+    assert gpu.served["sm_active_seconds_total"] == "GPM 2"
+
+
+def test_cycles_that_go_back_leave_the_percentage() -> None:
+    metrics = Metrics()
+    metrics.values = {2: 50.0, 248: 5e9, 249: 1e9}
+    gpu = meter(metrics)
+    gpu.activity()
+    metrics.values |= {248: 1e9, 249: 0.5e9}
+    assert gpu.activity() == activity_of(1.0, sm=0.5)
+
+
+def test_link_counters_serve_where_there_are_no_totals() -> None:
+    metrics = Metrics()
+    metrics.values = {2: 50.0, 248: 1.0} | dict.fromkeys(range(261, 297), 1000.0)
+    gpu = meter(metrics)
+    gpu.activity()
+    gpu.activity()
+    metrics.values |= {261: 1100.0, 263: 1200.0, 262: 1010.0}
+    found = gpu.activity()
+    assert found is not None
+    assert (found.nvlink_received, found.nvlink_transmitted) == (300.0, 10.0)
+    assert gpu.served["nvlink_receive_bytes_total"] == "GPM 261"
+
+
+def test_a_byte_counter_that_stands_still_under_traffic_is_not_one() -> None:
+    metrics = Metrics()
+    metrics.values = {21: 3.0, 256: 77.0}
+    gpu = meter(metrics)
+    gpu.activity()
+    found = gpu.activity()
+    assert found is not None
+    assert found.pcie_received == 3 * 1024 * 1024
+
+
+def activity_of(seconds: float, sm: float | None = None) -> Activity:
+    """Activity of the SMs alone."""
+    return Activity(seconds, sm=sm)

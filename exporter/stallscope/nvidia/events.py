@@ -77,7 +77,7 @@ class NvmlListener:
             return found
 
     def close(self) -> None:
-        """Free the set, unless a wait that has not come back still has it: the end of the session frees it then."""
+        """Free the set, unless a wait that has not come back still has it: that wait frees it once it fails."""
         if self._using.acquire(blocking=False):
             self._free()
             self._using.release()
@@ -86,10 +86,7 @@ class NvmlListener:
         event_set, self._set = self._set, None
         self._session.drop(self)
         if event_set is not None:
-            try:
-                self._ask("nvmlEventSetFree", event_set)
-            except DriverError as problem:
-                _logger.debug("the event set was gone already: %s", problem)
+            self._session.free("nvmlEventSetFree", event_set)
 
     def _register(self, device: NvmlDevice) -> None:
         try:

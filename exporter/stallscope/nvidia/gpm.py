@@ -6,7 +6,6 @@ contradict the documented percentages, the percentages over the same interval.
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -152,9 +151,9 @@ class ActivityMeter:
         """Give the samples back, unless a call that never came back still has them."""
         if self._busy.acquire(blocking=False):
             samples, self._samples, self._taken = self._samples, None, None
-            with contextlib.suppress(DriverError):  # where the driver is gone, so are its samples
-                for sample in samples or ():
-                    self._ask("nvmlGpmSampleFree", sample)
+            for sample in samples or ():
+                self._session.free("nvmlGpmSampleFree", sample)
+            self._session.drop(self)
             self._busy.release()
 
     def _read(self) -> Activity | None:
@@ -184,13 +183,11 @@ class ActivityMeter:
     def _metrics(self, older: Handle, newer: Handle) -> dict[int, float]:
         """The metrics that were told; what this driver refuses is not asked again."""
         while True:
-            if not self._ids:
-                raise Unsupported("this GPU tells no GPM metric")
             try:
                 answers = self._ask("nvmlGpmMetricsGet", older, newer, self._ids)
                 break
             except DriverError as problem:
-                if problem.reason != "invalid_argument" or self._wanted <= _BASE:
+                if problem.reason != "invalid_argument" or self._wanted <= _BASE or not self._wanted & _BASE:
                     raise
                 self._want(self._wanted & _BASE)
         found: dict[int, float] = {}
@@ -205,6 +202,8 @@ class ActivityMeter:
                 self._want(self._wanted - refused | {*_NVLINK_RECEIVED_BYTES, *_NVLINK_TRANSMITTED_BYTES})
             else:
                 self._want(self._wanted - refused)
+        if not self._ids:
+            raise Unsupported("this GPU tells no GPM metric")
         return found
 
     def _want(self, metrics: frozenset[int]) -> None:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from stallscope.gpus.driver import Device, DriverUnavailable, Listener, SystemInfo, Unsupported
+from stallscope.gpus.driver import Device, DriverError, DriverUnavailable, Listener, SystemInfo, Unsupported
 from stallscope.nvidia.device import NvmlDevice, Surroundings
 from stallscope.nvidia.events import NvmlListener
 from stallscope.nvidia.library import Library, PynvmlLibrary
@@ -84,7 +84,9 @@ class NvmlDriver:
 
     def devices(self) -> Sequence[Device]:
         """The GPUs, by index; each is opened when first asked something, so that one that hangs hides no other."""
-        count = min(int(self._call("nvmlDeviceGetCount")), _MOST_GPUS)
+        count = int(self._call("nvmlDeviceGetCount"))
+        if not 0 <= count <= _MOST_GPUS:
+            raise DriverError("implausible", f"the driver says that it has {count} GPUs")
         session = self._session
         if count != len(self._devices) and session is not None:
             # Indices move when a GPU comes or goes, so none of the old handles is to be trusted.

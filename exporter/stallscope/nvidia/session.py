@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from stallscope.gpus.driver import DeviceLost, DriverError, DriverUnavailable, Unsupported
-from stallscope.nvidia.library import Library, MissingFunction, NvmlFailure
+from stallscope.nvidia.library import Handle, Library, MissingFunction, NvmlFailure
 
 # Return codes (nvml.h, nvmlReturn_t) by what they mean to a caller. Not supported, no permission, no such function in
 # this library, no ECC under vGPU, versions that don't match, deprecated: none changes while the driver stays loaded.
@@ -88,12 +88,17 @@ class Session:
         """The owner has freed what it had."""
         self._releases.pop(owner, None)
 
+    def free(self, name: str, handle: Handle) -> None:
+        """Give back what the driver holds, also when the session is over; never raises."""
+        with contextlib.suppress(NvmlFailure, MissingFunction):  # where the driver is gone, so is what it held
+            self._call(name, handle)
+
     def close(self) -> None:
         """Free what is held and end the session with the driver; never raises."""
+        self.over = True  # first, so that no thread takes anything new meanwhile
         for release in list(self._releases.values()):
             release()
         self._releases = {}
-        self.over = True
         with contextlib.suppress(NvmlFailure, MissingFunction):  # where the driver was gone already
             self._call("nvmlShutdown")
 
