@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -41,6 +42,14 @@ def run(node: NvmlStandIn | None, *flags: str, folder: Path) -> tuple[int, str]:
     process = start(node, *flags, folder=folder)
     _, said = process.communicate(timeout=_DEADLINE)
     return process.returncode, said
+
+
+def await_calls(node: NvmlStandIn, number: int) -> None:
+    """Until power was asked for so often, once for each GPU in each round."""
+    deadline = time.monotonic() + _DEADLINE
+    while node.calls("nvmlDeviceGetPowerUsage") < number:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 @pytest.fixture
@@ -95,10 +104,7 @@ def test_identifiers_are_masked_unless_they_are_to_be_kept(node: NvmlStandIn, tm
 
 def test_a_gpu_that_is_lost_midway_is_lost_in_the_replay_from_then_on(node: NvmlStandIn, tmp_path: Path) -> None:
     process = start(node, "--duration", "4s", "--output", "c", folder=tmp_path)
-    deadline = time.monotonic() + _DEADLINE
-    while node.calls("nvmlDeviceGetPowerUsage") < 2:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    await_calls(node, 2)
     node.gpu[1].state = GpuState.LOST
     said = process.communicate(timeout=_DEADLINE)[1]
     assert process.returncode == 0, said
@@ -178,9 +184,11 @@ def test_a_call_that_hangs_ends_the_recording_with_its_name(capture: Capture, mo
     go_on.set()
 
 
-def test_ctrl_c_ends_the_recording_early_and_keeps_it(capture: Capture) -> None:
-    stop = threading.Event()
-    threading.Timer(0.3, stop.set).start()
-    recorded = command.record(ReplayLibrary(capture), duration=3000.0, interval=0.1, stop=stop)
-    assert recorded.capture.rounds
-    assert recorded.page
+def test_ctrl_c_ends_the_recording_early_and_keeps_it(node: NvmlStandIn, tmp_path: Path) -> None:
+    process = start(node, "--duration", "3000s", "--output", "c", folder=tmp_path)
+    await_calls(node, 3)
+    process.send_signal(signal.SIGINT)
+    said = process.communicate(timeout=_DEADLINE)[1]
+    assert process.returncode == 0, said
+    assert len(read(tmp_path / "c").rounds) > 1
+    assert "Traceback" not in said

@@ -148,8 +148,7 @@ def _warnings(surveys: Sequence[Survey], costs: Iterable[_Cost], recording: Reco
         for gpu in each.gpus:
             found += [f"{_name(gpu)}: {warning}" for warning in _warnings_of(gpu)]
     for call in recording.pending if recording is not None else ():
-        arguments = ", ".join(str(getattr(argument, "token", argument)) for argument in call.arguments)
-        found.append(f"the driver has not come back from {call.name}({arguments})")
+        found.append(f"the driver has not come back from {call.text}")
     found += [
         f"{cost.name} takes {cost.mean * 1e3:.1f} ms a call"
         for cost in costs

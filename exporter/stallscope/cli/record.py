@@ -7,6 +7,7 @@ import logging
 import os
 import platform
 import re
+import signal
 import sys
 import threading
 import time
@@ -158,7 +159,7 @@ def record(
     while not ended.wait(0.2):
         late = [each for each in recording.pending if time.monotonic() - each.since > _HANG_SECONDS]
         if late:
-            hung = f"{late[0].name}({', '.join(str(getattr(each, 'token', each)) for each in late[0].arguments)})"
+            hung = late[0].text
             break
     calls = list(recording.calls)
     names = _said(calls, "nvmlDeviceGetName")
@@ -244,9 +245,10 @@ def main(arguments: Sequence[str]) -> int:
     if output is not None and (problem := _refused(output, force=parsed.force)):
         return _fail(problem)
     stop = threading.Event()
+    _stop_at_interrupt(stop)
     print(f"recording for {parsed.duration:g} s; Ctrl-C ends it early", file=sys.stderr)
     try:
-        found = _interruptible(parsed.duration, stop, stand_in=parsed.stand_in)
+        found = record(PynvmlLibrary(), duration=parsed.duration, stop=stop, stand_in=parsed.stand_in)
     except RecordError as error:
         return _fail(
             f"{error}; `nvidia-smi` must work first: install or load NVIDIA's driver, and start containers with their "
@@ -275,27 +277,14 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _interruptible(duration: float, stop: threading.Event, *, stand_in: bool) -> Recorded:
-    """Record on a thread, so that Ctrl-C ends the recording and not the program."""
-    result: list[Recorded | Exception] = []
+def _stop_at_interrupt(stop: threading.Event) -> None:
+    """Let the first Ctrl-C end the recording, and only a second one the program."""
 
-    def run() -> None:
-        try:
-            result.append(record(PynvmlLibrary(), duration=duration, stop=stop, stand_in=stand_in))
-        except Exception as error:  # noqa: BLE001 - raised again below
-            result.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    try:
-        thread.join()
-    except KeyboardInterrupt:
+    def interrupted(*_: object) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         stop.set()
-        thread.join()
-    (found,) = result
-    if isinstance(found, Exception):
-        raise found
-    return found
+
+    signal.signal(signal.SIGINT, interrupted)
 
 
 def _refused(output: Path, *, force: bool) -> str:

@@ -23,6 +23,12 @@ class Pending(NamedTuple):
     since: float
     """Monotonic seconds."""
 
+    @property
+    def text(self) -> str:
+        """The call as a person writes it, without long arguments."""
+        arguments = ("..." if type(each) is tuple else str(getattr(each, "token", each)) for each in self.arguments)
+        return f"{self.name}({', '.join(arguments)})"
+
 
 class RecordingLibrary:
     """Implements `stallscope.nvidia.library.Library` on another one. Any number of threads may call it."""
