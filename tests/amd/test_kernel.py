@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.amd.kernel import AmdDevice, AmdDriver
+from stallscope.amd.kernel import AmdDriver
 from stallscope.gpus.driver import (
     Bar1,
     Device,
@@ -390,10 +390,15 @@ class TestFailures:
         assert gpus(mi300x)[0].health().ecc_errors == {"corrected": 40, "uncorrected": 1}
 
 
-def test_other_gpus_go_on_when_one_is_gone(mi300x: Path) -> None:
+def test_other_gpus_go_on_under_their_number_when_one_is_gone(mi300x: Path) -> None:
     driver = AmdDriver(mi300x)
-    _, second = driver.devices()
-    shutil.rmtree(device_folder(mi300x, "card1"))
-    (left,) = driver.devices()
-    assert isinstance(left, AmdDevice)
-    assert left.identity().uuid == second.identity().uuid == "GPU-4b1c86ef0a23d5f7"
+    first, second = driver.devices()
+    card = mi300x / "sys/class/drm/card1"
+    away = card.rename(mi300x / "away")
+    assert list(driver.devices()) == [second]
+    assert second.identity().index == 1
+    away.rename(card)
+    returned, still_there = driver.devices()
+    assert still_there is second
+    assert returned is not first, "another board may be in its place"
+    assert returned.identity() == first.identity()

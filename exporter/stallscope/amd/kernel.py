@@ -71,6 +71,8 @@ class AmdDriver:
         self._root = str(root)
         self._files = DeviceFiles(f"{root}/sys")
         self._devices: dict[str, AmdDevice] = {}
+        self._indices: dict[str, int] = {}
+        """Of every GPU seen since `open`: one that goes must not pass its number on to the next."""
 
     @property
     def simulated(self) -> bool:
@@ -92,7 +94,7 @@ class AmdDriver:
 
     def close(self) -> None:
         """Forget what was learnt of the GPUs; no file is held open."""
-        self._devices = {}
+        self._devices, self._indices = {}, {}
 
     def system(self) -> SystemInfo:
         """The driver's version, or that of the kernel which it came with."""
@@ -101,7 +103,7 @@ class AmdDriver:
         return SystemInfo(driver_version=version, cuda_version="")
 
     def devices(self) -> Sequence[Device]:
-        """The GPUs by PCI bus address.
+        """The GPUs, numbered in the order of their PCI bus addresses; one that comes later is the last.
 
         Raises:
             DriverUnavailable: there is none, or no longer.
@@ -113,14 +115,13 @@ class AmdDriver:
             )
         nodes = compute_nodes(self._root, self._files)
         devices = {}
-        for index, address in enumerate(sorted(found)):
-            device = self._devices.get(address)
-            if device is None or device.index != index:
-                device = AmdDevice(self._root, found[address], address, index)
+        for address in sorted(found):
+            index = self._indices.setdefault(address, len(self._indices))
+            device = self._devices.get(address) or AmdDevice(self._root, found[address], address, index)
             device.nodes = nodes.get(address, _NO_NODES)
             devices[address] = device
         self._devices = devices
-        return list(devices.values())
+        return sorted(devices.values(), key=lambda device: device.index)
 
     def listen(self, devices: Sequence[Device]) -> Listener:  # noqa: ARG002 - the interface's
         """Never works.
