@@ -1,4 +1,4 @@
-"""Record every profile of the C stand-in anew: `python -m tests.captures.stand_ins`, then `make generate`."""
+"""Record every profile of the C stand-in anew, with its golden page: `python -m tests.captures.stand_ins`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.captures.golden import CAPTURES
+from tests.captures import golden
 from tests.nvml_library.stand_in import NvmlStandIn, Wave
 
 PROFILES = ("h100", "h200_mig", "l40s", "rtx_2080_super", "rtx_4080_super")
@@ -30,7 +30,7 @@ def record(profile: str, folder: Path) -> None:
             gpu.run_on(0)
     command = [sys.executable, "-m", "stallscope", "record", "--stand-in", "--keep-identifiers", "--force"]
     with subprocess.Popen(
-        [*command, "--duration", f"{SECONDS}s"], env=os.environ | node.environment, cwd=CAPTURES
+        [*command, "--duration", f"{SECONDS}s"], env=os.environ | node.environment, cwd=golden.CAPTURES
     ) as child:
         deadline = time.monotonic() + _DEADLINE
         while node.calls("nvmlDeviceRegisterEvents") < len(node.gpu) and time.monotonic() < deadline:
@@ -40,12 +40,13 @@ def record(profile: str, folder: Path) -> None:
         raise SystemExit(f"recording {profile} failed")
 
 
-def main() -> None:
-    """Record all profiles."""
+def main() -> int:
+    """Record all profiles, and write the golden pages of all captures."""
     for profile in PROFILES:
         with tempfile.TemporaryDirectory() as folder:
             record(profile, Path(folder))
+    return golden.main()
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())
