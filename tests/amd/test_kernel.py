@@ -60,6 +60,10 @@ class TestWhichGpusThereAre:
                 AmdDriver(root).open()
             assert caught.value.reason == "driver_not_loaded"
 
+    def test_a_root_may_be_relative(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(TREES)
+        assert gpus(Path("amd_mi300x"))[0].processes()
+
     def test_a_card_that_another_driver_holds_is_none(self, radeon: Path) -> None:
         event = device_folder(radeon) / "uevent"
         event.write_text(event.read_text().replace("DRIVER=amdgpu", "DRIVER=vfio-pci"))

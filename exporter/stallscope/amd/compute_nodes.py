@@ -25,7 +25,7 @@ class ComputeNodes(NamedTuple):
 
 def compute_nodes(root: str, files: DeviceFiles) -> Mapping[str, ComputeNodes]:
     """KFD's nodes of each GPU, by its PCI bus address; none where KFD is not there."""
-    folder = os.path.join(root, _KFD, "topology/nodes")  # noqa: PTH118 - made anew at every enumeration
+    folder = f"{root}/{_KFD}/topology/nodes"
     found: dict[str, ComputeNodes] = {}
     for node in sorted(_entries(folder), key=lambda name: (len(name), name)):
         try:
@@ -49,8 +49,8 @@ def compute_processes(root: str, files: DeviceFiles, ids: tuple[str, ...]) -> li
     Raises:
         Unsupported: KFD does not know this GPU.
     """
-    folder = os.path.join(root, _KFD, "proc")  # noqa: PTH118 - as above
-    if not ids or not os.path.isdir(folder):  # noqa: PTH112
+    folder = f"{root}/{_KFD}/proc"
+    if not ids or not os.path.isdir(folder):  # noqa: PTH112 - on the sampling path
         raise Unsupported("the compute driver (KFD) does not tell which processes use this GPU")
     found = []
     for name in _entries(folder):
@@ -88,6 +88,6 @@ def _properties(content: bytes) -> dict[str, int]:
 
 def _entries(folder: str) -> list[str]:
     try:
-        return os.listdir(folder)  # noqa: PTH208 - as above
+        return os.listdir(folder)  # noqa: PTH208 - on the sampling path
     except OSError:
         return []

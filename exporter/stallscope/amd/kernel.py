@@ -68,8 +68,8 @@ class AmdDriver:
 
     def __init__(self, root: Path = Path("/")) -> None:
         """Read nothing yet; `root` is where `sys` and `proc` lie."""
-        self._root = str(root)
-        self._files = DeviceFiles(f"{root}/sys")
+        self._root = str(root.absolute()).rstrip("/")
+        self._files = DeviceFiles(f"{self._root}/sys")
         self._devices: dict[str, AmdDevice] = {}
         self._indices: dict[str, int] = {}
         """Of every GPU seen since `open`: one that goes must not pass its number on to the next."""
@@ -133,9 +133,9 @@ class AmdDriver:
 
     def _cards(self) -> dict[str, str]:
         """The device folder of each card by PCI bus address; connectors and other makers' cards are left out."""
-        classes = os.path.join(self._root, "sys/class/drm")  # noqa: PTH118 - as in device_files
+        classes = f"{self._root}/sys/class/drm"
         try:
-            names = os.listdir(classes)  # noqa: PTH208 - as above
+            names = os.listdir(classes)  # noqa: PTH208 - as in device_files
         except OSError:
             return {}
         found = {}
