@@ -207,6 +207,8 @@ class Gpu:
         """Wall clock."""
         self.instances: tuple[Device, ...] | None = None
         """MIG instances as last read; None where MIG is off."""
+        self.look_again = False
+        """Whether to ask for MIG instances at the next reading, due or not."""
         self.processes: tuple[GpuProcess, ...] | None = None
         self.memory_used: int | None = None
         self.xids: Mapping[int, tuple[int, float]] = {}
@@ -328,6 +330,10 @@ class Gpu:
         session = self.session
         now = session.now = self._environment.clock.monotonic()
         session.counters = session.activity = None
+        if self.look_again:
+            self.look_again = False
+            session.asked_at.pop(_INSTANCES, None)
+            session.pointless.discard(_INSTANCES)
         failure: DriverError | None = None
         answered = False
         for question in _QUESTIONS:
@@ -757,6 +763,7 @@ _ACTIVITY = _Question(
     ),
     _EVERY_READING,
 )
+_INSTANCES = _Question(Gpu.ask_instances, (), _SOMETIMES)
 _QUESTIONS = (
     # These two first: others look at what they told.
     _COUNTERS,
@@ -770,7 +777,7 @@ _QUESTIONS = (
     _Question(Gpu.ask_engines, (ENGINE_BUSY,), _NOW_AND_THEN),
     _Question(Gpu.ask_process_utilization, (), _NOW_AND_THEN),
     _Question(Gpu.ask_processes, (PROCESSES,), _SOMETIMES),
-    _Question(Gpu.ask_instances, (), _SOMETIMES),
+    _INSTANCES,
     _Question(Gpu.ask_fans, (FAN_SPEED,), _SOMETIMES),
     _Question(
         Gpu.ask_health,

@@ -123,6 +123,8 @@ class GpuSource(Source):
         """
         now = self.environment.clock.monotonic()
         self._stay_released(now)
+        if self._open:
+            self._admitted.set()  # also where the driver was to be let go, and a call held it
         if self._open and self._session_over == self._session:
             self._disconnect()
         if self._open and self._reopen_due(now):
@@ -184,8 +186,6 @@ class GpuSource(Source):
     def release(self, seconds: float) -> None:
         """Let go of the driver's device files at the next reading, and take them up again after so many seconds."""
         self._released_until = self.environment.clock.monotonic() + seconds if seconds else None
-        if seconds:
-            self._admitted.clear()
 
     def close(self) -> None:
         """Let the driver go."""
@@ -263,7 +263,7 @@ class GpuSource(Source):
             if self._listener is not None:
                 for event in self._listener.wait(_EVENT_WAIT_SECONDS):
                     if event.xid is None:
-                        self._enumerate_at = 0.0  # the MIG configuration changed
+                        self._look_again()
                     elif event.device is not None:
                         self._note_xid(event.device, event.xid)
         except Unsupported as lacking:
@@ -299,6 +299,11 @@ class GpuSource(Source):
         self._listened, self._listener_session = frozenset(), 0
         if listener is not None:
             listener.close()
+
+    def _look_again(self) -> None:
+        """The MIG configuration of some GPU has changed."""
+        for gpu in self._gpus.values():
+            gpu.look_again = True
 
     def _note_xid(self, device: Device, xid: int) -> None:
         when = self.environment.clock.time()
