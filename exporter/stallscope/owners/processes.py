@@ -99,7 +99,7 @@ class Processes:
         environment = _environment(_read_some(f"{self._proc}/{pid}/environ") or b"")
         if self._started(pid) != started:
             return None
-        paths = [line.split(":", 2)[-1] for line in cgroup.splitlines()]
+        paths = [line.split(":", 2)[-1] for line in cgroup.split("\n")]
         pod_uid = next((match[1] for path in paths if (match := _POD.search(path))), "")
         job = next((match[1] or match[2] for path in paths if (match := _SLURM.search(path))), "")
         told_job = environment.get(b"SLURM_JOB_ID") or environment.get(b"SLURM_JOBID") or ""
@@ -116,7 +116,7 @@ class Processes:
         )
 
     def _user(self, status: bytes) -> str:
-        for line in status.splitlines():
+        for line in status.split(b"\n"):  # no other end of line: a name may hold those
             if line.startswith(b"Uid:"):
                 uid = line.split()[1].decode(errors="replace")
                 self._renew_users()
@@ -132,7 +132,7 @@ class Processes:
         if changed == self._passwd_changed:
             return
         users: dict[int, str] = {}
-        for line in (_read_some(self._passwd) or b"").decode(errors="replace").splitlines():
+        for line in (_read_some(self._passwd) or b"").decode(errors="replace").split("\n"):
             parts = line.split(":")
             if len(parts) > 2 and parts[0] and parts[2].isdecimal():
                 users.setdefault(int(parts[2]), parts[0])

@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from stallscope.owners.devices import Devices, handed_out_again
+from tests.owners.machines import MIGS, UUIDS, gpu, mig
+from tests.sources.recorded import TREES
+
+WHOLE = (gpu(0), gpu(1))
+
+
+def found(*names: str, root: Path = TREES / "slurm_node") -> str | None:
+    return Devices(root, WHOLE).find(names)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        UUIDS[1],
+        UUIDS[1].lower(),
+        f"{UUIDS[1]}::0",
+        f"{UUIDS[1]}::11",
+        f"0f1e2d3c-claim-{UUIDS[1]}",
+        "nvidia1",
+        "nvidia1/vgpu3",
+        "gpu-1",
+        "5b3f8a0e-1234-4f5e-9abc-0123456789ab-gpu-1",
+        "0000:0f:00.0",
+        "00000000:0F:00.0",
+    ],
+)
+def test_a_gpu_is_found_by_every_name_in_use(name: str) -> None:
+    assert found(name) == UUIDS[1]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "GPU-00000000-0000-0000-0000-000000000000",
+        f"{UUIDS[1]}x",
+        "nvidia7",
+        "nvidia1/gi1",
+        "nvidiactl",
+        "gpu-1-mig-1g.5gb-19-0",
+        "gpu-1-129",
+        "0001:0f:00.0",
+        "card1",
+        "::",
+    ],
+)
+def test_what_tells_no_known_gpu_is_not_guessed(name: str) -> None:
+    assert found(name) is None
+
+
+def test_the_first_name_that_is_known_counts() -> None:
+    assert found("channel-0", "gpu-0") == UUIDS[0]
+
+
+def test_numbers_are_those_of_device_files_where_the_driver_tells_them() -> None:
+    node = TREES / "kubernetes_node"
+    assert found("nvidia0", root=node) == UUIDS[1]
+    assert found("gpu-1", root=node) == UUIDS[0]
+    assert found("gpu-2", root=node) is None
+
+
+@pytest.mark.parametrize("name", [MIGS[0], f"{MIGS[0]}::1"])
+def test_an_instance_is_found_by_its_own_uuid(name: str) -> None:
+    assert Devices(TREES, (gpu(), mig(0), mig(1))).find([name]) == MIGS[0]
+
+
+@pytest.mark.parametrize("name", ["nvidia0/gi1", "nvidia0/gi1/vgpu0", "gpu-0-mig-19-0-1"])
+def test_an_instance_by_number_is_found_only_where_it_is_the_only_one(name: str) -> None:
+    assert Devices(TREES, (gpu(), mig(0))).find([name]) == MIGS[0]
+    assert Devices(TREES, (gpu(), mig(0), mig(1))).find([name]) is None
+
+
+def test_the_old_form_of_an_instance_is_found_where_the_driver_uses_it_too() -> None:
+    old = f"MIG-{UUIDS[0]}/1/0"
+    instance = mig(0)
+    named = type(instance)(**{**vars(instance), "uuid": old})
+    assert Devices(TREES, (gpu(), named)).find([old]) == old
+    assert Devices(TREES, (gpu(), mig(0))).find([old]) is None
+
+
+@pytest.mark.parametrize("name", [f"{UUIDS[0]}::0", f"{MIGS[0]}::2", "nvidia0/vgpu0"])
+def test_replicas_are_told_by_their_names(name: str) -> None:
+    assert handed_out_again(name)
+
+
+@pytest.mark.parametrize("name", [UUIDS[0], MIGS[0], f"MIG-{UUIDS[0]}/1/0", "nvidia0/gi1", "gpu-0"])
+def test_what_is_handed_out_once_is_no_replica(name: str) -> None:
+    assert not handed_out_again(name)

@@ -1,0 +1,211 @@
+from __future__ import annotations
+
+import os
+from hashlib import sha256
+from pathlib import Path
+
+import psutil
+import pytest
+
+from stallscope.owners.processes import Process, Processes
+from tests.sources.recorded import TREES, copy_of, edit
+
+POD = "8f3c1c2e-5a1b-4e0e-9d6f-0c2b7a9e4d11"
+ID = sha256(b"any").hexdigest()
+
+
+def recorded(tree: str, pid: int) -> Process:
+    return Processes(TREES / tree).look_up([pid])[pid]
+
+
+def container_id(seed: str) -> str:
+    """As the recorded trees were made."""
+    return sha256(seed.encode()).hexdigest()
+
+
+def with_cgroup(folder: Path, cgroup: str) -> Process:
+    root = copy_of("kubernetes_node", folder)
+    (root / "proc/41207/cgroup").write_text(cgroup)
+    return Processes(root).look_up([41207])[41207]
+
+
+def test_a_process_of_a_pod_is_known_by_cgroup_and_environment() -> None:
+    assert recorded("kubernetes_node", 41207) == Process(
+        started=51234567,
+        user="1000",
+        container=container_id("resnet"),
+        pod_uid=POD,
+        slurm_job="",
+        host_name="resnet-train-0",
+        pod_name="",
+        pod_namespace="",
+        outside_kubernetes=False,
+    )
+
+
+def test_the_downward_api_is_read() -> None:
+    process = recorded("kubernetes_node", 52001)
+    assert (process.pod_name, process.pod_namespace) == ("bert-serving-6d5f7c9b8-x2x7q", "inference")
+
+
+def test_an_environment_that_may_not_be_read_is_no_error() -> None:
+    process = recorded("kubernetes_node", 41388)
+    assert (process.pod_uid, process.host_name) == (POD, "")
+
+
+def test_a_service_of_the_host_is_outside_kubernetes() -> None:
+    process = recorded("kubernetes_node", 1803)
+    assert process.outside_kubernetes
+    assert (process.user, process.container, process.pod_uid, process.slurm_job) == ("root", "", "", "")
+
+
+@pytest.mark.parametrize(
+    ("pid", "job", "user"),
+    [
+        (31337, "1234567", "ada"),
+        (31338, "1234567", "ada"),
+        (40400, "88", "grace"),
+        (40500, "89", "grace"),
+        (40600, "", "root"),
+        (40700, "90", "ada"),
+    ],
+)
+def test_a_slurm_job_is_known_by_cgroup_or_else_by_environment(pid: int, job: str, user: str) -> None:
+    process = recorded("slurm_node", pid)
+    assert (process.slurm_job, process.user, process.container) == (job, user, "")
+
+
+@pytest.mark.parametrize(
+    ("pid", "container", "user"),
+    [
+        (2201, container_id("trainer"), "root"),
+        (2302, container_id("old"), "ada"),
+        (2403, container_id("rootless"), "ada"),
+        (2504, "", "ada"),
+        (2605, "", "1001"),
+    ],
+)
+def test_containers_and_users_of_a_workstation_are_known(pid: int, container: str, user: str) -> None:
+    process = recorded("docker_workstation", pid)
+    assert (process.container, process.user, process.pod_uid) == (container, user, "")
+
+
+@pytest.mark.parametrize(
+    "cgroup",
+    [
+        f"0::/kubepods/burstable/pod{POD}/{ID}",
+        f"12:memory:/kubepods/pod{POD}/{ID}\n1:name=systemd:/kubepods/pod{POD}/{ID}",
+        f"0::/kubepods.slice/kubepods-pod{POD.replace('-', '_')}.slice/crio-{ID}.scope",
+        f"0::/../../kubepods-besteffort-pod{POD.replace('-', '_')}.slice/cri-containerd-{ID}.scope",
+        f"0::/../../pod{POD}/{ID}",
+        f"0::/system.slice/containerd.service/kubepods-pod{POD.replace('-', '_')}.slice:cri-containerd:{ID}",
+        f"0::/kubepods/burstable/pod{POD.replace('-', '')}/{ID}",
+        f"0::/docker/{container_id('node')}/kubelet/kubepods/pod{POD}/{ID}",
+        f"0::/kubepods.slice/kubepods-pod{POD.replace('-', '_')}.slice/docker-{ID}.scope/nested",
+    ],
+)
+def test_a_pod_and_its_container_are_found_however_they_are_written(tmp_path: Path, cgroup: str) -> None:
+    process = with_cgroup(tmp_path, cgroup + "\n")
+    assert (process.pod_uid, process.container, process.outside_kubernetes) == (POD, ID, False)
+
+
+@pytest.mark.parametrize("cgroup", ["", "0::/\n", "0::/../..\n", "12:memory:/\n1:name=systemd:/\n"])
+def test_a_cgroup_that_tells_nothing_is_no_proof_of_being_outside(tmp_path: Path, cgroup: str) -> None:
+    assert not with_cgroup(tmp_path, cgroup).outside_kubernetes
+
+
+@pytest.mark.parametrize("cgroup", ["0::/job_1\n", "0::/user.slice/job_12/x\n", "0::/slurm/uid_1/job_x/step_0\n"])
+def test_a_folder_that_merely_looks_like_a_job_is_none(tmp_path: Path, cgroup: str) -> None:
+    assert with_cgroup(tmp_path, cgroup).slurm_job == ""
+
+
+@pytest.mark.parametrize(
+    "told", [b"SLURM_JOB_ID=", b"SLURM_JOB_ID=1;2", b"SLURM_JOB_ID=\xc2\xb2", b"MY_SLURM_JOB_ID=7"]
+)
+def test_an_environment_without_a_whole_number_tells_no_job(tmp_path: Path, told: bytes) -> None:
+    root = copy_of("slurm_node", tmp_path)
+    (root / "proc/40700/environ").write_bytes(told + b"\0")
+    assert Processes(root).look_up([40700])[40700].slurm_job == ""
+
+
+def test_of_a_huge_environment_only_the_beginning_is_read(tmp_path: Path) -> None:
+    root = copy_of("slurm_node", tmp_path)
+    (root / "proc/40700/environ").write_bytes(b"A=" + b"x" * 255 * 1024 + b"\0SLURM_JOB_ID=90\0" + b"B=" + b"y" * 2**20)
+    assert Processes(root).look_up([40700])[40700].slurm_job == "90"
+    (root / "proc/40700/environ").write_bytes(b"A=" + b"x" * 257 * 1024 + b"\0SLURM_JOB_ID=90\0")
+    assert Processes(root).look_up([40700])[40700].slurm_job == ""
+
+
+def test_a_process_that_is_not_there_is_missing() -> None:
+    assert Processes(TREES / "slurm_node").look_up([1, 31337]).keys() == {31337}
+
+
+def test_a_process_that_has_ended_is_told_as_long_as_it_is_asked_for(tmp_path: Path) -> None:
+    root = copy_of("slurm_node", tmp_path)
+    processes = Processes(root)
+    before = processes.look_up([31337])
+    (root / "proc/31337/stat").unlink()
+    assert processes.look_up([31337]) == before
+    assert processes.look_up([]) == {}
+    assert processes.look_up([31337]) == {}
+
+
+def test_a_number_that_stands_for_another_process_is_looked_up_anew(tmp_path: Path) -> None:
+    root = copy_of("slurm_node", tmp_path)
+    processes = Processes(root)
+    assert processes.look_up([31337])[31337].user == "ada"
+    assert not processes.reused
+    edit(root / "proc/31337/stat", "9001234", "9009999")
+    edit(root / "proc/31337/status", "Uid:\t10001\t", "Uid:\t10002\t")
+    assert processes.look_up([31337])[31337].user == "grace"
+    assert processes.reused == {31337}
+    processes.look_up([31337])
+    assert not processes.reused
+
+
+def test_a_known_process_costs_one_file(tmp_path: Path) -> None:
+    root = copy_of("slurm_node", tmp_path)
+    processes = Processes(root)
+    before = processes.look_up([31337])
+    for name in ("cgroup", "status", "environ"):
+        (root / "proc/31337" / name).unlink()
+    assert processes.look_up([31337]) == before
+
+
+def test_new_users_are_learnt(tmp_path: Path) -> None:
+    root = copy_of("docker_workstation", tmp_path)
+    processes = Processes(root)
+    assert processes.look_up([2605])[2605].user == "1001"
+    with (root / "etc/passwd").open("a") as passwd:
+        passwd.write("no colon\n\nbroken:x:many:1::/:\n:x:1001:1::/:\nalan:x:1001:1001:Alan:/home/alan:/bin/sh\n")
+    os.utime(root / "etc/passwd", ns=(1, 1))
+    processes.look_up([])
+    assert processes.look_up([2605])[2605].user == "alan"
+
+
+def test_without_a_list_of_users_they_go_by_number(tmp_path: Path) -> None:
+    root = copy_of("docker_workstation", tmp_path)
+    (root / "etc/passwd").unlink()
+    assert Processes(root).look_up([2504])[2504].user == "1000"
+
+
+def test_a_process_cannot_pass_for_another_users_by_its_name(tmp_path: Path) -> None:
+    root = copy_of("slurm_node", tmp_path)
+    edit(root / "proc/31337/stat", "(python)", "(x) S 1 1 1)")
+    edit(root / "proc/31337/status", "python", "x\rUid:\t0\t0")
+    process = Processes(root).look_up([31337])[31337]
+    assert (process.user, process.started) == ("ada", 9001234)
+
+
+@pytest.mark.parametrize("name", ["stat", "status", "cgroup", "environ"])
+def test_nonsense_in_a_file_is_no_error(tmp_path: Path, name: str) -> None:
+    root = copy_of("slurm_node", tmp_path)
+    for nonsense in (b"", b"\xff\xfe\0", b"Uid:\tmany\tx\n", b"31337 (a) b) S x", b"0::\n\n:::\n"):
+        (root / "proc/31337" / name).write_bytes(nonsense)
+        Processes(root).look_up([31337])
+
+
+def test_this_very_process_is_seen_on_the_real_machine() -> None:
+    me = psutil.Process()
+    told = Processes(Path("/")).look_up([os.getpid()])[os.getpid()]
+    assert told.user in (me.username(), str(os.getuid()))  # by number where a directory service has the name
