@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from stallscope.gpus.survey import survey
 from stallscope.sampling.clock import SystemClock
 from stallscope.simulation.simulation import Simulation
+from stallscope.sources.amd import AmdSource
 from stallscope.sources.base import Environment
 from stallscope.sources.nvidia import NvidiaSource
 
@@ -43,3 +45,19 @@ def test_a_gpu_that_hangs_is_named_and_the_other_is_read(simulation: Simulation)
     assert hung.hung
     assert hung.trouble == "it did not answer within 0.3 s"
     simulation.release()
+
+
+def test_gpus_of_another_maker_are_told_alike() -> None:
+    tree = Path(__file__).parents[1] / "recorded_trees" / "amd_mi300x"
+    found = survey(AmdSource(Environment(root=tree)), readings=2, pause=0.05)
+    assert found.gpus
+    for gpu in found.gpus:
+        assert gpu.info["model"].startswith("AMD Instinct")
+        assert {signal.family.signal: signal.call for signal in gpu.signals}["power_watts"] == "power1_input"
+
+
+def test_a_machine_without_a_driver_is_told_with_the_reason(tmp_path: Path) -> None:
+    found = survey(AmdSource(Environment(root=tmp_path)), readings=2, pause=0.05)
+    assert not found.gpus
+    assert found.problem
+    assert not found.hung

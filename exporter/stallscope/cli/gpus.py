@@ -37,7 +37,7 @@ _SCALES: Mapping[str, tuple[tuple[float, str], ...]] = {
 """What a unit's values are divided by, and what they are then: the first that is not too large, else the last."""
 _NO_GPU = (
     "no GPU answers on this machine. `nvidia-smi` must work first: install or load NVIDIA's driver, and start "
-    "containers with their GPUs (docker run --gpus all). The exporter serves host and training metrics without one; "
+    "containers with their GPUs (docker run --gpus all); AMD's are found through the amdgpu kernel driver. The exporter serves host and training metrics without one; "
     "to see what a GPU would show: stallscope gpus --simulation.scenario thermal_throttle"
 )
 
@@ -185,8 +185,8 @@ def _report(gpus: Sequence[SurveyedGpu], costs: Sequence[_Cost], warnings: Seque
         kind = tuple((signal.supported, signal.call) for signal in gpu.signals)
         parts.append(_table(gpu, shown.get(kind)))
         shown.setdefault(kind, gpu)
-    if costs:
-        parts.append(_cost_table(costs))
+    if timed := [cost for cost in costs if cost.name not in _WAITS]:
+        parts.append(_cost_table(timed))
     if gpus:
         newest = [gpu.calls for gpu in gpus if not gpu.trouble]
         if newest:
@@ -263,7 +263,6 @@ def _now(signal: Signal) -> str:
 
 def _cost_table(costs: Sequence[_Cost]) -> str:
     lines = [f"{'driver calls, the first readings included':<48}{'calls':>8}{'mean ms':>10}{'max ms':>10}"]
-    costs = [cost for cost in costs if cost.name not in _WAITS]
     lines += [
         f"  {cost.name:<46}{cost.calls:>8}{cost.mean * 1e3:>10.3f}{cost.longest * 1e3:>10.3f}"
         for cost in costs[:_CALLS_SHOWN]
