@@ -153,6 +153,7 @@ def down(reason: str, mig: str = "") -> Story:
         pytest.param(gpu(up=until(48), idle=None), [LOST], id="lost, no run"),
         pytest.param(gpu(up=until(48), idle=None) + down("gpu_lost"), [LOST], id="lost, with its reason"),
         pytest.param(gpu(up=until(48), idle=None) + down("released"), [], id="the driver was let go on request"),
+        pytest.param(gpu(up=until(48), idle=None) + down("suspended"), [], id="the kernel put an idle GPU to sleep"),
         pytest.param(
             gpu(up=until(48), idle=None, mig="1g.10gb") + down("mig_reconfigured", mig="1g.10gb"),
             [],
