@@ -37,8 +37,9 @@ _SCALES: Mapping[str, tuple[tuple[float, str], ...]] = {
 """What a unit's values are divided by, and what they are then: the first that is not too large, else the last."""
 _NO_GPU = (
     "no GPU answers on this machine. `nvidia-smi` must work first: install or load NVIDIA's driver, and start "
-    "containers with their GPUs (docker run --gpus all); AMD's are found through the amdgpu kernel driver. The exporter serves host and training metrics without one; "
-    "to see what a GPU would show: stallscope gpus --simulation.scenario thermal_throttle"
+    "containers with their GPUs (docker run --gpus all); AMD's are found through the amdgpu kernel driver. "
+    "The exporter serves host and training metrics without one; to see what a GPU would show: "
+    "stallscope gpus --simulation.scenario thermal_throttle"
 )
 
 
