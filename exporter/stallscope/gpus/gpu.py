@@ -155,6 +155,7 @@ class Session:
         self.pcie_counted = False
         self.nvlink_counted = False
         self.process_newest_us = 0
+        self.process_told_at = 0.0
 
     def optional(self, name: str, call: Callable[[], _Answer]) -> _Answer | None:
         """The answer, or None where this GPU was found to lack it; then it is not asked again."""
@@ -217,7 +218,7 @@ class Gpu:
         self._interval = min(environment.interval, LONGEST_INTERVAL)
         longest = STALE_INTERVALS * self._interval
         self._timelines: dict[SampleKind, Timeline] = {"gpu": Timeline(longest), "memory": Timeline(longest)}
-        self._engine_timelines: dict[SampleKind, Timeline] = {}
+        self._engine_timelines = {engine: Timeline(4 * _NOW_AND_THEN) for engine in ENGINES}
         self._polls = {"energy": Timeline(longest), "throttling": Timeline(longest), "pcie": Timeline(60.0)}
         self._utilization = UtilizationIntegral()
         self._memory_busy = TimeIntegral()
@@ -239,7 +240,7 @@ class Gpu:
         """Take note of what the GPU is, and of the device that answers for it from now on."""
         if hasattr(self, "session"):
             self._calls_before = self.calls
-            self._rejected_before = Counter(self.rejected)
+            self._rejected_before = self._rejected_by_calls()
         self.identity = identity
         self.labels = (str(identity.index), identity.uuid)
         self._mig = (identity.mig,) if identity.mig else ()
@@ -260,14 +261,19 @@ class Gpu:
     @property
     def rejected(self) -> Mapping[str, int]:
         """What the GPU said and can't have meant, by reason, so far."""
-        found = Counter(self._rejected_before)
-        for told in (self.session.device.rejected, self.session.rejected):
-            for reason, count in told.items():
-                found[reason] += count
+        found = self._rejected_by_calls()
         for timeline in (*self._timelines.values(), *self._engine_timelines.values()):
             for reason, count in (("future_timestamp", timeline.future), ("backwards", timeline.backwards)):
                 found[reason] += count
         return {reason: count for reason, count in found.items() if count}
+
+    def _rejected_by_calls(self) -> Counter[str]:
+        """The same without what the timelines count, which outlive sessions."""
+        found = Counter(self._rejected_before)
+        for told in (self.session.device.rejected, self.session.rejected):
+            for reason, count in told.items():
+                found[reason] += count
+        return found
 
     @property
     def served(self) -> Mapping[str, str]:
@@ -534,7 +540,7 @@ class Gpu:
         for engine in ENGINES:
             if engine in session.active_engines:
                 continue
-            timeline = self._engine_timelines.setdefault(engine, Timeline(4 * _NOW_AND_THEN))
+            timeline = self._engine_timelines[engine]
             samples = _buffered(session, engine, timeline)
             if samples is None:
                 continue
@@ -647,7 +653,12 @@ class Gpu:
         """How long each process kept the GPU busy: for the owners, no series of its own."""
         newest = session.process_newest_us
         samples = session.device.process_utilization(newest)
+        if newest:
+            # One from the future would silence all others until then.
+            latest = newest + (session.now - session.process_told_at) * 1e6 + _PROCESS_SILENCE * 1e6
+            samples = [sample for sample in samples if sample.timestamp_us <= latest]
         if samples:
+            session.process_told_at = session.now
             self._credit_processes(samples, newest)
             session.process_newest_us = max(sample.timestamp_us for sample in samples)
         return []
