@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import grpc
@@ -137,11 +137,33 @@ def test_a_socket_that_nobody_listens_on_is_unavailable(kubelet: Kubelet, client
     assert failed.value.reason == "unavailable"
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may open every socket")
-def test_a_socket_that_may_not_be_opened_is_unavailable(kubelet: Kubelet, client: PodResources) -> None:
-    kubelet.path.chmod(0)
-    with pytest.raises(PodResourcesFailed, match="Permission denied"):
-        client.allocations(PATIENCE)
+@pytest.mark.parametrize("closed", [False, True], ids=["socket", "folder"])
+def test_a_socket_that_may_not_be_opened_is_unavailable_and_not_absent(
+    kubelet: Kubelet, client: PodResources, closed: bool
+) -> None:
+    kubelet.root.chmod(0o755)
+    place = kubelet.path.parent if closed else kubelet.path
+    place.chmod(0o600)
+    try:
+        with as_nobody():
+            assert client.present()
+            with pytest.raises(PodResourcesFailed, match="Permission denied") as failed:
+                client.allocations(PATIENCE)
+    finally:
+        place.chmod(0o755)
+    assert failed.value.reason == "unavailable"
+
+
+@contextmanager
+def as_nobody() -> Iterator[None]:
+    """Without root's right to open everything, where the tests run as root."""
+    before = os.geteuid()
+    if before == 0:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(before)
 
 
 def test_an_error_status_is_told_with_its_words(kubelet: Kubelet, client: PodResources) -> None:

@@ -68,8 +68,14 @@ class PodResources:
         self._allocations: tuple[Allocation, ...] = ()
 
     def present(self) -> bool:
-        """Whether there is a kubelet's socket."""
-        return os.path.exists(self._path)  # noqa: PTH110 - the cheap way
+        """Whether there is a kubelet's socket, or something that only some may look into."""
+        try:
+            os.stat(self._path)  # noqa: PTH116 - the cheap way
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError:
+            pass  # the call will say what is wrong
+        return True
 
     def allocations(self, seconds: float) -> tuple[Allocation, ...]:
         """Every GPU that a container was given.

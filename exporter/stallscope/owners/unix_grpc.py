@@ -1,6 +1,6 @@
 """Unary gRPC calls over a UNIX socket, on h2: what the kubelet speaks, at a twentieth of grpcio's memory.
 
-Importing this module costs 1 to 3 MB for h2, so it is done only where there is a socket to call.
+Importing h2 costs the exporter 1 MB, so this module is imported only where there is a socket to call.
 """
 
 from __future__ import annotations
