@@ -274,3 +274,11 @@ def test_processes_of_gpus_that_are_up_are_published_for_their_owners() -> None:
     device.answers["power"] = DeviceLost("gpu_lost", "lost")
     node.after(2)
     assert not node.environment.occupancies.current()
+
+
+def test_a_gpu_that_is_cut_up_leaves_its_processes_to_the_instances() -> None:
+    parent = ScriptedDevice(power=1.0, processes=[])
+    parent.answers["instances"] = [instance(parent, 1)]
+    node = Node(parent)
+    node.after(3)
+    assert set(node.environment.occupancies.current()) == {"MIG-1"}

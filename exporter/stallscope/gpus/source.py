@@ -173,7 +173,8 @@ class GpuSource(Source):
                 yield from gpu.one(LOST_INFO, 1, reason)
             elif reader is not None:
                 yield from reader.samples
-                occupancies[uuid] = gpu.occupancy
+                if not gpu.instances:  # what runs on a GPU that is cut up is held by the instances' owners
+                    occupancies[uuid] = gpu.occupancy
                 if not gpu.identity.mig:
                     for each in (XID_EVENTS, XID_LAST):
                         yield from gpu.one(SIGNAL_SUPPORTED, int(uuid in self._listened), each.signal)
