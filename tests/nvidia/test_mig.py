@@ -35,6 +35,7 @@ def test_an_instance_says_what_it_is_and_where_it_belongs(sliced: Asking, nvml_s
     found = sliced.ask("[vars(each.identity()) for each in instances]")
     assert [each["mig"] for each in found] == ["3g.40gb", "1g.10gb"]
     assert [each["uuid"] for each in found] == [nvml_stand_in.gpu[0].instance[place].uuid.decode() for place in (0, 1)]
+    assert [each["gpu_instance"] for each in found] == [1, 2]
     for each in found:
         assert each["parent_uuid"] == NvmlStandIn.uuid(0)
         assert each["index"] == 0

@@ -19,10 +19,20 @@ def gpu(index: int = 0) -> Identity:
     return Identity(index, UUIDS[index], "NVIDIA A100-SXM4-80GB", "", PCI[index], "", "ampere", "8.0")
 
 
-def mig(number: int = 0, index: int = 0) -> Identity:
+def mig(number: int = 0, index: int = 0, *, profile: str = "1g.10gb", gpu_instance: int | None = None) -> Identity:
     """An instance cut from the GPU."""
     return Identity(
-        index, MIGS[number], "NVIDIA A100", "", PCI[index], "", "ampere", "8.0", mig="1g.10gb", parent_uuid=UUIDS[index]
+        index,
+        MIGS[number],
+        "NVIDIA A100",
+        "",
+        PCI[index],
+        "",
+        "ampere",
+        "8.0",
+        mig=profile,
+        parent_uuid=UUIDS[index],
+        gpu_instance=gpu_instance,
     )
 
 

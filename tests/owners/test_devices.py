@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -71,18 +72,44 @@ def test_an_instance_is_found_by_its_own_uuid(name: str) -> None:
     assert Devices(TREES, (gpu(), mig(0), mig(1))).find([name]) == MIGS[0]
 
 
+@pytest.mark.parametrize("name", ["nvidia0/gi7", "nvidia0/gi7/vgpu0", "nvidia0/gi7/vgpu11", f"MIG-{UUIDS[0]}/7/0"])
+def test_an_instance_is_found_by_the_number_of_its_gpu_instance(name: str) -> None:
+    assert Devices(TREES, (gpu(), mig(0, gpu_instance=1), mig(1, gpu_instance=7))).find([name]) == MIGS[1]
+
+
+@pytest.mark.parametrize("name", ["nvidia0/gi7", f"MIG-{UUIDS[0]}/7/0"])
+def test_compute_instances_that_share_a_gpu_instance_are_not_told_apart_by_its_number(name: str) -> None:
+    assert Devices(TREES, (gpu(), mig(0, gpu_instance=7), mig(1, gpu_instance=7))).find([name]) is None
+
+
+@pytest.mark.parametrize("name", ["nvidia0/gi2", f"MIG-{UUIDS[0]}/2/0", f"MIG-{UUIDS[1]}/1/0", "nvidia1/gi1"])
+def test_a_number_that_no_instance_has_is_nobodys(name: str) -> None:
+    assert Devices(TREES, (gpu(), mig(0, gpu_instance=1))).find([name]) is None
+
+
 @pytest.mark.parametrize("name", ["nvidia0/gi1", "nvidia0/gi1/vgpu0", "gpu-0-mig-19-0-1"])
-def test_an_instance_by_number_is_found_only_where_it_is_the_only_one(name: str) -> None:
+def test_an_instance_whose_number_is_not_told_is_found_only_where_it_is_the_only_one(name: str) -> None:
     assert Devices(TREES, (gpu(), mig(0))).find([name]) == MIGS[0]
     assert Devices(TREES, (gpu(), mig(0), mig(1))).find([name]) is None
 
 
+@pytest.mark.parametrize("name", ["gpu-0-mig-3g40gb-9-4", "gpu-0-mig-3g.40gb-9-4", "claim-gpu-0-mig-3g40gb-9-4"])
+def test_an_allocated_instance_is_found_by_its_profile_where_it_is_the_only_one(name: str) -> None:
+    big = mig(1, profile="3g.40gb")
+    assert Devices(TREES, (gpu(), mig(0), big)).find([name]) == MIGS[1]
+    assert Devices(TREES, (gpu(), mig(0, profile="3g.40gb"), big)).find([name]) is None
+    assert Devices(TREES, (gpu(), mig(0))).find([name]) is None
+
+
+def test_a_profile_with_a_media_engine_is_another_profile() -> None:
+    devices = Devices(TREES, (gpu(), mig(0), mig(1, profile="1g.10gb+me")))
+    assert devices.find(["gpu-0-mig-1g10gb-19-0"]) == MIGS[0]
+    assert devices.find(["gpu-0-mig-1g10gb-me-20-1"]) == MIGS[1]
+
+
 def test_the_old_form_of_an_instance_is_found_where_the_driver_uses_it_too() -> None:
     old = f"MIG-{UUIDS[0]}/1/0"
-    instance = mig(0)
-    named = type(instance)(**{**vars(instance), "uuid": old})
-    assert Devices(TREES, (gpu(), named)).find([old]) == old
-    assert Devices(TREES, (gpu(), mig(0))).find([old]) is None
+    assert Devices(TREES, (gpu(), replace(mig(0), uuid=old))).find([old]) == old
 
 
 @pytest.mark.parametrize("name", [f"{UUIDS[0]}::0", f"{MIGS[0]}::2", "nvidia0/vgpu0"])

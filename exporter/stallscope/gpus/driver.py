@@ -80,6 +80,8 @@ class Identity:
     """Profile of a MIG instance, such as `1g.10gb`; its `index` and `pci_bus_id` are those of the GPU it belongs to."""
     parent_uuid: str = ""
     """UUID of the GPU that a MIG instance is cut from."""
+    gpu_instance: int | None = None
+    """Number of the GPU instance that a MIG instance lies in; several compute instances may share one."""
 
 
 class Utilization(NamedTuple):

@@ -159,6 +159,7 @@ class NvmlInstance(NvmlDevice):
             compute_capability=parent.compute_capability,
             mig=self._profile(),
             parent_uuid=parent.uuid,
+            gpu_instance=self.gpu_instance,
         )
 
     def _profile(self) -> str:

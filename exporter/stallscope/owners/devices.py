@@ -5,7 +5,8 @@
 | `GPU-…`, `MIG-…`, `MIG-GPU-…/1/0` | NVIDIA's device plugin: the driver's own UUIDs |
 | `GPU-…::2` | the same, where a GPU is handed out several times (time slicing or MPS) |
 | `nvidia0`, `nvidia0/gi1`, `nvidia0/vgpu1` | Google's device plugin: number of the device file, GPU instance, replica |
-| `gpu-0`, `gpu-0-mig-…`, `…-gpu-0` | NVIDIA's driver for dynamic resource allocation, and its CDI names |
+| `gpu-0`, `…-gpu-0` | NVIDIA's driver for dynamic resource allocation, and its CDI names |
+| `gpu-0-mig-1g5gb-19-4`, `gpu-0-mig-19-4-1` | the same: an instance by profile and start, or by start and size |
 | `0000:19:00.0` | AMD's device plugin: PCI address |
 """
 
@@ -18,7 +19,10 @@ from pathlib import Path
 from stallscope.gpus.driver import Identity
 
 _UUID = re.compile(r"(?:^|-|=)((?:MIG-)?GPU-[0-9a-fA-F-]{36}(?:/\d+/\d+)?|MIG-[0-9a-fA-F-]{36})$")
-_NUMBERED = re.compile(r"nvidia(\d+)((?:/gi\d+)?)(?:/vgpu\d+)?|(?:.*-)?gpu-(\d+)((?:-mig-.*)?)")
+_LEGACY = re.compile(r"MIG-(GPU-.*)/(\d+)/\d+", re.IGNORECASE)
+_NUMBERED = re.compile(r"nvidia(\d+)(?:/gi(\d+))?(?:/vgpu\d+)?")
+_ALLOCATED = re.compile(r"(?:.*-)?gpu-(\d+)(?:-mig-(.+))?")
+_PROFILED = re.compile(r"(\d+g\.?\d+gb.*)-\d+-\d+")
 _PCI = re.compile(r"([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2})\.([0-7])")
 _MINOR = re.compile(r"^Device Minor:\s*(\d+)\s*$", re.MULTILINE)
 _PciAddress = tuple[int, ...]
@@ -40,7 +44,7 @@ class Devices:
             identities: the GPUs and MIG instances.
         """
         self._root = root
-        self._instances: dict[str, list[str]] = {}
+        self._instances: dict[str, list[Identity]] = {}
         self._by_uuid: dict[str, str] = {}
         self._by_index: dict[int, str] = {}
         self._by_pci: dict[_PciAddress, str] = {}
@@ -48,7 +52,7 @@ class Devices:
         for identity in identities:
             self._by_uuid[identity.uuid.lower()] = identity.uuid
             if identity.parent_uuid:
-                self._instances.setdefault(identity.parent_uuid, []).append(identity.uuid)
+                self._instances.setdefault(identity.parent_uuid, []).append(identity)
             else:
                 self._by_index[identity.index] = identity.uuid
                 address = _pci_address(identity.pci_bus_id)
@@ -65,19 +69,35 @@ class Devices:
             return exact
         inside = _UUID.search(name)
         if inside:
-            return self._by_uuid.get(inside[1].lower())
+            return self._by_uuid.get(inside[1].lower()) or self._legacy(inside[1])
         address = _pci_address(name)
         if address is not None:
             return self._by_pci.get(address)
         numbered = _NUMBERED.fullmatch(name)
-        if numbered is None:
-            return None
-        whole = self._numbered(int(numbered[1] or numbered[3]))
-        if not (numbered[2] or numbered[4]) or whole is None:
-            return whole
-        # The driver does not tell an instance's number: only where there is just one is it clear which is meant.
-        instances = self._instances.get(whole, [])
-        return instances[0] if len(instances) == 1 else None
+        if numbered:
+            whole = self._numbered(int(numbered[1]))
+            return whole if whole is None or numbered[2] is None else self._in_gpu_instance(whole, int(numbered[2]))
+        allocated = _ALLOCATED.fullmatch(name)
+        if allocated:
+            whole = self._numbered(int(allocated[1]))
+            return whole if whole is None or allocated[2] is None else self._allocated(whole, allocated[2])
+        return None
+
+    def _legacy(self, name: str) -> str | None:
+        """The instance that drivers before 470 would have named so."""
+        told = _LEGACY.fullmatch(name)
+        whole = self._by_uuid.get(told[1].lower()) if told else None
+        return self._in_gpu_instance(whole, int(told[2])) if told and whole else None
+
+    def _in_gpu_instance(self, whole: str, number: int) -> str | None:
+        """The instance that lies in the GPU instance, unless several do."""
+        return _only(each for each in self._instances.get(whole, ()) if each.gpu_instance in (number, None))
+
+    def _allocated(self, whole: str, told: str) -> str | None:
+        """The instance of that profile, unless there are several: the driver does not tell where each starts."""
+        profile = _PROFILED.fullmatch(told)
+        instances = self._instances.get(whole, ())
+        return _only(each for each in instances if profile is None or _bare(each.mig) == _bare(profile[1]))
 
     def _numbered(self, number: int) -> str | None:
         """The GPU behind `/dev/nvidia<number>`: most often its index, but the driver is free to count otherwise."""
@@ -103,3 +123,14 @@ def _pci_address(text: str) -> _PciAddress | None:
     """Domain, bus, device and function; NVML writes the domain with eight digits, the kernel with four."""
     match = _PCI.fullmatch(text)
     return tuple(int(part, 16) for part in match.groups()) if match else None
+
+
+def _only(instances: Iterable[Identity]) -> str | None:
+    """The UUID of the one instance; None where there are several, or none."""
+    found = [each.uuid for each in instances]
+    return found[0] if len(found) == 1 else None
+
+
+def _bare(profile: str) -> str:
+    """A profile without the characters that names in Kubernetes can't have."""
+    return re.sub(r"[^0-9a-z]", "", profile.lower())
