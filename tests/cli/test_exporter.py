@@ -322,6 +322,21 @@ def test_a_simulated_node_is_served_and_labelled(run: Callable[..., Running]) ->
     assert "Simulated node" in exporter.get("")
 
 
+def test_a_simulated_host_tells_who_holds_the_simulated_gpus(run: Callable[..., Running]) -> None:
+    exporter = run("--simulation.scenario=healthy", "--simulation.host", "--collector.nvidia", "--collector.owners")
+    page = exporter.eventually("metrics", lambda page: page.count("stallscope_gpu_owner_info{") == 8)
+    assert page.count('slurm_job="4242",user="simulated"} 1') >= 8
+    assert 'attribution_errors_total{reason="pid_not_visible"} 0' in page
+
+
+def test_nobody_is_looked_for_on_a_real_host_under_simulated_gpus(run: Callable[..., Running]) -> None:
+    exporter = run("--simulation.scenario=healthy", "--collector.nvidia", "--collector.owners")
+    page = exporter.eventually("metrics", lambda page: "stallscope_gpu_memory_used_bytes{" in page)
+    assert "stallscope_gpu_owner" not in page
+    assert 'source_up{source="owners"}' not in page
+    assert "hostPID" not in "".join(exporter.lines)
+
+
 def test_a_busy_address_is_one_line_with_the_remedy() -> None:
     with socket.create_server(("127.0.0.1", 0)) as holder:
         address = f"127.0.0.1:{holder.getsockname()[1]}"

@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from stallscope.owners.processes import Processes
 from stallscope.sampling.clock import ScriptedClock
 from stallscope.sampling.reading import checked
+from stallscope.simulation.driver import pid
 from stallscope.simulation.host import CPUS, SimulatedHost
 from stallscope.simulation.node import Node
 from stallscope.simulation.scenarios import scenario
@@ -116,6 +118,13 @@ def test_the_exporter_s_own_sources_read_the_tree(tmp_path: Path, name: str) -> 
         assert checked(source.read())
     finally:
         source.close()
+
+
+def test_the_ranks_are_tasks_of_a_simulated_slurm_job(tmp_path: Path) -> None:
+    World(tmp_path, "healthy")
+    found = Processes(tmp_path).look_up(pid(rank) for rank in range(9))
+    assert sorted(found) == [pid(rank) for rank in range(8)]
+    assert {(each.slurm_job, each.user) for each in found.values()} == {("4242", "simulated")}
 
 
 def test_what_the_tree_cannot_tell_of_is_absent(tmp_path: Path) -> None:

@@ -105,6 +105,15 @@ def test_without_gpus_there_is_nothing_to_own() -> None:
         node.show()
 
 
+def test_processes_that_are_not_on_this_machine_are_not_looked_for(caplog: pytest.LogCaptureFixture) -> None:
+    occupancies = Occupancies()
+    environment = Environment(root=TREES / "slurm_node", occupancies=occupancies, processes_elsewhere=True)
+    occupancies.publish("nvidia", {UUIDS[0]: on(gpu(), (4_194_305, GIB), used=GIB)})
+    with pytest.raises(NotPresent, match="simulated: their processes are not on this machine"):
+        list(Owners(environment).read())
+    assert not caplog.records
+
+
 def test_an_idle_gpu_is_held_by_nobody(slurm: Node) -> None:
     slurm.show(on(gpu(), used=0))
     assert (slurm.held, slurm.memory, slurm.busy, slurm.errors) == (set(), {}, {}, {})

@@ -69,6 +69,7 @@ class Exporter:
             root=root,
             interval=configuration.sampling_interval,
             driver=driver,
+            processes_elsewhere=bool(configuration.scenario) and not configuration.simulated_host,
             pcie_throughput=configuration.pcie_throughput,
         )
         self.sampler = Sampler(

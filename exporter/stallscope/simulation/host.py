@@ -8,10 +8,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from stallscope.simulation.driver import pid
 from stallscope.simulation.node import Node
 from stallscope.simulation.scenarios import GpuLoss, HostLoad, LoadChange, Scenario, Stall
 
 CPUS = 64
+SLURM_JOB = "4242"
+"""The simulated job, as owners of GPUs are told."""
+USER = "simulated"
+_USER_NUMBER = 4242
 _LoadSeconds = tuple[tuple[HostLoad, float], ...]
 _TICKS = 100
 """Clock ticks a second in `/proc/stat`."""
@@ -158,6 +163,8 @@ def _constant_files(node: Node) -> dict[str, str]:
         "Slab": 4_194_304,
     }
     return {
+        **_processes(node),
+        "etc/passwd": f"root:x:0:0:root:/root:/bin/sh\n{USER}:x:{_USER_NUMBER}:{_USER_NUMBER}::/:/bin/sh\n",
         "proc/cpuinfo": cpuinfo,
         "proc/meminfo": "".join(f"{name + ':':<16}{value:>12} kB\n" for name, value in meminfo.items()),
         "proc/vmstat": "pswpin 0\npswpout 0\npgfault 1000\npgmajfault 0\noom_kill 0\n",
@@ -173,3 +180,21 @@ def _constant_files(node: Node) -> dict[str, str]:
         "sys/block/nvme0n1/size": f"{7_501_476_528}\n",
         "sys/block/nvme0n1/queue/rotational": "0\n",
     }
+
+
+def _processes(node: Node) -> dict[str, str]:
+    """The ranks, each a task of one Slurm job, so that the GPUs have an owner."""
+    files: dict[str, str] = {}
+    for rank in range(node.gpu_count):
+        number = pid(rank)
+        files |= {
+            f"proc/{number}/stat": f"{number} (python) R 1 {number} {number} 0 -1 0"
+            + " 0" * 12
+            + " 4242"
+            + " 0" * 30
+            + "\n",
+            f"proc/{number}/status": f"Name:\tpython\nPid:\t{number}\nUid:" + f"\t{_USER_NUMBER}" * 4 + "\n",
+            f"proc/{number}/cgroup": f"0::/system.slice/slurmstepd.scope/job_{SLURM_JOB}/step_0/user/task_{rank}\n",
+            f"proc/{number}/environ": f"SLURM_JOB_ID={SLURM_JOB}\0RANK={rank}\0",
+        }
+    return files

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from stallscope.sampling.clock import ScriptedClock
 from stallscope.shim.run import Run
 from stallscope.simulation.driver import pid, uuid
-from stallscope.simulation.host import CPUS, busy_cpu_seconds
+from stallscope.simulation.host import CPUS, SLURM_JOB, USER, busy_cpu_seconds
 from stallscope.simulation.node import Node
 from stallscope.simulation.workload import Step
 
@@ -63,8 +63,8 @@ class _Rank:
                 "hostname": "simulated",
                 "namespace": "",
                 "pod": "",
-                "slurm_job": "",
-                "user": "simulated",
+                "slurm_job": SLURM_JOB,
+                "user": USER,
                 "git_commit": "",
                 "job_class": "production",
             },

@@ -36,6 +36,8 @@ class Environment:
     """Makes the GPU driver; None for the real one."""
     occupancies: Occupancies = field(default_factory=Occupancies)
     """Where GPU sources tell which processes they see."""
+    processes_elsewhere: bool = False
+    """Whether processes on GPUs are not to be found under `root`: those on simulated GPUs of a real host."""
     pcie_throughput: bool = False
     """Whether GPUs that count no PCIe bytes are asked for their throughput, which takes 40 ms each time."""
 

@@ -85,8 +85,10 @@ class Owners(Source):
         """Look up new processes, ask the kubelet when it is time, and say who holds what.
 
         Raises:
-            NotPresent: there is no GPU, and was none.
+            NotPresent: there is no GPU, and was none; or GPUs are simulated on a real host.
         """
+        if self.environment.processes_elsewhere:
+            raise NotPresent("the GPUs are simulated: their processes are not on this machine")
         now = self.environment.clock.monotonic()
         occupancies = self.environment.occupancies.current()
         self._remember({uuid: each.identity for uuid, each in occupancies.items()})
