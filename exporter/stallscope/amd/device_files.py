@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable
 
 from stallscope.gpus.driver import DeviceLost, DriverError, Unsupported
-from stallscope.nvidia.scrutiny import Scrutiny
+from stallscope.gpus.scrutiny import Scrutiny
 
 _CHUNK = 65536
 # What amdgpu answers where this GPU, or its firmware, has no such value.

@@ -27,6 +27,7 @@ from stallscope.gpus.driver import (
     Unsupported,
     Utilization,
 )
+from stallscope.gpus.scrutiny import Scrutiny
 from stallscope.nvidia.fields import (
     MOST_CELSIUS,
     MOST_COUNT,
@@ -38,7 +39,6 @@ from stallscope.nvidia.fields import (
 )
 from stallscope.nvidia.gpm import ActivityMeter
 from stallscope.nvidia.library import Handle
-from stallscope.nvidia.scrutiny import Scrutiny
 from stallscope.nvidia.session import NotFound, Session
 
 if TYPE_CHECKING:

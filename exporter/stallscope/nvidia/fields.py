@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from stallscope.gpus.driver import Counters, Health, Unsupported
-from stallscope.nvidia.scrutiny import Scrutiny
+from stallscope.gpus.scrutiny import Scrutiny
 from stallscope.nvidia.session import INVALID_ARGUMENT, UNSUPPORTED
 
 Field = tuple[int, int]

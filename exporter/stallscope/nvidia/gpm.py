@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from stallscope.gpus.driver import Activity, DeviceLost, DriverError, DriverUnavailable, Unsupported
+from stallscope.gpus.scrutiny import Scrutiny
 from stallscope.nvidia.library import Handle
-from stallscope.nvidia.scrutiny import Scrutiny
 from stallscope.nvidia.session import INVALID_ARGUMENT, UNSUPPORTED, Session
 
 # Metric ids (NVML_GPM_METRIC_*). Percentages first, each with the counter of active cycles that tells the same.

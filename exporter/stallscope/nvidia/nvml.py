@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from stallscope.gpus.driver import Device, DriverError, DriverUnavailable, Listener, SystemInfo, Unsupported
+from stallscope.gpus.scrutiny import Scrutiny
 from stallscope.nvidia.device import NvmlDevice, Surroundings
 from stallscope.nvidia.events import NvmlListener
 from stallscope.nvidia.library import Library, PynvmlLibrary
 from stallscope.nvidia.mig import NvmlInstance
-from stallscope.nvidia.scrutiny import Scrutiny
 from stallscope.nvidia.session import Session
 
 _MOST_GPUS = 1024

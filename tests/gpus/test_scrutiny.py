@@ -7,7 +7,7 @@ import math
 import pytest
 
 from stallscope.gpus.driver import DriverError
-from stallscope.nvidia.scrutiny import Scrutiny
+from stallscope.gpus.scrutiny import Scrutiny
 
 HOUR = 3_600_000_000
 YEAR = 365 * 24 * HOUR
