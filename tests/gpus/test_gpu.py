@@ -160,10 +160,14 @@ def test_pcie_bytes_come_from_the_counters_before_activity_and_activity_before_t
     slow: dict[str, Any] = {"pcie_throughput": (7.0, 7.0)}
     counted = activity(**moved)
     both = Readings(
-        ScriptedDevice(activity=lambda: next(counted), counters=Counters(pcie_received=5, pcie_transmitted=6), **slow),
+        ScriptedDevice(
+            activity=lambda: next(counted),
+            counters=Counters(pcie_received=1 << 40, pcie_transmitted=1 << 40),
+            **slow,
+        ),
         pcie_throughput=True,
     )
-    assert both.after(30)["pcie_receive_bytes_total",] == 5
+    assert both.after(30)["pcie_receive_bytes_total",] == 1 << 40
     only = activity(**moved)
     active = Readings(ScriptedDevice(activity=lambda: next(only), **slow), pcie_throughput=True)
     assert active.after(31)["pcie_receive_bytes_total",] == pytest.approx(3000)

@@ -32,6 +32,7 @@ from stallscope.gpus.driver import (
 )
 from stallscope.gpus.occupancy import Occupancy
 from stallscope.gpus.peak_flops import peak_flops
+from stallscope.gpus.traffic import Traffic
 from stallscope.sampling.integrals import DriverCounter, Stretch, TimeIntegral, Timeline, UtilizationIntegral
 from stallscope.sampling.reading import Distribution, Sample
 from stallscope.sources.base import Environment
@@ -94,6 +95,14 @@ PEAK_FLOPS = family("stallscope_gpu_peak_flops")
 PERSISTENCE_MODE = family("stallscope_gpu_persistence_mode")
 PROCESSES = family("stallscope_gpu_processes")
 
+_TRAFFIC_ANSWERS: Mapping[Family, tuple[str, str]] = {
+    PCIE_RECEIVED: ("pcie_received", "pcie_received"),
+    PCIE_TRANSMITTED: ("pcie_transmitted", "pcie_transmitted"),
+    NVLINK_RECEIVED: ("nvlink_received", "nvlink_received"),
+    NVLINK_TRANSMITTED: ("nvlink_transmitted", "nvlink_transmitted"),
+}
+"""What tells of each: the field of `Counters`, and that of `Activity`."""
+
 STALE_INTERVALS = 3
 LONGEST_INTERVAL = 5.0
 """Seconds: drivers keep some 16 s of samples; read less often, the rest would be lost."""
@@ -103,15 +112,8 @@ _EVERY_READING, _OFTEN, _NOW_AND_THEN, _SOMETIMES, _SELDOM = 0.0, 2.0, 5.0, 10.0
 _PROCESS_SILENCE = 12.0
 """Seconds: what a process sample speaks for at most, since idle processes leave no sample."""
 _PROCESSES_REMEMBERED = 4096
-_COUNTERS_KNOWN: Mapping[str, tuple[tuple[int, ...], float | None]] = {
-    "energy": ((), 1e5),
-    # How wide they are is not documented; no link of today moves more than this.
-    "pcie_received": ((32, 64), 5e11),
-    "pcie_transmitted": ((32, 64), 5e11),
-    "nvlink_received": ((64,), 1e13),
-    "nvlink_transmitted": ((64,), 1e13),
-}
-"""By counter: bits after which it may wrap, and the most that it can grow in a second."""
+_MOST_WATTS = 1e5
+"""An energy counter that grows faster can't be meant."""
 
 _Answer = TypeVar("_Answer")
 _Label = TypeVar("_Label", bound=str)
@@ -152,10 +154,17 @@ class Session:
         """Of this reading; None where there is nothing new."""
         self.active_engines: set[str] = set()
         """Engines that activity tells of."""
-        self.pcie_counted = False
-        self.nvlink_counted = False
+        self.traffic = {
+            each: Traffic(may_be_narrow=each in (PCIE_RECEIVED, PCIE_TRANSMITTED)) for each in _TRAFFIC_ANSWERS
+        }
         self.process_newest_us = 0
         self.process_told_at = 0.0
+
+    def forget(self) -> None:
+        """Find out anew what the GPU has and lacks."""
+        for learnt in (self.lacking, self.has, self.pointless):
+            learnt.clear()
+        self.support = None
 
     def optional(self, name: str, call: Callable[[], _Answer]) -> _Answer | None:
         """The answer, or None where this GPU was found to lack it; then it is not asked again."""
@@ -171,14 +180,13 @@ class Session:
         """A driver's counter as one that never goes back while the driver stays loaded."""
         guard = self.guards.get(key)
         if guard is None:
-            wraps, most = _COUNTERS_KNOWN.get(key[0], ((), None))
-            guard = self.guards[key] = DriverCounter(widths=wraps, most_per_second=most)
+            guard = self.guards[key] = DriverCounter(most_per_second=_MOST_WATTS if key == ("energy",) else None)
         return guard.take(value, now=self.now)
 
     @property
     def rejected(self) -> Mapping[str, int]:
         """How often a counter of the driver said what it can't have meant, by reason."""
-        guards = list(self.guards.values())
+        guards = [*list(self.guards.values()), *(traffic.counter for traffic in self.traffic.values())]
         found = {
             "backwards": sum(guard.backwards for guard in guards),
             "out_of_range": sum(guard.out_of_range for guard in guards),
@@ -228,7 +236,8 @@ class Gpu:
         self._shares: dict[str, float] = {}
         """Seconds by the name of what was active: units of the GPU that are measured as shares."""
         self._engines: dict[str, float] = {}
-        self._bytes: dict[str, float] = {}
+        self._measured: dict[Family, float] = {}
+        """Bytes by measured throughput."""
         self._process_busy: dict[int, float] = {}
         self._persistence_said = False
         self._calls_before = 0
@@ -362,7 +371,8 @@ class Gpu:
                 failure = problem
                 session.answers.pop(question, None)
             else:
-                answered = True
+                # What merely follows from other answers proves nothing.
+                answered = answered or (bool(answer) and question is not _TRAFFIC)
                 session.asked_at[question] = now
                 if answer is None:
                     continue
@@ -406,19 +416,7 @@ class Gpu:
     def ask_counters(self, session: Session) -> list[Sample]:
         """What the driver counts; other questions of the same reading look at it too."""
         counters = session.counters = session.device.counters()
-        grown = session.grown
-        found: list[Sample] = []
-        if counters.pcie_received is not None:
-            found += self.one(PCIE_RECEIVED, grown(counters.pcie_received, "pcie_received"))
-        if counters.pcie_transmitted is not None:
-            found += self.one(PCIE_TRANSMITTED, grown(counters.pcie_transmitted, "pcie_transmitted"))
-        if counters.nvlink_received is not None:
-            found += self.one(NVLINK_RECEIVED, grown(counters.nvlink_received, "nvlink_received"))
-        if counters.nvlink_transmitted is not None:
-            found += self.one(NVLINK_TRANSMITTED, grown(counters.nvlink_transmitted, "nvlink_transmitted"))
-        session.pcie_counted = session.pcie_counted or counters.pcie_received is not None
-        session.nvlink_counted = session.nvlink_counted or counters.nvlink_received is not None
-        return found + self.one(TEMPERATURE, counters.memory_temperature, "memory")
+        return self.one(TEMPERATURE, counters.memory_temperature, "memory")
 
     def ask_activity(self, session: Session) -> list[Sample] | None:
         """Shares of the GPU's units that were active, integrated."""
@@ -435,34 +433,37 @@ class Gpu:
         session.active_engines.update(activity.engines)
         for engine, ratio in activity.engines.items():
             self._engines[engine] = self._engines.get(engine, 0.0) + ratio * seconds
-        moved = {
-            "pcie_received": None if session.pcie_counted else activity.pcie_received,
-            "pcie_transmitted": None if session.pcie_counted else activity.pcie_transmitted,
-            "nvlink_received": None if session.nvlink_counted else activity.nvlink_received,
-            "nvlink_transmitted": None if session.nvlink_counted else activity.nvlink_transmitted,
-        }
-        for name, size in moved.items():
-            if size is not None:
-                self._bytes[name] = self._bytes.get(name, 0.0) + size
         return self._activity_samples(session)
 
     def _activity_samples(self, session: Session) -> list[Sample]:
         shares = self._shares
         pipes = {name[5:]: seconds for name, seconds in shares.items() if name.startswith("pipe ")}
-        found = (
+        return (
             self.one(SM_ACTIVE, shares.get("sm"))
             + self.one(SM_OCCUPANCY, shares.get("occupancy"))
             + self.one(DRAM_ACTIVE, shares.get("dram"))
             + self.several(PIPE_ACTIVE, pipes)
             + self.several(ENGINE_BUSY, {engine: self._engines[engine] for engine in sorted(session.active_engines)})
         )
-        if not session.pcie_counted:
-            found += self.one(PCIE_RECEIVED, self._bytes.get("pcie_received"))
-            found += self.one(PCIE_TRANSMITTED, self._bytes.get("pcie_transmitted"))
-        if not session.nvlink_counted:
-            found += self.one(NVLINK_RECEIVED, self._bytes.get("nvlink_received"))
-            found += self.one(NVLINK_TRANSMITTED, self._bytes.get("nvlink_transmitted"))
-        return found
+
+    def ask_traffic(self, session: Session) -> list[Sample] | None:
+        """Bytes over PCIe and NVLink, by what counters and activity of this reading told."""
+        counters, activity = session.counters, session.activity
+        found: list[Sample] = []
+        for each, (counted, moved) in _TRAFFIC_ANSWERS.items():
+            traffic = session.traffic[each]
+            traffic.take(
+                None if counters is None else getattr(counters, counted),
+                None if activity is None else getattr(activity, moved),
+                session.now,
+            )
+            found += self.one(each, traffic.total)
+            if traffic.by_activity:
+                session.served[each.signal] = "activity (GPM)"
+            else:
+                session.served.pop(each.signal, None)
+        known = all(question in session.has or question in session.pointless for question in (_COUNTERS, _ACTIVITY))
+        return found if found or known else None
 
     def ask_utilization(self, session: Session) -> list[Sample] | None:
         """Utilisation of GPU and memory, integrated from the driver's samples where it keeps any."""
@@ -690,18 +691,14 @@ class Gpu:
         """PCIe bytes by integrating what is measured on the spot: slow, so only where asked for and nothing counts."""
         if not self._environment.pcie_throughput:
             raise Unsupported("throughput is not asked for")
-        if session.pcie_counted or PCIE_RECEIVED in session.has.get(_ACTIVITY, ()):
+        if PCIE_RECEIVED in session.has.get(_TRAFFIC, ()):
             return None
-        received, transmitted = session.device.pcie_throughput()
-        session.served["pcie_receive_bytes_total"] = session.served["pcie_transmit_bytes_total"] = (
-            "integrated throughput"
-        )
+        rates = dict(zip((PCIE_RECEIVED, PCIE_TRANSMITTED), session.device.pcie_throughput(), strict=True))
         stretch = self._polls["pcie"].poll(1.0, session.now)
-        for name, rate in (("pcie_received", received), ("pcie_transmitted", transmitted)):
-            self._bytes[name] = self._bytes.get(name, 0.0) + rate * stretch.seconds
-        return self.one(PCIE_RECEIVED, self._bytes["pcie_received"]) + self.one(
-            PCIE_TRANSMITTED, self._bytes["pcie_transmitted"]
-        )
+        for each, rate in rates.items():
+            self._measured[each] = self._measured.get(each, 0.0) + rate * stretch.seconds
+            session.served[each.signal] = "integrated throughput"
+        return [sample for each in rates for sample in self.one(each, self._measured[each])]
 
     def ask_power_limits(self, session: Session) -> list[Sample]:
         """Power limits."""
@@ -736,6 +733,8 @@ class Gpu:
     def ask_instances(self, session: Session) -> list[Sample]:
         """The MIG instances, for the source to read as GPUs of their own."""
         instances = session.device.instances()
+        if (instances is None) != (self.instances is None):
+            session.forget()  # a GPU that is cut up has other signals than a whole one
         self.instances = None if instances is None else tuple(instances)
         return []
 
@@ -754,31 +753,17 @@ def _flag(value: bool | None) -> int | None:
     return None if value is None else int(value)
 
 
-_COUNTERS = _Question(
-    Gpu.ask_counters,
-    (PCIE_RECEIVED, PCIE_TRANSMITTED, NVLINK_RECEIVED, NVLINK_TRANSMITTED, TEMPERATURE),
-    _EVERY_READING,
-)
+_COUNTERS = _Question(Gpu.ask_counters, (TEMPERATURE,), _EVERY_READING)
 _ACTIVITY = _Question(
-    Gpu.ask_activity,
-    (
-        SM_ACTIVE,
-        SM_OCCUPANCY,
-        PIPE_ACTIVE,
-        DRAM_ACTIVE,
-        ENGINE_BUSY,
-        PCIE_RECEIVED,
-        PCIE_TRANSMITTED,
-        NVLINK_RECEIVED,
-        NVLINK_TRANSMITTED,
-    ),
-    _EVERY_READING,
+    Gpu.ask_activity, (SM_ACTIVE, SM_OCCUPANCY, PIPE_ACTIVE, DRAM_ACTIVE, ENGINE_BUSY), _EVERY_READING
 )
+_TRAFFIC = _Question(Gpu.ask_traffic, tuple(_TRAFFIC_ANSWERS), _EVERY_READING)
 _INSTANCES = _Question(Gpu.ask_instances, (), _SOMETIMES)
 _QUESTIONS = (
     # These two first: others look at what they told.
     _COUNTERS,
     _ACTIVITY,
+    _TRAFFIC,
     _Question(Gpu.ask_utilization, (BUSY, MEMORY_BUSY), _EVERY_READING),
     _Question(Gpu.ask_memory, (MEMORY_TOTAL, MEMORY_USED, MEMORY_RESERVED), _EVERY_READING),
     _Question(Gpu.ask_power, (POWER, ENERGY), _EVERY_READING),

@@ -226,6 +226,7 @@ class GpuSource(Source):
             session = self._session
             self._reading[uuid] = True
             try:
+                self._require_session()  # it may have been ended since
                 samples = gpu.read()
             except DriverUnavailable:
                 # The main reader opens the session again; a GPU's thread must not.
@@ -247,19 +248,23 @@ class GpuSource(Source):
         if self._released_until is not None:
             raise NotPresent("the driver was let go on request")
         if not self._admitted.is_set() and not (self._reopening and self._admitted.wait(2 * _QUIET_SECONDS)):
-            reason = self._problem.reason if self._problem is not None else "uninitialized"
-            raise DriverUnavailable(reason, "there is no session with the driver now")
+            self._require_session()
         if gpu.met_in != self._session:
             raise DeviceLost(
                 gpu.lost_reason or "not_enumerated", "the GPU has not been seen since the driver was opened"
             )
 
+    def _require_session(self) -> None:
+        if not self._admitted.is_set():
+            reason = self._problem.reason if self._problem is not None else "uninitialized"
+            raise DriverUnavailable(reason, "there is no session with the driver now")
+
     def _read_events(self) -> Iterable[Sample]:
         """Hear what the driver has to report. The listener belongs to this thread alone."""
-        if not self._admitted.is_set():
-            return ()
         self._reading[_EVENTS] = True
         try:
+            if not self._admitted.is_set():
+                return ()
             self._listen()
             if self._listener is not None:
                 for event in self._listener.wait(_EVENT_WAIT_SECONDS):
@@ -389,7 +394,8 @@ class GpuSource(Source):
         self._enumerate_at = now
 
     def _disconnect(self) -> None:
-        self._admitted.clear()
+        if self._quiet():
+            self._stop_listening()  # nobody is in it now, and it must not outlive the session
         self._open = False
         self._driver.close()
 

@@ -1,0 +1,55 @@
+"""Bytes over one direction of a link, from whichever of the driver's answers tells them best."""
+
+from __future__ import annotations
+
+from stallscope.sampling.integrals import DriverCounter
+
+_NARROW = 1 << 32
+_MOST_PER_SECOND = 1e13
+"""No link of today moves more."""
+
+
+class Traffic:
+    """One total, fed by the driver's byte counter, or else by activity (what moved since the reading before).
+
+    How wide the PCIe byte counters are is documented nowhere; 32 bits would wrap many times a second on a busy link, so
+    until a counter was seen beyond them activity is believed where there is any.
+    """
+
+    def __init__(self, *, may_be_narrow: bool) -> None:
+        """Begin with nothing told.
+
+        Args:
+            may_be_narrow: whether the counter may wrap after 32 bits.
+        """
+        self.total: float | None = None
+        """Bytes; None before anything was told."""
+        self.by_activity = False
+        """Whether activity is what is believed now."""
+        self.counter = DriverCounter(widths=(32, 64) if may_be_narrow else (64,), most_per_second=_MOST_PER_SECOND)
+        self._wide = not may_be_narrow
+        self._counted = False
+
+    def take(self, counted: int | None, moved: float | None, now: float) -> None:
+        """Take in what one reading told.
+
+        Args:
+            counted: the driver's counter.
+            moved: bytes since the reading before, by activity.
+            now: monotonic seconds.
+        """
+        growth = None
+        if counted is not None:
+            before = self.counter.total if self._counted else 0.0
+            growth = self.counter.take(counted, now=now) - before
+            self._wide = self._wide or counted >= _NARROW
+            if not self._counted:
+                # Where the driver began to count is where the total begins.
+                self._counted = True
+                self.total = growth if self.total is None else self.total
+                return
+        doubted = not (self._counted and self._wide)
+        self.by_activity = doubted and (self.by_activity or moved is not None)
+        chosen = moved if self.by_activity else growth
+        if chosen is not None:
+            self.total = (self.total or 0.0) + chosen

@@ -1,0 +1,61 @@
+"""Bytes over a link: which of several answers is believed, and that the total never jumps when that changes."""
+
+from __future__ import annotations
+
+from stallscope.gpus.traffic import Traffic
+
+GIB = 1 << 30
+
+
+def test_a_wide_counter_is_believed_and_the_total_begins_where_it_stands() -> None:
+    traffic = Traffic(may_be_narrow=True)
+    for second in range(4):
+        traffic.take((8 + second) * GIB, 0.5 * GIB if second else None, second)
+    assert traffic.total == 11 * GIB
+    assert not traffic.by_activity
+
+
+def test_a_counter_that_may_wrap_unseen_gives_way_to_activity() -> None:
+    traffic = Traffic(may_be_narrow=True)
+    moved = 21 * GIB
+    for second in range(4):
+        traffic.take((moved * second) % (1 << 32), moved if second else None, second)
+    assert traffic.by_activity
+    assert traffic.total == 3 * moved
+
+
+def test_once_the_counter_shows_that_it_is_wide_it_takes_over_without_a_jump() -> None:
+    traffic = Traffic(may_be_narrow=True)
+    totals = []
+    for second in range(8):
+        traffic.take(second * GIB, 1.0 * GIB if second else None, second)
+        totals.append(traffic.total)
+    assert totals == [second * GIB for second in range(8)]
+    assert not traffic.by_activity
+
+
+def test_a_narrow_counter_alone_counts_over_its_wraps_as_far_as_one_reading_can_tell() -> None:
+    traffic = Traffic(may_be_narrow=True)
+    for second in range(10):
+        traffic.take((second * GIB) % (1 << 32), None, second)
+    assert traffic.total == 9 * GIB
+
+
+def test_activity_alone_adds_up_and_a_reading_without_it_loses_nothing() -> None:
+    traffic = Traffic(may_be_narrow=False)
+    for second, moved in enumerate((None, 10.0, None, 25.0)):
+        traffic.take(None, moved, second)
+    assert traffic.total == 35
+
+
+def test_a_link_that_nothing_tells_of_has_no_total() -> None:
+    traffic = Traffic(may_be_narrow=True)
+    traffic.take(None, None, 0)
+    assert traffic.total is None
+
+
+def test_a_counter_that_fails_for_a_reading_catches_up_at_the_next() -> None:
+    traffic = Traffic(may_be_narrow=False)
+    for second, counted in enumerate((100, None, 300)):
+        traffic.take(counted, None, second)
+    assert traffic.total == 300
