@@ -1,0 +1,114 @@
+"""Which room of the package may know which, and which libraries: what a reader can rely on."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "exporter" / "stallscope"
+MAY_IMPORT: Mapping[str, frozenset[str]] = {
+    room: frozenset(others.split())
+    for room, others in {
+        "__init__": "shim version",
+        "__main__": "cli",
+        "amd": "gpus",
+        "analysis": "",
+        "bundle": "",
+        "catalogue": "",
+        "cli": "bundle configuration gpus intake logs nvidia sampling simulation sources stack version web",
+        "configuration": "logs report web",
+        # A source of GPUs is a source; of the other sources they know nothing.
+        "gpus": "catalogue sampling sources",
+        "intake": "catalogue report sampling",
+        "logs": "",
+        "nvidia": "gpus",
+        "owners": "gpus",
+        "report": "",
+        "sampling": "catalogue version",
+        "shim": "report",
+        "simulation": "gpus sampling shim",
+        "sources": "amd catalogue gpus nvidia owners sampling",
+        "stack": "__init__ bundle simulation",
+        "version": "",
+        "web": "configuration report sampling version",
+    }.items()
+}
+LIBRARIES: Mapping[str, frozenset[str]] = {
+    "cheroot": frozenset({"web"}),
+    "h2": frozenset({"owners"}),
+    "numpy": frozenset({"stack"}),
+    "psutil": frozenset({"sources", "stack"}),
+    "pynvml": frozenset({"nvidia"}),
+    "requests": frozenset({"analysis", "stack"}),
+    "yaml": frozenset({"configuration", "stack", "web"}),
+}
+"""Rooms that may know a library; what stands here for no room is of the standard library alone."""
+
+
+@cache
+def imports() -> tuple[tuple[str, str, str], ...]:
+    """Every import as room, module and file; those of frameworks in `shim/integrations/` aside."""
+    return tuple(_imports())
+
+
+def _imports() -> Iterator[tuple[str, str, str]]:
+    for path in sorted(PACKAGE.rglob("*.py")):
+        place = path.relative_to(PACKAGE)
+        room = place.parts[0] if len(place.parts) > 1 else place.stem
+        if place.parts[:2] == ("shim", "integrations"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                assert node.level == 0, f"{place} imports relatively"
+                names = [f"{node.module}.{alias.name}" for alias in node.names]
+            else:
+                continue
+            for name in names:
+                yield room, name, str(place)
+
+
+def other_room(module: str) -> str | None:
+    """The room that a module lies in; None for a library."""
+    package, _, rest = module.partition(".")
+    if package != "stallscope":
+        return None
+    first = rest.partition(".")[0]
+    return first if first in MAY_IMPORT else "__init__"
+
+
+def test_every_room_has_its_rule() -> None:
+    places = [each for each in PACKAGE.iterdir() if each.suffix == ".py" or (each / "__init__.py").exists()]
+    assert {each.stem for each in places} == set(MAY_IMPORT)
+
+
+@pytest.mark.parametrize("room", MAY_IMPORT)
+def test_a_room_knows_no_more_than_it_may(room: str) -> None:
+    strangers = {
+        (place, other)
+        for mine, module, place in imports()
+        if mine == room and (other := other_room(module)) not in (None, room) and other not in MAY_IMPORT[room]
+    }
+    assert not strangers
+
+
+def test_gpus_know_no_source_but_what_a_source_is() -> None:
+    known = {module for room, module, _ in imports() if room == "gpus" and module.startswith("stallscope.sources")}
+    assert known
+    assert all(module.startswith("stallscope.sources.base.") for module in known)
+
+
+def test_each_library_stays_in_its_rooms() -> None:
+    strangers = {
+        (place, library)
+        for room, module, place in imports()
+        if (library := module.partition(".")[0]) not in sys.stdlib_module_names | {"stallscope"}
+        and room not in LIBRARIES.get(library, frozenset())
+    }
+    assert not strangers
