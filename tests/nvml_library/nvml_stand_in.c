@@ -130,11 +130,12 @@ result device_answers(struct handle *device, enum group group, struct gpu **gpu,
     return GPU_IS_LOST;
   if (index_of(device->slot) == ~0u)
     return INVALID_ARGUMENT;
-  if (control->global_lock)
+  int alone = control->global_lock != 0; /* as of now: it may be switched while this waits */
+  if (alone)
     pthread_mutex_lock(&one_at_a_time);
   while (__atomic_load_n(&(*gpu)->state, __ATOMIC_RELAXED) == HUNG || hangs((*gpu)->hang_function))
     usleep(2000);
-  if (control->global_lock)
+  if (alone)
     pthread_mutex_unlock(&one_at_a_time);
   switch ((*gpu)->state) {
   case LOST:
