@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from stallscope.cli import gpus as command
+from stallscope.gpus.peak_flops import TABLE_DATE
 from tests.nvml_library.stand_in import DriverState, GpuState, Group, NvmlStandIn
 
 
@@ -44,6 +45,21 @@ def test_each_gpu_has_its_table_within_eighty_columns(node: NvmlStandIn) -> None
         assert f"GPU {index}: NVIDIA H100 80GB HBM3\n  {NvmlStandIn.uuid(index)}\n" in finished.stdout
     assert "nvmlDeviceGetPowerUsage" in finished.stdout
     assert finished.stdout.isascii()
+
+
+def test_the_columns_of_a_table_are_aligned_whatever_stands_in_them(node: NvmlStandIn) -> None:
+    lines = run(node).stdout.splitlines()
+    head = next(line for line in lines if line.endswith("served by"))
+    table = lines[lines.index(head) : lines.index("", lines.index(head))]
+    assert len(table) > 30
+    column = head.index("served by")
+    assert all(line[column - 2 : column] == "  " and line[column] != " " for line in table)
+
+
+def test_what_is_known_of_a_model_names_the_table_and_its_date(node: NvmlStandIn) -> None:
+    peak = document(node)["gpus"][0]["signals"]["peak_flops"]
+    assert peak["call"] == f"table of {TABLE_DATE}"
+    assert {each["precision"] for each in peak["values"]} >= {"bf16", "fp32"}
 
 
 def test_what_a_gpu_lacks_is_listed_as_such_and_has_no_value(node: NvmlStandIn) -> None:
@@ -89,6 +105,12 @@ def test_what_stands_in_the_way_is_warned_of_by_gpu(node: NvmlStandIn) -> None:
     assert mig.startswith("GPU 1: MIG is on")
     assert [gpu.get("mig") for gpu in found["gpus"]] == [None, None, "1g.10gb"]
     assert found["gpus"][2]["parent_uuid"] == NvmlStandIn.uuid(1)
+
+
+def test_xids_are_the_whole_gpus_and_not_missed_at_its_instances(node: NvmlStandIn) -> None:
+    node.gpu[1].cut(("1g.10gb", 10 << 30))
+    _, whole, instance = (set(gpu["signals"]) for gpu in document(node)["gpus"])
+    assert whole - instance == {"xid_events_total", "xid_last_timestamp_seconds"}
 
 
 def test_a_lost_gpu_is_told_with_the_reason_while_the_other_is_read(node: NvmlStandIn) -> None:

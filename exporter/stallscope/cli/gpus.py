@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from stallscope.sampling.reading import Sample
 
 _COLUMNS = 80
-_NAME_COLUMNS, _VALUE_COLUMNS = 26, 10
-"""They leave room for the longest name of a call."""
 _SLOW_SECONDS = 0.005
 """More than a driver call may take without being told of."""
 _CALLS_SHOWN = 8
@@ -232,19 +230,18 @@ def _table(gpu: SurveyedGpu, alike: SurveyedGpu | None) -> str:
         lines += ["", _wrapped(f"signals and calls as {_name(alike)}; now: {values}", "  ", "    ")]
         return "\n".join([*lines, ""])
     if has:
-        lines += ["", f"  {'signal':<{_NAME_COLUMNS}}{'now':>{_VALUE_COLUMNS}}  served by"]
-        lines += [_row(signal) for signal in has]
+        rows = [("signal", "now", "served by"), *((each.family.signal, _now(each), each.call or "-") for each in has)]
+        widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+        lines.append("")
+        for name, now, call in rows:
+            start = f"  {name:<{widths[0]}} {now:>{widths[1]}}  "
+            lines.append(_wrapped(call, start, " " * len(start)))
     lacking = [signal.family.signal for signal in gpu.signals if signal.supported is False]
     unknown = [signal.family.signal for signal in gpu.signals if signal.supported is None]
     for title, names in (("not supported", lacking), ("not found out", unknown)):
         if names:
             lines += ["", _wrapped(f"{title}: {', '.join(names)}", "  ", "    ")]
     return "\n".join([*lines, ""])
-
-
-def _row(signal: Signal) -> str:
-    start = f"  {signal.family.signal:<{_NAME_COLUMNS}}{_now(signal):>{_VALUE_COLUMNS}}  "
-    return _wrapped(signal.call or "-", start, " " * len(start))
 
 
 def _now(signal: Signal) -> str:

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from stallscope.catalogue import GPU_FAMILIES, Family
-from stallscope.gpus.gpu import INFO, PERSISTENCE_MODE, SIGNAL_SUPPORTED, Gpu
+from stallscope.gpus.gpu import INFO, PEAK_FLOPS, PERSISTENCE_MODE, SIGNAL_SUPPORTED, XID_EVENTS, XID_LAST, Gpu
+from stallscope.gpus.peak_flops import TABLE_DATE
 from stallscope.gpus.source import LOST_INFO, GpuSource
 from stallscope.sampling.reader import ReaderState, SourceState
 from stallscope.sampling.reading import Sample
@@ -26,7 +27,7 @@ class Signal:
     supported: bool | None
     """None where it did not turn out."""
     call: str
-    """The driver's call that serves it; empty where that is not told."""
+    """The driver's call that serves it, or what else does; empty where that is not told."""
     samples: tuple[Sample, ...]
 
 
@@ -148,7 +149,7 @@ def _attempt(readers: Mapping[str, Callable[[], Iterable[Sample]]], limit: float
 def _surveyed(gpu: Gpu, samples: Sequence[Sample], attempt: _Attempt | None, calls: int, limit: float) -> SurveyedGpu:
     place = SIGNAL_SUPPORTED.labels.index("signal")
     supported = {sample.labels[place]: bool(sample.value) for sample in samples if sample.family is SIGNAL_SUPPORTED}
-    served = gpu.served
+    served = {**gpu.served, PEAK_FLOPS.signal: f"table of {TABLE_DATE}"}
     hung = attempt is not None and not attempt.ended.is_set()
     reasons = [sample.labels[LOST_INFO.labels.index("reason")] for sample in samples if sample.family is LOST_INFO]
     error = attempt.error if attempt is not None else None
@@ -167,7 +168,8 @@ def _surveyed(gpu: Gpu, samples: Sequence[Sample], attempt: _Attempt | None, cal
                 samples=tuple(sample for sample in samples if sample.family is each),
             )
             for each in GPU_FAMILIES
-            if each.optional
+            # Xids are those of the whole GPU.
+            if each.optional and not (gpu.identity.mig and each in (XID_EVENTS, XID_LAST))
         ),
         calls=calls,
     )
