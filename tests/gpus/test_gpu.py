@@ -14,6 +14,7 @@ from stallscope.gpus.driver import (
     Counters,
     DeviceLost,
     DriverError,
+    DriverUnavailable,
     GpuProcess,
     Health,
     Memory,
@@ -308,3 +309,18 @@ def test_a_lost_gpu_ends_the_reading_and_a_failing_call_only_its_own_series() ->
     device.answers["memory"] = DeviceLost("gpu_lost", "GPU is lost")
     with pytest.raises(DeviceLost):
         readings.after(1)
+
+
+def test_a_gpu_that_lacks_all_at_once_has_lost_its_session_and_one_that_lacks_some_has_not() -> None:
+    device = ScriptedDevice(power=500.0, temperature=40.0)
+    readings = Readings(device)
+    readings.after(3)
+    del device.answers["temperature"]
+    assert ("power_watts",) in readings.after(3)
+    device.answers.clear()
+    with pytest.raises(DriverUnavailable, match="refuses everything"):
+        readings.after(3)
+
+
+def test_a_gpu_that_never_had_anything_is_no_failure() -> None:
+    assert Readings(ScriptedDevice()).after(5)

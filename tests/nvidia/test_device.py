@@ -85,6 +85,21 @@ def test_a_gpu_that_was_lost_gets_a_new_handle(asking: Asking, nvml_stand_in: Nv
     assert nvml_stand_in.calls("nvmlDeviceGetHandleByIndex_v2") == 2
 
 
+def test_a_gpu_whose_place_another_took_stays_lost_and_shows_nothing_of_the_other(
+    asking: Asking, nvml_stand_in: NvmlStandIn
+) -> None:
+    asking.do("gpu.identity(); gpu.power()")
+    gone, other = nvml_stand_in.uuid(0), nvml_stand_in.uuid(1)
+    nvml_stand_in.remove(0)
+    assert asking.ask("gpu.power()") == ["DeviceLost", "gpu_lost"]
+    assert asking.ask("gpu.power()") == ["DeviceLost", "gpu_lost"], "index 0 is another GPU's now"
+    assert asking.ask("gpu.identity().uuid") == gone
+    nvml_stand_in.add()  # as many as before: only the place that was taken tells of the change
+    asking.do("now = driver.devices()")
+    assert asking.ask("now[0].identity().uuid") == other
+    assert asking.ask("now[0].power()") == 69.85
+
+
 def test_a_gpu_says_what_it_is(asking: Asking) -> None:
     assert asking.ask("vars(gpu.identity())") == {
         "index": 0,

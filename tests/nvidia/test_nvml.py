@@ -45,6 +45,11 @@ def test_a_driver_that_refuses_is_unavailable_for_its_own_reason(
         assert child.do("driver.open()") == ["DriverUnavailable", reason]
 
 
+def test_a_driver_that_refuses_under_way_is_unavailable(asking: Asking, nvml_stand_in: NvmlStandIn) -> None:
+    nvml_stand_in.set_driver(DriverState.FORBIDDEN)
+    assert asking.ask("driver.devices()") == ["DriverUnavailable", "no_permission"]
+
+
 def test_nothing_is_asked_of_a_driver_that_is_not_open(nvml_stand_in: NvmlStandIn) -> None:
     with Asking(nvml_stand_in) as child:
         assert child.ask("driver.devices()") == ["DriverUnavailable", "uninitialized"]

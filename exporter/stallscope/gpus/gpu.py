@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import TypeVar
 
 from stallscope.catalogue import BELOW_LEVELS, THROTTLE_REASONS, Family, family
 from stallscope.gpus.driver import (
@@ -119,7 +120,8 @@ _Answer = TypeVar("_Answer")
 _Label = TypeVar("_Label", bound=str)
 
 
-class _Question(NamedTuple):
+@dataclass(frozen=True, eq=False)  # compared by identity: a question is a dictionary key many times a reading
+class _Question:
     """Something that a GPU is asked, at its own cadence."""
 
     ask: Callable[[Gpu, Session], list[Sample] | None]
@@ -162,7 +164,7 @@ class Session:
 
     def forget(self) -> None:
         """Find out anew what the GPU has and lacks."""
-        for learnt in (self.lacking, self.has, self.pointless):
+        for learnt in (self.lacking, self.has, self.pointless, self.asked_at):
             learnt.clear()
         self.support = None
 
@@ -350,7 +352,7 @@ class Gpu:
             session.asked_at.pop(_INSTANCES, None)
             session.pointless.discard(_INSTANCES)
         failure: DriverError | None = None
-        answered = False
+        answered = refused = False
         for question in _QUESTIONS:
             asked_at = session.asked_at.get(question)
             # Half an interval of slack, since readings come a little early or late.
@@ -361,6 +363,7 @@ class Gpu:
             try:
                 answer = question.ask(self, session)
             except Unsupported:
+                refused = refused or bool(session.has.get(question))
                 session.pointless.add(question)
                 session.answers.pop(question, None)
                 self._learn(question, frozenset())
@@ -377,16 +380,26 @@ class Gpu:
                 if answer is None:
                     continue
                 session.answers[question] = answer
-                present = {sample.family for sample in answer}
-                told = frozenset(each for each in question.families if question.may_be_empty or each in present)
-                self._learn(question, told | session.has.get(question, frozenset()))
+                self._note_told(question, answer)
         if failure is not None and not answered:
             raise failure
+        if refused and not answered:
+            # No GPU loses all that it has at once: the session is to blame, and only a new one tells what for.
+            raise DriverUnavailable("no_permission", "the GPU refuses everything that it answered before")
         samples = [sample for answer in session.answers.values() for sample in answer]
         samples += self._peaks
         if session.support is None:
             session.support = self._support()
         return samples + session.support
+
+    def _note_told(self, question: _Question, answer: Iterable[Sample]) -> None:
+        """Take note of the families that a question was found to tell of, which are the more the longer it is asked."""
+        known = self.session.has.get(question)
+        if known is not None and len(known) == len(question.families):
+            return
+        present = {sample.family for sample in answer}
+        told = {each for each in question.families if question.may_be_empty or each in present}
+        self._learn(question, (known or frozenset()) | told)
 
     def _learn(self, question: _Question, told: frozenset[Family]) -> None:
         if self.session.has.get(question) != told:

@@ -204,6 +204,8 @@ class GpuSource(Source):
             # A GPU that was lost and then left the driver's list is still lost for the first reason.
             return gpu.lost_reason or "not_enumerated"
         error = reader.error if reader is not None else None
+        if isinstance(error, DriverUnavailable) and state.main.hung(state.now, state.stale_after):
+            return "hung"  # the call that was to open the session again does not come back
         if isinstance(error, DriverUnavailable) and isinstance(state.main.error, DriverUnavailable):
             return state.main.error.reason  # the main reader knows why; the GPU's only that its session is over
         if isinstance(error, (DeviceLost, DriverUnavailable)):

@@ -138,6 +138,8 @@ class NvmlDevice:
         self._calls = 0
         self._handle: Handle | None = None
         self._identity: Identity | None = None
+        self.replaced = False
+        """Whether another GPU was found in its place."""
         self._scrutiny = Scrutiny(surroundings.monotonic, surroundings.wall)
         self._served: dict[str, str] = {}
         self._constants: dict[str, int] = {}
@@ -388,7 +390,13 @@ class NvmlDevice:
     def handle(self) -> Handle:
         """The driver's word for this GPU: milliseconds to get, so asked once, and again when the GPU was lost."""
         if self._handle is None:
-            self._handle = self.ask("nvmlDeviceGetHandleByIndex", self._index)
+            handle = self.ask("nvmlDeviceGetHandleByIndex", self._index)
+            if self._identity is not None:
+                # Where the GPU was lost, another may stand in its place by now: its figures are not this one's.
+                self.replaced = self._scrutiny.text(self.ask("nvmlDeviceGetUUID", handle)) != self._identity.uuid
+                if self.replaced:
+                    raise DeviceLost("gpu_lost", f"another GPU stands at index {self._index} now")
+            self._handle = handle
         return self._handle
 
     @property

@@ -84,11 +84,15 @@ class NvmlDriver:
 
     def devices(self) -> Sequence[Device]:
         """The GPUs, by index; each is opened when first asked something, so that one that hangs hides no other."""
-        count = int(self._call("nvmlDeviceGetCount"))
+        try:
+            count = int(self._call("nvmlDeviceGetCount"))
+        except Unsupported as refused:
+            raise DriverUnavailable("no_permission", str(refused)) from None
         if not 0 <= count <= _MOST_GPUS:
             raise DriverError("implausible", f"the driver says that it has {count} GPUs")
         session = self._session
-        if count != len(self._devices) and session is not None:
+        changed = count != len(self._devices) or any(device.replaced for device in self._devices)
+        if changed and session is not None:
             # Indices move when a GPU comes or goes, so none of the old handles is to be trusted.
             surroundings = Surroundings(session, self._monotonic, self._wall)
             self._devices = tuple(NvmlDevice(surroundings, index) for index in range(count))

@@ -1,0 +1,31 @@
+"""Machines for the faults: one that several share, and new ones."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.faults.machine import Machine, running
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    """One exporter for all faults of a file: each must leave it as it was."""
+    with running(tmp_path_factory.mktemp("machine")) as shared:
+        yield shared
+
+
+@pytest.fixture
+def new_machine(tmp_path: Path) -> Iterator[Callable[..., Machine]]:
+    """Makes a machine for faults that leave a mark; its exporter is started by the test."""
+    with contextlib.ExitStack() as stack:
+
+        def make(*, gpus: int = 4, profile: str = "h100") -> Machine:
+            made = Machine(tmp_path, gpus=gpus, profile=profile)
+            stack.callback(made.close)
+            return made
+
+        yield make

@@ -1,0 +1,220 @@
+"""A machine with stand-in GPUs, the real exporter process on it, and what its `/metrics` shows."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.nvml_library.stand_in import NvmlStandIn
+
+INTERVAL = 0.2
+DEADLINE = 20.0
+"""Seconds: generous, since every wait ends as soon as what it waits for is there."""
+SOURCE_UP = "stallscope_exporter_source_up"
+LAST_SUCCESS = "stallscope_exporter_source_last_success_timestamp_seconds"
+READINGS = "stallscope_exporter_source_readings_total"
+STUCK_THREADS = "stallscope_exporter_source_stuck_threads"
+REJECTED = "stallscope_exporter_values_rejected_total"
+OPENMETRICS = "application/openmetrics-text; version=1.0.0"
+
+
+class Page:
+    """One page, by names and labels; names of GPU families go without their prefix."""
+
+    def __init__(self, text: str, *, openmetrics: bool = False) -> None:
+        self.text = text
+        self._series: dict[str, list[tuple[dict[str, str], float]]] = {}
+        for family in (parse_openmetrics if openmetrics else text_string_to_metric_families)(text):
+            for sample in family.samples:
+                self._series.setdefault(sample.name, []).append((sample.labels, sample.value))
+
+    def series(self, name: str, **labels: str) -> list[tuple[dict[str, str], float]]:
+        """Labels and value of every series of that name that has these labels."""
+        found = self._series.get(name) or self._series.get(f"stallscope_gpu_{name}", [])
+        return [(has, value) for has, value in found if labels.items() <= has.items()]
+
+    def get(self, name: str, **labels: str) -> float | None:
+        """The value of the only such series, or None."""
+        found = self.series(name, **labels)
+        assert len(found) <= 1, f"{name}{labels} is ambiguous"
+        return found[0][1] if found else None
+
+    def families(self, uuid: str) -> set[str]:
+        """Which series a GPU has, without the prefix."""
+        return {
+            name.removeprefix("stallscope_gpu_")
+            for name, found in self._series.items()
+            if any(labels.get("uuid") == uuid for labels, _ in found)
+        }
+
+    def state(self, uuid: str) -> str | None:
+        """`up`, or the reason for which a GPU is down; None where nothing is said of it."""
+        up, reasons = self.get("up", uuid=uuid), [labels["reason"] for labels, _ in self.series("lost_info", uuid=uuid)]
+        assert len(reasons) == (up == 0), f"{uuid}: up is {up} and the reasons are {reasons}"
+        return reasons[0] if reasons else None if up is None else "up"
+
+    def summary(self) -> str:
+        """The lines that tell of faults."""
+        told = re.compile(r"stallscope_(gpu_(up|lost|last|xid)|exporter_(source|values|driver))")
+        return "\n".join(line for line in self.text.splitlines() if told.match(line))
+
+    def read_at(self, uuid: str) -> float:
+        """When a GPU last answered."""
+        return self.get("last_reading_timestamp_seconds", uuid=uuid) or 0.0
+
+    def uuids(self) -> set[str]:
+        """Every GPU and instance that the page knows."""
+        return {labels["uuid"] for labels, _ in self.series("info")}
+
+
+class Machine:
+    """Stand-in GPUs, the kernel's list of them, and an exporter that reads both."""
+
+    def __init__(self, folder: Path, *, gpus: int = 4, profile: str = "h100", interval: float = INTERVAL) -> None:
+        """Set the machine up; `start` starts the exporter."""
+        self.node = NvmlStandIn(folder, gpus=gpus, profile=profile)
+        self.interval = interval
+        self._kernel = folder / "proc/driver/nvidia/gpus"
+        self._kernel.mkdir(parents=True)
+        self._folder = folder
+        self.lines: list[str] = []
+        """What the exporter has logged."""
+        self._news = threading.Condition()
+        self._process: subprocess.Popen[str] | None = None
+        self._connection: http.client.HTTPConnection | None = None
+        self._address = ""
+        self.without_library = False
+        self.notice_hardware()
+
+    def start(self, *flags: str) -> None:
+        """Start the exporter, and wait until it answers."""
+        command = [sys.executable, "-m", "stallscope", "exporter", "--web.listen-address=127.0.0.1:0"]
+        command += ["--report.unix-socket=", "--report.udp-address=", "--collector.disable-defaults"]
+        command += ["--collector.nvidia", "--collector.process", f"--path.rootfs={self._folder}"]
+        command += [f"--sampling.interval={self.interval * 1000:.0f}ms", *flags]
+        settings = os.environ | ({} if self.without_library else self.node.environment)
+        self._process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=settings)
+        self._log = threading.Thread(target=self._read_log)
+        self._log.start()
+        self._address = self.logged(r"msg=answering.* url=http://(\S+)/")[1]
+
+    def close(self) -> None:
+        """Kill the exporter: one whose threads hang in the library ends no other way."""
+        if self._connection is not None:
+            self._connection.close()
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._log.join()
+            assert self._process.stderr is not None
+            self._process.stderr.close()
+
+    @property
+    def process(self) -> subprocess.Popen[str]:
+        """The exporter's."""
+        assert self._process is not None
+        return self._process
+
+    def uuid(self, index: int) -> str:
+        """The GPU that stands there now."""
+        return self.node.gpu[index].uuid.decode()
+
+    def uuids(self) -> list[str]:
+        """Those of the GPUs that the driver shows now, by index."""
+        return [gpu.uuid.decode() for gpu in self.node.gpu]
+
+    def notice_hardware(self) -> None:
+        """Let the kernel list the GPUs that are there now."""
+        for each in self._kernel.iterdir():
+            each.rmdir()
+        for slot in self.node.control.slot[: self.node.gpu_count]:
+            (self._kernel / f"0000:{0x10 + slot:02x}:00.0").mkdir()
+
+    def fetch(self, path: str = "/metrics", *, method: str = "GET", accept: str = "text/plain") -> str:
+        """What the exporter answers."""
+        if self._connection is None:
+            self._connection = http.client.HTTPConnection(self._address, timeout=10)
+        try:
+            self._connection.request(method, path, headers={"Accept": accept})
+            answer = self._connection.getresponse()
+            text = answer.read().decode()
+        except (http.client.RemoteDisconnected, ConnectionResetError):  # an idle connection that the server closed
+            self._connection.close()
+            self._connection = None
+            return self.fetch(path, method=method, accept=accept)
+        assert answer.status == 200, f"{path}: {answer.status} {text}"
+        return text
+
+    def page(self) -> Page:
+        """The newest page."""
+        return Page(self.fetch())
+
+    def until(self, condition: Callable[[Page], object]) -> Page:
+        """The first page that is as wanted; fails with the last one seen where none comes."""
+        deadline = time.monotonic() + DEADLINE
+        while not condition(page := self.page()):
+            assert time.monotonic() < deadline, f"no page was as awaited; the last:\n{page.summary()}\n{self.log()}"
+            time.sleep(self.interval / 3)
+        return page
+
+    def until_healthy(self) -> Page:
+        """The first page on which every GPU that the driver shows is up, with readings."""
+        return self.until(
+            lambda page: (
+                page.get(SOURCE_UP, source="nvidia") == 1
+                and all(page.state(uuid) == "up" and "power_watts" in page.families(uuid) for uuid in self.uuids())
+            )
+        )
+
+    def until_newer(self, page: Page) -> Page:
+        """A page of a later round: other sources were read twice since."""
+        stood = page.get(LAST_SUCCESS, source="process") or 0.0
+        middle = self.until(lambda newer: (newer.get(LAST_SUCCESS, source="process") or 0.0) > stood)
+        stood = middle.get(LAST_SUCCESS, source="process") or 0.0
+        return self.until(lambda newer: (newer.get(LAST_SUCCESS, source="process") or 0.0) > stood)
+
+    def logged(self, pattern: str) -> re.Match[str]:
+        """Wait for a line that matches."""
+
+        def found() -> re.Match[str] | None:
+            return next((match for line in self.lines if (match := re.search(pattern, line))), None)
+
+        with self._news:
+            assert self._news.wait_for(found, timeout=DEADLINE), self.log()
+            match = found()
+            assert match is not None
+            return match
+
+    def log(self) -> str:
+        """The last lines logged."""
+        return "".join(self.lines[-30:])
+
+    def _read_log(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            with self._news:
+                self.lines.append(line)
+                self._news.notify_all()
+
+
+@contextlib.contextmanager
+def running(folder: Path, *flags: str, gpus: int = 4, profile: str = "h100") -> Iterator[Machine]:
+    """A machine of its own whose GPUs are all up."""
+    machine = Machine(folder, gpus=gpus, profile=profile)
+    try:
+        machine.start(*flags)
+        machine.until_healthy()
+        yield machine
+    finally:
+        machine.close()
