@@ -4,7 +4,7 @@ from html.parser import HTMLParser
 
 from stallscope.sampling.sampler import SourceStatus
 from stallscope.version import __version__
-from stallscope.web.landing import landing_page
+from stallscope.web.landing import ListedGpu, landing_page
 
 
 class Checked(HTMLParser):
@@ -39,6 +39,7 @@ def page(**changes: object) -> Checked:
     values: dict[str, object] = {
         "telemetry_path": "/metrics",
         "ready": True,
+        "gpus": [ListedGpu("0", "NVIDIA L40S", "GPU-1", "", "")],
         "statuses": [status("cpu", True), status("nvidia", False, "DriverUnavailable: no library", None)],
         "runs": {"resnet50": 8},
         "now": 1000.0,
@@ -68,6 +69,33 @@ def test_tells_version_sources_runs_and_the_way_to_the_metrics() -> None:
     assert ("a", {"href": "/metrics"}) in shown.seen
 
 
+def test_tells_each_gpu_and_what_became_of_it() -> None:
+    shown = page(
+        gpus=[
+            ListedGpu("0", "NVIDIA L40S", "GPU-1", "", ""),
+            ListedGpu("1", "NVIDIA L40S", "GPU-2", "", "gpu_lost"),
+            ListedGpu("2", "NVIDIA H200", "MIG-3", "1g.18gb", None),
+        ]
+    )
+    for text in ("NVIDIA L40S", "up", "down: gpu_lost", "2 MIG 1g.18gb", "MIG-3", "not read yet"):
+        assert text in shown.texts
+
+
+def test_tells_why_there_is_no_gpu() -> None:
+    reason = "the NVIDIA driver does not answer: Driver Not Loaded"
+    shown = page(gpus=[], statuses=[status("nvidia", None, reason, None)])
+    assert any(text.startswith("No GPU on this machine answers") for text in shown.texts)
+    assert {"not here", reason} <= set(shown.texts)
+    assert "No source of GPUs is switched on." in page(gpus=None).texts
+    assert "No source of GPUs is switched on." not in shown.texts
+
+
+def test_claims_nothing_before_the_first_reading() -> None:
+    shown = page(gpus=[], ready=False, statuses=[status("nvidia", None, "", None)])
+    assert shown.texts.count("not read yet") == 1
+    assert "Not read yet." in shown.texts
+
+
 def test_says_so_where_there_is_no_source_and_no_run() -> None:
     shown = page(statuses=[], runs={})
     assert "No source is switched on." in shown.texts
@@ -81,12 +109,19 @@ def test_a_simulated_node_is_labelled_and_a_real_one_is_not() -> None:
 
 def test_names_and_errors_from_outside_stay_text() -> None:
     hostile = '<script>alert("x")</script>'
-    shown = page(statuses=[status("x", False, hostile)], runs={hostile: 1}, telemetry_path='/"><b>', simulated=hostile)
+    gpu = ListedGpu(*[hostile] * 5)
+    shown = page(
+        gpus=[gpu],
+        statuses=[status("x", False, hostile)],
+        runs={hostile: 1},
+        telemetry_path='/"><b>',
+        simulated=hostile,
+    )
     assert not {"script", "b"} & {tag for tag, _ in shown.seen}
 
 
 def test_has_a_language_a_viewport_and_both_colour_schemes() -> None:
-    text = landing_page(telemetry_path="/metrics", ready=False, statuses=[], runs={}).decode()
+    text = landing_page(telemetry_path="/metrics", ready=False, gpus=[], statuses=[], runs={}).decode()
     shown = Checked(text.encode())
     assert ("html", {"lang": "en"}) in shown.seen
     assert any(tag == "meta" and attributes.get("name") == "viewport" for tag, attributes in shown.seen)

@@ -78,7 +78,7 @@ class Exporter:
             on_page=self._end_where_stuck,
         )
         self.sampler.add_collector("reports", self.intake.collect)
-        self._running: set[str] = set()
+        self._running: dict[str, Source] = {}
         self._switch_sources()
         self._application = Application(
             self.sampler,
@@ -179,13 +179,14 @@ class Exporter:
             wanted = self.configuration.enabled(name, by_default=source.enabled_by_default)
             if wanted and name not in self._running:
                 try:
-                    self.sampler.add(source(self._environment))
-                    self._running.add(name)
+                    made = source(self._environment)
+                    self.sampler.add(made)
+                    self._running[name] = made
                 except Exception:
                     _logger.exception("source %s could not be set up; going on without it", name)
             elif not wanted and name in self._running:
                 self.sampler.remove(name)
-                self._running.discard(name)
+                del self._running[name]
 
     def _end_where_stuck(self) -> None:
         """End the process where a reading has been stuck for too long; the publisher asks after every page."""
@@ -228,11 +229,26 @@ class Exporter:
             self._host_tree.cleanup()
 
     def _landing(self) -> bytes:
-        from stallscope.web.landing import landing_page
+        from stallscope.gpus.source import GpuSource
+        from stallscope.web.landing import ListedGpu, landing_page
 
+        sources = [source for source in list(self._running.values()) if isinstance(source, GpuSource)]
+        gpus = [gpu for source in sources for gpu in source.gpus.values()]
         return landing_page(
             telemetry_path=self.configuration.telemetry_path,
             ready=self.sampler.ready,
+            gpus=[
+                ListedGpu(
+                    str(gpu.identity.index),
+                    gpu.identity.model,
+                    gpu.identity.uuid,
+                    gpu.identity.mig,
+                    None if not gpu.lost_reason and gpu.last_reading is None else gpu.lost_reason,
+                )
+                for gpu in sorted(gpus, key=lambda gpu: (gpu.identity.index, gpu.identity.mig, gpu.identity.uuid))
+            ]
+            if sources
+            else None,
             statuses=self.sampler.statuses,
             runs=Counter(held.report.run for held in self.intake.registry.held),
             simulated=self.configuration.scenario,

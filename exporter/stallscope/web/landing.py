@@ -1,10 +1,11 @@
-"""The landing page: what this exporter is, how its sources are, and where to go from here. Reads memory only."""
+"""The landing page: what this exporter is, how GPUs and sources are, and where to go from here. Reads memory only."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
 from html import escape
+from typing import NamedTuple
 
 from stallscope.sampling.sampler import SourceStatus
 from stallscope.version import __version__
@@ -21,10 +22,23 @@ td { overflow-wrap: anywhere; }
 """.strip()
 
 
+class ListedGpu(NamedTuple):
+    """A GPU or MIG instance as the page shows it."""
+
+    number: str
+    model: str
+    uuid: str
+    mig: str
+    """Profile of the instance; empty for a whole GPU."""
+    trouble: str | None
+    """Why it is down, as in `lost_info`; empty where it is up, None before its first reading."""
+
+
 def landing_page(
     *,
     telemetry_path: str,
     ready: bool,
+    gpus: Iterable[ListedGpu] | None,
     statuses: Iterable[SourceStatus],
     runs: Mapping[str, int],
     simulated: str = "",
@@ -35,6 +49,7 @@ def landing_page(
     Args:
         telemetry_path: where the metrics are.
         ready: whether a first round of readings is done.
+        gpus: every GPU met so far; None where no source of GPUs runs.
         statuses: the sources.
         runs: number of ranks held, by run.
         simulated: the scenario, where the GPUs are simulated.
@@ -53,6 +68,14 @@ def landing_page(
         f"<tr><td>{escape(run)}</td><td>{count}</td></tr>" for run, count in sorted(runs.items(), key=lambda item: item)
     )
     ranks = ranks or '<tr><td colspan="2" class="quiet">No training run has reported.</td></tr>'
+    devices = "".join(map(_gpu_row, gpus or ()))
+    if gpus is None:
+        nothing = "No source of GPUs is switched on."
+    elif ready:
+        nothing = "No GPU on this machine answers; the sources below say why. All else is served."
+    else:
+        nothing = "Not read yet."
+    devices = devices or f'<tr><td colspan="4" class="quiet">{nothing}</td></tr>'
     state = '<span class="good">ready</span>' if ready else '<span class="quiet">starting</span>'
     return f"""<!DOCTYPE html>
 <html lang="en">
@@ -72,10 +95,16 @@ def landing_page(
 <li><a href="{HEALTHY_PATH}">Health</a></li>
 <li><a href="{READY_PATH}">Readiness</a></li>
 </ul>
+<h2>GPUs</h2>
+<table>
+<thead><tr><th scope="col">GPU</th><th scope="col">Model</th><th scope="col">State</th>
+<th scope="col">UUID</th></tr></thead>
+<tbody>{devices}</tbody>
+</table>
 <h2>Sources</h2>
 <table>
 <thead><tr><th scope="col">Source</th><th scope="col">State</th><th scope="col">Last reading</th>
-<th scope="col">What is wrong</th></tr></thead>
+<th scope="col">Why</th></tr></thead>
 <tbody>{sources}</tbody>
 </table>
 <p class="quiet">To reload a GPU driver under the exporter: <code>POST {RELEASE_PATH}?for=2m</code> or SIGUSR1 lets go
@@ -91,9 +120,23 @@ of the device files for a while, <code>POST {RESUME_PATH}</code> or SIGUSR2 take
 """.encode()
 
 
+def _gpu_row(gpu: ListedGpu) -> str:
+    css, word = ("quiet", "not read yet") if gpu.trouble is None else ("bad", f"down: {gpu.trouble}")
+    if gpu.trouble == "":
+        css, word = "good", "up"
+    name = f"{gpu.number} MIG {gpu.mig}" if gpu.mig else gpu.number
+    return (
+        f'<tr><td>{escape(name)}</td><td>{escape(gpu.model)}</td><td class="{css}">{escape(word)}</td>'
+        f"<td>{escape(gpu.uuid)}</td></tr>"
+    )
+
+
 def _source_row(status: SourceStatus, now: float) -> str:
-    words = {True: ("good", "up"), False: ("bad", "down"), None: ("quiet", "not here, or not read yet")}
-    css, word = words[status.up]
+    css, word = {
+        True: ("good", "up"),
+        False: ("bad", "down"),
+        None: ("quiet", "not here" if status.error else "not read yet"),
+    }[status.up]
     last = "never" if status.last_success is None else f"{max(0.0, now - status.last_success):.1f} s ago"
     return (
         f'<tr><td>{escape(status.name)}</td><td class="{css}">{word}</td><td>{last}</td>'
