@@ -156,6 +156,17 @@ def test_a_turn_that_was_in_the_way_loses_no_activity() -> None:
     assert readings.after(5)["sm_active_seconds_total",] == pytest.approx(2.0)
 
 
+def test_activity_that_another_gpus_turn_keeps_away_for_long_is_absent_until_it_is_told_again() -> None:
+    answers = iter([Activity(0.0), Activity(1.0, sm=0.5, graphics=0.5), *[None] * 8, Activity(9.0, sm=0.5)])
+    readings = Readings(ScriptedDevice(activity=lambda: next(answers), power=1.0))
+    page = readings.after(4)
+    assert {("sm_active_seconds_total",), ("busy_seconds_total",)} <= page.keys()
+    page = readings.after(6)
+    assert not {("sm_active_seconds_total",), ("busy_seconds_total",)} & page.keys(), "a standing counter looks idle"
+    assert page["signal_supported", "sm_active_seconds_total"] == 1
+    assert readings.after()["sm_active_seconds_total",] == pytest.approx(5.0)
+
+
 def test_pcie_bytes_come_from_the_counters_before_activity_and_activity_before_throughput() -> None:
     moved = {"pcie_received": 100.0, "pcie_transmitted": 10.0}
     slow: dict[str, Any] = {"pcie_throughput": (7.0, 7.0)}

@@ -154,6 +154,8 @@ class Session:
         """Of this reading; None where asking failed."""
         self.activity: Activity | None = None
         """Of this reading; None where there is nothing new."""
+        self.active_at: float | None = None
+        """When there was something new last, monotonic."""
         self.active_engines: set[str] = set()
         """Engines that activity tells of."""
         self.traffic = {
@@ -188,11 +190,10 @@ class Session:
     @property
     def rejected(self) -> Mapping[str, int]:
         """How often a counter of the driver said what it can't have meant, by reason."""
-        guards = [*list(self.guards.values()), *(traffic.counter for traffic in self.traffic.values())]
-        found = {
-            "backwards": sum(guard.backwards for guard in guards),
-            "out_of_range": sum(guard.out_of_range for guard in guards),
-        }
+        found = {"backwards": 0, "out_of_range": 0}
+        for guard in (*list(self.guards.values()), *(traffic.counter for traffic in self.traffic.values())):
+            found["backwards"] += guard.backwards
+            found["out_of_range"] += guard.out_of_range
         return {reason: count for reason, count in found.items() if count}
 
 
@@ -434,9 +435,12 @@ class Gpu:
     def ask_activity(self, session: Session) -> list[Sample] | None:
         """Shares of the GPU's units that were active, integrated."""
         activity = session.device.activity()
+        if activity is None and self._activity_awaited(session):
+            return []
         if activity is None or not activity.seconds:
             return None if not self._shares else self._activity_samples(session)
         session.activity = activity
+        session.active_at = session.now
         seconds = activity.seconds
         for name, ratio in (("sm", activity.sm), ("occupancy", activity.occupancy), ("dram", activity.dram)):
             if ratio is not None:
@@ -447,6 +451,10 @@ class Gpu:
         for engine, ratio in activity.engines.items():
             self._engines[engine] = self._engines.get(engine, 0.0) + ratio * seconds
         return self._activity_samples(session)
+
+    def _activity_awaited(self, session: Session) -> bool:
+        """Whether another GPU's turn has been in the way for so long that what is known is stale: it may hang."""
+        return session.active_at is not None and session.now - session.active_at > STALE_INTERVALS * self._interval
 
     def _activity_samples(self, session: Session) -> list[Sample]:
         shares = self._shares
@@ -492,7 +500,7 @@ class Gpu:
                 for kind in silent:
                     stretches[kind] = [self._timelines[kind].poll(_of(snapshot, kind), session.now)]
             elif {"gpu samples", "memory samples"} <= session.lacking and not self._active_instead(session, stretches):
-                return None
+                return [] if self._activity_awaited(session) else None
         for stretch in stretches["gpu"]:
             self._utilization.add(stretch)
         for stretch in stretches["memory"]:
