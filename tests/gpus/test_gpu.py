@@ -11,6 +11,7 @@ import pytest
 from stallscope.catalogue import family
 from stallscope.gpus.driver import (
     Activity,
+    Bar1,
     Counters,
     DeviceLost,
     DriverError,
@@ -262,6 +263,16 @@ def test_how_a_gpu_is_shared_is_told_by_mig_then_the_orchestrator() -> None:
     device.answers["instances"] = []
     readings.after(11)
     assert readings.gpu.sharing() == "mig"
+
+
+def test_what_a_gpu_has_is_known_at_once_after_it_was_cut_up() -> None:
+    device = ScriptedDevice(power=1.0, bar1=Bar1(2, 1), instances=None)
+    readings = Readings(device)
+    readings.after(1)
+    device.answers["instances"] = []
+    page = readings.after(12)
+    assert readings.gpu.sharing() == "mig"
+    assert page["signal_supported", "bar1_total_bytes"] == 1
 
 
 def test_a_mig_instance_carries_its_profile_on_every_series_and_no_peak() -> None:
