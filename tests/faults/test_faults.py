@@ -16,6 +16,14 @@ from tests.nvml_library.stand_in import DriverState, EventFault, GpuState, NvmlS
 
 ALL = (0, 1, 2, 3)
 SCRAPES = 50
+ACTIVITY = frozenset(
+    {
+        "sm_active_seconds_total",
+        "sm_occupancy_seconds_total",
+        "dram_active_seconds_total",
+        "pipe_active_seconds_total",
+    }
+)
 STAYS = {"info", "up", "lost_info", "last_reading_timestamp_seconds"}
 """What a GPU that is down still shows."""
 
@@ -35,6 +43,8 @@ class Fault:
     """A GPU's own trouble is told by its own series and is no failure of the source."""
     stuck: int = 0
     """Threads that hang."""
+    elsewhere: frozenset[str] = frozenset()
+    """What GPUs that are well do not show meanwhile."""
 
 
 def gpu_state(index: int, state: GpuState) -> Callable[[NvmlStandIn], None]:
@@ -129,6 +139,7 @@ FAULTS = (
         reason="hung",
         source_up=0,
         stuck=1,
+        elsewhere=ACTIVITY,
     ),
     Fault(
         "a GPU hangs in its list of processes, which is asked for seldom",
@@ -218,6 +229,9 @@ def test_fault(fault: Fault, machine: Machine) -> None:
     during = machine.until(lambda page: _shows(page, fault, down, others))
     for uuid in down:
         assert during.families(uuid) - XIDS == STAYS, "nothing that a GPU measured is shown while it is down"
+    for uuid in others:
+        machine.until(lambda page, uuid=uuid: page.families(uuid) >= has[uuid] - fault.elsewhere)  # type: ignore[misc]
+        machine.until(lambda page, uuid=uuid: not page.families(uuid) & fault.elsewhere)  # type: ignore[misc]
     during = _stays_while_pages_renew(machine, during, fault, down, others)
     _scrapes_ask_the_driver_nothing(machine, during)
 
