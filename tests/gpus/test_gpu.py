@@ -294,6 +294,22 @@ def test_persistence_mode_that_is_off_is_said_once_with_its_cost(caplog: pytest.
     assert "nvidia-smi -pm 1" in said
 
 
+def test_persistence_mode_is_said_again_only_where_it_was_on_meanwhile(caplog: pytest.LogCaptureFixture) -> None:
+    device = ScriptedDevice(persistence_mode=False)
+    readings = Readings(device)
+    readings.after(2)
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        readings.gpu.meet(device.identity(), SystemInfo("590.48.01", "13.1"), device)
+        readings.after(2)
+        assert not caplog.records, "a new session with the driver is no news"
+        device.answers["persistence_mode"] = True
+        readings.after(61)
+        device.answers["persistence_mode"] = False
+        readings.after(61)
+    assert len(caplog.records) == 1
+
+
 def test_health_that_is_not_told_is_absent_and_flags_are_numbers() -> None:
     health = Health(ecc_errors={"corrected": 2}, row_remap_pending=True, nvlink_links=18, nvlink_links_active=17)
     page = Readings(ScriptedDevice(health=health)).after(1)

@@ -151,6 +151,47 @@ def test_an_instance_that_was_taken_apart_is_down_for_that_reason_and_then_forgo
     assert up(page, "MIG-2") == 1
 
 
+def test_a_gpu_that_left_the_node_is_shown_as_gone_for_a_week_and_then_forgotten() -> None:
+    device = ScriptedDevice(power=1.0)
+    node = Node(device, ScriptedDevice(1, power=1.0))
+    node.after(2)
+    device.rejections["sentinel"] = 3
+    node.driver.shown.pop(0)
+    page = node.after(12)
+    assert (up(page), reason(page)) == (0, "not_enumerated")
+    node.clock.advance(6 * 86400)
+    page = node.after(12)
+    assert up(page) == 0
+    calls = page['stallscope_exporter_driver_calls_total{source="scripted"}']
+    node.clock.advance(86400)
+    page = node.after(12)
+    assert (up(page), up(page, "GPU-1")) == (None, 1)
+    assert page['stallscope_exporter_driver_calls_total{source="scripted"}'] > calls, "what it cost stays counted"
+    assert page['stallscope_exporter_values_rejected_total{source="scripted",reason="sentinel"}'] == 3
+
+
+def test_of_ever_new_gpus_the_newest_that_are_gone_stay_shown() -> None:
+    node = Node()
+    for number in range(100):
+        node.driver.shown = [ScriptedDevice(number, power=1.0)]
+        page = node.after(11)
+    assert up(page, "GPU-99") == 1
+    gone = {name for name, value in page.items() if name.startswith("stallscope_gpu_up{") and value == 0}
+    assert gone == {f'stallscope_gpu_up{{gpu="{number}",uuid="GPU-{number}"}}' for number in range(35, 99)}
+
+
+def test_a_gpu_that_comes_back_is_not_gone_any_more() -> None:
+    device = ScriptedDevice(power=1.0)
+    node = Node(device, ScriptedDevice(1, power=1.0))
+    node.after(2)
+    shown, node.driver.shown = node.driver.shown, node.driver.shown[1:]
+    node.after(12)
+    node.driver.shown = shown
+    assert up(node.after(12)) == 1
+    node.clock.advance(8 * 86400)
+    assert up(node.after(12)) == 1
+
+
 def test_instances_of_a_lost_gpu_are_lost_for_its_reason() -> None:
     parent = ScriptedDevice(power=1.0)
     cut = instance(parent, 1)

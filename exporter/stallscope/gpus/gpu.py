@@ -260,7 +260,6 @@ class Gpu:
         self._info = {}
         peaks = {} if identity.mig else peak_flops(identity.model)
         self._peaks = self.several(PEAK_FLOPS, peaks)
-        self._persistence_said = False
         for timeline in (*self._timelines.values(), *self._engine_timelines.values()):
             timeline.reopened()
         self.session = Session(device)
@@ -742,13 +741,13 @@ class Gpu:
         """Whether the driver keeps the GPU initialised; said once where it does not."""
         persistent = session.device.persistence_mode()
         if not persistent and not self._persistence_said:
-            self._persistence_said = True
             _logger.warning(
                 "GPU %s (%s): persistence mode is off: each first use of the idle GPU initialises it anew, which was "
                 "seen to take tens of milliseconds to seconds and holds up every other call; while this exporter runs "
                 "it keeps the GPU open. Turn it on with nvidia-persistenced, or nvidia-smi -pm 1",
                 *self.labels,
             )
+        self._persistence_said = not persistent
         return self.one(PERSISTENCE_MODE, int(persistent))
 
     def ask_instances(self, session: Session) -> list[Sample]:

@@ -55,6 +55,10 @@ _REOPEN_LOST_SECONDS = (60.0, 600.0)
 """A GPU that stays lost may need a new session to be seen again: first and longest pause between two of them."""
 _INSTANCE_REMEMBERED_SECONDS = 600.0
 """How long a MIG instance that was taken apart is still shown, as down."""
+_GPU_REMEMBERED_SECONDS = 7 * 86400.0
+"""The same for a GPU that left the driver's list: long enough that nobody misses it over a weekend."""
+_GONE_AT_MOST = 64
+"""How many that are gone are shown at all: where ever new ones come and go, the newest of them."""
 _EVENT_WAIT_SECONDS = 0.05
 """Events queue up in the driver, so that a short look at every reading misses none."""
 _EVENTS = "events"
@@ -73,6 +77,9 @@ class GpuSource(Source):
         super().__init__(environment)
         self._driver = self.make_driver(environment)
         self._gpus: dict[str, Gpu] = {}
+        self._calls_forgotten = 0
+        self._rejected_forgotten: Counter[str] = Counter()
+        """What GPUs that were forgotten had counted."""
         self._introductions: dict[int, _Introduction] = {}
         self._open = False
         self._session = 0
@@ -153,7 +160,7 @@ class GpuSource(Source):
     def collect(self, state: SourceState) -> Iterable[Sample]:
         """Every GPU ever seen, and the readings of those that are well."""
         occupancies = {}
-        calls, rejected = self._driver.calls, Counter[str]()
+        calls, rejected = self._driver.calls + self._calls_forgotten, self._rejected_forgotten.copy()
         for uuid, gpu in self._gpus.items():
             reader = state.parts.get(uuid)
             calls += gpu.calls
@@ -447,7 +454,10 @@ class GpuSource(Source):
             # While somebody does not say who it is, it may be any of those that are missing.
             gpu.listed = uuid in listed or (gpu.listed and bool(silent))
             gpu.gone_at = None if gpu.listed else gpu.gone_at or now
-        self._gpus = {uuid: gpu for uuid, gpu in gpus.items() if not self._forgotten(gpu, now)}
+        remembered = self._remembered(gpus, now)
+        for uuid in gpus.keys() - remembered.keys():
+            self._forget(uuid, gpus[uuid])
+        self._gpus = remembered
         missing = sum(not gpu.identity.mig and uuid not in listed for uuid, gpu in self._gpus.items())
         # Silence is explained where a known GPU is missing: its own series tell of it.
         self._complaint = (
@@ -457,9 +467,22 @@ class GpuSource(Source):
             self._enumerate_at = now + _INCOMPLETE_SECONDS
         self._admitted.set()
 
-    def _forgotten(self, gpu: Gpu, now: float) -> bool:
-        """Whether a MIG instance was taken apart so long ago that it is no longer shown."""
-        return bool(gpu.identity.mig) and gpu.gone_at is not None and now - gpu.gone_at > _INSTANCE_REMEMBERED_SECONDS
+    def _remembered(self, gpus: Mapping[str, Gpu], now: float) -> dict[str, Gpu]:
+        """Those without the ones that have been gone for so long, or with so many others, that they are forgotten."""
+        since = {uuid: gpu.gone_at for uuid, gpu in gpus.items() if gpu.gone_at is not None}
+        newest = set(sorted(since, key=since.__getitem__, reverse=True)[:_GONE_AT_MOST])
+        return {
+            uuid: gpu
+            for uuid, gpu in gpus.items()
+            if gpu.gone_at is None or (uuid in newest and now - gpu.gone_at <= _remembered_seconds(gpu))
+        }
+
+    def _forget(self, uuid: str, gpu: Gpu) -> None:
+        """Keep of a GPU what the exporter's own counters need."""
+        self._calls_forgotten += gpu.calls
+        self._rejected_forgotten.update(gpu.rejected)
+        if not self._reading.get(uuid):
+            self._reading.pop(uuid, None)
 
     def _introduce(self, strangers: Mapping[int, Device]) -> tuple[list[tuple[Device, Identity]], list[str]]:
         """Ask devices who they are, side by side.
@@ -487,6 +510,10 @@ class GpuSource(Source):
                 met.append((introduction.device, introduction.identity))
         silent = [str(each.error or "no answer") for each in asked.values() if each.identity is None]
         return met, silent + ["too many GPUs have not answered before"] * len(new[room:])
+
+
+def _remembered_seconds(gpu: Gpu) -> float:
+    return _INSTANCE_REMEMBERED_SECONDS if gpu.identity.mig else _GPU_REMEMBERED_SECONDS
 
 
 class _Introduction:
