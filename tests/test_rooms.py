@@ -46,6 +46,7 @@ LIBRARIES: Mapping[str, frozenset[str]] = {
     "psutil": frozenset({"sources", "stack"}),
     "pynvml": frozenset({"nvidia"}),
     "requests": frozenset({"analysis", "stack"}),
+    "torch": frozenset({"shim"}),  # where the training process has it, and only once it is needed
     "yaml": frozenset({"configuration", "stack", "web"}),
 }
 """Rooms that may know a library; what stands here for no room is of the standard library alone."""
