@@ -50,6 +50,12 @@ class Page:
         assert len(found) <= 1, f"{name}{labels} is ambiguous"
         return found[0][1] if found else None
 
+    def all(self) -> Iterator[tuple[str, dict[str, str], float]]:
+        """Name, labels and value of every series."""
+        for name, found in self._series.items():
+            for labels, value in found:
+                yield name, labels, value
+
     def families(self, uuid: str) -> set[str]:
         """Which series a GPU has, without the prefix."""
         return {
@@ -153,8 +159,16 @@ class Machine:
             self._connection.close()
             self._connection = None
             return self.fetch(path, method=method, accept=accept)
-        assert answer.status == 200, f"{path}: {answer.status} {text}"
+        assert answer.status in {200, 202}, f"{path}: {answer.status} {text}"
         return text
+
+    def post(self, path: str) -> str:
+        """Ask the exporter to do something."""
+        return self.fetch(path, method="POST")
+
+    def held_files(self) -> list[str]:
+        """The device files that the exporter holds open."""
+        return self.node.held_files(self.process.pid)
 
     def page(self) -> Page:
         """The newest page."""

@@ -1,0 +1,97 @@
+"""A driver that says what can't be: none of it reaches the page as data, and all of it is counted by reason."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import time
+
+import pytest
+
+from tests.faults.machine import OPENMETRICS, REJECTED, SOURCE_UP, Machine, Page
+from tests.nvml_library.stand_in import GpuState, Nonsense
+
+REASONS = {
+    Nonsense.ALL_BITS_SET: "sentinel",
+    Nonsense.HUGE_NUMBERS: "sentinel",
+    Nonsense.NOT_A_NUMBER: "not_a_number",
+    Nonsense.OVER_100_PERCENT: "out_of_range",
+    Nonsense.ZERO_TIMESTAMPS: "zero_timestamp",
+    Nonsense.FUTURE_TIMESTAMPS: "future_timestamp",
+    Nonsense.BACKWARDS: "backwards",
+    Nonsense.MALFORMED_TEXT: "malformed_text",
+}
+MOST = {
+    "_ratio": 1.0,
+    "_bytes": 1e12,
+    "_bytes_total": 1e15,
+    "_seconds_total": 1e5,
+    "_watts": 2e3,
+    "_celsius": 150.0,
+    "_hertz": 1e10,
+    "_joules_total": 1e9,
+    "_timestamp_seconds": time.time() + 3600,
+}
+"""What no GPU of the stand-in exceeds while it tells the truth, by the end of the name."""
+
+
+@pytest.mark.parametrize("nonsense", Nonsense, ids=lambda nonsense: nonsense.name.lower())
+def test_nonsense_is_counted_and_never_shown(nonsense: Nonsense, machine: Machine) -> None:
+    gpu, uuid, reason = machine.node.gpu[1], machine.uuid(1), REASONS[nonsense]
+    before = machine.until_healthy()
+    counted = before.get(REJECTED, source="nvidia", reason=reason) or 0.0
+    gpu.nonsense, gpu.state = nonsense, GpuState.NONSENSE
+    machine.node.reload_driver()  # so that everything is asked anew, also what is asked for seldom
+    counters: dict[tuple[object, ...], float] = {}
+    fresh = before
+
+    def sound(page: Page) -> bool:
+        _is_sound(page, uuid)
+        _only_grow(page, uuid, counters)
+        return (page.get(REJECTED, source="nvidia", reason=reason) or 0.0) > counted
+
+    during = machine.until(lambda page: page.read_at(machine.uuid(0)) > before.read_at(machine.uuid(0)) and sound(page))
+    for _ in range(3):
+        fresh = machine.until_newer(during)
+        assert sound(fresh)
+    for index in (0, 2, 3):
+        assert fresh.state(machine.uuid(index)) == "up"
+    _parses_everywhere(machine)
+
+    gpu.state = GpuState.OK
+    machine.node.reload_driver()
+    machine.until(lambda page: page.get(SOURCE_UP, source="nvidia") == 1 and page.read_at(uuid) > fresh.read_at(uuid))
+    after = machine.until_healthy()
+    _only_grow(after, uuid, counters)
+    info = after.series("info", uuid=uuid)[0][0]
+    assert info["model"] == "NVIDIA H100 80GB HBM3"
+    assert "\ufffd" not in after.text
+
+
+def _is_sound(page: Page, uuid: str) -> None:
+    """Every value is one that a real GPU can have."""
+    for name, labels, value in page.all():
+        assert math.isfinite(value) or labels.get("le") == "+Inf", f"{name}{labels} is {value}"
+        assert abs(value) not in {2.0**31 - 1, 2.0**32 - 1, 2.0**63 - 1, 2.0**64 - 1}, f"{name}{labels} is {value}"
+        if labels.get("uuid") == uuid:
+            assert value >= 0, f"{name}{labels} is {value}"
+            most = max((most for end, most in MOST.items() if name.endswith(end)), default=1e12)
+            assert value <= most, f"{name}{labels} is {value}"
+
+
+def _only_grow(page: Page, uuid: str, seen: dict[tuple[object, ...], float]) -> None:
+    """Counters of one page after another go up, or stand still."""
+    for name, labels, value in page.all():
+        if labels.get("uuid") == uuid and name.endswith("_total"):
+            key = (name, *sorted(labels.items()))
+            assert value >= seen.get(key, 0.0), f"{name}{labels} went from {seen[key]} to {value}"
+            seen[key] = value
+
+
+def _parses_everywhere(machine: Machine) -> None:
+    """Both formats are read by the client library's parsers, and promtool finds nothing to complain of."""
+    assert Page(machine.fetch(accept=OPENMETRICS), openmetrics=True).uuids() == machine.page().uuids()
+    checked = subprocess.run(
+        ["promtool", "check", "metrics"], input=machine.fetch(), text=True, capture_output=True, check=False
+    )
+    assert checked.returncode in {0, 3}, checked.stderr  # 3 is a matter of taste

@@ -1,0 +1,76 @@
+"""Letting go of the driver on request, so that it can be reloaded under the exporter."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+
+import pytest
+
+from tests.faults.machine import SOURCE_UP, Machine, Page
+from tests.nvml_library.stand_in import DriverState, GpuState
+
+
+def by_signal(machine: Machine, *, resume: bool) -> None:
+    machine.process.send_signal(signal.SIGUSR2 if resume else signal.SIGUSR1)
+
+
+def by_post(machine: Machine, *, resume: bool) -> None:
+    machine.post("/-/resume" if resume else "/-/release?for=10m")
+
+
+def released(machine: Machine) -> Callable[[Page], bool]:
+    return lambda page: all(page.state(uuid) == "released" for uuid in machine.uuids())
+
+
+@pytest.mark.parametrize("ask", [by_signal, by_post])
+def test_a_driver_can_be_reloaded_under_an_exporter_that_let_go_of_it(
+    machine: Machine, ask: Callable[..., None]
+) -> None:
+    before = machine.until_healthy()
+    assert machine.held_files()
+    ask(machine, resume=False)
+    machine.until(lambda page: released(machine)(page) and not machine.held_files())
+    # What was asked for is no failure, and a driver that is not asked is not up either.
+    page = machine.until(lambda page: page.get(SOURCE_UP, source="nvidia") is None)
+    for uuid in machine.uuids():
+        assert page.families(uuid) == {"info", "up", "lost_info", "last_reading_timestamp_seconds"}
+
+    machine.node.set_driver(DriverState.NOT_LOADED)
+    page = machine.until_newer(page)
+    assert released(machine)(page)
+    calls = machine.node.calls()
+    page = machine.until_newer(page)
+    assert machine.node.calls() == calls, "nobody asks a driver that was let go"
+    machine.node.set_driver(DriverState.LOADED)
+
+    ask(machine, resume=True)
+    after = machine.until_healthy()
+    assert not after.series("lost_info")
+    for uuid in machine.uuids():
+        assert after.families(uuid) >= before.families(uuid) - {"signal_supported"}
+
+
+def test_it_takes_the_driver_up_again_by_itself(machine: Machine) -> None:
+    machine.until_healthy()
+    machine.post("/-/release?for=1s")
+    machine.until(released(machine))
+    machine.until_healthy()
+    assert machine.held_files()
+
+
+def test_a_call_that_hangs_holds_the_driver_and_the_exporter_says_so_until_it_returns(machine: Machine) -> None:
+    machine.until_healthy()
+    machine.node.gpu[2].state = GpuState.HUNG
+    machine.until(lambda page: page.state(machine.uuid(2)) == "hung")
+    machine.post("/-/release?for=10m")
+    machine.logged(f"can't be let go.*{machine.uuid(2)}")
+    page = machine.until(lambda page: page.get(SOURCE_UP, source="nvidia") == 0)
+    assert machine.held_files(), "it must not claim to have let go"
+    page = machine.until_newer(page)
+    assert page.get(SOURCE_UP, source="nvidia") == 0
+
+    machine.node.gpu[2].state = GpuState.OK
+    machine.until(lambda page: not machine.held_files() and page.get(SOURCE_UP, source="nvidia") is None)
+    machine.post("/-/resume")
+    machine.until_healthy()
