@@ -225,8 +225,8 @@ class Configuration:
             parse_switch,
             "false",
             "",
-            "Take training reports, and requests to release GPUs, over HTTP from other machines too, not only from "
-            "this one.",
+            "Take training reports, requests for traces and requests to release GPUs over HTTP from other machines "
+            "too, not only from this one.",
             live=True,
         )
     )
@@ -347,6 +347,17 @@ class Configuration:
             "",
             "FILE",
             "File that keeps the newest reports, so that a restart shows them at once; nothing for off.",
+        )
+    )
+    allow_trace_requests: bool = field(
+        metadata=_setting(
+            "report.allow-trace-requests",
+            parse_switch,
+            "false",
+            "",
+            "Hand on to training jobs what `stallscope trace` asks for; each job must allow it too "
+            "(STALLSCOPE_TRACE_DIR).",
+            live=True,
         )
     )
     scenario: str = field(

@@ -59,7 +59,7 @@ def parse(data: bytes) -> TraceRequest:
     run, expires = document.get("run"), document.get("expires")
     if type(run) is not str or not run:
         raise ValueError("run is no text")
-    if type(expires) not in (int, float) or not 0 < expires < _HIGHEST:
+    if not isinstance(expires, (int, float)) or not 0 < expires < _HIGHEST:
         raise ValueError("expires is no Unix time")
     return TraceRequest(
         run=run,

@@ -47,6 +47,7 @@ class Node:
         self.application = Application(
             self.sampler,
             post_report=self.intake.post,
+            post_trace=self.intake.traces.post,
             landing=lambda: b"<!DOCTYPE html>",
             release=self._release,
             telemetry_path="/metrics",
@@ -205,6 +206,19 @@ def test_another_machine_may_report_only_where_that_is_allowed(node: Node) -> No
     assert node.application.answer(request, "192.0.2.7").status == 204
 
 
+def test_traces_are_asked_for_with_post_by_those_who_may_report(node: Node) -> None:
+    node.intake.traces.allowed = True
+    node.intake.post(json.dumps(REPORT).encode())
+    body = b'{"run": "resnet50", "steps": 2}'
+    assert node.ask("/api/v1/trace")[0].status == 405
+    assert node.ask("/api/v1/trace", "POST", {"Origin": "http://evil.example"}, body)[0].status == 403
+    request = Request("POST", "/api/v1/trace", {}, body, keep_alive=True)
+    assert node.application.answer(request, "192.0.2.7").status == 403
+    reply, answer = node.ask("/api/v1/trace", "POST", body=body)
+    assert (reply.status, json.loads(answer)["steps"]) == (202, 2)
+    assert node.ask("/api/v1/report", "POST", body=json.dumps({**REPORT, "sequence": 2}).encode())[0].status == 200
+
+
 @pytest.mark.parametrize(
     ("path", "seconds"),
     [("/-/release?for=2m", 120.0), ("/-/release?for=1h30m", 5400.0), ("/-/release", None), ("/-/resume", 0.0)],
@@ -301,6 +315,7 @@ def test_the_page_is_where_the_telemetry_path_says(tmp_path: Path) -> None:
     application = Application(
         sampler,
         post_report=lambda _body: (204, b""),
+        post_trace=lambda _body: (202, b""),
         landing=lambda: b"",
         release=lambda _seconds: "",
         telemetry_path="/telemetry",

@@ -62,6 +62,7 @@ class Exporter:
                 state_file=configuration.report_state_file,
                 limits=_limits(configuration),
                 expiry=configuration.report_expiry,
+                trace_requests=configuration.allow_trace_requests,
             )
         )
         self._simulation, root, driver = self._simulate()
@@ -83,6 +84,7 @@ class Exporter:
         self._application = Application(
             self.sampler,
             post_report=self.intake.post,
+            post_trace=self.intake.traces.post,
             landing=self._landing,
             release=self.release,
             telemetry_path=configuration.telemetry_path,
@@ -168,6 +170,7 @@ class Exporter:
         self.sampler.stale_after_intervals = self.configuration.stale_intervals
         self.intake.registry.limits = _limits(self.configuration)
         self.intake.registry.expiry = self.configuration.report_expiry
+        self.intake.traces.allowed = self.configuration.allow_trace_requests
         self._switch_sources()
         _logger.info("configuration read again", extra={"fields": {"changed": ",".join(sorted(live)) or "nothing"}})
         if waiting:

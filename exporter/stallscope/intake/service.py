@@ -18,6 +18,7 @@ from pathlib import Path
 from stallscope.intake.doors import Door, DoorKeeper, UdpDoor, UnixDoor
 from stallscope.intake.journal import Journal
 from stallscope.intake.runs import DEFAULT_EXPIRY, Limits, RunRegistry
+from stallscope.intake.traces import TraceRequests
 from stallscope.report import DEFAULT_PORT, DEFAULT_SOCKET, ReportError
 from stallscope.sampling.clock import Clock, SystemClock
 from stallscope.sampling.reading import Sample
@@ -44,6 +45,8 @@ class IntakeSettings:
     limits: Limits = field(default_factory=Limits)
     expiry: float = DEFAULT_EXPIRY
     """Seconds for which an ended rank's series stay, and of silence until an unseen one is lost."""
+    trace_requests: bool = False
+    """Whether requests for traces are taken."""
 
 
 class Intake:
@@ -59,6 +62,8 @@ class Intake:
         """
         clock = clock or SystemClock()
         self.registry = RunRegistry(settings.limits, expiry=settings.expiry, clock=clock, root=root)
+        folder = None if settings.socket is None else settings.socket.parent
+        self.traces = TraceRequests(self.registry, folder, allowed=settings.trace_requests, clock=clock)
         doors: list[Door] = []
         if settings.socket is not None:
             doors.append(UnixDoor(settings.socket, settings.socket_mode))
@@ -89,6 +94,7 @@ class Intake:
     def stop(self, timeout: float = 1.0) -> None:
         """Close the doors and write the state file."""
         self._doors.stop(timeout)
+        self.traces.close()
         self._stopping.set()
         if self._thread is not None:
             self._thread.join(timeout)
@@ -103,20 +109,22 @@ class Intake:
         """Take in a report that came as a POST body.
 
         Returns:
-            HTTP status and body: 204 and nothing, or 4xx and a JSON object with `error`, the reason's word, and
-            `message`.
+            HTTP status and body: 204 and nothing; 200 and a wish for traces, where there is one; or 4xx and a JSON
+            object with `error`, the reason's word, and `message`.
         """
         try:
-            self.registry.accept(body, "http")
+            report = self.registry.accept(body, "http")
         except ReportError as error:
             answer = json.dumps({"error": error.reason, "message": error.message})
             return _STATUS.get(error.reason, 400), answer.encode()
-        return 204, b""
+        wish = self.traces.answer(report)
+        return (200, wish) if wish else (204, b"")
 
     def keep_house(self) -> None:
         """One round of what the background thread does: find lost ranks, let go of old ones, save now and then."""
         try:
             self.registry.check_processes()
+            self.traces.let_go_of_expired()
             if self._clock.monotonic() - self._saved_at >= _SAVE_INTERVAL:
                 self._save()
         except Exception:

@@ -16,6 +16,7 @@ HEALTHY_PATH = "/-/healthy"
 READY_PATH = "/-/ready"
 LANDING_PATH = "/"
 REPORT_PATH = "/api/v1/report"
+TRACE_PATH = "/api/v1/trace"
 RELEASE_PATH = "/-/release"
 RESUME_PATH = "/-/resume"
 
@@ -51,6 +52,7 @@ class Application:
         pages: Pages,
         *,
         post_report: Callable[[bytes], tuple[int, bytes]],
+        post_trace: Callable[[bytes], tuple[int, bytes]],
         landing: Callable[[], bytes],
         release: Callable[[float | None], str],
         telemetry_path: str = "/metrics",
@@ -61,15 +63,18 @@ class Application:
         Args:
             pages: gives the metrics.
             post_report: takes a report's body; returns status and JSON.
+            post_trace: takes the body of a request for traces, likewise.
             landing: makes the landing page.
             release: lets go of GPUs for so many seconds, the configured time for None, takes them up again for 0;
                 tells what happens next.
             telemetry_path: where the metrics are.
-            allow_remote_reports: whether other machines may post reports, and release GPUs; may be changed later.
+            allow_remote_reports: whether other machines may post reports, ask for traces, and release GPUs; may be
+                changed later.
         """
         self.allow_remote_reports = allow_remote_reports
         self._pages = pages
         self._post_report = post_report
+        self._post_trace = post_trace
         self._landing = landing
         self._release = release
         self._telemetry_path = telemetry_path
@@ -84,6 +89,8 @@ class Application:
         path = request.path
         if path == REPORT_PATH:
             return self._answer_report(request, client)
+        if path == TRACE_PATH:
+            return self._answer_trace(request, client)
         if path in (RELEASE_PATH, RESUME_PATH):
             return self._answer_release(request, client)
         readable = self._readable.get(path)
@@ -124,6 +131,16 @@ class Application:
             return problem(403, *refusal)
         status, body = self._post_report(_OVERSIZED if request.oversized else request.body)
         return Response(status, JSON if body else "", body)
+
+    def _answer_trace(self, request: Request, client: str) -> Response:
+        if request.method != "POST":
+            return problem(405, "method", "traces are asked for with POST", "Allow: POST")
+        if (refusal := self._refusal(request, client, "requests for traces")) is not None:
+            return problem(403, *refusal)
+        if request.oversized:
+            return problem(413, "too_large", f"the body is longer than {MAX_BYTES} bytes")
+        status, body = self._post_trace(request.body)
+        return Response(status, JSON, body)
 
     def _answer_release(self, request: Request, client: str) -> Response:
         if request.method != "POST":

@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+import json
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stallscope import trace_request
+from stallscope.intake.runs import RunRegistry
+from stallscope.intake.traces import TraceRequests
+from stallscope.report import STEP_BUCKET_COUNT, Report
+from stallscope.sampling.clock import ScriptedClock
+
+MakeReport = Callable[..., bytes]
+BUCKET = 6
+"""Where steps that last from 0.05 s to 0.1 s are counted."""
+
+
+@pytest.fixture
+def requests(registry: RunRegistry, tmp_path: Path, clock: ScriptedClock) -> TraceRequests:
+    return TraceRequests(registry, tmp_path, allowed=True, clock=clock)
+
+
+@pytest.fixture
+def report(registry: RunRegistry, make_report: MakeReport, clock: ScriptedClock) -> Callable[..., Report]:
+    """Reports a rank that has done so many steps of 0.075 s, with two reports a second."""
+
+    def send(step: int = 1000, **changes: Any) -> Report:
+        counts = [0] * STEP_BUCKET_COUNT
+        counts[BUCKET] = step
+        fields = {
+            "sequence": 200,
+            "start": clock.time() - 100.0,
+            "sent": clock.time(),
+            "step_seconds": {"counts": counts, "sum": step * 0.075, "count": step},
+            "gauges": {"step": step},
+            **changes,
+        }
+        return registry.accept(make_report(**fields), "unix")
+
+    return send
+
+
+def ask(requests: TraceRequests, **wish: Any) -> tuple[int, dict[str, Any]]:
+    status, answer = requests.post(json.dumps(wish).encode())
+    return status, json.loads(answer)
+
+
+def test_the_first_step_lies_ahead_of_the_furthest_rank_by_the_time_of_two_reports(
+    requests: TraceRequests, report: Callable[..., Report]
+) -> None:
+    report(step=1000)
+    report(step=1010, rank=1)
+    status, wish = ask(requests, run="resnet50", steps=5)
+    assert (status, wish["steps"], wish["ranks"], wish["problem"]) == (202, 5, [0, 1], "")
+    # Three seconds of steps of 0.05 s, which is where the bucket begins.
+    assert wish["first_step"] == 1010 + 60 + 1
+    assert wish["seconds"] == pytest.approx(3.05, abs=0.1)
+
+
+def test_steps_done_since_the_last_report_are_reckoned_with(
+    requests: TraceRequests, report: Callable[..., Report], clock: ScriptedClock
+) -> None:
+    report(step=1000)
+    clock.advance(0.5)
+    assert ask(requests, run="resnet50", steps=1)[1]["first_step"] == 1000 + 10 + 60 + 1
+
+
+def test_ranks_that_report_seldom_get_longer_notice(requests: TraceRequests, report: Callable[..., Report]) -> None:
+    report(step=1000, sequence=20)
+    assert ask(requests, run="resnet50", steps=1)[1]["first_step"] == 1000 + 12 * 20 + 1
+
+
+def test_the_wish_stands_beside_the_socket_readable_for_all_and_writable_for_its_owner(
+    requests: TraceRequests, report: Callable[..., Report], tmp_path: Path
+) -> None:
+    report()
+    _status, told = ask(requests, run="resnet50", steps=2, ranks=[0], first_step=7000)
+    file = tmp_path / trace_request.file_name("resnet50")
+    wish = trace_request.parse(file.read_bytes())
+    assert (wish.run, wish.first_step, wish.steps, wish.ranks) == ("resnet50", 7000, 2, (0,))
+    assert wish.expires == told["expires"]
+    assert stat.S_IMODE(file.stat().st_mode) == 0o644
+    assert [each.name for each in tmp_path.glob("*.part")] == []
+
+
+def test_a_report_is_answered_with_the_wish_for_its_rank_alone(
+    requests: TraceRequests, report: Callable[..., Report]
+) -> None:
+    first, second = report(), report(rank=1)
+    assert requests.answer(first) == b""
+    ask(requests, run="resnet50", steps=2, ranks=[1])
+    assert requests.answer(first) == b""
+    assert trace_request.parse(requests.answer(second)).steps == 2
+    assert requests.answer(report(run="other")) == b""
+
+
+def test_a_wish_expires_with_its_file(
+    requests: TraceRequests, report: Callable[..., Report], clock: ScriptedClock, tmp_path: Path
+) -> None:
+    told = report()
+    ask(requests, run="resnet50", steps=2)
+    requests.let_go_of_expired()
+    assert list(tmp_path.glob("trace-*"))
+    clock.advance(700)
+    assert requests.answer(told) == b""
+    requests.let_go_of_expired()
+    assert not list(tmp_path.glob("trace-*"))
+
+
+def test_no_wish_outlives_the_exporter(requests: TraceRequests, report: Callable[..., Report], tmp_path: Path) -> None:
+    report()
+    ask(requests, run="resnet50", steps=2)
+    requests.close()
+    assert not list(tmp_path.glob("trace-*"))
+
+
+def test_nothing_is_taken_unless_it_is_allowed(
+    requests: TraceRequests, report: Callable[..., Report], tmp_path: Path
+) -> None:
+    report()
+    requests.allowed = False
+    status, answer = ask(requests, run="resnet50", steps=2)
+    assert (status, answer["error"]) == (403, "off")
+    assert "--report.allow-trace-requests" in answer["message"]
+    assert not list(tmp_path.glob("trace-*"))
+
+
+@pytest.mark.parametrize(
+    ("wish", "status", "message"),
+    [
+        ({}, 400, "run, a text"),
+        ({"run": "resnet50"}, 400, "steps is None"),
+        ({"run": "resnet50", "steps": 101}, 400, "from 1 to 100"),
+        ({"run": "resnet50", "steps": True}, 400, "steps is True"),
+        ({"run": "resnet50", "steps": 1, "ranks": "0"}, 400, "ranks"),
+        ({"run": "resnet50", "steps": 1, "ranks": [-1]}, 400, "a rank is -1"),
+        ({"run": "resnet50", "steps": 1, "first_step": -1}, 400, "first_step is -1"),
+        ({"run": "bert", "steps": 1}, 404, "runs that are: resnet50"),
+        ({"run": "resnet50", "steps": 1, "ranks": [9]}, 404, "it has 0"),
+    ],
+)
+def test_a_wrong_wish_is_refused_with_what_is_expected(
+    requests: TraceRequests, report: Callable[..., Report], wish: dict[str, Any], status: int, message: str
+) -> None:
+    report()
+    refused, answer = ask(requests, **wish)
+    assert refused == status
+    assert message in answer["message"]
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"\xff", b"[" * 100_000, b'{"run": 3, "steps": 1}'])
+def test_what_is_no_wish_is_refused(requests: TraceRequests, body: bytes) -> None:
+    assert requests.post(body)[0] == 400
+
+
+def test_an_ended_run_is_asked_for_nothing(requests: TraceRequests, report: Callable[..., Report]) -> None:
+    report(state="finished")
+    assert ask(requests, run="resnet50", steps=1)[0] == 404
+
+
+def test_a_folder_that_can_t_be_written_is_told(
+    registry: RunRegistry, report: Callable[..., Report], clock: ScriptedClock
+) -> None:
+    report()
+    status, wish = ask(
+        TraceRequests(registry, Path("/proc/nowhere"), allowed=True, clock=clock), run="resnet50", steps=1
+    )
+    assert status == 202  # ranks that report over HTTP hear all the same
+    assert "can't be written" in wish["problem"]
