@@ -8,7 +8,8 @@ import os
 import platform
 from pathlib import Path
 
-from tests.benchmarks import scrape, shim_cost
+from tests.benchmarks import accuracy, sampling_round, scrape, shim_cost
+from tests.benchmarks.processes import CLIENT_PROCESSOR
 
 RESULTS = Path(__file__).with_name("RESULTS.md")
 _HEAD = """# Benchmark results
@@ -20,7 +21,7 @@ each have a processor of their own.
 
 
 def machine() -> str:
-    """What was measured on."""
+    """What was measured on, and how busy it was."""
     model = next(
         (
             line.split(":", 1)[1].strip()
@@ -29,7 +30,9 @@ def machine() -> str:
         ),
         platform.machine(),
     )
-    return f"{os.cpu_count()} processors, {model}, Linux {platform.release()}, CPython {platform.python_version()}"
+    load = f"load before the run {os.getloadavg()[0]:.1f}"
+    system = f"Linux {platform.release()}, CPython {platform.python_version()}"
+    return f"{os.cpu_count()} processors, {model}, {system}, {load}"
 
 
 def main() -> None:
@@ -38,19 +41,12 @@ def main() -> None:
     parser.add_argument("--no-write", action="store_true", help="print only; leave RESULTS.md alone")
     options = parser.parse_args()
     today = dt.datetime.now(dt.timezone.utc).date()
-    entry = "\n".join(
-        [
-            f"## {today}",
-            "",
-            machine(),
-            "",
-            "### The shim",
-            "",
-            shim_cost.table(),
-            scrape.table(),
-            "",
-        ]
-    )
+    parts = [f"## {today}", machine(), "### The shim", shim_cost.table().strip()]
+    os.sched_setaffinity(0, {CLIENT_PROCESSOR})
+    parts += ["### Scrapes", scrape.table()]
+    parts += ["### A sampling round", sampling_round.table()]
+    parts += ["### Accuracy", accuracy.table()]
+    entry = "\n\n".join(parts) + "\n\n"
     print(entry)
     if not options.no_write:
         earlier = RESULTS.read_text(encoding="utf-8").removeprefix(_HEAD) if RESULTS.exists() else ""

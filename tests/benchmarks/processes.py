@@ -11,6 +11,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+SERVER_PROCESSOR, CLIENT_PROCESSOR = 1, 0
+
 
 @dataclass(frozen=True)
 class Scrapes:

@@ -2,40 +2,26 @@
 
 from __future__ import annotations
 
-import os
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.benchmarks.exporters import Beginning, Server, await_everything, busy_node, ours, peer
 from tests.benchmarks.processes import (
+    SERVER_PROCESSOR,
     Scrapes,
-    first_page,
     idle_share,
     proportional_memory,
     running,
     scrape,
 )
-from tests.free_ports import free_port
 from tests.nvml_library.stand_in import GpuState, NvmlStandIn
 
 _IDLE_SECONDS = 10.0
 _ROUNDS = 3
-_SERVER_PROCESSOR, _CLIENT_PROCESSOR = 1, 0
-
-
-@dataclass(frozen=True)
-class Server:
-    """An exporter under test."""
-
-    name: str
-    command: tuple[str, ...]
-    port: int
-    last_series: bytes
-    """What only a full page holds."""
 
 
 @dataclass(frozen=True)
@@ -49,56 +35,18 @@ class Costs:
     memory: int
     """PSS in bytes, after the scrapes."""
     series: int
-    first_answer: float
-    first_page: float
+    beginning: Beginning
     calls_a_second: float
     """Driver calls with nobody scraping."""
     calls_a_scrape: float
     """Driver calls while scraping, net of those that sampling makes meanwhile."""
 
 
-def exporters(directory: Path) -> tuple[Server, Server]:
-    """Ours with every source on, and the peer."""
-    scripts = Path(sys.executable).parent
-    ours, theirs = free_port(), free_port()
-    return (
-        Server(
-            "stallscope exporter",
-            (
-                str(scripts / "stallscope"),
-                "exporter",
-                f"--web.listen-address=127.0.0.1:{ours}",
-                f"--report.unix-socket={directory}/report.sock",
-                "--report.udp-address=",
-                "--log.level=error",
-            ),
-            ours,
-            b"stallscope_gpu_processes{",
-        ),
-        Server(
-            "nvitop-exporter",
-            (str(scripts / "nvitop-exporter"), "--bind-address", "127.0.0.1", "--port", str(theirs)),
-            theirs,
-            b"process_gpu_memory_MiB{",
-        ),
-    )
-
-
-def busy_node(node: NvmlStandIn) -> None:
-    """Eight GPUs at work, one process each."""
-    for index, gpu in enumerate(node.gpu):
-        gpu.utilization, gpu.memory_utilization = 97, 60
-        gpu.memory_used = 19_818 << 20
-        gpu.power_milliwatts = 650_000 + index
-        gpu.run((os.getpid(), 19_818 << 20, False))
-
-
 def measure(server: Server, node: NvmlStandIn) -> Costs:
     """Start the exporter, scrape it, stop it."""
     started = time.perf_counter()
-    with running(server.command, node.environment, _SERVER_PROCESSOR) as process:
-        first_answer, full = first_page(server.port, server.last_series, started)
-        time.sleep(3)
+    with running(server.command, node.environment, SERVER_PROCESSOR) as process:
+        beginning = await_everything(server, node, started)
         node.reset_counts()
         idle = idle_share(process.pid, _IDLE_SECONDS)
         calls_a_second = node.calls() / _IDLE_SECONDS
@@ -126,8 +74,7 @@ def measure(server: Server, node: NvmlStandIn) -> Costs:
             idle=idle,
             memory=proportional_memory(process.pid),
             series=sum(1 for line in plain.body.splitlines() if not line.startswith(b"#")),
-            first_answer=first_answer,
-            first_page=full,
+            beginning=beginning,
             calls_a_second=calls_a_second,
             calls_a_scrape=calls_a_scrape,
         )
@@ -145,8 +92,8 @@ def _median_of(rounds: Sequence[Scrapes]) -> Scrapes:
 def hung_driver(server: Server, node: NvmlStandIn) -> Scrapes:
     """Scrape while one driver call on one GPU never returns."""
     started = time.perf_counter()
-    with running(server.command, node.environment, _SERVER_PROCESSOR) as process:
-        first_page(server.port, server.last_series, started)
+    with running(server.command, node.environment, SERVER_PROCESSOR) as process:
+        await_everything(server, node, started)
         node.gpu[2].state = GpuState.HUNG
         time.sleep(5)
         share = idle_share(process.pid, 5)
@@ -158,61 +105,62 @@ def hung_driver(server: Server, node: NvmlStandIn) -> Scrapes:
 
 def table() -> str:
     """Measure everything and return the tables as Markdown."""
-    os.sched_setaffinity(0, {_CLIENT_PROCESSOR})
-    lines: list[str] = []
-    with tempfile.TemporaryDirectory() as folder:
-        node = NvmlStandIn(Path(folder))
-        busy_node(node)
+    conditions = (
+        "All that is on by default: every GPU signal, an Xid on every GPU, and a training rank on each that reports to "
+        "ours. The stand-in's PCIe throughput takes its real 20 ms: nvitop asks for it twice a GPU and round, so its "
+        "rounds come a third of a second later, which flatters its background figures and leaves its scrapes alone."
+    )
+    lines = [conditions]
+    with tempfile.TemporaryDirectory() as folder, busy_node(Path(folder)) as node:
         for delay in (0, 200):
             node.set_delay(delay)
-            ours, peer = (measure(server, node) for server in exporters(Path(folder)))
-            lines += ["", f"### {delay} µs a driver call", "", *_rows(ours, peer)]
+            costs = [measure(server, node) for server in (ours(Path(folder)), peer())]
+            lines += ["", f"#### {delay} µs a driver call", "", *_rows(*costs)]
         node.set_delay(0)
-        ours_server, _peer_server = exporters(Path(folder))
-        hung = hung_driver(ours_server, node)
+        hung = hung_driver(ours(Path(folder)), node)
     lines += [
         "",
-        "### One driver call that never returns",
+        "#### One driver call that never returns",
         "",
         f"Ours, gzip: p50 {hung.p50:.3f} ms, p99 {hung.p99:.3f} ms, {hung.cpu:.3f} ms of processor time a scrape.",
     ]
     return "\n".join(lines)
 
 
-def _rows(ours: Costs, peer: Costs) -> list[str]:
+def _rows(own: Costs, other: Costs) -> list[str]:
     rows = [
-        ("series", f"{ours.series}", f"{peer.series}", "≥ peer", ours.series / peer.series),
-        _time("scrape p50, ms", ours.plain.p50, peer.plain.p50, "1/20"),
-        _time("scrape p99, ms", ours.plain.p99, peer.plain.p99, "1/10"),
-        _time("gzipped scrape p50, ms", ours.gzip.p50, peer.gzip.p50, "1/20"),
-        _time("gzipped scrape p99, ms", ours.gzip.p99, peer.gzip.p99, "1/10"),
-        _time("processor time a scrape, ms", ours.plain.cpu, peer.plain.cpu, "1/20"),
-        _time("processor time a gzipped scrape, ms", ours.gzip.cpu, peer.gzip.cpu, "1/20"),
+        ("series", f"{own.series}", f"{other.series}", "> 1500", own.series / other.series),
+        _time("scrape p50, ms", own.plain.p50, other.plain.p50, "1/20"),
+        _time("scrape p99, ms", own.plain.p99, other.plain.p99, "1/10"),
+        _time("gzipped scrape p50, ms", own.gzip.p50, other.gzip.p50, "1/20"),
+        _time("gzipped scrape p99, ms", own.gzip.p99, other.gzip.p99, "1/10"),
+        _time("processor time a scrape, ms", own.plain.cpu, other.plain.cpu, "1/20"),
+        _time("processor time a gzipped scrape, ms", own.gzip.cpu, other.gzip.cpu, "1/20"),
         (
             "processor share of sampling, %",
-            f"{ours.idle * 100:.2f}",
-            f"{peer.idle * 100:.2f}",
-            "≤ peer",
-            ours.idle / peer.idle,
+            f"{own.idle * 100:.2f}",
+            f"{other.idle * 100:.2f}",
+            "≤ 2, ≤ peer",
+            own.idle / other.idle,
         ),
         (
             "memory (PSS), MB",
-            f"{ours.memory / 1e6:.1f}",
-            f"{peer.memory / 1e6:.1f}",
+            f"{own.memory / 1e6:.1f}",
+            f"{other.memory / 1e6:.1f}",
             "≤ peer",
-            ours.memory / peer.memory,
+            own.memory / other.memory,
         ),
-        _time("first answer, s", ours.first_answer, peer.first_answer, "≤ 0.5 s"),
-        _time("first full page, s", ours.first_page, peer.first_page, ""),
+        _time("first answer, s", own.beginning.first_answer, other.beginning.first_answer, "≤ 0.5 s"),
+        _time("first full page, s", own.beginning.first_page, other.beginning.first_page, ""),
         (
             "driver calls a second and GPU",
-            f"{ours.calls_a_second / 8:.1f}",
-            f"{peer.calls_a_second / 8:.1f}",
+            f"{own.calls_a_second / 8:.1f}",
+            f"{other.calls_a_second / 8:.1f}",
             "≤ 12",
-            ours.calls_a_second / peer.calls_a_second,
+            own.calls_a_second / other.calls_a_second,
         ),
-        ("driver calls a scrape", f"{ours.calls_a_scrape:.3f}", f"{peer.calls_a_scrape:.3f}", "0", None),
-        ("page, bytes (gzip)", _size(ours), _size(peer), "", None),
+        ("driver calls a scrape", f"{own.calls_a_scrape:.3f}", f"{other.calls_a_scrape:.3f}", "0", None),
+        ("page, bytes (gzip)", _size(own), _size(other), "", None),
     ]
     return [
         "| | stallscope | nvitop-exporter | to reach | ratio |",
