@@ -18,20 +18,24 @@ from typing import TYPE_CHECKING
 from stallscope.version import __version__
 
 if TYPE_CHECKING:
+    from stallscope.shim.lifetime import current
     from stallscope.shim.loader import track
     from stallscope.shim.run import Run
 
-__all__ = ["Run", "__version__", "track"]
+__all__ = ["Run", "__version__", "current", "track"]
+
+_PLACES = {
+    "Run": "stallscope.shim.run",
+    "current": "stallscope.shim.lifetime",
+    "track": "stallscope.shim.loader",
+}
 
 
 def __getattr__(name: str) -> object:
     # The exporter imports this package too, and has no use for the shim.
-    if name == "track":
-        from stallscope.shim.loader import track
+    if name not in _PLACES:
+        raise AttributeError(f"module 'stallscope' has no attribute {name!r}")
+    from importlib import import_module
 
-        return track
-    if name == "Run":
-        from stallscope.shim.run import Run
-
-        return Run
-    raise AttributeError(f"module 'stallscope' has no attribute {name!r}")
+    found = globals()[name] = getattr(import_module(_PLACES[name]), name)
+    return found

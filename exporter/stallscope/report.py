@@ -22,6 +22,7 @@ older exporter understands a newer shim; an unknown version is refused.
       "gauges": {"loss": 0.3, …},              keys: GAUGES
       "values": {"accuracy": 0.9},             the user's own gauges
       "precision": ["bf16"],
+      "failure": "OutOfMemoryError",           type of the exception that ended it; left out where none did
       "dropped": {"queue_full": 2}             reports that could not be sent, by cause
     }
 
@@ -191,6 +192,7 @@ class Report(NamedTuple):
     values: Mapping[str, float]
     precision: tuple[str, ...]
     dropped: Mapping[str, float]
+    failure: str = ""
 
 
 def encode(document: Mapping[str, Any]) -> bytes:
@@ -277,6 +279,7 @@ def from_document(document: object) -> Report:
         values={_name(name, "a name in values"): _number(value, "values", name) for name, value in values.items()},
         precision=_precision(document),
         dropped=_dropped(document),
+        failure=_text(document.get("failure", ""), "failure"),
     )
 
 

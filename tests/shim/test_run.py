@@ -248,6 +248,13 @@ def test_nothing_is_told_after_the_end(clock: ScriptedClock, desk: Desk) -> None
     run.report(loss=1.0)
     run.gauge("loss", 1.0)
     run.gpu_time("forward", 1.0)
+    run.count("recompilations", 1)
+    run.add("recompilations", 1)
+    run.watch(lambda: told.bit_length())
+    run.on_step(print)
+    run.describe(framework="jax")
+    run.optimizer_step(run)
+    run.fail(ValueError())
     run.finish("failed")
     with held, run.phase("forward"):
         clock.advance(10)
@@ -403,3 +410,205 @@ for module in sorted(sys.modules):
     assert "stallscope.shim.loader" in loaded
     roots = {module.partition(".")[0] for module in loaded} - {"stallscope", "__main__"}
     assert roots <= sys.stdlib_module_names
+
+
+def test_counters_are_told_as_totals_or_as_what_is_added(clock: ScriptedClock, desk: Desk) -> None:
+    run = new(clock, desk)
+    run.count("recompilations", 3)
+    run.count("recompilations", 5)
+    run.add("allocator_retries", 1)
+    run.add("allocator_retries", 2)
+    run.finish()
+    assert desk.newest.counters["recompilations"] == 5
+    assert desk.newest.counters["allocator_retries"] == 3
+
+
+def test_a_counter_that_was_reset_elsewhere_goes_on_growing(clock: ScriptedClock, desk: Desk) -> None:
+    run = new(clock, desk)
+    for total in (4, 1, 2):
+        run.count("recompilations", total)
+    run.finish()
+    assert desk.newest.counters["recompilations"] == 6
+
+
+@pytest.mark.parametrize(("key", "value"), [("slow_steps", 1), ("nonsense", 1), ("recompilations", -1), ([], 1)])
+def test_what_cannot_be_counted_is_refused(key: str, value: float, clock: ScriptedClock, desk: Desk) -> None:
+    run = new(clock, desk)
+    run.count(key, value)
+    run.add(key, value)
+    run.finish()
+    assert desk.newest.counters.get("recompilations", 0) == 0
+    assert desk.newest.counters["slow_steps"] == 0
+
+
+def test_watchers_are_called_before_each_report_and_not_between(clock: ScriptedClock, desk: Desk) -> None:
+    run = new(clock, desk)
+    calls = 0
+
+    def refresh() -> None:
+        nonlocal calls
+        calls += 1
+        run.gauge("allocator_used_bytes", calls)
+
+    run.watch(refresh)
+    for _ in range(30):
+        clock.advance(0.1)
+        run.step()
+    run.finish()
+    assert 3 <= calls == len(desk.reports) - 1  # the first left with the run's start
+    assert desk.newest.gauges["allocator_used_bytes"] == calls
+
+
+def test_a_watcher_that_raises_is_warned_of_and_called_no_more(
+    clock: ScriptedClock, desk: Desk, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = new(clock, desk)
+    calls = []
+
+    def broken() -> None:
+        calls.append(1)
+        raise RuntimeError("no device")
+
+    run.watch(broken)
+    for _ in range(3):
+        clock.advance(1)
+        run.step()
+    assert len(calls) == 1
+    assert "no device" in caplog.text
+    assert desk.newest.gauges["step"] == 3
+
+
+def test_what_is_found_out_late_describes_the_rank(clock: ScriptedClock, desk: Desk) -> None:
+    run = new(clock, desk, precision="fp32")
+    run.describe(framework="jax", precision=["bf16", "tf32"], gpus=[{"gpu": "", "uuid": "GPU-7"}])
+    run.finish()
+    assert desk.newest.info["framework"] == "jax"
+    assert desk.newest.precision == ("bf16", "tf32")
+    assert [gpu.uuid for gpu in desk.newest.gpus] == ["GPU-7"]
+
+
+def test_describing_nothing_leaves_all_as_it_is(clock: ScriptedClock, desk: Desk) -> None:
+    run = new(clock, desk, precision="fp16", gpus=[{"gpu": "1", "uuid": ""}])
+    run.describe()
+    run.finish()
+    assert desk.newest.precision == ("fp16",)
+    assert [gpu.gpu for gpu in desk.newest.gpus] == ["1"]
+
+
+class OutOfMemoryError(RuntimeError):
+    """By its name PyTorch's."""
+
+
+@pytest.mark.parametrize(
+    ("error", "out_of_memory"),
+    [
+        (OutOfMemoryError("CUDA out of memory. Tried to allocate 20 MiB"), 1),
+        (RuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 8 bytes"), 1),
+        (RuntimeError("shape mismatch"), 0),
+        (RuntimeError(), 0),
+        (MemoryError(), 0),
+        (None, 0),
+    ],
+)
+def test_a_failure_tells_its_type_and_out_of_memory_apart(
+    error: BaseException | None, out_of_memory: int, clock: ScriptedClock, desk: Desk
+) -> None:
+    run = new(clock, desk)
+    run.fail(error)
+    assert desk.newest.state == "failed"
+    assert desk.newest.failure == ("" if error is None else type(error).__name__)
+    assert desk.newest.counters.get("out_of_memory", 0) == out_of_memory
+    assert run.silent
+
+
+def test_out_of_memory_that_the_framework_counts_is_not_counted_twice(clock: ScriptedClock, desk: Desk) -> None:
+    run = new(clock, desk)
+    run.watch(lambda: run.count("out_of_memory", 1))
+    clock.advance(1)
+    run.step()
+    run.fail(OutOfMemoryError())
+    assert desk.newest.counters["out_of_memory"] == 1
+
+
+def test_listeners_hear_of_each_boundary_until_they_have_enough(clock: ScriptedClock, desk: Desk) -> None:
+    run = new(clock, desk)
+    heard: list[int] = []
+
+    def listen(step: int) -> bool:
+        heard.append(step)
+        return step < 1002
+
+    run.report(step=1000)
+    run.on_step(listen)
+    for _ in range(5):
+        run.step()
+    assert heard == [1001, 1002]
+    assert run.timeline.listener is None
+
+
+def test_a_listener_that_raises_hears_no_more(clock: ScriptedClock, desk: Desk) -> None:
+    run = new(clock, desk)
+    heard: list[int] = []
+
+    def broken(step: int) -> None:
+        raise RuntimeError(step)
+
+    run.on_step(broken)
+    run.on_step(heard.append)
+    run.step()
+    run.step()
+    assert heard == [1, 2]
+    assert run.timeline.steps == 2
+
+
+def test_time_that_a_listener_books_is_in_the_step_that_begins(clock: ScriptedClock, desk: Desk) -> None:
+    run = new(clock, desk)
+    run.step()
+
+    def write(step: int) -> None:
+        with run.phase("tracing"):
+            clock.advance(3)
+
+    run.on_step(write)
+    clock.advance(1)
+    run.step()
+    clock.advance(1)
+    run.finish()
+    assert desk.newest.phases["tracing"].seconds == 3
+    assert desk.newest.step_seconds is not None
+    assert desk.newest.step_seconds.sum == 1
+    assert sum(phase.seconds for phase in desk.newest.phases.values()) == 5
+
+
+def test_several_optimizers_make_one_step(clock: ScriptedClock, desk: Desk) -> None:
+    run = new(clock, desk)
+    generator, discriminator = object(), object()
+    for _ in range(3):
+        run.optimizer_step(discriminator)
+        run.optimizer_step(generator)
+    assert run.timeline.steps == 3
+
+
+def test_an_optimizer_that_is_gone_leaves_its_place_to_another(clock: ScriptedClock, desk: Desk) -> None:
+    run = new(clock, desk)
+    warming, lasting = object(), object()
+    run.optimizer_step(warming)
+    for _ in range(200):
+        run.optimizer_step(lasting)
+    assert 100 < run.timeline.steps < 200
+
+
+def test_the_open_run_of_this_process_can_be_asked_for(desk: Desk) -> None:
+    assert stallscope.current() is None
+    with stallscope.Run("job", sender=desk) as run:
+        assert stallscope.current() is run
+    assert stallscope.current() is None
+
+
+def test_a_run_tells_about_itself(clock: ScriptedClock, desk: Desk) -> None:
+    run = new(clock, desk, rank=3, gpus=[{"gpu": "3", "uuid": ""}])
+    run.report(step=7)
+    assert run.about()["rank"] == 3
+    assert run.about()["session"] == desk.newest.session
+    assert (run.steps_done, run.gpus, run.sender) == (7, [{"gpu": "3", "uuid": ""}], desk)
+    assert run.wall_time() == clock.time()

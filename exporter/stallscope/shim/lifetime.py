@@ -7,7 +7,10 @@ import os
 import sys
 import weakref
 from types import TracebackType
-from typing import NoReturn, Protocol
+from typing import TYPE_CHECKING, NoReturn, Protocol
+
+if TYPE_CHECKING:
+    from stallscope.shim.run import Run
 
 
 class Session(Protocol):
@@ -60,6 +63,13 @@ def forget(session: Session) -> None:
 def watched() -> tuple[Session, ...]:
     """Sessions that are open in this process."""
     return tuple(_open)
+
+
+def current() -> Run | None:
+    """The open run of this process, the oldest where there are several."""
+    from stallscope.shim.run import Run
+
+    return next((session for session in _open if isinstance(session, Run) and not session.silent), None)
 
 
 def inherited() -> tuple[Session, ...]:

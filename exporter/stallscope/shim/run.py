@@ -12,12 +12,17 @@ from typing import Protocol
 
 from stallscope import report as documents
 from stallscope.shim import identity, lifetime
+from stallscope.shim.failures import failure_of, is_out_of_memory
 from stallscope.shim.overhead import costs
 from stallscope.shim.process import ProcessProbe
 from stallscope.shim.timeline import NO_PHASE, Phase, Timeline
 from stallscope.shim.tolerance import amount, complain, finite, label, number, switched_on, tolerate, warn
 from stallscope.shim.transport import Sender, transport
 
+_OWN_COUNTERS = ("slow_steps", "slow_step_excess_seconds", "nonfinite_losses", "shim_overhead_seconds")
+"""Counters that nobody else may set."""
+_FOLLOWED = 64
+"""Steps of other optimizers, without one of the first, after which that one is held to be gone."""
 _LAST_WORDS = 0.05
 """Seconds that the last report may wait for room in the exporter's queue."""
 
@@ -141,8 +146,14 @@ class Run:
             self._epoch_told = False
             self._step_offset = 0
             self._per_step: dict[str, float] = {}
-            self._work: dict[str, float] = {}
+            self._counters: dict[str, float] = {}
+            self._totals: dict[str, float] = {}
             self._work_steps = 0
+            self._watchers: list[Callable[[], object]] = []
+            self._listeners: list[Callable[[int], object]] = []
+            self._optimizer: int | None = None
+            self._followed = 0
+            self._failure = ""
             self._identify(name, rank, local_rank, world_size, gpus, precision, info)
             if clock is None:
                 self._succeed()
@@ -227,7 +238,7 @@ class Run:
                 self.plan(batch_size, None, None, steps_planned)
             for key, done in (("samples", samples), ("tokens", tokens), ("flops", flops)):
                 if done is not None and (added := amount(key, done)) is not None:
-                    self._work[key] = self._work.get(key, 0.0) + added
+                    self._counters[key] = self._counters.get(key, 0.0) + added
             for key, value in values.items():
                 self._report_value(key, value)
             timeline = self.timeline
@@ -251,6 +262,20 @@ class Run:
         finally:
             self._close()
 
+    def fail(self, error: BaseException | None = None) -> None:
+        """End the run as failed, telling the exception's type; running out of memory is counted."""
+        if self.silent:
+            return
+        try:
+            self._failure = failure_of(error)
+            # The framework's own count, where an integration tells it, has seen this one already.
+            if is_out_of_memory(error) and "out_of_memory" not in self._totals:
+                self.add("out_of_memory", 1)
+        except Exception as problem:
+            tolerate(problem, "telling a failure")
+        finally:
+            self.finish("failed")
+
     def __enter__(self) -> Run:  # noqa: PYI034 (no subclass is meant)
         return self
 
@@ -258,7 +283,10 @@ class Run:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         leaving = error is None or (isinstance(error, SystemExit) and error.code in (None, 0))
-        self.finish("finished" if leaving else "failed")
+        if leaving:
+            self.finish()
+        else:
+            self.fail(error)
 
     def __reduce__(self) -> tuple[Callable[[], Run], tuple[()]]:
         return _silent_run, ()
@@ -290,6 +318,76 @@ class Run:
         if not self.silent and (found := finite(key, value)) is not None:
             self._gauges[key] = found
 
+    def count(self, key: str, total: float) -> None:
+        """Set one of `report.COUNTERS` to what was counted elsewhere; a total that falls was reset there."""
+        if self.silent:
+            return
+        try:
+            if _is_countable(key) and (found := amount(key, total)) is not None:
+                before = self._totals.get(key, 0.0)
+                self._totals[key] = found
+                grown = found - before if found >= before else found
+                self._counters[key] = self._counters.get(key, 0.0) + grown
+        except Exception as error:
+            tolerate(error, "counting")
+
+    def add(self, key: str, amount_added: float) -> None:
+        """Add to one of `report.COUNTERS`."""
+        if self.silent:
+            return
+        try:
+            if _is_countable(key) and (found := amount(key, amount_added)) is not None:
+                self._counters[key] = self._counters.get(key, 0.0) + found
+        except Exception as error:
+            tolerate(error, "counting")
+
+    def watch(self, refresh: Callable[[], object]) -> None:
+        """Call this just before each report, for what is cheaper to look up then; no more once it has raised."""
+        if not self.silent:
+            self._watchers.append(refresh)
+
+    def on_step(self, listener: Callable[[int], object]) -> None:
+        """Call this at each boundary with the number of steps done, until it returns False."""
+        if not self.silent:
+            self._listeners = [*self._listeners, listener]
+            self.timeline.listener = self._hear
+
+    def describe(
+        self,
+        *,
+        framework: str | None = None,
+        precision: str | Sequence[str] | None = None,
+        gpus: Sequence[Mapping[str, str]] | None = None,
+    ) -> None:
+        """Tell what was found out late about this rank; None leaves as it is."""
+        if self.silent:
+            return
+        try:
+            if framework is not None:
+                self._info["framework"] = label(framework, documents.MAX_LABEL_LENGTH)
+            if precision is not None:
+                self._precision = _precision(precision)
+            if gpus is not None:
+                self._gpus = [dict(gpu) for gpu in gpus]
+                self._seeks_gpus = False
+        except Exception as error:
+            tolerate(error, "describing a run")
+
+    def optimizer_step(self, optimizer: object) -> None:
+        """Mark a step's boundary where one of several optimizers steps: each iteration of the first one counts.
+
+        Should the first one step no more, as one that was only for warming up, another takes its place.
+        """
+        if self.silent:
+            return
+        if self._optimizer != id(optimizer):
+            self._followed += 1
+            if self._optimizer is not None and self._followed < _FOLLOWED:
+                return
+            self._optimizer = id(optimizer)
+        self._followed = 0
+        self.timeline.step()
+
     def gpu_time(self, phase: str, seconds: float) -> None:
         """Add time of a phase by the GPU's clock, where device events measure it."""
         if self.silent:
@@ -310,10 +408,36 @@ class Run:
         if not self._epoch_told:
             self._gauges["epoch"] = self._pass
 
+    @property
+    def steps_done(self) -> int:
+        """Steps done, those before a restored checkpoint included."""
+        return 0 if self.silent else self.timeline.steps + self._step_offset
+
+    @property
+    def gpus(self) -> list[dict[str, str]]:
+        """What this rank computes on, as far as it is known: NVML index and UUID, of which one may be empty."""
+        return [] if self.silent else [dict(gpu) for gpu in self._gpus]
+
+    @property
+    def sender(self) -> Sender | None:
+        """What takes the reports."""
+        return None if self.silent else self._sender
+
+    def wall_time(self) -> float:
+        """Unix time, in seconds, by the run's clock."""
+        return time.time() if self.silent else self._clock.time()
+
+    def about(self) -> dict[str, str | int]:
+        """Who this is: run, rank, session, and the report's `info`."""
+        if self.silent:
+            return {"run": self.name, "rank": self.rank}
+        return {"run": self.name, "rank": self.rank, "session": self._session, **self._info}
+
     def silence(self) -> None:
         """Send nothing any more: this is a forked child, or the run could not start."""
         self.silent = True
         self.timeline.due = inf
+        self.timeline.listener = None
         self._phases = {}
 
     def _identify(
@@ -346,10 +470,7 @@ class Run:
         self._gpus = [dict(gpu) for gpu in gpus or ()]
         if gpus is None:
             self._find_gpus()
-        words = (precision,) if isinstance(precision, str) else tuple(precision)
-        self._precision = [word for word in words if word in documents.PRECISIONS]
-        if len(self._precision) < len(words):
-            complain(f"precision is {precision!r:.80}; expected some of {', '.join(documents.PRECISIONS)}")
+        self._precision = _precision(precision)
 
     def _succeed(self) -> None:
         """End the run whose place this one takes, as a notebook's cell that runs again leaves one behind."""
@@ -372,6 +493,28 @@ class Run:
             self._gpus = identity.gpus(os.environ, self._local_rank)
         except Exception as error:
             tolerate(error, "looking for the rank's GPU")
+
+    def _refresh(self) -> None:
+        for watcher in tuple(self._watchers):
+            try:
+                watcher()
+            except Exception as error:
+                self._watchers.remove(watcher)
+                tolerate(error, "looking up what a report tells")
+
+    def _hear(self) -> None:
+        """Tell the listeners of a boundary."""
+        steps = self.steps_done
+        for listener in self._listeners:
+            try:
+                wanted = listener(steps) is not False
+            except Exception as error:
+                wanted = False
+                tolerate(error, "telling of a step")
+            if not wanted:
+                self._listeners = [other for other in self._listeners if other is not listener]
+        if not self._listeners:
+            self.timeline.listener = None
 
     def _read_process(self) -> tuple[Mapping[str, float], Mapping[str, float]]:
         try:
@@ -408,7 +551,7 @@ class Run:
         steps = self.timeline.steps - self._work_steps
         self._work_steps = self.timeline.steps
         for key, each in self._per_step.items():
-            self._work[key] = self._work.get(key, 0.0) + each * steps
+            self._counters[key] = self._counters.get(key, 0.0) + each * steps
 
     def _publish(self, now: float, last: bool = False) -> None:
         if os.getpid() != self._owner:  # forked by a library that tells nobody
@@ -417,8 +560,12 @@ class Run:
         timeline = self.timeline
         timeline.interval = max(self._interval, getattr(self._sender, "interval", 0.0))
         timeline.due = now + timeline.interval
+        began = now
         cause: str | None = "error"
         try:
+            if self._watchers:
+                self._refresh()
+                now = timeline.now()
             payload = documents.encode(self._document(now))
             cause = "too_large" if len(payload) > documents.MAX_BYTES else self._sender(payload)
             if last and not self._scripted:
@@ -429,7 +576,7 @@ class Run:
         finally:
             if cause is not None:
                 self._dropped[cause] = self._dropped.get(cause, 0) + 1
-            self._overhead += timeline.now() - now
+            self._overhead += timeline.now() - began
         if cause is not None and cause != "absent":
             warn(f"a report could not be sent ({cause}); what it told goes with the next one", f"dropped: {cause}")
 
@@ -477,7 +624,7 @@ class Run:
             "phases": phases,
             "counters": {
                 **counters,
-                **self._work,
+                **self._counters,
                 "slow_steps": timeline.slow_steps.count,
                 "slow_step_excess_seconds": round(timeline.slow_steps.excess, 6),
                 "nonfinite_losses": self._nonfinite,
@@ -490,6 +637,8 @@ class Run:
             "precision": self._precision,
             "dropped": self._dropped,
         }
+        if self._failure:
+            document["failure"] = self._failure
         if timeline.first_step is not None and timeline.last_step is not None:
             # By the wall clock of now, which may have been set since.
             document["first_step"] = round(sent - (now - timeline.first_step), 3)
@@ -511,6 +660,21 @@ class Run:
                     close()
                 except Exception as error:
                     tolerate(error, "closing a run")
+
+
+def _is_countable(key: str) -> bool:
+    if key in documents.COUNTERS and key not in _OWN_COUNTERS:
+        return True
+    complain(f"{key!r:.80} is no counter that can be told; expected one of report.COUNTERS", "count: key")
+    return False
+
+
+def _precision(told: str | Sequence[str]) -> list[str]:
+    words = (told,) if isinstance(told, str) else tuple(told)
+    found = [word for word in words if word in documents.PRECISIONS]
+    if len(found) < len(words):
+        complain(f"precision is {told!r:.80}; expected some of {', '.join(documents.PRECISIONS)}", "precision")
+    return found
 
 
 def _silent_run() -> Run:

@@ -164,6 +164,7 @@ class Timeline:
         "initialization",
         "interval",
         "last_step",
+        "listener",
         "mark",
         "now",
         "other",
@@ -188,6 +189,8 @@ class Timeline:
         self.due = inf
         """When the next report is due; never, until the owner says so."""
         self._publish = publish
+        self.listener: Callable[[], None] | None = None
+        """Called at each boundary, before a report that is due."""
         self.interval = interval
         """Seconds between reports; what one report may come early."""
         self.initialization = Phase(self, "initialization")
@@ -252,6 +255,9 @@ class Timeline:
                 opening.opened = True
                 opening.occurrences += 1
                 opening.mark = opening.seconds
+            if self.listener is not None:
+                self.listener()
+                now = self.now()
             if now >= self.due:
                 self._publish(now)
         except Exception as error:
@@ -325,6 +331,8 @@ class Timeline:
         self.steps = 1
         self.first_step = self.last_step = now
         self.begin_loop(now)
+        if self.listener is not None:
+            self.listener()
 
     def _new_phase(self, name: str) -> Phase:
         if type(name) is not str or not name or label(name, _MAX_NAME_LENGTH) != name:
