@@ -20,13 +20,17 @@ from stallscope.version import __version__
 if TYPE_CHECKING:
     from stallscope.shim.lifetime import current
     from stallscope.shim.loader import track
+    from stallscope.shim.recording import span
     from stallscope.shim.run import Run
+    from stallscope.shim.trace import trace
 
-__all__ = ["Run", "__version__", "current", "track"]
+__all__ = ["Run", "__version__", "current", "span", "trace", "track"]
 
 _PLACES = {
     "Run": "stallscope.shim.run",
     "current": "stallscope.shim.lifetime",
+    "span": "stallscope.shim.recording",
+    "trace": "stallscope.shim.trace",
     "track": "stallscope.shim.loader",
 }
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from math import inf, isfinite
 from types import TracebackType
-from typing import Protocol
+from typing import Any, Protocol
 
 from stallscope import report as documents
 from stallscope.shim import identity, lifetime
@@ -67,8 +67,8 @@ class Run:
     creates while it imports the program. A newer run of the same name and rank in one process ends the older one.
 
     Environment: STALLSCOPE_ADDRESS, STALLSCOPE_RUN, STALLSCOPE_TOKEN, STALLSCOPE_JOB_CLASS, STALLSCOPE_GIT_COMMIT,
-    STALLSCOPE_RANK, STALLSCOPE_LOCAL_RANK, STALLSCOPE_WORLD_SIZE; STALLSCOPE_DISABLE=1 turns everything off,
-    STALLSCOPE_STRICT=1 raises what would be logged.
+    STALLSCOPE_RANK, STALLSCOPE_LOCAL_RANK, STALLSCOPE_WORLD_SIZE, STALLSCOPE_TRACE_DIR; STALLSCOPE_DISABLE=1 turns
+    everything off, STALLSCOPE_STRICT=1 raises what would be logged.
 
     A simulated rank is a run with a clock and a sender of its own:
 
@@ -169,6 +169,8 @@ class Run:
             if clock is None:
                 lifetime.watch(self)
             self._publish(self.timeline.mark)
+            if clock is None and os.environ.get("STALLSCOPE_TRACE_DIR"):
+                self.trace()
         except Exception as error:
             self.silence()
             tolerate(error, "starting a run")
@@ -246,6 +248,12 @@ class Run:
                 self._publish(now)
         except Exception as error:
             tolerate(error, "reporting")
+
+    def trace(self, **selection: Any) -> None:
+        """Write traces of selected steps; takes the keywords of `stallscope.trace`."""
+        from stallscope.shim.trace import trace  # most runs never need it
+
+        trace(self, **selection)
 
     def finish(self, state: str = "finished") -> None:
         """End the run as `finished` or `failed` and send the last report; calls after it do nothing."""

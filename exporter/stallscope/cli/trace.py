@@ -1,0 +1,155 @@
+"""Ask a training job that is under way for traces of its next steps."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from stallscope.trace_request import MAX_RANKS, MAX_STEPS
+
+_PATH = "/api/v1/trace"
+_DEFAULT_EXPORTER = "http://127.0.0.1:19400"
+_TIMEOUT = 5.0
+_LONGEST_ANSWER = 1 << 20
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """Refuse in one line, without argparse's usage before it."""
+        self.exit(2, f"{self.prog}: {message}\n")
+
+
+class _Refused(Exception):
+    """An exporter said no, or nothing; the message is one line."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command.
+
+    Returns:
+        0 when every exporter took the request, 1 when one didn't, 2 for a wrong command line.
+    """
+    parser = _Parser(
+        prog="stallscope trace",
+        usage="stallscope trace RUN [flags]",
+        description="Ask the ranks of a run for a trace of each of their next steps, the same on all ranks, for "
+        "Perfetto or chrome://tracing. Each rank writes its own, into its STALLSCOPE_TRACE_DIR. Both ends must allow "
+        "it: the exporter by --report.allow-trace-requests, the training by STALLSCOPE_TRACE_DIR or "
+        "trace(on_request=True).",
+        allow_abbrev=False,
+    )
+    parser.add_argument("run", metavar="RUN", help="the run's name, as its metrics have it")
+    parser.add_argument(
+        "--steps", type=_steps, default=1, metavar="NUMBER", help=f"steps to trace, 1 to {MAX_STEPS} (default: 1)"
+    )
+    parser.add_argument(
+        "--rank",
+        type=_ranks,
+        default=[],
+        metavar="RANKS",
+        help="only these ranks: 0, 0-3 or 0,8,16-23 (default: all)",
+    )
+    parser.add_argument(
+        "--first-step",
+        type=_first_step,
+        metavar="NUMBER",
+        help="step to begin with, by the number of steps before it (default: as soon as all ranks can have heard)",
+    )
+    parser.add_argument(
+        "--exporter",
+        action="append",
+        type=_url,
+        metavar="URL",
+        help=f"exporter of the node; again for each further node of the job (default: {_DEFAULT_EXPORTER})",
+    )
+    told = parser.parse_args(arguments)
+    wish = {"run": told.run, "steps": told.steps, "ranks": told.rank}
+    first = told.first_step
+    failed = False
+    for exporter in told.exporter or [_DEFAULT_EXPORTER]:
+        try:
+            answer = _ask(exporter, wish if first is None else {**wish, "first_step": first})
+        except _Refused as refused:
+            print(f"stallscope trace: {exporter}: {refused}", file=sys.stderr)
+            failed = True
+            continue
+        first = answer["first_step"]  # the other nodes' ranks trace the same
+        print(_summary(exporter, answer))
+        if answer.get("problem"):
+            print(f"stallscope trace: {exporter}: {answer['problem']}", file=sys.stderr)
+            failed = True
+    return 1 if failed else 0
+
+
+def _ask(exporter: str, wish: dict[str, Any]) -> dict[str, Any]:
+    request = urllib.request.Request(  # noqa: S310 - the scheme is checked
+        exporter + _PATH, json.dumps(wish).encode(), {"Content-Type": "application/json"}, method="POST"
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=_TIMEOUT) as reply:  # noqa: S310
+            answer: dict[str, Any] = json.loads(reply.read(_LONGEST_ANSWER))
+            if type(answer) is not dict or type(answer.get("first_step")) is not int:
+                raise _Refused("what answers there is no exporter of Stallscope")
+            return answer
+    except urllib.error.HTTPError as error:
+        raise _Refused(_message(error)) from None
+    except ValueError:
+        raise _Refused("what answers there is no exporter of Stallscope") from None
+    except OSError as error:
+        reason = getattr(error, "reason", error)
+        raise _Refused(f"no answer ({reason}); is the exporter running there?") from None
+
+
+def _message(error: urllib.error.HTTPError) -> str:
+    with error:
+        try:
+            return str(json.loads(error.read(_LONGEST_ANSWER))["message"])
+        except (ValueError, KeyError, TypeError, OSError):
+            return f"HTTP status {error.code}; is this an exporter that takes requests for traces?"
+
+
+def _summary(exporter: str, answer: dict[str, Any]) -> str:
+    first, steps = answer["first_step"], answer["steps"]
+    numbers = f"step {first}" if steps == 1 else f"steps {first} to {first + steps - 1}"
+    ranks = answer["ranks"]
+    who = f"rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks)} ranks"
+    return f"{exporter}: {who} will trace {numbers}, in about {answer['seconds']:.0f} s"
+
+
+def _steps(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and 1 <= int(text) <= MAX_STEPS):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 to {MAX_STEPS}")
+    return int(text)
+
+
+def _first_step(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) < 16):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of a step")
+    return int(text)
+
+
+def _ranks(text: str) -> list[int]:
+    found: set[int] = set()
+    for part in text.split(","):
+        low, dash, high = part.strip().partition("-")
+        ends = (low, high if dash else low)
+        if not all(end.isascii() and end.isdecimal() and len(end) < 8 for end in ends):
+            raise argparse.ArgumentTypeError(f"{text!r} are no ranks; expected 0, 0-3 or 0,8,16-23")
+        if not 0 <= int(ends[1]) - int(ends[0]) < MAX_RANKS:
+            raise argparse.ArgumentTypeError(f"{part.strip()!r} is no range of at most {MAX_RANKS} ranks")
+        found.update(range(int(ends[0]), int(ends[1]) + 1))
+    if len(found) > MAX_RANKS:
+        raise argparse.ArgumentTypeError(f"{len(found)} ranks are too many; leave --rank out for all")
+    return sorted(found)
+
+
+def _url(text: str) -> str:
+    url = text if "://" in text else f"http://{text}"
+    if not url.startswith(("http://", "https://")) or not url.isprintable() or " " in url:
+        raise argparse.ArgumentTypeError(f"{text!r} is no address of an exporter; expected http://host:port")
+    return url.rstrip("/")

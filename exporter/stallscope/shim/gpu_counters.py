@@ -1,0 +1,104 @@
+"""What the exporter knows of this rank's GPUs at a moment, asked for once, for a trace."""
+
+from __future__ import annotations
+
+import re
+import socket
+import time
+from collections.abc import Mapping, Sequence
+
+TIMEOUT = 1.0
+"""Seconds that one question takes at most."""
+COUNTERS = {
+    "stallscope_gpu_utilization_ratio": "utilisation",
+    "stallscope_gpu_memory_utilization_ratio": "memory utilisation",
+    "stallscope_gpu_memory_used_bytes": "memory used in bytes",
+    "stallscope_gpu_power_watts": "power in watts",
+    "stallscope_gpu_clock_hertz": "SM clock in hertz",
+}
+"""Gauges that traces show, and how they call them."""
+_MOST_BYTES = 4 << 20
+_LINE = re.compile(r"(\w+)\{(.*)\} (\S+)")
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+
+
+class Exporter:
+    """An exporter's page of metrics. The host is looked up once, at the beginning."""
+
+    def __init__(self, url: str) -> None:
+        """Take `http://host:port`, with the metrics' path where it isn't `/metrics`.
+
+        Raises:
+            ValueError: the address is none.
+            OSError: the host is not found.
+        """
+        scheme, _, rest = url.partition("://")
+        place, slash, path = rest.partition("/")
+        host, colon, port = place.rpartition(":")
+        if scheme != "http" or not (place.isprintable() and path.isprintable()) or " " in place + path:
+            raise ValueError(f"{url!r:.200} is no address to ask for counters; expected http://host:port")
+        if not colon:
+            host, port = place, "80"
+        self._targets = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+        path = slash + path if path else "/metrics"
+        self._request = f"GET {path} HTTP/1.0\r\nHost: {place}\r\nAccept: text/plain\r\n\r\n".encode()
+
+    def counters(self, gpus: Sequence[Mapping[str, str]]) -> dict[str, float]:
+        """Ask for the page and pick out the GPUs' counters, by the names that a trace shows.
+
+        Args:
+            gpus: `{"gpu": …, "uuid": …}` of each, as a rank knows them.
+
+        Raises:
+            OSError: nobody answered within a second.
+            ValueError: what answered is no such page.
+        """
+        head, _, page = self._answer().partition(b"\r\n\r\n")
+        if head[9:12] != b"200":
+            raise ValueError(f"the exporter answered {head[:60]!r} when asked for counters")
+        return pick(page.decode(errors="replace"), gpus)
+
+    def _answer(self) -> bytes:
+        """Read until the other end closes, as HTTP/1.0 has it; all waits together have one second."""
+        deadline = time.monotonic() + TIMEOUT
+        problem: OSError = ConnectionRefusedError("the host has no address")
+        for family, kind, _, _, address in self._targets:
+            with socket.socket(family, kind) as connection:
+                try:
+                    _wait_until(deadline, connection)
+                    connection.connect(address)
+                except OSError as error:
+                    problem = error
+                    continue
+                connection.sendall(self._request)
+                answer = bytearray()
+                while len(answer) < _MOST_BYTES:
+                    _wait_until(deadline, connection)
+                    part = connection.recv(65536)
+                    if not part:
+                        break
+                    answer += part
+                return bytes(answer)
+        raise problem
+
+
+def pick(page: str, gpus: Sequence[Mapping[str, str]]) -> dict[str, float]:
+    """Pick the GPUs' counters out of a page in Prometheus' text format."""
+    found: dict[str, float] = {}
+    for line in page.splitlines():
+        matched = _LINE.match(line) if line.startswith("stallscope_gpu_") else None
+        if matched is None or matched[1] not in COUNTERS:
+            continue
+        labels = dict(_LABEL.findall(matched[2]))
+        number, uuid = labels.get("gpu", ""), labels.get("uuid", "")
+        mine = any(uuid == gpu["uuid"] if gpu.get("uuid") else number == gpu.get("gpu") for gpu in gpus)
+        if mine and labels.get("clock", "sm") == "sm":
+            found[f"GPU {number} {COUNTERS[matched[1]]}"] = float(matched[3])
+    return found
+
+
+def _wait_until(deadline: float, connection: socket.socket) -> None:
+    left = deadline - time.monotonic()
+    if left <= 0.0:
+        raise TimeoutError("the exporter's page took more than a second")
+    connection.settimeout(left)
