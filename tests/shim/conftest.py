@@ -43,11 +43,14 @@ def clock() -> ScriptedClock:
 @pytest.fixture(autouse=True)
 def own_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No launcher, no settings, no exporter of this machine, no run and no complaint left by another test."""
+    launchers = ("SLURM_", "OMPI_", "PMI", "TORCHELASTIC_", "KUBERNETES_", "POD_")
     for variable in list(os.environ):
-        if variable.startswith(("STALLSCOPE_", "SLURM_", "OMPI_", "CUDA_", "TORCHELASTIC_")) or variable in (
+        if variable.startswith(("STALLSCOPE_", "CUDA_", "NVIDIA_", *launchers)) or variable in (
             "RANK",
             "LOCAL_RANK",
             "WORLD_SIZE",
+            "MASTER_ADDR",
+            "JOB_COMPLETION_INDEX",
         ):
             monkeypatch.delenv(variable)
     monkeypatch.setenv("STALLSCOPE_ADDRESS", "unix:///nowhere/at/all.sock")

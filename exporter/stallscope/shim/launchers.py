@@ -1,0 +1,343 @@
+"""Which rank of which job this process is, by what its launcher left in the environment.
+
+The first launcher of `LAUNCHERS` that gives a rank settles rank, local rank and world: what the user says, then what
+stands closest to the training process, since one launcher often runs inside another (torchrun inside Slurm).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from stallscope.shim.tolerance import complain, warn
+
+Environment = Mapping[str, str]
+
+_MAX_RANK = 1_000_000
+
+
+class Launcher(NamedTuple):
+    """The variables of one launcher; of several names for one number, the first that is set counts."""
+
+    name: str
+    rank: str
+    local_rank: tuple[str, ...]
+    world_size: tuple[str, ...]
+
+
+LAUNCHERS = (
+    Launcher("STALLSCOPE_RANK", "STALLSCOPE_RANK", ("STALLSCOPE_LOCAL_RANK",), ("STALLSCOPE_WORLD_SIZE",)),
+    # Also Accelerate, DeepSpeed, Ray Train's TorchTrainer, PyTorchJob, SageMaker's torch_distributed.
+    Launcher("torchrun", "RANK", ("LOCAL_RANK",), ("WORLD_SIZE",)),
+    Launcher("Horovod", "HOROVOD_RANK", ("HOROVOD_LOCAL_RANK",), ("HOROVOD_SIZE",)),
+    # MPI before Slurm: mpirun starts its daemons as Slurm's tasks, whose variables the ranks inherit.
+    Launcher("Open MPI", "OMPI_COMM_WORLD_RANK", ("OMPI_COMM_WORLD_LOCAL_RANK",), ("OMPI_COMM_WORLD_SIZE",)),
+    Launcher("MVAPICH", "MV2_COMM_WORLD_RANK", ("MV2_COMM_WORLD_LOCAL_RANK",), ("MV2_COMM_WORLD_SIZE",)),
+    Launcher("MPICH", "PMI_RANK", ("MPI_LOCALRANKID", "PALS_LOCAL_RANKID"), ("PMI_SIZE",)),  # and Intel MPI, Cray PALS
+    Launcher("IBM jsrun", "JSM_NAMESPACE_RANK", ("JSM_NAMESPACE_LOCAL_RANK",), ("JSM_NAMESPACE_SIZE",)),
+    Launcher("Flux", "FLUX_TASK_RANK", ("FLUX_TASK_LOCAL_ID",), ("FLUX_JOB_SIZE",)),
+    Launcher("Slurm", "SLURM_PROCID", ("SLURM_LOCALID",), ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")),
+    Launcher("PMIx", "PMIX_RANK", (), ()),
+    Launcher("JAX", "JAX_PROCESS_ID", (), ("JAX_NUM_PROCESSES",)),
+    Launcher("LeaderWorkerSet", "LWS_WORKER_INDEX", (), ("LWS_GROUP_SIZE",)),
+    Launcher("Kubernetes Job", "JOB_COMPLETION_INDEX", (), ()),
+)
+
+_JOBS = (
+    ("SLURM_JOB_ID_HET_GROUP_0",),  # a job of several components has one number for each
+    ("SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID"),
+    ("SLURM_JOB_ID",),
+    ("LSB_JOBID",),
+    ("PBS_JOBID",),
+    ("FLUX_JOB_ID",),
+    ("TRAINING_JOB_NAME",),  # SageMaker
+    ("AZUREML_RUN_ID",),
+    ("CLOUD_ML_JOB_ID",),  # Vertex AI
+    ("TORCHELASTIC_RUN_ID",),
+)
+"""Variables that together name the job, the same on all ranks and in no other job."""
+
+_MEETING_POINTS = (
+    ("PMIX_NAMESPACE",),
+    ("MASTER_ADDR", "MASTER_PORT"),
+    ("JAX_COORDINATOR_ADDRESS",),
+    ("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"),
+    ("TF_CONFIG cluster",),
+    ("TPU_WORKER_HOSTNAMES",),
+)
+"""Where all ranks meet, and so the last resort: the same on all of them, if it says nothing to people."""
+
+_RESTARTS = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
+
+_ROLES = re.compile(r"-(?:(?:master|worker|chief|ps|evaluator|server|scheduler)-\d+|launcher(?:-[a-z0-9]{5})?)$")
+"""How Kubeflow's PyTorchJob, TFJob, MPIJob and their like name a job's pods."""
+_GENERATED = re.compile(r"-[bcdfghjklmnpqrstvwxz2456789]{5}$")
+"""What Kubernetes adds to a pod's name; it knows no vowels."""
+_REPLICA_SET = re.compile(r"-[bcdfghjklmnpqrstvwxz2456789]{6,10}$")
+_ORDINAL = re.compile(r"-\d+$")
+_UNIQUE = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}", re.IGNORECASE)
+
+
+class Launch(NamedTuple):
+    """What a launcher told; None where it doesn't."""
+
+    rank: int
+    local_rank: int | None
+    world_size: int | None
+
+
+def ranks(environment: Environment) -> tuple[int, int | None, int]:
+    """Find the global rank, the local rank (None where nobody tells it) and the world's size.
+
+    A process that no launcher started is rank 0 of 1. Variables that contradict each other are warned of, once.
+    """
+    launch = _launch(environment)
+    return (0, None, 1) if launch is None else (launch.rank, launch.local_rank, launch.world_size or 1)
+
+
+def restarts(environment: Environment) -> int:
+    """How often the launcher says that it started this rank anew."""
+    return sum(_whole(environment, variable) or 0 for variable in _RESTARTS)
+
+
+def run_name(environment: Environment, world_size: int, script: str, start: float) -> str:
+    """Find the run's name where the program gave none: STALLSCOPE_RUN, or the script and what sets this job apart.
+
+    All ranks of a run must agree on it. So it is the job's number or name; for ranks without either, a short hash of
+    where they meet; and only for a process that is alone, its start and number, which are the same for every run that
+    this process begins.
+    """
+    if told := environment.get("STALLSCOPE_RUN", "").strip():
+        return told
+    name = _program(environment, script)
+    launch = _launch(environment)
+    alone = world_size <= 1 and (launch is None or launch.world_size is not None)
+    if job := _job(environment, alone) or ("" if alone else _meeting_point(environment)):
+        return f"{name}-{job}"
+    return f"{name}-{_life(start)}" if alone else name
+
+
+def pod_name(environment: Environment, root: str = "/") -> str:
+    """Name the pod that this process runs in, empty where that is not certain."""
+    if told := environment.get("POD_NAME", "").strip():
+        return told
+    host = environment.get("HOSTNAME", "")
+    if not in_pod(environment) or len(host) >= 63:  # a longer pod's name is cut for its host
+        return ""
+    index = environment.get("JOB_COMPLETION_INDEX", "")
+    if index and host.endswith(f"-{index}"):  # an indexed job gives hosts other names than their pods
+        return ""
+    with suppress(OSError), open(os.path.join(root, "etc/hosts"), encoding="utf-8", errors="replace") as file:
+        return host if file.readline().strip() == "# Kubernetes-managed hosts file." else ""  # the node's says so
+    return ""
+
+
+def in_pod(environment: Environment) -> bool:
+    """Whether a kubelet started this."""
+    return bool(environment.get("KUBERNETES_SERVICE_HOST"))
+
+
+def _launch(environment: Environment) -> Launch | None:
+    for launcher in LAUNCHERS:
+        rank = _whole(environment, launcher.rank)
+        if rank is None or (launcher.name == "Slurm" and rank == 0 and not _slurm_step(environment)):
+            continue
+        local = next((found for name in launcher.local_rank if (found := _whole(environment, name)) is not None), None)
+        world = next((found for name in launcher.world_size if (found := _whole(environment, name))), None)
+        if launcher.name == "PMIx":  # which srun --mpi=pmix sets as well
+            world = _whole(environment, "SLURM_STEP_NUM_TASKS")
+        return _agreed(environment, launcher, Launch(rank, local, world))
+    return _tensorflow(environment) or _sagemaker(environment) or _tpu(environment) or _ray()
+
+
+def _agreed(environment: Environment, launcher: Launcher, launch: Launch) -> Launch:
+    """What a launcher told, without what can't be; warns of a lonely rank that another launcher started with others."""
+    rank, local, world = launch
+    if world is not None and max(rank, local or 0) >= world:
+        warn(f"{launcher.name} tells of rank {rank}, local rank {local}, in a world of {world}; the world is left open")
+        world = None
+    for other in LAUNCHERS[1:] if world == 1 and launcher is not LAUNCHERS[0] else ():
+        if environment.get(other.rank) and (other.name != "Slurm" or _slurm_step(environment)):
+            more = next((found for name in other.world_size if (found := _whole(environment, name))), 1)
+            if more > 1:
+                warn(
+                    f"{launcher.name} tells of a world of 1, {other.name} of {more}; the former is taken: unset what is"
+                    " left from elsewhere, or set STALLSCOPE_RANK and STALLSCOPE_WORLD_SIZE"
+                )
+    return Launch(rank, local, world)
+
+
+def _slurm_step(environment: Environment) -> bool:
+    """Whether srun started this; a batch script is process 0 of a job of many tasks, and yet alone."""
+    return any(environment.get(name) for name in ("SLURM_STEP_ID", "SLURM_STEPID", "SLURM_STEP_NUM_TASKS"))
+
+
+def _tensorflow(environment: Environment) -> Launch | None:
+    """TF_CONFIG numbers tasks by their kind: the chief comes first, then workers, then the others as it lists them."""
+    content = _json(environment, "TF_CONFIG", dict)
+    try:
+        task, cluster = content["task"], content["cluster"]
+        first = ("chief", "master", "worker")
+        kinds = [*[kind for kind in first if kind in cluster], *[kind for kind in cluster if kind not in first]]
+        if task["type"] not in kinds:  # an evaluator stands beside the cluster
+            return None
+        before = sum(len(cluster[kind]) for kind in kinds[: kinds.index(task["type"])])
+        return Launch(before + int(task["index"]), None, sum(len(cluster[kind]) for kind in kinds))
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _sagemaker(environment: Environment) -> Launch | None:
+    hosts, own = _json(environment, "SM_HOSTS", list), environment.get("SM_CURRENT_HOST", "")
+    return Launch(hosts.index(own), None, len(hosts)) if own in hosts else None
+
+
+def _tpu(environment: Environment) -> Launch | None:
+    rank = _whole(environment, "TPU_WORKER_ID")
+    hosts = len(environment.get("TPU_WORKER_HOSTNAMES", "").split(","))
+    if rank is None or rank >= hosts:
+        return None
+    slices = _whole(environment, "MEGASCALE_NUM_SLICES") or 1
+    return Launch((_whole(environment, "MEGASCALE_SLICE_ID") or 0) * hosts + rank, None, hosts * slices)
+
+
+def _ray() -> Launch | None:
+    """Ray Train tells nothing but in Python, and there is nobody to ask outside of its workers."""
+    with suppress(Exception):
+        context: Any = _ray_context()
+        if context is not None:
+            return Launch(int(context.get_world_rank()), int(context.get_local_rank()), int(context.get_world_size()))
+    return None
+
+
+def _ray_context() -> Any:
+    train = sys.modules.get("ray.train")
+    return train.get_context() if train is not None and _script() == "default_worker" else None
+
+
+def _program(environment: Environment, script: str) -> str:
+    """What is running, for people; empty where a Ray worker hides it."""
+    folder, name = os.path.split(script)
+    if name == "__main__.py":
+        name = os.path.basename(folder)
+    name = name.removesuffix(".py").strip("-") or "python"
+    if name == "ipykernel_launcher":
+        notebook = os.path.basename(environment.get("JPY_SESSION_NAME", ""))
+        return os.path.splitext(notebook)[0] or "notebook"
+    if name == "default_worker":
+        with suppress(Exception):
+            return str(_ray_context().get_experiment_name() or "ray")
+        return "ray"
+    return "python" if name == "c" else name
+
+
+def _script() -> str:
+    arguments: list[str] = getattr(sys, "argv", None) or [""]
+    return os.path.basename(arguments[0]).removesuffix(".py")
+
+
+def _job(environment: Environment, alone: bool) -> str:
+    for variables in _JOBS:
+        parts = [environment.get(variable, "").strip() for variable in variables]
+        if all(part not in ("", "none") for part in parts):  # "none" is torchrun's own default
+            job = "_".join(parts)
+            if _UNIQUE.fullmatch(job):
+                job = job[:8]
+            step = environment.get("SLURM_STEP_ID", "")
+            if alone and variables[0].startswith("SLURM_") and len(step) < 7 and step.isdecimal():
+                job = f"{job}.{step}"  # steps of one rank each are a sweep
+            return job
+    return _ray_job() or _pod_job(environment, alone)
+
+
+def _ray_job() -> str:
+    with suppress(Exception):
+        context: Any = _ray_context()
+        if context is not None and (trial := context.get_trial_id()):
+            return str(trial)
+    with suppress(Exception):
+        if _script() == "default_worker":
+            return str(sys.modules["ray"].get_runtime_context().get_job_id())
+    return ""
+
+
+def _pod_job(environment: Environment, alone: bool) -> str:
+    """The job whose pod this is, where the pod's name tells it."""
+    if leader := environment.get("LWS_LEADER_ADDRESS", "").strip():
+        return leader.partition(".")[0]
+    if not in_pod(environment):
+        return ""
+    pod = environment.get("POD_NAME", "").strip() or environment.get("HOSTNAME", "").strip()
+    if _ROLES.search(pod):
+        return _ROLES.sub("", pod)
+    # Jobs of a JobSet, and pods of a StatefulSet, share with the host where they meet what is the set's name.
+    host, _, rest = environment.get("MASTER_ADDR", "").partition(".")
+    domain = rest.partition(".")[0]
+    if domain and not domain.isdecimal() and pod.startswith(f"{domain}-"):
+        return domain
+    index = environment.get("JOB_COMPLETION_INDEX", "")
+    named = _GENERATED.sub("", pod)
+    if index and named.endswith(f"-{index}"):
+        return named.removesuffix(f"-{index}")
+    if named != pod:
+        return "" if alone and _REPLICA_SET.search(named) else named
+    if not alone and _ORDINAL.search(pod) and _ORDINAL.sub("", pod) == _ORDINAL.sub("", host):
+        return _ORDINAL.sub("", pod)
+    return ""
+
+
+def _meeting_point(environment: Environment) -> str:
+    for variables in _MEETING_POINTS:
+        if variables == ("TF_CONFIG cluster",):
+            place = str(_json(environment, "TF_CONFIG", dict).get("cluster") or "")
+        else:
+            place = ":".join(environment.get(variable, "").strip() for variable in variables).strip(":")
+        if not place:
+            continue
+        if place.startswith(("127.", "localhost", "::1", "[::1]")):  # every machine has such a place
+            import socket
+
+            place = f"{socket.gethostname()} {place}"
+        import binascii
+
+        return f"{binascii.crc32(place.encode(errors='replace')):08x}"
+    return ""
+
+
+_lives: dict[int, str] = {}
+
+
+def _life(start: float) -> str:
+    """What sets this process apart from others, and is told anew the same: a notebook's cell may run again."""
+    pid = os.getpid()
+    if pid not in _lives:
+        _lives[pid] = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime(start))}-{pid}"
+    return _lives[pid]
+
+
+def _json(environment: Environment, variable: str, kind: type) -> Any:
+    """A variable in JSON; an empty value of the kind where it isn't one."""
+    text = environment.get(variable, "")
+    if text and len(text) < 1 << 20:
+        import json
+
+        with suppress(ValueError, RecursionError):
+            found = json.loads(text)
+            if isinstance(found, kind):
+                return found
+    return kind()
+
+
+def _whole(environment: Environment, variable: str) -> int | None:
+    text = environment.get(variable, "").strip()
+    if not text:
+        return None
+    if not (text.isascii() and text.isdecimal() and len(text) < 10 and int(text) <= _MAX_RANK):
+        complain(f"{variable} is {text!r:.80}; expected a whole number from 0 to {_MAX_RANK}, it is not used")
+        return None
+    return int(text)

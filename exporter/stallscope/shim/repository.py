@@ -1,0 +1,69 @@
+"""Which commit a program is of, read from the repository's files: starting git would cost a process."""
+
+from __future__ import annotations
+
+import os
+import re
+from contextlib import suppress
+
+_COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
+_MAX_FOLDERS = 32
+_MAX_LINKS = 5
+_MAX_PACKED = 4 << 20
+"""Bytes of packed references that are looked through."""
+
+
+def commit(folder: str) -> str:
+    """Find the commit that is checked out where this folder lies, empty where there is none or it can't be read."""
+    with suppress(OSError, ValueError):
+        repository = _repository(os.path.realpath(folder))
+        if repository:
+            return _resolved(repository, _text(os.path.join(repository, "HEAD")))
+    return ""
+
+
+def _repository(folder: str) -> str:
+    """The folder with this work tree's HEAD. Work trees and submodules have a file that names it."""
+    for _ in range(_MAX_FOLDERS):
+        place = os.path.join(folder, ".git")
+        if os.path.isdir(place):
+            return place
+        if os.path.isfile(place):
+            kind, _, elsewhere = _text(place).partition(":")
+            return os.path.join(folder, elsewhere.strip()) if kind == "gitdir" else ""
+        above = os.path.dirname(folder)
+        if above == folder:
+            break
+        folder = above
+    return ""
+
+
+def _resolved(repository: str, content: str) -> str:
+    common = repository
+    with suppress(OSError):  # a work tree's branches lie in the repository that it is of
+        common = os.path.join(repository, _text(os.path.join(repository, "commondir")))
+    for _ in range(_MAX_LINKS):
+        kind, _, reference = content.partition(":")
+        if kind != "ref":
+            return content if _COMMIT.fullmatch(content) else ""
+        content = _reference(repository, common, reference.strip())
+    return ""
+
+
+def _reference(repository: str, common: str, reference: str) -> str:
+    if not reference.startswith("refs/") or ".." in reference.split("/"):
+        return ""
+    for folder in (repository, common):
+        with suppress(OSError):
+            return _text(os.path.join(folder, reference))
+    with open(os.path.join(common, "packed-refs"), encoding="utf-8", errors="replace") as file:
+        for line in file.read(_MAX_PACKED).splitlines():
+            found, _, name = line.partition(" ")
+            if name == reference:
+                return found
+    return ""
+
+
+def _text(path: str) -> str:
+    with open(path, encoding="utf-8", errors="replace") as file:
+        return file.read(4096).strip()
