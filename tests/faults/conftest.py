@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.machine import Machine, running
+from tests.faults.machine import INTERVAL, Machine, running
 
 
 @pytest.fixture(scope="module")
@@ -23,8 +23,8 @@ def new_machine(tmp_path: Path) -> Iterator[Callable[..., Machine]]:
     """Makes a machine for faults that leave a mark; its exporter is started by the test."""
     with contextlib.ExitStack() as stack:
 
-        def make(*, gpus: int = 4, profile: str = "h100") -> Machine:
-            made = Machine(tmp_path, gpus=gpus, profile=profile)
+        def make(*, gpus: int = 4, interval: float = INTERVAL) -> Machine:
+            made = Machine(tmp_path, gpus=gpus, interval=interval)
             stack.callback(made.close)
             return made
 

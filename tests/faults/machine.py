@@ -87,9 +87,9 @@ class Page:
 class Machine:
     """Stand-in GPUs, the kernel's list of them, and an exporter that reads both."""
 
-    def __init__(self, folder: Path, *, gpus: int = 4, profile: str = "h100", interval: float = INTERVAL) -> None:
+    def __init__(self, folder: Path, *, gpus: int = 4, interval: float = INTERVAL) -> None:
         """Set the machine up; `start` starts the exporter."""
-        self.node = NvmlStandIn(folder, gpus=gpus, profile=profile)
+        self.node = NvmlStandIn(folder, gpus=gpus)
         self.interval = interval
         self._kernel = folder / "proc/driver/nvidia/gpus"
         self._kernel.mkdir(parents=True)
@@ -223,11 +223,11 @@ class Machine:
 
 
 @contextlib.contextmanager
-def running(folder: Path, *flags: str, gpus: int = 4, profile: str = "h100") -> Iterator[Machine]:
-    """A machine of its own whose GPUs are all up."""
-    machine = Machine(folder, gpus=gpus, profile=profile)
+def running(folder: Path) -> Iterator[Machine]:
+    """A machine whose GPUs are all up."""
+    machine = Machine(folder)
     try:
-        machine.start(*flags)
+        machine.start()
         machine.until_healthy()
         yield machine
     finally:
