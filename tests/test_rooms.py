@@ -20,7 +20,7 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
         "analysis": "",
         "bundle": "",
         "catalogue": "",
-        "cli": "bundle configuration gpus intake logs nvidia sampling simulation sources stack version web",
+        "cli": "bundle configuration gpus intake logs nvidia sampling simulation sources stack trace_request version web",
         "configuration": "logs report web",
         # A source of GPUs is a source; of the other sources they know nothing.
         "gpus": "catalogue sampling sources",

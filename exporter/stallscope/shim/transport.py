@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import time
 from collections.abc import Callable, Mapping
@@ -111,6 +112,8 @@ class Post:
             "Connection: close\r\nContent-Length: "
         )
         self.interval = _HTTP_EVERY
+        self.answer = b""
+        """What the exporter said to the last report that it took: nothing, or a wish for traces."""
 
     def __call__(self, payload: bytes) -> str | None:
         """Send; None, or why it was dropped: `absent`, `too_large` or `error`."""
@@ -121,9 +124,11 @@ class Post:
             self.interval = min(self.interval * 2.0, _HTTP_SELDOM)
             return "absent" if isinstance(error, ConnectionError) else "error"
         self.interval = _HTTP_EVERY
+        body = answer.partition(b"\r\n\r\n")[2]
         if status < 300:
+            self.answer = body
             return None
-        text = answer.partition(b"\r\n\r\n")[2][:300].decode(errors="replace")
+        text = body[:300].decode(errors="replace")
         warn(f"the exporter answered {status} to a report: {text!r}", f"http: {status}")
         return "too_large" if status == 413 else "error"
 
@@ -151,8 +156,8 @@ class Post:
                 if not part:
                     break
                 answer += part
-                if answer[9:10] == b"2":
-                    break  # it was taken; what else is said doesn't matter
+                if answer[9:10] == b"2" and _is_whole(answer):
+                    break
             return answer
         finally:
             connection.close()
@@ -222,6 +227,15 @@ def _host_and_port(place: str, default: int) -> tuple[str, int]:
     if not host or not 0 < number < 65536:
         raise ValueError(place)
     return host, number
+
+
+def _is_whole(answer: bytes) -> bool:
+    """Whether all is there that the head announces; without an announcement nothing more is waited for."""
+    head, end, body = answer.partition(b"\r\n\r\n")
+    announced = re.search(rb"(?i)\r\ncontent-length: *(\d{1,9})", head)
+    if announced is None:
+        return bool(end) or answer[9:12] != b"200"
+    return bool(end) and len(body) >= int(announced[1])
 
 
 def _wait_until(deadline: float, connection: socket.socket) -> None:
