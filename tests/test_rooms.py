@@ -24,6 +24,7 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
         "configuration": "logs report web",
         # A source of GPUs is a source; of the other sources they know nothing.
         "gpus": "catalogue sampling sources",
+        "integrations": "shim",
         "intake": "catalogue report sampling trace_request",
         "logs": "",
         "nvidia": "gpus",

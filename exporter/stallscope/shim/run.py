@@ -123,6 +123,8 @@ class Run:
         self.name = ""
         self.rank = 0
         self.batch_size: float | None = None
+        self.claimed_by = ""
+        """The trainer's integration that marks the steps; while there is one, steps of optimizers count for nothing."""
         self.timeline = Timeline(time.monotonic, self._publish, interval)
         self._phases: dict[str, Phase] = {}
         try:
@@ -386,7 +388,7 @@ class Run:
 
         Should the first one step no more, as one that was only for warming up, another takes its place.
         """
-        if self.silent:
+        if self.silent or self.claimed_by:
             return
         if self._optimizer != id(optimizer):
             self._followed += 1
@@ -413,6 +415,7 @@ class Run:
         if self.silent:
             return
         self._pass += 1
+        self.timeline.begin_pass()
         if not self._epoch_told:
             self._gauges["epoch"] = self._pass
 
@@ -691,6 +694,7 @@ def _silent_run() -> Run:
     copy.name = ""
     copy.rank = 0
     copy.batch_size = None
+    copy.claimed_by = ""
     copy.timeline = Timeline(time.monotonic, lambda _: None, inf)
     copy.silence()
     return copy

@@ -1,0 +1,170 @@
+"""A run as a trainer's callback sees it: taken up when training begins, claimed, and left when it ends."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from functools import wraps
+from types import ModuleType
+from typing import Any, TypeVar
+
+from stallscope.shim import lifetime
+from stallscope.shim.run import Run
+from stallscope.shim.timeline import Phase
+from stallscope.shim.tolerance import number, tolerate
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+class Fit:
+    """What callbacks share: which run to tell, one phase at a time, and the end.
+
+    A run that was given, or that is open already, is used and left open: between two fits it is `paused`. Otherwise
+    each fit has a run of its own, which ends with it; several of them in one process are sessions of one run.
+    """
+
+    def __init__(self, run: Run | str | None, integration: str, framework: str, settings: Mapping[str, Any]) -> None:
+        """Remember what the user said.
+
+        Args:
+            run: a run, or the name of one that is open or is to be started; None for any.
+            integration: claims the run under this name.
+            framework: as `rank_info` names it.
+            settings: further arguments of `Run`, which go before what the trainer tells.
+        """
+        self._told = run
+        self.integration = integration
+        self.framework = framework
+        self._settings = dict(settings)
+        self._owned = False
+        self._phase: Phase | None = None
+        self.run: Run | None = None
+        self.active = False
+        """Whether a fit is under way."""
+
+    def __reduce__(self) -> tuple[type[Fit], tuple[Run | str | None, str, str, dict[str, Any]]]:
+        # In another process it begins anew; a run that was given is silent there.
+        return Fit, (self._told, self.integration, self.framework, self._settings)
+
+    def begin(self, **found: Any) -> Run:
+        """Take up the run.
+
+        Args:
+            found: arguments of `Run` that the trainer tells.
+        """
+        self.leave()
+        self.active = True
+        if self.run is not None and not self.run.silent:
+            return self.run
+        settings = {**found, **self._settings}
+        told = self._told
+        run = told if isinstance(told, Run) else _open(told)
+        self._owned = run is None
+        if run is None:
+            run = Run(told if isinstance(told, str) else None, **settings)
+        self.run = run
+        run.claimed_by = self.integration
+        run.describe(framework=self.framework, precision=settings.get("precision") or None)
+        if not self._owned:
+            self.plan(**settings)
+        return run
+
+    def plan(
+        self,
+        samples_per_step: float | None = None,
+        tokens_per_step: float | None = None,
+        flops_per_step: float | None = None,
+        steps_planned: float | None = None,
+        **_: Any,
+    ) -> None:
+        """Tell what steps are worth and how many there will be, where the user hasn't."""
+        told = self._settings
+        if self.run is not None:
+            self.run.plan(
+                told.get("samples_per_step", samples_per_step),
+                told.get("tokens_per_step", tokens_per_step),
+                told.get("flops_per_step", flops_per_step),
+                told.get("steps_planned", steps_planned),
+            )
+
+    def enter(self, name: str) -> None:
+        """Leave the phase that is open and open this one."""
+        self.leave()
+        if self.run is not None:
+            self._phase = self.run.phase(name)
+            self._phase.__enter__()
+
+    def leave(self) -> None:
+        """Leave the phase that is open, if one is."""
+        if self._phase is not None:
+            self._phase.__exit__()
+            self._phase = None
+
+    @property
+    def phase(self) -> str:
+        """The phase that is open, empty where none is."""
+        return "" if self._phase is None else self._phase.name
+
+    def end(self) -> None:
+        """The fit is over."""
+        self.leave()
+        self.active = False
+        if self.run is None:
+            return
+        self.run.claimed_by = ""
+        if self._owned:
+            self.run.finish()
+        else:
+            self.enter("paused")
+
+    def fail(self, error: BaseException) -> None:
+        """The fit ended with an exception."""
+        if self.run is None or not self.active:
+            return
+        self.leave()
+        self.active = False
+        self.run.claimed_by = ""
+        if self._owned:
+            self.run.fail(error)
+
+
+def tolerant(method: Method) -> Method:
+    """Let a callback's mistake be logged once, and not end the training."""
+
+    @wraps(method)
+    def safe(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return method(*args, **kwargs)
+        except Exception as error:
+            tolerate(error, f"hearing of {method.__name__}")
+            return None
+
+    return safe  # type: ignore[return-value]  # the same arguments
+
+
+def require(module: str, package: str) -> ModuleType:
+    """Import a framework's module.
+
+    Raises:
+        ImportError: it isn't installed; the message says what to install.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ImportError(f"stallscope's integration needs {module}: pip install {package} ({error})") from error
+
+
+def scalar(values: Mapping[str, Any], *names: str) -> float | None:
+    """The first of these names that holds a Python or NumPy number; tensors are passed over untouched."""
+    for name in names:
+        if (found := number(values.get(name))) is not None:
+            return found
+    return None
+
+
+def _open(name: str | None) -> Run | None:
+    """The open run of that name, or any; in a forked worker the parent's, which is silent."""
+    for session in (*lifetime.watched(), *lifetime.inherited()):
+        if isinstance(session, Run) and name in (None, session.name):
+            return session
+    return None

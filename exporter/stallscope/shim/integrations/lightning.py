@@ -1,0 +1,268 @@
+"""PyTorch Lightning: a callback that tells a run what `Trainer` does, for `lightning` and `pytorch_lightning` alike.
+
+    from stallscope.integrations.lightning import StallscopeCallback
+
+    Trainer(..., callbacks=[StallscopeCallback("my-run")])
+
+A step is a batch after which an optimizer stepped, whichever and however many of them. Phases are those that
+Lightning's own profiler is told of: `data_wait` the data loader, `host_copy` the batch's way to the device, `forward`
+the `training_step`, `backward`, `optimizer`, `checkpoint`; `logging` is loggers and progress bar, which contains their
+wait for values on the device. All times are the host's. The sanity check is `evaluation`, before the loop begins.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from importlib.util import find_spec
+from math import isfinite
+from typing import Any
+
+from stallscope.shim.integrations.fit import Fit, require, scalar, tolerant
+from stallscope.shim.run import Run
+from stallscope.shim.timeline import Phase
+from stallscope.shim.tolerance import number, tolerate
+
+_PRECISIONS = {"32": "fp32", "16": "fp16", "bf16": "bf16", "transformer": "fp8"}
+_LOSSES = ("loss", "train_loss", "train/loss", "loss_step", "train_loss_step", "train/loss_step", "train_loss_epoch")
+
+
+class TrainerEvents:
+    """What the callback does; `StallscopeCallback` is this and the framework's own class."""
+
+    def __init__(self, run: Run | str | None = None, **settings: Any) -> None:
+        """Remember which run to tell.
+
+        Args:
+            run: a run, or the name of one that is open or is to be started with the training.
+            settings: further arguments of `stallscope.Run`.
+        """
+        super().__init__()
+        self.fit = Fit(run, "lightning", "pytorch", settings)
+        self._undo: list[Callable[[], None]] = []
+        self._phases: dict[str, Phase | None] = {}
+        self._evaluation: Phase | None = None
+        self._optimizer: Any = None
+        self._watched: Run | None = None
+        self._global_step = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        # What a spawned rank gets: nothing of this process.
+        return {
+            **self.__dict__,
+            "_undo": [],
+            "_phases": {},
+            "_evaluation": None,
+            "_optimizer": None,
+            "_watched": None,
+        }
+
+    @tolerant
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """The run begins, before a checkpoint is loaded."""
+        if stage != "fit":
+            return
+        word = str(trainer.precision).split("-")[0]
+        run = self.fit.begin(
+            rank=trainer.global_rank,
+            local_rank=trainer.local_rank,
+            world_size=trainer.world_size,
+            precision=_PRECISIONS.get(word, ()),
+        )
+        self._listen(trainer, run)
+        if run is not self._watched:
+            self._watched = run
+            run.watch(self._read_learning_rate)
+        if trainer.ckpt_path:
+            self.fit.enter("restore")
+
+    @tolerant
+    def on_sanity_check_start(self, trainer: Any, pl_module: Any) -> None:
+        """A few batches of validation before the training."""
+        self.fit.leave()
+
+    @tolerant
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Tell what steps are worth, and where the training stands."""
+        self.fit.leave()
+        self._global_step = trainer.global_step
+        self._optimizer = next(iter(trainer.optimizers), None)
+        several = 1 if pl_module.automatic_optimization else max(len(trainer.optimizers), 1)
+        size = getattr(trainer.train_dataloader, "batch_size", None)
+        planned = number(trainer.estimated_stepping_batches)
+        known = planned is not None and isfinite(planned) and planned > 0
+        self.fit.plan(
+            samples_per_step=size * trainer.accumulate_grad_batches if type(size) is int else None,
+            steps_planned=planned if known and several == 1 else None,
+        )
+        run = self.fit.run
+        if run is not None:
+            run.report(step=trainer.global_step // several)
+            workers = number(getattr(trainer.train_dataloader, "num_workers", None))
+            if workers is not None:
+                run.gauge("dataloader_workers", workers)
+
+    @tolerant
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        """An epoch begins."""
+        if self.fit.run is not None:
+            self.fit.run.report(epoch=trainer.current_epoch)
+
+    @tolerant
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """A step ended, if an optimizer stepped."""
+        run = self.fit.run
+        if run is None:
+            return
+        stepped = trainer.global_step
+        # Optimizers that a manual loop drives past Lightning are counted by nobody: there each batch is a step.
+        if stepped != self._global_step or (stepped == 0 and not pl_module.automatic_optimization):
+            self._global_step = stepped
+            run.step()
+
+    @tolerant
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        """Validation begins; outside of a fit it belongs to a run only if one is open."""
+        self._evaluate()
+
+    @tolerant
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        """Validation is over."""
+        self._evaluated()
+
+    @tolerant
+    def on_test_start(self, trainer: Any, pl_module: Any) -> None:
+        """A test begins."""
+        self._evaluate()
+
+    @tolerant
+    def on_test_end(self, trainer: Any, pl_module: Any) -> None:
+        """A test is over."""
+        self._evaluated()
+
+    @tolerant
+    def on_predict_start(self, trainer: Any, pl_module: Any) -> None:
+        """A prediction begins."""
+        self._evaluate()
+
+    @tolerant
+    def on_predict_end(self, trainer: Any, pl_module: Any) -> None:
+        """A prediction is over."""
+        self._evaluated()
+
+    @tolerant
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """The training failed, or somebody stopped it."""
+        self._restore()
+        self._evaluated()
+        self.fit.fail(exception)
+
+    @tolerant
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """The training is over."""
+        if stage == "fit":
+            self._restore()
+            self.fit.end()
+
+    def _evaluate(self) -> None:
+        if self.fit.run is not None and self._evaluation is None:
+            self._evaluation = self.fit.run.phase("evaluation")
+            self._evaluation.__enter__()
+
+    def _evaluated(self) -> None:
+        if self._evaluation is not None:
+            self._evaluation.__exit__()
+            self._evaluation = None
+
+    def _read_learning_rate(self) -> None:
+        if self._optimizer is not None and self.fit.run is not None:
+            rate = number(self._optimizer.param_groups[0].get("lr"))
+            if rate is not None:
+                self.fit.run.gauge("learning_rate", rate)
+
+    def _listen(self, trainer: Any, run: Run) -> None:
+        """Hear what the profiler and the loggers are told."""
+        self._restore()
+        phases = self._phases = {}
+
+        def heard_start(start: Callable[[str], Any]) -> Callable[[str], Any]:
+            def begin(action_name: str) -> Any:
+                result = start(action_name)
+                if action_name not in phases:
+                    phases[action_name] = _phase(run, action_name)
+                if (phase := phases[action_name]) is not None:
+                    phase.__enter__()
+                return result
+
+            return begin
+
+        def heard_stop(stop: Callable[[str], Any]) -> Callable[[str], Any]:
+            def end(action_name: str) -> Any:
+                if (phase := phases.get(action_name)) is not None:
+                    phase.__exit__()
+                return stop(action_name)
+
+            return end
+
+        def timed(log: Callable[..., Any]) -> Callable[..., Any]:
+            def logging(*args: Any, **kwargs: Any) -> Any:
+                with run.phase("logging"):
+                    return log(*args, **kwargs)
+
+            return logging
+
+        def read(log: Callable[..., Any]) -> Callable[..., Any]:
+            def reading(metrics: Any, *args: Any, **kwargs: Any) -> Any:
+                try:
+                    run.report(loss=scalar(metrics, *_LOSSES))
+                except Exception as error:
+                    tolerate(error, "reading what is logged")
+                return log(metrics, *args, **kwargs)
+
+            return reading
+
+        self._replace(trainer.profiler, "start", heard_start)
+        self._replace(trainer.profiler, "stop", heard_stop)
+        self._replace(getattr(trainer, "_logger_connector", None), "log_metrics", timed)
+        for logger in trainer.loggers[:1]:
+            self._replace(logger, "log_metrics", read)
+
+    def _replace(self, owner: Any, name: str, change: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+        if not hasattr(owner, name):
+            return
+        setattr(owner, name, change(getattr(owner, name)))
+        self._undo.append(lambda: vars(owner).pop(name, None))
+
+    def _restore(self) -> None:
+        while self._undo:
+            self._undo.pop()()
+
+
+def _phase(run: Run, action: str) -> Phase | None:
+    """The phase that an action of Lightning's profiler is."""
+    if action.endswith("].train_dataloader_next"):
+        return run.phase("data_wait")
+    if action.endswith("optimizer_step") and not action.startswith("[Callback]"):
+        return run.phase("optimizer")
+    if action == "save_checkpoint":
+        return run.phase("checkpoint")
+    if action.startswith("[Strategy]"):
+        for hook, name in (("batch_to_device", "host_copy"), ("training_step", "forward"), ("backward", "backward")):
+            if action.endswith(f".{hook}"):
+                return run.phase(name)
+    if action.startswith("[Callback]") and "ProgressBar" in action:
+        return run.phase("logging")
+    return None
+
+
+def __getattr__(name: str) -> Any:
+    if name != "StallscopeCallback":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    # Two packages with a class each, of which a program may have either or both.
+    packages = [package for package in ("lightning.pytorch", "pytorch_lightning") if package in sys.modules]
+    if not packages:
+        packages = ["lightning.pytorch" if find_spec("lightning") is not None else "pytorch_lightning"]
+    bases = [require(package, "lightning").Callback for package in packages]
+    found = type(name, (TrainerEvents, *bases), {"__module__": __name__, "__doc__": __doc__})
+    globals()[name] = found
+    return found
