@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import pytest
 
 from tests.faults.machine import READINGS, SOURCE_UP, STUCK_THREADS, Machine, Page
-from tests.nvml_library.stand_in import DriverState, EventFault, GpuState, NvmlStandIn
+from tests.nvml_library.stand_in import DriverState, EventFault, GpuState, Group, NvmlStandIn
 
 ALL = (0, 1, 2, 3)
 SCRAPES = 50
@@ -226,16 +226,17 @@ def test_fault(fault: Fault, machine: Machine) -> None:
     assert before.get(STUCK_THREADS, source="nvidia") == 0
 
     fault.inflict(machine.node)
-    during = machine.until(lambda page: _shows(page, fault, down, others))
-    for uuid in down:
-        assert during.families(uuid) - XIDS == STAYS, "nothing that a GPU measured is shown while it is down"
-    for uuid in others:
-        machine.until(lambda page, uuid=uuid: page.families(uuid) >= has[uuid] - fault.elsewhere)  # type: ignore[misc]
-        machine.until(lambda page, uuid=uuid: not page.families(uuid) & fault.elsewhere)  # type: ignore[misc]
-    during = _stays_while_pages_renew(machine, during, fault, down, others)
-    _scrapes_ask_the_driver_nothing(machine, during)
-
-    fault.repair(machine.node)
+    try:
+        during = machine.until(lambda page: _shows(page, fault, down, others))
+        for uuid in down:
+            assert during.families(uuid) == STAYS, "nothing that a GPU measured is shown while it is down"
+        for uuid in others:
+            machine.until(lambda page, uuid=uuid: page.families(uuid) >= has[uuid] - fault.elsewhere)  # type: ignore[misc]
+            machine.until(lambda page, uuid=uuid: not page.families(uuid) & fault.elsewhere)  # type: ignore[misc]
+        during = _stays_while_pages_renew(machine, during, fault, down, others)
+        _scrapes_ask_the_driver_nothing(machine, during)
+    finally:
+        fault.repair(machine.node)
     after = machine.until_healthy()
     assert not after.series("lost_info")
     after = machine.until(lambda page: page.get(STUCK_THREADS, source="nvidia") == 0)
@@ -245,7 +246,21 @@ def test_fault(fault: Fault, machine: Machine) -> None:
         assert after.read_at(uuid) > before.read_at(uuid)
 
 
-XIDS = {"xid_events_total", "xid_last_timestamp_seconds"}
+def test_a_driver_that_was_reloaded_between_two_calls_is_opened_and_asked_anew(machine: Machine) -> None:
+    uuid = machine.uuid(0)
+    machine.until_healthy()
+    machine.until(lambda page: page.get("signal_supported", uuid=uuid, signal="bar1_total_bytes") == 1)
+    opened = machine.node.calls("nvmlInitWithFlags")
+    machine.node.gpu[0].lack(Group.BAR1)
+    machine.node.reload_driver()
+    # What was learnt in the old session is forgotten: only a new one finds the signal gone.
+    machine.until(lambda page: page.get("signal_supported", uuid=uuid, signal="bar1_total_bytes") == 0)
+    page = machine.until_healthy()
+    assert "bar1_total_bytes" not in page.families(uuid)
+    assert machine.node.calls("nvmlInitWithFlags") == opened + 1
+    machine.node.gpu[0].lack()
+    machine.node.reload_driver()
+    machine.until(lambda page: "bar1_total_bytes" in page.families(uuid))
 
 
 def _shows(page: Page, fault: Fault, down: list[str], others: list[str]) -> bool:

@@ -5,24 +5,16 @@ The simulated driver is not used here: what is tested is how NVML's own answers,
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from stallscope.catalogue import THROTTLE_REASONS
 from tests.nvml_library.reading_process import Page, ReadingProcess
-from tests.nvml_library.stand_in import DriverState, GpuState, Group, NvmlStandIn
+from tests.nvml_library.stand_in import Group, NvmlStandIn
 
 SOURCE_UP = "stallscope_exporter_source_up"
-
-
-@pytest.fixture
-def process(nvml_stand_in: NvmlStandIn) -> Iterator[ReadingProcess]:
-    with ReadingProcess(nvml_stand_in) as running:
-        yield running
 
 
 def all_up(page: Page) -> bool:
@@ -223,143 +215,12 @@ def test_an_old_drivers_missing_functions_cost_only_what_they_tell(tmp_path: Pat
     assert page.get("busy_seconds_total", 0) is not None
 
 
-def test_nonsense_never_reaches_the_page(nvml_stand_in: NvmlStandIn) -> None:
-    nvml_stand_in.gpu[0].state = GpuState.NONSENSE
-    with ReadingProcess(nvml_stand_in) as process:
-        page = process.until(lambda page: page.get("up", 0) is not None and page.get("up", 1) == 1)
-    assert page.names(0) <= {
-        "info",
-        "up",
-        "last_reading_timestamp_seconds",
-        "signal_supported",
-        "lost_info",
-        "throttled_seconds_total",
-        "processes",
-        "peak_flops",
-    }
-    assert "nan" not in page.text.lower()
-    assert not any(
-        float(line.split()[-1]) in {2**32 - 1, math.inf} for line in page.text.splitlines() if line[0] != "#"
-    )
-
-
-def test_a_gpu_that_is_lost_is_marked_and_comes_back(nvml_stand_in: NvmlStandIn, process: ReadingProcess) -> None:
-    nvml_stand_in.gpu[3].utilization = 100
-    before = process.until(all_up)
-    nvml_stand_in.gpu[3].state = GpuState.LOST
-    page = process.until(lambda page: page.get("up", 3) == 0)
-    assert page.get("lost_info", 3, reason="gpu_lost") == 1
-    assert page.names(3) == {"info", "up", "lost_info", "last_reading_timestamp_seconds"}
-    assert page.get("up", 2) == 1
-    assert page.get(SOURCE_UP, source="nvidia") == 1
-    nvml_stand_in.gpu[3].state = GpuState.OK
-    page = process.until(lambda page: page.get("up", 3) == 1)
-    assert page.get("lost_info", 3) is None
-    assert (page.get("busy_seconds_total", 3) or 0) >= (before.get("busy_seconds_total", 3) or 0)
-
-
-def test_a_gpu_whose_call_never_returns_is_marked_while_the_others_stay_fresh(
-    nvml_stand_in: NvmlStandIn, process: ReadingProcess
-) -> None:
-    process.until(all_up)
-    nvml_stand_in.gpu[5].state = GpuState.HUNG
-    page = process.until(lambda page: page.get("up", 5) == 0 and page.get(SOURCE_UP, source="nvidia") == 0)
-    assert page.get("lost_info", 5, reason="hung") == 1
-    assert "power_watts" not in page.names(5)
-    assert [page.get("up", gpu) for gpu in range(8) if gpu != 5] == [1] * 7
-    stood = page.get("last_reading_timestamp_seconds", 4)
-    process.until(lambda page: (page.get("last_reading_timestamp_seconds", 4) or 0) > (stood or 0) + 1)
-    nvml_stand_in.gpu[5].state = GpuState.OK
-    page = process.until(lambda page: page.get("up", 5) == 1)
-    assert page.get(SOURCE_UP, source="nvidia") == 1
-
-
-def test_where_the_library_takes_one_call_at_a_time_a_hung_gpu_takes_all_down_but_not_the_page(
-    nvml_stand_in: NvmlStandIn, process: ReadingProcess
-) -> None:
-    process.until(all_up)
-    nvml_stand_in.set_global_lock(True)
-    nvml_stand_in.gpu[0].state = GpuState.HUNG
-    page = process.until(lambda page: [page.get("up", gpu) for gpu in range(8)] == [0] * 8)
-    assert page.get("lost_info", 7, reason="hung") == 1
-    nvml_stand_in.gpu[0].state = GpuState.OK
-    process.until(all_up)
-
-
-def test_a_gpu_that_hangs_from_the_start_hides_no_other(nvml_stand_in: NvmlStandIn) -> None:
-    nvml_stand_in.gpu[2].state = GpuState.HUNG
-    with ReadingProcess(nvml_stand_in) as process:
-        page = process.until(lambda page: page.get("up", 7) == 1)
-        assert page.get("up", 2) is None
-        # It has no series that could tell of it, so the source does.
-        process.until(lambda page: page.get(SOURCE_UP, source="nvidia") == 0)
-        nvml_stand_in.gpu[2].state = GpuState.OK
-        process.until(lambda page: page.get("up", 2) == 1)
-        process.until(lambda page: page.get(SOURCE_UP, source="nvidia") == 1)
-
-
-def test_a_gpu_that_answers_with_unknown_errors_is_down(nvml_stand_in: NvmlStandIn, process: ReadingProcess) -> None:
-    process.until(all_up)
-    nvml_stand_in.gpu[1].state = GpuState.FAILING
-    page = process.until(lambda page: page.get("up", 1) == 0)
-    assert page.get("lost_info", 1, reason="driver_error") == 1
-    assert page.get(SOURCE_UP, source="nvidia") == 0
-
-
-def test_a_gpu_that_leaves_the_drivers_list_stays_known(nvml_stand_in: NvmlStandIn, process: ReadingProcess) -> None:
-    process.until(all_up)
-    nvml_stand_in.gpu_count = 7
-    page = process.until(lambda page: page.labels("lost_info", 7) and page.get("up", 6) == 1)
-    assert page.get("up", 7) == 0
-
-
 def test_slow_calls_cost_no_reading(nvml_stand_in: NvmlStandIn) -> None:
     nvml_stand_in.set_delay(2_000)
     with ReadingProcess(nvml_stand_in) as process:
         page = process.until(all_up)
         stood = page.get("last_reading_timestamp_seconds", 0) or 0
         process.until(lambda page: (page.get("last_reading_timestamp_seconds", 0) or 0) > stood + 1 and all_up(page))
-
-
-def test_a_machine_without_the_library_has_no_gpu_series_and_no_failure() -> None:
-    with ReadingProcess(None) as process:
-        page = process.until(lambda page: "stallscope_build_info" in page.text)
-        assert "stallscope_gpu_" not in page.text
-        assert page.get(SOURCE_UP, source="nvidia") is None
-        assert page.get("stallscope_exporter_source_failures_total", source="nvidia") in {None, 0}
-
-
-@pytest.mark.parametrize("state", [DriverState.NOT_LOADED, DriverState.FORBIDDEN, DriverState.MISMATCHED])
-def test_a_driver_that_comes_later_is_found(nvml_stand_in: NvmlStandIn, state: DriverState) -> None:
-    nvml_stand_in.set_driver(state)
-    with ReadingProcess(nvml_stand_in) as process:
-        page = process.until(lambda page: nvml_stand_in.calls("nvmlInitWithFlags") >= 2)
-        assert page.get(SOURCE_UP, source="nvidia") is None
-        nvml_stand_in.set_driver(DriverState.LOADED)
-        process.until(all_up)
-
-
-def test_a_driver_that_goes_takes_its_gpus_down_and_brings_them_back(
-    nvml_stand_in: NvmlStandIn, process: ReadingProcess
-) -> None:
-    process.until(all_up)
-    nvml_stand_in.set_driver(DriverState.NOT_LOADED)
-    page = process.until(lambda page: page.get("lost_info", 0, reason="driver_not_loaded") == 1)
-    assert [page.get("up", gpu) for gpu in range(8)] == [0] * 8
-    assert page.get(SOURCE_UP, source="nvidia") == 0
-    nvml_stand_in.set_driver(DriverState.LOADED)
-    page = process.until(all_up)
-    assert page.get(SOURCE_UP, source="nvidia") == 1
-
-
-def test_a_reloaded_driver_is_opened_again(nvml_stand_in: NvmlStandIn, process: ReadingProcess) -> None:
-    process.until(all_up)
-    nvml_stand_in.gpu[0].lack(Group.BAR1)
-    nvml_stand_in.reload_driver()
-    # What was learnt in the old session is forgotten: only a new one finds the signal gone.
-    process.until(lambda page: page.get("signal_supported", 0, signal="bar1_total_bytes") == 0)
-    process.until(all_up)
-    assert nvml_stand_in.calls("nvmlInitWithFlags") >= 2
 
 
 @pytest.mark.slow
