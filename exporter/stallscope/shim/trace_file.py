@@ -132,6 +132,6 @@ def write(path: str, document: dict[str, Any]) -> None:
 def folder_of(directory: str, run: str) -> str:
     """The folder of a run's traces; its name is told apart where a run's name makes no file name."""
     name = re.sub(r"[^A-Za-z0-9._-]", "_", run).lstrip(".")[:_LONGEST_FOLDER]
-    if name != run:
+    if name != run or not name:
         name = f"{name}-{crc32(run.encode(errors='replace')):08x}"
     return os.path.join(os.path.abspath(directory), name)
