@@ -22,6 +22,7 @@ older exporter understands a newer shim; an unknown version is refused.
       "gauges": {"loss": 0.3, …},              keys: GAUGES
       "values": {"accuracy": 0.9},             the user's own gauges
       "precision": ["bf16"],
+      "restarts": 1,                           how often the launcher started this rank anew, where it tells
       "failure": "OutOfMemoryError",           type of the exception that ended it; left out where none did
       "dropped": {"queue_full": 2}             reports that could not be sent, by cause
     }
@@ -60,6 +61,7 @@ MAX_GPUS = 64
 MAX_DROP_CAUSES = 16
 """Most causes of reports that could not be sent."""
 MAX_RANK = 1_000_000
+MAX_RESTARTS = 1_000_000
 MAX_TIMESTAMP = 1e11
 """Latest Unix time that is believed; milliseconds told as seconds lie beyond it."""
 STEP_BUCKET_COUNT = 20
@@ -193,6 +195,7 @@ class Report(NamedTuple):
     precision: tuple[str, ...]
     dropped: Mapping[str, float]
     failure: str = ""
+    restarts: int = 0
 
 
 def encode(document: Mapping[str, Any]) -> bytes:
@@ -280,6 +283,7 @@ def from_document(document: object) -> Report:
         precision=_precision(document),
         dropped=_dropped(document),
         failure=_text(document.get("failure", ""), "failure"),
+        restarts=_whole(document.get("restarts", 0), "restarts", MAX_RESTARTS),
     )
 
 

@@ -64,6 +64,12 @@ def gpus(environment: Mapping[str, str], local_rank: int | None, root: str = "/"
     return _numbered(environment, int(entry), root) if entry.isdecimal() else _named(environment, entry, root)
 
 
+def gpu_position() -> int | None:
+    """Which of its GPUs PyTorch computes on; None until it uses one."""
+    torch = _torch()
+    return None if torch is None else int(torch.cuda.current_device())
+
+
 def _entries(environment: Mapping[str, str], variable: str) -> list[str] | None:
     """The variable's entries up to the first that is none, as CUDA reads them; None where it isn't set."""
     text = environment.get(variable)

@@ -7,12 +7,12 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 
-from stallscope.shim.devices import gpus
+from stallscope.shim.devices import gpu_position, gpus
 from stallscope.shim.launchers import in_pod, pod_name, ranks, restarts, run_name
 from stallscope.shim.repository import commit
 from stallscope.shim.tolerance import complain
 
-__all__ = ["framework", "gpus", "information", "ranks", "restarts", "run_name"]
+__all__ = ["framework", "gpu_position", "gpus", "information", "ranks", "restarts", "run_name"]
 
 _FRAMEWORKS = {"torch": "pytorch", "tensorflow": "tensorflow", "jax": "jax"}
 _NAMESPACE = "var/run/secrets/kubernetes.io/serviceaccount/namespace"

@@ -19,6 +19,9 @@ class Session(Protocol):
     def finish(self, state: str = "finished") -> None:
         """Tell that it ended, and stop."""
 
+    def fail(self, error: BaseException | None = None) -> None:
+        """Tell that an error ended it, and stop."""
+
     def silence(self) -> None:
         """Stop without telling."""
 
@@ -28,6 +31,7 @@ _inherited: tuple[Session, ...] = ()
 _everyone: weakref.WeakSet[Session] = weakref.WeakSet()
 _watching = 0
 _failed = False
+_failure: BaseException | None = None
 
 
 def know(session: Session) -> None:
@@ -95,10 +99,14 @@ def importing_for_parent() -> bool:
 def finish_all() -> None:
     """Finish what is open; called when the process ends."""
     error = sys.exc_info()[1]  # multiprocessing calls while the exception is on its way, before Python 3.13
-    failed = _failed or (error is not None and not (isinstance(error, SystemExit) and error.code in (None, 0)))
-    failed = failed or _status_of_child() != 0
+    if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
+        error = _failure
+    failed = _failed or error is not None or _status_of_child() != 0
     for session in watched():
-        session.finish("failed" if failed else "finished")
+        if failed:
+            session.fail(None if isinstance(error, SystemExit) else error)
+        else:
+            session.finish()
 
 
 def _status_of_child() -> int:
@@ -138,8 +146,8 @@ def _chain_exception_hook() -> None:
     previous = sys.excepthook
 
     def note_failure(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        global _failed
-        _failed = True
+        global _failed, _failure
+        _failed, _failure = True, error
         previous(kind, error, trace)
 
     sys.excepthook = note_failure

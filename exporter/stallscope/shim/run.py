@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from stallscope import report as documents
 from stallscope.shim import identity, lifetime
 from stallscope.shim.failures import failure_of, is_out_of_memory
+from stallscope.shim.fitting import fit
 from stallscope.shim.overhead import costs
 from stallscope.shim.process import ProcessProbe
 from stallscope.shim.timeline import NO_PHASE, Phase, Timeline
@@ -23,6 +24,8 @@ _OWN_COUNTERS = ("slow_steps", "slow_step_excess_seconds", "nonfinite_losses", "
 """Counters that nobody else may set."""
 _FOLLOWED = 64
 """Steps of other optimizers, without one of the first, after which that one is held to be gone."""
+_CLOCK_SET = 1.0
+"""Seconds by which the wall clock must part from the monotonic one to have been set."""
 _LAST_WORDS = 0.05
 """Seconds that the last report may wait for room in the exporter's queue."""
 
@@ -134,12 +137,14 @@ class Run:
             self._scripted = clock is not None
             self._interval = interval
             self._start = self._clock.time()
+            self._begun = self._clock.monotonic()
             self._owner = os.getpid()
             self._pid = self._owner if pid is None else pid
             self._session = os.urandom(8).hex()
             self._sequence = 0
             self._state = "starting"
             self._dropped: dict[str, int] = {}
+            self._heard = False
             self._overhead = 0.0
             self._gauges: dict[str, float] = {}
             self._values: dict[str, float] = {}
@@ -477,7 +482,9 @@ class Run:
             **(info or {}),
         }
         self._info = {key: label(known[key], documents.MAX_LABEL_LENGTH) for key in documents.INFO_KEYS}
+        self._restarts = 0 if self._scripted else identity.restarts(os.environ)
         self._seeks_gpus = gpus is None
+        self._gpu_position = identity.gpu_position()
         self._gpus = [dict(gpu) for gpu in gpus or ()]
         if gpus is None:
             self._find_gpus()
@@ -577,13 +584,18 @@ class Run:
             if self._watchers:
                 self._refresh()
                 now = timeline.now()
-            payload = documents.encode(self._document(now))
+            payload, shortened = fit(self._document(now))
+            if shortened:
+                self._dropped["shortened"] = self._dropped.get("shortened", 0) + 1
+                warn("reports are too long for one datagram; values, phases or GPUs are left out: give shorter names")
             cause = "too_large" if len(payload) > documents.MAX_BYTES else self._sender(payload)
             if last and not self._scripted:
                 patience = time.monotonic() + _LAST_WORDS
-                while cause == "queue_full" and time.monotonic() < patience:
+                # One that was there and is not may be on its way back.
+                while (cause == "queue_full" or (cause == "absent" and self._heard)) and time.monotonic() < patience:
                     time.sleep(0.005)
                     cause = self._sender(payload)
+            self._heard = self._heard or cause is None
         finally:
             if cause is not None:
                 self._dropped[cause] = self._dropped.get(cause, 0) + 1
@@ -600,11 +612,14 @@ class Run:
             self._state = "running"
         if not self._info["framework"]:
             self._info["framework"] = identity.framework()
-        if self._seeks_gpus and "torch" in sys.modules:  # which the program may only now have put on its device
+        if self._seeks_gpus and (position := identity.gpu_position()) != self._gpu_position:
+            self._gpu_position = position  # the program may only now have chosen its device
             self._find_gpus()
         counters, gauges = self._read_process()
         self._sequence += 1
         sent = self._clock.time()
+        if abs((start := sent - (now - self._begun)) - self._start) > _CLOCK_SET:
+            self._start = start  # so that all times of one report go by the same clock
         occurrences = 0
         phases: dict[str, dict[str, float]] = {}
         for phase in timeline.phases.values():
@@ -650,6 +665,8 @@ class Run:
         }
         if self._failure:
             document["failure"] = self._failure
+        if self._restarts:
+            document["restarts"] = self._restarts
         if timeline.first_step is not None and timeline.last_step is not None:
             # By the wall clock of now, which may have been set since.
             document["first_step"] = round(sent - (now - timeline.first_step), 3)
