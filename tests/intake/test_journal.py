@@ -35,7 +35,15 @@ def journal(path: Path, clock: ScriptedClock, root: Path) -> Journal:
 def holdings(make_report: MakeReport, clock: ScriptedClock) -> list[Held]:
     """A running, a finished and a lost rank, the second with a name that JSON writes at length."""
     return [
-        Held(parse(make_report(rank=0)), clock.time(), clock.monotonic(), 2, Process(7, 5000)),
+        Held(
+            parse(make_report(rank=0)),
+            clock.time(),
+            clock.monotonic(),
+            2,
+            Process(7, 5000),
+            told_run="job",
+            former=("a", "b"),
+        ),
         Held(parse(make_report(rank=1, run="größe", state="finished")), clock.time(), clock.monotonic(), ended=0.0),
         Held(parse(make_report(rank=2)), clock.time(), clock.monotonic(), lost=True, ended=0.0),
     ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -178,6 +178,146 @@ class TestSessions:
         error = refused(registry, make_report(session="second", start=clock.time() + 7200))
         assert error.reason == "future"
         assert "7200 s ahead" in error.message
+
+
+class TestAnotherSession:
+    """Another life of the rank, or another run of its name."""
+
+    RUN = "resnet50"
+    ALONE: Mapping[str, object] = {"info": {"world_size": "1"}}  # noqa: RUF012
+
+    def restarts(self, registry: RunRegistry) -> Mapping[tuple[str, ...], object]:
+        return values(registry, "stallscope_training_restarts_total")
+
+    def sessions(self, registry: RunRegistry) -> dict[str, str]:
+        return {held.report.run: held.report.session for held in registry.held}
+
+    @pytest.mark.parametrize("end", ["gone", "replaced", "finished", "failed"])
+    def test_after_the_end_of_one_the_next_counts_whatever_its_clock_says(
+        self, registry: RunRegistry, make_report: MakeReport, set_process: SetProcess, end: str
+    ) -> None:
+        set_process(41)
+        registry.accept(make_report(start=1_700_000_000.0), "unix", 41)
+        if end in ("gone", "replaced"):
+            set_process(41, None if end == "gone" else 9000)
+        else:
+            registry.accept(make_report(start=1_700_000_000.0, sequence=2, state=end), "unix", 41)
+        set_process(42)
+        registry.accept(make_report(session="second", start=1_699_990_000.0), "unix", 42)
+        assert self.sessions(registry) == {self.RUN: "second"}
+        assert self.restarts(registry) == {(self.RUN, "0"): 1}
+
+    def test_a_process_that_begins_anew_takes_its_own_place_after_its_clock_was_set_back(
+        self, registry: RunRegistry, make_report: MakeReport, set_process: SetProcess
+    ) -> None:
+        set_process(41)
+        registry.accept(make_report(), "unix", 41)
+        registry.accept(make_report(session="second", start=1_699_990_000.0), "unix", 41)
+        assert self.sessions(registry) == {self.RUN: "second"}
+
+    def test_what_an_earlier_session_still_sends_never_takes_the_place_back(
+        self, registry: RunRegistry, make_report: MakeReport, set_process: SetProcess
+    ) -> None:
+        set_process(41)
+        registry.accept(make_report(), "unix", 41)
+        registry.accept(make_report(session="second", start=1_700_000_050.0, state="finished"), "unix", 41)
+        assert refused(registry, make_report(sequence=9)).reason == "superseded"
+        assert refused(registry, make_report(sequence=10, start=1_700_000_060.0)).reason == "superseded"
+        assert self.sessions(registry) == {self.RUN: "second"}
+
+    def test_launchers_that_count_restarts_are_believed_where_fewer_were_seen(
+        self, registry: RunRegistry, make_report: MakeReport
+    ) -> None:
+        registry.accept(make_report(restarts=3), "unix")
+        assert self.restarts(registry) == {(self.RUN, "0"): 3}
+        registry.accept(make_report(session="second", start=1_700_000_050.0, restarts=3), "unix")
+        assert self.restarts(registry) == {(self.RUN, "0"): 4}
+        registry.accept(make_report(session="third", start=1_700_000_060.0, restarts=7), "unix")
+        assert self.restarts(registry) == {(self.RUN, "0"): 7}
+
+    def test_of_two_living_runs_of_one_name_each_is_shown(
+        self,
+        registry: RunRegistry,
+        make_report: MakeReport,
+        set_process: SetProcess,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        set_process(41)
+        set_process(42)
+        registry.accept(make_report(steps=100, **self.ALONE), "unix", 41)
+        for sequence in range(1, 5):  # in turns
+            registry.accept(make_report(steps=100 + sequence, sequence=1 + sequence, **self.ALONE), "unix", 41)
+            second = make_report(steps=sequence, session="second", start=1.7e9 + 9, sequence=sequence, **self.ALONE)
+            registry.accept(second, "unix", 42)
+        steps = values(registry, "stallscope_training_step_seconds")
+        assert {run: each.count for (run, _), each in steps.items() if isinstance(each, Distribution)} == {
+            self.RUN: 104,
+            f"{self.RUN}-42": 4,
+        }
+        assert set(self.restarts(registry).values()) == {0}
+        assert len(caplog.records) == 1
+        assert "the second one is shown as run 'resnet50-42'" in caplog.text
+
+    def test_a_second_run_of_a_name_keeps_its_own_after_the_first_and_the_exporter_ended(
+        self, registry: RunRegistry, make_report: MakeReport, set_process: SetProcess, clock: ScriptedClock, root: Path
+    ) -> None:
+        set_process(41)
+        set_process(42)
+        registry.accept(make_report(**self.ALONE), "unix", 41)
+        registry.accept(make_report(session="second", **self.ALONE), "unix", 42)
+        set_process(41, None)
+        registry.check_processes()
+        again = RunRegistry(clock=clock, root=root)
+        again.restore(registry.held)
+        for each in (registry, again):
+            each.accept(make_report(session="second", sequence=2, **self.ALONE), "unix", 42)
+            assert self.sessions(each) == {self.RUN: "first", f"{self.RUN}-42": "second"}
+
+    def test_a_very_long_name_leaves_room_for_what_sets_the_second_run_apart(
+        self, registry: RunRegistry, make_report: MakeReport, set_process: SetProcess
+    ) -> None:
+        set_process(41)
+        set_process(42)
+        registry.accept(make_report(run="r" * 128, **self.ALONE), "unix", 41)
+        registry.accept(make_report(run="r" * 128, session="second", **self.ALONE), "unix", 42)
+        assert set(self.sessions(registry)) == {"r" * 128, "r" * 125 + "-42"}
+
+    def test_of_two_living_jobs_of_several_ranks_only_the_newer_counts_and_is_no_restart(
+        self,
+        registry: RunRegistry,
+        make_report: MakeReport,
+        set_process: SetProcess,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        set_process(41)
+        set_process(42)
+        registry.accept(make_report(), "unix", 41)
+        registry.accept(make_report(session="second", start=1_700_000_050.0), "unix", 42)
+        for sequence in range(2, 5):
+            registry.accept(make_report(session="second", sequence=sequence), "unix", 42)
+            with pytest.raises(ReportError, match="two names"):
+                registry.accept(make_report(sequence=sequence), "unix", 41)
+        assert self.sessions(registry) == {self.RUN: "second"}
+        assert self.restarts(registry) == {(self.RUN, "0"): 0}
+        assert rejected(registry, "superseded") == 3
+        assert len(caplog.records) == 1
+        assert "only the one that started later counts" in caplog.text
+
+    def test_a_session_is_not_silenced_by_a_clock_that_is_set_back(
+        self, registry: RunRegistry, make_report: MakeReport, clock: ScriptedClock
+    ) -> None:
+        registry.accept(make_report(start=clock.time() + 3000), "unix")
+        registry.accept(make_report(start=clock.time() + 9000, sequence=2, steps=11), "unix")
+        (held,) = registry.held
+        assert held.report.sequence == 2
+
+    def test_a_failure_is_logged_with_its_type_once(
+        self, registry: RunRegistry, make_report: MakeReport, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        caplog.set_level("INFO")
+        for sequence in (1, 2):
+            registry.accept(make_report(state="failed", failure="OutOfMemoryError", sequence=sequence), "unix")
+        assert [record.message for record in caplog.records] == ["run 'resnet50' rank 0 failed with OutOfMemoryError"]
 
 
 class TestLimits:

@@ -80,6 +80,8 @@ class Journal:
             "process": held.process,
             "lost": held.lost,
             "ended": None if held.ended is None else held.ended + to_wall,
+            "told_run": held.told_run,
+            "former": held.former,
         }
 
     def _read_head(self, content: Any) -> bool:
@@ -99,6 +101,8 @@ class Journal:
             process=None if process is None else Process(int(process[0]), int(process[1])),
             lost=content["lost"] is True,
             ended=None if ended is None else now - max(0.0, wall - _amount(ended)),
+            told_run=str(content.get("told_run", "")),  # which earlier versions didn't write
+            former=tuple(map(str, content.get("former", ()))),
         )
         if not same_boot and held.ended is None:
             held = held._replace(lost=True, ended=now)

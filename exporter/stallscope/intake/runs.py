@@ -1,8 +1,19 @@
 """The runs held: what each rank last reported, what became of it, and the series that follow.
 
-A rank is known by run and rank number; each life of its process is a session. The newest session, by its start, is the
-one that counts, also where two runs of one name are alive at once: what the older one still sends is refused. Reports
-of one session that arrive late or twice are accepted and change nothing, since a newer one says all that they say.
+A rank is known by run and rank number; each life of its process is a session. Reports of one session that arrive late
+or twice are accepted and change nothing, since a newer one says all that they say.
+
+Another session under a name that is held
+
+- is the rank's next life, a restart, where the session held has ended or its process is gone, whatever their clocks
+  say; and where its process can't be seen, if it started later.
+- is a run of its own where both processes are seen alive and each is alone in its world, as in a sweep: it is held as
+  `<run>-<pid>`.
+- takes the name, without counting as a restart, where both are seen alive and are ranks of several: only the session
+  that started later counts, on every exporter alike.
+
+A session whose place was taken is refused as `superseded` for as long as the name is held. So what is told under one
+name neither changes to and fro nor mixes two runs.
 
 A state is what the shim told, but for `lost`, which is decided here: the process is known to be gone, or it can't be
 seen from here and has been silent for the expiry time. A newer report takes `lost` back. Series of a finished, failed
@@ -11,6 +22,7 @@ or lost rank stay for the expiry time.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -19,7 +31,18 @@ from typing import Literal, NamedTuple
 
 from stallscope.catalogue import ACTIVITIES, RUN_STATES, family
 from stallscope.intake.processes import Process, Processes
-from stallscope.report import COUNTERS, GAUGES, INFO_KEYS, MAX_VALUES, REASONS, Phase, Report, ReportError, parse
+from stallscope.report import (
+    COUNTERS,
+    GAUGES,
+    INFO_KEYS,
+    MAX_NAME_LENGTH,
+    MAX_VALUES,
+    REASONS,
+    Phase,
+    Report,
+    ReportError,
+    parse,
+)
 from stallscope.sampling.clock import Clock, SystemClock
 from stallscope.sampling.reading import Distribution, Sample
 
@@ -55,6 +78,11 @@ DEFAULT_EXPIRY = 900.0
 MAX_CLOCK_LEAD = 3600.0
 """Seconds by which a session's start may lie ahead of this machine's clock; one far ahead could never be superseded."""
 
+_MAX_FORMER = 8
+"""Sessions that are remembered of those that once held a name."""
+
+_logger = logging.getLogger(__name__)
+
 Key = tuple[str, int]
 
 
@@ -82,6 +110,10 @@ class Held(NamedTuple):
     lost: bool = False
     ended: float | None = None
     """Monotonic time at which it was first known to be finished, failed or lost."""
+    told_run: str = ""
+    """The run's name as its reports tell it, where it is held under another."""
+    former: tuple[str, ...] = ()
+    """Sessions whose place this one took, directly or not, oldest first."""
 
     @property
     def state(self) -> str:
@@ -116,6 +148,7 @@ class RunRegistry:
         # Keys come and go by replacing the dictionary; replacing one value is safe under a reader's feet.
         self._held: dict[Key, Held] = {}
         self._value_names: dict[str, set[str]] = {}
+        self._own_names: dict[tuple[str, int, str], str] = {}
         self._arrived: dict[str, int] = dict.fromkeys(TRANSPORTS, 0)
         self._rejected: dict[str, int] = dict.fromkeys(REJECTION_REASONS, 0)
         self._dropped_values = 0
@@ -181,6 +214,8 @@ class RunRegistry:
                         self._make_room(key)
                         report = self._within_value_names(held.report)
                         self._held = {**self._held, key: held._replace(report=report)}
+                        if held.told_run:
+                            self._own_names[(held.told_run, key[1], report.session)] = report.run
                         self._changes += 1
                 except ReportError as error:
                     self._rejected[error.reason] += 1
@@ -206,44 +241,111 @@ class RunRegistry:
         return samples + ranks
 
     def _admit(self, report: Report, pid_seen: int | None) -> None:
-        key = (report.run, report.rank)
         now, wall = self._clock.monotonic(), self._clock.time()
-        held = self._held.get(key)
-        restarts, process, ended = 0, None, None
-        if report.start > wall + MAX_CLOCK_LEAD:
+        told_run = report.run
+        report, held, process = self._find(report, pid_seen)
+        key = (report.run, report.rank)
+        restarts, ended = report.restarts, None
+        former: tuple[str, ...] = ()
+        if held is not None and held.report.session == report.session:
+            if report.sequence <= held.report.sequence:
+                return
+            report = _growing(held.report, report)
+            restarts, former = held.restarts, held.former
+            if not held.lost:  # else whatever was known of the process was wrong
+                process, ended = held.process or process, held.ended
+        elif report.start > wall + MAX_CLOCK_LEAD:  # not asked of one that is held: a clock set back would silence it
             raise ReportError(
                 "future", f"start is {report.start - wall:.0f} s ahead of this machine's clock; set the clocks right"
             )
-        if held is None:
+        elif held is None:
             self._make_room(key)
-        elif held.report.session != report.session:
-            if report.start <= held.report.start:
-                raise ReportError(
-                    "superseded",
-                    f"run {report.run!r} rank {report.rank} has a session that started later; "
-                    "give two runs that live at once two names",
+            if report.run != told_run:
+                self._own_names[(told_run, report.rank, report.session)] = report.run
+                _logger.warning(
+                    "run %r rank %d is told by two processes that live; the second one is shown as run %r: "
+                    "give them two names",
+                    told_run,
+                    report.rank,
+                    report.run,
                 )
-            restarts = held.restarts + 1
-            self._forget_value_names(key)
-        elif report.sequence <= held.report.sequence:
-            return
         else:
-            report = _growing(held.report, report)
-            restarts = held.restarts
-            if not held.lost:  # else whatever was known of the process was wrong
-                process, ended = held.process, held.ended
-        if process is None and pid_seen is not None:
-            process = self._processes.find(pid_seen)
+            restarts = max(restarts, self._succeed(held, report, process))
+            former = (*held.former, held.report.session)[-_MAX_FORMER:]
+            self._forget_value_names(key)
         if report.state not in ("finished", "failed"):
             ended = None
         elif ended is None:
             ended = now
-        entry = Held(self._within_value_names(report), wall, now, restarts, process, lost=False, ended=ended)
+            if report.failure:
+                _logger.info("run %r rank %d failed with %s", report.run, report.rank, report.failure)
+        told_run = told_run if told_run != report.run else ""
+        report = self._within_value_names(report)
+        entry = Held(report, wall, now, restarts, process, lost=False, ended=ended, told_run=told_run, former=former)
         if held is None:
             self._held = {**self._held, key: entry}
         else:
             self._held[key] = entry
         self._changes += 1
+
+    def _find(self, report: Report, pid_seen: int | None) -> tuple[Report, Held | None, Process | None]:
+        """The report under the name that it goes by here, what is held under that, and the sender where it is seen."""
+        own_name = self._own_names.get((report.run, report.rank, report.session))
+        if own_name is not None:
+            report = report._replace(run=own_name)
+        held = self._held.get((report.run, report.rank))
+        if held is not None and held.report.session == report.session and held.process is not None and not held.lost:
+            return report, held, held.process
+        process = None if pid_seen is None else self._processes.find(pid_seen)
+        if (
+            held is not None
+            and process is not None
+            and held.report.session != report.session
+            and report.session not in held.former
+            and self._both_live(held, process)
+            and _alone(held.report)
+            and _alone(report)
+        ):
+            name = f"-{process.pid}"
+            report = report._replace(run=report.run[: MAX_NAME_LENGTH - len(name)] + name)
+            held = self._held.get((report.run, report.rank))
+        return report, held, process
+
+    def _both_live(self, held: Held, process: Process | None) -> bool:
+        """Whether the sender that is held and this one are seen to be two processes that live."""
+        return (
+            held.ended is None
+            and held.process is not None
+            and process is not None
+            and process.pid != held.process.pid
+            and not self._processes.gone(held.process)
+            and not self._processes.gone(process)
+        )
+
+    def _succeed(self, held: Held, report: Report, process: Process | None) -> int:
+        """Let a session take the place of the one that is held; how many restarts that makes.
+
+        Raises:
+            ReportError: it has had its time.
+        """
+        over = held.ended is not None or (
+            held.process is not None and (held.process == process or self._processes.gone(held.process))
+        )
+        if report.session in held.former or not (over or report.start > held.report.start):
+            raise ReportError(
+                "superseded",
+                f"run {report.run!r} rank {report.rank} has a session that started later; "
+                "give two runs that live at once two names",
+            )
+        if not self._both_live(held, process):
+            return held.restarts + 1
+        _logger.warning(
+            "run %r rank %d is told by two processes that live; only the one that started later counts: "
+            "give two runs that live at once two names",
+            report.run,
+            report.rank,
+        )
+        return held.restarts
 
     def _make_room(self, key: Key) -> None:
         """Refuse a rank that is one too many, unless letting go of expired ones makes room."""
@@ -276,6 +378,7 @@ class RunRegistry:
             self._held = kept
             runs = {run for run, _rank in kept}
             self._value_names = {run: names for run, names in self._value_names.items() if run in runs}
+            self._own_names = {told: run for told, run in self._own_names.items() if (run, told[1]) in kept}
             self._changes += 1
 
     def _forget_value_names(self, key: Key) -> None:
@@ -295,6 +398,10 @@ class RunRegistry:
         kept = {name: value for name, value in report.values.items() if name in names}
         self._dropped_values += len(report.values) - len(kept)
         return report._replace(values=kept)
+
+
+def _alone(report: Report) -> bool:
+    return report.info.get("world_size", "") in ("", "0", "1")
 
 
 def _growing(old: Report, new: Report) -> Report:
