@@ -101,6 +101,7 @@ class Run:
         sender: Sender | None = None,
         process: Probe | None = None,
         pid: int | None = None,
+        head_start: float = 0.0,
     ) -> None:
         """Start a run; its first report leaves at once.
 
@@ -121,6 +122,7 @@ class Run:
             sender: takes an encoded report and returns None, or the cause why it was dropped.
             process: another source of counters and gauges than this process.
             pid: another process number than this process'.
+            head_start: seconds that this process has worked for the run already, which are initialization.
         """
         self.silent = True
         self.name = ""
@@ -136,8 +138,8 @@ class Run:
             self._clock: Clock = time if clock is None else clock
             self._scripted = clock is not None
             self._interval = interval
-            self._start = self._clock.time()
-            self._begun = self._clock.monotonic()
+            self._start = self._clock.time() - head_start
+            self._begun = self._clock.monotonic() - head_start
             self._owner = os.getpid()
             self._pid = self._owner if pid is None else pid
             self._session = os.urandom(8).hex()
@@ -169,6 +171,7 @@ class Run:
             if process is None and clock is None:
                 self._probe = ProcessProbe()
             self.timeline = Timeline(self._clock.monotonic, self._publish, interval)
+            self.timeline.mark -= head_start
             self.silent = False
             self._phases = self.timeline.phases
             self.plan(samples_per_step, tokens_per_step, flops_per_step, steps_planned)
