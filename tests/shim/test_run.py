@@ -612,3 +612,39 @@ def test_a_run_tells_about_itself(clock: ScriptedClock, desk: Desk) -> None:
     assert run.about()["session"] == desk.newest.session
     assert (run.steps_done, run.gpus, run.sender) == (7, [{"gpu": "3", "uuid": ""}], desk)
     assert run.wall_time() == clock.time()
+
+
+def slow_steps_of(run: stallscope.Run, desk: Desk) -> tuple[float, float]:
+    run.finish()
+    return desk.newest.counters["slow_steps"], desk.newest.counters["slow_step_excess_seconds"]
+
+
+def test_the_wait_for_an_epoch_s_first_batches_makes_no_slow_step(clock: ScriptedClock, desk: Desk) -> None:
+    """Workers that start again take their time; it is told as data_wait, and the steps stay in the histogram."""
+    run = new(clock, desk)
+    for _ in range(4):
+        for batch in stallscope.track(range(50), run):
+            clock.advance(9 if batch < 2 else 1)
+    assert slow_steps_of(run, desk) == (0, 0)
+    assert desk.newest.step_seconds is not None
+    assert (desk.newest.step_seconds.count, desk.newest.step_seconds.sum) == (200, 4 * (2 * 9 + 48))
+
+
+def test_a_step_in_the_middle_of_an_epoch_is_slow_still(clock: ScriptedClock, desk: Desk) -> None:
+    run = new(clock, desk)
+    for _ in range(4):
+        for batch in stallscope.track(range(50), run):
+            clock.advance(9 if batch == 25 else 1)
+    assert slow_steps_of(run, desk) == (4, 32)
+
+
+def test_the_first_step_after_an_evaluation_is_never_slow(clock: ScriptedClock, desk: Desk) -> None:
+    run = new(clock, desk)
+    for number in range(200):
+        if number % 50 == 49:
+            with run.phase("evaluation"):
+                clock.advance(100)
+            clock.advance(4)
+        clock.advance(1)
+        run.step()
+    assert slow_steps_of(run, desk) == (0, 0)

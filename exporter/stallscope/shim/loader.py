@@ -44,31 +44,28 @@ class Tracked(Generic[Batch]):
         step, wait = timeline.step, timeline.phase("data_wait")
         enter, leave = wait.__enter__, wait.__exit__
         per_step, batches = self._batches_per_step, 0
+        waiting = True
         enter()
         try:
             if not wait.hidden:
                 self._run.begin_pass()
-            following = iter(self._loader).__next__
-        except BaseException:
-            leave()
-            raise
-        while True:
-            try:
-                batch = following()
-            except StopIteration:
-                return
-            finally:
+            for batch in self._loader:
                 leave()
-            before = timeline.steps
-            # A loop that is left here, by break or by an exception, has not finished its step: it isn't counted.
-            yield batch
-            batches += 1
-            if batches == per_step:
-                batches = 0
-                if timeline.steps == before:  # else the loop calls run.step() itself
-                    step(wait)
-                    continue
-            enter()
+                waiting = False
+                before = timeline.steps
+                # A loop left here, by break or by an exception, has not finished its step: it isn't counted.
+                yield batch
+                waiting = True
+                batches += 1
+                if batches == per_step:
+                    batches = 0
+                    if timeline.steps == before:  # else the loop calls run.step() itself
+                        step(wait)
+                        continue
+                enter()
+        finally:
+            if waiting:
+                leave()
 
 
 def track(

@@ -110,7 +110,7 @@ class Recording:
         now = self.clock()
         if len(self.moments) < MAX_MOMENTS:
             timeline = self._timeline
-            self.moments.append((now, (*timeline.outer, timeline.current)))
+            self.moments.append((now, timeline.open))
         return now
 
 

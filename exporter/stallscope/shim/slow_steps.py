@@ -38,6 +38,8 @@ class SlowSteps:
             del fresh[:WARM_UP]
         window.extend(fresh)
         usual = _median(sorted(window))
+        if max(fresh) <= 1.1 * usual:  # as it mostly is, which saves the rest
+            return
         spread = _median(sorted([abs(duration - usual) for duration in window]))
         limit = max(usual + 3.0 * spread, 1.1 * usual)
         for duration in fresh:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import deque
-from collections.abc import Callable
 from math import inf
 
 from stallscope.shim.slow_steps import SlowSteps
 from stallscope.shim.tolerance import complain, label, tolerate
+
+TYPE_CHECKING = False  # importing typing takes longer than all of the shim
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 STEP_BUCKETS = (
     *(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5),
@@ -20,6 +22,8 @@ OUTSIDE_PHASES = ("initialization", "evaluation", "restore", "paused")
 STEP_PHASES = ("data_wait", "host_copy", "forward", "backward", "communication", "optimizer", "other")
 """Phases that make up a step. Any other phase inside a step explains its being long."""
 _OPENING = ("data_wait", "host_copy", "forward", "backward", "optimizer")
+_EPOCH_BEGINS = 2
+"""First steps of a pass over the data, never held to be slow: the loader's workers start again and fill their queue."""
 _RECENT = 60.0
 _MAX_PHASES = 32
 _MAX_NAME_LENGTH = 128
@@ -36,6 +40,8 @@ class Phase:
         "_hidden",
         "_longest",
         "_timeline",
+        "announced",
+        "around",
         "gpu_seconds",
         "mark",
         "name",
@@ -47,72 +53,65 @@ class Phase:
         "special",
     )
 
-    def __init__(self, timeline: Timeline | None, name: str) -> None:
+    def __init__(self, timeline: Timeline, name: str) -> None:
         self.name = name
         self.seconds = 0.0
         self.occurrences = 0
         self.gpu_seconds: float | None = None
         self.outside = name in OUTSIDE_PHASES
         self.special = name not in STEP_PHASES
+        self.announced = self.outside or name == "checkpoint"
         self.opened = False
+        self.around: Phase = self  # while it is open, the one that it was opened in
         self.mark = 0.0  # `seconds` when the present occurrence began
         self.peak = 0.0  # longest occurrence since the last report
         self._hidden = 0
-        self._longest: deque[tuple[float, float]] = deque()
+        self._longest: list[tuple[float, float]] = []  # falling, so that the first is the longest
         self._timeline = timeline
 
-    def __enter__(self) -> Phase:  # noqa: PYI034 (no subclass is meant)
+    def __enter__(self) -> Phase:  # noqa: PYI034 (no subclass of another kind is meant)
         timeline = self._timeline
-        if timeline is None:
-            return self
         try:
             outer = timeline.current
-            if (self.opened or outer.outside) and self._stays_hidden(timeline, outer):
-                self._hidden += 1
-                return self
-            outer = timeline.current
+            if self.opened or outer.outside:
+                if self._stays_hidden(timeline, outer):
+                    self._hidden += 1
+                    return self
+                outer = timeline.current
             now = timeline.now()
             outer.seconds += now - timeline.mark
             timeline.mark = now
-            timeline.outer.append(outer)
+            self.around = outer
             timeline.current = self
             self.opened = True
             self.occurrences += 1
             self.mark = self.seconds
-            if self.special and (self.outside or self.name == "checkpoint"):
+            if self.announced:
                 timeline.activity_changed(now)
         except Exception as error:
             tolerate(error, "opening a phase")
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object = None, error: object = None, trace: object = None) -> None:
         timeline = self._timeline
-        if timeline is None:
-            return
         try:
-            if self._hidden:
-                self._hidden -= 1
-                return
-            if not self.opened:
+            if self._hidden or timeline.current is not self:
+                self._leave_oddly(timeline)
                 return
             now = timeline.now()
-            current = timeline.current
-            current.seconds += now - timeline.mark
+            seconds = self.seconds = self.seconds + now - timeline.mark
             timeline.mark = now
-            if current is self:
-                timeline.current = timeline.outer.pop()
-            else:  # left out of order, as generators can do it: the one inside goes on
-                timeline.outer.remove(self)
+            timeline.current = self.around
             self.opened = False
-            spent = self.seconds - self.mark
+            spent = seconds - self.mark
             if spent > self.peak:
                 self.peak = spent
             if self.special:
                 timeline.special_phase_ended(self, spent, now)
             elif now >= timeline.due:
                 timeline.publish(now)
-        except Exception as error:
-            tolerate(error, "closing a phase")
+        except Exception as problem:
+            tolerate(problem, "closing a phase")
 
     @property
     def hidden(self) -> bool:
@@ -122,25 +121,59 @@ class Phase:
     def longest(self, now: float) -> float:
         """Longest occurrence of the last minute in seconds, the open one included."""
         longest = self._longest
-        if self.peak > 0.0:
-            while longest and longest[-1][1] <= self.peak:
-                longest.pop()
-            longest.append((now, self.peak))
+        peak = self.peak
+        if peak > 0.0:
+            while longest and longest[-1][1] <= peak:
+                del longest[-1]
+            longest.append((now, peak))
             self.peak = 0.0
         while longest and longest[0][0] < now - _RECENT:
-            longest.popleft()
-        return max(self.seconds - self.mark if self.opened else 0.0, longest[0][1] if longest else 0.0)
+            del longest[0]
+        recent = longest[0][1] if longest else 0.0
+        if self.opened and self.seconds - self.mark > recent:
+            return self.seconds - self.mark
+        return recent
+
+    def _leave_oddly(self, timeline: Timeline) -> None:
+        """End an opening that booked nothing, or one that is left out of order, as generators can do it."""
+        if self._hidden:
+            self._hidden -= 1
+        elif self.opened:
+            now = timeline.now()
+            timeline.book(now)
+            inside = timeline.current  # which goes on
+            while inside.around is not self:
+                inside = inside.around
+            inside.around = self.around
+            self.opened = False
+            spent = self.seconds - self.mark
+            self.peak = max(self.peak, spent)
+            if self.special:
+                timeline.special_phase_ended(self, spent, now)
 
     def _stays_hidden(self, timeline: Timeline, outer: Phase) -> bool:
         if self.opened:
             return True
-        if outer is timeline.initialization and not timeline.outer and not outer.hidden and self.name in _OPENING:
+        if outer is timeline.initialization and outer.around is outer and not outer.hidden and self.name in _OPENING:
             timeline.begin_loop(timeline.now())
             return False
         return outer.outside and not self.outside
 
 
-NO_PHASE = Phase(None, "")
+class _NoPhase(Phase):
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        self.name = ""
+
+    def __enter__(self) -> _NoPhase:  # noqa: PYI034 (as above)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+
+NO_PHASE = _NoPhase()
 """Books nothing, for a run that is off and for a phase that can't be had."""
 
 
@@ -153,9 +186,14 @@ class Timeline:
     """
 
     __slots__ = (
+        "_above",
+        "_below",
+        "_bucket",
+        "_durations",
+        "_excused",
         "_explained",
-        "_outside",
         "_publish",
+        "_special",
         "_step_began",
         "counts",
         "current",
@@ -165,10 +203,10 @@ class Timeline:
         "interval",
         "last_step",
         "listener",
+        "looping",
         "mark",
         "now",
         "other",
-        "outer",
         "phases",
         "slow_steps",
         "step_seconds",
@@ -197,9 +235,10 @@ class Timeline:
         self.other = Phase(self, "other")
         self.phases = {"initialization": self.initialization, "other": self.other}
         self.current = self.initialization
-        self.outer: list[Phase] = []
         self.initialization.opened = True
         self.initialization.occurrences = 1
+        self.looping = False
+        """Whether the first step has begun."""
         self.counts = [0] * (len(STEP_BUCKETS) + 1)
         self.step_seconds = 0.0
         self.steps = 0
@@ -207,9 +246,19 @@ class Timeline:
         self.first_step: float | None = None
         self.last_step: float | None = None
         self.slow_steps = SlowSteps()
+        self._durations = self.slow_steps.durations
         self._step_began = self.mark
-        self._outside = 0.0
+        self._bucket = 0
+        """The bucket that the newest step fell into, and mostly the next one's too."""
+        self._above = 0.0
+        self._below = 0.0
+        """Its bounds."""
+        self._special = False
+        """Whether the step under way is judged in another way than by its length: the next two say how."""
         self._explained = 0.0
+        """Seconds of it in phases that explain its being long."""
+        self._excused = 0
+        """Steps from this one on that are not judged at all."""
 
     def phase(self, name: str) -> Phase:
         """The phase of that name, the same object each time; one that books nothing where the name is not usable."""
@@ -230,27 +279,27 @@ class Timeline:
             now = self.now()
             current.seconds += now - self.mark
             self.mark = now
-            duration = now - self._step_began - self._outside
-            self._step_began = now
-            self._outside = 0.0
-            self.counts[bisect_left(STEP_BUCKETS, duration)] += 1
+            duration = now - self._step_began
+            self._step_began = self.last_step = now
+            if not self._above < duration <= self._below:
+                self._find_bucket(duration)
+            self.counts[self._bucket] += 1
             self.step_seconds += duration
             self.steps += 1
-            self.last_step = now
             other = self.other
             spent = other.seconds - other.mark
-            if spent > other.peak:
-                other.peak = spent
-            other.mark = other.seconds
-            other.occurrences += 1
-            if self._explained:
-                duration -= self._explained
-                self._explained = 0.0
-            self.slow_steps.durations.append(duration)
+            if spent > 0.0:
+                if spent > other.peak:
+                    other.peak = spent
+                other.mark = other.seconds
+            if self._special:
+                self._end_special_step(duration)
+            else:
+                self._durations.append(duration)
             if self.first_step is None:
                 self.first_step = now
             if opening is not None and not opening.opened:
-                self.outer.append(current)
+                opening.around = current
                 self.current = opening
                 opening.opened = True
                 opening.occurrences += 1
@@ -263,6 +312,14 @@ class Timeline:
         except Exception as error:
             tolerate(error, "marking a step")
 
+    @property
+    def open(self) -> tuple[Phase, ...]:
+        """The phases that are open, the outermost first."""
+        found = [self.current]
+        while found[-1].around is not found[-1]:
+            found.append(found[-1].around)
+        return tuple(reversed(found))
+
     def begin_loop(self, now: float) -> None:
         """End initialization: the first step begins."""
         initialization = self.initialization
@@ -271,16 +328,28 @@ class Timeline:
         initialization.opened = False
         initialization.peak = initialization.seconds
         self.current = self.other
-        self.other.opened = True
+        self.other.opened = self.looping = True
+        self.other.around = self.other
         self._step_began = now
-        self._outside = 0.0
         self._explained = 0.0
+        self.excuse(1)
         self.activity_changed(now)
+
+    def begin_pass(self) -> None:
+        """A pass over the data begins: the steps that fetch its first batches are never held to be slow."""
+        self.excuse(_EPOCH_BEGINS)
+
+    def excuse(self, steps: int) -> None:
+        """Don't judge so many steps, the one under way included. They count like all others otherwise."""
+        if steps > self._excused:
+            self._excused = steps
+            self._special = True
 
     def book(self, now: float) -> None:
         """Book open time up to now."""
         self.current.seconds += now - self.mark
         self.mark = now
+        self.other.occurrences = sum(self.counts)
 
     def publish(self, now: float) -> None:
         """Send a report, which is due."""
@@ -301,19 +370,16 @@ class Timeline:
     def special_phase_ended(self, phase: Phase, spent: float, now: float) -> None:
         """Take a phase out of the step that contains it, wholly or as an excuse."""
         if phase.outside:
-            self._outside += spent
+            self._step_began += spent
+            self.excuse(1)  # caches are cold, and what was queued has run dry
             self.activity_changed(now)
             return
         self._explained += spent
+        self._special = True
         if phase.name == "checkpoint":
             self.activity_changed(now)
         elif now >= self.due:
             self._publish(now)
-
-    @property
-    def looping(self) -> bool:
-        """Whether the first step has begun."""
-        return self.other.opened
 
     @property
     def activity(self) -> str:
@@ -323,9 +389,22 @@ class Timeline:
         checkpoint = self.phases.get("checkpoint")
         return "checkpoint" if checkpoint is not None and checkpoint.opened else "training"
 
+    def _find_bucket(self, duration: float) -> None:
+        found = self._bucket = bisect_left(STEP_BUCKETS, duration)
+        self._above = STEP_BUCKETS[found - 1] if found else -inf
+        self._below = STEP_BUCKETS[found] if found < len(STEP_BUCKETS) else inf
+
+    def _end_special_step(self, duration: float) -> None:
+        if self._excused:
+            self._excused -= 1
+        else:
+            self._durations.append(duration - self._explained)
+        self._explained = 0.0
+        self._special = self._excused > 0
+
     def _first_boundary(self) -> None:
         initialization = self.initialization
-        if self.current is not initialization or self.outer or initialization.hidden:
+        if self.current is not initialization or initialization.around is not initialization or initialization.hidden:
             return
         now = self.now()
         self.steps = 1
