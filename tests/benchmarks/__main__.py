@@ -21,7 +21,7 @@ each have a processor of their own.
 
 
 def machine() -> str:
-    """What was measured on, and how busy it was."""
+    """What was measured on."""
     model = next(
         (
             line.split(":", 1)[1].strip()
@@ -30,9 +30,13 @@ def machine() -> str:
         ),
         platform.machine(),
     )
-    load = f"load before the run {os.getloadavg()[0]:.1f}"
     system = f"Linux {platform.release()}, CPython {platform.python_version()}"
-    return f"{os.cpu_count()} processors, {model}, {system}, {load}"
+    return f"{os.cpu_count()} processors, {model}, {system}"
+
+
+def load() -> str:
+    """Mean number of threads that wanted a processor over the last minute."""
+    return f"{os.getloadavg()[0]:.1f}"
 
 
 def main() -> None:
@@ -41,11 +45,13 @@ def main() -> None:
     parser.add_argument("--no-write", action="store_true", help="print only; leave RESULTS.md alone")
     options = parser.parse_args()
     today = dt.datetime.now(dt.timezone.utc).date()
-    parts = [f"## {today}", machine(), "### The shim", shim_cost.table().strip()]
+    before = load()
+    parts = ["### The shim", shim_cost.table().strip()]
     os.sched_setaffinity(0, {CLIENT_PROCESSOR})
     parts += ["### Scrapes", scrape.table()]
     parts += ["### A sampling round", sampling_round.table()]
     parts += ["### Accuracy", accuracy.table()]
+    parts = [f"## {today}", f"{machine()}; load {before} before the run, {load()} after it (its own is 1)", *parts]
     entry = "\n\n".join(parts) + "\n\n"
     print(entry)
     if not options.no_write:

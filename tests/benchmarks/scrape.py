@@ -107,8 +107,9 @@ def table() -> str:
     """Measure everything and return the tables as Markdown."""
     conditions = (
         "All that is on by default: every GPU signal, an Xid on every GPU, and a training rank on each that reports to "
-        "ours. The stand-in's PCIe throughput takes its real 20 ms: nvitop asks for it twice a GPU and round, so its "
-        "rounds come a third of a second later, which flatters its background figures and leaves its scrapes alone."
+        "ours. The stand-in's PCIe throughput takes its real 20 ms: nvitop asks for it twice a GPU and round, which "
+        "lengthens its rounds by a third of a second but not its scrapes; it sleeps meanwhile, so that its processor "
+        "share stays comparable."
     )
     lines = [conditions]
     with tempfile.TemporaryDirectory() as folder, busy_node(Path(folder)) as node:
