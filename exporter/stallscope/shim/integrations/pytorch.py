@@ -1,0 +1,208 @@
+"""PyTorch: one line that tells a run what a training loop does.
+
+    from stallscope.integrations import pytorch
+
+    run = pytorch.watch(model, optimizer, loader)
+
+The loop stays as it is. From then on `data_wait` is the time that it waits for the data loader (starting workers
+included), `forward` the model's call, `backward` the computing of gradients, `optimizer` the optimizer's step,
+`communication` the host's waiting in collectives that the program calls itself, `evaluation` a pass over a loader
+without gradients or with the model in evaluation mode. A step is an optimizer step, however many batches it
+accumulates and however many optimizers take part, and lasts until the loop asks for the next batch; without a
+`DataLoader`, until the optimizer has stepped. A step that a gradient scaler skips is none, and is counted in the value
+`amp_skipped_steps`.
+
+Host times say how long Python was held up, and where it waits for the GPU that is wherever the program first needs a
+result. So where CUDA is in use the same phases, and copies to the GPU (`host_copy`), are timed by the GPU's clock as
+well, with events that nobody waits for; what `DistributedDataParallel` makes the backward pass wait is told by its
+own reducer. A wait for data that the GPU's queue hides shows as `data_wait` of the host while the GPU stays busy.
+
+Left as they were: results to the bit, random numbers, the graph of gradients, types, pickles, and the graphs of
+`torch.compile`. Not seen: waits of loaders that are no `DataLoader` (wrap those in `stallscope.track`), forward and
+backward passes inside a function that is compiled as a whole, copies inside compiled code.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from collections.abc import Iterable
+from typing import Any, Literal
+
+import torch
+
+from stallscope.shim import lifetime
+from stallscope.shim.integrations.pytorch_loop import Loop
+from stallscope.shim.integrations.pytorch_patches import Patches
+from stallscope.shim.run import Run
+from stallscope.shim.tolerance import tolerate
+
+_COUNTED_STEP = 5
+"""The step whose operations are counted: after warm-up and lazy initialisation."""
+
+_patches: Patches | None = None
+_loop: Loop | None = None
+_waiting_since: float | None = None
+"""Since when, by the monotonic clock, any loop that begins is to be watched; None where only those told of are."""
+
+
+def watch(
+    model: Any = None,
+    optimizer: Any = None,
+    loader: Any = None,
+    *,
+    run: Run | str | None = None,
+    samples_per_step: float | None = None,
+    tokens_per_step: float | None = None,
+    flops_per_step: float | Literal["parameters", "counted"] | None = None,
+    steps_planned: int | None = None,
+) -> Run:
+    """Tell a run what this process' training loop does, from now on.
+
+    One loop is watched at a time, in the thread that calls this; another call ends the watching of the one before.
+
+    Args:
+        model: the module that the loop calls, or several; by default the outermost ones that the optimizers update.
+        optimizer: the optimizer, or several, whose steps count; by default all.
+        loader: the training loader, or several; any other `DataLoader` is then for evaluation. By default those count
+            as training that are iterated over with gradients switched on and a model in training mode.
+        run: the run or its name; without one the run that is open, else a new one, named as `Run` does.
+        samples_per_step: samples of this rank in each step; by default each batch counts with the loader's batch size.
+        tokens_per_step: tokens of this rank in each step.
+        flops_per_step: floating-point operations of the model for each step of this rank; "parameters": six for each
+            parameter and token, as is usual for transformers; "counted": by PyTorch's own counter, once, on the fifth
+            step, which that makes slower.
+        steps_planned: steps of the whole run.
+    """
+    global _loop, _patches
+    found = run if isinstance(run, Run) else _open_run(run)
+    try:
+        models = _several(model, torch.nn.Module)
+        if found.silent:
+            return found
+        flops = flops_per_step
+        if flops == "parameters":
+            flops = 6.0 * sum(each.numel() for one in models for each in one.parameters()) * (tokens_per_step or 0.0)
+        elif flops == "counted":
+            found.on_step(_Counter(found))
+            flops = None
+        found.plan(samples_per_step, tokens_per_step, flops, steps_planned)
+        if _patches is None:
+            _patches = Patches(_find)
+        if _loop is not None:
+            _loop.close()
+        _loop = _watched(
+            found,
+            models,
+            _several(optimizer, torch.optim.Optimizer),
+            _several(loader, torch.utils.data.DataLoader),
+            counts_samples=samples_per_step is None,
+        )
+    except Exception as error:
+        tolerate(error, "watching a loop")
+    return found
+
+
+def unwatch() -> None:
+    """Leave PyTorch and the model as they were; the run goes on."""
+    global _loop, _patches, _waiting_since
+    if _loop is not None:
+        _loop.close()
+    if _patches is not None:
+        _patches.undo()
+    _loop = _patches = _waiting_since = None
+
+
+def watch_any(since: float | None = None) -> None:
+    """Watch whichever loop begins in this process, under a run that begins with it.
+
+    Args:
+        since: when the process began to prepare for it, by the monotonic clock: that time is initialization.
+    """
+    global _patches, _waiting_since
+    _waiting_since = time.monotonic() if since is None else since
+    if _patches is None:
+        _patches = Patches(_find)
+
+
+def seen() -> bool:
+    """Whether a loop is or was watched in this process."""
+    return _loop is not None
+
+
+def _find(*, begins: bool = False) -> Loop | None:
+    global _loop
+    loop = _loop
+    if loop is not None:
+        return None if loop.over else loop
+    if begins and _waiting_since is not None and not _is_worker():
+        try:
+            _loop = _begin(_waiting_since)
+        except Exception as error:
+            tolerate(error, "watching a loop")
+    return _loop
+
+
+def _begin(since: float) -> Loop:
+    run = lifetime.current()
+    if run is None:
+        rank = world_size = None
+        # A process that a program spawned as a rank has no launcher's variables.
+        if "RANK" not in os.environ and torch.distributed.is_available() and torch.distributed.is_initialized():
+            rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        run = Run(rank=rank, local_rank=rank, world_size=world_size, head_start=time.monotonic() - since)
+    return _watched(run)
+
+
+def _watched(run: Run, *parts: Iterable[Any], counts_samples: bool = True) -> Loop:
+    if _patches is None:
+        raise RuntimeError("PyTorch isn't looked into")
+    loop = Loop(run, *parts, known=_patches.models, counts_samples=counts_samples)
+    loop.gpu_found = _patches.on_gpu
+    return loop
+
+
+def _open_run(name: str | None) -> Run:
+    for session in (*lifetime.watched(), *lifetime.inherited()):
+        if isinstance(session, Run) and name in (None, session.name):
+            return session
+    return Run(name)
+
+
+def _is_worker() -> bool:
+    """Whether this is a helper of a training process and no rank: it loads data, or ends with its parent."""
+    return multiprocessing.current_process().daemon or torch.utils.data.get_worker_info() is not None
+
+
+def _several(told: Any, kind: type) -> list[Any]:
+    """One or several of a kind, as a list.
+
+    Raises:
+        TypeError: what is told is something else.
+    """
+    found = [told] if isinstance(told, kind) else [] if told is None else list(told)
+    for each in found:
+        if not isinstance(each, kind):
+            raise TypeError(f"watch() was given a {type(each).__name__} where it expected a {kind.__name__}")
+    return found
+
+
+class _Counter:
+    """Counts the floating-point operations of one step, as a listener to boundaries."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._mode: Any = None
+
+    def __call__(self, steps: int) -> bool:
+        if self._mode is not None:
+            self._mode.__exit__(None, None, None)
+            self._run.plan(None, None, float(self._mode.get_total_flops()), None)
+            return False
+        if self._run.timeline.steps >= _COUNTED_STEP - 1:
+            from torch.utils.flop_counter import FlopCounterMode
+
+            self._mode = FlopCounterMode(display=False)
+            self._mode.__enter__()
+        return True
