@@ -184,7 +184,7 @@ class TestAnotherSession:
     """Another life of the rank, or another run of its name."""
 
     RUN = "resnet50"
-    ALONE: Mapping[str, object] = {"info": {"world_size": "1"}}  # noqa: RUF012
+    ALONE: Mapping[str, object] = {"info": {"world_size": "1"}}
 
     def restarts(self, registry: RunRegistry) -> Mapping[tuple[str, ...], object]:
         return values(registry, "stallscope_training_restarts_total")
