@@ -215,7 +215,7 @@ GPU_FAMILIES = (
         "up",
         _GAUGE,
         "1 while the newest reading is younger than three sampling intervals; 0 when the GPU is lost, hung or "
-        "failing. Stays exported for a GPU that was seen once; for ten minutes for a MIG instance that is no more.",
+        "failing. Stays exported for a week after a GPU left, for ten minutes after a MIG instance was taken apart.",
         provider="gpus.source",
     ),
     _gpu(

@@ -112,6 +112,7 @@ def test_a_gpu_says_what_it_is(asking: Asking) -> None:
         "compute_capability": "9.0",
         "mig": "",
         "parent_uuid": "",
+        "gpu_instance": None,
     }
 
 

@@ -118,3 +118,19 @@ def test_an_instance_names_only_what_it_has(sliced: Asking) -> None:
     served = sliced.ask("instances[0].served")
     assert served["memory_used_bytes"] == "nvmlDeviceGetMemoryInfo"
     assert "power_watts" not in served
+
+
+def test_instances_that_were_taken_apart_hold_nothing_of_the_drivers(
+    sliced: Asking, nvml_stand_in: NvmlStandIn
+) -> None:
+    sliced.do("for each in instances:\n    each.activity()")
+    assert nvml_stand_in.control.gpm_samples == 4
+    nvml_stand_in.gpu[0].cut(("7g.80gb", 80 * GIBIBYTE))
+    sliced.do("old, instances = instances, gpu.instances()")
+    assert nvml_stand_in.control.gpm_samples == 0
+    assert sliced.ask("old[0].activity()") is None
+    sliced.do("instances[0].activity()")
+    assert nvml_stand_in.control.gpm_samples == 2
+    nvml_stand_in.gpu[0].uncut()
+    sliced.do("gpu.instances()")
+    assert nvml_stand_in.control.gpm_samples == 0

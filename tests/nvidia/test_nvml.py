@@ -96,3 +96,15 @@ def test_closing_gives_everything_back(asking: Asking, nvml_stand_in: NvmlStandI
     asking.do("driver.close()")
     assert (nvml_stand_in.control.gpm_samples, nvml_stand_in.control.event_sets) == (0, 0)
     assert nvml_stand_in.calls("nvmlShutdown") == 1
+
+
+def test_devices_that_others_stand_for_since_the_list_changed_hold_nothing(
+    asking: Asking, nvml_stand_in: NvmlStandIn
+) -> None:
+    asking.do("gpu.activity()")
+    assert nvml_stand_in.control.gpm_samples == 2
+    nvml_stand_in.remove(3)
+    asking.do("driver.devices()")
+    assert nvml_stand_in.control.gpm_samples == 0
+    assert asking.ask("gpu.activity()") is None, "what reads the old device meanwhile takes nothing new"
+    assert nvml_stand_in.control.gpm_samples == 0

@@ -158,7 +158,7 @@ class GpuSource(Source):
         return readers
 
     def collect(self, state: SourceState) -> Iterable[Sample]:
-        """Every GPU ever seen, and the readings of those that are well."""
+        """Every GPU that is remembered, and the readings of those that are well."""
         occupancies = {}
         calls, rejected = self._driver.calls + self._calls_forgotten, self._rejected_forgotten.copy()
         for uuid, gpu in self._gpus.items():

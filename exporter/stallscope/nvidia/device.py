@@ -145,6 +145,7 @@ class NvmlDevice:
         self._constants: dict[str, int] = {}
         self._instances: MigInstances | None = None
         self._meter: ActivityMeter | None = None
+        self._retired = False
         self.forget()
 
     def forget(self) -> None:
@@ -155,6 +156,14 @@ class NvmlDevice:
         if self._meter is not None:
             self._meter.release()
             self._meter = None
+
+    def retire(self) -> None:
+        """Hold nothing of the driver's any more, since another object, or none, stands for this GPU from now on."""
+        self._retired = True
+        if self._meter is not None:
+            self._meter.close()
+        if self._instances is not None:
+            self._instances.retire()
 
     def identity(self) -> Identity:
         """What this GPU is; asked once a session."""
@@ -247,6 +256,8 @@ class NvmlDevice:
 
     def activity(self) -> Activity | None:
         """GPM since the call before; None where another GPU's turn was in the way."""
+        if self._retired:
+            return None
         if self._meter is None:
             self._meter = self._activity_meter()
         return self._meter.read()

@@ -127,6 +127,7 @@ class ActivityMeter:
         self._served = served
         self._monotonic = monotonic
         self._busy = threading.Lock()
+        self._closed = False
         self._samples: tuple[Handle, Handle] | None = None
         self._taken: float | None = None
         """When the older sample was taken; None where there is none."""
@@ -135,7 +136,7 @@ class ActivityMeter:
         self._totals: Mapping[int, float] = {}
 
     def read(self) -> Activity | None:
-        """Activity since the reading before; None where it was not our turn.
+        """Activity since the reading before; None where it was not our turn, or the meter is closed.
 
         Raises:
             Unsupported: no GPM here.
@@ -145,7 +146,15 @@ class ActivityMeter:
             if not ours:
                 return None
             with self._busy:
-                return self._read()
+                activity = None if self._closed else self._read()
+            if self._closed:
+                self.release()
+            return activity
+
+    def close(self) -> None:
+        """Read no more, and give the samples back, if need be after the call that is under way."""
+        self._closed = True
+        self.release()
 
     def release(self) -> None:
         """Give the samples back, unless a call that never came back still has them."""

@@ -52,7 +52,7 @@ class MigInstances:
             parent.forget()
         self._was_on = current == 1
         if not self._was_on:
-            self._known = {}
+            self._keep({})
             return None
         if self._at_most is None:
             self._at_most = min(parent.call("nvmlDeviceGetMaxMigDeviceCount"), _MOST_INSTANCES)
@@ -61,11 +61,22 @@ class MigInstances:
             instance = self._at(place)
             if instance is not None:
                 found[instance.identity().uuid] = instance
-        self._known = found
+        self._keep(found)
         alone = [instance.gpu_instance for instance in found.values()]
         for instance in found.values():
             instance.shares = alone.count(instance.gpu_instance) > 1
         return list(found.values())
+
+    def retire(self) -> None:
+        """Hold nothing of the driver's any more."""
+        for instance in list(self._known.values()):
+            instance.retire()
+
+    def _keep(self, found: dict[str, NvmlInstance]) -> None:
+        """Know these, and let go of those that were taken apart."""
+        for uuid in self._known.keys() - found.keys():
+            self._known[uuid].retire()
+        self._known = found
 
     def _at(self, place: int) -> NvmlInstance | None:
         parent = self._parent

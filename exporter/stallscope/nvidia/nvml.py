@@ -94,6 +94,8 @@ class NvmlDriver:
         changed = count != len(self._devices) or any(device.replaced for device in self._devices)
         if changed and session is not None:
             # Indices move when a GPU comes or goes, so none of the old handles is to be trusted.
+            for device in self._devices:
+                device.retire()
             surroundings = Surroundings(session, self._monotonic, self._wall)
             self._devices = tuple(NvmlDevice(surroundings, index) for index in range(count))
         return self._devices

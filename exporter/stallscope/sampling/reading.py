@@ -32,7 +32,7 @@ class Sample(NamedTuple):
 
 _SOUND: set[tuple[Family, tuple[str, ...]]] = set()
 """Labels that were found sound: a node has the same ones in every round."""
-_SOUND_AT_MOST = 65_536
+_SOUND_AT_MOST = 8_192
 
 
 class NonsenseReading(Exception):
