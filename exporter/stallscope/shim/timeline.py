@@ -165,6 +165,8 @@ class _NoPhase(Phase):
 
     def __init__(self) -> None:
         self.name = ""
+        self.opened = False
+        self._hidden = 0
 
     def __enter__(self) -> _NoPhase:  # noqa: PYI034 (as above)
         return self
