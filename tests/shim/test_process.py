@@ -1,9 +1,13 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import subprocess
 import sys
+import textwrap
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -68,6 +72,141 @@ def test_what_cannot_be_read_is_left_out(tmp_path: Path) -> None:
     assert set(counters) == {"process_cpu_seconds", "main_thread_cpu_seconds", "garbage_collection_seconds"}
 
 
+@pytest.mark.parametrize(
+    ("files", "cores", "throttled"),
+    [
+        pytest.param(
+            {
+                "proc/self/cgroup": "0::/system.slice/slurmstepd.scope/job_7/step_0/user/task_0\n",
+                "sys/fs/cgroup/system.slice/slurmstepd.scope/job_7/cpu.max": "150000 100000\n",
+                "sys/fs/cgroup/system.slice/slurmstepd.scope/job_7/cpu.stat": (
+                    "usage_usec 9\nuser_usec 7\nsystem_usec 2\nnr_periods 8\nnr_throttled 4\nthrottled_usec 250000\n"
+                    "nr_bursts 0\nburst_usec 0\n"
+                ),
+                "sys/fs/cgroup/system.slice/cpu.max": "max 100000\n",
+            },
+            1.5,
+            0.25,
+            id="Slurm, whose job has the quota and whose task has no controller",
+        ),
+        pytest.param(
+            {
+                "proc/self/cgroup": "0::/\n",
+                "sys/fs/cgroup/cpu.max": "50000 100000\n",
+                "sys/fs/cgroup/cpu.stat": "nr_periods 8\nnr_throttled 4\nthrottled_usec 500000\n",
+            },
+            0.5,
+            0.5,
+            id="a container with a cgroup namespace, whose root is its own",
+        ),
+        pytest.param(
+            {
+                "proc/self/cgroup": (
+                    "5:cpuacct,cpu:/kubepods.slice/pod:1/c\n1:name=systemd:/kubepods.slice/pod:1/c\n0::/\n"
+                ),
+                "sys/fs/cgroup/cpu/kubepods.slice/pod:1/c/cpu.cfs_quota_us": "-1\n",
+                "sys/fs/cgroup/cpu/kubepods.slice/pod:1/c/cpu.cfs_period_us": "100000\n",
+                "sys/fs/cgroup/cpu/kubepods.slice/pod:1/cpu.cfs_quota_us": "75000\n",
+                "sys/fs/cgroup/cpu/kubepods.slice/pod:1/cpu.cfs_period_us": "100000\n",
+                "sys/fs/cgroup/cpu/kubepods.slice/pod:1/cpu.stat": (
+                    "nr_periods 3\nnr_throttled 2\nthrottled_time 125000000\nwait_sum 5\n"
+                ),
+            },
+            0.75,
+            0.125,
+            id="both versions at once, with a colon in the path",
+        ),
+    ],
+)
+def test_quotas_are_found_as_orchestrators_set_them(
+    files: dict[str, str], cores: float, throttled: float, tmp_path: Path
+) -> None:
+    counters, gauges = tree(tmp_path, files).read()
+    assert gauges["cpu_limit_cores"] == min(cores, CORES)
+    assert counters["cpu_throttled_seconds"] == throttled
+
+
+@pytest.mark.parametrize("text", ["", "nonsense\n", "0\n::\n0::\n", "\0\xff"])
+def test_a_broken_cgroup_file_is_none(text: str, tmp_path: Path) -> None:
+    assert tree(tmp_path, {"proc/self/cgroup": text}).read()[1]["cpu_limit_cores"] == CORES
+
+
+CHILD, GRANDCHILD, OTHER = 7001, 7002, 7003
+
+
+def stat(pid: int, ticks: int, ended: int = 0, pages: int = 0) -> str:
+    return f"{pid} (a (b) c) S " + "0 " * 10 + f"{ticks} 0 {ended} 0 " + "0 " * 6 + f"{pages} 18446744073709551615 1\n"
+
+
+def test_all_below_the_process_count_and_never_less_than_before(tmp_path: Path) -> None:
+    own = f"proc/self/task/{os.getpid()}/children"
+    tick, page = 1.0 / os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGESIZE")
+    probe = tree(
+        tmp_path,
+        {
+            own: f"{CHILD} {OTHER} ",
+            "proc/self/statm": "900 100 50 1 0 1 0\n",
+            f"proc/{CHILD}/stat": stat(CHILD, 1000, 500, pages=10),
+            f"proc/{CHILD}/task/{CHILD}/children": f"{GRANDCHILD} ",
+            f"proc/{GRANDCHILD}/stat": stat(GRANDCHILD, 2000, pages=20),
+        },
+    )
+
+    def children_cpu() -> float:
+        probe._children_due = 0.0
+        before = os.times()
+        return probe.read()[0]["process_cpu_seconds"] - before.user - before.system
+
+    assert probe.read()[1]["process_memory_bytes"] == 130 * page
+    first = children_cpu()
+    assert first >= 3500 * tick
+    # The grandchild ended, and the child has noticed; then the child ended, and nobody has noticed yet.
+    (tmp_path / f"proc/{GRANDCHILD}/stat").unlink()
+    (tmp_path / f"proc/{CHILD}/task/{CHILD}/children").write_text("")
+    (tmp_path / f"proc/{CHILD}/stat").write_text(stat(CHILD, 1100, 2600))
+    second = children_cpu()
+    assert second >= 3700 * tick
+    (tmp_path / own).write_text("")
+    assert children_cpu() >= second - tick
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_workers_that_a_thread_or_a_fork_server_started_count(method: str, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent("""
+        import json, multiprocessing, os, sys, threading, time
+
+        def work(worked, may_end):
+            while time.process_time() < 0.3:
+                pass
+            worked.set()
+            may_end.wait()
+
+        def of_children():
+            return ProcessProbe().read()[0]["process_cpu_seconds"] - sum(os.times()[:2])
+
+        if __name__ == "__main__":
+            from stallscope.shim.process import ProcessProbe
+            context = multiprocessing.get_context(sys.argv[1])
+            worked, may_end = context.Event(), context.Event()
+            worker = context.Process(target=work, args=(worked, may_end))
+            thread = threading.Thread(target=lambda: (worker.start(), may_end.wait()))
+            thread.start()
+            worked.wait()
+            living = of_children()
+            may_end.set()
+            thread.join()
+            worker.join()
+            print(json.dumps([living, of_children()]))
+        """)
+    )
+    done = subprocess.run([sys.executable, script, method], stdout=subprocess.PIPE, text=True, timeout=60, check=True)
+    living, ended = json.loads(done.stdout)
+    assert living >= 0.28  # the kernel counts in hundredths
+    assert ended >= 0.28
+
+
 def test_living_children_count() -> None:
     script = "import sys; block = bytearray(64 << 20); print('ready', flush=True); sys.stdin.read()"
     with subprocess.Popen(
@@ -83,6 +222,37 @@ def test_living_children_count() -> None:
     without = alone.read()[1]["process_memory_bytes"]
     alone.close()
     assert with_child - without > 40 << 20
+
+
+def test_the_thread_that_reports_is_the_one_whose_time_counts(tmp_path: Path) -> None:
+    probe = tree(tmp_path, {})
+    before = probe.read()[0]["main_thread_cpu_seconds"]
+    times: list[float] = []
+
+    def loop() -> None:
+        probe.read()
+        begin = time.thread_time()
+        while time.thread_time() < begin + 0.05:
+            pass
+        times.append(probe.read()[0]["main_thread_cpu_seconds"])
+
+    thread = threading.Thread(target=loop)
+    thread.start()
+    thread.join()
+    assert times[0] >= before + 0.05
+    assert (
+        probe.read()[0]["main_thread_cpu_seconds"] == times[0]
+    )  # the main thread's own time meanwhile isn't the loop's
+
+
+def test_a_look_at_many_children_is_taken_in_turns_with_the_cgroup(tmp_path: Path) -> None:
+    probe = tree(tmp_path, {})
+    probe.read()
+    probe._children_due = probe._cgroup_due = 0.0
+    probe.read()
+    assert probe._cgroup_due == 0.0
+    probe.read()
+    assert probe._cgroup_due > 0.0
 
 
 def test_collections_are_timed_until_closed() -> None:

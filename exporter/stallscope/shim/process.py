@@ -1,55 +1,76 @@
-"""What this process costs the host: processor time, memory, the cgroup's quota, the garbage collector."""
+"""What this process costs the host: processor time, memory, the cgroup's quota, the garbage collector.
+
+Read twice a second at most, so it must cost little: files are read whole with three system calls each, and what takes
+many of them, children and cgroup, in turns and every few seconds.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import gc
 import os
+import sys
 import time
+from _thread import get_ident
 from math import inf
 
-_CHILDREN_EVERY = 5.0
-"""Seconds between looks at children and cgroup, which take a file each."""
+_LOOK_EVERY = 5.0
+"""Seconds between looks at the children, and at the cgroup's account."""
+_QUOTA_EVERY = 60.0
+"""Seconds between looks at which quota holds; one that is changed under way is rare."""
+_MAX_CHILDREN = 128
+_MAX_THREADS = 32
+_LONGEST = 1 << 16
 
 
 class ProcessProbe:
-    """Reads this process and its children from the operating system."""
+    """Reads this process and its children from the operating system.
+
+    Children are all below this process, ended ones included: workers of a fork server are its children, not ours.
+    Memory is resident memory, so pages that forked workers share count once for each: what is shared fairly takes the
+    kernel milliseconds to find out.
+    """
 
     def __init__(self, root: str = "/") -> None:
-        self._root = root
+        self._root = root.rstrip("/") + "/"
         self._page = os.sysconf("SC_PAGESIZE")
         self._tick = 1.0 / os.sysconf("SC_CLK_TCK")
         self._collection_began = 0.0
         self._collection = 0.0
         self._children_cpu = 0.0
         self._children_pages = 0
-        self._next_look = -inf
+        self._children_due = self._cgroup_due = self._quota_due = -inf
         self._cgroup: dict[str, float] = {}
+        self._quota = inf
+        self._statistics = ""
         self._limit: float | None = None
-        self._main_thread_cpu: float | None = None
+        self._thread = 0
+        self._thread_time = 0.0
+        self._thread_cpu = 0.0
         gc.callbacks.append(self._collected)
 
     def read(self) -> tuple[dict[str, float], dict[str, float]]:
         """The report's counters and gauges of this process; what can't be read is left out."""
         now = time.monotonic()
         times = os.times()
-        if now >= self._next_look:
-            self._next_look = now + _CHILDREN_EVERY
+        children_due = now >= self._children_due
+        if children_due:
+            self._children_due = now + _LOOK_EVERY
             self._look_at_children(times.children_user + times.children_system)
-            self._look_at_cgroup()
+        if self._limit is None or (now >= self._cgroup_due and not children_due):
+            self._cgroup_due = now + _LOOK_EVERY
+            self._look_at_cgroup(now)
+        self._look_at_thread()
         counters = {
             "process_cpu_seconds": times.user + times.system + self._children_cpu,
+            "main_thread_cpu_seconds": self._thread_cpu,
             "garbage_collection_seconds": self._collection,
             **self._cgroup,
         }
-        if _on_main_thread():
-            self._main_thread_cpu = time.thread_time()
-        if self._main_thread_cpu is not None:
-            counters["main_thread_cpu_seconds"] = self._main_thread_cpu
         gauges = {}
         if self._limit is not None:
             gauges["cpu_limit_cores"] = self._limit
-        statm = self._text("proc/self/statm").split()
+        statm = self._bytes("proc/self/statm").split(None, 2)
         if len(statm) > 1:
             gauges["process_memory_bytes"] = float((int(statm[1]) + self._children_pages) * self._page)
         return counters, gauges
@@ -66,25 +87,37 @@ class ProcessProbe:
             self._collection += time.perf_counter() - self._collection_began
             self._collection_began = 0.0
 
+    def _look_at_thread(self) -> None:
+        """Add what the loop's thread used, which is the one that reports: the main one, but for Ray and notebooks."""
+        thread, used = get_ident(), time.thread_time()
+        if thread == self._thread or not self._thread:
+            self._thread_cpu += used - self._thread_time
+        self._thread, self._thread_time = thread, used
+
     def _look_at_children(self, ended: float) -> None:
         # Loader workers live as long as an epoch or the run, and os.times() knows only children that ended.
         processor, pages = ended, 0
-        for child in self._text(f"proc/self/task/{os.getpid()}/children").split():
-            # Fields of stat after the name, which may contain anything: 14 to 17 are its own and its children's ticks.
-            fields = self._text(f"proc/{child}/stat").rpartition(")")[2].split()
-            statm = self._text(f"proc/{child}/statm").split()
-            if len(fields) > 14:
-                processor += sum(map(int, fields[11:15])) * self._tick
-            if len(statm) > 1:
-                pages += int(statm[1])
-        self._children_cpu = max(self._children_cpu, processor)  # a child may end between the two readings
+        waiting = [child for thread in _threads() for child in self._bytes(f"proc/self/task/{thread}/children").split()]
+        seen = 0
+        while waiting and seen < _MAX_CHILDREN:
+            seen += 1
+            child = waiting.pop().decode()
+            # Fields of stat after the name, which may contain anything: 14 to 17 are its own and its children's ticks,
+            # 24 its resident pages.
+            fields = self._bytes(f"proc/{child}/stat").rpartition(b")")[2].split(None, 22)
+            if len(fields) > 21:
+                processor += (int(fields[11]) + int(fields[12]) + int(fields[13]) + int(fields[14])) * self._tick
+                pages += int(fields[21])
+                waiting += self._bytes(f"proc/{child}/task/{child}/children").split()
+        self._children_cpu = max(self._children_cpu, processor)  # one may end between two readings
         self._children_pages = pages
 
-    def _look_at_cgroup(self) -> None:
-        cores = float(len(os.sched_getaffinity(0)))
-        quota, statistics = self._quota()
-        self._limit = min(cores, quota)
-        found = dict(line.split(None, 1) for line in self._text(statistics).splitlines() if " " in line)
+    def _look_at_cgroup(self, now: float) -> None:
+        if now >= self._quota_due:
+            self._quota_due = now + _QUOTA_EVERY
+            self._quota, self._statistics = self._find_quota()
+        self._limit = min(_cores(), self._quota)
+        found = dict(line.split(None, 1) for line in self._text(self._statistics).splitlines() if " " in line)
         with contextlib.suppress(KeyError, ValueError):
             unit, key = (1e-6, "throttled_usec") if "throttled_usec" in found else (1e-9, "throttled_time")
             self._cgroup = {
@@ -93,11 +126,12 @@ class ProcessProbe:
                 "cpu_throttled_seconds": float(found[key]) * unit,
             }
 
-    def _quota(self) -> tuple[float, str]:
+    def _find_quota(self) -> tuple[float, str]:
         """The tightest quota in cores among the own cgroup and those above it, and that one's cpu.stat."""
         tightest, statistics = inf, ""
         for line in self._text("proc/self/cgroup").splitlines():
-            _, controllers, path = line.split(":", 2)
+            _, _, rest = line.partition(":")
+            controllers, _, path = rest.partition(":")
             if not controllers:
                 mounts = ["sys/fs/cgroup", "sys/fs/cgroup/unified"]
             elif "cpu" in controllers.split(","):
@@ -106,14 +140,14 @@ class ProcessProbe:
                 continue
             for mount in mounts:
                 for folder in _upwards(mount, path):
-                    cores = self._cores(folder, not controllers)
+                    cores = self._allowed(folder, not controllers)
                     if cores is None:
                         continue
                     if cores < tightest or not statistics:
                         tightest, statistics = cores, f"{folder}/cpu.stat"
         return tightest, statistics
 
-    def _cores(self, folder: str, unified: bool) -> float | None:
+    def _allowed(self, folder: str, unified: bool) -> float | None:
         """The quota of one cgroup, infinite where it has none, None where there is no such cgroup."""
         try:
             if unified:
@@ -126,20 +160,38 @@ class ProcessProbe:
             return None
 
     def _text(self, path: str) -> str:
+        return self._bytes(path).decode(errors="replace")
+
+    def _bytes(self, path: str) -> bytes:
         try:
-            with open(os.path.join(self._root, path), encoding="utf-8", errors="replace") as file:
-                return file.read()
+            file = os.open(self._root + path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
-            return ""
+            return b""
+        try:
+            return os.read(file, _LONGEST)
+        except OSError:  # a folder, or a process that ended just now
+            return b""
+        finally:
+            os.close(file)
+
+
+def _cores() -> float:
+    """Processors that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return float(len(os.sched_getaffinity(0)))
+    return float(os.cpu_count() or 1)
+
+
+def _threads() -> list[int]:
+    """Threads that may have started children: the kernel keeps children by the thread that did."""
+    threading = sys.modules.get("threading")
+    if threading is None:
+        return [os.getpid()]
+    found = [thread.native_id for thread in threading.enumerate()[:_MAX_THREADS]]
+    return list({os.getpid(), *[thread for thread in found if thread is not None]})
 
 
 def _upwards(mount: str, path: str) -> list[str]:
     """The cgroup's folder and those above it. In a container the path is the host's, and only the mount is there."""
     parts = [part for part in path.split("/") if part and part != ".."]
     return ["/".join([mount, *parts[:length]]) for length in range(len(parts), -1, -1)]
-
-
-def _on_main_thread() -> bool:
-    import threading
-
-    return threading.get_native_id() == os.getpid()
