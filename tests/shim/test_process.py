@@ -203,8 +203,8 @@ def test_workers_that_a_thread_or_a_fork_server_started_count(method: str, tmp_p
     )
     done = subprocess.run([sys.executable, script, method], stdout=subprocess.PIPE, text=True, timeout=60, check=True)
     living, ended = json.loads(done.stdout)
-    assert living >= 0.28  # the kernel counts in hundredths
-    assert ended >= 0.28
+    assert living >= 0.2
+    assert ended >= 0.2
 
 
 def test_living_children_count() -> None:
