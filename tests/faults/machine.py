@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.nvml_library.stand_in import NvmlStandIn
 
 INTERVAL = 0.2
-DEADLINE = 20.0
+DEADLINE = 40.0
 """Seconds: generous, since every wait ends as soon as what it waits for is there."""
 SOURCE_UP = "stallscope_exporter_source_up"
 LAST_SUCCESS = "stallscope_exporter_source_last_success_timestamp_seconds"
