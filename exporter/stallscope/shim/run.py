@@ -336,6 +336,15 @@ class Run:
         if not self.silent and (found := finite(key, value)) is not None:
             self._gauges[key] = found
 
+    def value(self, name: str, value: object) -> None:
+        """Set one of the user's own values, also one whose name `report` has for something else."""
+        if self.silent:
+            return
+        try:
+            self._report_value(name, value)
+        except Exception as error:
+            tolerate(error, "reporting")
+
     def count(self, key: str, total: float) -> None:
         """Set one of `report.COUNTERS` to what was counted elsewhere; a total that falls was reset there."""
         if self.silent:
