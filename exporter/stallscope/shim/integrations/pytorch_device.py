@@ -151,4 +151,4 @@ class ReducerClock:
             return 0.0
         passed = iteration - self._iteration
         self._iteration = iteration
-        return max(communicated - computed, 0) / 1e9 * max(passed, 0)
+        return float(max(communicated - computed, 0) * max(passed, 0) / 1e9)

@@ -32,6 +32,7 @@ class Hook:
         self._begins = begins
 
     def __call__(self, model: Any, *_: Any) -> None:
+        """Tell."""
         if torch.compiler.is_compiling():
             return
         if self._begins:

@@ -18,7 +18,7 @@ from stallscope.shim.tolerance import number, tolerate
 
 _BATCHES_WITHOUT_OPTIMIZER = 64
 """Batches after which, where no optimizer was seen to step, each batch is held to be a step (a compiled optimizer)."""
-_PASS = "_stallscope_pass"
+_ATTRIBUTE = "_stallscope_pass"
 _PRECISIONS = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 
 
@@ -137,7 +137,7 @@ class Loop:
         else:
             iterator = self._evaluates(begin, loader)
         try:
-            setattr(iterator, _PASS, Pass(loader.batch_size, loader.num_workers, told))
+            setattr(iterator, _ATTRIBUTE, Pass(loader.batch_size, loader.num_workers, told))
         except Exception as error:
             tolerate(error, "looking at a data loader")
         return iterator
@@ -152,7 +152,7 @@ class Loop:
         batch = self._waited(following, iterator)
         self._batches += 1
         self._all_batches += 1
-        self._samples += iterator.__dict__[_PASS].batch_size
+        self._samples += iterator.__dict__[_ATTRIBUTE].batch_size
         return batch
 
     def _waited(self, function: Callable[[Any], Any], argument: Any) -> Any:
@@ -171,10 +171,10 @@ class Loop:
 
     def _is_training(self, iterator: Any) -> bool:
         try:
-            found: Pass | None = iterator.__dict__.get(_PASS)
+            found: Pass | None = iterator.__dict__.get(_ATTRIBUTE)
             if found is None:
                 found = Pass(None, None, None)
-                setattr(iterator, _PASS, found)
+                setattr(iterator, _ATTRIBUTE, found)
             if found.training is None:
                 found.training = self._trains() if found.told is None else found.told
                 if found.training:
@@ -454,7 +454,7 @@ def _goes_to_gpu(arguments: tuple[Any, ...], options: dict[str, Any]) -> bool:
     """Whether the arguments of `Tensor.to` or `Tensor.cuda` name a GPU."""
     target = options.get("device", arguments[0] if arguments else "cuda")
     if isinstance(target, torch.Tensor):
-        return target.is_cuda
+        return bool(target.is_cuda)
     if isinstance(target, torch.device):
-        return target.type == "cuda"
+        return bool(target.type == "cuda")
     return isinstance(target, int) or (isinstance(target, str) and target.startswith("cuda"))

@@ -74,8 +74,8 @@ class Patches:
         self._replace(torch.amp.GradScaler, "step", self._scaled_step)
         if torch.distributed.is_available():
             for name in _COLLECTIVES:
-                told = self._replace(torch.distributed.distributed_c10d, name, self._communicate)
-                self._replace(torch.distributed, name, lambda _, told=told: told)
+                self._replace(torch.distributed.distributed_c10d, name, self._communicate)
+                self._replace(torch.distributed, name, self._communicate)
             self._replace(torch.distributed.Work, "wait", self._communicate)
             self._replace(torch.nn.parallel.DistributedDataParallel, "__init__", self._distribute)
 

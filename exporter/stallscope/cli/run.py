@@ -1,0 +1,184 @@
+"""Run a training script as it is, and tell the node's exporter where its time goes."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import os
+import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from pathlib import Path
+from types import CodeType, ModuleType, TracebackType
+from typing import Any
+
+from stallscope.shim import automatic
+
+_HELP = """\
+usage: stallscope run [--name NAME] [--] SCRIPT.py [ARG...]
+       stallscope run [--name NAME] -m MODULE [ARG...]
+       stallscope run [--name NAME] COMMAND [ARG...]
+
+Run a PyTorch training as it is, with no line changed: waits for data loaders, forward and backward passes, optimizer
+steps and evaluation are told to the node's exporter. A script or module runs in this process, and its exit status,
+signals and tracebacks are its own; a command (torchrun, accelerate, python, a shell script) takes this process' place,
+and every Python that it starts is watched. Under a launcher: torchrun --no-python stallscope run SCRIPT.py.
+
+  --name NAME   the run's name, the same on all ranks (default: from the script and the job's number or start)
+
+STALLSCOPE_ADDRESS says where the exporter is, if it isn't this node's; STALLSCOPE_DISABLE=1 runs without watching.
+"""
+_USAGE_ERROR = 2
+_NOT_EXECUTABLE = 126
+_NOT_FOUND = 127
+_PACKAGE = str(Path(__file__).parents[1])
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command; what the program itself ends with, or 2 for a wrong command line."""
+    rest = list(arguments)
+    while rest and rest[0].startswith("-") and rest[0] != "-m":
+        option, equals, value = rest.pop(0).partition("=")
+        if option in ("-h", "--help"):
+            print(_HELP, end="")
+            return 0
+        if option == "--":
+            break
+        if option != "--name":
+            return _complain(f"there is no option {option!r}; see stallscope run --help")
+        if not equals:
+            if not rest:
+                return _complain("--name needs a name")
+            value = rest.pop(0)
+        os.environ["STALLSCOPE_RUN"] = value
+    if not rest or rest == ["-m"]:
+        return _complain("what is to be run? Give a script, -m and a module, or a command")
+    automatic.hand_on(os.environ)
+    if rest[0] == "-m":
+        return _run_module(rest[1], rest[2:])
+    if rest[0].endswith(".py"):
+        return _run_script(rest[0], rest[1:])
+    return _become(rest)
+
+
+def _complain(message: str, status: int = _USAGE_ERROR) -> int:
+    print(f"stallscope run: {message}", file=sys.stderr)
+    return status
+
+
+def _become(command: list[str]) -> int:
+    try:
+        os.execvp(command[0], command)  # noqa: S606 - no shell is wanted
+    except FileNotFoundError:
+        return _complain(f"{command[0]}: command not found", _NOT_FOUND)
+    except OSError as error:
+        return _complain(f"{command[0]}: {error.strerror}", _NOT_EXECUTABLE)
+
+
+def _run_script(script: str, arguments: list[str]) -> int:
+    path = str(Path(script).absolute())
+    try:
+        with io.open_code(path) as file:
+            source = file.read()
+    except OSError as error:
+        return _complain(f"can't open file {script!r}: [Errno {error.errno}] {error.strerror}")
+    sys.argv[:] = [script, *arguments]
+    _search_first(str(Path(script).resolve().parent))
+    loader = SourceFileLoader("__main__", path)
+    return _run(lambda: loader.source_to_code(source, path), _main_module(file=path, loader=loader))
+
+
+def _run_module(name: str, arguments: list[str]) -> int:
+    _search_first(str(Path.cwd()))
+    sys.argv[:] = ["-m", *arguments]
+    try:
+        spec = _found(name)
+        loader: Any = spec.loader
+        code = loader.get_code(spec.name)
+        if code is None:
+            raise ImportError(f"{spec.name} has no code that could be run")
+    except (ImportError, ValueError) as error:
+        return _complain(str(error), 1)
+    sys.argv[0] = spec.origin or name
+    return _run(lambda: code, _main_module(file=spec.origin, loader=loader, spec=spec))
+
+
+def _found(name: str) -> ModuleSpec:
+    """Find a module, or what a package runs as.
+
+    Raises:
+        ImportError: there is none.
+    """
+    spec = importlib.util.find_spec(name)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"No module named {name}")
+    return _found(f"{name}.__main__") if spec.submodule_search_locations is not None else spec
+
+
+def _search_first(folder: str) -> None:
+    """Look there for imports, and no more where this command lies."""
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path[0] = folder
+
+
+def _main_module(file: str | None, loader: Any, spec: ModuleSpec | None = None) -> ModuleType:
+    module = ModuleType("__main__")
+    module.__file__ = file
+    module.__loader__ = loader
+    module.__spec__ = spec
+    module.__package__ = None if spec is None else spec.parent
+    vars(module)["__cached__"] = None if spec is None else spec.cached
+    vars(module)["__builtins__"] = sys.modules["builtins"]
+    sys.modules["__main__"] = module
+    return module
+
+
+def _run(compiled: Any, main_module: ModuleType) -> int:
+    automatic.start()
+    try:
+        code: CodeType = compiled()
+        exec(code, vars(main_module))  # noqa: S102 - this is what was asked for
+    except SystemExit:
+        raise
+    except BaseException:
+        _show_without_us()
+        raise
+    finally:
+        _note(main_module)
+    return 0
+
+
+def _note(main_module: ModuleType) -> None:
+    if "torch" in sys.modules or os.environ.get("RANK", "0") != "0":
+        return
+    program = Path(main_module.__file__ or "the program").name
+    with contextlib.suppress(OSError, ValueError):  # it may have closed what it could be told on
+        print(f"stallscope run: {program} did not import torch, so there was nothing to measure", file=sys.stderr)
+
+
+def _show_without_us() -> None:
+    """Let the traceback that Python is about to show begin in the program, as if it had been started by itself."""
+    show = sys.excepthook
+
+    def show_program(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        error.__traceback__ = program = _of_program(trace)
+        show(kind, error, program)
+
+    sys.excepthook = show_program
+
+
+def _of_program(trace: TracebackType | None) -> TracebackType | None:
+    """The part of a traceback after this file's frames, without those of the package in between."""
+    entries: list[TracebackType] = []
+    while trace is not None:
+        file = trace.tb_frame.f_code.co_filename
+        if file == __file__:
+            entries.clear()
+        elif not file.startswith(_PACKAGE + os.sep):
+            entries.append(trace)
+        trace = trace.tb_next
+    program: TracebackType | None = None
+    for entry in reversed(entries):
+        program = TracebackType(program, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+    return program
