@@ -8,6 +8,7 @@ import shutil
 import socket
 import ssl
 import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -102,6 +103,65 @@ def test_a_full_queue_drops_without_waiting(tmp_path: Path) -> None:
     assert causes == {None, "queue_full"}
 
 
+def test_nobody_is_looked_for_seldomer_and_whoever_comes_is_found_at_once(tmp_path: Path) -> None:
+    path = str(tmp_path / "report.sock")
+    sender = Datagrams([(socket.AF_UNIX, path)])
+    intervals = []
+    for _ in range(12):
+        assert sender(b"1") == "absent"
+        intervals.append(sender.interval)
+    assert intervals == [0.0] * 8 + [1.0, 2.0, 4.0, 4.0]
+    with listening(socket.AF_UNIX, path):
+        assert sender(b"1") is None
+        assert sender.interval == 0.0
+    sender.close()
+
+
+@pytest.mark.parametrize("place", ["missing/report.sock", "file/report.sock", "file"])
+def test_a_place_where_no_socket_can_be_has_nobody(place: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    sender = transport({"STALLSCOPE_ADDRESS": f"unix://{tmp_path}/{place}"})
+    assert sender(b"1") == "absent"
+    assert isinstance(sender, Datagrams)
+    sender.close()
+
+
+def test_a_socket_of_another_kind_is_an_error(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stream:
+        stream.bind(str(tmp_path / "stream.sock"))
+        stream.listen()
+        sender = Datagrams([(socket.AF_UNIX, str(tmp_path / "stream.sock"))])
+        assert sender(b"1") == "error"
+        sender.close()
+
+
+def test_a_network_without_a_way_there_is_unreachable() -> None:
+    # Another process, whose network has no way anywhere.
+    script = """if True:
+        from stallscope.shim.transport import transport
+        print(transport({"STALLSCOPE_ADDRESS": "udp://192.0.2.1:19400"})(b"1"))
+    """
+    alone = ["unshare", "--net", "--map-root-user"]
+    if shutil.which("unshare") is None or subprocess.run([*alone, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("this user may make no network namespace")
+    done = subprocess.run([*alone, sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "unreachable\n"
+
+
+def test_a_host_that_is_not_found_is_complained_of_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def look_up(*_: object, **__: object) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    for address in ("udp://nowhere.example:1", "http://nowhere.example:1"):
+        sender = transport({"STALLSCOPE_ADDRESS": address})
+        assert sender(b"1") == sender(b"2") == "absent"
+    assert len(caplog.records) == 1
+    assert "STALLSCOPE_ADDRESS names the host 'nowhere.example', which is not found" in caplog.text
+
+
 def test_a_datagram_beyond_the_kernel_s_limit_is_too_large() -> None:
     with listening(socket.AF_INET, ("127.0.0.1", 0)) as udp:
         sender = Datagrams([(socket.AF_INET, udp.getsockname())])
@@ -113,6 +173,7 @@ def test_a_datagram_beyond_the_kernel_s_limit_is_too_large() -> None:
     "address",
     [
         "nonsense",
+        "unix:///" + "long" * 30,
         "unix://relative",
         "udp://",
         "udp://host:0",
@@ -126,7 +187,7 @@ def test_a_malformed_address_is_complained_of_and_reports_nothing(
     address: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     sender = transport({"STALLSCOPE_ADDRESS": address})
-    assert sender(b"1") == "error"
+    assert sender(b"1") == "absent"  # which is not warned of once more
     assert f"STALLSCOPE_ADDRESS is {address!r}" in caplog.text
 
 
@@ -212,14 +273,14 @@ def test_a_server_that_answers_for_ever_is_left_after_the_timeout(
 ) -> None:
     monkeypatch.setattr("stallscope.shim.transport._HTTP_TIMEOUT", 0.3)
     sender = transport({"STALLSCOPE_ADDRESS": f"http://127.0.0.1:{dripping}"})
-    assert sender(b"{}") == "error"  # or this test would never end
+    assert sender(b"{}") == "timeout"  # or this test would never end
     assert sender.interval == 10
 
 
 def test_a_server_that_never_answers_is_left_after_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stallscope.shim.transport._HTTP_TIMEOUT", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        assert transport({"STALLSCOPE_ADDRESS": f"http://127.0.0.1:{listener.getsockname()[1]}"})(b"{}") == "error"
+        assert transport({"STALLSCOPE_ADDRESS": f"http://127.0.0.1:{listener.getsockname()[1]}"})(b"{}") == "timeout"
 
 
 @pytest.fixture

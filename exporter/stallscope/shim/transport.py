@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-import re
+import os
 import socket
 import time
-from collections.abc import Callable, Mapping
-from errno import EMSGSIZE, ENOBUFS
-from typing import TYPE_CHECKING, Any
+from errno import EHOSTUNREACH, EMSGSIZE, ENETDOWN, ENETUNREACH, ENOBUFS
 
-from stallscope.report import DEFAULT_PORT, DEFAULT_SOCKET
 from stallscope.shim.tolerance import complain, warn
+from stallscope.vocabulary import DEFAULT_PORT, DEFAULT_SOCKET
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     import ssl
+    from collections.abc import Callable, Mapping
+    from typing import Any
 
-Address = str | tuple[Any, ...]
-"""A socket address as the socket module has it."""
+    Address = str | tuple[Any, ...]
+    """A socket address as the socket module has it."""
+    Sender = Callable[[bytes], str | None]
+    """Takes one encoded report without waiting; None where it went, else the cause of the drop. May have `interval`,
+    the fewest seconds between two reports, and `close()`."""
+
 _HTTP_TIMEOUT = 1.0
 _HTTP_ANSWER = 8192
 """Bytes of an answer that are looked at."""
@@ -24,30 +29,51 @@ _HTTP_EVERY = 5.0
 _HTTP_SELDOM = 80.0
 
 
+_PATIENCE = 8
+"""Datagrams that nobody takes before they are sent seldomer: an exporter that restarts is back by then."""
+_DATAGRAMS_SELDOM = 4.0
+_LONGEST_PATH = 107
+"""Bytes that the kernel has for a socket's path."""
+
+
 class Datagrams:
     """Sends to the first of several sockets at which somebody listens.
 
-    Each report tries them anew in order, so an exporter that comes late, goes, or moves is found.
+    Each report tries them anew in order, so an exporter that comes late, goes, or moves is found: at once where it was
+    there a moment ago, within seconds where it never was, since looking for it must not cost more than telling it.
     """
-
-    interval = 0.0
 
     def __init__(self, targets: list[tuple[int, Address]]) -> None:
         """Take pairs of address family and socket address."""
         self._targets = targets
         self._sockets: list[socket.socket | None] = [None] * len(targets)
+        self._missed = 0
+        self.interval = 0.0
+        """Fewest seconds between two reports."""
 
     def __call__(self, payload: bytes) -> str | None:
-        """Send; None, or why it was dropped: `absent`, `denied`, `queue_full`, `too_large` or `error`."""
-        cause = "error"
+        """Send; None, or why it was dropped.
+
+        That is `absent`, `denied`, `unreachable`, `queue_full`, `too_large` or `error`.
+        """
+        cause = self._send_to_first(payload)
+        if cause in (None, "queue_full"):
+            self._missed, self.interval = 0, 0.0
+        else:
+            self._missed += 1
+            if self._missed > _PATIENCE:
+                self.interval = min(max(self.interval * 2.0, 1.0), _DATAGRAMS_SELDOM)
+        return cause
+
+    def _send_to_first(self, payload: bytes) -> str | None:
+        cause = "absent"
         for position, (family, address) in enumerate(self._targets):
             try:
                 self._send(position, family, address, payload)
             except PermissionError:
                 cause = "denied"
-            except (FileNotFoundError, ConnectionError):
-                if cause != "denied":  # which is what somebody can mend
-                    cause = "absent"
+            except (FileNotFoundError, NotADirectoryError, ConnectionError):
+                pass  # of several causes, tell one that somebody can mend
             except BlockingIOError:
                 return "queue_full"
             except OSError as error:
@@ -55,7 +81,7 @@ class Datagrams:
                     return "too_large"
                 if error.errno == ENOBUFS:
                     return "queue_full"
-                cause = "error"
+                cause = "unreachable" if error.errno in (EHOSTUNREACH, ENETUNREACH, ENETDOWN) else "error"
             else:
                 return None
         return cause
@@ -116,12 +142,14 @@ class Post:
         """What the exporter said to the last report that it took: nothing, or a wish for traces."""
 
     def __call__(self, payload: bytes) -> str | None:
-        """Send; None, or why it was dropped: `absent`, `too_large` or `error`."""
+        """Send; None, or why it was dropped: `absent`, `timeout`, `too_large` or `error`."""
         try:
             answer = self._exchange(self._head.encode() + b"%d\r\n\r\n" % len(payload) + payload)
             status = int(answer.split(None, 2)[1])
         except (OSError, ValueError, IndexError) as error:
             self.interval = min(self.interval * 2.0, _HTTP_SELDOM)
+            if isinstance(error, TimeoutError):
+                return "timeout"
             return "absent" if isinstance(error, ConnectionError) else "error"
         self.interval = _HTTP_EVERY
         body = answer.partition(b"\r\n\r\n")[2]
@@ -183,7 +211,7 @@ def transport(environment: Mapping[str, str]) -> Datagrams | Post:
     if not address:
         return Datagrams([(socket.AF_UNIX, DEFAULT_SOCKET), (socket.AF_INET, ("127.0.0.1", DEFAULT_PORT))])
     scheme, separator, rest = address.partition("://")
-    if separator and scheme == "unix" and rest.startswith("/"):
+    if separator and scheme == "unix" and rest.startswith("/") and len(os.fsencode(rest)) <= _LONGEST_PATH:
         return Datagrams([(socket.AF_UNIX, rest)])
     try:
         if separator and scheme == "udp":
@@ -200,8 +228,8 @@ def transport(environment: Mapping[str, str]) -> Datagrams | Post:
     except ValueError:
         pass
     complain(
-        f"STALLSCOPE_ADDRESS is {address!r:.200}; expected unix:///path, udp://host:port or http://host:port;"
-        " nothing is reported"
+        f"STALLSCOPE_ADDRESS is {address!r:.200}; expected unix:///path (of at most {_LONGEST_PATH} bytes),"
+        " udp://host:port or http://host:port; nothing is reported"
     )
     return Datagrams([])
 
@@ -231,6 +259,8 @@ def _host_and_port(place: str, default: int) -> tuple[str, int]:
 
 def _is_whole(answer: bytes) -> bool:
     """Whether all is there that the head announces; without an announcement nothing more is waited for."""
+    import re  # only HTTP needs it
+
     head, end, body = answer.partition(b"\r\n\r\n")
     announced = re.search(rb"(?i)\r\ncontent-length: *(\d{1,9})", head)
     if announced is None:
@@ -253,8 +283,3 @@ def _resolved(host: str, port: int, kind: int = socket.SOCK_DGRAM) -> list[tuple
         complain(f"STALLSCOPE_ADDRESS names the host {host!r:.200}, which is not found ({error}); nothing is reported")
         return []
     return [(family, address) for family, _, _, _, address in found]
-
-
-Sender = Callable[[bytes], "str | None"]
-"""Takes one encoded report without waiting; None where it went, else the cause of the drop. May have `interval`, the
-fewest seconds between two reports, and `close()`."""
