@@ -20,7 +20,8 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
         "analysis": "",
         "bundle": "",
         "catalogue": "",
-        "cli": "bundle configuration gpus intake logs nvidia sampling simulation sources stack trace_request version web",
+        "cli": "bundle configuration gpus intake logs nvidia sampling shim simulation sources stack trace_request"
+        " version web",
         "configuration": "logs report web",
         # A source of GPUs is a source; of the other sources they know nothing.
         "gpus": "catalogue sampling sources",
@@ -29,14 +30,15 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
         "logs": "",
         "nvidia": "gpus",
         "owners": "gpus",
-        "report": "",
+        "report": "vocabulary",
         "sampling": "catalogue version",
-        "shim": "report trace_request version",
+        "shim": "report trace_request version vocabulary",
         "simulation": "gpus sampling shim",
         "sources": "amd catalogue gpus nvidia owners sampling",
         "stack": "__init__ bundle simulation",
         "trace_request": "",
         "version": "",
+        "vocabulary": "",
         "web": "configuration report sampling trace_request version",
     }.items()
 }

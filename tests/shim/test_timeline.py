@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stallscope import catalogue
-from stallscope.report import MAX_LABEL_LENGTH, MAX_PHASES
+from stallscope.report import MAX_PHASES
 from stallscope.sampling.clock import ScriptedClock
 from stallscope.shim import timeline as module
 from stallscope.shim.timeline import NO_PHASE, Timeline
@@ -27,11 +27,6 @@ def test_buckets_and_outside_phases_are_the_catalogue_s() -> None:
     assert module.STEP_BUCKETS == catalogue.STEP_BUCKETS
     assert module.OUTSIDE_PHASES == catalogue.OUTSIDE_PHASES
     assert set(module.STEP_PHASES) < set(catalogue.PHASES)
-
-
-def test_limits_are_the_report_s() -> None:
-    assert module._MAX_PHASES == MAX_PHASES
-    assert module._MAX_NAME_LENGTH == MAX_LABEL_LENGTH
 
 
 def test_time_in_an_inner_phase_is_taken_out_of_the_outer(clock: ScriptedClock) -> None:

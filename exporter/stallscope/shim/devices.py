@@ -10,26 +10,32 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any, NamedTuple
 
 _UUID_LENGTH = len("GPU-01234567-89ab-cdef-0123-456789abcdef")
 _CONTAINER_FILES = (".dockerenv", "run/.containerenv")
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
 
 Gpus = list[dict[str, str]]
 """As the report has them: `gpu`, the driver's index, and `uuid`; one of the two may be empty."""
 
 
-class Known(NamedTuple):
+class Known:
     """One NVIDIA GPU as the kernel driver tells of it."""
 
-    uuid: str
-    model: str
-    place: str
-    """Its place in the driver's list; empty in a container, which may show fewer."""
-    usable: bool
-    """Whether this process may open its device file; those of other jobs are kept from it by its cgroup."""
+    __slots__ = ("model", "place", "usable", "uuid")
+
+    def __init__(self, uuid: str, model: str, place: str, usable: bool) -> None:
+        self.uuid = uuid
+        self.model = model
+        self.place = place
+        """Its place in the driver's list; empty in a container, which may show fewer."""
+        self.usable = usable
+        """Whether this process may open its device file; those of other jobs are kept from it by its cgroup."""
 
 
 def gpus(environment: Mapping[str, str], local_rank: int | None, root: str = "/") -> Gpus:

@@ -7,27 +7,32 @@ stands closest to the training process, since one launcher often runs inside ano
 from __future__ import annotations
 
 import os
-import re
 import sys
 import time
-from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any, NamedTuple
 
 from stallscope.shim.tolerance import complain, warn
 
-Environment = Mapping[str, str]
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+    Environment = Mapping[str, str]
 
 _MAX_RANK = 1_000_000
 
 
-class Launcher(NamedTuple):
+class Launcher:
     """The variables of one launcher; of several names for one number, the first that is set counts."""
 
-    name: str
-    rank: str
-    local_rank: tuple[str, ...]
-    world_size: tuple[str, ...]
+    __slots__ = ("local_rank", "name", "rank", "world_size")
+
+    def __init__(self, name: str, rank: str, local_rank: tuple[str, ...], world_size: tuple[str, ...]) -> None:
+        self.name = name
+        self.rank = rank
+        self.local_rank = local_rank
+        self.world_size = world_size
 
 
 LAUNCHERS = (
@@ -74,21 +79,24 @@ _MEETING_POINTS = (
 
 _RESTARTS = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
 
-_ROLES = re.compile(r"-(?:(?:master|worker|chief|ps|evaluator|server|scheduler)-\d+|launcher(?:-[a-z0-9]{5})?)$")
+_ROLES = r"-(?:(?:master|worker|chief|ps|evaluator|server|scheduler)-\d+|launcher(?:-[a-z0-9]{5})?)$"
 """How Kubeflow's PyTorchJob, TFJob, MPIJob and their like name a job's pods."""
-_GENERATED = re.compile(r"-[bcdfghjklmnpqrstvwxz2456789]{5}$")
+_GENERATED = r"-[bcdfghjklmnpqrstvwxz2456789]{5}$"
 """What Kubernetes adds to a pod's name; it knows no vowels."""
-_REPLICA_SET = re.compile(r"-[bcdfghjklmnpqrstvwxz2456789]{6,10}$")
-_ORDINAL = re.compile(r"-\d+$")
-_UNIQUE = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}", re.IGNORECASE)
+_REPLICA_SET = r"-[bcdfghjklmnpqrstvwxz2456789]{6,10}$"
+_ORDINAL = r"-\d+$"
+_UNIQUE = r"(?i)[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
 
 
-class Launch(NamedTuple):
+class Launch:
     """What a launcher told; None where it doesn't."""
 
-    rank: int
-    local_rank: int | None
-    world_size: int | None
+    __slots__ = ("local_rank", "rank", "world_size")
+
+    def __init__(self, rank: int, local_rank: int | None, world_size: int | None) -> None:
+        self.rank = rank
+        self.local_rank = local_rank
+        self.world_size = world_size
 
 
 def ranks(environment: Environment) -> tuple[int, int | None, int]:
@@ -157,7 +165,7 @@ def _launch(environment: Environment) -> Launch | None:
 
 def _agreed(environment: Environment, launcher: Launcher, launch: Launch) -> Launch:
     """What a launcher told, without what can't be; warns of a lonely rank that another launcher started with others."""
-    rank, local, world = launch
+    rank, local, world = launch.rank, launch.local_rank, launch.world_size
     if world is not None and max(rank, local or 0) >= world:
         warn(f"{launcher.name} tells of rank {rank}, local rank {local}, in a world of {world}; the world is left open")
         world = None
@@ -242,11 +250,13 @@ def _script() -> str:
 
 
 def _job(environment: Environment, alone: bool) -> str:
+    import re  # rarely needed, and not quick to import
+
     for variables in _JOBS:
         parts = [environment.get(variable, "").strip() for variable in variables]
         if all(part not in ("", "none") for part in parts):  # "none" is torchrun's own default
             job = "_".join(parts)
-            if _UNIQUE.fullmatch(job):
+            if re.fullmatch(_UNIQUE, job):
                 job = job[:8]
             step = environment.get("SLURM_STEP_ID", "")
             if alone and variables[0].startswith("SLURM_") and len(step) < 7 and step.isdecimal():
@@ -268,26 +278,28 @@ def _ray_job() -> str:
 
 def _pod_job(environment: Environment, alone: bool) -> str:
     """The job whose pod this is, where the pod's name tells it."""
+    import re  # rarely needed, and not quick to import
+
     if leader := environment.get("LWS_LEADER_ADDRESS", "").strip():
         return leader.partition(".")[0]
     if not in_pod(environment):
         return ""
     pod = environment.get("POD_NAME", "").strip() or environment.get("HOSTNAME", "").strip()
-    if _ROLES.search(pod):
-        return _ROLES.sub("", pod)
+    if re.search(_ROLES, pod):
+        return re.sub(_ROLES, "", pod)
     # Jobs of a JobSet, and pods of a StatefulSet, share with the host where they meet what is the set's name.
     host, _, rest = environment.get("MASTER_ADDR", "").partition(".")
     domain = rest.partition(".")[0]
     if domain and not domain.isdecimal() and pod.startswith(f"{domain}-"):
         return domain
     index = environment.get("JOB_COMPLETION_INDEX", "")
-    named = _GENERATED.sub("", pod)
+    named = re.sub(_GENERATED, "", pod)
     if index and named.endswith(f"-{index}"):
         return named.removesuffix(f"-{index}")
     if named != pod:
-        return "" if alone and _REPLICA_SET.search(named) else named
-    if not alone and _ORDINAL.search(pod) and _ORDINAL.sub("", pod) == _ORDINAL.sub("", host):
-        return _ORDINAL.sub("", pod)
+        return "" if alone and re.search(_REPLICA_SET, named) else named
+    if not alone and re.search(_ORDINAL, pod) and re.sub(_ORDINAL, "", pod) == re.sub(_ORDINAL, "", host):
+        return re.sub(_ORDINAL, "", pod)
     return ""
 
 

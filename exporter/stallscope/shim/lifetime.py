@@ -6,24 +6,25 @@ import atexit
 import os
 import sys
 import weakref
-from types import TracebackType
-from typing import TYPE_CHECKING, NoReturn, Protocol
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import NoReturn, Protocol
+
     from stallscope.shim.run import Run
 
+    class Session(Protocol):
+        """What ends with the process."""
 
-class Session(Protocol):
-    """What ends with the process."""
+        def finish(self, state: str = "finished") -> None:
+            """Tell that it ended, and stop."""
 
-    def finish(self, state: str = "finished") -> None:
-        """Tell that it ended, and stop."""
+        def fail(self, error: BaseException | None = None) -> None:
+            """Tell that an error ended it, and stop."""
 
-    def fail(self, error: BaseException | None = None) -> None:
-        """Tell that an error ended it, and stop."""
-
-    def silence(self) -> None:
-        """Stop without telling."""
+        def silence(self) -> None:
+            """Stop without telling."""
 
 
 _open: list[Session] = []

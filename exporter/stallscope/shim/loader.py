@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sized
-from typing import Any, Generic, TypeVar
+from collections.abc import Iterable, Sized
 
 from stallscope.shim.lifetime import inherited, watched
 from stallscope.shim.run import Run
 from stallscope.shim.tolerance import number, tolerate
 
-Batch = TypeVar("Batch")
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any, TypeVar
+
+    Batch = TypeVar("Batch")
 
 
-class Tracked(Generic[Batch]):
+class Tracked(Iterable["Batch"]):
     """An iterable that tells its run how long each step and each wait for data takes.
 
     It has the length, the truth and the attributes of what it wraps.

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import re
 from contextlib import suppress
 
-_COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
+_HASH_LENGTHS = (40, 64)
 _MAX_FOLDERS = 32
 _MAX_LINKS = 5
 _MAX_PACKED = 4 << 20
@@ -45,7 +44,7 @@ def _resolved(repository: str, content: str) -> str:
     for _ in range(_MAX_LINKS):
         kind, _, reference = content.partition(":")
         if kind != "ref":
-            return content if _COMMIT.fullmatch(content) else ""
+            return content if len(content) in _HASH_LENGTHS and not content.strip("0123456789abcdef") else ""
         content = _reference(repository, common, reference.strip())
     return ""
 

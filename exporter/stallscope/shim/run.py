@@ -5,20 +5,44 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
 from math import inf, isfinite
-from types import TracebackType
-from typing import Any, Protocol
 
-from stallscope import report as documents
+from stallscope import vocabulary
 from stallscope.shim import identity, lifetime
 from stallscope.shim.failures import failure_of, is_out_of_memory
-from stallscope.shim.fitting import fit
 from stallscope.shim.overhead import costs
 from stallscope.shim.process import ProcessProbe
 from stallscope.shim.timeline import NO_PHASE, Phase, Timeline
 from stallscope.shim.tolerance import amount, complain, finite, label, number, switched_on, tolerate, warn
-from stallscope.shim.transport import Sender, transport
+from stallscope.shim.transport import transport
+from stallscope.shim.writing import numbers, quoted, texts, words
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from types import TracebackType
+    from typing import Any, Protocol
+
+    from stallscope.shim.transport import Sender
+
+    class Clock(Protocol):
+        """What a run needs to know of time; the `time` module is one."""
+
+        def monotonic(self) -> float:
+            """Seconds that only grow."""
+
+        def time(self) -> float:
+            """Unix time in seconds."""
+
+    class Probe(Protocol):
+        """What a run needs to know of its process."""
+
+        def read(self) -> tuple[Mapping[str, float], Mapping[str, float]]:
+            """Counters and gauges, by the names of `report.COUNTERS` and `report.GAUGES`; called for each report."""
+
+        def close(self) -> None:
+            """Called when the run ends."""
+
 
 _OWN_COUNTERS = ("slow_steps", "slow_step_excess_seconds", "nonfinite_losses", "shim_overhead_seconds")
 """Counters that nobody else may set."""
@@ -28,26 +52,6 @@ _CLOCK_SET = 1.0
 """Seconds by which the wall clock must part from the monotonic one to have been set."""
 _LAST_WORDS = 0.05
 """Seconds that the last report may wait for room in the exporter's queue."""
-
-
-class Clock(Protocol):
-    """What a run needs to know of time; the `time` module is one."""
-
-    def monotonic(self) -> float:
-        """Seconds that only grow."""
-
-    def time(self) -> float:
-        """Unix time in seconds."""
-
-
-class Probe(Protocol):
-    """What a run needs to know of its process."""
-
-    def read(self) -> tuple[Mapping[str, float], Mapping[str, float]]:
-        """Counters and gauges, by the names of `report.COUNTERS` and `report.GAUGES`; called for each report."""
-
-    def close(self) -> None:
-        """Called when the run ends."""
 
 
 class Run:
@@ -163,6 +167,7 @@ class Run:
             self._optimizer: int | None = None
             self._followed = 0
             self._failure = ""
+            self._heading = ""
             self._identify(name, rank, local_rank, world_size, gpus, precision, info)
             if clock is None:
                 self._succeed()
@@ -286,6 +291,7 @@ class Run:
             return
         try:
             self._failure = failure_of(error)
+            self._heading = ""
             # The framework's own count, where an integration tells it, has seen this one already.
             if is_out_of_memory(error) and "out_of_memory" not in self._totals:
                 self.add("out_of_memory", 1)
@@ -390,12 +396,13 @@ class Run:
         if self.silent:
             return
         try:
+            self._heading = ""
             if framework is not None:
-                self._info["framework"] = label(framework, documents.MAX_LABEL_LENGTH)
+                self._info["framework"] = label(framework, vocabulary.MAX_LABEL_LENGTH)
             if precision is not None:
                 self._precision = _precision(precision)
             if gpus is not None:
-                self._gpus = [dict(gpu) for gpu in gpus]
+                self._gpus = _gpus(gpus)
                 self._seeks_gpus = False
         except Exception as error:
             tolerate(error, "describing a run")
@@ -483,8 +490,8 @@ class Run:
         self._local_rank = found_local if local_rank is None else int(local_rank)
         world = found_world if world_size is None else int(world_size)
         script = sys.argv[0] if getattr(sys, "argv", None) else ""
-        self.name = label("" if name is None else name, documents.MAX_NAME_LENGTH) or label(
-            identity.run_name(os.environ, world, script, self._start), documents.MAX_NAME_LENGTH
+        self.name = label("" if name is None else name, vocabulary.MAX_NAME_LENGTH) or label(
+            identity.run_name(os.environ, world, script, self._start), vocabulary.MAX_NAME_LENGTH
         )
         local = self._local_rank if self._local_rank is not None else 0
         known = {
@@ -493,11 +500,11 @@ class Run:
             "world_size": str(world),
             **(info or {}),
         }
-        self._info = {key: label(known[key], documents.MAX_LABEL_LENGTH) for key in documents.INFO_KEYS}
+        self._info = {key: label(known[key], vocabulary.MAX_LABEL_LENGTH) for key in vocabulary.INFO_KEYS}
         self._restarts = 0 if self._scripted else identity.restarts(os.environ)
         self._seeks_gpus = gpus is None
         self._gpu_position = identity.gpu_position()
-        self._gpus = [dict(gpu) for gpu in gpus or ()]
+        self._gpus = _gpus(gpus or ())
         if gpus is None:
             self._find_gpus()
         self._precision = _precision(precision)
@@ -520,7 +527,8 @@ class Run:
 
     def _find_gpus(self) -> None:
         try:
-            self._gpus = identity.gpus(os.environ, self._local_rank)
+            self._gpus = _gpus(identity.gpus(os.environ, self._local_rank))
+            self._heading = ""
         except Exception as error:
             tolerate(error, "looking for the rank's GPU")
 
@@ -562,12 +570,12 @@ class Run:
 
     def _report_value(self, name: str, value: object) -> None:
         if name not in self._values:
-            if len(self._values) >= documents.MAX_VALUES:
-                complain(f"value {name!r:.80} is one too many; at most {documents.MAX_VALUES} are reported", "values")
+            if len(self._values) >= vocabulary.MAX_VALUES:
+                complain(f"value {name!r:.80} is one too many; at most {vocabulary.MAX_VALUES} are reported", "values")
                 return
-            if not name or label(name, documents.MAX_LABEL_LENGTH) != name:
+            if not name or label(name, vocabulary.MAX_LABEL_LENGTH) != name:
                 complain(
-                    f"a value is called {name!r:.80}; expected printable text of at most {documents.MAX_LABEL_LENGTH}"
+                    f"a value is called {name!r:.80}; expected printable text of at most {vocabulary.MAX_LABEL_LENGTH}"
                     " characters",
                     "values: name",
                 )
@@ -596,11 +604,10 @@ class Run:
             if self._watchers:
                 self._refresh()
                 now = timeline.now()
-            payload, shortened = fit(self._document(now))
-            if shortened:
-                self._dropped["shortened"] = self._dropped.get("shortened", 0) + 1
-                warn("reports are too long for one datagram; values, phases or GPUs are left out: give shorter names")
-            cause = "too_large" if len(payload) > documents.MAX_BYTES else self._sender(payload)
+            payload = self._written(now).encode()
+            if len(payload) > vocabulary.MAX_BYTES:
+                payload = self._shortened(payload)
+            cause = "too_large" if len(payload) > vocabulary.MAX_BYTES else self._sender(payload)
             if last and not self._scripted:
                 patience = time.monotonic() + _LAST_WORDS
                 # One that was there and is not may be on its way back.
@@ -615,15 +622,26 @@ class Run:
         if cause is not None and cause != "absent":
             warn(f"a report could not be sent ({cause}); what it told goes with the next one", f"dropped: {cause}")
 
-    def _document(self, now: float) -> dict[str, object]:
+    def _shortened(self, payload: bytes) -> bytes:
+        import json
+
+        from stallscope.shim.fitting import fit
+
+        self._dropped["shortened"] = self._dropped.get("shortened", 0) + 1
+        warn("reports are too long for one datagram; values, phases or GPUs are left out: give shorter names")
+        return fit(json.loads(payload))[0]
+
+    def _written(self, now: float) -> str:
+        """The report as it travels."""
         timeline = self.timeline
         timeline.book(now)
         timeline.slow_steps.judge()
         self._settle_work()
         if self._state == "starting" and timeline.looping:
             self._state = "running"
-        if not self._info["framework"]:
-            self._info["framework"] = identity.framework()
+        if not self._info["framework"] and (framework := identity.framework()):
+            self._info["framework"] = framework
+            self._heading = ""
         if self._seeks_gpus and (position := identity.gpu_position()) != self._gpu_position:
             self._gpu_position = position  # the program may only now have chosen its device
             self._find_gpus()
@@ -633,62 +651,54 @@ class Run:
         if abs((start := sent - (now - self._begun)) - self._start) > _CLOCK_SET:
             self._start = start  # so that all times of one report go by the same clock
         occurrences = 0
-        phases: dict[str, dict[str, float]] = {}
+        phases = []
         for phase in timeline.phases.values():
             if phase.occurrences or phase.seconds or phase.gpu_seconds is not None:
                 occurrences += phase.occurrences
-                phases[phase.name] = {
-                    "seconds": round(phase.seconds, 6),
-                    "occurrences": phase.occurrences,
-                    "max": round(phase.longest(now), 6),
-                }
-                if phase.gpu_seconds is not None:
-                    phases[phase.name]["gpu_seconds"] = round(phase.gpu_seconds, 6)
+                gpu = "" if phase.gpu_seconds is None else f',"gpu_seconds":{phase.gpu_seconds:.6f}'
+                phases.append(
+                    f'{quoted(phase.name)}:{{"seconds":{phase.seconds:.6f},"occurrences":{phase.occurrences},'
+                    f'"max":{phase.longest(now):.6f}{gpu}}}'
+                )
         # A scripted clock knows nothing of what the shim costs.
         step_cost, phase_cost = (0.0, 0.0) if self._scripted else costs()
-        document: dict[str, object] = {
-            "version": documents.VERSION,
-            "run": self.name,
-            "rank": self.rank,
-            "session": self._session,
-            "sequence": self._sequence,
-            "pid": self._pid,
-            "start": round(self._start, 6),  # in one process, runs of one name may follow each other this fast
-            "sent": round(sent, 3),
-            "state": self._state,
-            "activity": timeline.activity,
-            "info": self._info,
-            "gpus": self._gpus,
-            "phases": phases,
-            "counters": {
-                **counters,
-                **self._counters,
-                "slow_steps": timeline.slow_steps.count,
-                "slow_step_excess_seconds": round(timeline.slow_steps.excess, 6),
-                "nonfinite_losses": self._nonfinite,
-                "shim_overhead_seconds": round(
-                    self._overhead + timeline.steps * step_cost + occurrences * phase_cost, 6
-                ),
-            },
-            "gauges": {**gauges, **self._gauges, "step": timeline.steps + self._step_offset},
-            "values": self._values,
-            "precision": self._precision,
-            "dropped": self._dropped,
+        counters = {
+            **counters,
+            **self._counters,
+            "slow_steps": timeline.slow_steps.count,
+            "slow_step_excess_seconds": timeline.slow_steps.excess,
+            "nonfinite_losses": self._nonfinite,
+            "shim_overhead_seconds": self._overhead + timeline.steps * step_cost + occurrences * phase_cost,
         }
-        if self._failure:
-            document["failure"] = self._failure
-        if self._restarts:
-            document["restarts"] = self._restarts
+        steps = ""
         if timeline.first_step is not None and timeline.last_step is not None:
             # By the wall clock of now, which may have been set since.
-            document["first_step"] = round(sent - (now - timeline.first_step), 3)
-            document["last_step"] = round(sent - (now - timeline.last_step), 3)
-            document["step_seconds"] = {
-                "counts": timeline.counts,
-                "sum": round(timeline.step_seconds, 6),
-                "count": sum(timeline.counts),
-            }
-        return document
+            steps = (
+                f',"first_step":{sent - (now - timeline.first_step):.3f}'
+                f',"last_step":{sent - (now - timeline.last_step):.3f},"step_seconds":{{"counts":{timeline.counts},'
+                f'"sum":{timeline.step_seconds:.6f},"count":{timeline.other.occurrences}}}'
+            )
+        # The start to the microsecond: in one process, runs of one name may follow each other fast.
+        return (
+            f'{self._heading or self._headed()},"sequence":{self._sequence},"start":{self._start:.6f},'
+            f'"sent":{sent:.3f},"state":"{self._state}","activity":"{timeline.activity}",'
+            f'"phases":{{{",".join(phases)}}},"counters":{numbers(counters)},'
+            f'"gauges":{numbers({**gauges, **self._gauges, "step": timeline.steps + self._step_offset})},'
+            f'"values":{numbers(self._values)},"dropped":{numbers(self._dropped)}{steps}}}'
+        )
+
+    def _headed(self) -> str:
+        """What seldom changes, kept as it is written."""
+        told = (
+            f'"failure":{quoted(self._failure)},' if self._failure else "",
+            f'"restarts":{self._restarts},' if self._restarts else "",
+        )
+        self._heading = (
+            f'{{"version":{vocabulary.VERSION},"run":{quoted(self.name)},"rank":{self.rank},'
+            f'"session":{quoted(self._session)},"pid":{self._pid},{"".join(told)}"info":{texts(self._info)},'
+            f'"gpus":[{",".join([texts(gpu) for gpu in self._gpus])}],"precision":{words(self._precision)}'
+        )
+        return self._heading
 
     def _close(self) -> None:
         self.silence()
@@ -703,17 +713,21 @@ class Run:
 
 
 def _is_countable(key: str) -> bool:
-    if key in documents.COUNTERS and key not in _OWN_COUNTERS:
+    if key in vocabulary.COUNTERS and key not in _OWN_COUNTERS:
         return True
     complain(f"{key!r:.80} is no counter that can be told; expected one of report.COUNTERS", "count: key")
     return False
 
 
+def _gpus(told: Iterable[Mapping[str, str]]) -> list[dict[str, str]]:
+    return [{key: label(gpu.get(key, ""), vocabulary.MAX_LABEL_LENGTH) for key in ("gpu", "uuid")} for gpu in told]
+
+
 def _precision(told: str | Sequence[str]) -> list[str]:
     words = (told,) if isinstance(told, str) else tuple(told)
-    found = [word for word in words if word in documents.PRECISIONS]
+    found = [word for word in words if word in vocabulary.PRECISIONS]
     if len(found) < len(words):
-        complain(f"precision is {told!r:.80}; expected some of {', '.join(documents.PRECISIONS)}", "precision")
+        complain(f"precision is {told!r:.80}; expected some of {', '.join(vocabulary.PRECISIONS)}", "precision")
     return found
 
 

@@ -7,6 +7,7 @@ from math import inf
 
 from stallscope.shim.slow_steps import SlowSteps
 from stallscope.shim.tolerance import complain, label, tolerate
+from stallscope.vocabulary import MAX_LABEL_LENGTH, MAX_PHASES
 
 TYPE_CHECKING = False  # importing typing takes longer than all of the shim
 if TYPE_CHECKING:
@@ -25,8 +26,6 @@ _OPENING = ("data_wait", "host_copy", "forward", "backward", "optimizer")
 _EPOCH_BEGINS = 2
 """First steps of a pass over the data, never held to be slow: the loader's workers start again and fill their queue."""
 _RECENT = 60.0
-_MAX_PHASES = 32
-_MAX_NAME_LENGTH = 128
 
 
 class Phase:
@@ -416,14 +415,14 @@ class Timeline:
             self.listener()
 
     def _new_phase(self, name: str) -> Phase:
-        if type(name) is not str or not name or label(name, _MAX_NAME_LENGTH) != name:
+        if type(name) is not str or not name or label(name, MAX_LABEL_LENGTH) != name:
             complain(
-                f"a phase is called {name!r:.80}; expected printable text of at most {_MAX_NAME_LENGTH} characters",
+                f"a phase is called {name!r:.80}; expected printable text of at most {MAX_LABEL_LENGTH} characters",
                 "phase: name",
             )
             return NO_PHASE
-        if len(self.phases) >= _MAX_PHASES:
-            complain(f"phase {name!r} is one too many; at most {_MAX_PHASES} are booked", "phase: too many")
+        if len(self.phases) >= MAX_PHASES:
+            complain(f"phase {name!r} is one too many; at most {MAX_PHASES} are booked", "phase: too many")
             return NO_PHASE
         found = self.phases[name] = Phase(self, name)
         return found

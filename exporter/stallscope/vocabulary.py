@@ -1,0 +1,86 @@
+"""Words and limits of the report, as both ends have them.
+
+They stand apart from `report`, which reads reports, since the training process imports them: nothing is imported here.
+"""
+
+from __future__ import annotations
+
+VERSION = 1
+
+MAX_BYTES = 32_768
+"""Longest report in bytes: fits one datagram on both kinds of socket with the kernel's default buffers."""
+MAX_NAME_LENGTH = 128
+"""Longest run name, in characters."""
+MAX_LABEL_LENGTH = 128
+"""Longest value of anything else that becomes a label, in characters."""
+MAX_VALUES = 32
+"""Most custom values of one rank."""
+MAX_PHASES = 32
+"""Most phases of one rank."""
+MAX_GPUS = 64
+"""Most GPUs of one rank."""
+MAX_DROP_CAUSES = 16
+"""Most causes of reports that could not be sent."""
+MAX_RANK = 1_000_000
+MAX_RESTARTS = 1_000_000
+MAX_TIMESTAMP = 1e11
+"""Latest Unix time that is believed; milliseconds told as seconds lie beyond it."""
+STEP_BUCKET_COUNT = 20
+"""Buckets of `step_seconds`: the catalogue's bounds, and the one above the highest."""
+
+INFO_KEYS = (
+    "local_rank",
+    "world_size",
+    "framework",
+    "hostname",
+    "namespace",
+    "pod",
+    "slurm_job",
+    "user",
+    "git_commit",
+    "job_class",
+)
+COUNTERS = (
+    "slow_steps",
+    "slow_step_excess_seconds",
+    "samples",
+    "tokens",
+    "flops",
+    "nonfinite_losses",
+    "process_cpu_seconds",
+    "main_thread_cpu_seconds",
+    "cpu_throttled_seconds",
+    "cpu_throttled_periods",
+    "cpu_periods",
+    "garbage_collection_seconds",
+    "recompilations",
+    "allocator_retries",
+    "out_of_memory",
+    "shim_overhead_seconds",
+)
+"""Each is `stallscope_training_<key>_total`."""
+GAUGES = (
+    "epoch",
+    "step",
+    "steps_planned",
+    "batch_size",
+    "loss",
+    "learning_rate",
+    "gradient_norm",
+    "dataloader_workers",
+    "process_memory_bytes",
+    "cpu_limit_cores",
+    "allocator_reserved_bytes",
+    "allocator_used_bytes",
+    "allocator_peak_bytes",
+)
+"""Each is `stallscope_training_<key>`."""
+SHIM_STATES = ("starting", "running", "finished", "failed")
+"""States that a process tells of itself; `lost` is the exporter's word for one that is gone."""
+
+ACTIVITIES = ("initialization", "training", "evaluation", "checkpoint", "restore", "paused")
+PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "fp8")
+JOB_CLASSES = ("production", "experiment")
+
+DEFAULT_SOCKET = "/run/stallscope/report.sock"
+DEFAULT_PORT = 19400
