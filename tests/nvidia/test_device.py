@@ -100,6 +100,13 @@ def test_a_gpu_whose_place_another_took_stays_lost_and_shows_nothing_of_the_othe
     assert asking.ask("now[0].power()") == 69.85
 
 
+def test_a_gpu_whose_place_nobody_took_stays_lost(asking: Asking, nvml_stand_in: NvmlStandIn) -> None:
+    asking.do("last = driver.devices()[7]; last.identity(); last.power()")
+    nvml_stand_in.remove(7)
+    assert asking.ask("last.power()") == ["DeviceLost", "gpu_lost"]
+    assert asking.ask("last.power()") == ["DeviceLost", "gpu_lost"], "not that its index is an invalid argument"
+
+
 def test_a_gpu_says_what_it_is(asking: Asking) -> None:
     assert asking.ask("vars(gpu.identity())") == {
         "index": 0,

@@ -401,7 +401,12 @@ class NvmlDevice:
     def handle(self) -> Handle:
         """The driver's word for this GPU: milliseconds to get, so asked once, and again when the GPU was lost."""
         if self._handle is None:
-            handle = self.ask("nvmlDeviceGetHandleByIndex", self._index)
+            try:
+                handle = self.ask("nvmlDeviceGetHandleByIndex", self._index)
+            except DriverError as problem:
+                if problem.reason == "invalid_argument" and self._identity is not None:
+                    raise DeviceLost("gpu_lost", f"no GPU stands at index {self._index} any more") from None
+                raise
             if self._identity is not None:
                 # Where the GPU was lost, another may stand in its place by now: its figures are not this one's.
                 self.replaced = self._scrutiny.text(self.ask("nvmlDeviceGetUUID", handle)) != self._identity.uuid
