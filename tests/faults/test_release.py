@@ -67,8 +67,10 @@ def test_a_call_that_hangs_holds_the_driver_and_the_exporter_says_so_until_it_re
     machine.logged(f"can't be let go.*{machine.uuid(2)}")
     page = machine.until(lambda page: page.get(SOURCE_UP, source="nvidia") == 0)
     assert machine.held_files(), "it must not claim to have let go"
+    machine.until(lambda page: page.state(machine.uuid(2)) == "hung")
     page = machine.until_newer(page)
     assert page.get(SOURCE_UP, source="nvidia") == 0
+    assert len([line for line in machine.lines if "source nvidia has not come back" in line]) <= 1, machine.log()
 
     machine.node.gpu[2].state = GpuState.OK
     machine.until(lambda page: not machine.held_files() and page.get(SOURCE_UP, source="nvidia") is None)

@@ -95,6 +95,17 @@ def test_counters_that_fail_once_are_absent_once_and_never_replaced_by_integrals
     assert readings.after(1)["energy_joules_total",] == 2200
 
 
+def test_a_counter_that_is_missing_once_is_absent_once_and_never_replaced_by_integrals() -> None:
+    told = iter([Counters(energy=1000.0, throttled={"power_cap": 3.0}), Counters(memory_temperature=40.0)])
+    device = ScriptedDevice(power=500.0, throttle_reasons=frozenset({"power_cap"}), counters=lambda: next(told))
+    readings = Readings(device)
+    assert readings.after(1)["energy_joules_total",] == 1000
+    page = readings.after(1)
+    assert ("energy_joules_total",) not in page
+    assert ("throttled_seconds_total", "power_cap") not in page
+    assert ("power_watts",) in page
+
+
 def test_a_counter_that_goes_back_adds_nothing_and_is_counted() -> None:
     told = iter([1000.0, 1600.0, 3.0, 2200.0])
     readings = Readings(ScriptedDevice(power=500.0, counters=lambda: Counters(energy=next(told))))
@@ -246,6 +257,44 @@ def test_processes_are_credited_with_the_time_that_they_kept_the_gpu_busy() -> N
     assert [process.pid for process in occupancy.processes] == [11, 12]
 
 
+def test_a_process_that_was_silent_for_long_is_credited_with_no_more_than_a_sample_can_speak_for() -> None:
+    told = iter([1_000_000, 61_000_000])
+    device = ScriptedDevice(process_utilization=lambda _: [ProcessUtilization(11, next(told, 0), 0.5, 0.1)])
+    readings = Readings(device)
+    readings.after(1)
+    device.answers["process_utilization"], later = [], device.answers["process_utilization"]
+    readings.after(60)
+    device.answers["process_utilization"] = later
+    readings.after(5)
+    assert readings.gpu.occupancy.busy[11] == pytest.approx(0.5 * 12)
+
+
+def test_a_process_sample_from_the_future_neither_counts_nor_silences_those_that_follow() -> None:
+    def utilization(newer: int) -> list[ProcessUtilization]:
+        now = round(readings.clock.monotonic() * 1e6) + 1
+        ahead = [now + 3_000_000_000] if newer else []
+        return [ProcessUtilization(11, at, 0.5, 0.1) for at in (now, *ahead) if at > newer]
+
+    device = ScriptedDevice(process_utilization=utilization)
+    readings = Readings(device)
+    readings.after(21)
+    assert readings.gpu.occupancy.busy[11] == pytest.approx(0.5 * 20)
+
+
+def test_what_a_gpu_was_asked_and_refused_stays_counted_over_sessions() -> None:
+    told = iter([1000.0, 1600.0, 3.0])
+    first = ScriptedDevice(counters=lambda: Counters(energy=next(told)))
+    first.rejections["sentinel"] = 2
+    readings = Readings(first)
+    readings.after(3)
+    calls = readings.gpu.calls
+    again = ScriptedDevice(power=1.0)
+    again.rejections["sentinel"] = 1
+    readings.gpu.meet(again.identity(), SystemInfo("600.1", "13.2"), again)
+    assert readings.gpu.calls == calls
+    assert readings.gpu.rejected == {"backwards": 1, "sentinel": 3}
+
+
 def test_mps_clients_count_as_compute_and_show_how_the_gpu_is_shared() -> None:
     readings = Readings(ScriptedDevice(processes=[GpuProcess(1, 1, "mps"), GpuProcess(2, 1, "graphics")]))
     page = readings.after(1)
@@ -273,6 +322,38 @@ def test_what_a_gpu_has_is_known_at_once_after_it_was_cut_up() -> None:
     page = readings.after(12)
     assert readings.gpu.sharing() == "mig"
     assert page["signal_supported", "bar1_total_bytes"] == 1
+
+
+def test_no_reading_mixes_what_a_gpu_told_before_it_was_cut_up_with_what_it_tells_since() -> None:
+    device = ScriptedDevice(power=1.0, counters=Counters(pcie_received=1 << 40), utilization=Utilization(0.5, 0.1))
+    device.answers["instances"] = None
+    readings = Readings(device)
+    readings.after(9)
+    device.answers |= {"instances": [], "utilization": Unsupported("not on a GPU that is cut up")}
+    for page in (readings.after(1) for _ in range(5)):
+        assert page["signal_supported", "pcie_receive_bytes_total"] == 1
+        told = ("busy_seconds_total",) in page
+        assert page["signal_supported", "busy_seconds_total"] == int(told)
+    assert not told
+
+
+def test_time_that_activity_spoke_for_while_a_gpu_was_cut_up_is_not_credited_again_to_samples() -> None:
+    answers = activity(graphics=1.0)
+    device = ScriptedDevice(activity=lambda: next(answers), instances=None)
+    readings = Readings(device)
+
+    def buffered(newer: int) -> list[TimedSample]:
+        now = round(readings.clock.monotonic() * 1e6)
+        return [TimedSample(at, 1.0) for at in range(now - 15_000_000, now + 1, 200_000) if at > max(newer, 0)]
+
+    device.answers["gpu samples"] = buffered
+    before = readings.after(10)["busy_seconds_total",]
+    whole = device.answers.pop("gpu samples")
+    device.answers["instances"] = []
+    readings.after(12)
+    device.answers |= {"gpu samples": whole, "instances": None}
+    after = readings.after(20)["busy_seconds_total",]
+    assert 30 <= after - before <= 32.5
 
 
 def test_a_mig_instance_carries_its_profile_on_every_series_and_no_peak() -> None:

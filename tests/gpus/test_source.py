@@ -230,6 +230,8 @@ def test_events_that_fail_are_a_failure_of_the_source_and_are_heard_again() -> N
     assert (source_up(page), up(page)) == (0, 1)
     assert listener.closed
     assert source_up(node.after()) == 1
+    supported = 'stallscope_gpu_signal_supported{gpu="0",uuid="GPU-0",signal="xid_events_total"}'
+    assert supported not in page, "what can't be heard for a moment is no lack of the GPU's"
     node.driver.listeners[-1].events.append(Event(device, 13))
     assert node.after()['stallscope_gpu_xid_events_total{gpu="0",uuid="GPU-0",xid="13"}'] == 1
 

@@ -521,6 +521,7 @@ class Gpu:
         if activity.graphics is None:
             raise Unsupported("this GPU tells no utilisation")
         session.served[BUSY.signal] = "the share of time with any work (GPM)"
+        self._timelines["gpu"].poll(activity.graphics, session.now)  # samples that come later speak for no time of it
         stretches["gpu"] = [Stretch(activity.graphics, activity.seconds)]
         return True
 
@@ -780,7 +781,9 @@ _ACTIVITY = _Question(
 _TRAFFIC = _Question(Gpu.ask_traffic, tuple(_TRAFFIC_ANSWERS), _EVERY_READING)
 _INSTANCES = _Question(Gpu.ask_instances, (), _SOMETIMES)
 _QUESTIONS = (
-    # These two first: others look at what they told.
+    # First, since a GPU that was cut up, or made whole, forgets all that was learnt.
+    _INSTANCES,
+    # Then these two: others look at what they told.
     _COUNTERS,
     _ACTIVITY,
     _TRAFFIC,
@@ -793,7 +796,6 @@ _QUESTIONS = (
     _Question(Gpu.ask_engines, (ENGINE_BUSY,), _NOW_AND_THEN),
     _Question(Gpu.ask_process_utilization, (), _NOW_AND_THEN),
     _Question(Gpu.ask_processes, (PROCESSES,), _SOMETIMES),
-    _INSTANCES,
     _Question(Gpu.ask_fans, (FAN_SPEED,), _SOMETIMES),
     _Question(
         Gpu.ask_health,

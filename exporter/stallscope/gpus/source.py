@@ -59,8 +59,8 @@ _GPU_REMEMBERED_SECONDS = 7 * 86400.0
 """The same for a GPU that left the driver's list: long enough that nobody misses it over a weekend."""
 _GONE_AT_MOST = 64
 """How many that are gone are shown at all: where ever new ones come and go, the newest of them."""
-_EVENT_WAIT_SECONDS = 0.05
-"""Events queue up in the driver, so that a short look at every reading misses none."""
+_EVENT_WAIT_SECONDS = 0.001
+"""Events queue up in the driver, so that a short look at every reading misses none, and passes for no long reading."""
 _EVENTS = "events"
 
 RELEASED = "released"
@@ -100,6 +100,8 @@ class GpuSource(Source):
         self._reopen_pause = _REOPEN_LOST_SECONDS[0]
         self._reopen_at = 0.0
         self._released_until: float | None = None
+        self._held_by: frozenset[str] = frozenset()
+        """Whose calls keep the driver from being let go."""
         self._complaint = ""
         self._listener: Listener | None = None
         self._listener_session = 0
@@ -182,7 +184,7 @@ class GpuSource(Source):
                 yield from reader.samples
                 if not gpu.instances:  # what runs on a GPU that is cut up is held by the instances' owners
                     occupancies[uuid] = gpu.occupancy
-                if not gpu.identity.mig:
+                if not gpu.identity.mig and (uuid in self._listened or self._deaf_in == self._session):
                     for each in (XID_EVENTS, XID_LAST):
                         yield from gpu.one(SIGNAL_SUPPORTED, int(uuid in self._listened), each.signal)
         self.environment.occupancies.publish(self.name, occupancies)
@@ -203,7 +205,7 @@ class GpuSource(Source):
     def _trouble(self, gpu: Gpu, reader: ReaderState | None, state: SourceState) -> str | None:
         """Why the GPU is down; the empty string where it is up, None where that is not known yet."""
         if self._released_until is not None:
-            return RELEASED
+            return "hung" if gpu.identity.uuid in self._held_by else RELEASED
         if not gpu.listed:
             if gpu.identity.mig:
                 parent = self._gpus.get(gpu.identity.parent_uuid)
@@ -336,26 +338,32 @@ class GpuSource(Source):
         """
         until = self._released_until
         if until is None:
+            self._held_by = frozenset()
             return
         if now >= until:
             self._released_until = None
             return
         if self._open:
-            if not self._quiet():
-                stuck = ", ".join(sorted(key for key, busy in self._reading.items() if busy))
+            # Waited for once: a reading that takes a second each time would pass for one that hangs.
+            if not self._quiet(0.0 if self._held_by else _QUIET_SECONDS):
+                self._held_by = frozenset(key for key, busy in list(self._reading.items()) if busy)
+                stuck = ", ".join(sorted(self._held_by))
                 raise DriverError("busy", f"the driver can't be let go: calls have not come back: {stuck}")
+            self._held_by = frozenset()
             self._disconnect()
             _logger.info("the driver was let go for %.0f s", until - now)
         raise NotPresent("the driver was let go on request")
 
-    def _quiet(self) -> bool:
+    def _quiet(self, seconds: float = _QUIET_SECONDS) -> bool:
         """Wait for the calls that are under way, but not for those that hang."""
         self._admitted.clear()
         patience = threading.Event()
         for _ in range(20):
             if not any(list(self._reading.values())):
                 return True
-            patience.wait(_QUIET_SECONDS / 20)
+            if not seconds:
+                break
+            patience.wait(seconds / 20)
         return False
 
     def _reopen_due(self, now: float) -> bool:
