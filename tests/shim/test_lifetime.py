@@ -64,6 +64,32 @@ def test_a_program_ended_by_an_exception_has_failed(exporter: socket.socket) -> 
     assert told(exporter)[-1].state == "failed"
 
 
+def test_what_ended_a_program_is_told_by_its_type(exporter: socket.socket) -> None:
+    play(LOOP + "class OutOfMemoryError(RuntimeError):\n    pass\nraise OutOfMemoryError")
+    last = told(exporter)[-1]
+    assert (last.state, last.failure, last.counters["out_of_memory"]) == ("failed", "OutOfMemoryError", 1)
+    play(LOOP + "import sys\nsys.exit('no more')")
+    last = told(exporter)[-1]
+    assert (last.state, last.failure) == ("failed", "")
+
+
+def test_a_child_of_multiprocessing_tells_what_ended_it(exporter: socket.socket) -> None:
+    play("""
+        import multiprocessing, stallscope
+        def train():
+            for batch in stallscope.track(range(3), "job"):
+                pass
+            raise LookupError
+        child = multiprocessing.get_context("fork").Process(target=train)
+        child.start()
+        child.join()
+    """)
+    last = told(exporter)[-1]
+    assert last.state == "failed"
+    # From Python 3.13 on, only its status is left by then.
+    assert last.failure == ("LookupError" if sys.version_info < (3, 13) else "")
+
+
 def test_another_exception_hook_still_speaks(exporter: socket.socket) -> None:
     done = play("import sys\nsys.excepthook = lambda *_: print('mine')\n" + LOOP + "1 / 0")
     assert done.stdout == "mine\n"
@@ -222,6 +248,26 @@ def test_a_run_created_again_ends_the_one_before_and_leaves_nothing_open(exporte
     assert not newest.silent
     newest.finish()
     other.finish()
+
+
+@pytest.mark.parametrize(
+    ("answers", "calls"),
+    [
+        pytest.param([None, "absent", "absent", None], 4, id="one that was there may come back"),
+        pytest.param([None, "queue_full", None], 3, id="a queue is soon read"),
+        pytest.param(["absent", "absent"], 2, id="one that never was is not waited for"),
+        pytest.param([None, "denied"], 2, id="what does not mend itself is not waited for"),
+    ],
+)
+def test_the_last_report_waits_a_moment_for_whoever_may_still_take_it(
+    answers: list[str | None], calls: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stallscope.shim.run._LAST_WORDS", 5.0)
+    left = list(answers)
+    run = stallscope.Run("job", sender=lambda _: left.pop(0))
+    run.finish()
+    assert calls == len(answers) - len(left)
+    assert left == []
 
 
 def test_without_an_exporter_a_program_runs_quietly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
