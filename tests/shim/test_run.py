@@ -350,7 +350,7 @@ def test_any_name_makes_an_acceptable_report(name: object, clock: ScriptedClock,
     assert desk.newest.run
 
 
-@pytest.mark.parametrize("settings", [{"rank": "x"}, {"gpus": 3}, {"info": 3}, {"interval": "x"}, {"clock": 3}])
+@pytest.mark.parametrize("settings", [{"rank": "x"}, {"rank": -1}, {"gpus": 3}, {"info": 3}, {"clock": 3}])
 def test_a_run_that_cannot_start_is_silent(settings: dict[str, object], clock: ScriptedClock, desk: Desk) -> None:
     run = stallscope.Run("job", **{"clock": clock, "sender": desk, **settings})  # type: ignore[arg-type]
     run.step()

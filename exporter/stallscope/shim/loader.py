@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sized
 
 from stallscope.shim.lifetime import inherited, watched
 from stallscope.shim.run import Run
-from stallscope.shim.tolerance import number, tolerate
+from stallscope.shim.tolerance import complain, number, shown, tolerate
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -107,14 +107,25 @@ def track(
         batches_per_step: batches that make one step (gradient accumulation); 0 where the loop calls `run.step()`.
     """
     try:
+        if run is not None and type(run) is not str and not isinstance(run, Run):
+            complain(
+                f"track() is told the run {shown(run)}; expected a run or its name, the open run is taken", "track: run"
+            )
+            run = None
         found = run if isinstance(run, Run) else _open_run(run)
+        if type(batches_per_step) is not int or batches_per_step < 0:
+            complain(
+                f"batches_per_step is {shown(batches_per_step)}; expected a whole number, 1 is taken",
+                "batches_per_step",
+            )
+            batches_per_step = 1
         try:
             if not found.silent:
                 size = getattr(loader, "batch_size", None)
                 if samples_per_step is None and type(size) is int and found.batch_size is None:
                     samples_per_step = size * max(batches_per_step, 1)
-                if steps_planned is None and epochs is not None and isinstance(loader, Sized):
-                    steps_planned = epochs * (len(loader) // max(batches_per_step, 1))
+                if steps_planned is None and (passes := number(epochs)) is not None and isinstance(loader, Sized):
+                    steps_planned = int(passes * (len(loader) // max(batches_per_step, 1)))
                 found.plan(samples_per_step, tokens_per_step, flops_per_step, steps_planned)
                 workers = getattr(loader, "num_workers", None)
                 if number(workers) is not None:

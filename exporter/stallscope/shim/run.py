@@ -13,7 +13,18 @@ from stallscope.shim.failures import failure_of, is_out_of_memory
 from stallscope.shim.overhead import costs
 from stallscope.shim.process import ProcessProbe
 from stallscope.shim.timeline import NO_PHASE, Phase, Timeline
-from stallscope.shim.tolerance import amount, complain, finite, label, number, switched_on, tolerate, warn
+from stallscope.shim.tolerance import (
+    amount,
+    complain,
+    finite,
+    is_label,
+    label,
+    number,
+    shown,
+    switched_on,
+    tolerate,
+    warn,
+)
 from stallscope.shim.transport import transport
 from stallscope.shim.writing import numbers, quoted, texts, words
 
@@ -46,6 +57,8 @@ if TYPE_CHECKING:
 
 _OWN_COUNTERS = ("slow_steps", "slow_step_excess_seconds", "nonfinite_losses", "shim_overhead_seconds")
 """Counters that nobody else may set."""
+_MAX_SECONDS = 1e12
+_MAX_STEP = 2**53
 _FOLLOWED = 64
 """Steps of other optimizers, without one of the first, after which that one is held to be gone."""
 _CLOCK_SET = 1.0
@@ -141,11 +154,12 @@ class Run:
                 return
             self._clock: Clock = time if clock is None else clock
             self._scripted = clock is not None
+            interval = 0.5 if (every := amount("interval", interval)) is None else every
             self._interval = interval
             self._start = self._clock.time() - head_start
             self._begun = self._clock.monotonic() - head_start
             self._owner = os.getpid()
-            self._pid = self._owner if pid is None else pid
+            self._pid = self._owner if pid is None else int(pid)
             self._session = os.urandom(8).hex()
             self._sequence = 0
             self._state = "starting"
@@ -250,12 +264,12 @@ class Run:
                 self._epoch_told = True
                 self.gauge("epoch", epoch)
             if step is not None and (done := amount("step", step)) is not None:
-                self._step_offset = int(done) - self.timeline.steps
+                self._step_offset = int(min(done, _MAX_STEP)) - self.timeline.steps
             if steps_planned is not None or batch_size is not None:
                 self.plan(batch_size, None, None, steps_planned)
             for key, done in (("samples", samples), ("tokens", tokens), ("flops", flops)):
                 if done is not None and (added := amount(key, done)) is not None:
-                    self._counters[key] = self._counters.get(key, 0.0) + added
+                    self._grow(key, added)
             for key, value in values.items():
                 self._report_value(key, value)
             timeline = self.timeline
@@ -275,10 +289,12 @@ class Run:
         if self.silent:
             return
         try:
-            if state not in ("finished", "failed"):
-                complain(f"a run is to finish as {state!r:.80}; expected finished or failed, failed is taken")
-                state = "failed"
-            self._state = state
+            known = type(state) is str and state in ("finished", "failed")
+            self._state = state if known else "failed"
+            if not known:
+                complain(
+                    f"a run is to finish as {shown(state)}; expected finished or failed, failed is taken", "finish"
+                )
             self._publish(self.timeline.now(), last=True)
         except Exception as error:
             tolerate(error, "finishing a run")
@@ -339,7 +355,11 @@ class Run:
 
     def gauge(self, key: str, value: object) -> None:
         """Set one of `report.GAUGES`."""
-        if not self.silent and (found := finite(key, value)) is not None:
+        if self.silent:
+            return
+        if type(key) is not str or key not in vocabulary.GAUGES:
+            complain(f"{shown(key)} is no gauge that can be told; expected one of report.GAUGES", "gauge: key")
+        elif (found := finite(key, value)) is not None:
             self._gauges[key] = found
 
     def value(self, name: str, value: object) -> None:
@@ -359,8 +379,7 @@ class Run:
             if _is_countable(key) and (found := amount(key, total)) is not None:
                 before = self._totals.get(key, 0.0)
                 self._totals[key] = found
-                grown = found - before if found >= before else found
-                self._counters[key] = self._counters.get(key, 0.0) + grown
+                self._grow(key, found - before if found >= before else found)
         except Exception as error:
             tolerate(error, "counting")
 
@@ -370,7 +389,7 @@ class Run:
             return
         try:
             if _is_countable(key) and (found := amount(key, amount_added)) is not None:
-                self._counters[key] = self._counters.get(key, 0.0) + found
+                self._grow(key, found)
         except Exception as error:
             tolerate(error, "counting")
 
@@ -430,7 +449,7 @@ class Run:
             found = self.timeline.phase(phase)
             added = amount("gpu_time", seconds)
             if added is not None and found is not NO_PHASE:
-                found.gpu_seconds = (found.gpu_seconds or 0.0) + added
+                found.gpu_seconds = min((found.gpu_seconds or 0.0) + added, _MAX_SECONDS)
         except Exception as error:
             tolerate(error, "booking GPU time")
 
@@ -487,9 +506,13 @@ class Run:
     ) -> None:
         found_rank, found_local, found_world = identity.ranks(os.environ)
         self.rank = found_rank if rank is None else int(rank)
+        if not 0 <= self.rank <= vocabulary.MAX_RANK:
+            raise ValueError(f"rank is {shown(self.rank)}; expected a whole number from 0 to {vocabulary.MAX_RANK}")
         self._local_rank = found_local if local_rank is None else int(local_rank)
         world = found_world if world_size is None else int(world_size)
         script = sys.argv[0] if getattr(sys, "argv", None) else ""
+        if name is not None and type(name) is not str:
+            complain(f"a run is called {shown(name)}; expected text", "run: name")
         self.name = label("" if name is None else name, vocabulary.MAX_NAME_LENGTH) or label(
             identity.run_name(os.environ, world, script, self._start), vocabulary.MAX_NAME_LENGTH
         )
@@ -569,13 +592,13 @@ class Run:
             self.gauge("loss", loss)
 
     def _report_value(self, name: str, value: object) -> None:
-        if name not in self._values:
+        if name not in self._values:  # a keyword, and so text
             if len(self._values) >= vocabulary.MAX_VALUES:
-                complain(f"value {name!r:.80} is one too many; at most {vocabulary.MAX_VALUES} are reported", "values")
+                complain(f"value {shown(name)} is one too many; at most {vocabulary.MAX_VALUES} are reported", "values")
                 return
-            if not name or label(name, vocabulary.MAX_LABEL_LENGTH) != name:
+            if not is_label(name, vocabulary.MAX_LABEL_LENGTH):
                 complain(
-                    f"a value is called {name!r:.80}; expected printable text of at most {vocabulary.MAX_LABEL_LENGTH}"
+                    f"a value is called {shown(name)}; expected printable text of at most {vocabulary.MAX_LABEL_LENGTH}"
                     " characters",
                     "values: name",
                 )
@@ -584,12 +607,19 @@ class Run:
         if found is not None:
             self._values[name] = found
 
+    def _grow(self, key: str, added: float) -> None:
+        total = self._counters.get(key, 0.0) + added
+        if isfinite(total):
+            self._counters[key] = total
+        else:
+            complain(f"{key} has grown beyond all numbers; what goes beyond is left out", f"{key}: too large")
+
     def _settle_work(self) -> None:
         """Book the work of the steps so far: from now on, each is worth something else."""
         steps = self.timeline.steps - self._work_steps
         self._work_steps = self.timeline.steps
         for key, each in self._per_step.items():
-            self._counters[key] = self._counters.get(key, 0.0) + each * steps
+            self._grow(key, each * steps)
 
     def _publish(self, now: float, last: bool = False) -> None:
         if os.getpid() != self._owner:  # forked by a library that tells nobody
@@ -713,21 +743,24 @@ class Run:
 
 
 def _is_countable(key: str) -> bool:
-    if key in vocabulary.COUNTERS and key not in _OWN_COUNTERS:
+    if type(key) is str and key in vocabulary.COUNTERS and key not in _OWN_COUNTERS:
         return True
-    complain(f"{key!r:.80} is no counter that can be told; expected one of report.COUNTERS", "count: key")
+    complain(f"{shown(key)} is no counter that can be told; expected one of report.COUNTERS", "count: key")
     return False
 
 
 def _gpus(told: Iterable[Mapping[str, str]]) -> list[dict[str, str]]:
-    return [{key: label(gpu.get(key, ""), vocabulary.MAX_LABEL_LENGTH) for key in ("gpu", "uuid")} for gpu in told]
+    keys = ("gpu", "uuid")
+    found = [{key: label(gpu.get(key, ""), vocabulary.MAX_LABEL_LENGTH) for key in keys} for gpu in told]
+    return [gpu for gpu in found if gpu["gpu"] or gpu["uuid"]][: vocabulary.MAX_GPUS]
 
 
 def _precision(told: str | Sequence[str]) -> list[str]:
-    words = (told,) if isinstance(told, str) else tuple(told)
-    found = [word for word in words if word in vocabulary.PRECISIONS]
-    if len(found) < len(words):
-        complain(f"precision is {told!r:.80}; expected some of {', '.join(vocabulary.PRECISIONS)}", "precision")
+    names = tuple(told) if isinstance(told, (list, tuple, set, frozenset)) else (told,)
+    found = [name for name in names if type(name) is str and name in vocabulary.PRECISIONS]
+    if len(found) < len(names):
+        wrong = next(name for name in names if name not in found)
+        complain(f"precision is {shown(wrong)}; expected some of {', '.join(vocabulary.PRECISIONS)}", "precision")
     return found
 
 

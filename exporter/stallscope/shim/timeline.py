@@ -6,7 +6,7 @@ from bisect import bisect_left
 from math import inf
 
 from stallscope.shim.slow_steps import SlowSteps
-from stallscope.shim.tolerance import complain, label, tolerate
+from stallscope.shim.tolerance import complain, is_label, shown, tolerate
 from stallscope.vocabulary import MAX_LABEL_LENGTH, MAX_PHASES
 
 TYPE_CHECKING = False  # importing typing takes longer than all of the shim
@@ -415,14 +415,14 @@ class Timeline:
             self.listener()
 
     def _new_phase(self, name: str) -> Phase:
-        if type(name) is not str or not name or label(name, MAX_LABEL_LENGTH) != name:
+        if not is_label(name, MAX_LABEL_LENGTH):
             complain(
-                f"a phase is called {name!r:.80}; expected printable text of at most {MAX_LABEL_LENGTH} characters",
+                f"a phase is called {shown(name)}; expected printable text of at most {MAX_LABEL_LENGTH} characters",
                 "phase: name",
             )
             return NO_PHASE
         if len(self.phases) >= MAX_PHASES:
-            complain(f"phase {name!r} is one too many; at most {MAX_PHASES} are booked", "phase: too many")
+            complain(f"phase {shown(name)} is one too many; at most {MAX_PHASES} are booked", "phase: too many")
             return NO_PHASE
         found = self.phases[name] = Phase(self, name)
         return found

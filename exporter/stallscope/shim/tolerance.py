@@ -86,8 +86,28 @@ def amount(name: str, value: object) -> float | int | None:
 
 
 def label(text: object, longest: int) -> str:
-    """Make text fit for a label: printable, without surrounding space, of limited length."""
-    return "".join([character for character in str(text) if character.isprintable()]).strip()[:longest].strip()
+    """Make text or a number fit for a label: printable, without surrounding space, of limited length.
+
+    Anything else becomes nothing: to ask an unknown object for its text may take any time.
+    """
+    if not isinstance(text, str):
+        text = str(text) if type(text) in (int, float) else ""
+    short = text[: 8 * longest]  # or a megabyte would be looked at letter by letter
+    return "".join([character for character in short if character.isprintable()]).strip()[:longest].strip()
+
+
+def is_label(text: object, longest: int) -> bool:
+    """Whether this is text that `label` would leave as it is, and not empty."""
+    return type(text) is str and 0 < len(text) <= longest and label(text, longest) == text
+
+
+def shown(value: object) -> str:
+    """What a complaint shows of a value: text and numbers shortened, of all else the type alone."""
+    if type(value) is str:
+        return repr(value[:80]) + ("…" if len(value) > 80 else "")
+    if value is None or type(value) in (bool, int, float):
+        return f"{value!r:.80}" if type(value) is not int or abs(value) < 2**64 else "a very large number"
+    return f"a {type(value).__name__}"
 
 
 def forget_warnings() -> None:
