@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from stallscope.vocabulary import MAX_BYTES
 
-from stallscope.report import MAX_BYTES, encode
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 _ESSENTIAL = (
     *("data_wait", "host_copy", "forward", "backward", "communication", "optimizer", "other"),
@@ -26,14 +28,14 @@ def fit(document: dict[str, Any], longest: int = MAX_BYTES) -> tuple[bytes, bool
     Returns:
         the bytes, and whether something was left out; bytes that are too long all the same are for nobody.
     """
-    payload = encode(document)
+    payload = _encoded(document)
     if len(payload) <= longest:
         return payload, False
     document = dict(document)
     for key, least in (("values", 0), ("phases", len(_ESSENTIAL)), ("gpus", _ESSENTIAL_GPUS)):
         while len(document.get(key, ())) > least and len(payload) > longest * _MARGIN:
             document[key] = _shortened(document[key])
-            payload = encode(document)
+            payload = _encoded(document)
     return payload, True
 
 
@@ -53,3 +55,9 @@ def _shortened(part: Any) -> Any:
             rest["max"] = max(rest["max"], phase["max"])
         kept["other"] = rest
     return kept if names else dict(list(part.items())[:-count])
+
+
+def _encoded(document: dict[str, Any]) -> bytes:
+    import json  # costs more than the rest of the shim to import, and few runs come here
+
+    return json.dumps(document, separators=(",", ":"), allow_nan=False).encode()
