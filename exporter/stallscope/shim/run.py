@@ -128,7 +128,7 @@ class Run:
             tokens_per_step: tokens of this rank in each step.
             flops_per_step: floating-point operations of the model for each step of this rank.
             steps_planned: steps of the whole run.
-            rank: global rank; else from torchrun, Slurm, Open MPI or STALLSCOPE_RANK, else 0.
+            rank: global rank; else STALLSCOPE_RANK, else from the launcher (see `launchers.LAUNCHERS`), else 0.
             local_rank: rank on this node, from the same source.
             world_size: number of ranks, from the same source.
             gpus: what this rank computes on, `{"gpu": NVML index, "uuid": …}` each; one of the two may be empty.
