@@ -1,8 +1,12 @@
 from __future__ import annotations
 
-import pytest
+import statistics
 
-from stallscope.shim.slow_steps import FEWEST, WARM_UP, SlowSteps
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stallscope.shim.slow_steps import FEWEST, WARM_UP, WINDOW, SlowSteps
 
 
 def steps_of(*durations: float) -> SlowSteps:
@@ -51,3 +55,13 @@ def test_a_lasting_change_becomes_the_usual() -> None:
         slow.durations.append(2.0)
         slow.judge()
     assert slow.count < 128
+
+
+@given(st.lists(st.floats(0.001, 10), min_size=WARM_UP + FEWEST, max_size=WARM_UP + WINDOW))
+def test_slow_is_over_median_and_three_deviations(durations: list[float]) -> None:
+    judged = durations[WARM_UP:]
+    usual = statistics.median(judged)
+    spread = statistics.median_low([abs(duration - usual) for duration in judged])
+    slow = [d for d in judged if d - usual > 3 * spread * (1 + 1e-9) and d > 1.1 * usual * (1 + 1e-9)]
+    perhaps = [d for d in judged if d - usual >= 3 * spread * (1 - 1e-9) and d >= 1.1 * usual * (1 - 1e-9)]
+    assert len(slow) <= steps_of(*durations).count <= len(perhaps)

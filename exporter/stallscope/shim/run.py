@@ -629,7 +629,6 @@ class Run:
             self.silence()
             return
         timeline = self.timeline
-        timeline.interval = max(self._interval, getattr(self._sender, "interval", 0.0))
         timeline.due = now + timeline.interval
         began = now
         cause: str | None = "error"
@@ -648,6 +647,8 @@ class Run:
                     time.sleep(0.005)
                     cause = self._sender(payload)
             self._heard = self._heard or cause is None
+            timeline.interval = max(self._interval, getattr(self._sender, "interval", 0.0))
+            timeline.due = began + timeline.interval
         finally:
             if cause is not None:
                 self._dropped[cause] = self._dropped.get(cause, 0) + 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import deque
 
 WINDOW = 128
@@ -37,16 +38,16 @@ class SlowSteps:
         if not window:
             del fresh[:WARM_UP]
         window.extend(fresh)
-        usual = _median(sorted(window))
-        if max(fresh) <= 1.1 * usual:  # as it mostly is, which saves the rest
+        ordered = sorted(window)
+        half = (len(ordered) - 1) // 2
+        usual = (ordered[half] + ordered[len(ordered) // 2]) / 2.0
+        if max(fresh) <= 1.1 * usual:
             return
-        spread = _median(sorted([abs(duration - usual) for duration in window]))
-        limit = max(usual + 3.0 * spread, 1.1 * usual)
         for duration in fresh:
-            if duration > limit:
-                self.count += 1
-                self.excess += duration - usual
-
-
-def _median(ordered: list[float]) -> float:
-    return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2.0
+            excess = duration - usual
+            if excess > 0.1 * usual:
+                # The median of deviations is below a third of this one where more than half of them are.
+                near = excess / 3.0
+                if bisect_left(ordered, usual + near) - bisect_right(ordered, usual - near) > half:
+                    self.count += 1
+                    self.excess += excess
