@@ -301,6 +301,19 @@ def test_a_reload_applies_what_it_can_and_says_what_it_can_not(run: Callable[...
     exporter.eventually("metrics", lambda page: 'source="memory"' in page and 'source="cpu"' not in page)
 
 
+def test_owners_tell_nothing_of_gpus_that_are_read_no_more(
+    run: Callable[..., Running], nvml_stand_in: NvmlStandIn, tmp_path: Path
+) -> None:
+    file = tmp_path / "exporter.yml"
+    file.write_text("collector: {nvidia: true, owners: true}\n")
+    nvml_stand_in.gpu[0].run((os.getpid(), 1 << 30, False))
+    exporter = run(f"--config.file={file}", "--sampling.interval=100ms", environment=nvml_stand_in.environment)
+    exporter.eventually("metrics", lambda page: "stallscope_gpu_owner_info{" in page)
+    file.write_text("collector: {owners: true}\n")
+    exporter.process.send_signal(signal.SIGHUP)
+    exporter.eventually("metrics", lambda page: "stallscope_gpu_" not in page)
+
+
 def test_a_broken_file_at_a_reload_leaves_the_running_configuration(
     run: Callable[..., Running], tmp_path: Path
 ) -> None:

@@ -123,8 +123,17 @@ def test_a_gpu_that_stays_lost_is_looked_for_in_new_sessions_at_growing_pauses()
     assert 3 <= node.driver.opened <= 5
     page = node.after()
     assert (up(page), reason(page), up(page, "GPU-1")) == (0, "gpu_lost", 1)
+    for _ in range(8):
+        opened = node.driver.opened
+        node.clock.advance(600)
+        node.after()
+    assert node.driver.opened == opened + 1, "at least every ten minutes, however long it is lost"
     device.answers["power"] = 1.0
     assert up(node.after(3)) == 1
+    opened = node.driver.opened
+    node.clock.advance(1200)
+    node.after(2)
+    assert node.driver.opened == opened, "nothing is lost any more"
 
 
 def test_mig_instances_are_gpus_of_their_own_beside_the_one_they_are_cut_from() -> None:
@@ -236,6 +245,26 @@ def test_events_that_fail_are_a_failure_of_the_source_and_are_heard_again() -> N
     assert node.after()['stallscope_gpu_xid_events_total{gpu="0",uuid="GPU-0",xid="13"}'] == 1
 
 
+def test_a_lost_gpu_is_listened_to_again_once_it_is_back() -> None:
+    device = ScriptedDevice(power=DeviceLost("gpu_lost", "lost"))
+    node = Node(device, ScriptedDevice(1, power=1.0))
+    node.after(3)
+    node.driver.listeners[-1].failure = DriverError("driver_error", "GPU is lost")
+    node.after(2)
+    assert [each.identity().uuid for each in node.driver.listeners[-1].devices] == ["GPU-1"]
+    device.answers["power"] = 1.0
+    node.after(3)
+    assert {each.identity().uuid for each in node.driver.listeners[-1].devices} == {"GPU-0", "GPU-1"}
+
+
+def test_no_listener_outlives_its_session() -> None:
+    node = Node(ScriptedDevice(power=1.0))
+    node.after(2)
+    node.sampler.release(60)
+    node.after(2)
+    assert [listener.closed for listener in node.driver.listeners] == [True]
+
+
 def test_a_driver_without_events_is_asked_once_and_the_signal_is_unsupported() -> None:
     node = Node(ScriptedDevice(power=1.0))
     node.driver.deaf = True
@@ -307,6 +336,9 @@ def test_a_driver_that_goes_takes_all_down_for_its_own_reason(why: str) -> None:
         device.answers["power"] = 1.0
     page = node.after(12)
     assert [up(page, f"GPU-{index}") for index in range(2)] == [1, 1]
+    opened = node.driver.opened
+    node.after(30)
+    assert node.driver.opened == opened, "a session that stands is kept"
 
 
 def test_processes_of_gpus_that_are_up_are_published_for_their_owners() -> None:

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from stallscope.catalogue import THROTTLE_REASONS
+from stallscope.sources.base import Environment
+from stallscope.sources.nvidia import NvidiaSource
 from tests.nvml_library.reading_process import Page, ReadingProcess
 from tests.nvml_library.stand_in import Group, NvmlStandIn
 
@@ -233,3 +235,16 @@ def test_pages_cause_no_driver_call_and_sampling_few(nvml_stand_in: NvmlStandIn)
         process.until(lambda page: nvml_stand_in.calls("nvmlDeviceGetPowerUsage") >= 10 * 8)
         # Ten readings of eight GPUs, slow questions included, however many pages were asked for meanwhile.
         assert nvml_stand_in.calls() <= 12.5 * 10 * 8, nvml_stand_in.counts()
+
+
+def test_the_kernels_list_of_gpus_that_cant_be_read_for_a_moment_is_no_change(tmp_path: Path) -> None:
+    source = NvidiaSource(Environment(root=tmp_path))
+    assert source.hardware() == frozenset()
+    folder = tmp_path / "proc/driver/nvidia/gpus"
+    (folder / "0000:10:00.0").mkdir(parents=True)
+    assert source.hardware() == {"0000:10:00.0"}
+    (folder / "0000:10:00.0").rmdir()
+    folder.rmdir()
+    folder.touch()
+    source._hardware = frozenset({"0000:10:00.0"})
+    assert source.hardware() == {"0000:10:00.0"}

@@ -189,6 +189,7 @@ class Exporter:
                     _logger.exception("source %s could not be set up; going on without it", name)
             elif not wanted and name in self._running:
                 self.sampler.remove(name)
+                self._environment.occupancies.withdraw(name)
                 del self._running[name]
 
     def _end_where_stuck(self) -> None:

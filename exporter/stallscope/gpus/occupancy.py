@@ -34,6 +34,10 @@ class Occupancies:
         """Replace everything that the source said before."""
         self._by_source = {**self._by_source, source: occupancies}
 
+    def withdraw(self, source: str) -> None:
+        """Forget what the source said: it is read no more."""
+        self._by_source = {name: each for name, each in self._by_source.items() if name != source}
+
     def current(self) -> dict[str, Occupancy]:
         """Every GPU of every source, by UUID."""
         return {uuid: each for group in self._by_source.values() for uuid, each in group.items()}

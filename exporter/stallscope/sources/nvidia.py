@@ -25,5 +25,7 @@ class NvidiaSource(GpuSource):
         """The GPUs that NVIDIA's kernel module has taken on, by bus address."""
         try:
             return frozenset(each.name for each in (self.environment.root / "proc/driver/nvidia/gpus").iterdir())
-        except OSError:
+        except FileNotFoundError:
             return frozenset()
+        except OSError:  # out of file descriptors, for instance: no GPU came or went
+            return self._hardware

@@ -118,8 +118,9 @@ class Owners(Source):
         return samples
 
     def close(self) -> None:
-        """Leave the kubelet alone."""
+        """Leave the kubelet alone, and take back what was said of how GPUs are shared."""
         self._kubelet.close()
+        self.environment.occupancies.tell_sharing({})
 
     def _remember(self, present: Mapping[str, Identity]) -> None:
         """A GPU that is lost is still held by the pod that has it."""
