@@ -151,6 +151,8 @@ def require(module: str, package: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ImportError as error:
+        if error.name not in (module, module.partition(".")[0]):
+            raise  # it is there, and lacks something itself
         raise ImportError(f"stallscope's integration needs {module}: pip install {package} ({error})") from error
 
 

@@ -184,6 +184,6 @@ def _listen(jax: Any) -> None:
 def __getattr__(name: str) -> Any:
     if name != "track_step":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if "jax" not in sys.modules and find_spec("jax") is None:
+    if find_spec("jax") is None:
         require("jax", "jax")
     return _track_step

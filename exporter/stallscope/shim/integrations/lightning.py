@@ -63,28 +63,22 @@ class TrainerEvents:
         if stage != "fit":
             return
         word = str(trainer.precision).split("-")[0]
-        run = self.fit.begin(
-            rank=trainer.global_rank,
-            local_rank=trainer.local_rank,
-            world_size=trainer.world_size,
-            precision=_PRECISIONS.get(word, ()),
-        )
+        place = {}
+        if trainer.world_size > 1:  # alone, the trainer knows less than the launcher's variables may
+            place = {
+                "rank": trainer.global_rank,
+                "local_rank": trainer.local_rank,
+                "world_size": trainer.world_size,
+            }
+        run = self.fit.begin(precision=_PRECISIONS.get(word, ()), **place)
         self._listen(trainer, run)
         if run is not self._watched:
             self._watched = run
             run.watch(self._read_learning_rate)
-        if trainer.ckpt_path:
-            self.fit.enter("restore")
-
-    @tolerant
-    def on_sanity_check_start(self, trainer: Any, pl_module: Any) -> None:
-        """A few batches of validation before the training."""
-        self.fit.leave()
 
     @tolerant
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Tell what steps are worth, and where the training stands."""
-        self.fit.leave()
         self._global_step = trainer.global_step
         self._optimizer = next(iter(trainer.optimizers), None)
         several = 1 if pl_module.automatic_optimization else max(len(trainer.optimizers), 1)
@@ -204,12 +198,15 @@ class TrainerEvents:
 
             return end
 
-        def timed(log: Callable[..., Any]) -> Callable[..., Any]:
-            def logging(*args: Any, **kwargs: Any) -> Any:
-                with run.phase("logging"):
-                    return log(*args, **kwargs)
+        def timed(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+            def change(method: Callable[..., Any]) -> Callable[..., Any]:
+                def inside(*args: Any, **kwargs: Any) -> Any:
+                    with run.phase(name):
+                        return method(*args, **kwargs)
 
-            return logging
+                return inside
+
+            return change
 
         def read(log: Callable[..., Any]) -> Callable[..., Any]:
             def reading(metrics: Any, *args: Any, **kwargs: Any) -> Any:
@@ -223,7 +220,9 @@ class TrainerEvents:
 
         self._replace(trainer.profiler, "start", heard_start)
         self._replace(trainer.profiler, "stop", heard_stop)
-        self._replace(getattr(trainer, "_logger_connector", None), "log_metrics", timed)
+        self._replace(getattr(trainer, "_logger_connector", None), "log_metrics", timed("logging"))
+        for name in ("load_checkpoint", "load_model_state_dict", "load_optimizer_state_dict"):
+            self._replace(trainer.strategy, name, timed("restore"))
         for logger in trainer.loggers[:1]:
             self._replace(logger, "log_metrics", read)
 
@@ -259,7 +258,7 @@ def __getattr__(name: str) -> Any:
     if name != "StallscopeCallback":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     # Two packages with a class each, of which a program may have either or both.
-    packages = [package for package in ("lightning.pytorch", "pytorch_lightning") if package in sys.modules]
+    packages = [package for package in ("lightning.pytorch", "pytorch_lightning") if sys.modules.get(package)]
     if not packages:
         packages = ["lightning.pytorch" if find_spec("lightning") is not None else "pytorch_lightning"]
     bases = [require(package, "lightning").Callback for package in packages]

@@ -167,12 +167,14 @@ class TrainerEvents:
 
     def _begin(self, args: Any) -> None:
         precision = "bf16" if args.bf16 else "fp16" if args.fp16 else ()
-        self.fit.begin(
-            rank=args.process_index,
-            local_rank=max(args.local_process_index, 0),
-            world_size=args.world_size,
-            precision=precision,
-        )
+        place = {}
+        if args.world_size > 1:  # alone, the trainer knows less than the launcher's variables may
+            place = {
+                "rank": args.process_index,
+                "local_rank": max(args.local_process_index, 0),
+                "world_size": args.world_size,
+            }
+        self.fit.begin(precision=precision, **place)
 
     def _look_into(self, model: Any, args: Any) -> None:
         self._look_away()

@@ -1,0 +1,80 @@
+"""Trainings with JAX."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import stallscope
+from stallscope.integrations.jax import track_step
+from tests.shim.integrations.trainings import Desk, framework, main
+
+jax: Any = framework("jax")
+
+FETCH = 0.01
+
+
+@jax.jit
+def train(weight: Any, batch: Any) -> Any:
+    return weight - 0.1 * jax.grad(lambda each: ((each * batch - 1.0) ** 2).mean())(weight)
+
+
+def batches(count: int, size: int = 8) -> Iterator[Any]:
+    for _ in range(count):
+        time.sleep(FETCH)
+        yield jax.numpy.ones(size)
+
+
+def tracked(desk: Desk) -> None:
+    """Ten calls; the device's time is taken on each third."""
+    step = track_step(
+        train, "tracked", samples_per_step=8, steps_planned=10, device_time_every=3, sender=desk, interval=0.0
+    )
+    weight = jax.numpy.float32(0.0)
+    for batch in step.batches(batches(10)):
+        weight = step(weight, batch)
+    with step.run.phase("evaluation"):
+        step.run.report(loss=float((weight - 1.0) ** 2))
+    step.run.finish()
+    assert step.lower is not None, "what is wrapped shines through"
+
+
+def recompiling(desk: Desk) -> None:
+    """Three lengths of batches: one compilation at first, two that interrupt the training."""
+    with stallscope.Run("recompiling", sender=desk, interval=0.0) as run:
+        step = track_step(train, run, calls_per_step=2)
+        weight = jax.numpy.float32(0.0)
+        for size in (8, 8, 9, 9, 10, 10, 8, 9):
+            weight = step(weight, jax.numpy.ones(size))
+
+
+def waiting_for_nothing(desk: Desk) -> None:
+    """A computation of a quarter of a second, for which only the loop waits."""
+    slow = jax.jit(lambda values: values @ values @ values @ values)
+    values = jax.numpy.ones((1500, 1500))
+    with stallscope.Run("waiting", sender=desk, interval=0.0) as run:
+        step = track_step(slow, run)
+        step(values).block_until_ready()
+        began = time.monotonic()
+        result = step(values)
+        dispatched = time.monotonic() - began
+        with run.phase("logging"):
+            result.block_until_ready()
+        run.report(dispatched=dispatched, waited=time.monotonic() - began)
+
+
+def failing(desk: Desk) -> None:
+    """The third call raises; the run is the user's to end."""
+    try:
+        with stallscope.Run("failing", sender=desk, interval=0.0) as run:
+            step = track_step(train, run)
+            for size in (8, 8, 0, 8):
+                step(jax.numpy.float32(0.0), jax.numpy.ones(size) if size else None)
+    except (TypeError, ValueError):
+        return
+    raise AssertionError("the error did not reach the program")
+
+
+if __name__ == "__main__":
+    main("jax", (tracked, recompiling, waiting_for_nothing, failing))

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.shim.integrations.trainings import Reports, assert_phases_are_the_time, held, read
+
+
+@pytest.fixture(scope="module", params=["torch", "jax", "tensorflow"])
+def backend(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def folder(backend: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return held(("keras", backend), "keras_trainings", tmp_path_factory.mktemp(backend), {"KERAS_BACKEND": backend})
+
+
+@pytest.fixture
+def fitted(folder: Path) -> Reports:
+    return read(folder, "fitted")
+
+
+def test_each_batch_is_a_step(fitted: Reports) -> None:
+    assert fitted.newest.gauges["step"] == fitted.newest.gauges["steps_planned"] == 18
+    assert fitted.newest.state == "finished"
+
+
+def test_phases_are_the_time(fitted: Reports) -> None:
+    assert_phases_are_the_time(fitted)
+
+
+def test_the_wait_for_batches_is_measured_where_keras_fetches_them(fitted: Reports, backend: str) -> None:
+    if backend == "tensorflow":
+        assert fitted.occurrences("data_wait") == 0
+    else:
+        assert fitted.seconds("data_wait") >= 18 * 0.01
+
+
+def test_samples_are_counted_by_what_batches_hold(fitted: Reports, backend: str) -> None:
+    if backend == "tensorflow":
+        assert "samples" not in fitted.newest.counters
+    else:
+        assert fitted.newest.counters["samples"] == 3 * 22
+
+
+def test_validation_and_saving_are_activities(fitted: Reports) -> None:
+    assert fitted.activities >= {"initialization", "training", "evaluation", "checkpoint"}
+    assert (fitted.occurrences("evaluation"), fitted.occurrences("checkpoint")) == (3, 3)
+
+
+def test_what_keras_logs_is_told(fitted: Reports, backend: str) -> None:
+    newest = fitted.newest
+    assert "loss" in newest.gauges
+    assert "val_loss" in newest.values
+    assert newest.gauges["epoch"] == 2
+    assert newest.info["framework"] == {"torch": "pytorch"}.get(backend, backend)
+    assert newest.precision == ("fp32",)
+
+
+def test_accumulated_batches_are_one_step(folder: Path) -> None:
+    reports = read(folder, "accumulating")
+    assert reports.newest.gauges["step"] == reports.newest.gauges["steps_planned"] == 6
+    assert_phases_are_the_time(reports)
+
+
+def test_an_exception_is_a_failure_and_the_next_fit_a_session_of_its_own(folder: Path) -> None:
+    both = read(folder, "failing")
+    assert both.session(0).newest.state == "failed"
+    assert both.session(1).newest.state == "finished"
+    assert both.session(1).newest.gauges["step"] == 6

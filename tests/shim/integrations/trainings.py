@@ -1,0 +1,127 @@
+"""Real trainings with real frameworks, each framework in a process of its own, and the reports they sent.
+
+A framework takes seconds to import, starts threads and changes what its process is; so all trainings of one run in one
+child, and the tests look at what each of them reported.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from stallscope.report import Report, parse
+
+ROOT = Path(__file__).parents[3]
+
+
+class Reports(list[Report]):
+    """What one training reported, in order, and how long it took."""
+
+    @property
+    def newest(self) -> Report:
+        return self[-1]
+
+    @property
+    def activities(self) -> set[str]:
+        return {report.activity for report in self}
+
+    def seconds(self, phase: str) -> float:
+        found = self.newest.phases.get(phase)
+        return 0.0 if found is None else found.seconds
+
+    def occurrences(self, phase: str) -> int:
+        found = self.newest.phases.get(phase)
+        return 0 if found is None else found.occurrences
+
+    @property
+    def steps(self) -> int:
+        """Steps done in this session, one that ended initialization included."""
+        assert self.newest.step_seconds is not None
+        return self.newest.step_seconds.count
+
+    def session(self, number: int) -> Reports:
+        """The reports of one of several sessions, which followed each other."""
+        sessions = list(dict.fromkeys(report.session for report in self))
+        return Reports(report for report in self if report.session == sessions[number])
+
+
+def assert_phases_are_the_time(reports: Reports) -> None:
+    """All phases together are the session's time: nothing is told twice, nothing left out."""
+    newest = reports.newest
+    told = sum(phase.seconds for phase in newest.phases.values())
+    assert newest.sent - newest.start - 0.25 < told <= newest.sent - newest.start + 0.002
+
+
+def held(needed: tuple[str, ...], module: str, folder: Path, variables: Mapping[str, str] | None = None) -> Path:
+    """Run all trainings of a module in one child, unless a package that they need is not installed.
+
+    Returns:
+        A folder with one file of reports for each training.
+    """
+    for package in needed:
+        if find_spec(package) is None:
+            pytest.skip(f"{package} is not installed: make frameworks")
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("STALLSCOPE_", "SLURM_", "CUDA_")) and name not in ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+    }
+    environment.update(
+        STALLSCOPE_STRICT="1",
+        STALLSCOPE_ADDRESS="unix:///nowhere/at/all.sock",
+        HF_HUB_OFFLINE="1",
+        OMP_NUM_THREADS="1",
+        JAX_PLATFORMS="cpu",
+        TF_CPP_MIN_LOG_LEVEL="3",
+        **(variables or {}),
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", f"tests.shim.integrations.{module}", str(folder)],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    return folder
+
+
+def read(folder: Path, training: str) -> Reports:
+    """What a training reported."""
+    return Reports(parse(line) for line in (folder / training).read_bytes().splitlines())
+
+
+class Desk:
+    """Takes the reports of one training and keeps them in a file; used in the child."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.interval = 0.0
+
+    def __call__(self, payload: bytes) -> None:
+        with self._path.open("ab") as file:
+            file.write(payload + b"\n")
+
+
+def main(module: str, trainings: tuple[Callable[[Desk], object], ...]) -> None:
+    """Run each training with a desk of its own; used in the child."""
+    folder = Path(sys.argv[1])
+    for training in trainings:
+        began = time.monotonic()
+        training(Desk(folder / training.__name__))
+        print(f"{module} {training.__name__} {time.monotonic() - began:.1f} s", flush=True)
+
+
+def framework(name: str) -> object:
+    """Import a framework; typed so that tests are checked the same with and without it."""
+    return importlib.import_module(name)
