@@ -97,6 +97,7 @@ class Loop:
         self._all_batches = 0
         self._samples = 0
         self._backwards = 0  # since an optimizer stepped
+        self._backwards_before = 0  # when the present one began to
         self._optimizer_steps = 0
         self._skipped = 0
         self._inside: list[int] = []
@@ -106,6 +107,7 @@ class Loop:
         self._forwards: weakref.WeakKeyDictionary[Any, Forward] = weakref.WeakKeyDictionary()
         self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
         self._reducers: weakref.WeakKeyDictionary[Any, ReducerClock] = weakref.WeakKeyDictionary()
+        self._graphs = _compiled_graphs() or 0
         self._precision_told = bool(getattr(run, "_precision", ()))
         for model in models:
             self._time(model)
@@ -308,8 +310,8 @@ class Loop:
         if self._elsewhere() or not self._counts(optimizer):
             return
         key = id(optimizer)
-        if key in self._inside:  # its last step was left by an exception
-            self._leave_optimizers()
+        if key in self._inside and self._backwards > self._backwards_before:
+            self._leave_optimizers()  # its last step was left by an exception; else one class calls another's step
         if not self._inside:
             self._end_evaluation()
             if optimizer not in self._seen:
@@ -320,6 +322,7 @@ class Loop:
             if key in self._cycle and self._backwards and not self.run.claimed_by:
                 self._mark()  # several steps with one batch
                 self._batches = 1
+            self._backwards_before = self._backwards
             self._optimizer_span = self._enter(self._optimizing)
         self._inside.append(key)
 
@@ -328,7 +331,8 @@ class Loop:
         key = id(optimizer)
         if self._elsewhere() or key not in self._inside:
             return
-        del self._inside[self._inside.index(key) :]
+        while self._inside.pop() != key:  # one inside was left by an exception
+            pass
         if self._inside:
             return
         self._leave(self._optimizing, self._optimizer_span)
@@ -364,14 +368,8 @@ class Loop:
     # Copies and communication
 
     def copied(self, tensor: Any, function: Callable[..., Any], arguments: tuple[Any, ...], options: Any) -> Any:
-        """A tensor is moved, perhaps to the GPU."""
-        if (
-            self.device is None
-            or not tensor.is_cpu
-            or self._elsewhere()
-            or not self.run.timeline.looping
-            or not _goes_to_gpu(arguments, options)
-        ):
+        """A tensor is moved to the GPU, perhaps from the host's memory."""
+        if self.device is None or not tensor.is_cpu or self._elsewhere() or not self.run.timeline.looping:
             return function(tensor, *arguments, **options)
         span = self._enter(self._copy)
         try:
@@ -432,9 +430,10 @@ class Loop:
         if self._samples and self._counts_samples:
             self.run.add("samples", self._samples)
         self._samples = 0
-        dynamo = sys.modules.get("torch._dynamo.utils")
-        if dynamo is not None:
-            self.run.count("recompilations", dynamo.counters["stats"]["unique_graphs"])
+        graphs = _compiled_graphs()
+        if graphs is not None:
+            before, self._graphs = self._graphs, graphs
+            self.run.add("recompilations", graphs - before if graphs >= before else graphs)
         self._look_for_gpu()
         if self.device is not None:
             self.device.read()
@@ -450,11 +449,7 @@ class Loop:
                 self.gpu_found()
 
 
-def _goes_to_gpu(arguments: tuple[Any, ...], options: dict[str, Any]) -> bool:
-    """Whether the arguments of `Tensor.to` or `Tensor.cuda` name a GPU."""
-    target = options.get("device", arguments[0] if arguments else "cuda")
-    if isinstance(target, torch.Tensor):
-        return bool(target.is_cuda)
-    if isinstance(target, torch.device):
-        return bool(target.type == "cuda")
-    return isinstance(target, int) or (isinstance(target, str) and target.startswith("cuda"))
+def _compiled_graphs() -> int | None:
+    """Graphs that `torch.compile` made in this process, or since it was reset; None where it isn't in use."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return None if dynamo is None else int(dynamo.counters["stats"]["unique_graphs"])

@@ -83,7 +83,7 @@ class Patches:
         """Time copies to the GPU, now that there is one."""
         if not self._on_gpu:
             self._on_gpu = True
-            self._replace(torch.Tensor, "to", self._copy)
+            self._replace(torch.Tensor, "to", self._move)
             self._replace(torch.Tensor, "cuda", self._copy)
 
     def undo(self) -> None:
@@ -201,6 +201,16 @@ class Patches:
 
         return told
 
+    def _move(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        find = self._find
+
+        def told(tensor: Any, *arguments: Any, **options: Any) -> Any:
+            if torch.compiler.is_compiling() or (loop := find()) is None or not goes_to_gpu(arguments, options):
+                return original(tensor, *arguments, **options)
+            return loop.copied(tensor, original, arguments, options)
+
+        return told
+
     def _copy(self, original: Callable[..., Any]) -> Callable[..., Any]:
         find = self._find
 
@@ -218,3 +228,13 @@ class Patches:
     def _optimizer_ended(self, optimizer: Any, *_: Any) -> None:
         if not torch.compiler.is_compiling() and (loop := self._find()) is not None:
             loop.end_optimizer(optimizer)
+
+
+def goes_to_gpu(arguments: tuple[Any, ...], options: dict[str, Any]) -> bool:
+    """Whether the arguments of `Tensor.to` name a GPU."""
+    target = arguments[0] if arguments else options.get("device", options.get("other"))
+    if isinstance(target, torch.Tensor):
+        return bool(target.is_cuda)
+    if isinstance(target, torch.device):
+        return bool(target.type == "cuda")
+    return isinstance(target, int) or (isinstance(target, str) and target.startswith("cuda"))

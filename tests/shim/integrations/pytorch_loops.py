@@ -1,0 +1,771 @@
+"""Real PyTorch loops, watched: run in a process of their own by `test_pytorch.py`, since PyTorch changes its process.
+
+What computes moves a scripted clock, so that every phase's time is known to the last digit.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.optim.optimizer as optimizers
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+import stallscope
+from stallscope.integrations import pytorch
+from stallscope.report import Phase
+from stallscope.sampling.clock import ScriptedClock
+from stallscope.shim.integrations.pytorch_device import ReducerClock
+from tests.shim.conftest import Desk
+
+FETCH, FORWARD, BACKWARD, OPTIMIZER = 0.25, 0.5, 1.0, 0.125
+STEP = 2 * FETCH + FORWARD + BACKWARD + OPTIMIZER
+"""Seconds of the scripted clock: each sample, and each step with its batch of two."""
+
+
+@pytest.fixture(autouse=True)
+def strict(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("STALLSCOPE_STRICT", "1")
+    yield
+    pytorch.unwatch()
+
+
+@pytest.fixture
+def run(desk: Desk, clock: ScriptedClock) -> stallscope.Run:
+    return stallscope.Run("job", clock=clock, sender=desk)
+
+
+class Samples(Dataset[Any]):
+    """A data set of which each sample takes a quarter of a second."""
+
+    def __init__(self, clock: ScriptedClock, length: int = 8) -> None:
+        self.clock = clock
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> Any:
+        self.clock.advance(FETCH)
+        return torch.full((4,), float(index)), torch.zeros(2)
+
+
+class Stream(IterableDataset[Any]):
+    def __init__(self, samples: Samples) -> None:
+        self.samples = samples
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self.samples[index] for index in range(len(self.samples)))
+
+
+class Takes(torch.autograd.Function):
+    """The identity, of which the gradient takes a second."""
+
+    @staticmethod
+    def forward(context: Any, tensor: Any, clock: ScriptedClock) -> Any:
+        context.clock = clock
+        return tensor.clone()
+
+    @staticmethod
+    def backward(context: Any, *gradients: Any) -> Any:
+        context.clock.advance(BACKWARD)
+        return gradients[0], None
+
+
+class Model(torch.nn.Module):
+    def __init__(self, clock: ScriptedClock) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 2)
+        self.clock = clock
+
+    def forward(self, batch: Any) -> Any:
+        self.clock.advance(FORWARD)
+        return Takes.apply(self.layer(batch), self.clock)
+
+
+class Optimizer(torch.optim.SGD):
+    def __init__(self, model: torch.nn.Module, clock: ScriptedClock) -> None:
+        super().__init__(model.parameters(), lr=0.01)
+        self.clock = clock
+
+    def step(self, closure: Any = None) -> Any:
+        self.clock.advance(OPTIMIZER)
+        return super().step(closure)
+
+
+class Parts:
+    """A model, its optimizer and a loader of four batches."""
+
+    def __init__(self, clock: ScriptedClock) -> None:
+        self.clock = clock
+        self.model = Model(clock)
+        self.optimizer = Optimizer(self.model, clock)
+        self.loader = DataLoader(Samples(clock), batch_size=2)
+
+    def train(self, batch: Any, step: bool = True) -> Any:
+        inputs, targets = batch
+        loss = torch.nn.functional.mse_loss(self.model(inputs), targets)
+        loss.backward()
+        if step:
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+        return loss
+
+    def evaluate(self, batches: int = 1000) -> None:
+        for number, (inputs, _) in enumerate(DataLoader(Samples(self.clock), batch_size=2), start=1):
+            self.model(inputs)
+            if number == batches:
+                break
+
+
+@pytest.fixture
+def parts(clock: ScriptedClock) -> Parts:
+    return Parts(clock)
+
+
+class Told:
+    """What a run has told by its end."""
+
+    def __init__(self, run: stallscope.Run, desk: Desk) -> None:
+        run.finish()
+        self.report = desk.newest
+        self.values = self.report.values
+        self.counters = self.report.counters
+        self.gauges = self.report.gauges
+
+    def __getitem__(self, phase: str) -> Any:
+        return self.phase(phase).seconds
+
+    def phase(self, name: str) -> Phase:
+        return self.report.phases.get(name, Phase(0.0, 0, 0.0, None))
+
+    @property
+    def steps(self) -> int:
+        return 0 if self.report.step_seconds is None else self.report.step_seconds.count
+
+    @property
+    def step_seconds(self) -> float:
+        assert self.report.step_seconds is not None
+        return self.report.step_seconds.sum
+
+
+def test_each_phase_has_its_time(run: stallscope.Run, desk: Desk, parts: Parts) -> None:
+    pytorch.watch(parts.model, parts.optimizer, parts.loader, run=run)
+    for batch in parts.loader:
+        parts.train(batch)
+    told = Told(run, desk)
+    assert told.steps == 4
+    assert told["data_wait"] == pytest.approx(8 * FETCH)
+    assert told["forward"] == pytest.approx(4 * FORWARD)
+    assert told["backward"] == pytest.approx(4 * BACKWARD)
+    assert told["optimizer"] == pytest.approx(4 * OPTIMIZER)
+    assert told.step_seconds == pytest.approx(4 * STEP)
+
+
+def test_phases_sum_to_the_time_of_the_run(run: stallscope.Run, desk: Desk, parts: Parts, clock: ScriptedClock) -> None:
+    clock.advance(30)
+    pytorch.watch(run=run)
+    for batch in parts.loader:
+        parts.train(batch)
+        clock.advance(0.0625)
+    parts.model.eval()
+    parts.evaluate()
+    told = Told(run, desk)
+    assert sum(phase.seconds for phase in told.report.phases.values()) == pytest.approx(clock.monotonic())
+    assert told["initialization"] == pytest.approx(30)
+
+
+def test_models_are_found_by_their_optimizer(run: stallscope.Run, desk: Desk, clock: ScriptedClock) -> None:
+    pytorch.watch(run=run)
+    parts = Parts(clock)
+    frozen = Model(clock)
+    assert list(frozen.parameters())  # asked for, but by no optimizer
+    for batch in parts.loader:
+        frozen(batch[0])
+        parts.train(batch)
+    told = Told(run, desk)
+    assert told.phase("forward").occurrences == 3  # from the second step on
+    assert told["forward"] == pytest.approx(3 * FORWARD)
+
+
+def test_only_the_outermost_model_is_timed(run: stallscope.Run, desk: Desk, parts: Parts) -> None:
+    whole = torch.nn.Sequential(parts.model, torch.nn.Tanh())
+    pytorch.watch([whole, parts.model], run=run)
+    for inputs, _ in parts.loader:
+        whole(inputs).sum().backward()
+        parts.optimizer.step()
+    assert Told(run, desk)["forward"] == pytest.approx(4 * FORWARD)
+
+
+def test_the_wait_for_real_workers_is_at_least_what_their_samples_took(run: stallscope.Run, desk: Desk) -> None:
+    pytorch.unwatch()
+    run = stallscope.Run("real", sender=desk)
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(Slow(), batch_size=2, num_workers=1, persistent_workers=True, multiprocessing_context="fork")
+    pytorch.watch(model, optimizer, run=run)
+    for _ in range(2):
+        for inputs in loader:
+            model(inputs).sum().backward()
+            optimizer.step()
+    told = Told(run, desk)
+    assert told.steps == 8
+    # All but what the worker fetched while the loop was busy, which is next to nothing.
+    assert told["data_wait"] > 0.5 * 16 * 0.02
+    assert (told.gauges["dataloader_workers"], told.gauges["epoch"]) == (1, 1)
+
+
+class Slow(Dataset[Any]):
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> Any:
+        import time
+
+        time.sleep(0.02)
+        return torch.ones(4)
+
+
+def test_a_stream_is_waited_for_as_well(run: stallscope.Run, desk: Desk, parts: Parts, clock: ScriptedClock) -> None:
+    pytorch.watch(parts.model, run=run)
+    for batch in DataLoader(Stream(Samples(clock)), batch_size=2):
+        parts.train(batch)
+    told = Told(run, desk)
+    assert (told.steps, told["data_wait"]) == (4, pytest.approx(8 * FETCH))
+
+
+def test_a_batch_asked_for_by_hand_is_waited_for(run: stallscope.Run, desk: Desk, parts: Parts) -> None:
+    pytorch.watch(parts.model, run=run)
+    batches = iter(parts.loader)
+    for _ in range(3):
+        parts.train(next(batches))
+    told = Told(run, desk)
+    assert (told.steps, told["data_wait"]) == (2, pytest.approx(6 * FETCH))  # the third step never ended
+
+
+@pytest.mark.parametrize("way", ["no gradients", "inference", "evaluation mode"])
+def test_a_pass_for_evaluation_is_in_no_step(way: str, run: stallscope.Run, desk: Desk, parts: Parts) -> None:
+    pytorch.watch(parts.model, run=run)
+    for number, batch in enumerate(parts.loader):
+        parts.train(batch)
+        if number == 1:
+            if way == "evaluation mode":
+                parts.model.eval()
+                parts.evaluate()
+                parts.model.train()
+            else:
+                with torch.no_grad() if way == "no gradients" else torch.inference_mode():
+                    parts.evaluate()
+    told = Told(run, desk)
+    assert told.steps == 4
+    assert told["evaluation"] == pytest.approx(8 * FETCH + 4 * FORWARD)
+    assert told["data_wait"] == pytest.approx(8 * FETCH)
+    assert told["forward"] == pytest.approx(4 * FORWARD)
+    assert told.step_seconds == pytest.approx(4 * STEP)
+    assert told.gauges["epoch"] == 0
+
+
+def test_an_evaluation_left_early_is_over(run: stallscope.Run, desk: Desk, parts: Parts, clock: ScriptedClock) -> None:
+    pytorch.watch(parts.model, run=run)
+    for batch in parts.loader:
+        parts.train(batch)
+    with torch.no_grad():
+        parts.evaluate(batches=2)
+    clock.advance(5)
+    told = Told(run, desk)
+    assert told["evaluation"] == pytest.approx(4 * FETCH + 2 * FORWARD)
+    assert told["other"] == pytest.approx(5)
+
+
+def test_an_evaluation_whose_iterator_lives_on_ends_with_training(
+    run: stallscope.Run, desk: Desk, parts: Parts, clock: ScriptedClock
+) -> None:
+    pytorch.watch(parts.model, run=run)
+    with torch.no_grad():
+        kept = iter(parts.loader)
+        next(kept)
+    for batch in parts.loader:
+        parts.train(batch)
+    told = Told(run, desk)
+    assert (told["evaluation"], told.steps) == (pytest.approx(2 * FETCH), 4)
+
+
+def test_where_the_training_loader_is_told_any_other_evaluates(
+    run: stallscope.Run, desk: Desk, parts: Parts, clock: ScriptedClock
+) -> None:
+    pytorch.watch(parts.model, parts.optimizer, parts.loader, run=run)
+    for batch in parts.loader:
+        parts.train(batch)
+    parts.evaluate()  # with gradients and in training mode, as careless programs do it
+    assert Told(run, desk)["evaluation"] == pytest.approx(8 * FETCH + 4 * FORWARD)
+
+
+def test_loaders_trained_from_in_turns_make_one_step(
+    run: stallscope.Run, desk: Desk, parts: Parts, clock: ScriptedClock
+) -> None:
+    pytorch.watch(parts.model, run=run)
+    for batch, _ in zip(parts.loader, DataLoader(Samples(clock), batch_size=2), strict=True):
+        parts.train(batch)
+    told = Told(run, desk)
+    assert (told.steps, told["data_wait"]) == (4, pytest.approx(16 * FETCH))
+
+
+def test_accumulated_batches_make_one_step(run: stallscope.Run, desk: Desk, parts: Parts) -> None:
+    pytorch.watch(parts.model, run=run)
+    for number, batch in enumerate(parts.loader, start=1):
+        parts.train(batch, step=number % 2 == 0)
+    told = Told(run, desk)
+    assert (told.steps, told["backward"]) == (2, pytest.approx(4 * BACKWARD))
+    assert told.step_seconds == pytest.approx(4 * (STEP - OPTIMIZER) + 2 * OPTIMIZER)
+    assert told.counters["samples"] == 8
+
+
+def test_several_optimizers_make_one_step(run: stallscope.Run, desk: Desk, parts: Parts, clock: ScriptedClock) -> None:
+    other = Model(clock)
+    second = Optimizer(other, clock)
+    pytorch.watch([parts.model, other], run=run)
+    for batch in parts.loader:
+        parts.train(batch)
+        other(batch[0]).sum().backward()
+        second.step()
+    told = Told(run, desk)
+    assert (told.steps, told.phase("optimizer").occurrences) == (4, 8)
+
+
+def test_several_steps_with_one_batch_all_count(run: stallscope.Run, desk: Desk, parts: Parts) -> None:
+    pytorch.watch(parts.model, run=run)
+    for batch in parts.loader:
+        for _ in range(3):
+            parts.train(batch)
+    assert Told(run, desk).steps == 12
+
+
+def test_an_optimizer_that_steps_in_parts_makes_one_step(run: stallscope.Run, desk: Desk, parts: Parts) -> None:
+    pytorch.watch(parts.model, run=run)
+    for batch in parts.loader:
+        parts.train(batch)
+        parts.optimizer.step()  # with no gradients computed in between
+    assert Told(run, desk).steps == 4
+
+
+def test_without_a_loader_the_optimizer_ends_a_step(
+    run: stallscope.Run, desk: Desk, parts: Parts, clock: ScriptedClock
+) -> None:
+    pytorch.watch(parts.model, run=run)
+    for _ in range(3):
+        clock.advance(2)
+        parts.train((torch.ones(2, 4), torch.zeros(2, 2)))
+    told = Told(run, desk)
+    assert told.steps == 3
+    assert told["data_wait"] == 0
+
+
+def test_a_closure_is_part_of_the_optimizer_but_for_its_passes(run: stallscope.Run, desk: Desk, parts: Parts) -> None:
+    optimizer = torch.optim.LBFGS(parts.model.parameters(), max_iter=2, tolerance_grad=0, tolerance_change=0)
+    pytorch.watch(parts.model, run=run)
+    for inputs, targets in parts.loader:
+
+        def closure(inputs: Any = inputs, targets: Any = targets) -> Any:
+            optimizer.zero_grad()
+            loss = torch.nn.functional.mse_loss(parts.model(inputs), targets)
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+    told = Told(run, desk)
+    assert (told.steps, told["optimizer"]) == (4, 0)
+    assert told["backward"] == told.phase("backward").occurrences * BACKWARD
+    assert told.phase("backward").occurrences >= 8
+
+
+def test_only_the_optimizer_that_was_told_counts(
+    run: stallscope.Run, desk: Desk, parts: Parts, clock: ScriptedClock
+) -> None:
+    other = Optimizer(Model(clock), clock)
+    pytorch.watch(parts.model, parts.optimizer, run=run)
+    for _ in range(3):
+        parts.train((torch.ones(2, 4), torch.zeros(2, 2)))
+        other.step()
+    told = Told(run, desk)
+    assert (told.steps, told.phase("optimizer").occurrences) == (3, 3)
+
+
+def test_a_loop_that_marks_its_steps_itself_is_believed(
+    run: stallscope.Run, desk: Desk, parts: Parts, clock: ScriptedClock
+) -> None:
+    pytorch.watch(parts.model, run=run)
+    for batch in parts.loader:
+        parts.train(batch)
+        run.step()
+    assert Told(run, desk).steps == 4
+
+
+def test_a_tracked_loader_is_counted_once(run: stallscope.Run, desk: Desk, parts: Parts) -> None:
+    pytorch.watch(parts.model, run=run)
+    for batch in stallscope.track(parts.loader, run=run):
+        parts.train(batch)
+    told = Told(run, desk)
+    assert (told.steps, told["data_wait"]) == (4, pytest.approx(8 * FETCH))
+    assert told.phase("data_wait").occurrences == 5
+    assert told["forward"] == pytest.approx(4 * FORWARD)
+
+
+def test_a_trainer_that_claimed_the_run_marks_its_steps(run: stallscope.Run, desk: Desk, parts: Parts) -> None:
+    run.claimed_by = "trainer"
+    pytorch.watch(parts.model, run=run)
+    for batch in parts.loader:
+        parts.train(batch)
+    told = Told(run, desk)
+    assert (told.steps, told["data_wait"]) == (0, 0)
+    assert told["backward"] == pytest.approx(4 * BACKWARD)
+    assert "samples" not in told.counters
+
+
+def test_what_a_loader_tells_is_told(run: stallscope.Run, desk: Desk, parts: Parts) -> None:
+    pytorch.watch(parts.model, run=run)
+    for _ in range(2):
+        for batch in parts.loader:
+            parts.train(batch)
+    told = Told(run, desk)
+    assert (told.gauges["batch_size"], told.gauges["dataloader_workers"], told.gauges["epoch"]) == (2, 0, 1)
+    assert told.counters["samples"] == 16
+
+
+def test_samples_told_by_the_user_are_not_counted_twice(run: stallscope.Run, desk: Desk, parts: Parts) -> None:
+    pytorch.watch(parts.model, run=run, samples_per_step=5, tokens_per_step=7)
+    for batch in parts.loader:
+        parts.train(batch)
+    told = Told(run, desk)
+    assert (told.counters["samples"], told.counters["tokens"]) == (20, 28)
+
+
+def test_operations_follow_from_parameters_and_tokens(run: stallscope.Run, desk: Desk, parts: Parts) -> None:
+    pytorch.watch(parts.model, run=run, tokens_per_step=100, flops_per_step="parameters")
+    for batch in parts.loader:
+        parts.train(batch)
+    assert Told(run, desk).counters["flops"] == 4 * 6 * 10 * 100
+
+
+def test_operations_are_counted_on_one_step_where_that_is_asked_for(
+    run: stallscope.Run, desk: Desk, parts: Parts
+) -> None:
+    pytorch.watch(parts.model, run=run, flops_per_step="counted")
+    for _ in range(2):
+        for batch in parts.loader:
+            parts.train(batch)
+    told = Told(run, desk)
+    # Forward and the weights' gradient are 2 x 2 x 4 x 2 each; three steps are left once the fifth has been counted.
+    assert told.counters["flops"] == 3 * 2 * 32
+    assert not torch.utils._python_dispatch._get_current_dispatch_mode_stack()
+
+
+def test_a_step_that_the_scaler_skips_is_none_and_is_counted(run: stallscope.Run, desk: Desk, parts: Parts) -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    pytorch.watch(parts.model, run=run)
+    for number, (inputs, targets) in enumerate(parts.loader):
+        loss = torch.nn.functional.mse_loss(parts.model(inputs), targets)
+        scaler.scale(loss * (float("inf") if number == 1 else 1.0)).backward()
+        scaler.step(parts.optimizer)
+        scaler.update()
+        parts.optimizer.zero_grad()
+    told = Told(run, desk)
+    assert (told.steps, told.values["amp_skipped_steps"]) == (3, 1)
+
+
+def test_a_scaler_that_is_off_tells_nothing(run: stallscope.Run, desk: Desk, parts: Parts) -> None:
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    pytorch.watch(parts.model, run=run)
+    for inputs, targets in parts.loader:
+        scaler.scale(torch.nn.functional.mse_loss(parts.model(inputs), targets)).backward()
+        scaler.step(parts.optimizer)
+    told = Told(run, desk)
+    assert (told.steps, "amp_skipped_steps" in told.values) == (4, False)
+
+
+@pytest.mark.parametrize(("dtype", "automatic", "told"), [("float32", "", "fp32"), ("float32", "bfloat16", "bf16")])
+def test_the_precision_is_seen(
+    dtype: str, automatic: str, told: str, run: stallscope.Run, desk: Desk, parts: Parts
+) -> None:
+    parts.model.to(getattr(torch, dtype))
+    pytorch.watch(parts.model, run=run)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=bool(automatic)):
+        parts.model(torch.ones(2, 4))
+    assert Told(run, desk).report.precision == (told,)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("order", ["watched, then compiled", "compiled, then watched", "compiled in place", "found"])
+def test_a_compiled_model_is_timed_and_its_graph_whole(
+    order: str, backend: str, run: stallscope.Run, desk: Desk, clock: ScriptedClock
+) -> None:
+    torch._dynamo.reset()
+    model: Any = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    if order == "found":
+        pytorch.watch(run=run)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    if order.startswith("watched"):
+        pytorch.watch(model, run=run)
+    if order == "compiled in place":
+        pytorch.watch(model, run=run)
+        model.compile(backend=backend, fullgraph=True)
+    else:
+        model = torch.compile(model, backend=backend, fullgraph=True)
+    if order.startswith("compiled, "):
+        pytorch.watch(model, run=run)
+    for inputs, _ in DataLoader(Samples(clock), batch_size=2):
+        model(inputs).sum().backward()
+        optimizer.step()
+    told = Told(run, desk)
+    assert told.phase("forward").occurrences == (3 if order == "found" else 4)
+    assert told.counters["recompilations"] == 1
+    assert not torch._dynamo.utils.counters["graph_break"]
+
+
+def test_a_compiled_function_may_move_tensors_and_compute_with_hooks_on(run: stallscope.Run) -> None:
+    torch._dynamo.reset()
+    pytorch.watch(run=run)
+    assert pytorch._patches is not None
+    pytorch._patches.on_gpu()
+
+    def double(tensor: Any) -> Any:
+        return tensor.to("cpu").to(torch.float64) * 2
+
+    found = torch.compile(double, backend="eager", fullgraph=True)(torch.ones(2))
+    assert found.tolist() == [2.0, 2.0]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # PyTorch's of itself
+def test_a_compiled_optimizer_leaves_each_batch_a_step(run: stallscope.Run, desk: Desk, clock: ScriptedClock) -> None:
+    torch._dynamo.reset()
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = torch.compile(optimizer.step, backend="eager")
+    pytorch.watch(model, run=run)
+    for inputs, _ in DataLoader(Samples(clock, length=80), batch_size=1):
+        model(inputs).sum().backward()
+        step()
+    assert 16 <= Told(run, desk).steps <= 80
+
+
+def train_from_seed(watched: Callable[[Any], None]) -> list[Any]:
+    torch.manual_seed(7)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 2))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    watched(model)
+    loader = DataLoader(torch.arange(64.0).reshape(16, 4), batch_size=4, shuffle=True)
+    kept = []
+    for _ in range(2):
+        for batch in loader:
+            loss = model(batch).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            kept += [loss.detach().clone(), *[each.grad.clone() for each in model.parameters()]]
+    return [*kept, *model.state_dict().values(), torch.get_rng_state()]
+
+
+def test_results_gradients_and_random_numbers_are_the_same_to_the_bit(run: stallscope.Run) -> None:
+    bare = train_from_seed(lambda _: None)
+    watched = train_from_seed(lambda model: pytorch.watch(model, run=run) and None)
+    assert len(bare) == len(watched) > 40
+    assert all(torch.equal(one, other) for one, other in zip(bare, watched, strict=True))
+
+
+def test_nothing_waits_for_the_gpu_or_reads_a_tensor(
+    run: stallscope.Run, parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(owner: Any, name: str) -> None:
+        original = getattr(owner, name)
+
+        def refused(*arguments: Any, **options: Any) -> Any:
+            # PyTorch's own loader and optimizer may.
+            assert "stallscope/shim" not in sys._getframe(1).f_code.co_filename, name
+            return original(*arguments, **options)
+
+        monkeypatch.setattr(owner, name, refused)
+
+    for name in ("synchronize", "init", "_lazy_init"):
+        refuse(torch.cuda, name)
+    for name in ("item", "tolist", "cpu", "numpy", "__bool__", "__float__", "__repr__", "__eq__", "__hash__"):
+        refuse(torch.Tensor, name)
+    pytorch.watch(parts.model, run=run)
+    for batch in parts.loader:
+        parts.train(batch)
+    run.finish()
+
+
+def test_types_and_signatures_stay(run: stallscope.Run, parts: Parts) -> None:
+    pytorch.watch(parts.model, parts.optimizer, parts.loader, run=run)
+    assert type(parts.loader) is DataLoader
+    assert len(parts.loader) == 4
+    batches = iter(parts.loader)
+    assert isinstance(batches, _BaseDataLoaderIter)
+    assert type(batches).__name__ == "_SingleProcessDataLoaderIter"
+    assert (DataLoader.__iter__.__name__, torch.compile.__name__) == ("__iter__", "compile")
+
+
+def test_a_pickled_model_needs_no_stallscope(run: stallscope.Run, tmp_path: Path) -> None:
+    model = torch.nn.Linear(4, 2)
+    pytorch.watch(model, run=run)
+    torch.save(model, tmp_path / "model.pt")
+    assert b"stallscope" not in pickle.dumps(model)
+    script = (
+        "import sys; sys.modules['stallscope'] = None; import torch\n"
+        f"print(torch.load({str(tmp_path / 'model.pt')!r}, weights_only=False)(torch.ones(1, 4)).shape)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "torch.Size([1, 2])"
+
+
+def test_a_copied_model_is_another(run: stallscope.Run, desk: Desk, parts: Parts) -> None:
+    pytorch.watch(parts.model, run=run)
+    average = copy.deepcopy(parts.model)
+    average(torch.ones(1, 4))
+    assert "forward" not in Told(run, desk).report.phases
+    assert parts.model.state_dict().keys() == average.state_dict().keys() == {"layer.weight", "layer.bias"}
+
+
+def test_nothing_is_kept_alive(run: stallscope.Run, clock: ScriptedClock) -> None:
+    parts = Parts(clock)
+    references = [weakref.ref(each) for each in (parts.model, parts.optimizer, parts.loader)]
+    pytorch.watch(parts.model, parts.optimizer, parts.loader, run=run)
+    for batch in parts.loader:
+        parts.train(batch)
+    del parts, batch
+    gc.collect()
+    assert [reference() for reference in references] == [None, None, None]
+
+
+def test_unwatched_pytorch_is_as_it_was(run: stallscope.Run, parts: Parts) -> None:
+    def state() -> list[Any]:
+        return [
+            *(vars(DataLoader)["__iter__"], vars(_BaseDataLoaderIter)["__next__"], torch.autograd.backward),
+            *(torch.compile, torch.nn.Module.compile, torch.nn.Module.named_parameters, torch.amp.GradScaler.step),
+            *(torch.distributed.all_reduce, vars(torch.Tensor).get("to"), torch.distributed.Work.wait),
+            dict(optimizers._global_optimizer_pre_hooks),
+            dict(parts.model._forward_hooks),
+            dict(parts.model._forward_pre_hooks),
+        ]
+
+    before = state()
+    pytorch.watch(parts.model, run=run)
+    assert pytorch._patches is not None
+    pytorch._patches.on_gpu()
+    assert state() != before
+    pytorch.unwatch()
+    assert state() == before
+
+
+def test_a_run_that_ended_leaves_the_loop_alone(run: stallscope.Run, desk: Desk, parts: Parts) -> None:
+    pytorch.watch(parts.model, run=run)
+    run.finish()
+    told = len(desk.reports)
+    for batch in parts.loader:
+        parts.train(batch)
+    assert len(desk.reports) == told
+
+
+def test_a_model_of_the_wrong_kind_is_refused_in_words(run: stallscope.Run) -> None:
+    with pytest.raises(TypeError, match=r"was given a int where it expected a Module"):
+        pytorch.watch([1], run=run)
+
+
+def test_a_mistake_leaves_the_training_alone(
+    run: stallscope.Run, parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("STALLSCOPE_STRICT")
+    assert pytorch.watch("model", run=run) is run
+    for batch in parts.loader:
+        parts.train(batch)
+
+
+def test_other_threads_are_not_the_loop(run: stallscope.Run, desk: Desk, parts: Parts) -> None:
+    pytorch.watch(parts.model, run=run)
+
+    def prefetch() -> None:
+        for inputs, _ in parts.loader:
+            parts.model(inputs).sum().backward()
+
+    thread = threading.Thread(target=prefetch)
+    thread.start()
+    thread.join()
+    assert set(Told(run, desk).report.phases) == {"initialization"}
+
+
+class Broken(Dataset[Any]):
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> Any:
+        raise KeyError("no such sample")
+
+
+def test_a_loaders_error_is_the_programs(run: stallscope.Run, desk: Desk, parts: Parts) -> None:
+    pytorch.watch(parts.model, run=run)
+    with pytest.raises(KeyError, match="no such sample"):
+        list(DataLoader(Broken()))
+    for batch in parts.loader:
+        parts.train(batch)
+    assert Told(run, desk)["data_wait"] == pytest.approx(8 * FETCH)
+
+
+def test_a_forward_pass_that_raises_is_over(
+    run: stallscope.Run, desk: Desk, parts: Parts, clock: ScriptedClock
+) -> None:
+    pytorch.watch(parts.model, run=run)
+    for batch in parts.loader:
+        with pytest.raises(RuntimeError, match="shapes"):
+            parts.model(torch.ones(2, 3))
+        parts.train(batch)
+        clock.advance(1)
+    told = Told(run, desk)
+    assert (told["forward"], told["other"]) == (pytest.approx(8 * FORWARD), pytest.approx(4))
+
+
+def test_an_optimizer_that_raises_is_left_with_the_next_batch(
+    run: stallscope.Run, desk: Desk, parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytorch.watch(parts.model, run=run)
+    for number, batch in enumerate(parts.loader):
+        if number == 1:
+            parts.train(batch, step=False)
+            parts.optimizer.param_groups[0]["lr"] = None
+            with pytest.raises(TypeError):
+                parts.optimizer.step()
+            parts.optimizer.param_groups[0]["lr"] = 0.01
+        else:
+            parts.train(batch)
+    told = Told(run, desk)
+    assert (told.steps, told["optimizer"]) == (3, pytest.approx(4 * OPTIMIZER))
+    assert told["data_wait"] == pytest.approx(8 * FETCH)
+
+
+def test_talking_to_other_ranks_is_communication(run: stallscope.Run, desk: Desk, parts: Parts, tmp_path: Path) -> None:
+    pytorch.watch(parts.model, run=run)
+    torch.distributed.init_process_group("gloo", f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    try:
+        model = torch.nn.parallel.DistributedDataParallel(parts.model)
+        torch.distributed.barrier()  # before the loop: initialization
+        for inputs, _ in parts.loader:
+            model(inputs).sum().backward()
+            parts.optimizer.step()
+            torch.distributed.all_reduce(torch.ones(1))
+            work = torch.distributed.all_reduce(torch.ones(1), async_op=True)
+            work.wait()
+        assert 0.0 < ReducerClock().read(model) < 60.0
+    finally:
+        torch.distributed.destroy_process_group()
+    told = Told(run, desk)
+    assert told.phase("communication").occurrences == 4 * 3
+    assert told.steps == 4
