@@ -20,6 +20,9 @@ OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_LOCAL_RANK": "3", "OMP
 OWN = {"STALLSCOPE_RANK": "7", "STALLSCOPE_LOCAL_RANK": "0", "STALLSCOPE_WORLD_SIZE": "9"}
 CLUSTER = {"ps": ["p:1"], "worker": ["a:1", "b:1"], "chief": ["c:1"]}
 
+MADE_UP = "6f1c0a52-0f4b-4d6e-9a3c-51d2b8e0f001"
+"""What torchrun calls a job that nobody named."""
+
 
 def tensorflow(kind: str, index: int) -> dict[str, str]:
     return {"TF_CONFIG": json.dumps({"cluster": CLUSTER, "task": {"type": kind, "index": index}})}
@@ -140,7 +143,12 @@ def pod(name: str, **more: str) -> dict[str, str]:
         ({"PBS_JOBID": "12.server"}, "train-12.server"),
         ({"TRAINING_JOB_NAME": "sage-1"}, "train-sage-1"),
         ({"TORCHELASTIC_RUN_ID": "abc"}, "train-abc"),
-        ({"TORCHELASTIC_RUN_ID": "6f1c0a52-0f4b-4d6e-9a3c-51d2b8e0f001"}, "train-6f1c0a52"),  # --standalone
+        ({"TORCHELASTIC_RUN_ID": MADE_UP}, "train-6f1c0a52"),
+        (
+            pod("bert-worker-0", TORCHELASTIC_RUN_ID=MADE_UP),
+            "train-bert",
+        ),  # which may come again
+        (pod("web-7c9d8f6b5d-x7k2p", TORCHELASTIC_RUN_ID=MADE_UP), "train-6f1c0a52"),
         ({"LWS_LEADER_ADDRESS": "llm-1.llm.default"}, "train-llm-1"),
         (pod("bert-master-0", MASTER_ADDR="localhost"), "train-bert"),
         (pod("bert-worker-12", MASTER_ADDR="bert-master-0"), "train-bert"),
@@ -167,6 +175,22 @@ def test_ranks_without_a_job_s_name_are_named_by_where_they_meet() -> None:
     # An address without a port, a cluster, or MPI's own name for the job do as well.
     others = [{"MASTER_ADDR": "10.0.0.7"}, {"PMIX_NAMESPACE": "prterun-n1-42@1"}, tensorflow("worker", 0)]
     assert len({named(other) for other in others}) == 3
+
+
+def test_each_launch_of_torchrun_on_one_node_is_a_run_through_all_its_restarts() -> None:
+    def launched(folder: str, attempt: int, rank: int, nodes: str = "1") -> str:
+        return named(
+            {
+                "TORCHELASTIC_RUN_ID": "none",
+                "TORCHELASTIC_ERROR_FILE": f"/tmp/torchelastic_{folder}/none_x/attempt_{attempt}/{rank}/error.json",
+                "GROUP_WORLD_SIZE": nodes,
+                "MASTER_ADDR": "node-1",
+                "MASTER_PORT": "29500",
+            }
+        )
+
+    assert launched("a", 0, 0) == launched("a", 2, 1) != launched("b", 0, 0)
+    assert launched("a", 0, 0, nodes="2") == launched("b", 0, 0, nodes="2")
 
 
 def test_the_loopback_address_is_another_place_on_every_machine(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,7 +63,7 @@ _JOBS = (
     ("TRAINING_JOB_NAME",),  # SageMaker
     ("AZUREML_RUN_ID",),
     ("CLOUD_ML_JOB_ID",),  # Vertex AI
-    ("TORCHELASTIC_RUN_ID",),
+    ("TORCHELASTIC_RUN_ID",),  # unless torchrun made it up
 )
 """Variables that together name the job, the same on all ranks and in no other job."""
 
@@ -85,7 +85,6 @@ _GENERATED = r"-[bcdfghjklmnpqrstvwxz2456789]{5}$"
 """What Kubernetes adds to a pod's name; it knows no vowels."""
 _REPLICA_SET = r"-[bcdfghjklmnpqrstvwxz2456789]{6,10}$"
 _ORDINAL = r"-\d+$"
-_UNIQUE = r"(?i)[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
 
 
 class Launch:
@@ -125,7 +124,8 @@ def run_name(environment: Environment, world_size: int, script: str, start: floa
     name = _program(environment, script)
     launch = _launch(environment)
     alone = world_size <= 1 and (launch is None or launch.world_size is not None)
-    if job := _job(environment, alone) or ("" if alone else _meeting_point(environment)):
+    job = _job(environment, alone) or _torchrun(environment) or ("" if alone else _meeting_point(environment))
+    if job:
         return f"{name}-{job}"
     return f"{name}-{_life(start)}" if alone else name
 
@@ -250,19 +250,35 @@ def _script() -> str:
 
 
 def _job(environment: Environment, alone: bool) -> str:
-    import re  # rarely needed, and not quick to import
-
     for variables in _JOBS:
         parts = [environment.get(variable, "").strip() for variable in variables]
-        if all(part not in ("", "none") for part in parts):  # "none" is torchrun's own default
+        if all(part not in ("", "none") and not _is_uuid(part) for part in parts):
             job = "_".join(parts)
-            if re.fullmatch(_UNIQUE, job):
-                job = job[:8]
             step = environment.get("SLURM_STEP_ID", "")
             if alone and variables[0].startswith("SLURM_") and len(step) < 7 and step.isdecimal():
                 job = f"{job}.{step}"  # steps of one rank each are a sweep
             return job
     return _ray_job() or _pod_job(environment, alone)
+
+
+def _torchrun(environment: Environment) -> str:
+    """What torchrun sets one launch apart by, through all of its restarts, where the user gave it no job's name."""
+    identity = environment.get("TORCHELASTIC_RUN_ID", "").strip()
+    if _is_uuid(identity):
+        return identity[:8]
+    folder, attempt, _ = environment.get("TORCHELASTIC_ERROR_FILE", "").partition("/attempt_")
+    alone = environment.get("GROUP_WORLD_SIZE", "") == "1"  # else every node has a folder of its own
+    return _hashed(folder) if alone and attempt else ""
+
+
+def _is_uuid(text: str) -> bool:
+    return len(text) == 36 and [len(part) for part in text.split("-")] == [8, 4, 4, 4, 12]
+
+
+def _hashed(text: str) -> str:
+    import binascii
+
+    return f"{binascii.crc32(text.encode(errors='replace')):08x}"
 
 
 def _ray_job() -> str:
@@ -297,7 +313,7 @@ def _pod_job(environment: Environment, alone: bool) -> str:
     if index and named.endswith(f"-{index}"):
         return named.removesuffix(f"-{index}")
     if named != pod:
-        return "" if alone and re.search(_REPLICA_SET, named) else named
+        return "" if re.search(_REPLICA_SET, named) else named  # a Deployment's pod is where people try things
     if not alone and re.search(_ORDINAL, pod) and re.sub(_ORDINAL, "", pod) == re.sub(_ORDINAL, "", host):
         return re.sub(_ORDINAL, "", pod)
     return ""
@@ -315,9 +331,7 @@ def _meeting_point(environment: Environment) -> str:
             import socket
 
             place = f"{socket.gethostname()} {place}"
-        import binascii
-
-        return f"{binascii.crc32(place.encode(errors='replace')):08x}"
+        return _hashed(place)
     return ""
 
 
