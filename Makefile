@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: up test test-gpu lint bench generate lock clean help tools
+.PHONY: up test test-gpu lint bench generate lock clean help tools vendor
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -39,6 +39,9 @@ bench: $(STAMP) tools ## measure against the peers; prints the tables of tests/b
 generate: $(STAMP) ## write again what is generated and committed
 	$(BIN)/python exporter/reference.py
 	$(BIN)/python -m tests.captures.golden
+
+vendor: $(STAMP) ## the shim's core as one file to copy: dist/stallscope_shim.py
+	$(BIN)/python exporter/vendor.py
 
 lock: ## renew the lock of development tools
 	$(PYTHON) -m venv $(VENV)
