@@ -7,27 +7,29 @@ read exactly where one phase gives way to another.
 from __future__ import annotations
 
 import threading
-from types import TracebackType
-from typing import TYPE_CHECKING, Protocol
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Protocol
+
     from stallscope.shim.run import Run
     from stallscope.shim.timeline import Phase
 
+    class Interval(Protocol):
+        """What `span` gives: a context manager."""
+
+        def __enter__(self) -> object:
+            """Begin."""
+
+        def __exit__(
+            self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        ) -> None:
+            """End."""
+
+
 MAX_MOMENTS = 200_000
 """Most changes of phase, and most spans, of one recording; the rest of the step is left out."""
-
-
-class Interval(Protocol):
-    """What `span` gives: a context manager."""
-
-    def __enter__(self) -> object:
-        """Begin."""
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """End."""
 
 
 class _NoSpan:
