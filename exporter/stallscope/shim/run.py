@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Any, Protocol
 
+    from stallscope.shim.trace import Tracer
     from stallscope.shim.transport import Sender
 
     class Clock(Protocol):
@@ -177,6 +178,7 @@ class Run:
             self._totals: dict[str, float] = {}
             self._work_steps = 0
             self._watchers: list[Callable[[], object]] = []
+            self.tracer: Tracer | None = None
             self._listeners: list[Callable[[int], object]] = []
             self._optimizer: int | None = None
             self._followed = 0

@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 from stallscope.shim import trace_wishes
 from stallscope.shim.gpu_counters import Exporter
@@ -243,23 +242,13 @@ def trace(
         if found is None:
             complain("trace() found no open run; call it after track() or Run()")
         elif not found.silent:
-            tracer = _tracer(found)
+            tracer = found.tracer = found.tracer or Tracer(found)
             tracer.place(directory, files, torch_profiler, exporter)
             if on_request or (on_request is None and os.environ.get("STALLSCOPE_TRACE_DIR")):
                 tracer.obey()
             tracer.select(every_steps, every_seconds, steps, when)
     except Exception as error:
         tolerate(error, "setting up traces")
-
-
-_tracers: WeakKeyDictionary[Run, Tracer] = WeakKeyDictionary()
-
-
-def _tracer(run: Run) -> Tracer:
-    found = _tracers.get(run)
-    if found is None:
-        found = _tracers[run] = Tracer(run)
-    return found
 
 
 def _exporter_of_reports(address: str) -> str:
