@@ -4,8 +4,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# The training frameworks take 2 GB, several more where PyTorch comes with CUDA; 0 leaves them out, and their tests skip.
+STALLSCOPE_FRAMEWORKS ?= 1
+FRAMEWORKS := $(VENV)/.frameworks
 
-.PHONY: up test test-gpu lint bench generate lock clean help tools vendor
+.PHONY: up test test-gpu lint bench generate lock clean help tools frameworks vendor
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -16,13 +19,19 @@ $(STAMP): pyproject.toml requirements-dev.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
 	touch $@
 
+$(FRAMEWORKS): requirements-frameworks.lock $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement requirements-frameworks.lock
+	touch $@
+
+frameworks: $(FRAMEWORKS) ## install the training frameworks that the integrations are tested with
+
 tools:
 	sh tests/install_tools.sh
 
 up: $(STAMP) ## the whole stack on this machine: exporter, Prometheus, Alertmanager, a training job
 	$(BIN)/stallscope up $(ARGS)
 
-test: $(STAMP) tools ## every test, with real Prometheus, Alertmanager and the stand-in driver library
+test: $(STAMP) $(if $(filter-out 0,$(STALLSCOPE_FRAMEWORKS)),$(FRAMEWORKS)) tools ## every test, with real Prometheus, Alertmanager and the stand-in driver library
 	$(BIN)/python -m pytest $(ARGS)
 
 test-gpu: $(STAMP) ## the hardware suite; skips with its reason where no NVIDIA driver answers (to record a GPU: tests/captures)
@@ -43,11 +52,14 @@ generate: $(STAMP) ## write again what is generated and committed
 vendor: $(STAMP) ## the shim's core as one file to copy: dist/stallscope_shim.py
 	$(BIN)/python exporter/vendor.py
 
-lock: ## renew the lock of development tools
+lock: ## renew the locks of development tools and of frameworks
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet uv
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.10 --no-annotate --no-header --no-emit-index-url \
 	  --no-emit-find-links --group dev --extra exporter pyproject.toml -o requirements-dev.lock
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.10 --no-annotate --no-header --no-emit-index-url \
+	  --no-emit-find-links --group frameworks --constraint requirements-dev.lock pyproject.toml \
+	  | sed -E '/^(cuda|nvidia|triton)[a-z0-9-]*==/d; s/^(torch==[0-9.]+)\+[a-z0-9.]+/\1/' > requirements-frameworks.lock
 
 clean: ## remove what was built
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
