@@ -129,6 +129,8 @@ def _main_module(file: str | None, loader: Any, spec: ModuleSpec | None = None) 
     module.__spec__ = spec
     module.__package__ = None if spec is None else spec.parent
     vars(module)["__cached__"] = None if spec is None else spec.cached
+    if sys.version_info < (3, 14):
+        vars(module)["__annotations__"] = {}
     vars(module)["__builtins__"] = sys.modules["builtins"]
     sys.modules["__main__"] = module
     return module
@@ -173,7 +175,7 @@ def _of_program(trace: TracebackType | None) -> TracebackType | None:
     entries: list[TracebackType] = []
     while trace is not None:
         file = trace.tb_frame.f_code.co_filename
-        if file == __file__:
+        if file == __file__ or (not entries and file.startswith("<frozen ")):  # which compile it for this one
             entries.clear()
         elif not file.startswith(_PACKAGE + os.sep):
             entries.append(trace)

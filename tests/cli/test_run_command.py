@@ -1,0 +1,296 @@
+"""Programs run by `stallscope run`: as if they had been run by themselves, and told to an exporter."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from stallscope.report import Report, parse
+from tests.cli.test_trace import exporter, page, until
+from tests.free_ports import free_port
+
+needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed: make frameworks")
+
+TRAINING = """
+import argparse, sys
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--workers", type=int, default=0)
+parser.add_argument("--status", type=int, default=0)
+parsed = parser.parse_args()
+
+def main():
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    context = "spawn" if parsed.workers else None
+    loader = DataLoader(
+        TensorDataset(torch.ones(12, 4)), batch_size=2, num_workers=parsed.workers, multiprocessing_context=context
+    )
+    for (inputs,) in loader:
+        model(inputs).sum().backward()
+        optimizer.step()
+    with torch.no_grad():
+        for (inputs,) in DataLoader(TensorDataset(torch.ones(4, 4))):
+            model(inputs)
+    if parsed.status:
+        sys.exit(parsed.status)
+
+if __name__ == "__main__":
+    main()
+"""
+RANK = """
+import sys
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, TensorDataset
+
+def work(rank=-1, world_size=-1, meeting=None):
+    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=world_size)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for (inputs,) in DataLoader(TensorDataset(torch.ones(12, 4)), batch_size=2):
+        model(inputs).sum().backward()
+        optimizer.step()
+        dist.all_reduce(torch.ones(1))
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        torch.multiprocessing.spawn(work, (2, sys.argv[1]), nprocs=2)
+    else:
+        work()
+"""
+
+
+class Programs:
+    """A folder with programs, and the socket to which they report."""
+
+    def __init__(self, folder: Path, listener: socket.socket) -> None:
+        self.folder = folder
+        self.listener = listener
+        self.environment = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("STALLSCOPE_", "SLURM_", "PYTHON")) and name not in ("RANK", "WORLD_SIZE")
+        }
+        self.environment.update(STALLSCOPE_ADDRESS=f"unix://{folder}/report.sock", OMP_NUM_THREADS="1")
+
+    def write(self, name: str, text: str) -> str:
+        path = self.folder / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(textwrap.dedent(text))
+        return name
+
+    def python(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, *arguments],
+            cwd=self.folder,
+            env={**self.environment, **environment},
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+
+    def run(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        return self.python("-m", "stallscope", "run", *arguments, **environment)
+
+    def told(self) -> list[Report]:
+        reports = []
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                reports.append(parse(self.listener.recv(65536)))
+        return reports
+
+
+@pytest.fixture
+def programs(tmp_path: Path) -> Iterator[Programs]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.bind(str(tmp_path / "report.sock"))
+        listener.setblocking(False)
+        yield Programs(tmp_path, listener)
+
+
+def without_note(text: str) -> str:
+    return "".join(line for line in text.splitlines(keepends=True) if not line.startswith("stallscope run: "))
+
+
+ABOUT_ITSELF = """
+import pickle, sys, __main__
+
+class Mine:
+    pass
+
+print(__name__, __file__, __spec__ and __spec__.name, __package__, sys.argv, sys.path[0])
+print(__main__.Mine is Mine, type(pickle.loads(pickle.dumps(Mine()))) is Mine, sorted(vars(__main__)))
+"""
+
+
+@pytest.mark.parametrize("form", ["script", "script elsewhere", "module", "package"])
+def test_a_program_finds_itself_as_ever(form: str, programs: Programs) -> None:
+    programs.write("about.py", ABOUT_ITSELF)
+    programs.write("parts/about.py", ABOUT_ITSELF)
+    programs.write("parts/__main__.py", ABOUT_ITSELF)
+    programs.write("parts/__init__.py", "")
+    arguments = {
+        "script": ("about.py", "--name", "mine", "--", "-x"),
+        "script elsewhere": (f"{programs.folder}/parts/../parts/about.py", "1"),
+        "module": ("-m", "parts.about", "-m", "1"),
+        "package": ("-m", "parts"),
+    }[form]
+    alone, run = programs.python(*arguments), programs.run(*arguments)
+    assert alone.returncode == run.returncode == 0, run.stderr
+    assert run.stdout == alone.stdout
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def fail():\n    raise ValueError('boom')\nfail()",
+        "try:\n    1 / 0\nexcept ZeroDivisionError as error:\n    raise KeyError('after') from error",
+        "def broken(:\n    pass",
+        "import sys; sys.exit(3)",
+        "import sys; sys.exit('words')",
+        "import sys; sys.exit()",
+        "raise SystemExit(4)",
+        "import os; os._exit(5)",
+        "import os, signal; os.kill(os.getpid(), signal.SIGTERM)",
+        "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
+        "raise KeyboardInterrupt",
+        "import sys; sys.excepthook = lambda kind, error, trace: print(kind, trace.tb_lineno); 1 / 0",
+        "import atexit; atexit.register(lambda: print('end', __name__)); print('begin')",
+        "import threading as t, time\ndef late(): time.sleep(0.1); print(__name__)\nt.Thread(target=late).start()",
+    ],
+)
+def test_a_program_ends_as_ever(text: str, programs: Programs) -> None:
+    programs.write("program.py", text)
+    alone, run = programs.python("program.py"), programs.run("program.py")
+    assert (run.returncode, run.stdout) == (alone.returncode, alone.stdout)
+    assert without_note(run.stderr) == alone.stderr
+
+
+def test_a_program_without_torch_is_told_of_at_its_end(programs: Programs) -> None:
+    programs.write("program.py", "print('done')")
+    run = programs.run("program.py")
+    assert (run.stdout, run.returncode) == ("done\n", 0)
+    assert run.stderr == "stallscope run: program.py did not import torch, so there was nothing to measure\n"
+    assert programs.told() == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [
+        ((), 2, "what is to be run?"),
+        (("-m",), 2, "what is to be run?"),
+        (("--nam", "x", "train.py"), 2, "there is no option '--nam'"),
+        (("--name",), 2, "--name needs a name"),
+        (("missing.py",), 2, "can't open file 'missing.py': [Errno 2] No such file or directory"),
+        (("-m", "no.such.module"), 1, "No module named 'no'"),
+        (("no-such-command",), 127, "no-such-command: command not found"),
+    ],
+)
+def test_what_can_not_be_run_is_said(arguments: tuple[str, ...], status: int, words: str, programs: Programs) -> None:
+    run = programs.run(*arguments)
+    assert (run.returncode, run.stdout) == (status, "")
+    assert run.stderr.startswith("stallscope run: ")
+    assert words in run.stderr
+
+
+def test_a_command_takes_the_place_and_its_own_startup_still_runs(programs: Programs) -> None:
+    programs.write("site/sitecustomize.py", "import sys; sys.from_site = __file__")
+    programs.write("program.py", "import sys, sitecustomize; print(sys.from_site == sitecustomize.__file__, sys.argv)")
+    run = programs.run(sys.executable, "program.py", "1", PYTHONPATH=f"{programs.folder}/site")
+    assert (run.returncode, run.stdout, run.stderr) == (0, "True ['program.py', '1']\n", "")
+
+
+@needs_torch
+@pytest.mark.parametrize("form", ["script", "module", "command"])
+def test_an_unchanged_training_is_told(form: str, programs: Programs) -> None:
+    programs.write("jobs/train.py", TRAINING)
+    forms = {"script": ("jobs/train.py",), "module": ("-m", "jobs.train"), "command": (sys.executable, "jobs/train.py")}
+    run = programs.run("--name", "mine", *forms[form], "--status", "3")
+    assert (run.returncode, run.stderr) == (3, "")
+    last = programs.told()[-1]
+    assert (last.run, last.state, last.gauges["step"]) == ("mine", "failed", 6)
+    assert last.counters["samples"] == 12
+    assert last.info["framework"] == "pytorch"
+    occurrences = {name: phase.occurrences for name, phase in last.phases.items()}
+    assert (occurrences["backward"], occurrences["optimizer"], occurrences["evaluation"]) == (6, 6, 1)
+    assert occurrences["forward"] == 5
+    assert last.phases["initialization"].seconds > 0.1  # torch's own import
+
+
+@needs_torch
+def test_workers_that_are_spawned_stay_silent(programs: Programs) -> None:
+    programs.write("train.py", TRAINING)
+    run = programs.run("train.py", "--workers", "1")
+    assert (run.returncode, run.stderr) == (0, "")
+    told = programs.told()
+    assert len({report.session for report in told}) == 1
+    assert (told[-1].state, told[-1].gauges["dataloader_workers"]) == ("finished", 1)
+
+
+@needs_torch
+def test_a_program_that_tracks_its_loader_itself_is_counted_once(programs: Programs) -> None:
+    programs.write(
+        "train.py",
+        """
+        import stallscope, torch
+        model = torch.nn.Linear(4, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for inputs in stallscope.track(torch.utils.data.DataLoader(torch.ones(6, 4)), "own"):
+            model(inputs).sum().backward()
+            optimizer.step()
+        """,
+    )
+    assert programs.run("train.py").returncode == 0
+    told = programs.told()
+    assert {report.run for report in told} == {"own"}
+    assert told[-1].gauges["step"] == 6
+    assert told[-1].phases["data_wait"].occurrences == 7
+    assert told[-1].phases["backward"].occurrences == 6
+
+
+@needs_torch
+def test_a_training_switched_off_says_nothing(programs: Programs) -> None:
+    programs.write("train.py", TRAINING)
+    assert programs.run("train.py", STALLSCOPE_DISABLE="1").returncode == 0
+    assert programs.told() == []
+
+
+@needs_torch
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["torchrun runs it", "it runs torchrun", "the program spawns"])
+def test_ranks_are_one_run_in_the_exporter(form: str, programs: Programs) -> None:
+    script = programs.write("ranks.py", RANK)
+    launcher = ("-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(free_port()))
+    (programs.folder / "report.sock").unlink()
+    with exporter(programs.folder) as url:
+        if form == "torchrun runs it":
+            itself = (sys.executable, "-m", "stallscope", "run", "--name", "job", script)
+            done = programs.python(*launcher, "--no-python", *itself)
+        elif form == "it runs torchrun":
+            done = programs.run("--name", "job", sys.executable, *launcher, script)
+        else:
+            done = programs.run("--name", "job", script, f"tcp://127.0.0.1:{free_port()}")
+        assert done.returncode == 0, done.stderr
+        for rank in ("0", "1"):
+            until(partial(tells, url, f'stallscope_training_step{{run="job",rank="{rank}"}} 6'))
+            told = f'phase_occurrences_total{{run="job",rank="{rank}",phase="communication"}} 6'
+            assert f"stallscope_training_{told}" in page(url)
+
+
+def tells(url: str, series: str) -> bool:
+    return series in page(url)
