@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 import stallscope
 from stallscope.sampling.clock import ScriptedClock
@@ -155,6 +157,54 @@ def test_neighbouring_steps_are_each_whole(run: stallscope.Run, clock: ScriptedC
     for step in (1, 2, 3):
         assert complete(read(folder, step), "step") == [(f"step {step}", 0, 30)]
         assert len(complete(read(folder, step), "phase")) == 4
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    program=st.recursive(
+        st.sampled_from([0.0, 1e-7, 0.00000123, 0.0004567, 0.3]),
+        lambda inner: st.tuples(
+            st.sampled_from(["forward", "backward", "mine", "evaluation", "checkpoint", "span"]),
+            st.lists(inner, max_size=4),
+        ),
+        max_leaves=20,
+    )
+)
+def test_events_of_a_thread_nest_and_sum_to_the_step(program: Any, tmp_path: Path, desk: Desk) -> None:
+    clock = ScriptedClock(1_700_000_000.123456)
+
+    def play(part: Any) -> None:
+        if isinstance(part, float):
+            clock.advance(part)
+            return
+        name, inner = part
+        with stallscope.span("span") if name == "span" else job.phase(name):
+            for each in inner:
+                play(each)
+
+    job = stallscope.Run("job", clock=clock, sender=desk, rank=3)
+    job.step()
+    job.trace(steps=[2], directory=str(tmp_path))
+    job.step()
+    play(program)
+    job.step()
+    job.finish()
+    document = read(tmp_path, 2)
+    around: list[float] = []
+    for event in document["traceEvents"]:
+        if event["ph"] == "X":
+            end = event["ts"] + event["dur"]
+            assert event["dur"] >= 0
+            while around and around[-1] <= event["ts"] and around[-1] < end:
+                around.pop()
+            # Perfetto drops what ends after the event around it.
+            assert not around or end <= around[-1]
+            around.append(end)
+    told = document["otherData"]
+    assert sum(told["phase_seconds"].values()) <= told["step_seconds"] + 1e-5
+    phases = desk.newest.phases
+    for name, seconds in told["phase_seconds"].items():
+        assert seconds == pytest.approx(phases[name].seconds, abs=2e-6)
 
 
 def test_a_tracked_loader_s_wait_is_in_the_trace(run: stallscope.Run, clock: ScriptedClock, folder: Path) -> None:

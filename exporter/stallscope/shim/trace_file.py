@@ -19,6 +19,7 @@ from stallscope.version import __version__
 
 if TYPE_CHECKING:
     from stallscope.shim.run import Run
+    from stallscope.shim.timeline import Phase
 
 _MAX_NAME_LENGTH = 128
 _LONGEST_FOLDER = 100
@@ -37,30 +38,31 @@ def trace_document(recording: Recording, run: Run, step: int, counters: Mapping[
     zero = recording.zero
     phases, began = _phases(recording)
     seconds: dict[str, float] = {}
-    for name, _begin, _end, own in phases:
-        seconds[name] = seconds.get(name, 0.0) + own
+    for occurrence in phases:
+        name = occurrence.phase.name
+        seconds[name] = seconds.get(name, 0.0) + occurrence.seconds
 
     def complete(name: str, category: str, begin: float, end: float, thread: int) -> dict[str, Any]:
         return {
             "name": name,
             "cat": category,
             "ph": "X",
-            "ts": round((begin + zero) * 1e6, 1),
-            "dur": round((end - begin) * 1e6, 3),
+            "ts": (ts := _microseconds(begin + zero)),
+            "dur": _microseconds(end + zero) - ts,
             "pid": pid,
             "tid": thread,
         }
 
     threads = {recording.thread: recording.thread_name}
     events = [complete(f"step {step}", "step", began, recording.ended, recording.thread)]
-    events += [complete(name, "phase", begin, end, recording.thread) for name, begin, end, _own in phases]
+    events += [complete(each.phase.name, "phase", each.begin, each.end, recording.thread) for each in phases]
     for span in list(recording.spans):  # other threads may still be adding
         threads.setdefault(span.thread, span.thread_name)
         end = recording.ended if span.ended is None else min(span.ended, recording.ended)
         begin = max(span.began, recording.began)
         events.append(complete(label(span.name, _MAX_NAME_LENGTH), "span", begin, max(begin, end), span.thread))
     events.sort(key=lambda event: (event["ts"], -event["dur"]))  # what contains comes before what it contains
-    asked = round((run.timeline.now() + zero) * 1e6, 1)
+    asked = _microseconds(run.timeline.now() + zero)
     for name, value in counters.items():
         events.append({"name": name, "ph": "C", "ts": asked, "pid": pid, "args": {"value": value}})
     titles: list[tuple[str, int, Mapping[str, object]]] = [
@@ -84,32 +86,54 @@ def trace_document(recording: Recording, run: Run, step: int, counters: Mapping[
     }
 
 
-def _phases(recording: Recording) -> tuple[list[tuple[str, float, float, float]], float]:
-    """Rebuild phases from moments: name, begin, end, seconds without what lay inside; and where the step began.
+def _microseconds(seconds: float) -> float:
+    """Unix time in halves of a microsecond: the finest that begin, length and end all have exactly as text.
+
+    Perfetto drops an event that ends after the one around it, be it by a digit lost in rounding.
+    """
+    return round(seconds * 2e6) / 2.0
+
+
+class _Occurrence:
+    """A phase from where it was opened to where it was left."""
+
+    __slots__ = ("begin", "end", "phase", "seconds")
+
+    def __init__(self, phase: Phase, begin: float) -> None:
+        self.phase = phase
+        self.begin = begin
+        self.end = begin
+        self.seconds = 0.0
+        """Without what lay inside."""
+
+
+def _phases(recording: Recording) -> tuple[list[_Occurrence], float]:
+    """Rebuild phases from moments, what contains before what it contains; and tell where the step began.
 
     `other` is what no phase explains, so it is a gap and no event.
     """
-    found: list[tuple[str, float, float, float]] = []
-    opened: list[list[Any]] = []  # phase, begin, own seconds, place among what is found
+    found: list[_Occurrence] = []
+    opened: list[_Occurrence] = []
     before = began = recording.began
     initializing = True
     for now, phases in [*recording.moments, (recording.ended, ())]:
         if now > recording.ended:  # a report, after the step
             continue
         kept = 0
-        while kept < min(len(opened), len(phases)) and opened[kept][0] is phases[kept]:
+        while kept < min(len(opened), len(phases)) and opened[kept].phase is phases[kept]:
             kept += 1
-        for phase, begin, own in reversed(opened[kept:]):
-            found.append((phase.name, begin, before, own))
-        del opened[kept:]
-        opened += [[phase, before, 0.0] for phase in phases[kept:]]
+        for occurrence in opened[kept:]:
+            occurrence.end = before
+        fresh = [_Occurrence(phase, before) for phase in phases[kept:]]
+        found += fresh
+        opened[kept:] = fresh
         if phases:
-            opened[-1][2] += now - before
+            opened[-1].seconds += now - before
             if initializing and phases[0].name != "initialization":
                 initializing = False
                 began = before
         before = now
-    return [phase for phase in found if phase[0] != "other"], began
+    return [occurrence for occurrence in found if occurrence.phase.name != "other"], began
 
 
 def write(path: str, document: dict[str, Any]) -> None:
