@@ -1,40 +1,86 @@
-"""What the shim takes from a training loop, beside the usual client's histogram in the same run.
+"""What the shim takes from a training loop, beside its peers in the same run.
 
 Nanoseconds a step, the best of several rounds in a tight loop, net of the empty loop; inside a real step, whose
-caches hold other things, expect several times as much. Run alone with `python -m tests.benchmarks.shim_cost`.
+caches hold other things, expect several times as much. Rounds of all rows take turns, so that a machine that slows
+down does so for all. Run alone with `python -m tests.benchmarks.shim_cost`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import socket
+import statistics
+import subprocess
+import sys
 import tempfile
-from collections.abc import Callable
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from math import inf
 from pathlib import Path
 from time import perf_counter
 
-from prometheus_client import CollectorRegistry, Histogram
+from prometheus_client import CollectorRegistry, Gauge, Histogram, push_to_gateway
 
 import stallscope
 from stallscope.shim.timeline import STEP_BUCKETS
 
-_STEPS = 20_000
-_ROUNDS = 9
+_STEPS = 10_000
+_ROUNDS = 21
+_SENDS = 1000
+_STEPS_A_SECOND = 100
+"""Of the loop whose sending is spread over its steps: those of 10 ms, at which two reports a second weigh most."""
+_REPORTS_A_SECOND = 2
+_STARTS = 15
+_LOGS = 2000
+_PUSHES = 200
+_GOAL_IMPORT = 15.0
+_GOAL_SEND = 40.0
 
 
 def table() -> str:
-    """Measure, and return the table as Markdown."""
-    with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as exporter:
-        address = Path(folder) / "report.sock"
-        exporter.bind(str(address))
-        exporter.setblocking(False)
-        os.environ["STALLSCOPE_ADDRESS"] = f"unix://{address}"
-        with stallscope.Run("shim-cost") as run:
-            return _measure(run, exporter)
+    """Measure, and return the tables as Markdown."""
+    with _exporter() as (exporter, address):
+        with _reporting_to(address), stallscope.Run("shim-cost") as run:
+            costs = _steps(run, exporter)
+        present = _send(address, exporter)
+        absent = _send("unix:///nowhere/report.sock", exporter)
+    observe = costs["prometheus_client: clock, Histogram.observe()"]
+    rows = [(name, cost, f"{cost / observe:.2f}") for name, cost in costs.items()]
+    spread = costs["one step of stallscope.track()"] + present * _REPORTS_A_SECOND / _STEPS_A_SECOND
+    rows.append((f"the same, sending spread over {_STEPS_A_SECOND} steps a second", spread, f"{spread / observe:.2f}"))
+    lines = ["| | ns | times observe |", "|---|---|---|"]
+    lines += [f"| {name} | {cost * 1e9:.0f} | {ratio} |" for name, cost, ratio in rows]
+    four = costs["run.step() and four phases"]
+    lines += [
+        "",
+        "| a step of the peer | µs | times step() with four phases | times one of track() |",
+        "|---|---|---|---|",
+    ]
+    track = costs["one step of stallscope.track()"]
+    for name, peer in (("wandb, offline: log()", _wandb), ("prometheus_client: push_to_gateway()", _pushgateway)):
+        cost = peer()
+        if isinstance(cost, str):
+            lines.append(f"| {name} | {cost} | | |")
+        else:
+            lines.append(f"| {name} | {cost * 1e6:.0f} | {cost / four:.0f} | {cost / track:.0f} |")
+    growth, held = _memory()
+    lines += ["", "| | measured | goal |", "|---|---|---|"]
+    lines += [
+        f"| a report written and sent, median | {present * 1e6:.1f} µs | < {_GOAL_SEND:.0f} µs |",
+        f"| the same without an exporter | {absent * 1e6:.1f} µs, and ever more seldom | no more than with one |",
+        f"| import stallscope | {_start('import stallscope') * 1e3:.1f} ms | < {_GOAL_IMPORT:.0f} ms |",
+        f"| the same and a first loop | {_start(_FIRST_LOOP) * 1e3:.1f} ms | < {_GOAL_IMPORT:.0f} ms |",
+        f"| memory of the shim, its modules included | {held / 1e3:.0f} kB | < 1000 kB |",
+        f"| its growth over a million steps | {growth / 1e3:.1f} kB | none |",
+    ]
+    return "\n".join(lines) + "\n"
 
 
-def _measure(run: stallscope.Run, exporter: socket.socket) -> str:
+def _steps(run: stallscope.Run, exporter: socket.socket) -> dict[str, float]:
     histogram = Histogram("step_seconds", "Step.", buckets=STEP_BUCKETS, registry=CollectorRegistry())
 
     def empty() -> None:
@@ -72,39 +118,156 @@ def _measure(run: stallscope.Run, exporter: socket.socket) -> str:
         for _ in range(_STEPS):
             run.report(loss=0.5)
 
-    def publish() -> None:
-        # Every step with a report, where two a second are usual.
-        for _ in range(_STEPS // 100):
-            run.timeline.due = 0.0
-            run.step()
-            exporter.recv(65536)
-
-    _drain(exporter)
-    base = _best(empty, exporter)
-    usual = (_best(observe, exporter) - base) / _STEPS
-    lines = ["| | ns | times observe |", "|---|---|---|"]
-    rows: list[tuple[str, Callable[[], None], int]] = [
-        ("prometheus_client: clock, Histogram.observe()", observe, _STEPS),
-        ("run.step()", step, _STEPS),
-        ("one step of stallscope.track()", tracked, _STEPS),
-        ("run.step() and four phases", phases, _STEPS),
-        ("run.report(loss=…)", report, _STEPS),
-        ("a report written and sent, twice a second", publish, _STEPS // 100),
-    ]
-    for name, function, times in rows:
-        cost = (_best(function, exporter) - base * times / _STEPS) / times
-        lines.append(f"| {name} | {cost * 1e9:.0f} | {cost / usual:.2f} |")
-    return "\n".join(lines) + "\n"
-
-
-def _best(function: Callable[[], None], exporter: socket.socket) -> float:
-    durations = []
+    functions: dict[str, Callable[[], None]] = {
+        "": empty,
+        "prometheus_client: clock, Histogram.observe()": observe,
+        "run.step()": step,
+        "one step of stallscope.track()": tracked,
+        "run.step() and four phases": phases,
+        "run.report(loss=…)": report,
+    }
+    best = dict.fromkeys(functions, inf)
     for _ in range(_ROUNDS):
+        for name, function in functions.items():
+            began = perf_counter()
+            function()
+            best[name] = min(best[name], (perf_counter() - began) / _STEPS)
+            _drain(exporter)
+    nothing = best.pop("")
+    return {name: cost - nothing for name, cost in best.items()}
+
+
+def _send(address: str, exporter: socket.socket) -> float:
+    """Median seconds of a step that sends beyond one that doesn't, with steps of all phases in between."""
+    sending, plain = [], []
+    with _reporting_to(address), stallscope.Run("send") as run:
+        for _ in range(_SENDS):
+            for _ in range(20):
+                for name in ("data_wait", "forward", "backward", "optimizer"):
+                    with run.phase(name):
+                        pass
+                run.step()
+            began = perf_counter()
+            run.step()
+            plain.append(perf_counter() - began)
+            run.timeline.due = 0.0
+            began = perf_counter()
+            run.step()
+            sending.append(perf_counter() - began)
+            _drain(exporter)
+    return statistics.median(sending) - statistics.median(plain)
+
+
+_FIRST_LOOP = """
+import stallscope
+for _ in stallscope.track([1, 2, 3], run="first"):
+    pass
+"""
+
+
+def _start(program: str) -> float:
+    """Seconds that this takes in a new interpreter, the best of several."""
+    timed = f"from time import perf_counter as clock\nbegan = clock()\n{program}\nprint(clock() - began)"
+    return min(float(_output(timed)) for _ in range(_STARTS))
+
+
+def _memory() -> tuple[float, float]:
+    """Bytes: what a million steps add, and what the shim holds after them."""
+    program = """
+        import gc, os, tracemalloc
+        tracemalloc.start()
+        import stallscope
+        run = stallscope.Run("memory")
+        def steps(count):
+            for _ in stallscope.track(range(count), run):
+                with run.phase("forward"):
+                    pass
+            gc.collect()
+            return tracemalloc.get_traced_memory()[0]
+        early = steps(20_000)
+        late = steps(1_000_000)
+        print(late - early, late)
+    """
+    growth, held = _output(textwrap.dedent(program)).split()
+    return float(growth), float(held)
+
+
+def _output(program: str) -> str:
+    environment = {**os.environ, "STALLSCOPE_ADDRESS": "unix:///nowhere/report.sock"}
+    return subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+    ).stdout
+
+
+def _wandb() -> float | str:
+    """Seconds of one log() offline, or why there is no figure."""
+    if find_spec("wandb") is None:
+        return "wandb is not installed"
+    import wandb
+
+    with tempfile.TemporaryDirectory() as folder:
+        logger = wandb.init(mode="offline", dir=folder, project="benchmark", settings=wandb.Settings(silent=True))
         began = perf_counter()
-        function()
-        durations.append(perf_counter() - began)
-        _drain(exporter)
-    return min(durations)
+        for number in range(_LOGS):
+            logger.log({"loss": 0.5, "step_seconds": number})
+        cost = (perf_counter() - began) / _LOGS
+        logger.finish()
+    return cost
+
+
+def _pushgateway() -> float | str:
+    """Seconds of one push to a gateway on this machine, or why there is no figure."""
+    program = shutil.which("prometheus-pushgateway") or shutil.which("pushgateway")
+    if program is None:
+        return "prometheus-pushgateway is not installed"
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    gateway = subprocess.Popen(
+        [program, f"--web.listen-address={address}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    registry = CollectorRegistry()
+    loss = Gauge("loss", "Loss.", registry=registry)
+    try:
+        deadline = time.monotonic() + 10.0
+        while True:
+            try:
+                push_to_gateway(address, job="benchmark", registry=registry)
+                break
+            except OSError:
+                if time.monotonic() > deadline:
+                    return "the gateway does not answer"
+                time.sleep(0.05)
+        began = perf_counter()
+        for number in range(_PUSHES):
+            loss.set(number)
+            push_to_gateway(address, job="benchmark", registry=registry)
+        return (perf_counter() - began) / _PUSHES
+    finally:
+        gateway.terminate()
+        gateway.wait()
+
+
+@contextlib.contextmanager
+def _exporter() -> Iterator[tuple[socket.socket, str]]:
+    """A socket that takes reports, and its address."""
+    with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as exporter:
+        place = Path(folder) / "report.sock"
+        exporter.bind(str(place))
+        exporter.setblocking(False)
+        yield exporter, f"unix://{place}"
+
+
+@contextlib.contextmanager
+def _reporting_to(address: str) -> Iterator[None]:
+    before = os.environ.get("STALLSCOPE_ADDRESS")
+    os.environ["STALLSCOPE_ADDRESS"] = address
+    try:
+        yield
+    finally:
+        os.environ.pop("STALLSCOPE_ADDRESS")
+        if before is not None:
+            os.environ["STALLSCOPE_ADDRESS"] = before
 
 
 def _drain(exporter: socket.socket) -> None:

@@ -26,7 +26,7 @@ from stallscope.shim.tolerance import (
     warn,
 )
 from stallscope.shim.transport import transport
-from stallscope.shim.writing import numbers, quoted, texts, words
+from stallscope.shim.writing import amounts, quoted, texts, values, words
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -718,9 +718,9 @@ class Run:
         return (
             f'{self._heading or self._headed()},"sequence":{self._sequence},"start":{self._start:.6f},'
             f'"sent":{sent:.3f},"state":"{self._state}","activity":"{timeline.activity}",'
-            f'"phases":{{{",".join(phases)}}},"counters":{numbers(counters)},'
-            f'"gauges":{numbers({**gauges, **self._gauges, "step": timeline.steps + self._step_offset})},'
-            f'"values":{numbers(self._values)},"dropped":{numbers(self._dropped)}{steps}}}'
+            f'"phases":{{{",".join(phases)}}},"counters":{amounts(counters)},'
+            f'"gauges":{values({**gauges, **self._gauges, "step": timeline.steps + self._step_offset})},'
+            f'"values":{values(self._values)},"dropped":{amounts(self._dropped)}{steps}}}'
         )
 
     def _headed(self) -> str:
