@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from stallscope.gpus.driver import Activity, Device, Unsupported
+from stallscope.gpus.driver import Activity, Device, DriverError, Unsupported
+from stallscope.nvidia.device import NvmlDevice
 from stallscope.nvidia.gpm import Turns
 from stallscope.nvidia.library import Handle, NvmlFailure
 from stallscope.nvidia.nvml import NvmlDriver
@@ -232,11 +234,17 @@ class Metrics:
         self.knows = 1000
         """A call that asks for this id or a higher one is refused as a whole."""
         self.asked: list[tuple[int, ...]] = []
+        self.held = 0
+        """Samples that were not given back."""
+        self.on_sample: Callable[[], None] = lambda: None
 
     def load(self) -> None:
         """Nothing to load."""
 
     def call(self, name: str, *arguments: Any) -> Any:
+        self.held += (name == "nvmlGpmSampleAlloc") - (name == "nvmlGpmSampleFree")
+        if name == "nvmlGpmSampleGet":
+            self.on_sample()
         if name == "nvmlGpmSampleAlloc" or name == "nvmlDeviceGetHandleByIndex":
             return Handle(len(self.asked) + 1)
         if name == "nvmlGpmQueryDeviceSupport" or name == "nvmlDeviceGetCount":
@@ -319,6 +327,23 @@ def test_a_byte_counter_that_stands_still_under_traffic_is_not_one() -> None:
     found = gpu.activity()
     assert found is not None
     assert found.pcie_received == 3 * 1024 * 1024
+
+
+def test_samples_are_given_back_where_a_call_fails_while_the_instance_is_taken_apart() -> None:
+    metrics = Metrics()
+    metrics.values = {2: 50.0}
+    gpu = meter(metrics)
+    assert isinstance(gpu, NvmlDevice)
+    assert metrics.held == 2
+
+    def taken_apart() -> None:
+        gpu.retire()
+        raise NvmlFailure(2, "Invalid Argument")
+
+    metrics.on_sample = taken_apart
+    with pytest.raises(DriverError):
+        gpu.activity()
+    assert metrics.held == 0
 
 
 def activity_of(seconds: float, sm: float | None = None) -> Activity:

@@ -145,11 +145,12 @@ class ActivityMeter:
         with TURNS.take() as ours:
             if not ours:
                 return None
-            with self._busy:
-                activity = None if self._closed else self._read()
-            if self._closed:
-                self.release()
-            return activity
+            try:
+                with self._busy:
+                    return None if self._closed else self._read()
+            finally:
+                if self._closed:
+                    self.release()
 
     def close(self) -> None:
         """Read no more, and give the samples back, if need be after the call that is under way."""
