@@ -331,6 +331,23 @@ def test_accumulated_batches_make_one_step(run: stallscope.Run, desk: Desk, part
     assert told.counters["samples"] == 8
 
 
+@pytest.mark.parametrize("optimizers_stepping", [1, 2])
+def test_a_loader_that_fetches_ahead_loses_no_step(
+    optimizers_stepping: int, run: stallscope.Run, desk: Desk, parts: Parts, clock: ScriptedClock
+) -> None:
+    second = Optimizer(Model(clock), clock)
+    pytorch.watch(parts.model, run=run)
+    for _ in range(2):
+        ahead = iter(parts.loader)
+        batches = [next(ahead)]
+        while batches:
+            batches += [batch] if (batch := next(ahead, None)) is not None else []
+            parts.train(batches.pop(0))
+            if optimizers_stepping == 2:
+                second.step()
+    assert Told(run, desk).steps == 8
+
+
 def test_several_optimizers_make_one_step(run: stallscope.Run, desk: Desk, parts: Parts, clock: ScriptedClock) -> None:
     other = Model(clock)
     second = Optimizer(other, clock)

@@ -1,4 +1,4 @@
-"""PyTorch's integration: each test of `pytorch_loops.py`, run with the real PyTorch in a process of its own."""
+"""PyTorch's and Accelerate's integration: tests run with the real frameworks, in a process of their own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 ROOT = Path(__file__).parents[3]
-FILES = ("pytorch_loops.py", "pytorch_gpu.py")
+FILES = ("pytorch_loops.py", "pytorch_gpu.py", "accelerate_loops.py")
 
 
 def names_in(file: str) -> list[str]:
@@ -28,8 +28,9 @@ def names_in(file: str) -> list[str]:
 @pytest.fixture(scope="module")
 def problems(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What went wrong, by test; empty for those that passed."""
-    if find_spec("torch") is None:
-        pytest.skip("torch is not installed: make frameworks")
+    for package in ("torch", "accelerate"):
+        if find_spec(package) is None:
+            pytest.skip(f"{package} is not installed: make frameworks")
     results = tmp_path_factory.mktemp("pytorch") / "results.xml"
     folder = Path(__file__).parent
     done = subprocess.run(

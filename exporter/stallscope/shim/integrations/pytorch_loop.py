@@ -93,6 +93,9 @@ class Loop:
         self._steps = run.timeline.steps
         self._others_step = False
         self._cycle: set[int] = set()  # optimizers that stepped since the boundary
+        self._newest = 0  # optimizer that stepped
+        self._closing = 0  # the one that was the last of its cycle
+        self._exhausted = False  # whether the newest pass has no more batches
         self._batches = 0  # since the boundary
         self._all_batches = 0
         self._samples = 0
@@ -139,7 +142,7 @@ class Loop:
         else:
             iterator = self._evaluates(begin, loader)
         try:
-            setattr(iterator, _ATTRIBUTE, Pass(loader.batch_size, loader.num_workers, told))
+            setattr(iterator, _ATTRIBUTE, Pass(_batch_size(loader), loader.num_workers, told))
         except Exception as error:
             tolerate(error, "looking at a data loader")
         return iterator
@@ -151,7 +154,9 @@ class Loop:
         if not self._is_training(iterator):
             return self._evaluated_batch(iterator, following)
         self._end_evaluation()
+        self._exhausted = True
         batch = self._waited(following, iterator)
+        self._exhausted = False
         self._batches += 1
         self._all_batches += 1
         self._samples += iterator.__dict__[_ATTRIBUTE].batch_size
@@ -338,8 +343,11 @@ class Loop:
         self._leave(self._optimizing, self._optimizer_span)
         self._optimizer_steps += 1
         self._backwards = 0
+        self._newest = key
         if self._batches:
             self._cycle.add(key)  # the step lasts until the loop asks for the next batch
+            if self._exhausted and self._closing in (0, key):  # which it has done already, if its loader fetches ahead
+                self._mark()
         elif not self.run.claimed_by and not self._someone_else_steps():
             self.run.optimizer_step(optimizer)
             self._steps = self.run.timeline.steps
@@ -401,6 +409,7 @@ class Loop:
         """Mark a step's boundary, unless somebody else marks them; tell whether the opening phase is open."""
         self._cycle.clear()
         self._batches = 0
+        self._closing = self._newest
         if not self._someone_else_steps():
             timeline = self.run.timeline
             timeline.step(opening)
@@ -453,3 +462,12 @@ def _compiled_graphs() -> int | None:
     """Graphs that `torch.compile` made in this process, or since it was reset; None where it isn't in use."""
     dynamo = sys.modules.get("torch._dynamo.utils")
     return None if dynamo is None else int(dynamo.counters["stats"]["unique_graphs"])
+
+
+def _batch_size(loader: Any) -> object:
+    """Samples in each batch of this process; Accelerate's sampler may split one between several."""
+    if loader.batch_size is not None:
+        return loader.batch_size
+    sampler = loader.batch_sampler
+    size = getattr(sampler, "batch_size", None)
+    return size // sampler.num_processes if getattr(sampler, "split_batches", False) else size
