@@ -555,6 +555,22 @@ def test_the_profiler_runs_in_traced_steps_alone_and_writes_beside(
     assert {path.name for path in (folder / "job").iterdir()} == {"rank3-step2.trace.json", "rank3-step2.torch.json"}
 
 
+@pytest.mark.parametrize("end", ["run", "disk"])
+def test_a_profiler_never_goes_on_beyond_its_step(
+    end: str, run: stallscope.Run, clock: ScriptedClock, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+    monkeypatch.setattr("stallscope.shim.trace._started_profiler", lambda: FakeProfiler(calls))
+    if end == "disk":
+        folder.write_text("in the way")
+    run.trace(steps=[1], directory=str(folder), torch_profiler=True)
+    train(run, clock, 1)
+    if end == "disk":
+        train(run, clock, 1)
+    run.finish()
+    assert calls == ["stop"]
+
+
 def test_the_profiler_needs_torch(
     run: stallscope.Run,
     clock: ScriptedClock,

@@ -96,6 +96,11 @@ class Recording:
         return self._run.silent
 
     @property
+    def stopped(self) -> bool:
+        """Whether it no longer listens."""
+        return self._timeline.now == self.clock
+
+    @property
     def complete(self) -> bool:
         """Whether nothing was left out."""
         return len(self.moments) < MAX_MOMENTS and len(self.spans) < MAX_MOMENTS

@@ -739,7 +739,7 @@ class Run:
     def _close(self) -> None:
         self.silence()
         lifetime.forget(self)
-        for part in (self._probe, self._sender):
+        for part in (self._probe, self._sender, self.tracer):
             close = getattr(part, "close", None)
             if close is not None:
                 try:

@@ -91,6 +91,15 @@ class Tracer:
             self._wishes = trace_wishes.Wishes(self._run)
             self._run.watch(self._look_for_wish)
 
+    def close(self) -> None:
+        """Stop recording; also called when the run ends within a traced step."""
+        recording, profiler = self._recording, self._profiler
+        self._recording = self._profiler = None
+        if recording is not None and not recording.stopped:
+            recording.stop()
+        if profiler is not None:
+            profiler.stop()
+
     def _look_for_wish(self) -> None:
         found = self._wishes.look() if self._wishes is not None else None
         if found is not None:
@@ -148,18 +157,17 @@ class Tracer:
 
     def _end(self) -> None:
         recording, profiler = self._recording, self._profiler
-        self._recording = self._profiler = None
         assert recording is not None
-        recording.stop()
+        recording.stop()  # first of all: what follows is no part of the step
         with self._run.phase(PHASE):
+            self.close()
             counters = self._counters()
             path = os.path.join(self._folder, f"rank{self._run.rank}-step{self._step}")
             try:
                 os.makedirs(self._folder, exist_ok=True)
-                if profiler is not None:
-                    profiler.stop()
-                    profiler.export_chrome_trace(f"{path}.torch.json")
                 write(f"{path}.trace.json", trace_document(recording, self._run, self._step, counters))
+                if profiler is not None:
+                    profiler.export_chrome_trace(f"{path}.torch.json")
             except OSError as error:
                 complain(
                     f"traces can't be written to {self._folder}: {error.strerror or error}; tell another directory",
