@@ -8,7 +8,7 @@ import os
 import platform
 from pathlib import Path
 
-from tests.benchmarks import accuracy, sampling_round, scrape, shim_cost
+from tests.benchmarks import accuracy, sampling_round, scrape, shim_cost, training_step
 from tests.benchmarks.processes import CLIENT_PROCESSOR
 
 RESULTS = Path(__file__).with_name("RESULTS.md")
@@ -46,7 +46,7 @@ def main() -> None:
     options = parser.parse_args()
     today = dt.datetime.now(dt.timezone.utc).date()
     before = load()
-    parts = ["### The shim", shim_cost.table().strip()]
+    parts = ["### The shim", shim_cost.table().strip(), training_step.table().strip()]
     os.sched_setaffinity(0, {CLIENT_PROCESSOR})
     parts += ["### Scrapes", scrape.table()]
     parts += ["### A sampling round", sampling_round.table()]
