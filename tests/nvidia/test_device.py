@@ -205,6 +205,27 @@ def test_processes_are_told_with_their_kind_in_one_call_a_kind(asking: Asking, n
     assert asking.ask("gpu.rejected") == {}
 
 
+@pytest.mark.parametrize(
+    ("bit", "reasons"),
+    [
+        (0x1, []),
+        (0x2, []),
+        (0x4, ["power_cap"]),
+        (0x8, ["hw_slowdown"]),
+        (0x10, ["sync_boost"]),
+        (0x20, ["sw_thermal"]),
+        (0x40, ["hw_thermal"]),
+        (0x80, ["power_brake"]),
+        (0x100, []),
+    ],
+)
+def test_each_bit_of_the_throttle_reasons_is_told_by_its_name(
+    asking: Asking, nvml_stand_in: NvmlStandIn, bit: int, reasons: list[str]
+) -> None:
+    nvml_stand_in.gpu[0].throttle_reasons = bit
+    assert asking.ask("gpu.throttle_reasons()") == reasons
+
+
 def test_process_utilization_is_a_ratio_by_process(asking: Asking, nvml_stand_in: NvmlStandIn) -> None:
     nvml_stand_in.gpu[0].utilization = 80
     nvml_stand_in.gpu[0].run((77, 1 << 20, False), (78, 1 << 20, False))

@@ -67,6 +67,11 @@ def test_on_a_shared_gpu_a_process_is_the_pods_that_it_is_called_after() -> None
     assert memory(attribution) == {pod_of(A, "root"): GIB, pod_of(B, "root"): 3 * GIB}
 
 
+def test_what_runs_outside_kubernetes_is_no_pods_though_called_like_a_pod() -> None:
+    seen = {1: process("grace", host_name="train-0", outside=True)}
+    assert memory(found(on(gpu(), (1, GIB), used=GIB), A, B, processes=seen))[Owner(user="grace")] == GIB
+
+
 def test_the_downward_api_outweighs_the_host_name() -> None:
     seen = {1: process(host_name="train-0", pod_name="serve-1", pod_namespace="team-b")}
     assert memory(found(on(gpu(), (1, GIB)), A, B, processes=seen))[pod_of(B, "root")] == GIB
