@@ -9,6 +9,7 @@ import pytest
 from tests.cli.test_exporter import Running
 from tests.shim.integrations.trainings import Reports, assert_phases_are_the_time, held, read
 
+NEEDED = ("torch", "transformers", "accelerate")
 SERIES = 'stallscope_training_step_seconds_count{run="to-the-exporter",rank="0"} '
 
 
@@ -29,7 +30,7 @@ def exporter() -> Iterator[Running]:
 def folder(tmp_path_factory: pytest.TempPathFactory, exporter: Running) -> Path:
     variables = {"TEST_EXPORTER": exporter.socket}  # type: ignore[attr-defined]
     return held(
-        ("torch", "transformers", "accelerate"),
+        NEEDED,
         "transformers_trainings",
         tmp_path_factory.mktemp("transformers"),
         variables,
@@ -105,6 +106,18 @@ def test_running_out_of_memory_is_a_failure_of_its_own_kind(folder: Path) -> Non
 
 def test_steps_of_the_optimizer_are_not_counted_beside_the_trainers(folder: Path) -> None:
     assert read(folder, "within_a_run").steps == 16
+
+
+def test_under_the_run_command_steps_and_phases_are_told_once(tmp_path: Path) -> None:
+    """`stallscope run` listens to loader, model and optimizer, and leaves to the callback what is the callback's."""
+    command, training = ("-m", "stallscope", "run"), ("accumulating",)
+    reports = read(held(NEEDED, "transformers_trainings", tmp_path, under=command, only=training), "accumulating")
+    newest = reports.newest
+    assert reports.steps == 8
+    assert newest.counters["samples"] == 32
+    assert newest.phases["forward"].occurrences == newest.phases["backward"].occurrences == 16
+    assert newest.phases["optimizer"].occurrences == 8
+    assert_phases_are_the_time(reports)
 
 
 def test_after_the_training_a_given_run_is_paused_and_may_evaluate(folder: Path) -> None:

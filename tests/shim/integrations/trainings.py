@@ -60,15 +60,31 @@ def assert_phases_are_the_time(reports: Reports) -> None:
     assert newest.sent - newest.start - 0.25 < told <= newest.sent - newest.start + 0.002
 
 
-def held(needed: tuple[str, ...], module: str, folder: Path, variables: Mapping[str, str] | None = None) -> Path:
+def held(
+    needed: tuple[str, ...],
+    module: str,
+    folder: Path,
+    variables: Mapping[str, str] | None = None,
+    *,
+    under: tuple[str, ...] = (),
+    only: tuple[str, ...] = (),
+) -> Path:
     """Run all trainings of a module in one child, unless a package that they need is not installed.
+
+    Args:
+        needed: packages.
+        module: the module's name in this folder.
+        folder: where reports go.
+        variables: the child's environment, beside this process'.
+        under: a command of Python's that runs the module.
+        only: names of trainings, where not all are wanted.
 
     Returns:
         A folder with one file of reports for each training.
     """
     for package in needed:
         if find_spec(package) is None:
-            pytest.skip(f"{package} is not installed: make frameworks")
+            pytest.skip(f"{package} is not installed (make frameworks installs all but tensorflow)")
     environment = {
         name: value
         for name, value in os.environ.items()
@@ -84,7 +100,7 @@ def held(needed: tuple[str, ...], module: str, folder: Path, variables: Mapping[
         **(variables or {}),
     )
     done = subprocess.run(
-        [sys.executable, "-m", f"tests.shim.integrations.{module}", str(folder)],
+        [sys.executable, *under, "-m", f"tests.shim.integrations.{module}", str(folder), *only],
         cwd=ROOT,
         env=environment,
         capture_output=True,
@@ -115,8 +131,10 @@ class Desk:
 
 def main(module: str, trainings: tuple[Callable[[Desk], object], ...]) -> None:
     """Run each training with a desk of its own; used in the child."""
-    folder = Path(sys.argv[1])
+    folder, only = Path(sys.argv[1]), sys.argv[2:]
     for training in trainings:
+        if only and training.__name__ not in only:
+            continue
         began = time.monotonic()
         training(Desk(folder / training.__name__))
         print(f"{module} {training.__name__} {time.monotonic() - began:.1f} s", flush=True)
