@@ -155,7 +155,7 @@ class Told:
         return 0 if self.report.step_seconds is None else self.report.step_seconds.count
 
     @property
-    def step_seconds(self) -> float:
+    def step_seconds(self) -> Any:
         assert self.report.step_seconds is not None
         return self.report.step_seconds.sum
 
@@ -274,6 +274,20 @@ def test_a_pass_for_evaluation_is_in_no_step(way: str, run: stallscope.Run, desk
     assert told["forward"] == pytest.approx(4 * FORWARD)
     assert told.step_seconds == pytest.approx(4 * STEP)
     assert told.gauges["epoch"] == 0
+
+
+def test_a_step_is_over_when_an_evaluation_begins(
+    run: stallscope.Run, desk: Desk, parts: Parts, clock: ScriptedClock
+) -> None:
+    pytorch.watch(parts.model, run=run)
+    for number, batch in enumerate(parts.loader):
+        parts.train(batch)
+        if number == 2:
+            break
+    with torch.no_grad():
+        parts.evaluate()
+    told = Told(run, desk)
+    assert (told.steps, told.step_seconds) == (3, pytest.approx(3 * STEP))
 
 
 def test_an_evaluation_left_early_is_over(run: stallscope.Run, desk: Desk, parts: Parts, clock: ScriptedClock) -> None:
@@ -573,6 +587,32 @@ def test_a_compiled_optimizer_leaves_each_batch_a_step(run: stallscope.Run, desk
         model(inputs).sum().backward()
         step()
     assert 16 <= Told(run, desk).steps <= 80
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of scripting itself
+def test_a_watched_model_can_be_scripted_traced_and_exported(run: stallscope.Run, desk: Desk) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.ReLU())
+    pytorch.watch(model, run=run)
+    batch = torch.ones(1, 4)
+    scripted = torch.jit.script(model)
+    forms = [scripted, torch.jit.trace(model, batch), torch.export.export(model, (batch,)).module()]
+    forms.append(torch.compile(copy.deepcopy(model), backend="eager", fullgraph=True))
+    assert all(torch.equal(form(batch), model(batch)) for form in forms)
+    assert "Hook" not in str(scripted.graph)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_scripted_function_finds_its_names(run: stallscope.Run) -> None:
+    pytorch.watch(run=run)
+    assert torch.jit.script(scripted_function)(torch.ones(2)).tolist() == [1.25, 1.25]
+
+
+def scripted_function(tensor: torch.Tensor) -> torch.Tensor:
+    return added(tensor)
+
+
+def added(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor + 0.25
 
 
 def train_from_seed(watched: Callable[[Any], None]) -> list[Any]:

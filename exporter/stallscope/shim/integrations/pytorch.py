@@ -132,15 +132,19 @@ def seen() -> bool:
 
 
 def _find(*, begins: bool = False) -> Loop | None:
-    global _loop
+    global _loop, _waiting_since
     loop = _loop
-    if loop is not None:
-        return None if loop.over else loop
-    if begins and _waiting_since is not None and not _is_worker():
-        try:
-            _loop = _begin(_waiting_since)
-        except Exception as error:
-            tolerate(error, "watching a loop")
+    if loop is not None and not loop.over:
+        return loop
+    if not begins or _waiting_since is None or _is_worker():
+        return None
+    if loop is not None and lifetime.current() is None:  # the run has ended; only another of the program's follows
+        return None
+    try:
+        _loop = _begin(_waiting_since)
+    except Exception as error:
+        _waiting_since = None
+        tolerate(error, "watching a loop")
     return _loop
 
 

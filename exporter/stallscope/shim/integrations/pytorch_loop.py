@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from threading import get_ident
 from typing import Any
 
@@ -207,7 +208,7 @@ class Loop:
     def _evaluates(self, begin: Callable[[Any], Any], loader: Any) -> Any:
         if self._evaluated is not None:
             return begin(loader)
-        self._evaluation.__enter__()
+        self._begin_evaluation()
         try:
             iterator = begin(loader)
         except BaseException:
@@ -218,7 +219,7 @@ class Loop:
 
     def _evaluated_batch(self, iterator: Any, following: Callable[[Any], Any]) -> Any:
         if self._evaluated is None:
-            self._evaluation.__enter__()
+            self._begin_evaluation()
             self._evaluated = weakref.ref(iterator, self._dropped)
         try:
             return following(iterator)
@@ -232,6 +233,12 @@ class Loop:
         if reference is self._evaluated and not self._elsewhere():
             self._end_evaluation()
 
+    def _begin_evaluation(self) -> None:
+        self._leave_optimizers()
+        if self._step_is_over():
+            self._mark()
+        self._evaluation.__enter__()
+
     def _end_evaluation(self) -> None:
         if self._evaluated is not None:
             self._evaluated = None
@@ -243,6 +250,17 @@ class Loop:
         """A model was compiled: what is looked into from inside it would break its graph."""
         if original in self._forwards:
             self._time(model)
+
+    @contextmanager
+    def unhooked(self) -> Iterator[None]:
+        """Leave models without hooks for a while."""
+        for forward in self._forwards.values():
+            forward.remove()
+        try:
+            yield
+        finally:
+            for forward in self._forwards.values():
+                forward.attach()
 
     def begin_forward(self, model: Any) -> None:
         """A model is called."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -34,6 +35,8 @@ _COLLECTIVES = (
     "scatter_object_list",
     "send",
 )
+_FRAMES = "_frames_up"
+"""What `torch.jit.script` is told of how far above it the names lie that the scripted code uses."""
 
 
 class FindsLoop(Protocol):
@@ -72,6 +75,8 @@ class Patches:
         self._replace(torch.nn.Module, "compile", self._compile_in_place)
         self._replace(torch, "compile", self._compile)
         self._replace(torch.amp.GradScaler, "step", self._scaled_step)
+        if _FRAMES in inspect.signature(torch.jit.script).parameters:
+            self._replace(torch.jit, "script", self._script)
         if torch.distributed.is_available():
             for name in _COLLECTIVES:
                 self._replace(torch.distributed.distributed_c10d, name, self._communicate)
@@ -168,6 +173,20 @@ class Patches:
             original(model, *arguments, **options)
             if (loop := find()) is not None:
                 loop.compiled(model, model)
+
+        return told
+
+    def _script(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        find = self._find
+
+        def told(scripted: Any, *arguments: Any, **options: Any) -> Any:
+            if len(arguments) < 2:  # else it is among them
+                options[_FRAMES] = options.get(_FRAMES, 0) + 1
+            loop = find() if isinstance(scripted, torch.nn.Module) else None
+            if loop is None:
+                return original(scripted, *arguments, **options)
+            with loop.unhooked():  # it would compile the hooks as well
+                return original(scripted, *arguments, **options)
 
         return told
 
