@@ -111,6 +111,54 @@ def test_a_program_that_leaves_with_a_status_has_failed_and_without_finished(
     assert told(exporter)[-1].state == state
 
 
+@pytest.mark.parametrize("call", ["exit", "quit"])
+def test_the_interactive_way_out_tells_its_status_too(call: str, exporter: socket.socket) -> None:
+    play(LOOP + f"{call}(1)")
+    assert told(exporter)[-1].state == "failed"
+    play(LOOP + f"{call}()")
+    assert told(exporter)[-1].state == "finished"
+
+
+@pytest.mark.parametrize(
+    ("raised", "state"),
+    [
+        ("SystemExit(1)", "failed"),
+        ("SystemExit('loss is nan')", "failed"),
+        ("SystemExit(0)", "finished"),
+        ("SystemExit", "finished"),
+    ],
+)
+def test_system_exit_out_of_a_loop_tells_its_status(raised: str, state: str, exporter: socket.socket) -> None:
+    play(f"""
+        import stallscope
+        def train():
+            for batch in stallscope.track(range(5), "job"):
+                if batch == 3:
+                    raise {raised}
+        train()
+    """)
+    assert told(exporter)[-1].state == state
+
+
+def test_system_exit_that_is_caught_is_no_failure_of_a_run_that_goes_on(exporter: socket.socket) -> None:
+    play("""
+        import stallscope
+        for attempt in range(2):
+            try:
+                for batch in stallscope.track(range(5), "job"):
+                    if attempt == 0:
+                        raise SystemExit(1)
+            except SystemExit:
+                pass
+    """)
+    assert told(exporter)[-1].state == "finished"
+
+
+def test_a_loop_left_by_break_has_finished(exporter: socket.socket) -> None:
+    play(LOOP.replace("pass", "break"))
+    assert told(exporter)[-1].state == "finished"
+
+
 def test_a_thread_that_leaves_with_a_status_is_no_failure_of_the_program(exporter: socket.socket) -> None:
     play(
         LOOP

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import atexit
+import builtins
+import gc
 import os
 import sys
 import weakref
@@ -16,6 +18,10 @@ if TYPE_CHECKING:
 
     class Session(Protocol):
         """What ends with the process."""
+
+        @property
+        def moment(self) -> float:
+            """Up to when its time is booked."""
 
         def finish(self, state: str = "finished") -> None:
             """Tell that it ended, and stop."""
@@ -33,6 +39,7 @@ _everyone: weakref.WeakSet[Session] = weakref.WeakSet()
 _watching = 0
 _failed = False
 _failure: BaseException | None = None
+_left: tuple[weakref.ref[Session], float] | None = None
 
 
 def know(session: Session) -> None:
@@ -49,6 +56,7 @@ def watch(session: Session) -> None:
         _watching = os.getpid()
         _chain_exception_hook()
         _chain_exit()
+        _chain_quitters()
         # A child of multiprocessing leaves without atexit, but calls these.
         util = sys.modules.get("multiprocessing.util")
         process = sys.modules.get("multiprocessing.process")
@@ -104,10 +112,15 @@ def finish_all() -> None:
         error = _failure
     failed = _failed or error is not None or _status_of_child() != 0
     for session in watched():
-        if failed:
+        if failed or _was_left(session):
             session.fail(None if isinstance(error, SystemExit) else error)
         else:
             session.finish()
+
+
+def _was_left(session: Session) -> bool:
+    """Whether the last that was heard of this session is that SystemExit left its loop."""
+    return _left is not None and _left[0]() is session and session.moment == _left[1]
 
 
 def _status_of_child() -> int:
@@ -154,16 +167,54 @@ def _chain_exception_hook() -> None:
     sys.excepthook = note_failure
 
 
+def _note_status(status: object) -> None:
+    global _failed
+    import threading
+
+    if threading.current_thread() is threading.main_thread():  # any other ends only itself
+        _failed = _fails(status)
+
+
+def _fails(status: object) -> bool:
+    return status is not None and not (isinstance(status, int) and status == 0)
+
+
 def _chain_exit() -> None:
     # The interpreter forgets a SystemExit before it calls atexit; most programs raise theirs through here.
     previous = sys.exit
 
-    def note_status(status: object = None, /) -> NoReturn:
-        global _failed
-        import threading
-
-        if threading.current_thread() is threading.main_thread():  # any other ends only itself
-            _failed = status not in (None, 0)
+    def exit_noted(status: object = None, /) -> NoReturn:
+        _note_status(status)
         previous(status)  # type: ignore[arg-type]  # whatever it takes
 
-    sys.exit = note_status
+    sys.exit = exit_noted
+
+
+def _chain_quitters() -> None:
+    """Note the status given to `exit()` and `quit()`, which raise their SystemExit themselves."""
+    kind = type(getattr(builtins, "exit", None))
+    if kind.__module__ != "_sitebuiltins":  # a notebook's own, which ends nothing, or none
+        return
+    previous = kind.__call__
+
+    def quit_noted(quitter: object, code: object = None) -> None:
+        _note_status(code)
+        previous(quitter, code)
+
+    kind.__call__ = quit_noted  # type: ignore[method-assign]
+
+
+def loop_left(session: Session, moment: float) -> None:
+    """A loop was left early: note whether `raise SystemExit(1)` did it, which is forgotten when the process ends.
+
+    What is being raised can't be asked for here, but it was made just now, and so is among the youngest objects.
+
+    Args:
+        session: whose loop it was.
+        moment: up to when its time is booked; that of a session that goes on will be another at the end.
+    """
+    global _left
+    for found in gc.get_objects(generation=0):
+        if type(found) is SystemExit and _fails(found.code):
+            _left = (weakref.ref(session), moment)
+            return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sized
 
-from stallscope.shim.lifetime import inherited, watched
+from stallscope.shim.lifetime import inherited, loop_left, watched
 from stallscope.shim.run import Run
 from stallscope.shim.tolerance import complain, number, shown, tolerate
 
@@ -67,6 +67,9 @@ class Tracked(Iterable["Batch"]):
                         step(wait)
                         continue
                 enter()
+        except GeneratorExit:
+            loop_left(self._run, timeline.mark)
+            raise
         finally:
             if waiting:
                 leave()

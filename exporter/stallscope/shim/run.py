@@ -468,6 +468,11 @@ class Run:
             self._gauges["epoch"] = self._pass
 
     @property
+    def moment(self) -> float:
+        """Up to when time is booked, by the run's monotonic clock."""
+        return self.timeline.mark
+
+    @property
     def steps_done(self) -> int:
         """Steps done, those before a restored checkpoint included."""
         return 0 if self.silent else self.timeline.steps + self._step_offset
