@@ -247,20 +247,18 @@ class _Rewriter(ast.NodeVisitor):
             self.generic_visit(node)
 
     def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
-        # Before Python 3.12, what stands inside has no true position: words are replaced in the whole.
-        begin, end = self._at(node)
-        text = self._module.source[begin:end].decode()
+        # Before Python 3.12, what stands inside has no true position: words are replaced in all replacement fields.
+        wanted: dict[str, str] = {}
         for inner in ast.walk(node):
-            if (
-                isinstance(inner, ast.Attribute)
-                and isinstance(inner.value, ast.Name)
-                and inner.value.id in self._modules
-            ):
-                final = self._modules[inner.value.id][inner.attr]
-                text = re.sub(rf"\b{inner.value.id}\.{inner.attr}\b", final, text)
+            if isinstance(inner, ast.Attribute) and isinstance(inner.value, ast.Name):
+                module = inner.value.id
+                if module in self._modules and not self._is_local(module):
+                    wanted[rf"{module}\.{inner.attr}"] = self._modules[module][inner.attr]
             elif isinstance(inner, ast.Name) and (final := self._final(inner.id)) != inner.id:
-                text = re.sub(rf"(?<![\w.]){inner.id}\b", final, text)
-        self._edits[begin, end] = text
+                wanted[inner.id] = final
+        begin, end = self._at(node)
+        if wanted:
+            self._edits[begin, end] = _in_fields(self._module.source[begin:end].decode(), wanted)
 
     def visit_Global(self, node: ast.Global) -> None:
         self._replace(node, f"global {', '.join(self._mine.get(name, name) for name in node.names)}")
@@ -329,6 +327,32 @@ class _Rewriter(ast.NodeVisitor):
         assert node.end_lineno is not None
         assert node.end_col_offset is not None
         return self._starts[node.lineno - 1] + node.col_offset, self._starts[node.end_lineno - 1] + node.end_col_offset
+
+
+def _in_fields(text: str, wanted: Mapping[str, str]) -> str:
+    """Replace words in the replacement fields of an f-string, and leave its own text, and strings in it, alone."""
+    parts: list[str] = []
+    position = begin = depth = 0
+    while position < len(text):
+        character = text[position]
+        if depth == 0 and text[position : position + 2] in ("{{", "}}"):
+            position += 2
+            continue
+        position += 1
+        if character == "{":
+            if depth == 0:
+                parts.append(text[begin:position])
+                begin = position
+            depth += 1
+        elif character == "}":
+            depth -= 1
+            if depth == 0:
+                field = text[begin : position - 1]
+                for pattern, final in wanted.items():
+                    field = re.sub(rf"(?<![\w.\"']){pattern}(?![\w\"'])", final, field)
+                parts.append(field)
+                begin = position - 1
+    return "".join([*parts, text[begin:]])
 
 
 def _arguments(arguments: ast.arguments) -> list[ast.arg]:

@@ -175,6 +175,22 @@ def test_no_name_is_lost_on_the_way(folder: Path) -> None:
     assert checked.returncode == 0, checked.stdout
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("f'{name}'", "f'{_own_name}'"),
+        ("f'name {name} {{name}} name'", "f'name {_own_name} {{name}} name'"),
+        ("f'{{{name}}}'", "f'{{{_own_name}}}'"),
+        ("""f'"name":{name(other.name)}'""", """f'"name":{_own_name(other.name)}'"""),
+        ("""f'{found["name"]}'""", """f'{found["name"]}'"""),
+        ("f'{surname} {names}'", "f'{surname} {names}'"),
+    ],
+)
+def test_names_are_told_apart_in_an_f_string_s_fields_alone(text: str, expected: str) -> None:
+    in_fields = runpy.run_path(str(ROOT / "exporter/vendor.py"))["_in_fields"]
+    assert in_fields(text, {"name": "_own_name"}) == expected
+
+
 def test_traces_are_told_to_be_missing_and_the_run_goes_on(folder: Path, doors: Doors) -> None:
     environment = {"STALLSCOPE_ADDRESS": doors.addresses["unix"], "STALLSCOPE_TRACE_DIR": "/tmp/never"}
     ended = python("-c", JOB, str(folder), **environment)
