@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Callable, Mapping
 from functools import wraps
 from types import ModuleType
 from typing import Any, TypeVar
 
 from stallscope.shim import lifetime
+from stallscope.shim.integrations.pytorch_device import tell_allocator
 from stallscope.shim.run import Run
 from stallscope.shim.timeline import Phase
 from stallscope.shim.tolerance import number, tolerate
@@ -38,6 +40,7 @@ class Fit:
         self._settings = dict(settings)
         self._owned = False
         self._phase: Phase | None = None
+        self._watched: Run | None = None
         self.run: Run | None = None
         self.active = False
         """Whether a fit is under way."""
@@ -63,6 +66,9 @@ class Fit:
         if run is None:
             run = Run(told if isinstance(told, str) else None, **settings)
         self.run = run
+        if run is not self._watched:
+            self._watched = run
+            run.watch(self._tell_allocator)
         run.claimed_by = self.integration
         run.describe(framework=self.framework, precision=settings.get("precision") or None)
         if not self._owned:
@@ -126,6 +132,11 @@ class Fit:
         self.run.claimed_by = ""
         if self._owned:
             self.run.fail(error)
+
+    def _tell_allocator(self) -> None:
+        torch = sys.modules.get("torch")
+        if self.run is not None and torch is not None and torch.cuda.is_initialized():
+            tell_allocator(torch.cuda, self.run)
 
 
 def tolerant(method: Method) -> Method:
