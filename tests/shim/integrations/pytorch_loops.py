@@ -481,6 +481,27 @@ def test_samples_told_by_the_user_are_not_counted_twice(run: stallscope.Run, des
     assert (told.counters["samples"], told.counters["tokens"]) == (20, 28)
 
 
+def test_samples_that_the_run_was_told_of_are_not_counted_twice(desk: Desk, clock: ScriptedClock, parts: Parts) -> None:
+    run = stallscope.Run("job", samples_per_step=5, clock=clock, sender=desk)
+    pytorch.watch(parts.model, run=run)
+    for batch in parts.loader:
+        parts.train(batch)
+    told = Told(run, desk)
+    assert (told.counters["samples"], told.gauges["batch_size"]) == (20, 5)
+
+
+def test_watching_anew_counts_nothing_twice(run: stallscope.Run, desk: Desk, parts: Parts) -> None:
+    torch._dynamo.reset()
+    pytorch.watch(run=run)
+    pytorch.watch(parts.model, run=run)
+    torch.compile(torch.sin, backend="eager")(torch.ones(1))
+    for batch in parts.loader:
+        parts.train(batch)
+    told = Told(run, desk)
+    assert (told.steps, told.counters["samples"], told.counters["recompilations"]) == (4, 8, 1)
+    assert told["forward"] == pytest.approx(4 * FORWARD)
+
+
 def test_operations_follow_from_parameters_and_tokens(run: stallscope.Run, desk: Desk, parts: Parts) -> None:
     pytorch.watch(parts.model, run=run, tokens_per_step=100, flops_per_step="parameters")
     for batch in parts.loader:

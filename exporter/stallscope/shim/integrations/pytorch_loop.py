@@ -78,6 +78,7 @@ class Loop:
         self.gpu_found: Callable[[], None] | None = None
         """Called once CUDA is there."""
         self._thread = get_ident()
+        self._closed = False
         self._optimizers = weakref.WeakSet(optimizers)
         self._all_optimizers = not self._optimizers
         self._loaders = weakref.WeakSet(loaders)
@@ -125,6 +126,7 @@ class Loop:
 
     def close(self) -> None:
         """Watch no more."""
+        self._closed = True
         for forward in self._forwards.values():
             forward.remove()
         self._leave_optimizers()
@@ -454,7 +456,9 @@ class Loop:
     # What reports tell
 
     def _refresh(self) -> None:
-        if self._samples and self._counts_samples:
+        if self._closed:
+            return
+        if self._samples and self._counts_samples and self.run.batch_size is None:
             self.run.add("samples", self._samples)
         self._samples = 0
         graphs = _compiled_graphs()
