@@ -1,8 +1,10 @@
 """Whether a training loop on PyTorch's CPU backend slows down when it is watched: pairs of steps of ten milliseconds.
 
-Of each pair one step runs in a loop that is tracked and has its phases booked, the other in one that is not, in an
-order drawn by chance; the difference within pairs is free of what changes slowly on a machine. Reports go to a socket
-that is read. Run alone with `python -m tests.benchmarks.training_step --pairs 10000`, which takes some minutes.
+Of each pair one step runs in a loop that is tracked, the other in one that is not, in an order drawn by chance; the
+difference within pairs is free of what changes slowly on a machine. What the shim itself takes is timed beside, with
+caches that hold the training. Reports go to a socket that is read.
+
+Run alone with `python -m tests.benchmarks.training_step --pairs 10000`, which takes some minutes.
 """
 
 from __future__ import annotations
@@ -23,9 +25,13 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from prometheus_client import CollectorRegistry, Histogram
+
 import stallscope
+from stallscope.shim.timeline import STEP_BUCKETS
 
 _PAIRS = 500
+_ALONE = 200
 _STEP = 0.010
 _WARM_UP = 20
 _TRIM = 0.05
@@ -33,61 +39,89 @@ _CONFIDENCE = 1.96
 
 
 def table(pairs: int = _PAIRS) -> str:
-    """Measure, and return a line of Markdown, or why there is none."""
+    """Measure, and return Markdown, or why there is none."""
     if find_spec("torch") is None:
         return "A 10 ms step of PyTorch: not measured, torch is not installed.\n"
     torch: Any = import_module("torch")
     torch.set_num_threads(1)
-    train = _training(torch)
+    train = _Training(torch)
     with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as exporter:
         place = Path(folder) / "report.sock"
         exporter.bind(str(place))
         exporter.setblocking(False)
         os.environ["STALLSCOPE_ADDRESS"] = f"unix://{place}"
+        own = _own_time(train, exporter)
         with stallscope.Run("training-step") as run:
-            differences, plain = _pairs(_watched(run, train), _unwatched(train), exporter, pairs)
+            differences, plain = _pairs(_tracked(run, train), _bare(train), exporter, pairs)
     usual = statistics.median(plain)
     mean, bound = _trimmed(differences)
-    noise = statistics.stdev(plain)
     verdict = "told from noise" if abs(mean) > bound else "not told from noise"
-    return (
-        f"A step of {usual * 1e3:.1f} ms of PyTorch {torch.__version__} on one processor, {len(differences)} pairs:"
-        f" watched {mean * 1e6:+.1f} ± {bound * 1e6:.1f} µs ({mean / usual:+.3%} ± {bound / usual:.3%}, 95 %, of"
-        f" differences trimmed by {_TRIM:.0%} at each end), {verdict}; a step varies by {noise * 1e6:.0f} µs.\n"
+    lines = [
+        f"| added to a step of {usual * 1e3:.1f} ms of PyTorch {torch.__version__}, one processor | µs | of the step |",
+        "|---|---|---|",
+    ]
+    lines += [f"| {name} | {cost * 1e6:.1f} | {cost / usual:.3%} |" for name, cost in own.items()]
+    told = (
+        f"In {len(differences)} pairs a step in `track()` took {mean * 1e6:+.1f} ± {bound * 1e6:.1f} µs longer"
+        f" ({mean / usual:+.3%} ± {bound / usual:.3%}; 95 %, {_TRIM:.0%} of the differences trimmed at each end):"
+        f" {verdict}. Steps vary by {statistics.stdev(plain) * 1e6:.0f} µs."
     )
+    lines += ["", told]
+    return "\n".join(lines) + "\n"
 
 
-def _training(torch: Any) -> Callable[[], None]:
-    """One step of a small network, with as many samples as take ten milliseconds."""
-    model = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.ReLU(), torch.nn.Linear(256, 10))
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    samples = 64
-    while True:
-        batch = torch.randn(samples, 256)
+class _Training:
+    """A small network, with as many samples in a batch as take ten milliseconds."""
 
-        def train() -> None:
-            optimizer.zero_grad()
-            model(batch).square().mean().backward()  # noqa: B023 - the last one is meant
-            optimizer.step()
+    def __init__(self, torch: Any) -> None:
+        self._torch = torch
+        self._model = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.ReLU(), torch.nn.Linear(256, 10))
+        self._optimizer = torch.optim.SGD(self._model.parameters(), lr=1e-3)
+        self.length = 0.0
+        """Seconds that the newest step took."""
+        samples, usual = 64, 0.0
+        while usual < 0.8 * _STEP:
+            self._batch = torch.randn(samples, 256)
+            lengths = []
+            for _ in range(_WARM_UP):
+                self()
+                lengths.append(self.length)
+            usual = statistics.median(lengths)
+            samples = math.ceil(samples * min(_STEP / usual, 4.0))
 
-        for _ in range(_WARM_UP):
-            train()
+    def __call__(self) -> None:
+        """Train one step."""
         began = perf_counter()
-        for _ in range(_WARM_UP):
-            train()
-        length = (perf_counter() - began) / _WARM_UP
-        if length > 0.8 * _STEP:
-            return train
-        samples = math.ceil(samples * min(_STEP / length, 4.0))
+        self._optimizer.zero_grad()
+        self._model(self._batch).square().mean().backward()
+        self._optimizer.step()
+        self.length = perf_counter() - began
 
 
-def _unwatched(train: Callable[[], None]) -> Iterator[None]:
-    for _ in itertools.count():
+def _bare(train: _Training) -> Iterator[None]:
+    while True:
         train()
         yield
 
 
-def _watched(run: stallscope.Run, train: Callable[[], None]) -> Iterator[None]:
+def _observed(train: _Training) -> Iterator[None]:
+    histogram = Histogram("step_seconds", "Step.", buckets=STEP_BUCKETS, registry=CollectorRegistry())
+    mark = perf_counter()
+    while True:
+        train()
+        now = perf_counter()
+        histogram.observe(now - mark)
+        mark = now
+        yield
+
+
+def _tracked(run: stallscope.Run, train: _Training) -> Iterator[None]:
+    for _ in stallscope.track(itertools.count(), run):
+        train()
+        yield
+
+
+def _in_phases(run: stallscope.Run, train: _Training) -> Iterator[None]:
     for _ in stallscope.track(itertools.count(), run):
         with run.phase("forward"):
             pass
@@ -99,30 +133,58 @@ def _watched(run: stallscope.Run, train: Callable[[], None]) -> Iterator[None]:
         yield
 
 
+def _own_time(train: _Training, exporter: socket.socket) -> dict[str, float]:
+    """Median seconds of a step outside of the training, with caches as the training left them, beyond a bare loop's."""
+    loops: dict[str, Callable[[stallscope.Run], Iterator[None]]] = {
+        "": lambda _: _bare(train),
+        "prometheus_client: clock, Histogram.observe()": lambda _: _observed(train),
+        "stallscope.track()": lambda run: _tracked(run, train),
+        "the same, three phases and run.report(loss=…)": lambda run: _in_phases(run, train),
+    }
+    found = {}
+    for name, loop in loops.items():
+        own = []
+        with stallscope.Run("own-time") as run:
+            steps = loop(run)
+            for _ in range(_ALONE):
+                began = perf_counter()
+                next(steps)
+                own.append(perf_counter() - began - train.length)
+                _drain(exporter)
+        found[name] = statistics.median(own)
+    nothing = found.pop("")
+    return {name: cost - nothing for name, cost in found.items()}
+
+
 def _pairs(
-    watched: Iterator[None], unwatched: Iterator[None], exporter: socket.socket, pairs: int
+    tracked: Iterator[None], bare: Iterator[None], exporter: socket.socket, pairs: int
 ) -> tuple[list[float], list[float]]:
-    """Differences, watched less unwatched, and the unwatched steps' lengths, in seconds.
+    """Differences, tracked less bare, and the bare steps' lengths, in seconds.
 
     What happens between the two yields of a loop is one step of it: it is timed from outside, by both alike.
     """
     draw = random.Random(7)
     differences, plain = [], []
     for _ in range(_WARM_UP):
-        next(watched), next(unwatched)
+        next(tracked), next(bare)
     for _ in range(pairs):
-        first, second = (watched, unwatched) if draw.random() < 0.5 else (unwatched, watched)
+        first, second = (tracked, bare) if draw.random() < 0.5 else (bare, tracked)
         began = perf_counter()
         next(first)
         middle = perf_counter()
         next(second)
         ended = perf_counter()
-        with contextlib.suppress(BlockingIOError):
-            exporter.recv(65536)
+        _drain(exporter)
         lengths = {id(first): middle - began, id(second): ended - middle}
-        plain.append(lengths[id(unwatched)])
-        differences.append(lengths[id(watched)] - lengths[id(unwatched)])
+        plain.append(lengths[id(bare)])
+        differences.append(lengths[id(tracked)] - lengths[id(bare)])
     return differences, plain
+
+
+def _drain(exporter: socket.socket) -> None:
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            exporter.recv(65536)
 
 
 def _trimmed(values: list[float]) -> tuple[float, float]:

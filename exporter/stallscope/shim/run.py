@@ -269,11 +269,13 @@ class Run:
                 self._step_offset = int(min(done, _MAX_STEP)) - self.timeline.steps
             if steps_planned is not None or batch_size is not None:
                 self.plan(batch_size, None, None, steps_planned)
-            for key, done in (("samples", samples), ("tokens", tokens), ("flops", flops)):
-                if done is not None and (added := amount(key, done)) is not None:
-                    self._grow(key, added)
-            for key, value in values.items():
-                self._report_value(key, value)
+            if samples is not None or tokens is not None or flops is not None:
+                for key, done in (("samples", samples), ("tokens", tokens), ("flops", flops)):
+                    if done is not None and (added := amount(key, done)) is not None:
+                        self._grow(key, added)
+            if values:
+                for key, value in values.items():
+                    self._report_value(key, value)
             timeline = self.timeline
             if (now := timeline.now()) >= timeline.due:
                 self._publish(now)
@@ -596,10 +598,12 @@ class Run:
 
     def _report_loss(self, loss: object) -> None:
         value = number(loss)
-        if value is not None and not isfinite(value):
-            self._nonfinite += 1
+        if value is None:
+            finite("loss", loss)  # which complains
+        elif isfinite(value):
+            self._gauges["loss"] = value
         else:
-            self.gauge("loss", loss)
+            self._nonfinite += 1
 
     def _report_value(self, name: str, value: object) -> None:
         if name not in self._values:  # a keyword, and so text
