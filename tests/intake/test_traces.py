@@ -74,6 +74,11 @@ def test_ranks_that_report_seldom_get_longer_notice(requests: TraceRequests, rep
     assert ask(requests, run="resnet50", steps=1)[1]["first_step"] == 1000 + 12 * 20 + 1
 
 
+def test_ranks_that_report_over_http_get_longer_notice(requests: TraceRequests, report: Callable[..., Report]) -> None:
+    requests.answer(report(step=1000))
+    assert ask(requests, run="resnet50", steps=1)[1]["first_step"] == 1000 + 12 * 20 + 1
+
+
 def test_the_wish_stands_beside_the_socket_readable_for_all_and_writable_for_its_owner(
     requests: TraceRequests, report: Callable[..., Report], tmp_path: Path
 ) -> None:

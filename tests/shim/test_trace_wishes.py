@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from tests.shim.conftest import Desk
 class AnsweringDesk(Desk):
     """Answers reports, as an exporter does over HTTP."""
 
-    answer = b""
+    hear: Callable[[bytes], None] | None = None
 
 
 @pytest.fixture
@@ -57,12 +58,22 @@ def test_a_wish_beside_the_socket_is_found_once(room: Path, run: stallscope.Run)
     assert wishes.look() == range(9, 11)
 
 
-def test_a_wish_in_the_answer_to_a_report_is_found_once(run: stallscope.Run) -> None:
+def test_a_wish_in_the_answer_to_reports_is_heard_once(run: stallscope.Run) -> None:
     wishes = Wishes(run)
+    told = wish()
+    assert wishes.hear(told) == range(5, 7)
+    assert wishes.hear(told) is None
+
+
+def test_a_wish_in_the_answer_to_a_report_is_acted_on_at_once(
+    run: stallscope.Run, clock: ScriptedClock, tmp_path: Path
+) -> None:
+    run.trace(directory=str(tmp_path / "traces"), on_request=True)
     assert isinstance(run.sender, AnsweringDesk)
-    run.sender.answer = wish()
-    assert wishes.look() == range(5, 7)
-    assert wishes.look() is None
+    assert run.sender.hear is not None
+    run.sender.hear(wish(first_step=1, steps=1))
+    train(run, clock, 3)
+    assert [path.name for path in (tmp_path / "traces/job").iterdir()] == ["rank3-step1.trace.json"]
 
 
 @pytest.mark.parametrize(

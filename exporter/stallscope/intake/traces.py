@@ -17,7 +17,7 @@ from typing import Any
 
 from stallscope import trace_request
 from stallscope.catalogue import STEP_BUCKETS
-from stallscope.intake.runs import Held, RunRegistry
+from stallscope.intake.runs import Held, Key, RunRegistry
 from stallscope.report import Report, StepSeconds
 from stallscope.sampling.clock import Clock, SystemClock
 from stallscope.trace_request import MAX_STEPS, TraceRequest
@@ -27,6 +27,8 @@ _logger = logging.getLogger(__name__)
 _ALLOWANCE = 2.0
 """Seconds added to the time of two reports, by when every rank should have heard."""
 _LONGEST_NOTICE = 300.0
+_HTTP_INTERVAL = 5.0
+"""Fewest seconds between two reports over HTTP, as the shim has it."""
 _PATIENCE = 600.0
 """Seconds for which a wish lives on after its steps should be over."""
 _HIGHEST_STEP = 2**52
@@ -61,6 +63,7 @@ class TraceRequests:
         self._folder = folder
         self._clock = clock or SystemClock()
         self._wishes: dict[str, TraceRequest] = {}
+        self._over_http: set[Key] = set()
 
     def post(self, body: bytes) -> tuple[int, bytes]:
         """Take in `{"run": …, "steps": …, "ranks": […], "first_step": …}`; the last two may be left out.
@@ -77,7 +80,8 @@ class TraceRequests:
             return refusal.status, answer.encode()
 
     def answer(self, report: Report) -> bytes:
-        """The wish that a report's sender should hear; empty where there is none."""
+        """The wish that the sender of a report over HTTP should hear; empty where there is none."""
+        self._over_http.add((report.run, report.rank))
         wish = self._wishes.get(report.run)
         if wish is None or (wish.ranks and report.rank not in wish.ranks) or self._clock.time() > wish.expires:
             return b""
@@ -86,6 +90,7 @@ class TraceRequests:
     def let_go_of_expired(self) -> None:
         """Forget wishes whose time is over, and remove their files."""
         now = self._clock.time()
+        self._over_http &= {(held.report.run, held.report.rank) for held in self._registry.held}
         self._forget([run for run, wish in self._wishes.items() if now > wish.expires])
 
     def close(self) -> None:
@@ -151,8 +156,10 @@ class TraceRequests:
         notice = 0.0
         for held in ranks:
             report = held.report
-            # How often a rank reports is how often it hears: each half second by datagrams, seldomer over HTTP.
+            # How often a rank reports is how often it hears: by datagrams each half second, or each step.
             interval = max(report.sent - report.start, 0.0) / max(report.sequence, 1)
+            if (report.run, report.rank) in self._over_http:
+                interval = max(interval, _HTTP_INTERVAL)
             notice = max(notice, min(2.0 * interval + _ALLOWANCE, _LONGEST_NOTICE))
             silent = min(now - held.heard, 2.0 * interval)
             furthest = max(furthest, _done(held) + ceil(silent / step_seconds))

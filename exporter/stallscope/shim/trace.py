@@ -87,9 +87,13 @@ class Tracer:
 
     def obey(self) -> None:
         """Trace what is asked for from outside as well."""
-        if self._wishes is None:
-            self._wishes = trace_wishes.Wishes(self._run)
-            self._run.watch(self._look_for_wish)
+        if self._wishes is not None:
+            return
+        wishes = self._wishes = trace_wishes.Wishes(self._run)
+        self._run.watch(lambda: self._wish(wishes.look()))
+        sender: Any = self._run.sender
+        if hasattr(sender, "hear"):
+            sender.hear = lambda answer: self._wish(wishes.hear(answer))
 
     def close(self) -> None:
         """Stop recording; also called when the run ends within a traced step."""
@@ -100,10 +104,9 @@ class Tracer:
         if profiler is not None:
             profiler.stop()
 
-    def _look_for_wish(self) -> None:
-        found = self._wishes.look() if self._wishes is not None else None
-        if found is not None:
-            self._wished = found
+    def _wish(self, steps: range | None) -> None:
+        if steps is not None:
+            self._wished = steps
             self._listen()
 
     def _listen(self) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Wishes:
-    """What is wished of one run. Looked for before each report, so at most twice a second."""
+    """What is wished of one run. A file is looked for before each report, so at most twice a second."""
 
     def __init__(self, run: Run) -> None:
         """Remember where wishes may appear; nothing is read yet."""
@@ -30,10 +30,18 @@ class Wishes:
         self._heard = b""
 
     def look(self) -> range | None:
-        """The steps of a new wish for this rank; None where there is none, which takes microseconds to see."""
-        data = self._answer() or self._file()
-        if not data:
+        """The steps of a new wish in the file; None where there is none, which takes microseconds to see."""
+        data = self._file()
+        return self._steps(data) if data else None
+
+    def hear(self, answer: bytes) -> range | None:
+        """The steps of a wish in the answer to a report, which comes with each until it expires; None if not new."""
+        if answer == self._heard:
             return None
+        self._heard = answer
+        return self._steps(answer)
+
+    def _steps(self, data: bytes) -> range | None:
         try:
             wish = trace_request.parse(data)
         except ValueError as problem:
@@ -43,13 +51,6 @@ class Wishes:
         if wish.run != run.name or (wish.ranks and run.rank not in wish.ranks) or time.time() > wish.expires:
             return None
         return range(wish.first_step, wish.first_step + wish.steps)
-
-    def _answer(self) -> bytes:
-        answer: bytes = getattr(self._run.sender, "answer", b"")
-        if answer == self._heard:
-            return b""
-        self._heard = answer
-        return answer
 
     def _file(self) -> bytes:
         if not self._path:

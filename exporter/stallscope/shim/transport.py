@@ -138,8 +138,8 @@ class Post:
             "Connection: close\r\nContent-Length: "
         )
         self.interval = _HTTP_EVERY
-        self.answer = b""
-        """What the exporter said to the last report that it took: nothing, or a wish for traces."""
+        self.hear: Callable[[bytes], None] | None = None
+        """Called with what the exporter says to a report that it took: a wish for traces."""
 
     def __call__(self, payload: bytes) -> str | None:
         """Send; None, or why it was dropped: `absent`, `timeout`, `too_large` or `error`."""
@@ -154,7 +154,8 @@ class Post:
         self.interval = _HTTP_EVERY
         body = answer.partition(b"\r\n\r\n")[2]
         if status < 300:
-            self.answer = body
+            if body and self.hear is not None:
+                self.hear(body)
             return None
         text = body[:300].decode(errors="replace")
         warn(f"the exporter answered {status} to a report: {text!r}", f"http: {status}")
