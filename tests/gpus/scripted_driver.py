@@ -40,6 +40,8 @@ class ScriptedDevice:
         self.index = index
         self.mig = ""
         self.parent_uuid = ""
+        self.mute = False
+        """Whether it refuses to be listened to."""
         self.rejections: dict[Rejection, int] = {}
 
     def _answer(self, name: str, *arguments: object) -> Any:
@@ -164,7 +166,7 @@ class ScriptedListener:
     """Hears what the test puts into `events`."""
 
     def __init__(self, devices: Sequence[Device]) -> None:
-        self.devices = devices
+        self.devices = [device for device in devices if isinstance(device, ScriptedDevice) and not device.mute]
         self.events: list[Event] = []
         self.failure: Exception | None = None
         self.closed = False

@@ -357,3 +357,11 @@ def test_a_gpu_that_is_cut_up_leaves_its_processes_to_the_instances() -> None:
     node = Node(parent)
     node.after(3)
     assert set(node.environment.occupancies.current()) == {"MIG-1"}
+
+
+def test_a_gpu_that_reports_no_events_beside_others_that_do_lacks_the_signal() -> None:
+    mute = ScriptedDevice(1, power=1.0)
+    mute.mute = True
+    page = Node(ScriptedDevice(power=1.0), mute).after(3)
+    assert page['stallscope_gpu_signal_supported{gpu="0",uuid="GPU-0",signal="xid_events_total"}'] == 1
+    assert page['stallscope_gpu_signal_supported{gpu="1",uuid="GPU-1",signal="xid_events_total"}'] == 0

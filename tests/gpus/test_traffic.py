@@ -59,3 +59,14 @@ def test_a_counter_that_fails_for_a_reading_catches_up_at_the_next() -> None:
     for second, counted in enumerate((100, None, 300)):
         traffic.take(counted, None, second)
     assert traffic.total == 300
+
+
+def test_a_session_that_was_merely_opened_anew_leaves_no_jump() -> None:
+    traffic = Traffic(may_be_narrow=True)
+    totals = []
+    for second in range(6):
+        session = 1 if second < 3 else 2
+        traffic.take((21 * GIB * second) % (1 << 32), 21.0 * GIB if second not in (0, 3) else None, second, session)
+        totals.append(traffic.total)
+    assert totals == sorted(total for total in totals if total is not None)
+    assert totals[-1] == 4 * 21 * GIB

@@ -524,12 +524,6 @@ def test_a_32_bit_counter_wraps() -> None:
     assert counter.backwards == 0
 
 
-def test_a_counter_of_kilobytes_told_in_bytes_wraps_at_its_own_width() -> None:
-    counter = DriverCounter(widths=(32,), unit=1000)
-    assert counter.take(1000 * (2**32 - 100)) == 1000 * (2**32 - 100)
-    assert counter.take(1000 * 50) == 1000 * (2**32 + 50)
-
-
 @pytest.mark.parametrize(("last", "raw"), [(2**31 - 1, 5), (2**32 - 5, 2**30), (2**40, 5)])
 def test_a_fall_that_no_wrap_explains_is_none(last: int, raw: int) -> None:
     counter = DriverCounter(widths=(32, 64))

@@ -217,6 +217,10 @@ class Event(NamedTuple):
 class Listener(Protocol):
     """Registered for events of some GPUs. Belongs to one thread."""
 
+    @property
+    def devices(self) -> Sequence[Device]:
+        """The GPUs that it hears of; those that report nothing were passed over."""
+
     def wait(self, timeout: float) -> Sequence[Event]:
         """Events that are there, or come within so many seconds; empty where none does."""
 

@@ -158,9 +158,6 @@ class Session:
         """When there was something new last, monotonic."""
         self.active_engines: set[str] = set()
         """Engines that activity tells of."""
-        self.traffic = {
-            each: Traffic(may_be_narrow=each in (PCIE_RECEIVED, PCIE_TRANSMITTED)) for each in _TRAFFIC_ANSWERS
-        }
         self.process_newest_us = 0
         self.process_told_at = 0.0
 
@@ -191,7 +188,7 @@ class Session:
     def rejected(self) -> Mapping[str, int]:
         """How often a counter of the driver said what it can't have meant, by reason."""
         found = {"backwards": 0, "out_of_range": 0}
-        for guard in (*list(self.guards.values()), *(traffic.counter for traffic in self.traffic.values())):
+        for guard in list(self.guards.values()):
             found["backwards"] += guard.backwards
             found["out_of_range"] += guard.out_of_range
         return {reason: count for reason, count in found.items() if count}
@@ -239,6 +236,9 @@ class Gpu:
         self._shares: dict[str, float] = {}
         """Seconds by the name of what was active: units of the GPU that are measured as shares."""
         self._engines: dict[str, float] = {}
+        self._traffic = {
+            each: Traffic(may_be_narrow=each in (PCIE_RECEIVED, PCIE_TRANSMITTED)) for each in _TRAFFIC_ANSWERS
+        }
         self._measured: dict[Family, float] = {}
         """Bytes by measured throughput."""
         self._process_busy: dict[int, float] = {}
@@ -276,10 +276,13 @@ class Gpu:
         for timeline in (*self._timelines.values(), *self._engine_timelines.values()):
             for reason, count in (("future_timestamp", timeline.future), ("backwards", timeline.backwards)):
                 found[reason] += count
+        for traffic in self._traffic.values():
+            found["backwards"] += traffic.counter.backwards
+            found["out_of_range"] += traffic.counter.out_of_range
         return {reason: count for reason, count in found.items() if count}
 
     def _rejected_by_calls(self) -> Counter[str]:
-        """The same without what the timelines count, which outlive sessions."""
+        """The same without what timelines and traffic count, which outlive sessions."""
         found = Counter(self._rejected_before)
         for told in (self.session.device.rejected, self.session.rejected):
             for reason, count in told.items():
@@ -471,11 +474,12 @@ class Gpu:
         counters, activity = session.counters, session.activity
         found: list[Sample] = []
         for each, (counted, moved) in _TRAFFIC_ANSWERS.items():
-            traffic = session.traffic[each]
+            traffic = self._traffic[each]
             traffic.take(
                 None if counters is None else getattr(counters, counted),
                 None if activity is None else getattr(activity, moved),
                 session.now,
+                self.met_in,
             )
             found += self.one(each, traffic.total)
             if traffic.by_activity:

@@ -105,7 +105,10 @@ class GpuSource(Source):
         self._complaint = ""
         self._listener: Listener | None = None
         self._listener_session = 0
+        self._offered: frozenset[str] = frozenset()
+        """GPUs that the listener was told of, and ..."""
         self._listened: frozenset[str] = frozenset()
+        """... those of them that it hears of."""
         self._deaf_in = 0
         """Number of the session in which the driver turned out to report no events."""
 
@@ -184,7 +187,7 @@ class GpuSource(Source):
                 yield from reader.samples
                 if not gpu.instances:  # what runs on a GPU that is cut up is held by the instances' owners
                     occupancies[uuid] = gpu.occupancy
-                if not gpu.identity.mig and (uuid in self._listened or self._deaf_in == self._session):
+                if not gpu.identity.mig and (uuid in self._offered or self._deaf_in == self._session):
                     for each in (XID_EVENTS, XID_LAST):
                         yield from gpu.one(SIGNAL_SUPPORTED, int(uuid in self._listened), each.signal)
         self.environment.occupancies.publish(self.name, occupancies)
@@ -301,19 +304,21 @@ class GpuSource(Source):
             for gpu in self._gpus.values()
             if gpu.listed and gpu.met_in == self._session and not gpu.identity.mig and not gpu.lost_reason
         }
-        if self._listener_session == self._session and well.keys() <= self._listened:
+        if self._listener_session == self._session and well.keys() <= self._offered:
             return
         if self._listener_session == self._session:
             self._stop_listening()
-        self._listener, self._listened = None, frozenset()
+        self._listener, self._offered, self._listened = None, frozenset(), frozenset()
         if well:
             self._listener = self._driver.listen(list(well.values()))
-            self._listened = frozenset(well)
+            heard = {id(device) for device in self._listener.devices}
+            self._offered = frozenset(well)
+            self._listened = frozenset(uuid for uuid, device in well.items() if id(device) in heard)
         self._listener_session = self._session
 
     def _stop_listening(self) -> None:
         listener, self._listener = self._listener, None
-        self._listened, self._listener_session = frozenset(), 0
+        self._offered, self._listened, self._listener_session = frozenset(), frozenset(), 0
         if listener is not None:
             listener.close()
 

@@ -30,18 +30,19 @@ class Traffic:
         self._wide = not may_be_narrow
         self._counted = False
 
-    def take(self, counted: int | None, moved: float | None, now: float) -> None:
+    def take(self, counted: int | None, moved: float | None, now: float, session: int = 0) -> None:
         """Take in what one reading told.
 
         Args:
             counted: the driver's counter.
             moved: bytes since the reading before, by activity.
             now: monotonic seconds.
+            session: another number than before says that the driver was opened anew, and perhaps loaded anew.
         """
         growth = None
         if counted is not None:
             before = self.counter.total if self._counted else 0.0
-            growth = self.counter.take(counted, now=now) - before
+            growth = self.counter.take(counted, now=now, session=session) - before
             self._wide = self._wide or counted >= _NARROW
             if not self._counted:
                 # Where the driver began to count is where the total begins.

@@ -48,6 +48,11 @@ class NvmlListener:
             self.close()
             raise Unsupported("no GPU reports events")
 
+    @property
+    def devices(self) -> Sequence[NvmlDevice]:
+        """See `Listener`."""
+        return list(self._devices.values())
+
     def wait(self, timeout: float) -> Sequence[Event]:
         """See `Listener`.
 

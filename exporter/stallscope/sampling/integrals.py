@@ -323,13 +323,11 @@ class DriverCounter:
     What can't be meant adds nothing, is counted, and is forgotten when the next reading goes on from the one before.
     """
 
-    def __init__(self, *, widths: Sequence[int] = (), unit: float = 1.0, most_per_second: float | None = None) -> None:
+    def __init__(self, *, widths: Sequence[int] = (), most_per_second: float | None = None) -> None:
         """Begin with nothing known.
 
         Args:
             widths: bits after which the counter may wrap, such as (32, 64); none where it does not.
-            unit: what one count of the driver is worth in what is taken in: a counter of kilobytes that is told in
-                bytes wraps a thousand times later.
             most_per_second: more than this can't be meant; checked where readings come with their time.
         """
         self.total: float = 0.0
@@ -338,7 +336,7 @@ class DriverCounter:
         """Readings lower than the one before, without a wrap or a restart of the driver to explain it."""
         self.out_of_range = 0
         """Readings that are no count at all, or too far above the one before."""
-        self._limits: tuple[float, ...] = tuple(unit * 2**width for width in sorted(widths))
+        self._limits: tuple[float, ...] = tuple(2.0**width for width in sorted(widths))
         self._most_per_second = most_per_second
         self._base: _Base | None = None
         self._doubted: _Base | None = None  # the base before a reading that made no sense

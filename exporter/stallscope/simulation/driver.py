@@ -120,6 +120,8 @@ class SimulatedListener:
 
     def __init__(self, node: Node, devices: Mapping[int, Device]) -> None:
         self._node = node
+        self.devices = list(devices.values())
+        """The GPUs that it hears of."""
         self._awaited = {index: device for index, device in devices.items() if not node.lost(index)}
         self._closed = threading.Event()
 
