@@ -410,6 +410,7 @@ for module in sorted(sys.modules):
     assert "stallscope.shim.loader" in loaded
     roots = {module.partition(".")[0] for module in loaded} - {"stallscope", "__main__"}
     assert roots <= sys.stdlib_module_names
+    assert not {"typing", "json", "re", "logging", "threading"} & set(loaded)  # each takes milliseconds
 
 
 def test_counters_are_told_as_totals_or_as_what_is_added(clock: ScriptedClock, desk: Desk) -> None:

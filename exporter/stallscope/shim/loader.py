@@ -97,6 +97,9 @@ def track(
     over another one tracked under the same run, goes on with the run and counts an epoch. The run ends with the
     process, as failed where an exception or `sys.exit` with a status ended it, or with `Run.finish()`.
 
+    The first two steps of a pass are never counted as slow: there the loader's workers start again, and the wait for
+    them is told as `data_wait`. Several optimizers in one iteration change nothing, since batches are counted.
+
     Validation belongs in `with run.phase("evaluation")`; a loader tracked inside it adds nothing.
 
     Args:
@@ -107,7 +110,8 @@ def track(
         flops_per_step: floating-point operations of the model for each step of this rank.
         steps_planned: steps of the whole run.
         epochs: passes over the loader in the whole run, which with its length gives the steps planned.
-        batches_per_step: batches that make one step (gradient accumulation); 0 where the loop calls `run.step()`.
+        batches_per_step: batches that make one step (gradient accumulation); 0 where the loop calls `run.step()`, once
+            in each iteration, or `run.optimizer_step(optimizer)` beside each of its optimizers.
     """
     try:
         if run is not None and type(run) is not str and not isinstance(run, Run):

@@ -217,6 +217,11 @@ class Run:
         Known phases: `data_wait`, `host_copy`, `forward`, `backward`, `communication`, `optimizer`, `checkpoint`,
         `logging`; outside of steps `evaluation`, `restore`, `paused` and `initialization`; and any name of your own.
         Phases nest: time in an inner one is taken out of the outer, so that all of them sum to the loop's time.
+
+        It is the host's time. Where a device computes on its own, the host may wait for data while that device still
+        has work (a wait that costs nothing), and whatever first needs a result (`.item()`, logging a loss) waits for
+        all that was queued before. Nothing here waits for a device to find out: an integration that has device events
+        tells the GPU's time beside, with `gpu_time`.
         """
         try:
             return self._phases[name]
@@ -449,7 +454,10 @@ class Run:
         self.timeline.step()
 
     def gpu_time(self, phase: str, seconds: float) -> None:
-        """Add time of a phase by the GPU's clock, where device events measure it."""
+        """Add time of a phase by the GPU's clock, where device events measure it: kept beside the host's time.
+
+        For `data_wait` that is how long the GPU had nothing to do meanwhile: 0 for a wait that computing hid.
+        """
         if self.silent:
             return
         try:
