@@ -29,6 +29,7 @@ from stallscope.sampling.clock import ScriptedClock
 from stallscope.shim.integrations.pytorch_device import ReducerClock
 from tests.shim.conftest import Desk
 
+pytestmark = pytest.mark.filterwarnings("ignore:Guards may run slower:RuntimeWarning")  # of Python 3.13.0 itself
 FETCH, FORWARD, BACKWARD, OPTIMIZER = 0.25, 0.5, 1.0, 0.125
 STEP = 2 * FETCH + FORWARD + BACKWARD + OPTIMIZER
 """Seconds of the scripted clock: each sample, and each step with its batch of two."""
@@ -757,6 +758,17 @@ def test_a_run_that_ended_leaves_the_loop_alone(run: stallscope.Run, desk: Desk,
 def test_a_model_of_the_wrong_kind_is_refused_in_words(run: stallscope.Run) -> None:
     with pytest.raises(TypeError, match=r"was given a int where it expected a Module"):
         pytorch.watch([1], run=run)
+
+
+def test_a_pytorch_that_is_too_old_is_left_alone(
+    run: stallscope.Run, parts: Parts, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("STALLSCOPE_STRICT")
+    monkeypatch.delattr(torch.compiler, "is_compiling")
+    pytorch.watch(parts.model, run=run)
+    assert "2.3 or newer can" in caplog.text
+    assert vars(DataLoader)["__iter__"].__module__ == "torch.utils.data.dataloader"
+    assert not parts.model._forward_hooks
 
 
 def test_a_mistake_leaves_the_training_alone(

@@ -58,7 +58,15 @@ class Patches:
 
         Args:
             find: asked at each call.
+
+        Raises:
+            RuntimeError: this PyTorch is too old to be looked into safely.
         """
+        if not hasattr(torch.compiler, "is_compiling"):
+            raise RuntimeError(
+                f"PyTorch {torch.__version__} can't be watched; 2.3 or newer can, or track the loader with"
+                " stallscope.track"
+            )
         self._find = find
         self.models = Models()
         """Models that were seen."""
