@@ -304,7 +304,7 @@ class Loop:
         self._precision_told = True
         try:
             parameter = next(iter(model.parameters()), None)
-            if parameter is None:
+            if parameter is None or not hasattr(torch, "get_autocast_dtype"):  # PyTorch 2.3 doesn't tell for sure
                 return
             kind = parameter.device.type
             dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else parameter.dtype
