@@ -122,6 +122,8 @@ class Trainer:
 
     def kill(self, number: int = signal.SIGKILL) -> None:
         self.process.send_signal(number)
+        # Before the pipe closes: a trainer under `unshare` would read its end as the end of the work, and finish.
+        self.process.wait(timeout=TIMEOUT)
         self.process.communicate(timeout=TIMEOUT)
 
 
