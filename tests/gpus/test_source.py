@@ -365,3 +365,15 @@ def test_a_gpu_that_reports_no_events_beside_others_that_do_lacks_the_signal() -
     page = Node(ScriptedDevice(power=1.0), mute).after(3)
     assert page['stallscope_gpu_signal_supported{gpu="0",uuid="GPU-0",signal="xid_events_total"}'] == 1
     assert page['stallscope_gpu_signal_supported{gpu="1",uuid="GPU-1",signal="xid_events_total"}'] == 0
+
+
+def test_a_gpu_that_was_away_is_asked_everything_again() -> None:
+    device = ScriptedDevice(power=1.0, fans=[0.5])
+    node = Node(device, ScriptedDevice(1, power=1.0))
+    fan = 'stallscope_gpu_fan_speed_ratio{gpu="0",uuid="GPU-0",fan="0"}'
+    assert node.after(2)[fan] == 0.5
+    node.driver.shown.remove(device)
+    page = node.after(11)
+    assert (up(page), fan in page) == (0, False)
+    node.driver.shown.insert(0, device)
+    assert node.after(11)[fan] == 0.5

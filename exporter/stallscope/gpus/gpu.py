@@ -264,6 +264,12 @@ class Gpu:
             timeline.reopened()
         self.session = Session(device)
 
+    def rest(self) -> None:
+        """Hold no more than its name and its counters need: it is gone, and may stay so for long."""
+        self.session.answers = {}  # another one, since a reading may still be in the old
+        self.session.forget()
+        self.processes = self.memory_used = None
+
     @property
     def calls(self) -> int:
         """Driver calls made for this GPU so far."""

@@ -466,6 +466,8 @@ class GpuSource(Source):
         for uuid, gpu in gpus.items():
             # While somebody does not say who it is, it may be any of those that are missing.
             gpu.listed = uuid in listed or (gpu.listed and bool(silent))
+            if not gpu.listed and gpu.gone_at is None:
+                gpu.rest()
             gpu.gone_at = None if gpu.listed else gpu.gone_at or now
         remembered = self._remembered(gpus, now)
         for uuid in gpus.keys() - remembered.keys():
