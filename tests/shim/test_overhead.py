@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 
 import stallscope
+from stallscope.sampling.clock import ScriptedClock
 from stallscope.shim.overhead import costs
+from tests.shim.conftest import Desk
 
 
 def last_overhead(sent: list[bytes]) -> float:
@@ -31,3 +33,11 @@ def test_overhead_grows_by_what_steps_and_phases_cost() -> None:
     run.finish()
     step, phase = costs()
     assert last_overhead(sent) > first + 990 * (step + phase)
+
+
+def test_a_head_start_is_the_programs_time_and_no_overhead(clock: ScriptedClock, desk: Desk) -> None:
+    clock.advance(10)
+    stallscope.Run("overhead", head_start=4.0, clock=clock, sender=desk).finish()
+    report = desk.newest
+    assert report.phases["initialization"].seconds == 4
+    assert report.counters["shim_overhead_seconds"] == 0

@@ -199,7 +199,7 @@ class Run:
             lifetime.know(self)
             if clock is None:
                 lifetime.watch(self)
-            self._publish(self.timeline.mark)
+            self._publish(self.timeline.now())
             if clock is None and os.environ.get("STALLSCOPE_TRACE_DIR"):
                 self.trace()
         except Exception as error:
