@@ -483,6 +483,11 @@ class Run:
         return self.timeline.mark
 
     @property
+    def ending(self) -> bool:
+        """Whether the report under way is the last."""
+        return not self.silent and self._state in ("finished", "failed")
+
+    @property
     def steps_done(self) -> int:
         """Steps done, those before a restored checkpoint included."""
         return 0 if self.silent else self.timeline.steps + self._step_offset

@@ -336,6 +336,15 @@ class Timeline:
         self.excuse(1)
         self.activity_changed(now)
 
+    def end_last_step(self, ended: float) -> None:
+        """Mark the boundary of a step that ended a while ago, for there is no next one that showed it.
+
+        Args:
+            ended: when its work was done, in seconds of the clock; what came after is in no step's length.
+        """
+        self._step_began += self.now() - ended
+        self.step()
+
     def begin_pass(self) -> None:
         """A pass over the data begins: the steps that fetch its first batches are never held to be slow."""
         self.excuse(_EPOCH_BEGINS)

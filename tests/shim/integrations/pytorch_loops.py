@@ -252,7 +252,7 @@ def test_a_batch_asked_for_by_hand_is_waited_for(run: stallscope.Run, desk: Desk
     for _ in range(3):
         parts.train(next(batches))
     told = Told(run, desk)
-    assert (told.steps, told["data_wait"]) == (2, pytest.approx(6 * FETCH))  # the third step never ended
+    assert (told.steps, told["data_wait"]) == (3, pytest.approx(6 * FETCH))
 
 
 @pytest.mark.parametrize("way", ["no gradients", "inference", "evaluation mode"])
@@ -361,6 +361,32 @@ def test_a_loader_that_fetches_ahead_loses_no_step(
             if optimizers_stepping == 2:
                 second.step()
     assert Told(run, desk).steps == 8
+
+
+def test_a_loop_that_is_left_early_loses_no_step(
+    run: stallscope.Run, desk: Desk, parts: Parts, clock: ScriptedClock
+) -> None:
+    pytorch.watch(parts.model, run=run)
+    batches = iter(parts.loader)
+    for _ in range(3):
+        parts.train(next(batches))
+    clock.advance(60)  # a last checkpoint, which is in no step
+    run.finish()
+    report = desk.newest
+    assert report.step_seconds is not None
+    assert (report.step_seconds.count, report.step_seconds.sum) == (3, 3 * STEP)
+    assert (report.gauges["step"], report.counters["samples"]) == (3, 6)
+
+
+def test_a_batch_that_was_not_trained_on_is_no_step_when_the_run_ends(
+    run: stallscope.Run, desk: Desk, parts: Parts
+) -> None:
+    pytorch.watch(parts.model, run=run)
+    batches = iter(parts.loader)
+    parts.train(next(batches))
+    next(batches)
+    run.fail(RuntimeError())
+    assert desk.newest.gauges["step"] == 1
 
 
 def test_several_optimizers_make_one_step(run: stallscope.Run, desk: Desk, parts: Parts, clock: ScriptedClock) -> None:

@@ -96,6 +96,7 @@ class Loop:
         self._others_step = False
         self._cycle: set[int] = set()  # optimizers that stepped since the boundary
         self._newest = 0  # optimizer that stepped
+        self._stepped = 0.0  # when, in seconds of the run's clock
         self._closing = 0  # the one that was the last of its cycle
         self._exhausted = False  # whether the newest pass has no more batches
         self._batches = 0  # since the boundary
@@ -364,6 +365,7 @@ class Loop:
         self._optimizer_steps += 1
         self._backwards = 0
         self._newest = key
+        self._stepped = self.run.moment
         if self._batches:
             self._cycle.add(key)  # the step lasts until the loop asks for the next batch
             if self._exhausted and self._closing in (0, key):  # which it has done already, if its loader fetches ahead
@@ -458,6 +460,9 @@ class Loop:
     def _refresh(self) -> None:
         if self._closed:
             return
+        if self.run.ending and self._cycle and not self._someone_else_steps():
+            self._cycle.clear()  # the loop was left before its loader's end, as one of so many steps is
+            self.run.timeline.end_last_step(self._stepped)
         if self._samples and self._counts_samples and self.run.batch_size is None:
             self.run.add("samples", self._samples)
         self._samples = 0
