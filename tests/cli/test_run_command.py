@@ -189,6 +189,13 @@ def test_a_program_without_torch_is_told_of_at_its_end(programs: Programs) -> No
     assert programs.told() == []
 
 
+def test_a_program_that_reports_by_itself_is_not_said_to_be_unmeasured(programs: Programs) -> None:
+    programs.write("program.py", "import stallscope\nfor _ in stallscope.track(range(3)):\n    pass\n")
+    run = programs.run("program.py")
+    assert (run.stderr, run.returncode) == ("", 0)
+    assert programs.told()[-1].state == "finished"
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "words"),
     [
