@@ -274,6 +274,7 @@ def _shows(page: Page, fault: Fault, down: list[str], others: list[str]) -> bool
 
 def _stays_while_pages_renew(machine: Machine, page: Page, fault: Fault, down: list[str], others: list[str]) -> Page:
     """The exporter goes on: pages are renewed, GPUs that are well are read, those that are not leave nothing new."""
+    page = machine.until_newer(machine.until_newer(page))  # a reading that was under way may still have come
     stood = {uuid: page.read_at(uuid) for uuid in (*down, *others)}
     newer = machine.until_newer(page)
     newer = machine.until(lambda newer: all(newer.read_at(uuid) > stood[uuid] for uuid in others))
