@@ -11,13 +11,15 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parents[2]
-RULE_FILES = (
-    *(ROOT / "prometheus" / "rules" / f"{name}.yml" for name in ("thresholds", "signals", "time_lost", "verdicts")),
-    *(ROOT / "alerts" / f"{name}.yml" for name in ("training", "gpu", "stallscope")),
-)
+_STAGES = ("thresholds", "subjects", "verdicts")
+_FOUND = {path.stem: path for path in sorted((ROOT / "prometheus" / "rules").glob("*.yml"))}
+CAUSE_FILES = tuple(path for stem, path in _FOUND.items() if stem not in _STAGES)
+"""The causes, one subject a file. None drives another: in which order they are evaluated must not matter."""
+ALERT_FILES = tuple(path for path in sorted((ROOT / "alerts").glob("*.yml")) if path.name != "alertmanager.yml")
+RULE_FILES = (_FOUND["thresholds"], _FOUND["subjects"], *CAUSE_FILES, _FOUND["verdicts"], *ALERT_FILES)
 GROUPS = (
-    *(f"stallscope-{name}" for name in ("thresholds", "signals", "time-lost", "verdicts")),
-    *(f"stallscope-alerts-{name}" for name in ("training", "gpu", "stallscope")),
+    *(f"stallscope-{path.stem}" for path in RULE_FILES if path.parent.name == "rules"),
+    *(f"stallscope-alerts-{path.stem.replace('_', '-')}" for path in ALERT_FILES),
 )
 """In the order in which a server's evaluations settle."""
 
