@@ -33,7 +33,7 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
         "report": "vocabulary",
         "sampling": "catalogue version",
         "shim": "report trace_request version vocabulary",
-        "simulation": "gpus sampling shim",
+        "simulation": "gpus report sampling shim",
         "sources": "amd catalogue gpus nvidia owners sampling",
         "stack": "__init__ bundle simulation",
         "trace_request": "",

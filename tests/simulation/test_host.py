@@ -7,9 +7,8 @@ import pytest
 from stallscope.owners.processes import Processes
 from stallscope.sampling.clock import ScriptedClock
 from stallscope.sampling.reading import checked
-from stallscope.simulation.driver import pid
 from stallscope.simulation.host import CPUS, SimulatedHost
-from stallscope.simulation.node import Node
+from stallscope.simulation.node import Node, pid
 from stallscope.simulation.scenarios import scenario
 from stallscope.sources.base import Environment, NotPresent, available
 

@@ -70,7 +70,8 @@ class Exporter:
             root=root,
             interval=configuration.sampling_interval,
             driver=driver,
-            processes_elsewhere=bool(configuration.scenario) and not configuration.simulated_host,
+            processes_elsewhere=self._simulation is not None
+            and not (configuration.simulated_host or self._simulation.scenario.coupled),
             pcie_throughput=configuration.pcie_throughput,
         )
         self.sampler = Sampler(
@@ -222,6 +223,7 @@ class Exporter:
                 deliver=lambda data: registry.accept(data, "http", own_pid),
                 host_tree=tree,
                 onset=configuration.onset,
+                reports=lambda: [held.report for held in registry.held if held.ended is None],
             )
         except ValueError as problem:
             self._remove_host_tree()

@@ -35,7 +35,7 @@ from stallscope.gpus.driver import (
 )
 from stallscope.sampling.clock import ScriptedClock
 from stallscope.simulation.gpu import POWER_LIMIT_WATTS, SAMPLES_KEPT, SAMPLES_PER_SECOND, GpuState
-from stallscope.simulation.node import Node
+from stallscope.simulation.node import Node, uuid
 from stallscope.simulation.workload import PhaseEffect
 
 MODEL = "Simulated NVIDIA H100 80GB HBM3"
@@ -50,18 +50,6 @@ _THROUGHPUT_SECONDS = 0.02
 _SAMPLE_SIGNALS: Mapping[SampleKind, str] = {"gpu": "busy_seconds_total", "memory": "memory_busy_seconds_total"}
 _LOST_XID = 79
 """The GPU has fallen off the bus."""
-_FIRST_PID = 4_194_305
-"""Above the kernel's highest possible pid, so that a simulated process is never taken for a real one."""
-
-
-def uuid(seed: int, gpu: int) -> str:
-    """The UUID of a simulated GPU."""
-    return f"GPU-simulated-{seed:08x}-{gpu:04d}"
-
-
-def pid(gpu: int) -> int:
-    """The process on a simulated GPU."""
-    return _FIRST_PID + gpu
 
 
 class SimulatedDriver:
@@ -362,15 +350,16 @@ class SimulatedDevice:
         )
 
     def processes(self) -> Sequence[GpuProcess]:
-        """The job's process on this GPU, under a pid that no kernel hands out."""
+        """The job's process on this GPU."""
         self._require_answer("processes")
-        return [GpuProcess(pid(self.index), self._memory_used())]
+        return [GpuProcess(pid, self._memory_used()) for pid in self._node.pids(self.index)]
 
     def process_utilization(self, newer_than_us: int) -> Sequence[ProcessUtilization]:
-        """The job's process is the only one, so that all that the GPU does is its doing."""
+        """All that the GPU does is the doing of the job's process, the first where there are several."""
         self._require_answer()
         return [
-            ProcessUtilization(pid(self.index), at_us, busy, memory)
+            ProcessUtilization(pid, at_us, busy, memory)
+            for pid in self._node.pids(self.index)[:1]
             for at_us, busy, memory in self._samples(newer_than_us)
             if busy or memory
         ]

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from stallscope.simulation.driver import pid
-from stallscope.simulation.node import Node
+from stallscope.simulation.node import Node, pid
 from stallscope.simulation.scenarios import GpuLoss, HostLoad, LoadChange, Scenario, Stall
 
 CPUS = 64

@@ -20,6 +20,18 @@ from stallscope.simulation.scenarios import (
 from stallscope.simulation.workload import EFFECTS, IDLE, SPINNING, Step, StepGenerator
 
 _STALL_SLICE_SECONDS = 1.0
+_FIRST_PID = 4_194_305
+"""Above the kernel's highest possible pid, so that a simulated process is never taken for a real one."""
+
+
+def uuid(seed: int, gpu: int) -> str:
+    """The UUID of a simulated GPU."""
+    return f"GPU-simulated-{seed:08x}-{gpu:04d}"
+
+
+def pid(gpu: int) -> int:
+    """The simulated process on a simulated GPU."""
+    return _FIRST_PID + gpu
 
 
 class Node:
@@ -83,6 +95,10 @@ class Node:
     def memory_share(self, gpu: int) -> float:
         """Frame buffer in use, as a share of the whole."""
         return self.workload.memory_share * self._memory_shares[gpu]
+
+    def pids(self, gpu: int) -> tuple[int, ...]:
+        """The processes on the GPU: one of the job, under a pid that no kernel hands out."""
+        return (pid(gpu),)
 
     def _advance(self, now: float) -> None:
         while self._end <= now:

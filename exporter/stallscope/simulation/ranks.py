@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping
 
 from stallscope.sampling.clock import ScriptedClock
 from stallscope.shim.run import Run
-from stallscope.simulation.driver import pid, uuid
 from stallscope.simulation.host import CPUS, SLURM_JOB, USER, busy_cpu_seconds
-from stallscope.simulation.node import Node
+from stallscope.simulation.node import Node, pid, uuid
 from stallscope.simulation.workload import Step
 
 _MAIN_THREAD_SHARE = 0.6

@@ -93,6 +93,8 @@ class Scenario:
     """Seconds from the start to the fault."""
     instrumented: bool = True
     """The job uses the shim; without it there are GPU signals alone."""
+    coupled: bool = False
+    """There is no simulated job: the GPUs work for the real ranks that claim them."""
 
     @property
     def faulty_gpus(self) -> tuple[int, ...]:
@@ -175,6 +177,16 @@ SCENARIOS: dict[str, Scenario] = {
             ),
             host=HostLoad(cpu=0.15),
             instrumented=False,
+        ),
+        Scenario(
+            name="coupled",
+            description="No job is simulated: each GPU does what the phases of the real rank that claims it by its "
+            "index would have made it do, so that training on processors shows how a GPU would fare.",
+            expected="healthy",
+            workload=_STEADY,
+            host=_CALM,
+            instrumented=False,
+            coupled=True,
         ),
     )
 }

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from stallscope.report import Report
 from stallscope.sampling.clock import Clock, ScriptedClock
+from stallscope.simulation.coupling import CoupledNode
 from stallscope.simulation.driver import SimulatedDriver
 from stallscope.simulation.host import SimulatedHost
 from stallscope.simulation.node import Node
@@ -48,6 +50,7 @@ class Simulation:
         gpus: int = 8,
         host_tree: Path | None = None,
         report_interval: float = 1.0,
+        reports: Callable[[], Iterable[Report]] | None = None,
     ) -> None:
         """Set the node up, at rest.
 
@@ -59,15 +62,22 @@ class Simulation:
             gpus: GPUs of the node, and ranks of its job.
             host_tree: where to write the simulated `proc` and `sys`.
             report_interval: fewest seconds between two reports of a rank.
+            reports: the newest report of each real rank that lives; what the GPUs of a coupled scenario follow.
 
         Raises:
-            ValueError: there are fewer GPUs than the scenario's fault needs.
+            ValueError: there are fewer GPUs than the scenario's fault needs, or it is coupled and can't be.
         """
         if not gpus > max(scenario.faulty_gpus, default=0):
             raise ValueError(f"{scenario.name} needs more than {max(scenario.faulty_gpus, default=0)} GPUs, got {gpus}")
         self.scenario = scenario
         self._clock = clock
-        self._node = Node(scenario, clock, seed=seed, gpus=gpus)
+        if scenario.coupled and (reports is None or host_tree is not None):
+            raise ValueError(f"{scenario.name} needs the reports of real ranks and the real host that they run on")
+        self._node = (
+            CoupledNode(scenario, clock, reports, seed=seed, gpus=gpus)
+            if scenario.coupled and reports is not None
+            else Node(scenario, clock, seed=seed, gpus=gpus)
+        )
         self._ranks: Ranks | None = None
         if deliver is not None and scenario.instrumented:
             self._ranks = Ranks(self._node, deliver, interval=report_interval)
@@ -87,6 +97,7 @@ class Simulation:
         host_tree: Path | None = None,
         report_interval: float = 1.0,
         onset: float | None = None,
+        reports: Callable[[], Iterable[Report]] | None = None,
     ) -> Simulation:
         """Set up a scenario by its name, with the fault `onset` seconds after the start where that is given.
 
@@ -102,6 +113,7 @@ class Simulation:
             gpus=gpus,
             host_tree=host_tree,
             report_interval=report_interval,
+            reports=reports,
         )
 
     def driver(self) -> SimulatedDriver:

@@ -42,7 +42,7 @@ def build_components(
         _alertmanager(settings, programs, folder),
     ]
     if settings.training_job:
-        components.append(_training_job(settings, folder, socket))
+        components.append(_training_job(settings, folder, socket, scenario))
     if programs.grafana:
         dashboards = bundle_folder("grafana") / "dashboards"
         components.append(
@@ -101,10 +101,12 @@ def _alertmanager(settings: Settings, programs: Programs, folder: Path) -> Compo
     return Component("Alertmanager", command, folder / "logs" / "alertmanager.log")
 
 
-def _training_job(settings: Settings, folder: Path, socket: Path | None) -> Component:
+def _training_job(settings: Settings, folder: Path, socket: Path | None, scenario: Scenario | None) -> Component:
     address = f"unix://{socket}" if socket else f"udp://{ADDRESS}:{settings.exporter.number}"
     environment = {"STALLSCOPE_ADDRESS": address, "STALLSCOPE_RUN": RUN, "STALLSCOPE_DISABLE": "0", **_ONE_THREAD}
     command = [sys.executable, "-m", "stallscope.stack.training_job"]
+    if scenario and scenario.coupled:
+        command.append("0")
     return Component("the training job", command, folder / "logs" / "training-job.log", environment)
 
 

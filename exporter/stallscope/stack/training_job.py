@@ -1,14 +1,16 @@
 """A small but real training job: an image classifier in NumPy, on one processor, told to the exporter by the shim.
 
-Run as `python -m stallscope.stack.training_job`, it trains until SIGTERM; STALLSCOPE_RUN names its run. Images are
-drawn as they are needed (a glyph, moved about, under noise), so its data loader does real work, and takes about half of
-the time: a bottleneck for the rules to find. Its loss falls because it learns.
+Run as `python -m stallscope.stack.training_job`, it trains until SIGTERM; STALLSCOPE_RUN names its run, and arguments
+name GPUs by their index, which it claims without using them (simulated ones may then follow it). Images are drawn as
+they are needed (a glyph, moved about, under noise), so its data loader does real work, and takes about half of the
+time: a bottleneck for the rules to find. Its loss falls because it learns.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 
 import numpy as np
@@ -97,7 +99,8 @@ def main() -> None:
     train, validation = Glyphs(seed=2), Glyphs(seed=3)
     model = Classifier()
     # It computes on no GPU, whatever the environment shows, and is one process, wherever it was started from.
-    with stallscope.Run(rank=0, local_rank=0, world_size=1, gpus=[], precision="fp32") as run:
+    gpus = [{"gpu": index} for index in sys.argv[1:]]
+    with stallscope.Run(rank=0, local_rank=0, world_size=1, gpus=gpus, precision="fp32") as run:
         while not stopping:
             for images, labels in stallscope.track(train.batches(_BATCHES_AN_EPOCH), run, samples_per_step=_BATCH):
                 with run.phase("forward"):
