@@ -20,6 +20,7 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
         "analysis": "",
         "bundle": "",
         "catalogue": "",
+        "causes": "",
         "cli": "bundle configuration gpus intake logs nvidia sampling shim simulation sources stack trace_request"
         " version web",
         "configuration": "logs report web",

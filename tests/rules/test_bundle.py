@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from stallscope.catalogue import FAMILIES, Family
+from stallscope.causes import CAUSES, TIERS, Cause
 from tests.promql_names import Matcher, Selector, names_in
 from tests.rules.rulebook import GROUPS, ROOT, RULE_FILES, run_tool
 
@@ -143,6 +144,38 @@ def test_every_recorded_series_is_used_or_promised() -> None:
     }
     assert promised <= RECORDED
     assert used | promised >= RECORDED
+
+
+def floors() -> dict[str, str]:
+    """Tier by cause, of every cause that may be a verdict."""
+    found = [rule["labels"] for rule in rules() if rule.get("record") == "stallscope:verdict_floor:ratio"]
+    assert len(found) == len({labels["cause"] for labels in found})
+    return {labels["cause"]: labels["tier"] for labels in found}
+
+
+@pytest.mark.parametrize("cause", CAUSES.values(), ids=CAUSES)
+def test_a_cause_is_judged_as_the_table_of_causes_says(cause: Cause) -> None:
+    assert floors().get(cause.name) == cause.tier
+    if cause.alert is None:
+        assert not [rule for rule in ALERTS.values() if rule["labels"]["cause"] == cause.name]
+    else:
+        assert ALERTS[cause.alert]["labels"]["cause"] == cause.name
+        assert cause.severity in ALERTS[cause.alert]["labels"]["severity"]
+
+
+def test_no_rule_knows_a_cause_that_the_table_lacks() -> None:
+    assert floors().keys() <= CAUSES.keys()
+    own = {name for name in ALERTS if name.startswith("Stallscope")} | {"Watchdog", "TrainingTelemetryMissing"}
+    assert set(ALERTS) - own == {cause.alert for cause in CAUSES.values()} - {None}
+
+
+def test_every_tier_has_a_weight_in_the_order_of_the_table() -> None:
+    weights = {
+        rule["labels"]["tier"]: float(rule["expr"].removeprefix("vector(").removesuffix(")"))
+        for rule in rules()
+        if rule.get("record") == "stallscope:verdict_tier:weight"
+    }
+    assert sorted(weights, key=weights.__getitem__, reverse=True) == list(TIERS)
 
 
 def thresholds_read(rule_set: list[dict[str, Any]]) -> set[str]:
