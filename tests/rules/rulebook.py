@@ -81,6 +81,13 @@ def growing_until(minute: float, per_second: float = 1.0) -> str:
     return f"0+{per_second * INTERVAL:g}x{scrapes(minute)} {end:g}+0x{LENGTH - scrapes(minute)}"
 
 
+def growing_then(minute: float, before: float, after: float) -> str:
+    """A counter that changes its pace once; both per second."""
+    turn, left = scrapes(minute), LENGTH - scrapes(minute) - 1
+    first = before * INTERVAL * turn + after * INTERVAL
+    return f"0+{before * INTERVAL:.10g}x{turn} {first:.10g}+{after * INTERVAL:.10g}x{left}"
+
+
 def interrupted(minute: float, per_second: float, *, first: float = 0.0, reset: bool = False) -> str:
     """A counter that can't be read for two minutes, and then goes on, or begins again."""
     step, before, gap = per_second * INTERVAL, scrapes(minute), scrapes(2)
@@ -146,6 +153,7 @@ def rank(
     *,
     run: str = "train",
     wait: float | None = 0.0,
+    wait_then: tuple[float, float] | None = None,
     gpus: Sequence[tuple[str, str]] = (("0", "GPU-0"),),
     state: str = "running",
     activity: Mapping[str, str] | None = None,
@@ -162,7 +170,10 @@ def rank(
     pod: str = "",
     **target: str,
 ) -> Story:
-    """A rank of a run that makes a step a second; `wait` is its data wait as a share of the loop's time."""
+    """A rank of a run that makes a step a second.
+
+    `wait` is its data wait as a share of the loop's time, which from a minute on may be another one (`wait_then`).
+    """
     labels = {**TARGET, **target, "run": run, "rank": str(number)}
     info = {"job_class": job_class, "namespace": namespace, "pod": pod, "world_size": "8", "local_rank": str(number)}
     bucket = "stallscope_training_step_seconds_bucket"
@@ -190,7 +201,8 @@ def rank(
         ),
     ]
     if wait is not None:
-        story.append(series("stallscope_training_phase_seconds_total", growing(wait), phase="data_wait", **labels))
+        waited = growing(wait) if wait_then is None else growing_then(wait_then[0], wait, wait_then[1])
+        story.append(series("stallscope_training_phase_seconds_total", waited, phase="data_wait", **labels))
     if cores is not None:
         story += [
             series("stallscope_training_process_cpu_seconds_total", growing(cores), **labels),

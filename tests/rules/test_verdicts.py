@@ -364,3 +364,30 @@ def test_an_exporters_restart_changes_no_verdict(rulebook: Rulebook) -> None:
 def test_a_node_that_has_just_been_started_is_not_judged(rulebook: Rulebook) -> None:
     story = exporter() + rank(wait=0.3, state="starting", steps=steady(0), last_step=CLOCK) + gpu(idle=0.9)
     rulebook.check_percent(story, RUN_VERDICT, [({"run": "train", "cause": "insufficient_data"}, 0)], at="2m")
+
+
+@pytest.mark.parametrize(
+    ("share", "cause"),
+    [
+        pytest.param(0.044, "input_bound", id="under the notice level, over the clearing ratio of it"),
+        pytest.param(0.03, "healthy", id="under the clearing ratio of the notice level"),
+    ],
+)
+def test_a_verdict_in_force_stays_until_its_share_is_clearly_under_the_level(
+    rulebook: Rulebook, share: float, cause: str
+) -> None:
+    story = rank(wait=0.2, wait_then=(20, share)) + gpu(idle=0.4)
+    rulebook.check(story, {f"count by (cause) ({RUN_VERDICT})": [({"cause": cause}, 1)]}, at="40m")
+
+
+def test_a_share_between_clearing_and_notice_level_is_no_verdict_by_itself(rulebook: Rulebook) -> None:
+    rulebook.check(rank(wait=0.044) + gpu(idle=0.4), {f"count by (cause) ({RUN_VERDICT})": [({"cause": "healthy"}, 1)]})
+
+
+def test_a_cause_is_found_before_anything_is_called_healthy(rulebook: Rulebook) -> None:
+    """Rules evaluate one file after another; in between a rank that can just be judged must not pass for healthy."""
+    story = rank(wait=0.3, first_step=600) + gpu(idle=0.3)
+    rulebook.check(story, {f'count_over_time({RUN_VERDICT}{{cause="healthy"}}[40m])': []}, at="40m")
+    story = rank(wait=0.0, first_step=600) + gpu(idle=0.0)
+    rulebook.check(story, {f"count by (cause) ({RUN_VERDICT})": [({"cause": "insufficient_data"}, 1)]}, at="18m30s")
+    rulebook.check(story, {f"count by (cause) ({RUN_VERDICT})": [({"cause": "healthy"}, 1)]}, at="20m")
