@@ -1,0 +1,302 @@
+"""What the bundle's rules cost a real Prometheus that watches a cluster, and how many series they record.
+
+`python -m tests.benchmarks.rules 4096` measures clusters of the sizes given: 4,096 GPUs take 10 GB of memory and a
+quarter of an hour.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from tests.benchmarks.cluster import HOUR, Cluster
+from tests.benchmarks.processes import proportional_memory
+from tests.benchmarks.remote_write import RemoteWriter
+from tests.free_ports import free_port
+from tests.promql_names import names_in
+
+_BUNDLE = Path(__file__).parents[2] / "prometheus"
+_INTERVAL = 30
+_SIZES = (256, 1024)
+_EVALUATIONS = 5
+_GOAL_SECONDS, _GOAL_SERIES = 3.0, 60
+_FILL = 20
+"""Moments in one writing."""
+
+
+@dataclass
+class Cost:
+    """What the rules cost at one size."""
+
+    gpus: int
+    series: int
+    """That were written, each with a sample every half a minute."""
+    memory: int
+    """PSS of Prometheus in bytes."""
+    groups: dict[str, float]
+    """Seconds of an evaluation: the median of several."""
+    rules: dict[tuple[str, int, str], float]
+    """The same by group, place in it, and name."""
+    recorded: dict[str, int]
+    """How many series a rule's name has."""
+    recorded_of_healthy: int
+    """Of one GPU without trouble and the rank on it."""
+    alerts: int
+    """Pending or firing."""
+
+    @property
+    def total(self) -> float:
+        """Seconds for all groups."""
+        return sum(self.groups.values())
+
+
+@dataclass
+class _Watch:
+    """Evaluations seen so far."""
+
+    groups: dict[str, dict[str, float]] = field(default_factory=lambda: defaultdict(dict))
+    rules: dict[tuple[str, int, str], dict[str, float]] = field(default_factory=lambda: defaultdict(dict))
+
+    def take(self, groups: Sequence[Mapping[str, Any]]) -> None:
+        """Note what the server tells of its newest evaluations."""
+        for group in groups:
+            if group["evaluationTime"]:
+                self.groups[group["name"]][group["lastEvaluation"]] = group["evaluationTime"]
+            for place, rule in enumerate(group["rules"]):
+                if rule.get("health") == "err":
+                    raise RuntimeError(f"{rule['name']} fails: {rule.get('lastError')}")
+                if rule["evaluationTime"]:
+                    key = (group["name"], place, rule["name"])
+                    self.rules[key][rule["lastEvaluation"]] = rule["evaluationTime"]
+
+    def fewest(self) -> int:
+        """Evaluations of the group that had the fewest."""
+        return min(map(len, self.groups.values()), default=0)
+
+
+def rule_files() -> list[Path]:
+    """The files that the bundle's own configuration names."""
+    configuration = yaml.safe_load((_BUNDLE / "prometheus.yml").read_text(encoding="utf-8"))
+    return sorted(path.resolve() for pattern in configuration["rule_files"] for path in _BUNDLE.glob(pattern))
+
+
+def names_read(files: Sequence[Path]) -> frozenset[str]:
+    """Every series that a rule asks for."""
+    return frozenset(
+        name
+        for path in files
+        for group in yaml.safe_load(path.read_text(encoding="utf-8"))["groups"]
+        for rule in group["rules"]
+        for name in names_in(rule["expr"]).metrics
+    )
+
+
+def measure(gpus: int, evaluations: int = _EVALUATIONS) -> Cost:
+    """Fill a Prometheus with an hour of the cluster's samples, go on as scrapes do, and watch its rules.
+
+    Args:
+        gpus: GPUs with a rank each.
+        evaluations: how many of each group count; one more comes before them.
+    """
+    files = rule_files()
+    now = math.floor(time.time())
+    cluster = Cluster(gpus, names_read(files), now)
+    with _prometheus() as (port, pid, folder):
+        writer = RemoteWriter(cluster, port)
+        moment = now - HOUR
+        while moment < time.time() - _INTERVAL:
+            behind = min(_FILL, int((time.time() - moment) / _INTERVAL))
+            writer.send(moment + _INTERVAL * np.arange(behind, dtype=float))
+            moment += behind * _INTERVAL
+        _configure(folder, files, port)
+        watch = _Watch()
+        deadline = time.monotonic() + (evaluations + 2) * 2 * _INTERVAL + 60
+        while watch.fewest() <= evaluations:
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"some group had only {watch.fewest()} evaluations: {sorted(watch.groups)}")
+            if moment <= time.time():
+                writer.send(np.array([float(moment)]))
+                moment += _INTERVAL
+            watch.take(_ask(port, "rules")["groups"])
+            time.sleep(5)
+        writer.close()
+        gpu, rank = cluster.healthy()
+        return Cost(
+            gpus=gpus,
+            series=cluster.series,
+            memory=proportional_memory(pid),
+            groups={name: _median(seen) for name, seen in watch.groups.items()},
+            rules={key: _median(seen) for key, seen in watch.rules.items()},
+            recorded={
+                sample["metric"]["__name__"]: int(sample["value"][1])
+                for sample in _query(port, 'count by (__name__) ({__name__=~".+:.+", __name__!~"stallscope:.+"})')
+            },
+            recorded_of_healthy=len(_query(port, f'{{__name__=~".+:.+", uuid="{gpu["uuid"]}"}}'))
+            + len(_query(port, f'{{__name__=~".+:.+", run="{rank["run"]}", rank="{rank["rank"]}", uuid=""}}')),
+            alerts=len(_query(port, 'ALERTS{alertname!="Watchdog"}')),
+        )
+
+
+def table(sizes: Sequence[int] = _SIZES) -> str:
+    """Measure, and return the tables as Markdown."""
+    costs = [measure(size) for size in sizes]
+    largest = costs[-1]
+    conditions = (
+        f"The bundle's rules in a real Prometheus on {os.cpu_count()} processors. Eight GPUs a node, a rank on each, "
+        "runs of 64 ranks, about a fifth of them in trouble; an hour of samples every 30 s, of the series that rules "
+        "read, which go on coming in meanwhile. Windows over what rules have recorded themselves hold only the minutes "
+        f"of the measurement. Seconds of one evaluation, median of {_EVALUATIONS}:"
+    )
+    goals = (
+        f"To reach: all under {_GOAL_SECONDS:g} s at 1024 GPUs, growth by the GPUs to the power of 1 at most, and at "
+        f"most {_GOAL_SERIES} recorded series a GPU."
+    )
+    several = len(costs) > 1
+    names = sorted(largest.groups, key=lambda each: -largest.groups[each])
+    sizes_head = _cells("", [f"{cost.gpus} GPUs" for cost in costs])
+    costliest = sorted(largest.rules.items(), key=lambda each: -each[1])[:10]
+    return "\n".join(
+        [
+            conditions,
+            "",
+            _cells("rule group", [*(f"{cost.gpus} GPUs" for cost in costs), *["power"][:several]]),
+            "|---" * (len(costs) + 1 + several) + "|",
+            *(_row(name, [cost.groups.get(name, 0.0) for cost in costs], costs) for name in names),
+            _row("**all**", [cost.total for cost in costs], costs),
+            "",
+            goals,
+            "",
+            sizes_head,
+            "|---" * (len(costs) + 1) + "|",
+            _cells("series that rules read", [f"{cost.series}" for cost in costs]),
+            _cells("recorded series", [f"{sum(cost.recorded.values())}" for cost in costs]),
+            _cells("the same a GPU", [f"{sum(cost.recorded.values()) / cost.gpus:.1f}" for cost in costs]),
+            _cells("of a healthy GPU and its rank", [f"{cost.recorded_of_healthy}" for cost in costs]),
+            _cells("alerts, pending or firing", [f"{cost.alerts}" for cost in costs]),
+            _cells("memory of Prometheus (PSS), MB", [f"{cost.memory / 1e6:.0f}" for cost in costs]),
+            "",
+            f"The ten costliest rules at {largest.gpus} GPUs:",
+            "",
+            "| group | rule | ms |",
+            "|---|---|---|",
+            *(f"| {_short(group)} | {name} | {1000 * took:.0f} |" for (group, _, name), took in costliest),
+        ]
+    )
+
+
+def _row(name: str, seconds: Sequence[float], costs: Sequence[Cost]) -> str:
+    cells = [f"{took:.3f}" for took in seconds]
+    if len(costs) > 1:
+        first, last = seconds[-2], seconds[-1]
+        growth = math.log(last / first) / math.log(costs[-1].gpus / costs[-2].gpus) if first and last else 0.0
+        cells.append(f"{growth:.2f}")
+    return _cells(_short(name), cells)
+
+
+def _short(group: str) -> str:
+    return group.removeprefix("stallscope-")
+
+
+def _cells(name: str, cells: Sequence[str]) -> str:
+    return f"| {name} | {' | '.join(cells)} |"
+
+
+@contextmanager
+def _prometheus() -> Iterator[tuple[int, int, Path]]:
+    """A server without rules or targets: its port, process and folder."""
+    program = shutil.which("prometheus")
+    if program is None:
+        raise RuntimeError("prometheus is not on PATH; sh tests/install_tools.sh installs it on Debian and Ubuntu")
+    port = free_port()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        _write_configuration(folder, [])
+        with (
+            (folder / "log").open("wb") as log,
+            subprocess.Popen(
+                [
+                    program,
+                    f"--config.file={folder / 'prometheus.yml'}",
+                    f"--storage.tsdb.path={folder / 'data'}",
+                    f"--web.listen-address=127.0.0.1:{port}",
+                    "--web.enable-remote-write-receiver",
+                    "--web.enable-lifecycle",
+                    "--log.level=warn",
+                ],
+                stderr=log,
+            ) as process,
+        ):
+            try:
+                _await_ready(port)
+                yield port, process.pid, folder
+            finally:
+                process.terminate()
+                process.wait(60)
+
+
+def _await_ready(port: int) -> None:
+    deadline = time.monotonic() + 30
+    while not _is_ready(port):
+        if time.monotonic() > deadline:
+            raise RuntimeError("Prometheus has not come up within 30 s")
+        time.sleep(0.1)
+
+
+def _is_ready(port: int) -> bool:
+    try:
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/-/ready", timeout=5).close()
+    except (urllib.error.URLError, ConnectionError):
+        return False
+    return True
+
+
+def _write_configuration(folder: Path, files: Sequence[Path]) -> None:
+    configuration = {
+        "global": {"evaluation_interval": f"{_INTERVAL}s"},
+        "rule_files": [str(path) for path in files],
+    }
+    (folder / "prometheus.yml").write_text(yaml.safe_dump(configuration), encoding="utf-8")
+
+
+def _configure(folder: Path, files: Sequence[Path], port: int) -> None:
+    _write_configuration(folder, files)
+    urllib.request.urlopen(f"http://127.0.0.1:{port}/-/reload", data=b"", timeout=60).close()
+
+
+def _ask(port: int, what: str, **parameters: str) -> Any:
+    query = f"?{urllib.parse.urlencode(parameters)}" if parameters else ""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/v1/{what}{query}", timeout=120) as answer:
+        return json.load(answer)["data"]
+
+
+def _query(port: int, expression: str) -> Any:
+    return _ask(port, "query", query=expression)["result"]
+
+
+def _median(seen: Mapping[str, float]) -> float:
+    # Evaluations in their order; the first one meets series that are not there yet.
+    newest = [took for _, took in sorted(seen.items())][1:]
+    return statistics.median(newest or seen.values())
+
+
+if __name__ == "__main__":
+    print(table([int(size) for size in sys.argv[1:]] or _SIZES))

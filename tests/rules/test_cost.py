@@ -1,0 +1,47 @@
+"""What the rules cost a server, as far as it doesn't depend on the machine; seconds are for `make bench`."""
+
+from __future__ import annotations
+
+import yaml
+
+from tests.benchmarks.cluster import GPUS_A_NODE, HOUR, Cluster
+from tests.promql_names import names_in
+from tests.rules.rulebook import INTERVAL, RULE_FILES, Rulebook, Story, series
+
+_MOST_SERIES = 60
+"""Recorded for each healthy GPU and the rank on it."""
+
+
+def _healthy_node(length: int) -> Story:
+    names = {
+        name
+        for path in RULE_FILES
+        for group in yaml.safe_load(path.read_text(encoding="utf-8"))["groups"]
+        for rule in group["rules"]
+        for name in names_in(rule["expr"]).metrics
+    }
+    cluster = Cluster(GPUS_A_NODE, names, now=length * INTERVAL)
+    return [
+        series(
+            column.name,
+            f"{start - rate * length * INTERVAL:.10g}+{rate * INTERVAL:.10g}x{length}",
+            **labels,
+        )
+        for column in cluster.columns
+        for labels, start, rate in zip(column.labels, column.start, column.rate, strict=True)
+    ]
+
+
+def test_a_healthy_gpu_has_few_recorded_series(rulebook: Rulebook) -> None:
+    story = _healthy_node(HOUR // INTERVAL)
+    # The cluster's second node is idle; thresholds and what belongs to Stallscope itself don't grow with GPUs.
+    recorded = '{__name__=~".+:.+", __name__!~"stallscope:.+", instance!="node0001:19400"}'
+    healthy = 'run:verdict:ratio5m{cause="healthy"}'
+    rulebook.check(
+        story,
+        {
+            f"count({recorded}) > {_MOST_SERIES * GPUS_A_NODE}": [],
+            f"count({healthy})": [({}, 1)],
+        },
+        at="59m",
+    )
