@@ -1,0 +1,164 @@
+"""Real PyTorch training on processors under the real shim, with faults that are really injected.
+
+`python -m tests.end_to_end.training_process` loads PyTorch once and then forks a process for each line that it is told:
+the fields of `Training` as JSON. It answers with the process' number.
+
+A model computes on the processor and then waits as long as its GPU would take, as a host does that waits for a result;
+the simulated GPUs of an exporter in the scenario `coupled` follow what the shim reports of it.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import mmap
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+import stallscope
+from stallscope.integrations import pytorch
+from tests.end_to_end.trainers import Training
+
+BATCH, FEATURES = 16, 64
+BLOCK = 1 << 20
+
+
+def main() -> None:
+    """Fork a trainer for each line, until there are no more."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
+    for line in sys.stdin:
+        pid = os.fork()
+        if pid == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            train(Training(**json.loads(line)))
+        print(pid, flush=True)
+
+
+def train(told: Training) -> None:
+    """Train until a signal ends the process."""
+    if told.cgroup:
+        (Path(told.cgroup) / "cgroup.procs").write_text(str(os.getpid()))
+    torch.set_num_threads(1)
+    torch.manual_seed(told.rank)
+    model: torch.nn.Module = torch.nn.Sequential(
+        torch.nn.Linear(FEATURES, FEATURES), Gpu(told), torch.nn.Linear(FEATURES, 1)
+    )
+    loader = DataLoader(
+        Samples(told),
+        batch_size=None,
+        num_workers=told.workers,
+        multiprocessing_context="fork" if told.workers else None,
+    )
+    if told.world_size > 1:
+        torch.distributed.init_process_group(
+            "gloo",
+            init_method=f"tcp://127.0.0.1:{told.master_port}",
+            rank=told.rank,
+            world_size=told.world_size,
+        )
+        model = torch.nn.parallel.DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    run = stallscope.Run(
+        told.run,
+        rank=told.rank,
+        local_rank=told.rank,
+        world_size=told.world_size,
+        gpus=[{"gpu": str(told.gpu), "uuid": ""}],
+    )
+    pytorch.watch(model, optimizer, loader, run=run)
+    for step, batch in enumerate(loader, 1):
+        loss = model(batch).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        run.report(loss=loss.item())
+        if told.checkpoint_every and step % told.checkpoint_every == 0:
+            with run.phase("checkpoint"):
+                torch.save(model.state_dict(), io.BytesIO())
+                time.sleep(told.checkpoint)
+
+
+class Samples(IterableDataset[torch.Tensor]):
+    """Batches without end, each through a transform that is as slow as was told."""
+
+    def __init__(self, told: Training) -> None:
+        self._told = told
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        number = 0
+        while True:
+            number += 1
+            batch = torch.randn(BATCH, FEATURES)
+            if not self._told.trigger or Path(self._told.trigger).exists():
+                self._transform(batch, number)
+            yield batch
+
+    def _transform(self, batch: torch.Tensor, number: int) -> None:
+        told = self._told
+        if told.waits:
+            time.sleep(told.waits)
+        if told.burns:
+            burn(told.burns)
+        if told.reads:
+            read(told.file, told.reads)
+        if told.poisoned_after and number > told.poisoned_after:
+            batch[0, 0] = float("nan")
+
+
+def burn(seconds: float) -> None:
+    """Use that much processor time of this thread, as for decoding."""
+    image = torch.randn(64, 64)
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        image = torch.tanh(image @ image)
+
+
+def read(file: str, seconds: float) -> None:
+    """Read random blocks of the file from the disk, past the page cache, for that long."""
+    blocks = Path(file).stat().st_size // BLOCK
+    opened = os.open(file, os.O_RDONLY | os.O_DIRECT)
+    try:
+        with mmap.mmap(-1, BLOCK) as buffer:  # on a page's boundary, as the kernel wants it
+            end = time.monotonic() + seconds
+            while time.monotonic() < end:
+                os.preadv(opened, [buffer], BLOCK * random.randrange(blocks))
+    finally:
+        os.close(opened)
+
+
+class Gpu(torch.nn.Module):
+    """A layer that waits as long as a GPU would take for the model, forward and backward."""
+
+    def __init__(self, told: Training) -> None:
+        super().__init__()
+        self._forward, self._backward = told.forward, told.backward
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        time.sleep(self._forward)
+        waiting: torch.Tensor = _Wait.apply(values, self._backward)
+        return waiting
+
+
+class _Wait(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, values: torch.Tensor, seconds: float) -> torch.Tensor:
+        context.seconds = seconds
+        return values.clone()
+
+    @staticmethod
+    def backward(context: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        time.sleep(context.seconds)
+        return gradients[0], None
+
+
+if __name__ == "__main__":
+    main()

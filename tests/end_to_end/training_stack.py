@@ -1,0 +1,130 @@
+"""Exporter, Prometheus and Alertmanager for real training: GPUs that follow it, the bundle's rules in faster time."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+from stallscope.stack.configuration import write_alertmanager, write_prometheus
+from stallscope.stack.ports import Port
+from stallscope.stack.programs import find_programs
+from tests.end_to_end.scaled import scaled, shortened
+from tests.free_ports import free_ports
+from tests.webhook import Webhook
+
+FACTOR = 30
+"""How many times faster than in production the rules judge."""
+INTERVAL = "500ms"
+"""Between two scrapes, and two evaluations: the bundle's 15 s divided by the factor."""
+
+Alert = dict[str, Any]
+_Found = TypeVar("_Found")
+
+
+class TrainingStack:
+    """The three servers, and what they have said."""
+
+    def __init__(self, folder: Path) -> None:
+        """Start them; everything is written into the folder."""
+        scaled(folder, FACTOR)
+        self.webhook = Webhook()
+        self._alerts: list[Alert] = []
+        exporter, prometheus, alertmanager = (Port("", number, "") for number in free_ports(3))
+        self._prometheus, self._alertmanager = prometheus.url, alertmanager.url
+        self.address = f"unix://{folder / 'report.sock'}"
+        """Where training reports go."""
+        rules = write_prometheus(
+            folder / "prometheus", folder, exporter=exporter, alertmanager=alertmanager, thresholds={}
+        )
+        configuration = yaml.safe_load(rules.read_text())
+        configuration["global"].update(scrape_interval=INTERVAL, scrape_timeout=INTERVAL, evaluation_interval=INTERVAL)
+        rules.write_text(yaml.safe_dump(configuration))
+        routes = write_alertmanager(folder / "alerts", folder, webhook=self.webhook.url)
+        programs = find_programs()
+        commands = {
+            "exporter": [
+                *(sys.executable, "-m", "stallscope", "exporter", "--simulation.scenario=coupled"),
+                *(f"--web.listen-address=127.0.0.1:{exporter.number}", f"--sampling.interval={INTERVAL}"),
+                *(f"--report.unix-socket={folder / 'report.sock'}", "--report.udp-address="),
+                f"--report.expiry={shortened('15m', FACTOR)}",
+            ],
+            "prometheus": [
+                *(programs.prometheus or "", f"--config.file={rules}", f"--storage.tsdb.path={folder / 'series'}"),
+                *(f"--web.listen-address=127.0.0.1:{prometheus.number}", "--rules.alert.resend-delay=1s"),
+                f"--query.lookback-delta={shortened('5m', FACTOR)}",
+            ],
+            "alertmanager": [
+                *(programs.alertmanager or "", f"--config.file={routes}", f"--storage.path={folder / 'silences'}"),
+                *(f"--web.listen-address=127.0.0.1:{alertmanager.number}", "--cluster.listen-address="),
+            ],
+        }
+        self._processes = []
+        for name, command in commands.items():
+            with (folder / f"{name}.log").open("ab") as log:
+                self._processes.append(
+                    subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+                )
+
+    def close(self) -> None:
+        """End them all."""
+        for process in self._processes:
+            process.kill()
+            process.wait()
+        self.webhook.close()
+
+    def values(self, expression: str, label: str) -> dict[str, float]:
+        """The values that an expression has now, by one of its labels."""
+        address = f"{self._prometheus}/api/v1/query?{urllib.parse.urlencode({'query': expression})}"
+        with urllib.request.urlopen(address, timeout=5) as response:
+            result = json.load(response)["data"]["result"]
+        return {series["metric"].get(label, ""): float(series["value"][1]) for series in result}
+
+    def ready(self) -> bool:
+        """Whether Prometheus has the exporter's GPUs and the rules' thresholds."""
+        return len(self.values("count(stallscope_gpu_up) and count(stallscope:threshold)", "")) == 1
+
+    def verdict(self, run: str) -> str:
+        """The run's primary cause; nothing where it has none."""
+        return next(iter(self.values(f'run:verdict:ratio5m{{run="{run}"}}', "cause")), "")
+
+    def told(self) -> list[Alert]:
+        """Every alert that Alertmanager has posted so far."""
+        while not self.webhook.notifications.empty():
+            self._alerts += self.webhook.notifications.get()["alerts"]
+        return self._alerts
+
+    def alert(self, name: str, run: str) -> Alert | None:
+        """The alert on the run that was posted as firing."""
+        for alert in self.told():
+            labels = alert["labels"]
+            if (labels["alertname"], labels.get("run"), alert["status"]) == (name, run, "firing"):
+                return alert
+        return None
+
+    def wait_for(self, question: Callable[[], _Found | None], seconds: float, complaint: str) -> _Found:
+        """Ask until there is an answer."""
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                found = question()
+            except (OSError, KeyError, ValueError):
+                found = None  # not listening yet, or not with an answer
+            if found:
+                return found
+            assert time.monotonic() < deadline, f"{complaint}; {self.state()}"
+            time.sleep(0.1)
+
+    def state(self) -> str:
+        """What is known now of all runs, for whoever reads a failure."""
+        verdicts = {run: self.verdict(run) for run in self.values("count by (run) (stallscope_training_state)", "run")}
+        firing = [f"{alert['labels']['alertname']} {alert['labels'].get('run', '')}" for alert in self.told()]
+        return f"verdicts: {verdicts}; alerts told: {sorted(set(firing))}"
