@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,7 @@ def test_promtool_accepts_it_also_in_a_folder_with_odd_characters(tmp_path: Path
         ["promtool", "check", "config", str(folder / "prometheus.yml")], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    for file in (folder / "thresholds.yml", bundle_folder("alerts") / "gpu.yml"):
+    for file in (folder / "thresholds.yml", bundle_folder("alerts") / "gpu_use.yml"):
         assert f"Checking {file}\n  SUCCESS" in done.stdout
 
 
@@ -51,6 +52,18 @@ def test_amtool_accepts_it(tmp_path: Path, webhook: str | None) -> None:
     file = write_alertmanager(bundle_folder("alerts"), tmp_path, webhook=webhook)
     done = subprocess.run(["amtool", "check-config", str(file)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_templates_are_the_bundles_also_of_a_folder_with_odd_characters(tmp_path: Path) -> None:
+    bundle = tmp_path / "with space [and] stars?"
+    shutil.copytree(bundle_folder("alerts"), bundle)
+    file = write_alertmanager(bundle, tmp_path, webhook=None)
+    done = subprocess.run(["amtool", "check-config", str(file)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " - 1 templates\n" in done.stdout
+    (bundle / "templates" / "links.tmpl").write_text("{{ nonsense", encoding="utf-8")
+    done = subprocess.run(["amtool", "check-config", str(file)], capture_output=True, text=True, check=False)
+    assert done.returncode != 0, "they were never read"
 
 
 def test_it_scrapes_the_exporter_and_sends_alerts_to_the_stacks_alertmanager(tmp_path: Path) -> None:

@@ -89,6 +89,7 @@ def write_alertmanager(bundle: Path, folder: Path, *, webhook: str | None) -> Pa
         {"name": receiver["name"], **(notification if len(receiver) > 1 else {})}
         for receiver in configuration["receivers"]
     ]
+    configuration["templates"] = [f"{_literal(bundle.resolve())}/{path}" for path in configuration.get("templates", [])]
     _hasten(configuration["route"])
     return _write(folder / "alertmanager.yml", configuration)
 
