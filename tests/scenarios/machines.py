@@ -1,0 +1,67 @@
+"""Machines that cases play on, by their makers' data sheets."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+from tests.scenarios.story import GIB, Card, Node
+
+H100 = Card(
+    model="NVIDIA H100 80GB HBM3",
+    architecture="Hopper",
+    compute_capability="9.0",
+    memory=85520809984,
+    watts=700,
+    idle_watts=70,
+    clock=1.98e9,
+    memory_clock=2.619e9,
+    profiled=True,
+    datacentre=True,
+    links=18,
+    generation=5,
+    peak=MappingProxyType(
+        {"fp64": 6.7e13, "fp32": 6.7e13, "tf32": 4.945e14, "fp16": 9.895e14, "bf16": 9.895e14, "fp8": 1.979e15}
+    ),
+)
+L40S = Card(
+    model="NVIDIA L40S",
+    architecture="Ada Lovelace",
+    compute_capability="8.9",
+    memory=48305799168,
+    watts=350,
+    idle_watts=35,
+    clock=2.52e9,
+    memory_clock=9.001e9,
+    datacentre=True,
+    peak=MappingProxyType({"fp32": 9.16e13, "tf32": 1.83e14, "bf16": 3.62e14, "fp16": 3.62e14, "fp8": 7.33e14}),
+)
+RTX_2080_TI = Card(
+    model="NVIDIA GeForce RTX 2080 Ti",
+    architecture="Turing",
+    compute_capability="7.5",
+    memory=11554717696,
+    watts=250,
+    idle_watts=15,
+    clock=2.1e9,
+    memory_clock=7.0e9,
+    generation=3,
+)
+RTX_4080_LAPTOP = Card(
+    model="NVIDIA GeForce RTX 4080 Laptop GPU",
+    architecture="Ada Lovelace",
+    compute_capability="8.9",
+    memory=12878610432,
+    watts=150,
+    idle_watts=12,
+    clock=2.28e9,
+    memory_clock=9.001e9,
+    width=8,
+)
+
+LAPTOP = Node(card=RTX_4080_LAPTOP, gpus=1, cpus=16, memory=32 * GIB, link=0.125e9, shared_memory=16 * GIB)
+WORKSTATION = Node(card=RTX_2080_TI, gpus=2, cpus=24, memory=64 * GIB, link=0.125e9, shared_memory=32 * GIB)
+"""The one of the published study: two GPUs, one good processor."""
+CLOUD = Node(card=L40S, gpus=1, cpus=8, memory=64 * GIB, link=1.25e9, shared_memory=32 * GIB)
+"""A small instance with 10 Gb/s."""
+SERVER = Node(card=L40S, gpus=4, cpus=64, memory=512 * GIB, link=3.125e9, nfs="/data", shared_memory=256 * GIB)
+HGX = Node(card=H100, gpus=8, cpus=192, memory=2048 * GIB, link=12.5e9, rdma=8, nfs="/data", shared_memory=1024 * GIB)

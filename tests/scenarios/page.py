@@ -1,0 +1,115 @@
+"""The pages of all exporters of a story, as one scraper stores them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from stallscope.catalogue import FAMILIES
+from tests.scenarios.disturbance import Disturbance
+from tests.scenarios.page_gpu import show_gpus
+from tests.scenarios.page_host import show_host
+from tests.scenarios.page_training import show_training
+from tests.scenarios.series import Series
+from tests.scenarios.sheet import Sheet
+from tests.scenarios.story import Story
+from tests.scenarios.world import BEGIN, World
+
+_SOURCES = (
+    "nvidia",
+    "cpu",
+    "memory",
+    "disk",
+    "network",
+    "nfs",
+    "rdma",
+    "pressure",
+    "shared_memory",
+    "owners",
+    "process",
+)
+
+
+def pages(story: Story, disturbance: Disturbance) -> list[Series]:
+    """Every series that is stored of a story."""
+    world = World(story, disturbance)
+    found: list[Series] = []
+    for node in range(len(story.nodes)):
+        down = min((minute for number, minute in story.exporter_down if number == node), default=None)
+        sheet = Sheet(node, disturbance, absent=(*story.absent, *disturbance.absent), down=down)
+        sheet.answers()
+        show_gpus(sheet, world)
+        show_host(sheet, world)
+        show_training(sheet, world)
+        _show_exporter(sheet, world)
+        found += _without_failing_sources(sheet, story)
+    return found
+
+
+def _show_exporter(sheet: Sheet, world: World) -> None:
+    """Add what the exporter says of itself."""
+    story, times = world.story, sheet.times
+    node = story.nodes[sheet.node]
+    since = BEGIN if sheet.restart is None else sheet.restart
+    age = np.where(times >= since, times - since, times - BEGIN)
+    sheet.add("stallscope_build_info", 1, version="0.5.0", python="3.11.2")
+    fails = dict(story.failing_source)
+    for source in _SOURCES:
+        if (source == "nfs" and not node.nfs) or (source == "rdma" and not node.rdma):
+            continue
+        broken = times >= fails.get(source, np.inf) * 60
+        sheet.add("stallscope_exporter_source_up", (~broken).astype(np.float64), source=source)
+        sheet.add("stallscope_exporter_source_read_seconds", 0.002, source=source)
+        last = np.where(broken, fails.get(source, 0.0) * 60, times - 0.5)
+        sheet.add("stallscope_exporter_source_last_success_timestamp_seconds", sheet.clock(last), source=source)
+        failures = np.where(broken, np.floor(times - fails.get(source, 0.0) * 60), 0.0)
+        sheet.add("stallscope_exporter_source_failures_total", failures, source=source)
+        sheet.add("stallscope_exporter_source_readings_total", np.floor(age), source=source)
+    told = [claim for claim in world.ranks_on(sheet.node) if claim.run.instrumented]
+    reports = np.floor(len(told) * age / 5)
+    sheet.add("stallscope_exporter_reports_total", reports, reports > 0, transport="unix")
+    refused = np.floor(np.maximum(0, times - 300) / 60 * story.reports_rejected)
+    sheet.add("stallscope_exporter_reports_rejected_total", refused, refused > 0, reason="bad_field")
+    sheet.add("stallscope_exporter_runs", len({claim.number for claim in told}))
+    sheet.add("stallscope_exporter_series", float(len(sheet.series)))
+    dropped = np.floor(np.maximum(0, times - 300) / 60 * story.series_dropped)
+    sheet.add("stallscope_exporter_series_dropped_total", dropped, limit="max_series")
+    sheet.add("process_resident_memory_bytes", 3.1e7)
+    sheet.add("process_cpu_seconds_total", 0.01 * age)
+    sheet.add("process_start_time_seconds", np.where(times >= since, since, BEGIN))
+
+
+def _without_failing_sources(sheet: Sheet, story: Story) -> list[Series]:
+    """Blank what a failing source would have read; a GPU is down then, and says so."""
+    for source, minute in story.failing_source:
+        broken = sheet.times >= minute * 60
+        kept: list[Series] = []
+        for each in sheet.series:
+            if not _read_by(each.name, source):
+                kept.append(each)
+                continue
+            values = [None if bad else value for bad, value in zip(broken.tolist(), each.values, strict=True)]
+            if each.name == "stallscope_gpu_up":
+                values = [0.0 if bad else value for bad, value in zip(broken.tolist(), each.values, strict=True)]
+                reason = [1.0 if bad else None for bad in broken.tolist()]
+                kept.append(Series("stallscope_gpu_lost_info", {**each.labels, "reason": "stale"}, reason))
+            elif each.name in ("stallscope_gpu_info", "stallscope_gpu_last_reading_timestamp_seconds"):
+                last = next(
+                    (value for bad, value in zip(broken[::-1], each.values[::-1], strict=True) if not bad), None
+                )
+                values = [last if bad else value for bad, value in zip(broken.tolist(), each.values, strict=True)]
+            if any(value is not None for value in values):
+                kept.append(Series(each.name, each.labels, values))
+        sheet.series = kept
+    return sheet.series
+
+
+def _read_by(name: str, source: str) -> bool:
+    """Whether a source reads the family that a series belongs to."""
+    base = name
+    for suffix in ("_bucket", "_sum", "_count"):
+        if base not in FAMILIES:
+            base = name.removesuffix(suffix)
+    family = FAMILIES.get(base)
+    if family is None:
+        return False
+    return family.provider.startswith("gpus.") if source == "nvidia" else family.provider == f"sources.{source}"

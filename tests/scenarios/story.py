@@ -1,0 +1,323 @@
+"""What a labelled case tells: machines, runs, and what holds from which minute on.
+
+Everything is data. Times are minutes after the first scrape, negative ones before it; shares are of time, sizes in
+bytes, rates a second. Figures are those of machines and of the literature, never those of the rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Generic, TypeVar
+
+GIB = 2.0**30
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class From(Generic[T]):
+    """A state that holds from a minute on, until the next one for the same subject replaces it."""
+
+    minute: float
+    state: T
+    only: tuple[int, ...] | None = None
+    """Nodes, GPUs or ranks that it is for, counted over the whole story; None for all."""
+
+
+@dataclass(frozen=True)
+class Card:
+    """A GPU model."""
+
+    model: str
+    architecture: str
+    compute_capability: str
+    memory: float
+    watts: float
+    """Power limit from the factory."""
+    idle_watts: float
+    clock: float
+    memory_clock: float
+    profiled: bool = False
+    """Has GPM: SM, pipe and DRAM activity."""
+    datacentre: bool = False
+    """Has ECC, row remapping and a temperature limit that the driver tells."""
+    links: int = 0
+    generation: int = 4
+    width: int = 16
+    peak: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    sample_seconds: float = 1 / 6
+    """Averaging period of the driver's utilisation samples."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """A machine with GPUs of one model."""
+
+    card: Card
+    gpus: int
+    cpus: int
+    memory: float
+    link: float = 1.25e9
+    """Bytes a second of its network interface."""
+    rdma: int = 0
+    """RDMA ports."""
+    nfs: str = ""
+    """A mount, where there is one."""
+    shared_memory: float = 16 * GIB
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """What a computing phase asks of the GPU, as shares of the phase."""
+
+    busy: float = 1.0
+    memory: float = 0.5
+    sm: float = 0.92
+    occupancy: float = 0.44
+    dram: float = 0.45
+    tensor: float = 0.6
+    fp32: float = 0.15
+    power: float = 0.9
+    """Of the way from idle power to the limit."""
+
+
+@dataclass(frozen=True)
+class Pause:
+    """Periodic work of a whole run, during which nobody trains."""
+
+    phase: str
+    """`checkpoint` and `logging` lie inside their step; `evaluation` lies between steps; `other` is measured as no phase."""
+    seconds: float
+    every_steps: int = 0
+    every_seconds: float = 0.0
+    spread: float = 0.05
+    """Relative, of the time between two."""
+    busy: float = 0.0
+    """Kernels resident meanwhile: evaluation computes."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """A rank's training: mean seconds of a step by phase, and what goes with it."""
+
+    data_wait: float = 0.005
+    host_copy: float = 0.004
+    forward: float = 0.15
+    backward: float = 0.30
+    communication: float = 0.0
+    """The collective itself, not the wait for slower ranks."""
+    optimizer: float = 0.02
+    logging: float = 0.0
+    other: float = 0.002
+    spread: float = 0.03
+    """Relative, of each phase from step to step."""
+    kernels: Kernels = Kernels()
+    busy_while_waiting: float = 0.0
+    """Kernels still resident during `data_wait`: 1 for a wait that the GPU's queue hides."""
+    outliers: float = 0.0
+    """Share of steps that are far slower."""
+    outlier_factor: float = 3.0
+    drift_per_hour: float = 0.0
+    """Relative growth of the computing phases."""
+    pauses: tuple[Pause, ...] = ()
+    batch: float = 256
+    bytes_per_sample: float = 110e3
+    """Read from where `data` says."""
+    copied_per_sample: float = 602e3
+    """To the GPU: 224 x 224 pixels of three floats."""
+    data: str = "disk"
+    """`disk`, `network`, `nfs`, or `none`: synthetic, or in the page cache."""
+    loader_workers: float | None = 8
+    loader_cores: float = 3.0
+    """Processors that the loader's workers keep busy."""
+    main_thread: float = 0.35
+    """Share of a processor."""
+    quota_throttled: float = 0.0
+    """Share of the quota's periods that were throttled."""
+    quota_waited: float = 0.0
+    """Share of time lost to it."""
+    hangs: str = ""
+    """`spin`, `idle` or `io`: no step ends any more, and the GPU spins, idles, or waits for storage."""
+    collector: float = 0.001
+    """Share of time in the interpreter's garbage collector."""
+    tokens_per_sample: float = 0.0
+    flops_per_sample: float = 0.0
+    memory: float = 0.72
+    """Of the GPU's memory: peak of what tensors use."""
+    reserved: float | None = None
+    """Of the GPU's memory: what the allocator holds; a little more than the peak unless said."""
+    used: float | None = None
+    """Of the GPU's memory: what tensors use between steps."""
+    leak_per_hour: float = 0.0
+    """Of the GPU's memory."""
+    allocator_retries: float = 0.0
+    """A minute."""
+    losses_not_finite: float = 0.0
+    """Share of steps with one."""
+
+
+@dataclass(frozen=True)
+class Host:
+    """A machine's load beside what its runs cause, and what it lacks."""
+
+    cores: float = 2.0
+    """Busy with anything but the story's runs."""
+    busiest: float | None = None
+    """Share of the busiest processor; follows from the load unless said."""
+    iowait: float = 0.005
+    cpu_waiting: float = 0.01
+    io_waiting: float = 0.01
+    io_stalled: float = 0.004
+    memory_waiting: float = 0.0
+    memory_used: float = 0.25
+    """Of memory, not available to others."""
+    page_cache: float = 0.3
+    disk_read: float = 2e6
+    """Bytes a second beside the runs'."""
+    disk_written: float = 4e6
+    disk_busy: float = 0.05
+    received: float = 1e6
+    transmitted: float = 1e6
+    dropped: float = 0.0
+    errors: float = 0.0
+    swap_in: float = 0.0
+    swap_out: float = 0.0
+    faults: float = 2.0
+    """Major page faults a second."""
+    shared_memory: float = 0.1
+    """Of /dev/shm."""
+    nfs_in_flight: float = 0.2
+    """Operations, mean."""
+    nfs_operations: float = 20.0
+    """A second."""
+    oom_kills: float = 0.0
+    """A minute."""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU's state beside the work on it."""
+
+    present: bool = True
+    """Answers the driver."""
+    lost_reason: str = "gpu_lost"
+    celsius: float | None = None
+    """Follows from power unless said."""
+    throttled: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    """Share of time by reason."""
+    clock: float = 0.97
+    """Of the maximum, while working; the mean over throttled and other time."""
+    clock_configured: float | None = None
+    """Of the maximum."""
+    power_limit: float = 1.0
+    """Of the limit from the factory."""
+    generation: int | None = None
+    """PCIe generation while working, where below the maximum."""
+    width: int | None = None
+    replays: float = 0.0
+    """A minute."""
+    links_down: int = 0
+    link_errors: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    """A minute by kind."""
+    uncorrected: int = 0
+    """ECC errors since the driver was loaded."""
+    corrected: int = 0
+    remap_pending: bool = False
+    remap_failed: bool = False
+    remapped: int = 0
+    xids: tuple[int, ...] = ()
+    """Codes of events at this state's beginning."""
+    kept: float = 0.0
+    """Of its memory: held by nobody who lives."""
+    foreign: tuple[str, ...] = ()
+    """Users whose processes hold it beside the story's runs."""
+    foreign_busy: float = 0.0
+    """Share of time with their kernels."""
+    foreign_memory: float = 0.1
+    """Of its memory, each."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A training job."""
+
+    name: str = "resnet50"
+    ranks: tuple[tuple[int, ...], ...] = ((0,),)
+    """The GPUs of each rank, counted over the whole story."""
+    start: float = -25.0
+    """Minute at which its processes started."""
+    initialization: float = 1.0
+    """Minutes from then to the first step."""
+    end: float | None = None
+    """Minute at which it ended."""
+    outcome: str = "finished"
+    work: tuple[From[Work], ...] = (From(-1e9, Work()),)
+    """`only` counts ranks."""
+    framework: str = "pytorch"
+    namespace: str = ""
+    pods: bool = False
+    slurm_job: str = ""
+    user: str = "ada"
+    job_class: str = "production"
+    cpu_limit: float | None = None
+    """Processors a rank may use; its share of the machine's unless said."""
+    quota: bool = False
+    """The limit is a cgroup quota, so that throttling is counted."""
+    gpu_shares: tuple[float, ...] = ()
+    """What each GPU of a rank has of its work, where not all have the same."""
+    instrumented: bool = True
+    """Uses the shim."""
+    phases: bool = True
+    """The shim measures phases; else all of a step is `other`."""
+    measures_communication: bool = False
+    """A hook tells collectives apart; else waiting for others lies in `backward`."""
+    device_events: bool = True
+    tells_batch: bool = True
+    precision: str = "bf16"
+    reports_until: float | None = None
+    """Minute of the last report."""
+    missing: tuple[int, ...] = ()
+    """Ranks that never report."""
+    world_size: int | None = None
+    restarts: tuple[float, ...] = ()
+    """Minutes at which all its processes began anew."""
+    restart_seconds: float = 40.0
+    """Until training goes on, after each."""
+    killed: tuple[int, ...] = ()
+    """Ranks whose process is gone once the run's work hangs."""
+    values: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    """What the user reports besides, by name."""
+
+
+@dataclass(frozen=True)
+class Story:
+    """Everything that one Prometheus sees of a few machines."""
+
+    nodes: tuple[Node, ...]
+    runs: tuple[Run, ...] = ()
+    hosts: tuple[From[Host], ...] = (From(-1e9, Host()),)
+    gpus: tuple[From[Gpu], ...] = (From(-1e9, Gpu()),)
+    sharing: str = "exclusive"
+    absent: tuple[str, ...] = ()
+    """Beginnings of family names that no node exposes."""
+    exporter_down: tuple[tuple[int, float], ...] = ()
+    """Nodes whose exporter answers no more from a minute on."""
+    failing_source: tuple[tuple[str, float], ...] = ()
+    """Sources that fail from a minute on; what they read is stale, and absent."""
+    reports_rejected: float = 0.0
+    """A minute, from minute 5 on."""
+    series_dropped: float = 0.0
+    """A minute, from minute 5 on."""
+
+
+def at(states: tuple[From[T], ...], subject: int, minute: float) -> T:
+    """Find the state of a subject at a minute: the last one that has begun.
+
+    Raises:
+        ValueError: no state holds for that subject then.
+    """
+    found = [each for each in states if each.minute <= minute and (each.only is None or subject in each.only)]
+    if not found:
+        raise ValueError(f"the story says nothing of {subject} at minute {minute:g}; let a state begin earlier")
+    return max(found, key=lambda each: each.minute).state
