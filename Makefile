@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 STALLSCOPE_FRAMEWORKS ?= 1
 FRAMEWORKS := $(VENV)/.frameworks
 
-.PHONY: up test test-gpu lint bench generate lock clean help tools frameworks vendor
+.PHONY: up test test-gpu lint bench score generate lock clean help tools frameworks vendor
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -44,6 +44,9 @@ lint: $(STAMP) ## style and types
 
 bench: $(STAMP) tools ## measure against the peers; prints the tables of tests/benchmarks/RESULTS.md
 	$(BIN)/python -m tests.benchmarks $(ARGS)
+
+score: $(STAMP) tools ## how often the diagnosis is right: every labelled scenario; writes tests/scenarios/RESULTS.md
+	$(BIN)/python -m tests.scenarios $(ARGS)
 
 generate: $(STAMP) ## write again what is generated and committed
 	$(BIN)/python exporter/reference.py

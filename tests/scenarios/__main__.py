@@ -1,0 +1,203 @@
+"""`make score`: run every scenario through the rules and the baselines; or explain what was said of one case.
+
+python -m tests.scenarios                       all cases, three seeds, clean and noisy; writes the tables
+python -m tests.scenarios --cases REGEX         some cases only; prints, and writes nothing
+python -m tests.scenarios explain CASE          verdicts, shares and alerts over time
+python -m tests.scenarios explain CASE --ask 'gpu:idle:ratio5m'   and the values of an expression
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime as dt
+import json
+import re
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from tests.benchmarks.__main__ import machine
+from tests.scenarios import account, runner, score
+from tests.scenarios.case import Case, render
+from tests.scenarios.cases import CASES
+from tests.scenarios.figures import Outcome, scored
+
+FOLDER = Path(__file__).parent
+RESULTS = FOLDER / "RESULTS.md"
+FIGURES = FOLDER / "results.json"
+SEEDS = (1, 2, 3)
+GATE_SEED = SEEDS[0]
+"""The seed whose figures the tests compare."""
+
+
+def main() -> None:
+    """Parse the command line and do what it says."""
+    parser = argparse.ArgumentParser(prog="python -m tests.scenarios", description=__doc__.split("\n")[0])
+    parser.add_argument("--cases", default="", help="regular expression of the cases' names; prints only")
+    parser.add_argument("--seeds", type=int, default=len(SEEDS), help="how many seeds (default 3)")
+    parser.add_argument("--clean", action="store_true", help="without noise only")
+    parser.add_argument("--no-write", action="store_true", help="print only; leave the committed tables alone")
+    commands = parser.add_subparsers(dest="command")
+    one = commands.add_parser("explain", help="what the rules said of one case, over time")
+    one.add_argument("case")
+    one.add_argument("--seed", type=int, default=GATE_SEED)
+    one.add_argument("--noise", action="store_true")
+    one.add_argument("--ask", action="append", default=[], help="an expression whose values are shown as well")
+    one.add_argument("--every", type=float, default=5.0, help="minutes between the values shown")
+    options = parser.parse_args()
+    if options.command == "explain":
+        explain(options)
+        return
+    chosen = [case for case in CASES if re.search(options.cases, case.name)]
+    if not chosen:
+        parser.error(f"no case matches {options.cases}; there are {', '.join(case.name for case in CASES)}")
+    seeds = tuple(range(1, options.seeds + 1))
+    whole = not options.cases and seeds == SEEDS and not options.clean
+    report(chosen, seeds, (False,) if options.clean else (False, True), write=whole and not options.no_write)
+
+
+def report(chosen: Sequence[Case], seeds: Sequence[int], noises: Sequence[bool], *, write: bool) -> None:
+    """Run, print, and keep the tables and the figures that the tests hold the rules to."""
+    begun = time.monotonic()
+    outcomes = score.run(score.trials(seeds, noises, chosen))
+    ours = outcomes[score.RULES]
+    figures = score.split(outcomes)
+    kinds = {kind: sum(case.kind == kind for case in chosen) for kind in ("positive", "negative", "abstention", "near")}
+    line = (
+        f"{dt.datetime.now(dt.timezone.utc).date()}; {machine()}; {time.monotonic() - begun:.0f} s. "
+        f"{len(chosen)} cases ({', '.join(f'{count} {kind}' for kind, count in kinds.items())}), "
+        f"{len(seeds)} seeds each, {len(ours)} trials."
+    )
+    text = "\n\n".join(
+        part.strip()
+        for part in (
+            _HEAD,
+            line,
+            "## Diagnosers",
+            score.table_of_figures(figures),
+            "## Causes",
+            score.table_of_causes(ours),
+            "## Alerts",
+            score.table_of_alerts(ours),
+            "## What the rules got wrong",
+            score.table_of_errors(ours),
+        )
+    )
+    print(text)
+    if write:
+        RESULTS.write_text(text + "\n", encoding="utf-8")
+        gate = [each for each in ours if each.trial.seed == GATE_SEED]
+        FIGURES.write_text(
+            json.dumps({"figures": figures, "gate": _gate(gate)}, indent=1).replace("NaN", "null") + "\n",
+            encoding="utf-8",
+        )
+
+
+def _gate(outcomes: Iterable[Outcome]) -> dict[str, list[str]]:
+    """Names of the cases whose verdict was right, by kind of trial: what a change of the rules must not lose."""
+    found = list(outcomes)
+    return {
+        kind: sorted(each.trial.case.name for each in scored(found) if each.trial.noise == noise and each.right)
+        for kind, noise in (("clean", False), ("noisy", True))
+    }
+
+
+_HEAD = """# How often the diagnosis is right
+
+Written by `make score`. Each case is a labelled story of machines and runs (`cases/`); a trial renders it with a seed,
+clean or with noise, and the bundle's own rule files judge it in Prometheus's rule engine. What the figures mean:
+
+- A trial is judged from the onset plus the time that its cause needs to be visible (five minutes for most) plus two
+  evaluations of 30 s; its verdict is the cause that held at most of those evaluations.
+- Top-1 counts positives, negatives and abstentions whose cause may be a primary verdict, by the cause's exact name.
+- An alert is late by the evaluations after the moment when its cause has filled the alert's window and then lasted for
+  the alert's own delay.
+- The error of the lost share is that of the mean of the share told, over the judged time.
+- Baselines see the same scrapes. They have no verdict of their own for most causes; what any of their rules says of an
+  ill subject counts as told, and their first rule as their verdict.
+"""
+
+
+def explain(options: argparse.Namespace) -> None:
+    """Print what the rules said of one case, over time."""
+    case = next((case for case in CASES if case.name == options.case), None)
+    if case is None:
+        near = ", ".join(each.name for each in CASES if options.case in each.name) or "see tests/scenarios/cases"
+        raise SystemExit(f"there is no case {options.case}; {near}")
+    series = render(case, options.seed, noise=options.noise, labels={"cluster": "trial-0"})
+    moments = runner.evaluations(int(60 * case.length))
+    shown = range(0, moments[-1] + 1, max(1, round(options.every * 2)) * runner.EVALUATION_SECONDS)
+    recorded = "rank:missing:info"
+    answers = runner.ask(series, {runner.EVERYTHING: moments, recorded: shown, **dict.fromkeys(options.ask, shown)})
+    print(
+        f"{case.name}: {case.kind}, {case.subject}, expects {case.cause} from minute {case.onset:g} of {case.length:g}"
+        f"{'' if case.lost is None else f', losing {case.lost:.3f}'}; acceptable: {_words(case.acceptable)}; "
+        f"forbidden: {_words(case.forbidden)}; alerts: {_words(case.alerts)}; allowed: {_words(case.allowed)}; "
+        f"culprit: {dict(case.culprit or ())}"
+    )
+    everything = answers[runner.EVERYTHING]
+    for name in ("run:verdict:ratio5m", "rank:verdict:ratio5m", "gpu:verdict:ratio5m"):
+        print(f"\n{name}")
+        _print_spans(_spans(everything, name))
+    print("\nalerts")
+    for firing in sorted(
+        account.firings(everything, lambda alert: account.alert_delay(alert, case.lost)), key=lambda each: each.first
+    ):
+        print(
+            f"  {firing.first / 60:g} to {firing.last / 60:g} min: {firing.alert} ({firing.severity}) "
+            f"{_identity(firing.labels)}"
+        )
+    for name in ("run_cause:time_lost:ratio5m", "gpu_cause:time_lost:ratio5m", "run_rank:straggler_score:ratio5m"):
+        print(f"\n{name}, every {options.every:g} min")
+        _print_values({moment: [each for each in everything[moment] if each.name == name] for moment in shown})
+    for expression in (recorded, *options.ask):
+        print(f"\n{expression}, every {options.every:g} min")
+        _print_values(answers[expression])
+    for fault in account.promises_broken(series, everything):
+        print(f"FAULT {fault}")
+
+
+def _words(words: Iterable[str]) -> str:
+    return " ".join(sorted(words)) or "none"
+
+
+def _identity(labels: Mapping[str, str]) -> str:
+    hidden = {"__name__", "cluster", "job", "alertstate", "alertname", "severity", "job_class"}
+    return " ".join(f"{label}={value}" for label, value in sorted(labels.items()) if label not in hidden and value)
+
+
+def _spans(answers: runner.Answers, name: str) -> Mapping[str, list[tuple[str, int, int]]]:
+    """For each subject the causes it had, from when to when."""
+    spans: dict[str, list[tuple[str, int, int]]] = {}
+    for moment, samples in sorted(answers.items()):
+        for sample in samples:
+            if sample.name == name:
+                subject = _identity({label: value for label, value in sample.labels.items() if label != "cause"})
+                known = spans.setdefault(subject, [])
+                cause = sample.labels["cause"]
+                if known and known[-1][0] == cause and moment - known[-1][2] <= runner.EVALUATION_SECONDS:
+                    known[-1] = (cause, known[-1][1], moment)
+                else:
+                    known.append((cause, moment, moment))
+    return spans
+
+
+def _print_spans(spans: Mapping[str, list[tuple[str, int, int]]]) -> None:
+    for subject, found in spans.items():
+        print(f"  {subject}: " + ", ".join(f"{cause} {start / 60:g} to {end / 60:g}" for cause, start, end in found))
+
+
+def _print_values(answers: runner.Answers) -> None:
+    rows: dict[str, dict[int, float]] = {}
+    for moment, samples in sorted(answers.items()):
+        for sample in samples:
+            rows.setdefault(_identity(sample.labels), {})[moment] = sample.value
+    for subject, values in rows.items():
+        print(
+            f"  {subject}: "
+            + " ".join(f"{values[moment]:.4g}" if moment in values else "·" for moment in sorted(answers))
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,269 @@
+"""Run trials through the rules and the baselines, and write what comes out as tables."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+
+from tests.rules.rulebook import GROUPS
+from tests.scenarios import account, runner
+from tests.scenarios.baselines import BASELINES
+from tests.scenarios.case import Case, Series, render
+from tests.scenarios.cases import CASES
+from tests.scenarios.figures import Firing, Outcome, Trial, judge, ratings, scored, summarise
+
+RULES = "Stallscope's rules"
+PROCESSES = 2
+_BATCH_HOURS = 25.0
+"""Hours of GPUs and ranks in one run of the engine: about half a minute."""
+Outcomes = dict[str, list[Outcome]]
+"""By diagnoser."""
+
+
+def trials(seeds: Iterable[int], noises: Iterable[bool], cases: Iterable[Case] | None = None) -> list[Trial]:
+    """Every case, or the given ones, with each seed, clean and noisy."""
+    chosen = list(CASES if cases is None else cases)
+    return [Trial(case, seed, noise) for noise in noises for seed in seeds for case in chosen]
+
+
+def run(chosen: Sequence[Trial], *, baselines: bool = True, groups: Sequence[str] = GROUPS) -> Outcomes:
+    """Judge trials, two runs of the engine at a time.
+
+    Args:
+        chosen: The trials.
+        baselines: Judge the baselines as well.
+        groups: The order in which the groups of rules are evaluated.
+    """
+    outcomes: Outcomes = {}
+    work = partial(judge_batch, baselines=baselines, groups=groups)
+    batches = sorted(_batches(chosen), key=_hours, reverse=True)
+    with ProcessPoolExecutor(PROCESSES, mp_context=multiprocessing.get_context("spawn")) as pool:
+        for judged in pool.map(work, batches):
+            for diagnoser, found in judged.items():
+                outcomes.setdefault(diagnoser, []).extend(found)
+    place = {trial.name: position for position, trial in enumerate(chosen)}
+    return {diagnoser: sorted(found, key=lambda each: place[each.trial.name]) for diagnoser, found in outcomes.items()}
+
+
+def _hours(batch: Iterable[Trial]) -> float:
+    return sum(
+        (sum(node.gpus for node in trial.case.story.nodes) + sum(len(each.ranks) for each in trial.case.story.runs))
+        * trial.case.length
+        / 60
+        for trial in batch
+    )
+
+
+def _batches(chosen: Sequence[Trial]) -> Iterator[list[Trial]]:
+    """Trials of equal length together, so that none goes on after its end."""
+    by_length: dict[float, list[Trial]] = {}
+    for trial in chosen:
+        by_length.setdefault(trial.case.length, []).append(trial)
+    for same in by_length.values():
+        batch: list[Trial] = []
+        for trial in same:
+            if batch and _hours([*batch, trial]) > _BATCH_HOURS:
+                yield batch
+                batch = []
+            batch.append(trial)
+        yield batch
+
+
+def judge_batch(batch: Sequence[Trial], *, baselines: bool = True, groups: Sequence[str] = GROUPS) -> Outcomes:
+    """Judge trials of equal length in one run of the engine."""
+    rendered = [
+        render(trial.case, trial.seed, noise=trial.noise, labels={"cluster": f"trial-{position}"})
+        for position, trial in enumerate(batch)
+    ]
+    moments = runner.evaluations(int(60 * batch[0].case.length))
+    together = runner.ask(
+        [series for each in rendered for series in each], {runner.EVERYTHING: moments}, groups=groups
+    )[runner.EVERYTHING]
+    apart: list[runner.Answers] = [{moment: [] for moment in moments} for _ in batch]
+    for moment, samples in together.items():
+        for sample in samples:
+            cluster = sample.labels.get("cluster", "")
+            if cluster:
+                apart[int(cluster.removeprefix("trial-"))][moment].append(sample)
+    outcomes: Outcomes = {}
+    for trial, series, answers in zip(batch, rendered, apart, strict=True):
+        for diagnoser, outcome in _judged(trial, series, answers, baselines=baselines):
+            outcomes.setdefault(diagnoser, []).append(outcome)
+    return outcomes
+
+
+def _judged(
+    trial: Trial, series: Sequence[Series], answers: runner.Answers, *, baselines: bool
+) -> Iterator[tuple[str, Outcome]]:
+    truth = account.truth(trial.case, series)
+    yield RULES, judge(trial, account.of_rules(trial.case, series, answers), truth)
+    if baselines:
+        for name, diagnose in BASELINES.items():
+            # A baseline has no alerts by name: whatever it says of an ill subject counts as told.
+            ill = trial.case.kind == "positive" or (trial.case.level or 0.0) > 1
+            told = partial(_after_onset, trial.case) if ill else _never
+            yield name, judge(trial, account.of_baseline(diagnose, series), truth, expected=told)
+
+
+def _after_onset(case: Case, firing: Firing) -> bool:
+    return firing.last >= 60 * case.onset
+
+
+def _never(firing: Firing) -> bool:
+    return False
+
+
+_FIGURES: Mapping[str, str] = {
+    "top1": "top-1 accuracy",
+    "acceptable": "accuracy, acceptable verdicts counted as right",
+    "family": "accuracy by family of causes",
+    "top1_positives": "top-1 accuracy on positives",
+    "top1_negatives": "top-1 accuracy on negatives",
+    "macro_f1": "macro-F1 over causes",
+    "prior_weighted": "top-1 on positives, weighted by ICSE'24 shares",
+    "forbidden": "cases with a forbidden verdict or alert",
+    "told": "positives whose alert fired",
+    "alarmed": "positives with any alert above info",
+    "positives_with_other_alarms": "positives with an alert above info that nobody expected",
+    "negatives_alarmed": "negatives with an alert above info",
+    "false_alarms_per_gpu_day": "false alerts above info a GPU-day of negatives",
+    "abstention_precision": "abstention precision",
+    "abstention_recall": "abstention recall",
+    "recall_at_1_25": "recall at 1.25 of a threshold",
+    "silence_at_0_8": "silence at 0.8 of a threshold",
+    "detection_median_minutes": "minutes from onset to alert, median",
+    "detection_p95_minutes": "minutes from onset to alert, 95th percentile",
+    "late_p95_evaluations": "evaluations late, 95th percentile",
+    "late_over_two": "alerts more than two evaluations late",
+    "lost_error_mean": "error of the lost share, mean",
+    "lost_error_p95": "error of the lost share, 95th percentile",
+    "lost_within_0_05": "lost shares within 0.05",
+    "culprit": "culprits named",
+    "flips_per_hour": "changes of verdict an hour",
+    "faults": "trials with a subject without exactly one verdict",
+    "trials": "trials",
+}
+
+
+def split(outcomes: Outcomes) -> dict[str, dict[str, dict[str, float]]]:
+    """Figures by diagnoser, clean and noisy apart."""
+    return {
+        diagnoser: {
+            kind: summarise([each for each in found if each.trial.noise == noise])
+            for kind, noise in (("clean", False), ("noisy", True))
+            if any(each.trial.noise == noise for each in found)
+        }
+        for diagnoser, found in outcomes.items()
+    }
+
+
+def table_of_figures(figures: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
+    """One row a figure, two columns a diagnoser."""
+    columns = [(diagnoser, kind) for diagnoser, kinds in figures.items() for kind in kinds]
+    rows = [
+        [meaning, *(_number(figures[diagnoser][kind].get(name)) for diagnoser, kind in columns)]
+        for name, meaning in _FIGURES.items()
+    ]
+    return _markdown(["", *(f"{diagnoser}, {kind}" for diagnoser, kind in columns)], rows)
+
+
+def table_of_causes(outcomes: Sequence[Outcome]) -> str:
+    """One row a cause that may be a verdict."""
+    sets = {kind: [each for each in scored(outcomes) if each.trial.noise == noise] for kind, noise in _KINDS}
+    rated = {kind: ratings(found) for kind, found in sets.items() if found}
+    causes = sorted({cause for found in rated.values() for cause in found})
+    rows = [
+        [
+            f"`{cause}`",
+            *(
+                _number(value)
+                for found in rated.values()
+                for value in (
+                    (found[cause].precision, found[cause].recall, found[cause].f1)
+                    if cause in found
+                    else (None, None, None)
+                )
+            ),
+            str(sum(found[cause].trials for found in rated.values() if cause in found)),
+        ]
+        for cause in causes
+    ]
+    head = [f"{what}, {kind}" for kind in rated for what in ("precision", "recall", "F1")]
+    return _markdown(["cause", *head, "trials"], rows)
+
+
+_KINDS = (("clean", False), ("noisy", True))
+
+
+def table_of_alerts(outcomes: Sequence[Outcome]) -> str:
+    """One row an alert that a case expects: how often it came, and how soon."""
+    rows: list[list[str]] = []
+    for alert in sorted({alert for each in outcomes for alert in each.trial.case.alerts}):
+        due = [each for each in outcomes if alert in each.trial.case.alerts]
+        told = [each for each in due if alert not in each.missing]
+        late = [each.late for each in told if each.late is not None]
+        rows.append(
+            [
+                f"`{alert}`",
+                f"{len(told)} of {len(due)}",
+                _number(max((each.detected or 0.0) for each in told) / 60 if told else None),
+                _number(max(late) if late else None),
+            ]
+        )
+    return _markdown(["alert", "fired", "minutes after the onset, at most", "evaluations late, at most"], rows)
+
+
+def table_of_errors(outcomes: Sequence[Outcome]) -> str:
+    """One row a case that some trial got wrong."""
+    by_case: dict[str, list[Outcome]] = {}
+    for each in outcomes:
+        by_case.setdefault(each.trial.case.name, []).append(each)
+    rows = [
+        [
+            f"`{name}`",
+            f"{len(wrong)} of {len(found)}",
+            "; ".join(sorted({text for each in wrong for text in complaints(each)})),
+        ]
+        for name, found in sorted(by_case.items())
+        if (wrong := [each for each in found if complaints(each)])
+    ]
+    return _markdown(["case", "trials", "what was wrong"], rows) if rows else "None.\n"
+
+
+def complaints(outcome: Outcome) -> list[str]:
+    """What a trial got wrong, in words; nothing for a trial that is all right."""
+    case = outcome.trial.case
+    found: list[str] = []
+    if case.kind != "near" and case.verdict_expected and not outcome.acceptable:
+        others = ", ".join(
+            f"{cause} {count}" for cause, count in sorted(outcome.seen.items(), key=lambda item: -item[1])
+        )
+        found.append(f"verdict {outcome.verdict} instead of {case.cause} (evaluations: {others or 'none'})")
+    if outcome.missing:
+        found.append(f"{', '.join(outcome.missing)} did not fire")
+    if outcome.alarms:
+        found.append(f"unexpected: {', '.join(sorted(set(outcome.alarms)))}")
+    if case.kind == "near" and (case.level or 0.0) < 1 and outcome.told:
+        found.append("told under the threshold")
+    if outcome.forbidden:
+        found.append(f"forbidden: {', '.join(outcome.forbidden)}")
+    if outcome.lost is not None and case.lost is not None and abs(outcome.lost - case.lost) > case.tolerance:
+        found.append(f"lost {outcome.lost:.2f} instead of {case.lost:.2f}")
+    if outcome.late is not None and outcome.late > 2:
+        found.append(f"{outcome.late:g} evaluations late")
+    if outcome.culprit is False:
+        found.append("culprit not named")
+    return [*found, *outcome.faults]
+
+
+def _number(value: float | None) -> str:
+    if value is None or value != value:  # not a number: nothing to divide by
+        return "-"
+    return f"{value:g}" if value == int(value) and abs(value) >= 2 else f"{value:.3f}"
+
+
+def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)

@@ -1,0 +1,109 @@
+"""What goes into promtool, and what is read from its report."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from tests.scenarios.runner import (
+    EngineError,
+    Sample,
+    ask,
+    ask_words,
+    evaluations,
+    notation,
+    parse_alerts,
+    parse_samples,
+)
+from tests.scenarios.series import Series
+
+
+@pytest.mark.parametrize(
+    ("values", "written"),
+    [
+        ([1.0, 1.0, 1.0, 1.0], "1.0+0.0x3"),
+        ([0.0, 30.0, 60.0, 90.0, 5.0], "0.0+30.0x3 5.0"),
+        ([90.0, 60.0, 30.0], "90.0-30.0x2"),
+        ([0.1, 0.2, 0.3, 0.4], "0.1 0.2 0.3 0.4"),
+        ([None, None, 2.0, None, None, 3.0], "_x2 2.0 stale _x1 3.0"),
+        ([5.0], "5.0"),
+        ([], ""),
+        ([1e-07, 123456789.123], "1e-07 123456789.123"),
+    ],
+)
+def test_values_are_written_shortly_and_exactly(values: list[float | None], written: str) -> None:
+    assert notation(values) == written
+
+
+def test_the_engine_reads_every_value_as_it_was_given() -> None:
+    values = [0.1, 0.1, 0.1, 1e9 + 1 / 3, 7.0, 14.0, 21.0, None, 3.0]
+    given = [Series("metric_total", {"path": 'a "b" {c}, d\\e', "empty": ""}, list(values))]
+    answers = ask(given, {"metric_total": evaluations(240)}, rule_files=(), groups=())["metric_total"]
+    found = [[sample.value for sample in answers[second]] for second in evaluations(240)]
+    assert found == [[] if value is None else [value] for value in values]
+    assert answers[0][0] == Sample({"__name__": "metric_total", "path": 'a "b" {c}, d\\e'}, 0.1)
+
+
+def test_several_expressions_are_told_apart() -> None:
+    given = [Series("a", {"x": "1"}, [1.0, 2.0]), Series("a", {"x": "2"}, [3.0, 4.0])]
+    answers = ask(given, {"sum(a)": [0, 30], "-a": [30], "a > 9": [0]}, rule_files=(), groups=())
+    assert answers["sum(a)"] == {0: [Sample({}, 4.0)], 30: [Sample({}, 6.0)]}
+    assert sorted(sample.value for sample in answers["-a"][30]) == [-4.0, -2.0]
+    assert answers["a > 9"] == {0: []}
+
+
+def test_an_expression_that_is_refused_is_told() -> None:
+    given = [Series("a", {"x": "1"}, [1.0]), Series("a", {"x": "2"}, [3.0])]
+    with pytest.raises(EngineError, match="many-to-many"):
+        ask(given, {"a + on () a": [0]}, rule_files=(), groups=())
+
+
+def test_a_series_that_is_refused_is_told() -> None:
+    with pytest.raises(EngineError, match="parse error"):
+        ask([Series("bad-name", {}, [1.0])], {"a": [0]}, rule_files=(), groups=())
+
+
+def test_an_alert_is_read_with_its_words() -> None:
+    words = ask_words([], {"Watchdog": [60]})["Watchdog"][60]
+    assert [alert.labels["alertname"] for alert in words] == ["Watchdog"]
+    assert "summary" in words[0].annotations
+
+
+@pytest.mark.parametrize("label", ["path", '"path"'])
+@pytest.mark.parametrize("value", ["1.5E+00", "1.5"])
+@pytest.mark.parametrize("named", [True, False])
+def test_the_reports_of_old_and_new_versions_are_read(label: str, value: str, named: bool) -> None:
+    head = f'm{{{label}="/"}}' if named else f'{{__name__="m", {label}="/"}}'
+    report = (
+        "Unit Testing:  x.yml\n   FAILED:\n"
+        '    expr: "m{path=\\"/\\"}", time: 1h1m30s,\n        exp: nil\n'
+        f'        got: {head} {value}, {{b="]"}} -Inf, {{}} NaN\n'
+    )
+    ((expression, second, samples),) = parse_samples(report)
+    assert (expression, second) == ('m{path="/"}', 3690)
+    assert samples[:2] == [Sample({"__name__": "m", "path": "/"}, 1.5), Sample({"b": "]"}, float("-inf"))]
+    assert samples[2].value != samples[2].value
+
+
+def test_a_report_that_cannot_be_read_is_refused() -> None:
+    report = '    expr: "m", time: 30s,\n        exp: nil\n        got: surprise\n'
+    with pytest.raises(EngineError, match="surprise"):
+        list(parse_samples(report))
+
+
+def test_alerts_of_several_names_and_moments_are_told_apart() -> None:
+    one = (
+        '    alertname: {0}, time: {1}, \n        exp:[\n            0:\n              Labels:{{unexpected="yes"}}\n'
+        "              Annotations:{{}}\n            ], \n        got:[{2}]\n"
+    )
+    instance = (
+        '\n            {0}:\n              Labels:{{alertname="A", run="{0}"}}\n'
+        '              Annotations:{{a="[x], \\"y\\" é"}}\n            '
+    )
+    report = one.format("A", "30s", instance.format(0) + instance.format(1)) + one.format("B", "1m", "")
+    first, second = itertools.islice(parse_alerts(report), 2)
+    assert first[:2] == ("A", 30)
+    assert [alert.labels["run"] for alert in first[2]] == ["0", "1"]
+    assert first[2][0].annotations == {"a": '[x], "y" é'}
+    assert second == ("B", 60, [])
