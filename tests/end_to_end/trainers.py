@@ -36,10 +36,12 @@ class Training:
     """How long the transform reads from the disk, past the page cache."""
     file: str = ""
     """What is read."""
-    checkpoint_every: int = 0
-    """Steps between two checkpoints."""
-    checkpoint: float = 0.0
-    """How long the storage takes to take one, while the loop waits."""
+    blocks_every: int = 0
+    """Steps between two times at which the loop waits for its checkpoint to be stored."""
+    blocks: float = 0.0
+    """How long it waits."""
+    names_phase: bool = True
+    """Whether it tells that it is a checkpoint."""
     poisoned_after: int = 0
     """Batches after which the data hold a NaN."""
     cgroup: str = ""

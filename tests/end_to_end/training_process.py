@@ -18,6 +18,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -81,10 +82,10 @@ def train(told: Training) -> None:
         optimizer.step()
         optimizer.zero_grad()
         run.report(loss=loss.item())
-        if told.checkpoint_every and step % told.checkpoint_every == 0:
-            with run.phase("checkpoint"):
+        if told.blocks_every and step % told.blocks_every == 0:
+            with run.phase("checkpoint") if told.names_phase else nullcontext():
                 torch.save(model.state_dict(), io.BytesIO())
-                time.sleep(told.checkpoint)
+                time.sleep(told.blocks)
 
 
 class Samples(IterableDataset[torch.Tensor]):

@@ -36,8 +36,9 @@ def introduction(settings: Settings, scenario: Scenario | None, driver: str | No
         real.append(f"GPUs: {driver}")
     rows = [("real" if entry == real[0] else "", entry) for entry in real]
     if scenario:
+        simulated = "the GPUs" if scenario.coupled else "the GPUs, and a training run on them"
         rows += [
-            ("simulated", "the GPUs, and a training run on them: no NVIDIA driver answers here"),
+            ("simulated", f"{simulated}: no NVIDIA driver answers here"),
             *(("", line) for line in textwrap.wrap(f"scenario {scenario.name}: {scenario.description}", _TEXT_WIDTH)),
         ]
     changed = ", ".join(f"{name} {value:g}" for name, value in THRESHOLDS.items())
