@@ -18,13 +18,13 @@ class Training:
     """One process of a run, and what is wrong with it; times are of a step, in seconds."""
 
     run: str
-    gpu: int
-    """The simulated GPU that it claims."""
+    gpu: int | None = None
+    """The simulated GPU that it claims; None for one that trains on processors alone."""
     rank: int = 0
     world_size: int = 1
     master_port: int = 0
     """Where the ranks of several meet."""
-    workers: int = 1
+    workers: int = 0
     """Of the data loader."""
     forward: float = 0.02
     backward: float = 0.03
@@ -37,7 +37,7 @@ class Training:
     file: str = ""
     """What is read."""
     blocks_every: int = 0
-    """Steps between two times at which the loop waits for its checkpoint to be stored."""
+    """Steps between two times at which the loop waits for a checkpoint to be stored."""
     blocks: float = 0.0
     """How long it waits."""
     names_phase: bool = True

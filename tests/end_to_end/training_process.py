@@ -73,7 +73,7 @@ def train(told: Training) -> None:
         rank=told.rank,
         local_rank=told.rank,
         world_size=told.world_size,
-        gpus=[{"gpu": str(told.gpu), "uuid": ""}],
+        gpus=[] if told.gpu is None else [{"gpu": str(told.gpu), "uuid": ""}],
     )
     pytorch.watch(model, optimizer, loader, run=run)
     for step, batch in enumerate(loader, 1):

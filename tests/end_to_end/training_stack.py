@@ -102,7 +102,7 @@ class TrainingStack:
             self._alerts += self.webhook.notifications.get()["alerts"]
         return self._alerts
 
-    def alert(self, name: str, run: str) -> Alert | None:
+    def alert(self, name: str | None, run: str) -> Alert | None:
         """The alert on the run that was posted as firing."""
         for alert in self.told():
             labels = alert["labels"]
