@@ -1,0 +1,53 @@
+"""Alerts as the bundle's rules write them: names and severities of the causes, labels of what they are about."""
+
+from __future__ import annotations
+
+from stallscope.causes import CAUSES
+from tests.alerting.alertmanager import Labels
+
+SEVERITIES: dict[str, str] = {
+    **{cause.alert: cause.severity for cause in CAUSES.values() if cause.alert and cause.severity},
+    "TrainingTelemetryMissing": "warning",
+    "StallscopeExporterDown": "critical",
+    "StallscopeSourceFailing": "warning",
+    "StallscopeReportsRejected": "warning",
+    "StallscopeSeriesDropped": "warning",
+}
+"""Every alert about a run, a GPU or a node, at its gravest."""
+
+RUN = {"namespace": "vision", "run": "bert"}
+NODE = {"instance": "n1:19400"}
+GPU = {**NODE, "gpu": "3", "uuid": "GPU-n1-3"}
+
+
+def on_run(name: str, **labels: str) -> Labels:
+    """The alert on a run; on one of its ranks, where a straggler is named."""
+    rank = {"rank": "7"} if "Straggler" in name else {}
+    return {"alertname": name, "severity": SEVERITIES[name], **RUN, **rank, **labels}
+
+
+def on_gpu(name: str, **labels: str) -> Labels:
+    """The alert on a GPU that no run uses."""
+    return {"alertname": name, "severity": SEVERITIES[name], **GPU, **labels}
+
+
+def on_node(name: str, **labels: str) -> Labels:
+    """The alert on a node or its exporter."""
+    return {"alertname": name, "severity": SEVERITIES[name], **NODE, **labels}
+
+
+def on_the_same(name: str, **labels: str) -> Labels:
+    """The alert on one run, on the GPU that its rank 7 uses, or on their node, whichever it is about."""
+    if name.startswith("Training"):
+        return on_run(name, **labels)
+    if name.startswith("Gpu"):
+        return on_gpu(name, **{**RUN, "rank": "7", **labels})
+    # An exporter that is gone names the runs that wait for its node.
+    return on_node(name, **{**(RUN if name == "StallscopeExporterDown" else {}), **labels})
+
+
+def on_another(name: str, **labels: str) -> Labels:
+    """The same alert on another run, GPU or node."""
+    others = {"run": "gpt", "rank": "8", "gpu": "4", "uuid": "GPU-n2-4", "instance": "n2:19400"}
+    had = on_the_same(name)
+    return {**had, **{key: value for key, value in others.items() if key in had}, **labels}

@@ -1,0 +1,250 @@
+"""A real Alertmanager with the bundle's configuration mutes what follows from something worse, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import pytest
+
+from tests.alerting.alertmanager import Alert, Alertmanager, Labels, bundled, notifying, running, wait_until
+from tests.alerting.subjects import NODE, RUN, SEVERITIES, on_another, on_gpu, on_node, on_run, on_the_same
+
+INPUT_CAUSES = (
+    "TrainingInputCpuSaturated TrainingInputCgroupThrottled TrainingInputFewWorkers TrainingInputSingleThread "
+    "TrainingInputTooManyWorkers TrainingInputDiskBound TrainingInputNetworkBound TrainingInputRemoteLatency"
+)
+STEPS = "TrainingStepOutliers TrainingStepTimeDrift"
+STRAGGLERS = "TrainingStragglerRank TrainingStragglerInput TrainingStragglerHw"
+IDLE = "GpuUnderused GpuIdleAllocated GpuPackingCandidate"
+USE = f"{IDLE} GpuPeriodicHostWork"
+PERFORMANCE = (
+    f"TrainingInputBound {INPUT_CAUSES} TrainingH2DBound TrainingSmallBatch TrainingLaunchBound TrainingSyncStall "
+    f"TrainingMemBwBound TrainingTensorCoresUnused TrainingLowMfu TrainingCheckpointStall TrainingEvaluationOverhead "
+    f"TrainingCallbackStall {STEPS} {STRAGGLERS} TrainingGpuLoadImbalance TrainingCommBound TrainingScalingInefficient "
+    f"TrainingGoodputLow {USE}"
+)
+STANDSTILL = "TrainingStalled TrainingHangSpin TrainingHangIo"
+EVERY_GPU = " ".join(name for name in SEVERITIES if name.startswith("Gpu"))
+EVERY_RUN = " ".join(name for name in SEVERITIES if name.startswith("Training"))
+EXPORTER = "StallscopeSourceFailing StallscopeReportsRejected StallscopeSeriesDropped"
+EVERY_HOST = " ".join(name for name in SEVERITIES if name.startswith("Host"))
+
+# If one of these fires, those are muted: on the same run, on a GPU that the run uses, on their node.
+MATRIX = [
+    (
+        "StallscopeExporterDown",
+        f"{EVERY_RUN} {EVERY_GPU} {EVERY_HOST} {EXPORTER}",
+    ),
+    (
+        "GpuLost GpuXidHw GpuPowerBrake GpuEccUncorrected GpuRowRemapFailed",
+        f"{PERFORMANCE} {STANDSTILL} TrainingRestartLoop TrainingLongInit TrainingTelemetryMissing",
+    ),
+    ("GpuLost", EVERY_GPU),
+    ("GpuRowRemapFailed", "GpuRowRemapPending"),
+    ("GpuNvlinkDown", "GpuNvlinkErrors"),
+    (STANDSTILL, f"{PERFORMANCE} TrainingLongInit TrainingTelemetryMissing"),
+    ("TrainingHangSpin TrainingHangIo", "TrainingStalled"),
+    ("TrainingLossNonfinite", PERFORMANCE),
+    (
+        "TrainingRestartLoop",
+        f"TrainingLongInit TrainingGoodputLow TrainingScalingInefficient {STEPS} {IDLE}",
+    ),
+    ("TrainingLongInit", f"TrainingGoodputLow {IDLE}"),
+    (INPUT_CAUSES, "TrainingInputBound"),
+    (f"TrainingInputBound {INPUT_CAUSES}", "TrainingScalingInefficient GpuUnderused GpuPackingCandidate"),
+    (STRAGGLERS, "TrainingCommBound TrainingScalingInefficient TrainingGpuLoadImbalance"),
+    ("TrainingStragglerInput", "TrainingInputBound"),
+    ("TrainingStragglerHw TrainingStragglerInput", "TrainingStragglerRank"),
+    ("TrainingCommBound", "TrainingScalingInefficient"),
+    ("TrainingSmallBatch", "TrainingGpuMemHeadroom"),
+    (
+        "TrainingCheckpointStall TrainingCallbackStall TrainingEvaluationOverhead",
+        "TrainingStepOutliers GpuPeriodicHostWork",
+    ),
+    ("GpuIdleAllocated GpuPeriodicHostWork", "GpuUnderused GpuPackingCandidate"),
+    ("HostOomKill", "HostMemPressure HostSwapping"),
+]
+EXPECTED: dict[str, set[str]] = {name: set() for name in SEVERITIES}
+for sources, targets in MATRIX:
+    for name in sources.split():
+        EXPECTED[name] |= set(targets.split()) - {name}
+
+Question = tuple[Sequence[Labels], Sequence[Labels]]
+"""Which of the latter are muted by the former?"""
+
+
+@pytest.fixture(scope="module")
+def alertmanager(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Alertmanager]:
+    with running(notifying(bundled(), {}), tmp_path_factory.mktemp("alertmanager")) as started:
+        yield started
+
+
+def muted(alertmanager: Alertmanager, where: str, questions: Mapping[str, Question]) -> dict[str, set[str]]:
+    """Names of the muted. Questions share one Alertmanager; a cluster of its own keeps each apart."""
+    inside = {
+        key: [(at(f"{where} {key}", labels), labels) for labels in asked] for key, (_, asked) in questions.items()
+    }
+    sources = [at(f"{where} {key}", labels) for key, (sources, _) in questions.items() for labels in sources]
+    targets = [labels for asked in inside.values() for labels, _ in asked]
+    # Alerts take effect in the order in which they come, so that whatever is to be muted is, once this one is.
+    last = (
+        on_the_same("TrainingStalled", cluster=f"{where} last"),
+        on_the_same("TrainingLowMfu", cluster=f"{where} last"),
+    )
+    alertmanager.post(Alert(labels) for labels in (*targets, *sources))
+    alertmanager.post(Alert(labels) for labels in last)
+    wait_until(lambda: frozenset(last[1].items()) in alertmanager.muted(), lambda: "no alert is muted at all")
+    found = alertmanager.muted()
+    alertmanager.post(Alert(labels, ended=True) for labels in (*targets, *sources, *last))
+    return {
+        key: {labels["alertname"] for posted, labels in asked if frozenset(posted.items()) in found}
+        for key, asked in inside.items()
+    }
+
+
+def at(cluster: str, labels: Labels) -> Labels:
+    """The same alert there, without what it has no value for."""
+    told = {label: value for label, value in labels.items() if value}
+    return {**told, "cluster": cluster + labels.get("cluster", "")}
+
+
+NOTHING: dict[str, set[str]] = {name: set() for name in EXPECTED}
+# Alerts of severity info mute nothing (a test of its own), so that all targets of a source can be asked for at once.
+INFO = {"severity": "info"}
+
+
+def test_on_the_same_subject_the_matrix_is_muted_and_nothing_else(alertmanager: Alertmanager) -> None:
+    questions = {
+        source: ([on_the_same(source)], [on_the_same(target, **INFO) for target in SEVERITIES if target != source])
+        for source in SEVERITIES
+    }
+    assert muted(alertmanager, "same", questions) == EXPECTED
+
+
+def test_nothing_is_muted_on_another_subject(alertmanager: Alertmanager) -> None:
+    questions = {
+        source: ([on_the_same(source)], [on_another(target, **INFO) for target in targets])
+        for source, targets in EXPECTED.items()
+    }
+    assert muted(alertmanager, "another", questions) == NOTHING
+
+
+def test_nothing_is_muted_in_another_cluster(alertmanager: Alertmanager) -> None:
+    questions = {
+        source: ([on_the_same(source)], [on_the_same(target, cluster="'", **INFO) for target in targets])
+        for source, targets in EXPECTED.items()
+    }
+    assert muted(alertmanager, "cluster", questions) == NOTHING
+
+
+def test_a_run_of_the_same_name_in_another_namespace_is_another(alertmanager: Alertmanager) -> None:
+    questions = {
+        source: (
+            [on_the_same(source)],
+            [on_run(target, namespace="language", **INFO) for target in targets if target.startswith("Training")],
+        )
+        for source, targets in EXPECTED.items()
+    }
+    assert muted(alertmanager, "namespace", questions) == NOTHING
+
+
+def test_alerts_on_no_run_at_all_are_on_no_common_run(alertmanager: Alertmanager) -> None:
+    """Two labels that are missing count as equal."""
+    without = {"run": "", "namespace": ""}
+    questions = {
+        source: (
+            [on_the_same(source, **without)],
+            [on_run(target, **without, **INFO) for target in targets if target.startswith("Training")],
+        )
+        for source, targets in EXPECTED.items()
+    }
+    assert muted(alertmanager, "no run", questions) == NOTHING
+
+
+def test_what_nobody_is_told_of_mutes_nothing(alertmanager: Alertmanager) -> None:
+    questions = {
+        target: ([on_the_same(source, **INFO) for source in SEVERITIES if source != target], [on_the_same(target)])
+        for target in SEVERITIES
+    }
+    assert muted(alertmanager, "info", questions) == NOTHING
+
+
+def test_a_ticket_mutes_no_page(alertmanager: Alertmanager) -> None:
+    # A node that is gone is the exception: see below.
+    tickets = [on_the_same(name, severity="warning") for name in SEVERITIES if name != DOWN]
+    questions = {
+        name: (tickets, [on_the_same(name)]) for name, severity in SEVERITIES.items() if severity == "critical"
+    }
+    assert muted(alertmanager, "page", questions) == {name: set() for name in questions}
+
+
+DOWN = "StallscopeExporterDown"
+NEXT = {"gpu": "4", "uuid": "GPU-n1-4"}
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "expected"),
+    [
+        pytest.param(
+            on_gpu("GpuXidHw"),
+            on_gpu("GpuIdleAllocated"),
+            True,
+            id="broken-hardware-mutes-its-own-idleness-also-without-a-run",
+        ),
+        pytest.param(
+            on_gpu("GpuXidHw"),
+            on_gpu("GpuIdleAllocated", **NEXT),
+            False,
+            id="but-not-that-of-its-neighbour",
+        ),
+        pytest.param(
+            on_gpu("GpuXidHw", **RUN),
+            on_gpu("GpuUnderused", **NEXT, **RUN),
+            True,
+            id="which-waits-for-it",
+        ),
+        pytest.param(on_gpu("GpuLost"), on_gpu("GpuMemZombie", **NEXT), False, id="lost-gpu-neighbour"),
+        pytest.param(
+            on_run("TrainingStragglerHw"), on_run("TrainingStragglerRank", rank="8"), False, id="another-straggler"
+        ),
+        pytest.param(on_node(DOWN, severity="warning"), on_gpu("GpuLost", **RUN), True, id="old-readings"),
+        pytest.param(
+            on_node(DOWN, severity="warning", **RUN),
+            on_run("TrainingStalled"),
+            False,
+            id="a-ticket-for-the-exporter-hides-no-run",
+        ),
+        pytest.param(on_node(DOWN, **RUN), on_node(DOWN, severity="warning"), True, id="who-is-paged-needs-no-ticket"),
+        pytest.param(
+            on_node(DOWN, **RUN), on_node(DOWN, severity="warning", instance="n2"), False, id="but-not-the-next-nodes"
+        ),
+        pytest.param(
+            on_node(DOWN, severity="warning", instance=""),
+            {"alertname": "TrainingTelemetryMissing", "severity": "warning", **RUN},
+            False,
+            id="no-exporter-at-all-is-on-no-node",
+        ),
+        pytest.param(
+            on_node(DOWN, severity="warning"),
+            {"alertname": "TrainingTelemetryMissing", "severity": "warning", **NODE},
+            True,
+            id="telemetry-of-a-dead-node",
+        ),
+        pytest.param(
+            on_run("TrainingStalled"),
+            on_run("TrainingStalled", severity="info"),
+            True,
+            id="the-gravest-word",
+        ),
+        pytest.param(
+            on_run("TrainingStragglerRank"),
+            on_run("TrainingStragglerRank", severity="info", rank="8"),
+            False,
+            id="of-another-rank-its-own",
+        ),
+    ],
+)
+def test_in_particular(
+    alertmanager: Alertmanager, source: Labels, target: Labels, expected: bool, request: pytest.FixtureRequest
+) -> None:
+    assert bool(muted(alertmanager, request.node.callspec.id, {"": ([source], [target])})[""]) is expected
