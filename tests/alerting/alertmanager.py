@@ -137,7 +137,7 @@ def _parsed(text: str) -> Configuration:
 
 def _hastened(route: Configuration) -> Configuration:
     waits = {"group_wait": GROUP_WAIT, "group_interval": GROUP_INTERVAL}
-    changed = {key: waits.get(key, value) for key, value in route.items()}
+    changed: Configuration = {key: waits.get(key, value) for key, value in route.items()}
     if "routes" in route:
         changed["routes"] = [_hastened(child) for child in route["routes"]]
     return changed

@@ -1,0 +1,93 @@
+"""Who hears of what: pages, tickets, nobody, and the team that owns the run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.alerting.alertmanager import ALERTS, Configuration, Labels, bundled, with_examples
+from tests.alerting.subjects import RUN, on_gpu, on_node, on_run
+from tests.rules.rulebook import run_tool
+
+DOWN = "StallscopeExporterDown"
+
+
+def written(configuration: Configuration, folder: Path) -> str:
+    file = folder / "alertmanager.yml"
+    file.write_text(yaml.safe_dump(configuration), encoding="utf-8")
+    return str(file)
+
+
+def assert_told(configuration: Configuration, labels: Labels, receivers: str, folder: Path) -> None:
+    """Fail unless exactly these receivers, by comma, hear of the alert."""
+    pairs = [f"{label}={value}" for label, value in labels.items()]
+    flags = (f"--config.file={written(configuration, folder)}", f"--verify.receivers={receivers}")
+    run_tool("amtool", "config", "routes", "test", *flags, *pairs)
+
+
+def test_amtool_accepts_the_configuration() -> None:
+    said = run_tool("amtool", "check-config", str(ALERTS / "alertmanager.yml"))
+    assert " - 1 templates\n" in said
+
+
+def test_amtool_accepts_it_with_every_example_in_use(tmp_path: Path) -> None:
+    configuration = with_examples()
+    run_tool("amtool", "check-config", written(configuration, tmp_path))
+    names = {each["name"] for each in configuration["receivers"]}
+    assert names - {each["name"] for each in bundled()["receivers"]} == {"mail", "slack", "pager", "chat", "vision"}
+    assert configuration["time_intervals"]
+
+
+@pytest.mark.parametrize(
+    ("labels", "receiver"),
+    [
+        (on_run("TrainingStalled"), "page"),
+        (on_run("TrainingInputBound"), "ticket"),
+        (on_run("TrainingStalled", severity="info"), "none"),
+        (on_gpu("GpuLost"), "page"),
+        (on_gpu("GpuThermalThrottle"), "ticket"),
+        (on_gpu("GpuPowerCapped"), "none"),
+        (on_node("HostOomKill"), "page"),
+        (on_node(DOWN, severity="warning"), "ticket"),
+        ({"alertname": "StallscopeThresholdMissing", "severity": "warning"}, "ticket"),
+        ({"alertname": "Watchdog", "severity": "info"}, "watchdog"),
+        ({"alertname": "SomebodyElses"}, "default"),
+        ({"alertname": "GpuOfSomebodyElse"}, "default"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else f"{value['alertname']}-{value.get('severity', 'none')}",
+)
+def test_severity_decides(labels: Labels, receiver: str, tmp_path: Path) -> None:
+    assert_told(bundled(), labels, receiver, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("labels", "receivers"),
+    [
+        pytest.param(on_run("TrainingInputBound"), "vision", id="its-run"),
+        pytest.param(on_run("TrainingStalled"), "vision", id="its-run-gravely"),
+        pytest.param(on_run("TrainingInputBound", severity="info"), "none", id="mere-context"),
+        pytest.param(on_run("TrainingInputBound", namespace="language"), "ticket", id="the-run-of-others"),
+        pytest.param(on_run("TrainingInputBound", namespace=""), "ticket", id="a-run-of-nobody"),
+        pytest.param(on_gpu("GpuLost", **RUN), "vision,page", id="the-hardware-under-its-run"),
+        pytest.param(on_gpu("GpuLost"), "page", id="hardware-that-it-does-not-use"),
+        pytest.param(on_node(DOWN, **RUN), "vision,page", id="a-dead-node-under-its-run"),
+        pytest.param(on_node("HostSwapping"), "ticket", id="a-host"),
+    ],
+)
+def test_a_team_hears_of_its_namespace_by_the_example(labels: Labels, receivers: str, tmp_path: Path) -> None:
+    assert_told(with_examples(), labels, receivers, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("user", "receiver"), [("ada", "vision"), ("grace", "vision"), ("adam", "ticket"), ("", "ticket")]
+)
+def test_a_team_hears_of_its_users_by_the_examples_other_matcher(user: str, receiver: str, tmp_path: Path) -> None:
+    configuration = with_examples()
+    text = (ALERTS / "alertmanager.yml").read_text(encoding="utf-8")
+    by_user = 'user =~ "ada|grace"'
+    assert f"'{by_user}'" in text
+    for route in configuration["route"]["routes"]:
+        route["matchers"] = [by_user if each == 'namespace = "vision"' else each for each in route["matchers"]]
+    assert_told(configuration, on_run("TrainingInputBound", namespace="", user=user), receiver, tmp_path)
