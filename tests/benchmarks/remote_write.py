@@ -7,6 +7,7 @@ through a protobuf library would take longer than their ingestion; the frame hol
 from __future__ import annotations
 
 import http.client
+import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -37,8 +38,12 @@ class RemoteWriter:
             for column in cluster.columns
         }
 
-    def send(self, moments: Floats) -> None:
+    def send(self, moments: Floats, *, seconds: float = 0.0) -> None:
         """Write one sample of every series at each moment, in Unix seconds, in their order and later than all before.
+
+        Args:
+            moments: when the samples are from.
+            seconds: over which the writing is spread, as scrapes of many targets are.
 
         Raises:
             RuntimeError: Prometheus refused.
@@ -46,6 +51,7 @@ class RemoteWriter:
         times = np.array([b"\x10" + _varint(round(moment * 1000)) for moment in moments], "V7")
         size = _SAMPLE.itemsize * len(moments)
         pieces: list[bytes] = []
+        began, sent = time.monotonic(), 0
         for column, values in self._cluster.values(moments):
             samples = np.empty(values.shape, _SAMPLE)
             samples["head"], samples["value"], samples["time"] = _HEAD, values, times
@@ -55,6 +61,8 @@ class RemoteWriter:
                 if len(pieces) >= _SERIES_A_REQUEST * 4:
                     self._post(b"".join(pieces))
                     pieces.clear()
+                    sent += _SERIES_A_REQUEST
+                    time.sleep(max(0.0, began + seconds * sent / self._cluster.series - time.monotonic()))
         self._post(b"".join(pieces))
 
     def close(self) -> None:

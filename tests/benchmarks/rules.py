@@ -14,12 +14,14 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.error
 import urllib.parse
 import urllib.request
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -129,16 +131,13 @@ def measure(gpus: int, evaluations: int = _EVALUATIONS) -> Cost:
             moment += behind * _INTERVAL
         _configure(folder, files, port)
         watch = _Watch()
-        deadline = time.monotonic() + (evaluations + 2) * 2 * _INTERVAL + 60
-        while watch.fewest() <= evaluations:
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"some group had only {watch.fewest()} evaluations: {sorted(watch.groups)}")
-            if moment <= time.time():
-                writer.send(np.array([float(moment)]))
-                moment += _INTERVAL
-            watch.take(_ask(port, "rules")["groups"])
-            time.sleep(5)
-        writer.close()
+        with _going_on(writer, moment):
+            deadline = time.monotonic() + (evaluations + 2) * 2 * _INTERVAL + 60
+            while watch.fewest() <= evaluations:
+                if time.monotonic() > deadline:
+                    raise RuntimeError(f"some group had only {watch.fewest()} evaluations: {sorted(watch.groups)}")
+                time.sleep(5)
+                watch.take(_ask(port, "rules")["groups"])
         gpu, rank = cluster.healthy()
         return Cost(
             gpus=gpus,
@@ -218,6 +217,27 @@ def _short(group: str) -> str:
 
 def _cells(name: str, cells: Sequence[str]) -> str:
     return f"| {name} | {' | '.join(cells)} |"
+
+
+@contextmanager
+def _going_on(writer: RemoteWriter, moment: float) -> Iterator[None]:
+    """Samples that come in every half minute, beginning with this moment's."""
+    ended = threading.Event()
+
+    def write() -> None:
+        due = moment
+        while not ended.wait(max(0.0, due - time.time())):
+            writer.send(np.array([due]), seconds=_INTERVAL * 0.9)
+            due += _INTERVAL
+
+    with ThreadPoolExecutor(1) as thread:
+        writing = thread.submit(write)
+        try:
+            yield
+        finally:
+            ended.set()
+            writing.result()
+            writer.close()
 
 
 @contextmanager
