@@ -7,7 +7,9 @@ integration, so that what is measured in two ways agrees.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,6 +57,12 @@ class Segment:
     works: tuple[Work, ...]
 
 
+def interpolated(times: Floats, moments: Sequence[float] | Floats, values: Floats) -> Floats:
+    """Read an integral that is known at some moments."""
+    found: Floats = np.asarray(np.interp(times, moments, values), dtype=np.float64)
+    return found
+
+
 class Course:
     """A run from its start to its end, or to the end of the story."""
 
@@ -98,7 +106,7 @@ class Course:
         inner = sorted(each for each in changes if self.start < each < self.end)
         bounds = [self.start, *inner, self.end]
         found = []
-        for start, end in zip(bounds[:-1], bounds[1:], strict=True):
+        for start, end in pairwise(bounds):
             works = tuple(at(run.work, rank, start / 60 + 1e-9) for rank in range(ranks))
             restoring = any(minute * 60 <= start < minute * 60 + run.restart_seconds for minute in run.restarts)
             if start < self.first_step:

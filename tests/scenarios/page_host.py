@@ -75,6 +75,7 @@ def _processors(sheet: Sheet, world: World) -> None:
         fine = np.arange(BEGIN, world.horizon + 2, 1.0)
         mean = np.diff(load(fine)) / cpus
         threads = [np.diff(world.main_thread(claim, fine)) for claim in world.ranks_on(node)]
+        threads += [np.diff(world.loader_worker(claim, fine)) for claim in world.ranks_on(node)]
         top = np.maximum.reduce([np.minimum(1.0, 1.15 * mean + 0.1), *threads])
         said = world.host_state(node, lambda host: -1.0 if host.busiest is None else host.busiest, fine[:-1])
         top = np.minimum(np.where(said >= 0, said, top), 1.0)

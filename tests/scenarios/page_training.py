@@ -76,7 +76,7 @@ class _Page:
         self._processes()
         self._allocator()
 
-    def _add(self, name: str, values: Floats | float, present: Mask | bool = True, **labels: str) -> None:
+    def _add(self, name: str, values: Floats | float, present: Mask | bool = True, /, **labels: str) -> None:
         self._sheet.add(f"stallscope_training_{name}", values, self._present & present, **self._labels, **labels)
 
     def _counted(self, integral: Callable[[Floats], Floats]) -> Floats:
@@ -241,7 +241,7 @@ class _Page:
             self._add("batch_size", sizes[place])
             self._add("samples_total", self._counted(lambda times: course.done(batch, times)))
         for name, per_sample in (("tokens_total", "tokens_per_sample"), ("flops_total", "flops_per_sample")):
-            amount = batch * course.per_row(rank, per_sample)
+            amount = batch * course.per_row(rank, per_sample) * self._world.disturbance.pace[self._claim.number]
             if amount.any():
                 self._add(name, self._counted(lambda times, rows=amount: course.done(rows, times)))  # type: ignore[misc]
         for name, value in run.values.items():

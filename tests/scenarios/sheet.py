@@ -31,7 +31,7 @@ class Sheet:
             self._answered &= disturbance.grid < down * 60
         self._target = {"job": "stallscope", "instance": f"node{node}:{PORT}"}
 
-    def add(self, name: str, values: Floats | float, present: Mask | bool = True, **labels: str) -> None:
+    def add(self, name: str, values: Floats | float, present: Mask | bool = True, /, **labels: str) -> None:
         """Show a series where it is present; a label without a value is left out, as the exposition does."""
         if name.startswith(self._absent) and self._absent:
             return
@@ -50,7 +50,7 @@ class Sheet:
 
     def counted(self, integral: Callable[[Floats], Floats], begin: float) -> Floats:
         """A counter of the exporter's own: begins with it, and again where noise restarts it."""
-        values = integral(self.times) - integral(np.array([begin]))[0]
+        values: Floats = integral(self.times) - integral(np.array([begin]))[0]
         if self.restart is not None:
             again = integral(np.array([self.restart]))[0] - integral(np.array([begin]))[0]
             values = np.where(self.times >= self.restart, values - again, values)

@@ -25,7 +25,7 @@ class From(Generic[T]):
     """Nodes, GPUs or ranks that it is for, counted over the whole story; None for all."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Card:
     """A GPU model."""
 
@@ -50,7 +50,7 @@ class Card:
     """Averaging period of the driver's utilisation samples."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Node:
     """A machine with GPUs of one model."""
 
@@ -87,7 +87,7 @@ class Pause:
     """Periodic work of a whole run, during which nobody trains."""
 
     phase: str
-    """`checkpoint` and `logging` lie inside their step; `evaluation` lies between steps; `other` is measured as no phase."""
+    """`checkpoint` and `logging` lie inside their step; `evaluation` lies between steps; `other` is no phase."""
     seconds: float
     every_steps: int = 0
     every_seconds: float = 0.0

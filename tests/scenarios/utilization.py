@@ -1,4 +1,4 @@
-"""What a driver's utilisation samples tell: the integrals, the histogram and the dips that an exporter keeps of them."""
+"""What a driver's utilisation samples tell: the integrals, the histogram and the dips that an exporter keeps."""
 
 from __future__ import annotations
 

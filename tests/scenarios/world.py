@@ -126,6 +126,7 @@ class World:
                 * course.per_row(claim.rank, "batch")
                 * course.per_row(claim.rank, "bytes_per_sample")
                 * reads[course.segment_of_row]
+                * self.disturbance.pace[claim.number]  # a slower pace comes of larger samples
             )
             # Loaders read ahead evenly, not at the end of a step.
             total += np.interp(times, course.bounds, np.concatenate([[0.0], np.cumsum(by_row)]))
@@ -135,6 +136,16 @@ class World:
         """Processor seconds of a rank's process and its children."""
         loader = claim.course.elapsed(claim.rank, "loader_cores", times)
         return loader + self.main_thread(claim, times)
+
+    def loader_worker(self, claim: Claim, times: Floats) -> Floats:
+        """Processor seconds of one of its loader's workers."""
+        total = np.zeros_like(times)
+        for segment in claim.course.segments:
+            work = segment.works[claim.rank]
+            if segment.kind == "training" and work.loader_workers:
+                each = min(1.0, work.loader_cores / work.loader_workers)
+                total = total + each * np.clip(times - segment.start, 0, segment.end - segment.start)
+        return total
 
     def main_thread(self, claim: Claim, times: Floats) -> Floats:
         """Processor seconds of its main thread."""

@@ -1,0 +1,145 @@
+"""Where evidence is missing: the right answer says so, or says the parent of what it can't tell."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from tests.scenarios.case import Case
+from tests.scenarios.cases.settings import CLOUD_WORK, LAPTOP_WORK, NODE_WORK, SERVER_WORK, WELL, taking, told
+from tests.scenarios.machines import CLOUD, HGX, LAPTOP, SERVER
+from tests.scenarios.story import Story
+
+_CHILDREN = frozenset(
+    {
+        "input_cpu_saturated",
+        "input_cgroup_throttled",
+        "input_few_workers",
+        "input_single_thread",
+        "input_too_many_workers",
+        "input_disk_bound",
+        "input_network_bound",
+        "input_remote_latency",
+    }
+)
+_NO_DATA = "insufficient_data"
+
+
+def _unknown(name: str, story: Story, *, cause: str = _NO_DATA, **fields: Any) -> Case:
+    return Case(name=name, kind="abstention", subject="run", cause=cause, story=story, **fields)
+
+
+def _cases() -> Iterator[Case]:
+    # The shim has died, and the training goes on: its GPU says so.
+    yield _unknown(
+        "reports_ended_while_training_goes_on",
+        told(CLOUD, reports_until=10.0),
+        acceptable=frozenset({"stalled"}),
+        allowed=frozenset({"TrainingStalled", "TrainingTelemetryMissing"}),
+        forbidden=frozenset({"healthy", "compute_bound", "hang_spin", "hang_io", "lost"}),
+        onset=15.0,
+    )
+    yield _unknown(
+        "no_phases_measured",
+        told(LAPTOP, before=taking(LAPTOP_WORK, "data_wait", 0.3), phases=False),
+        acceptable=frozenset({"underused"}),
+        allowed=frozenset({"GpuUnderused"}),
+        forbidden=frozenset({"sync_stall", "input_bound", "healthy", "compute_bound"}) | _CHILDREN,
+    )
+    yield _unknown(
+        "driver_is_silent",
+        told(SERVER, more={"failing_source": (("nvidia", 8.0),)}),
+        acceptable=WELL,
+        alerts=frozenset({"StallscopeSourceFailing"}),
+        allowed=frozenset({"GpuLost", "TrainingTelemetryMissing"}),
+        forbidden=frozenset({"small_batch", "input_bound", "stalled"}),
+        onset=8.0,
+    )
+    yield _unknown(
+        "first_minutes_of_a_run",
+        told(HGX, before=taking(NODE_WORK, "data_wait", 0.5), start=1.0, initialization=0.5),
+        forbidden=frozenset({"input_bound", "healthy", "compute_bound"}) | _CHILDREN,
+        onset=3.0,
+        length=7.0,
+    )
+    yield _unknown(
+        "nothing_known_of_the_host",
+        told(LAPTOP, taking(LAPTOP_WORK, "data_wait", 0.3), more={"absent": ("stallscope_host_",)}),
+        cause="input_bound",
+        alerts=frozenset({"TrainingInputBound"}),
+        forbidden=_CHILDREN,
+        lost=0.3,
+    )
+    yield _unknown(
+        "gpu_without_utilisation",
+        told(
+            CLOUD,
+            before=taking(replace(CLOUD_WORK, loader_cores=5.5), "data_wait", 0.3),
+            more={
+                "absent": tuple(
+                    f"stallscope_gpu_{name}"
+                    for name in (
+                        "busy_seconds",
+                        "memory_busy_seconds",
+                        "idle_seconds",
+                        "below_seconds",
+                        "dips",
+                        "dip_interval",
+                        "utilization",
+                        "memory_utilization",
+                        "engine_busy",
+                    )
+                )
+            },
+        ),
+        acceptable=frozenset({"input_bound"}),
+        allowed=frozenset({"TrainingInputBound"}),
+        forbidden=frozenset({"healthy", "compute_bound", "small_batch", "sync_stall"}) | _CHILDREN,
+    )
+    # One of two machines is not scraped at all: half of the world is missing.
+    yield _unknown(
+        "half_of_the_world_is_missing",
+        told(HGX, world_size=16, measures_communication=True),
+        acceptable=WELL,
+        alerts=frozenset({"TrainingTelemetryMissing"}),
+        forbidden=frozenset({"straggler_rank", "comm_bound", "stalled", "scaling_inefficient"}),
+    )
+    yield _unknown(
+        "exporter_is_down",
+        told(SERVER, more={"exporter_down": ((0, 10.0),)}),
+        acceptable=WELL,
+        alerts=frozenset({"StallscopeExporterDown"}),
+        allowed=frozenset({"TrainingTelemetryMissing"}),
+        forbidden=frozenset({"stalled", "lost", "hang_io"}),
+        onset=10.0,
+        length=30.0,
+        verdict_expected=False,
+    )
+    yield _unknown(
+        "reports_are_refused",
+        told(SERVER, more={"reports_rejected": 20.0}),
+        cause="healthy",
+        acceptable=WELL,
+        alerts=frozenset({"StallscopeReportsRejected"}),
+        onset=5.0,
+    )
+    yield _unknown(
+        "series_are_dropped",
+        told(SERVER, more={"series_dropped": 40.0}),
+        cause="healthy",
+        acceptable=WELL,
+        alerts=frozenset({"StallscopeSeriesDropped"}),
+        onset=5.0,
+    )
+    # A rank waits in half of the world's machines, and the other half can't be seen: no straggler can be named.
+    yield _unknown(
+        "one_rank_of_many_reports",
+        told(SERVER, before=replace(SERVER_WORK), missing=(1, 2, 3), measures_communication=True),
+        acceptable=WELL,
+        alerts=frozenset({"TrainingTelemetryMissing"}),
+        forbidden=frozenset({"straggler_rank", "straggler_hw", "straggler_input", "scaling_inefficient"}),
+    )
+
+
+CASES: tuple[Case, ...] = tuple(_cases())

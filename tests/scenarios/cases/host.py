@@ -1,0 +1,121 @@
+"""Machines in trouble that trainings do not feel yet, or end of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from tests.scenarios.case import Case
+from tests.scenarios.cases.settings import QUIET, WELL, near, positive, told
+from tests.scenarios.machines import CLOUD, HGX, LAPTOP, SERVER
+from tests.scenarios.story import Host, Node
+
+_LEVELS = (0.8, 1.25)
+_HOST: dict[str, Any] = {
+    "subject": "host",
+    "verdict_expected": False,
+    "acceptable": WELL,
+    "culprit": (("instance", "node0:19400"),),
+    "lost": 0.0,
+}
+
+
+def _with(node: Node, **changes: float) -> Host:
+    return replace(QUIET[node], **changes)  # type: ignore[arg-type]
+
+
+def _cases() -> Iterator[Case]:
+    pressure = frozenset({"HostMemPressure"})
+    full = frozenset({"HostShmFull"})
+    swap = frozenset({"HostSwapping"})
+    load = frozenset({"HostCpuSaturated"})
+    yield positive(
+        "mem_pressure_laptop",
+        "mem_pressure",
+        told(LAPTOP, host=_with(LAPTOP, memory_used=0.96, page_cache=0.02, memory_waiting=0.25)),
+        alerts=pressure,
+        length=45.0,
+        **_HOST,
+    )
+    yield positive(
+        "oom_kill_cloud",
+        "oom_kill",
+        told(CLOUD, host=_with(CLOUD, oom_kills=0.05, memory_used=0.6)),
+        alerts=frozenset({"HostOomKill"}),
+        length=25.0,
+        **_HOST,
+    )
+    yield positive(
+        "shm_full_server",
+        "shm_full",
+        told(SERVER, host=_with(SERVER, shared_memory=0.97)),
+        alerts=full,
+        **_HOST,
+    )
+    yield positive(
+        "swapping_laptop",
+        "swapping",
+        told(LAPTOP, host=_with(LAPTOP, swap_in=3e7, swap_out=2e7, faults=4000, memory_used=0.88)),
+        alerts=swap,
+        length=45.0,
+        **_HOST,
+    )
+    yield positive(
+        "cpu_saturated_node",
+        "cpu_saturated",
+        told(HGX, host=_with(HGX, cores=146.0, cpu_waiting=0.3)),
+        alerts=load,
+        length=50.0,
+        **_HOST,
+    )
+    yield positive(
+        "network_errors_two_nodes",
+        "network_errors",
+        told(HGX, count=2, host=_with(HGX, errors=250.0, dropped=400.0, received=5e7)),
+        alerts=frozenset({"HostNetworkErrors"}),
+        length=50.0,
+        **_HOST,
+    )
+    for level in _LEVELS:
+        blamed = {} if level > 1 else {"culprit": None}
+        # Nine tenths used leave a tenth: the level is of what is left.
+        yield near(
+            "mem_pressure",
+            "mem_pressure",
+            level,
+            told(SERVER, host=_with(SERVER, memory_used=1 - 0.1 / level, memory_waiting=0.10 * level)),
+            alerts=pressure,
+            length=45.0,
+            **{**_HOST, **blamed},
+        )
+        yield near(
+            "shm_full",
+            "shm_full",
+            level,
+            told(SERVER, host=_with(SERVER, shared_memory=min(0.995, 0.80 * level))),
+            alerts=full,
+            **{**_HOST, **blamed},
+        )
+        yield near(
+            "swapping",
+            "swapping",
+            level,
+            told(LAPTOP, host=_with(LAPTOP, swap_in=4096 * 500 * level, swap_out=1e6, faults=500 * level)),
+            alerts=swap,
+            length=45.0,
+            **{**_HOST, **blamed},
+        )
+        # Over nine tenths there is but one: the level is of what is left.
+        yield near(
+            "cpu_saturated",
+            "cpu_saturated",
+            level,
+            told(HGX, host=_with(HGX, cores=192 * (1 - 0.1 / level) - 8 * 5.35, cpu_waiting=0.05)),
+            alerts=load,
+            length=50.0,
+            **{**_HOST, **blamed},
+        )
+
+
+CASES: tuple[Case, ...] = tuple(_cases())

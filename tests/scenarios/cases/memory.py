@@ -1,0 +1,135 @@
+"""Runs and their GPU memory: it costs no time until it ends the run, so no case has another verdict for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from tests.scenarios.case import Case
+from tests.scenarios.cases.settings import CLOUD_WORK, LAPTOP_WORK, NODE_WORK, SERVER_WORK, WELL, near, positive, told
+from tests.scenarios.machines import CLOUD, HGX, LAPTOP, SERVER
+from tests.scenarios.story import Kernels
+
+_LEVELS = (0.8, 1.25)
+_QUIET: dict[str, Any] = {"subject": "run", "verdict_expected": False, "acceptable": WELL, "lost": 0.0}
+_LEAK = {"length": 100.0, "onset": 0.0}
+_ROOMY = Kernels(busy=0.8, memory=0.35, sm=0.6, dram=0.3, tensor=0.35, power=0.62)
+
+
+def _cases() -> Iterator[Case]:
+    headroom = frozenset({"TrainingGpuMemHeadroom"})
+    yield positive(
+        "gpu_mem_headroom_node",
+        "gpu_mem_headroom",
+        told(HGX, replace(NODE_WORK, memory=0.3, kernels=_ROOMY), onset=0.0),
+        alerts=headroom,
+        **_QUIET,
+    )
+    for level in _LEVELS:
+        # SageMaker's BatchSize: 70 %; more is free at a higher level.
+        yield near(
+            "gpu_mem_headroom",
+            "gpu_mem_headroom",
+            level,
+            told(HGX, replace(NODE_WORK, memory=0.7 / level, reserved=0.7 / level + 0.01, kernels=_ROOMY), onset=0.0),
+            alerts=headroom,
+            **_QUIET,
+        )
+    oom = frozenset({"TrainingGpuMemNearOom"})
+    yield positive(
+        "gpu_mem_near_oom_laptop",
+        "gpu_mem_near_oom",
+        told(LAPTOP, replace(LAPTOP_WORK, memory=0.965, allocator_retries=3)),
+        alerts=oom,
+        **_QUIET,
+    )
+    yield positive(
+        "gpu_mem_near_oom_server",
+        "gpu_mem_near_oom",
+        told(SERVER, replace(SERVER_WORK, memory=0.975)),
+        alerts=oom,
+        **_QUIET,
+    )
+    for level in _LEVELS:
+        # 90 % leave a tenth: the level is of what is left.
+        yield near(
+            "gpu_mem_near_oom",
+            "gpu_mem_near_oom",
+            level,
+            told(CLOUD, replace(CLOUD_WORK, memory=1 - 0.1 / level, reserved=1 - 0.1 / level + 0.005)),
+            alerts=oom,
+            **_QUIET,
+        )
+    leak = frozenset({"TrainingGpuMemLeak"})
+    yield positive(
+        "gpu_mem_leak_laptop",
+        "gpu_mem_leak",
+        told(LAPTOP, replace(LAPTOP_WORK, memory=0.4, leak_per_hour=0.2), onset=0.0, start=-30.0),
+        alerts=leak,
+        **{**_QUIET, **_LEAK},
+    )
+    yield positive(
+        "gpu_mem_leak_node",
+        "gpu_mem_leak",
+        told(HGX, replace(NODE_WORK, memory=0.5, leak_per_hour=0.12), onset=0.0, start=-30.0),
+        alerts=leak,
+        **{**_QUIET, **_LEAK},
+    )
+    for level in _LEVELS:
+        # A twentieth of the card within the hour that is watched.
+        yield near(
+            "gpu_mem_leak",
+            "gpu_mem_leak",
+            level,
+            told(HGX, replace(NODE_WORK, memory=0.5, leak_per_hour=0.05 * level), onset=0.0, start=-30.0),
+            alerts=leak,
+            **{**_QUIET, **_LEAK},
+        )
+    fragmented = frozenset({"TrainingGpuMemFragmented"})
+    yield positive(
+        "gpu_mem_fragmented_server",
+        "gpu_mem_fragmented",
+        told(SERVER, replace(SERVER_WORK, memory=0.32, used=0.28, reserved=0.85)),
+        alerts=fragmented,
+        **_QUIET,
+    )
+    for level in _LEVELS:
+        yield near(
+            "gpu_mem_fragmented",
+            "gpu_mem_fragmented",
+            level,
+            told(
+                SERVER,
+                replace(SERVER_WORK, memory=0.4, used=0.38, reserved=0.39 * 2 * level),
+                before=replace(SERVER_WORK, memory=0.75, used=0.7),
+            ),
+            alerts=fragmented,
+            **_QUIET,
+        )
+    imbalance = frozenset({"TrainingGpuMemImbalance"})
+    yield positive(
+        "gpu_mem_imbalance_node",
+        "gpu_mem_imbalance",
+        told(HGX, replace(NODE_WORK, memory=0.88), before=replace(NODE_WORK, memory=0.52), only=(0,)),
+        alerts=imbalance,
+        culprit=(("rank", "0"),),
+        **_QUIET,
+    )
+    for level in _LEVELS:
+        yield near(
+            "gpu_mem_imbalance",
+            "gpu_mem_imbalance",
+            level,
+            told(
+                HGX,
+                replace(NODE_WORK, memory=0.58 * (1 + 0.20 * level)),
+                before=replace(NODE_WORK, memory=0.58),
+                only=(0,),
+            ),
+            alerts=imbalance,
+            **_QUIET,
+        )
+
+
+CASES: tuple[Case, ...] = tuple(_cases())

@@ -1,0 +1,266 @@
+"""Runs of several ranks that wait for each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from tests.scenarios.case import Case
+from tests.scenarios.cases.settings import (
+    ALWAYS,
+    NODE_WORK,
+    ONSET,
+    QUIET,
+    SERVER_WORK,
+    WELL,
+    near,
+    positive,
+    slowed,
+    taking,
+    told,
+)
+from tests.scenarios.machines import HGX, SERVER
+from tests.scenarios.story import From, Gpu, Run, Story, Work
+
+_LEVELS = (0.8, 1.25)
+_NOT_THE_NETWORK = frozenset({"comm_bound", "small_batch", "scaling_inefficient", "healthy"})
+
+
+def _step(work: Work) -> float:
+    parts = ("data_wait", "host_copy", "forward", "backward", "communication", "optimizer", "logging", "other")
+    return float(sum(getattr(work, part) for part in parts))
+
+
+def _late(work: Work, share: float, *, by: str = "backward") -> Work:
+    """The same work, but late by that share of the step that all then take."""
+    late = share / (1 - share) * _step(work)
+    return replace(work, **{by: getattr(work, by) + late})
+
+
+def _slow_ranks() -> Iterator[Case]:
+    alert = frozenset({"TrainingStragglerRank"})
+    for name, count, rank, hook in (
+        ("straggler_rank_node", 1, 3, False),
+        ("straggler_rank_node_with_hook", 1, 6, True),
+        ("straggler_rank_two_nodes", 2, 12, True),
+    ):
+        yield positive(
+            name,
+            "straggler_rank",
+            told(HGX, _late(NODE_WORK, 0.2), only=(rank,), count=count, measures_communication=hook),
+            subject="run",
+            alerts=alert,
+            forbidden=_NOT_THE_NETWORK | {"straggler_hw", "straggler_input"},
+            culprit=(("rank", str(rank)),),
+            lost=0.2,
+        )
+    for level in _LEVELS:
+        yield near(
+            "straggler_rank",
+            "straggler_rank",
+            level,
+            told(HGX, _late(NODE_WORK, 0.10 * level), only=(3,), measures_communication=True),
+            subject="run",
+            acceptable=frozenset({"straggler_rank", "comm_bound"} if level < 1 else ()),
+            alerts=alert,
+            culprit=(("rank", "3"),) if level > 1 else None,
+            lost=0.10 * level,
+        )
+    starved = frozenset({"TrainingStragglerInput"})
+    for name, node, work, rank, hook in (
+        ("straggler_input_node", HGX, NODE_WORK, 5, True),
+        ("straggler_input_server", SERVER, SERVER_WORK, 2, False),
+    ):
+        yield positive(
+            name,
+            "straggler_input",
+            told(node, _late(work, 0.22, by="data_wait"), only=(rank,), measures_communication=hook),
+            subject="run",
+            alerts=starved,
+            forbidden=_NOT_THE_NETWORK | {"straggler_hw"},
+            culprit=(("rank", str(rank)),),
+            lost=0.22,
+        )
+    for level in _LEVELS:
+        yield near(
+            "straggler_input",
+            "straggler_input",
+            level,
+            told(HGX, _late(NODE_WORK, 0.10 * level, by="data_wait"), only=(5,), measures_communication=True),
+            subject="run",
+            acceptable=frozenset({"straggler_input", "comm_bound"} if level < 1 else ()),
+            alerts=starved,
+            culprit=(("rank", "5"),) if level > 1 else None,
+            lost=0.10 * level,
+        )
+
+
+def _slow_hardware() -> Iterator[Case]:
+    hot = Gpu(throttled={"hw_thermal": 0.96}, clock=0.74, celsius=92)
+    for name, count, rank in (("straggler_hw_node", 1, 2), ("straggler_hw_two_nodes", 2, 9)):
+        yield positive(
+            name,
+            "straggler_hw",
+            told(
+                HGX,
+                slowed(NODE_WORK, 0.97 / 0.74),
+                only=(rank,),
+                count=count,
+                gpu=hot,
+                gpus=(rank,),
+                measures_communication=True,
+            ),
+            subject="run",
+            acceptable=frozenset({"thermal_throttle"}),
+            alerts=frozenset({"TrainingStragglerHw", "GpuThermalThrottle"}),
+            forbidden=_NOT_THE_NETWORK | {"straggler_input"},
+            culprit=(("rank", str(rank)),),
+            lost=0.23,
+        )
+    # A card in the wrong slot: copies take four times as long. Clocks are fine.
+    narrow = replace(NODE_WORK, host_copy=0.004 + 0.13)
+    yield positive(
+        "straggler_hw_narrow_slot",
+        "straggler_hw",
+        told(HGX, narrow, only=(4,), gpu=Gpu(width=4), gpus=(4,), measures_communication=True),
+        subject="run",
+        acceptable=frozenset({"straggler_rank", "pcie_degraded"}),
+        alerts=frozenset({"GpuPcieDegraded"}),
+        allowed=frozenset({"TrainingStragglerHw", "TrainingStragglerRank"}),
+        forbidden=_NOT_THE_NETWORK | {"straggler_input"},
+        culprit=(("rank", "4"),),
+        lost=0.22,
+    )
+    for level in _LEVELS:
+        # A clock under nine tenths of the peers': the loss at 1.25 is an eighth.
+        clock = 1 - 0.1 * level
+        yield near(
+            "straggler_hw",
+            "straggler_hw",
+            level,
+            told(
+                HGX,
+                slowed(NODE_WORK, 1 / clock),
+                only=(2,),
+                gpu=Gpu(throttled={"hw_thermal": 0.09 if level < 1 else 0.95}, clock=0.97 * clock, celsius=90),
+                gpus=(2,),
+                measures_communication=True,
+            ),
+            subject="run",
+            acceptable=frozenset({"straggler_rank", "straggler_hw", "comm_bound"} if level < 1 else ()),
+            alerts=frozenset({"TrainingStragglerHw"}),
+            allowed=frozenset({"GpuThermalThrottle"} if level > 1 else ()),
+            culprit=(("rank", "2"),) if level > 1 else None,
+            lost=0.1 * level,
+        )
+
+
+def _shape() -> Iterator[Case]:
+    # One process drives four GPUs, and gathers on the first: DataParallel.
+    imbalance = frozenset({"TrainingGpuLoadImbalance"})
+    whole = replace(SERVER_WORK, communication=0.0, loader_cores=12.0, loader_workers=48)
+    yield positive(
+        "gpu_load_imbalance_data_parallel",
+        "gpu_load_imbalance",
+        told(SERVER, before=whole, ranks=((0, 1, 2, 3),), gpu_shares=(1.0, 0.55, 0.55, 0.55)),
+        subject="run",
+        acceptable=WELL,
+        alerts=imbalance,
+        length=45.0,
+        onset=0.0,
+        verdict_expected=False,
+    )
+    for level in _LEVELS:
+        yield near(
+            "gpu_load_imbalance",
+            "gpu_load_imbalance",
+            level,
+            told(SERVER, before=whole, ranks=((0, 1, 2, 3),), gpu_shares=(1.0, *(3 * (1 - 0.205 * level,)))),
+            subject="run",
+            acceptable=WELL,
+            alerts=imbalance,
+            length=45.0,
+            onset=0.0,
+            verdict_expected=False,
+        )
+    slow = frozenset({"TrainingCommBound"})
+    for name, node, work, count, share in (
+        ("comm_bound_two_nodes", HGX, NODE_WORK, 2, 0.35),
+        ("comm_bound_server", SERVER, SERVER_WORK, 1, 0.24),
+    ):
+        yield positive(
+            name,
+            "comm_bound",
+            told(node, taking(work, "communication", share), count=count, measures_communication=True),
+            subject="run",
+            alerts=slow,
+            forbidden=frozenset({"straggler_rank", "straggler_hw", "input_bound", "small_batch", "healthy"}),
+            lost=share,
+        )
+    for level in _LEVELS:
+        # What ranks wait for each other by chance is told as communication too: two parts in a hundred.
+        yield near(
+            "comm_bound",
+            "comm_bound",
+            level,
+            told(HGX, taking(NODE_WORK, "communication", 0.10 * level - 0.015), measures_communication=True),
+            subject="run",
+            acceptable=frozenset({"comm_bound"}),
+            alerts=slow,
+            lost=0.10 * level,
+        )
+    for level in (None, *_LEVELS):
+        efficiency = 0.65 if level is None else 1 - 0.2 * level
+        fields = {
+            "subject": "run",
+            "acceptable": WELL | {"comm_bound"},
+            "alerts": frozenset({"TrainingScalingInefficient"}),
+            "onset": 0.0,
+            "length": 45.0,
+            "verdict_expected": False,
+        }
+        if level is None:
+            yield positive("scaling_inefficient_node", "scaling_inefficient", _scaled(efficiency), **fields)
+        else:
+            yield near("scaling_inefficient", "scaling_inefficient", level, _scaled(efficiency), **fields)
+
+
+def _scaled(efficiency: float) -> Story:
+    """The same model on one GPU and on seven, where each does a share of what the one does.
+
+    No hook tells communication apart: it lies in `backward`.
+    """
+    alone = replace(NODE_WORK, communication=0.0)
+    together = replace(alone, backward=alone.backward + _step(alone) * (1 / efficiency - 1))
+    return Story(
+        nodes=(HGX,),
+        runs=(
+            Run(ranks=tuple((gpu,) for gpu in range(1, 8)), work=(From(ALWAYS, together),), cpu_limit=24.0),
+            Run(name="resnet50-alone", ranks=((0,),), work=(From(ALWAYS, alone),), cpu_limit=24.0),
+        ),
+        hosts=(From(ALWAYS, QUIET[HGX]),),
+    )
+
+
+def _others() -> Iterator[Case]:
+    # A rank on two GPUs each, one of them late.
+    yield positive(
+        "straggler_rank_on_two_gpus_each",
+        "straggler_rank",
+        told(
+            HGX,
+            _late(NODE_WORK, 0.25),
+            onset=ONSET,
+            only=(1,),
+            ranks=((0, 1), (2, 3), (4, 5), (6, 7)),
+            measures_communication=True,
+        ),
+        subject="run",
+        alerts=frozenset({"TrainingStragglerRank"}),
+        forbidden=_NOT_THE_NETWORK,
+        culprit=(("rank", "1"),),
+        lost=0.25,
+    )
+
+
+CASES: tuple[Case, ...] = (*_slow_ranks(), *_slow_hardware(), *_shape(), *_others())
