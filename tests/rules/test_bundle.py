@@ -55,6 +55,7 @@ CORRECTIVE_WORDS = {
     "StallscopeSourceStuck": ("restart", "driver"),
     "StallscopeValuesRejected": ("Update", "reset"),
     "StallscopeSeriesDropped": ("Raise the limit",),
+    "StallscopeRulesMissing": ("load every file", "reload"),
     "StallscopeVerdictMissing": ("load every file", "reload"),
     "StallscopeRulesFailing": ("log", "evaluation_interval"),
     "StallscopeExporterDown": ("restart", "port"),
