@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # The training frameworks take 2 GB, several more where PyTorch comes with CUDA; 0 leaves them out, and their tests skip.
 STALLSCOPE_FRAMEWORKS ?= 1
+# How many tests run at once, each file's own one after the other; what takes the whole machine follows alone.
+JOBS ?= 3
 FRAMEWORKS := $(VENV)/.frameworks
 
 .PHONY: up test test-gpu lint bench score generate lock clean help tools frameworks vendor
@@ -32,7 +34,8 @@ up: $(STAMP) ## the whole stack on this machine: exporter, Prometheus, Alertmana
 	$(BIN)/stallscope up $(ARGS)
 
 test: $(STAMP) $(if $(filter-out 0,$(STALLSCOPE_FRAMEWORKS)),$(FRAMEWORKS)) tools ## every test, with real Prometheus, Alertmanager and the stand-in driver library
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile -m "not alone" $(ARGS) || [ $$? -eq 5 ]
+	$(BIN)/python -m pytest -m alone $(ARGS) || [ $$? -eq 5 ]
 
 test-gpu: $(STAMP) ## the hardware suite; skips with its reason where no NVIDIA driver answers (to record a GPU: tests/captures)
 	$(BIN)/python -m pytest -m hardware -rs tests/hardware $(ARGS)
@@ -51,6 +54,7 @@ score: $(STAMP) tools ## how often the diagnosis is right: every labelled scenar
 generate: $(STAMP) ## write again what is generated and committed
 	$(BIN)/python exporter/reference.py
 	$(BIN)/python -m tests.captures.golden
+	$(BIN)/python -m tests.alerting.golden
 
 vendor: $(STAMP) ## the shim's core as one file to copy: dist/stallscope_shim.py
 	$(BIN)/python exporter/vendor.py

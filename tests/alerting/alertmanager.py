@@ -9,6 +9,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,6 @@ GROUP_INTERVAL = "1s"
 
 Labels = Mapping[str, str]
 Configuration = dict[str, Any]
-BEGAN = "2026-01-05T14:03:00Z"
-ENDED = "2026-01-05T14:31:00Z"
 
 
 @dataclass(frozen=True)
@@ -39,9 +38,9 @@ class Alert:
     ended: bool = False
 
     def posted(self) -> dict[str, object]:
-        """As the interface wants it."""
-        times = {"startsAt": BEGAN, **({"endsAt": ENDED} if self.ended else {})}
-        return {"labels": dict(self.labels), "annotations": dict(self.annotations), **times}
+        """As the interface wants it: what says no end goes on."""
+        end = {"endsAt": datetime.now(timezone.utc).isoformat()} if self.ended else {}
+        return {"labels": dict(self.labels), "annotations": dict(self.annotations), **end}
 
 
 class Alertmanager:
