@@ -6,11 +6,15 @@ import signal
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from tests.nvml_library.stand_in import NvmlStandIn
 
 # A shell in the background has it ignored for all that it runs, and the tests send it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+# Nothing asserts a speed, and other tests run beside.
+settings.register_profile("no deadline", deadline=None)
+settings.load_profile("no deadline")
 
 
 @pytest.fixture
