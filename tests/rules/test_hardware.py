@@ -1,0 +1,302 @@
+"""The health of GPUs: each cause where it must be, and not on what looks like it. Each story has a node of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from tests.rules.rulebook import (
+    LENGTH,
+    Labels,
+    Rulebook,
+    Story,
+    exporter,
+    gpu,
+    growing,
+    rank,
+    scrapes,
+    series,
+    steady,
+    until,
+)
+
+XID = "xid_last_timestamp_seconds"
+
+
+def told(family: str, values: str, index: int = 0, **labels: str) -> tuple[str, str, int, dict[str, str]]:
+    """A further series of a GPU."""
+    return f"stallscope_gpu_{family}", values, index, labels
+
+
+def first_at(minute: float, value: float) -> str:
+    """A series that begins late."""
+    return f"_x{scrapes(minute)} {value:.10g}+0x{LENGTH - scrapes(minute)}"
+
+
+def node(instance: str, gpus: Story, *further: tuple[str, str, int, Mapping[str, str]]) -> Story:
+    """Put GPUs and what they tell besides on a node."""
+    own = [
+        series(name, values, job="stallscope", instance=instance, gpu=str(index), uuid=f"GPU-{index}", **labels)
+        for name, values, index, labels in further
+    ]
+    return [(name.replace("node1:19400", instance), values) for name, values in gpus] + own
+
+
+def throttled(**shares: float) -> Story:
+    return gpu(throttled={"hw_thermal": 0.0, "sw_thermal": 0.0, **shares}, clock=0.6)
+
+
+def pcie(
+    width: int, generation: int, *, most: tuple[int, int] = (16, 4), index: int = 0, replays: float = 0.0
+) -> list[tuple[str, str, int, dict[str, str]]]:
+    return [
+        told("pcie_link_width", steady(width), index),
+        told("pcie_link_width_max", steady(most[0]), index),
+        told("pcie_link_generation", steady(generation), index),
+        told("pcie_link_generation_max", steady(most[1]), index),
+        told("pcie_replays_total", growing(replays / 60), index),
+    ]
+
+
+def links(active: str, index: int = 0) -> list[tuple[str, str, int, dict[str, str]]]:
+    return [told("nvlink_links", steady(18), index), told("nvlink_links_active", active, index)]
+
+
+def model(name: str, index: int = 0) -> tuple[str, str, int, dict[str, str]]:
+    return told("info", steady(1), index, model=name, sharing="exclusive")
+
+
+def causes(rulebook: Rulebook, nodes: Mapping[str, tuple[Story, str]], at: str = "20m") -> None:
+    """Expect for each node one GPU with that cause, all others healthy."""
+    rulebook.check(
+        [each for story, _cause in nodes.values() for each in story],
+        {
+            'count by (instance, cause) (gpu:verdict:ratio5m{cause!="healthy"})': [
+                ({"instance": instance, "cause": cause}, 1) for instance, (_story, cause) in nodes.items() if cause
+            ],
+            "count by (instance) (count by (instance, gpu, uuid, mig) (gpu:verdict:ratio5m) > 1)": [],
+        },
+        at=at,
+    )
+
+
+def alerts(rulebook: Rulebook, nodes: Mapping[str, tuple[Story, Sequence[Labels]]], at: str = "50m") -> None:
+    """Expect these alerts of each node."""
+    rulebook.check_firing(
+        exporter() + [each for story, _alerts in nodes.values() for each in story],
+        [{"instance": instance, **labels} for instance, (_story, expected) in nodes.items() for labels in expected],
+        at=at,
+        by="alertname, severity, instance",
+    )
+
+
+def test_throttling_is_told_by_its_reason_and_from_its_share_on(rulebook: Rulebook) -> None:
+    causes(
+        rulebook,
+        {
+            "heat": (node("heat", throttled(hw_thermal=0.125)), "thermal_throttle"),
+            "little heat": (node("little heat", throttled(hw_thermal=0.08)), ""),
+            "driver": (node("driver", throttled(sw_thermal=0.125)), "thermal_throttle"),
+            "brake": (node("brake", throttled(power_brake=0.0125)), "power_brake"),
+            "flash": (node("flash", throttled(power_brake=0.008)), ""),
+            "slowdown": (node("slowdown", throttled(hw_slowdown=0.0125)), "power_brake"),
+            "slowdown by heat": (
+                node("slowdown by heat", throttled(hw_slowdown=0.35, hw_thermal=0.3)),
+                "thermal_throttle",
+            ),
+            "cap": (node("cap", throttled(power_cap=0.9)), ""),
+            "sync": (node("sync", throttled(sync_boost=0.9)), ""),
+        },
+    )
+
+
+def test_the_share_lost_by_the_brake_is_its_time_times_the_clocks_loss(rulebook: Rulebook) -> None:
+    story = node("a", throttled(power_brake=0.5)) + node("b", gpu(throttled={"power_brake": 0.5}, clock=None))
+    rulebook.check_percent(
+        story,
+        'gpu_cause:time_lost:ratio5m{cause="power_brake"}',
+        [({"instance": "a"}, 20), ({"instance": "b"}, 25)],
+        by="instance",
+    )
+
+
+def test_an_xid_counts_for_an_hour_from_its_first_event_on_by_its_class(rulebook: Rulebook) -> None:
+    def event(instance: str, code: str, minute: float = 10) -> Story:
+        return node(instance, gpu(), told(XID, first_at(minute, 60 * minute), xid=code))
+
+    nodes = {
+        "off the bus": (event("off the bus", "79"), "xid_hw"),
+        "firmware": (event("firmware", "119"), "xid_hw"),
+        "application": (event("application", "31"), ""),
+        "informs": (event("informs", "63"), ""),
+        "unknown": (event("unknown", "999"), ""),
+        "exporter restarted": (
+            node("exporter restarted", gpu(), told(XID, f"_x20 600+0x4 _x{LENGTH - 25}", xid="79")),
+            "xid_hw",
+        ),
+        "long ago": (node("long ago", gpu(), told(XID, steady(-3000), xid="79")), ""),
+        "both": (
+            node("both", gpu(), told(XID, first_at(10, 600), xid="79"), told(XID, first_at(11, 660), xid="31")),
+            "xid_hw",
+        ),
+    }
+    causes(rulebook, nodes)
+    alerts(
+        rulebook,
+        {
+            "off the bus": (nodes["off the bus"][0], [{"alertname": "GpuXidHw", "severity": "critical"}]),
+            "application": (nodes["application"][0], [{"alertname": "GpuXidApp", "severity": "info"}]),
+            "unknown": (nodes["unknown"][0], [{"alertname": "GpuXidApp", "severity": "info"}]),
+            "informs": (nodes["informs"][0], []),
+        },
+        at="20m",
+    )
+
+
+def test_a_run_knows_of_a_critical_fault_of_its_gpu_and_goes_on_where_it_can_wait(rulebook: Rulebook) -> None:
+    story = node("a", rank(run="hit") + gpu(), told(XID, first_at(10, 600), xid="79"))
+    story += node("b", rank(run="waits") + gpu(), told("row_remap_pending", steady(1)))
+    rulebook.check_percent(
+        story,
+        "run:verdict:ratio5m",
+        [({"run": "hit", "cause": "xid_hw"}, 0), ({"run": "waits", "cause": "healthy"}, 0)],
+    )
+    rulebook.check_percent(
+        story,
+        "gpu:verdict:ratio5m",
+        [({"cause": "xid_hw"}, 0), ({"cause": "row_remap_pending"}, 0)],
+        by="cause",
+    )
+
+
+def test_memory_errors_count_until_the_gpu_is_reset(rulebook: Rulebook) -> None:
+    ecc = "ecc_errors_total"
+    nodes = {
+        "from the start": (node("from the start", gpu(), told(ecc, steady(2), kind="uncorrected")), "ecc_uncorrected"),
+        "first": (node("first", gpu(), told(ecc, until(19, 0, 1), kind="uncorrected")), "ecc_uncorrected"),
+        "reset": (node("reset", gpu(), told(ecc, until(15, 3, 0), kind="uncorrected")), ""),
+        "corrected": (node("corrected", gpu(), told(ecc, growing(5), kind="corrected")), ""),
+        "none": (node("none", gpu(), told(ecc, steady(0), kind="uncorrected")), ""),
+        "pending": (node("pending", gpu(), told("row_remap_pending", steady(1))), "row_remap_pending"),
+        "failed": (node("failed", gpu(), told("row_remap_failed", steady(1))), "row_remap_failed"),
+        "neither": (
+            node("neither", gpu(), told("row_remap_failed", steady(0)), told("row_remap_pending", steady(0))),
+            "",
+        ),
+    }
+    causes(rulebook, nodes)
+    critical, warning = {"severity": "critical"}, {"severity": "warning"}
+    expected: dict[str, list[dict[str, str]]] = {
+        "from the start": [{"alertname": "GpuEccUncorrected", **critical}],
+        "pending": [{"alertname": "GpuRowRemapPending", **warning}],
+        "failed": [{"alertname": "GpuRowRemapFailed", **critical}],
+    }
+    alerts(
+        rulebook, {name: (story, expected.get(name, [])) for name, (story, _cause) in nodes.items() if name != "first"}
+    )
+
+
+def test_a_pcie_link_is_judged_by_its_width_and_under_load_by_its_generation(rulebook: Rulebook) -> None:
+    two = gpu(0) + gpu(1)
+    nodes = {
+        "narrow": (node("narrow", gpu(), *pcie(8, 4)), "pcie_degraded"),
+        "full": (node("full", gpu(), *pcie(16, 4)), ""),
+        "slow": (node("slow", gpu(), *pcie(16, 1)), "pcie_degraded"),
+        "idle": (node("idle", gpu(busy=0.1, held=False), *pcie(16, 1)), ""),
+        "laptop": (node("laptop", gpu(), *pcie(8, 4), model("RTX 4070 Laptop GPU")), ""),
+        "board": (
+            node("board", two, *pcie(8, 4), *pcie(8, 4, index=1), model("board"), model("board", 1)),
+            "",
+        ),
+        "one of two": (
+            node("one of two", two, *pcie(16, 4), *pcie(8, 4, index=1), model("two"), model("two", 1)),
+            "pcie_degraded",
+        ),
+    }
+    causes(rulebook, nodes)
+
+
+@pytest.mark.parametrize(("generation", "limit"), [(1, 3), (3, 8), (4, 16), (6, 62)])
+def test_replays_are_too_many_by_the_links_lanes_and_generation(
+    rulebook: Rulebook, generation: int, limit: int
+) -> None:
+    link = (16, generation)
+    causes(
+        rulebook,
+        {
+            "many": (node("many", gpu(), *pcie(*link, most=link, replays=1.25 * limit)), "pcie_replays"),
+            "few": (node("few", gpu(), *pcie(*link, most=link, replays=0.8 * limit)), ""),
+        },
+    )
+
+
+def test_nvlinks_are_judged_by_what_others_of_the_node_have(rulebook: Rulebook) -> None:
+    three = gpu(0) + gpu(1) + gpu(2)
+    up, gone = steady(18), steady(0)
+    errors = "nvlink_errors_total"
+    nodes = {
+        "one down": (node("one down", gpu(), *links(steady(17))), "nvlink_down"),
+        "all up": (node("all up", gpu(), *links(up)), ""),
+        "no bridge": (node("no bridge", three, *links(gone), *links(gone, 1), *links(gone, 2)), ""),
+        "alone without": (node("alone without", three, *links(up), *links(up, 1), *links(gone, 2)), "nvlink_down"),
+        "one pair": (node("one pair", three, *links(up), *links(gone, 1), *links(gone, 2)), ""),
+        "divided": (
+            node("divided", gpu(), *links(steady(17)), told("up", steady(1), mig="1g.10gb")),
+            "",
+        ),
+        "an error": (node("an error", gpu(), told(errors, until(17, 2, 3), kind="crc")), "nvlink_errors"),
+        "old errors": (node("old errors", gpu(), told(errors, steady(7), kind="replay")), ""),
+    }
+    causes(rulebook, nodes)
+
+
+def test_links_make_errors_while_they_are_trained(rulebook: Rulebook) -> None:
+    story = gpu(up=f"_x30 1+0x{LENGTH - 30}")
+    errors = told("nvlink_errors_total", f"_x30 0+0x4 9+0x{LENGTH - 35}", kind="recovery")
+    causes(rulebook, {"boot": (node("boot", story, errors), "")}, at="19m")
+
+
+@pytest.mark.parametrize(
+    ("name", "story", "expected"),
+    [
+        ("brake", throttled(power_brake=0.05), [{"alertname": "GpuPowerBrake", "severity": "critical"}]),
+        ("lowered limit", throttled(power_cap=0.9), [{"alertname": "GpuPowerCapped", "severity": "info"}]),
+    ],
+)
+def test_power_is_told(rulebook: Rulebook, name: str, story: Story, expected: Sequence[Labels]) -> None:
+    limits = [told("power_limit_watts", steady(400)), told("power_limit_default_watts", steady(700))]
+    default = [told("power_limit_watts", steady(700)), told("power_limit_default_watts", steady(700))]
+    alerts(
+        rulebook,
+        {
+            name: (node(name, story, *limits), expected),
+            "default limit": (node("default limit", throttled(power_cap=0.9), *default), []),
+            "full clocks": (node("full clocks", gpu(throttled={"power_cap": 0.9}, clock=0.95), *limits), []),
+        },
+    )
+
+
+def test_clocks_that_are_set_low_and_bad_links_are_told(rulebook: Rulebook) -> None:
+    alerts(
+        rulebook,
+        {
+            "set": (
+                node("set", gpu(clock=0.7), told("clock_configured_hertz", steady(1.4e9), clock="sm")),
+                [{"alertname": "GpuClocksLimited", "severity": "info"}],
+            ),
+            "free": (node("free", gpu(clock=0.7)), []),
+            "narrow": (node("narrow", gpu(), *pcie(8, 4)), [{"alertname": "GpuPcieDegraded", "severity": "warning"}]),
+            "replays": (
+                node("replays", gpu(), *pcie(16, 4, replays=60)),
+                [{"alertname": "GpuPcieReplays", "severity": "warning"}],
+            ),
+            "links": (
+                node("links", gpu(), *links(steady(17)), told("nvlink_errors_total", growing(0.02), kind="replay")),
+                [
+                    {"alertname": "GpuNvlinkDown", "severity": "warning"},
+                    {"alertname": "GpuNvlinkErrors", "severity": "warning"},
+                ],
+            ),
+        },
+    )
