@@ -39,7 +39,7 @@ class Cause:
         """Name of its alert; None where it has none."""
         if self.severity is None:
             return None
-        return self.subject.title() + self.name.title().replace("_", "")
+        return self.subject.title() + "".join(word.capitalize() for word in self.name.split("_"))
 
 
 def _cause(
