@@ -173,6 +173,7 @@ def rank(
     job_class: str = "production",
     namespace: str = "",
     pod: str = "",
+    world_size: str = "",
     **target: str,
 ) -> Story:
     """A rank of a run that makes a step a second.
@@ -180,7 +181,13 @@ def rank(
     `wait` is its data wait as a share of the loop's time, which from a minute on may be another one (`wait_then`).
     """
     labels = {**TARGET, **target, "run": run, "rank": str(number)}
-    info = {"job_class": job_class, "namespace": namespace, "pod": pod, "world_size": "8", "local_rank": str(number)}
+    info = {
+        "job_class": job_class,
+        "namespace": namespace,
+        "pod": pod,
+        "world_size": world_size,
+        "local_rank": str(number),
+    }
     bucket = "stallscope_training_step_seconds_bucket"
     story = [
         series("stallscope_training_rank_info", steady(1), **labels, **info),
