@@ -10,10 +10,17 @@ SEVERITIES: dict[str, str] = {
     "TrainingTelemetryMissing": "warning",
     "StallscopeExporterDown": "critical",
     "StallscopeSourceFailing": "warning",
+    "StallscopeSourceStuck": "warning",
     "StallscopeReportsRejected": "warning",
+    "StallscopeValuesRejected": "info",
     "StallscopeSeriesDropped": "warning",
+    "StallscopeVerdictMissing": "warning",
 }
 """Every alert about a run, a GPU or a node, at its gravest."""
+OF_THE_SERVER = frozenset(
+    ("Watchdog", "StallscopeThresholdMissing", "StallscopeRulesMissing", "StallscopeRulesFailing")
+)
+"""Those about Prometheus and its rules."""
 
 RUN = {"namespace": "vision", "run": "bert"}
 NODE = {"instance": "n1:19400"}

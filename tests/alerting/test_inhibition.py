@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 import pytest
+import yaml
 
-from tests.alerting.alertmanager import Alert, Alertmanager, Labels, bundled, notifying, running, wait_until
-from tests.alerting.subjects import NODE, RUN, SEVERITIES, on_another, on_gpu, on_node, on_run, on_the_same
+from tests.alerting.alertmanager import (
+    Alert,
+    Alertmanager,
+    Configuration,
+    Labels,
+    bundled,
+    notifying,
+    running,
+    wait_until,
+)
+from tests.alerting.subjects import OF_THE_SERVER, RUN, SEVERITIES, on_another, on_gpu, on_node, on_run, on_the_same
+from tests.rules.rulebook import ALERT_FILES
 
+DOWN = "StallscopeExporterDown"
 INPUT_CAUSES = (
     "TrainingInputCpuSaturated TrainingInputCgroupThrottled TrainingInputFewWorkers TrainingInputSingleThread "
     "TrainingInputTooManyWorkers TrainingInputDiskBound TrainingInputNetworkBound TrainingInputRemoteLatency"
@@ -18,7 +31,7 @@ STRAGGLERS = "TrainingStragglerRank TrainingStragglerInput TrainingStragglerHw"
 IDLE = "GpuUnderused GpuIdleAllocated GpuPackingCandidate"
 USE = f"{IDLE} GpuPeriodicHostWork"
 PERFORMANCE = (
-    f"TrainingInputBound {INPUT_CAUSES} TrainingH2DBound TrainingSmallBatch TrainingLaunchBound TrainingSyncStall "
+    f"TrainingInputBound {INPUT_CAUSES} TrainingH2dBound TrainingSmallBatch TrainingLaunchBound TrainingSyncStall "
     f"TrainingMemBwBound TrainingTensorCoresUnused TrainingLowMfu TrainingCheckpointStall TrainingEvaluationOverhead "
     f"TrainingCallbackStall {STEPS} {STRAGGLERS} TrainingGpuLoadImbalance TrainingCommBound TrainingScalingInefficient "
     f"TrainingGoodputLow {USE}"
@@ -26,13 +39,13 @@ PERFORMANCE = (
 STANDSTILL = "TrainingStalled TrainingHangSpin TrainingHangIo"
 EVERY_GPU = " ".join(name for name in SEVERITIES if name.startswith("Gpu"))
 EVERY_RUN = " ".join(name for name in SEVERITIES if name.startswith("Training"))
-EXPORTER = "StallscopeSourceFailing StallscopeReportsRejected StallscopeSeriesDropped"
+EXPORTER = " ".join(name for name in SEVERITIES if name.startswith("Stallscope") and name != DOWN)
 EVERY_HOST = " ".join(name for name in SEVERITIES if name.startswith("Host"))
 
 # If one of these fires, those are muted: on the same run, on a GPU that the run uses, on their node.
 MATRIX = [
     (
-        "StallscopeExporterDown",
+        DOWN,
         f"{EVERY_RUN} {EVERY_GPU} {EVERY_HOST} {EXPORTER}",
     ),
     (
@@ -113,6 +126,16 @@ NOTHING: dict[str, set[str]] = {name: set() for name in EXPECTED}
 INFO = {"severity": "info"}
 
 
+def test_the_matrix_is_about_every_alert_of_the_bundle() -> None:
+    rules = [rule for path in ALERT_FILES for group in _parsed(path)["groups"] for rule in group["rules"]]
+    assert {rule["alert"] for rule in rules} == set(SEVERITIES) | OF_THE_SERVER
+
+
+def _parsed(path: Path) -> Configuration:
+    content: Configuration = yaml.safe_load(path.read_text(encoding="utf-8"))
+    return content
+
+
 def test_on_the_same_subject_the_matrix_is_muted_and_nothing_else(alertmanager: Alertmanager) -> None:
     questions = {
         source: ([on_the_same(source)], [on_the_same(target, **INFO) for target in SEVERITIES if target != source])
@@ -178,7 +201,6 @@ def test_a_ticket_mutes_no_page(alertmanager: Alertmanager) -> None:
     assert muted(alertmanager, "page", questions) == {name: set() for name in questions}
 
 
-DOWN = "StallscopeExporterDown"
 NEXT = {"gpu": "4", "uuid": "GPU-n1-4"}
 
 
@@ -220,15 +242,9 @@ NEXT = {"gpu": "4", "uuid": "GPU-n1-4"}
         ),
         pytest.param(
             on_node(DOWN, severity="warning", instance=""),
-            {"alertname": "TrainingTelemetryMissing", "severity": "warning", **RUN},
+            on_node("HostSwapping", instance=""),
             False,
             id="no-exporter-at-all-is-on-no-node",
-        ),
-        pytest.param(
-            on_node(DOWN, severity="warning"),
-            {"alertname": "TrainingTelemetryMissing", "severity": "warning", **NODE},
-            True,
-            id="telemetry-of-a-dead-node",
         ),
         pytest.param(
             on_run("TrainingStalled"),
