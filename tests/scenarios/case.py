@@ -39,9 +39,9 @@ class Case:
     level: float | None = None
     """Severity over the published threshold, for kind `near`: under 1 stays silent. Where less is worse (a clock, a
     utilisation) the figure is the threshold over the level."""
-    onset: float = 10.0
+    onset: float = 7.0
     """Minute from which the cause holds."""
-    length: float = 40.0
+    length: float = 37.0
     """Minutes of the whole case."""
     lost: float | None = None
     """True share of GPU time lost, of the subject, while the cause holds."""

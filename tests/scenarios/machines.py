@@ -63,5 +63,10 @@ WORKSTATION = Node(card=RTX_2080_TI, gpus=2, cpus=24, memory=64 * GIB, link=0.12
 """The one of the published study: two GPUs, one good processor."""
 CLOUD = Node(card=L40S, gpus=1, cpus=8, memory=64 * GIB, link=1.25e9, shared_memory=32 * GIB)
 """A small instance with 10 Gb/s."""
-SERVER = Node(card=L40S, gpus=4, cpus=64, memory=512 * GIB, link=3.125e9, nfs="/data", shared_memory=256 * GIB)
+SERVER = Node(card=L40S, gpus=2, cpus=32, memory=256 * GIB, link=3.125e9, nfs="/data", shared_memory=128 * GIB)
+SERVER_4 = Node(card=L40S, gpus=4, cpus=64, memory=512 * GIB, link=3.125e9, nfs="/data", shared_memory=256 * GIB)
+SINGLE = Node(card=H100, gpus=1, cpus=24, memory=256 * GIB, link=12.5e9, rdma=1, nfs="/data", shared_memory=128 * GIB)
+"""An eighth of the last one: most stories need no more, and rules take their time by GPU."""
+PAIR = Node(card=H100, gpus=2, cpus=48, memory=512 * GIB, link=12.5e9, rdma=2, nfs="/data", shared_memory=256 * GIB)
+QUAD = Node(card=H100, gpus=4, cpus=96, memory=1024 * GIB, link=12.5e9, rdma=4, nfs="/data", shared_memory=512 * GIB)
 HGX = Node(card=H100, gpus=8, cpus=192, memory=2048 * GIB, link=12.5e9, rdma=8, nfs="/data", shared_memory=1024 * GIB)

@@ -145,7 +145,7 @@ class Course:
                 np.cumsum([value * (each.end - each.start) for value, each in zip(values, self.segments, strict=True)]),
             ]
         )
-        return np.interp(times, bounds, sums)
+        return interpolated(times, bounds, sums)
 
     def column_at(self, rank: int, time: float) -> str:
         """What the rank does at a moment; empty outside its life."""

@@ -217,7 +217,7 @@ class _Page:
         self._add("energy_joules_total", joules)
         load = (asked(times) - asked(times - 60)) / 60
         said = self._state(lambda state: -1.0 if state.celsius is None else state.celsius)
-        celsius = np.round(np.where(said >= 0, said, 34 + 36 * np.clip(load, 0, 1)))
+        celsius: Floats = np.round(np.where(said >= 0, said, 34 + 36 * np.clip(load, 0, 1))).astype(np.float64)
         self._add("temperature_celsius", celsius, sensor="gpu")
         if card.datacentre:
             self._add("temperature_celsius", celsius + 8, sensor="memory")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tests.scenarios.disturbance import Floats
-from tests.scenarios.model import COLUMN
+from tests.scenarios.model import COLUMN, interpolated
 from tests.scenarios.sheet import Sheet
 from tests.scenarios.world import BEGIN, World
 
@@ -56,7 +56,7 @@ def _processors(sheet: Sheet, world: World) -> None:
         """Busy seconds since the exporter's start, each second no more than there are processors."""
         fine = np.arange(BEGIN, world.horizon + 2, 1.0)
         grown = np.minimum(np.diff(cores_busy(world, node, fine)), 0.995 * cpus)
-        return np.interp(moments, fine, np.concatenate([[0.0], np.cumsum(grown)]))
+        return interpolated(moments, fine, np.concatenate([[0.0], np.cumsum(grown)]))
 
     busy = load(times)
     waited = world.host_integral(node, lambda host: host.iowait * cpus, times)
@@ -79,7 +79,7 @@ def _processors(sheet: Sheet, world: World) -> None:
         top = np.maximum.reduce([np.minimum(1.0, 1.15 * mean + 0.1), *threads])
         said = world.host_state(node, lambda host: -1.0 if host.busiest is None else host.busiest, fine[:-1])
         top = np.minimum(np.where(said >= 0, said, top), 1.0)
-        return np.interp(moments, fine, np.concatenate([[0.0], np.cumsum(top)]))
+        return interpolated(moments, fine, np.concatenate([[0.0], np.cumsum(top)]))
 
     sheet.add("stallscope_host_busiest_cpu_seconds_total", sheet.counted(busiest, BEGIN))
 

@@ -18,7 +18,7 @@ class Utilization:
         """Take the integral of busy time at the samples' bounds."""
         self.period = float(moments[1] - moments[0])
         self.ends = moments[1:]
-        self.samples = np.round(np.clip(np.diff(busy) / self.period, 0, 1), 2)
+        self.samples: Floats = np.round(np.clip(np.diff(busy) / self.period, 0, 1), 2).astype(np.float64)
         dips = self._dips()
         self._dip_ends = self.ends[dips]
 
@@ -32,10 +32,10 @@ class Utilization:
         return self.integral(self.samples * self.period, times)
 
     def under(self, level: float, times: Floats) -> Floats:
-        return self.integral((self.samples < level) * self.period, times)
+        return self.integral((self.samples < level).astype(np.float64) * self.period, times)
 
     def idle(self, times: Floats) -> Floats:
-        return self.integral((self.samples == 0) * self.period, times)
+        return self.integral((self.samples == 0).astype(np.float64) * self.period, times)
 
     def within(self, bound: float, times: Floats) -> Floats:
         """Samples up to a bound."""

@@ -1,19 +1,27 @@
 """Every case, one file a domain."""
 
 from tests.scenarios.case import Case
-from tests.scenarios.cases import abstentions, device, hardware, host, memory, negatives, ranks, time, use
-from tests.scenarios.cases import input as input_pipeline
+from tests.scenarios.cases.abstentions import CASES as ABSTENTIONS
+from tests.scenarios.cases.device import CASES as DEVICE
+from tests.scenarios.cases.hardware import CASES as HARDWARE
+from tests.scenarios.cases.host import CASES as HOST
+from tests.scenarios.cases.input import CASES as INPUT
+from tests.scenarios.cases.memory import CASES as MEMORY
+from tests.scenarios.cases.negatives import CASES as NEGATIVES
+from tests.scenarios.cases.ranks import CASES as RANKS
+from tests.scenarios.cases.time import CASES as TIME
+from tests.scenarios.cases.use import CASES as USE
 
 CASES: tuple[Case, ...] = (
-    *input_pipeline.CASES,
-    *device.CASES,
-    *memory.CASES,
-    *time.CASES,
-    *ranks.CASES,
-    *hardware.CASES,
-    *use.CASES,
-    *host.CASES,
-    *negatives.CASES,
-    *abstentions.CASES,
+    *INPUT,
+    *DEVICE,
+    *MEMORY,
+    *TIME,
+    *RANKS,
+    *HARDWARE,
+    *USE,
+    *HOST,
+    *NEGATIVES,
+    *ABSTENTIONS,
 )
 """In the order of the domains."""

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from tests.scenarios.case import Case
-from tests.scenarios.cases.settings import CLOUD_WORK, LAPTOP_WORK, NODE_WORK, SERVER_WORK, WELL, taking, told
-from tests.scenarios.machines import CLOUD, HGX, LAPTOP, SERVER
+from tests.scenarios.cases.settings import CLOUD_WORK, LAPTOP_WORK, NODE_WORK, WELL, taking, told
+from tests.scenarios.machines import CLOUD, LAPTOP, PAIR, SERVER, SERVER_4, SINGLE
 from tests.scenarios.story import Story
 
 _CHILDREN = frozenset(
@@ -58,7 +58,7 @@ def _cases() -> Iterator[Case]:
     )
     yield _unknown(
         "first_minutes_of_a_run",
-        told(HGX, before=taking(NODE_WORK, "data_wait", 0.5), start=1.0, initialization=0.5),
+        told(SINGLE, before=taking(NODE_WORK, "data_wait", 0.5), start=1.0, initialization=0.5),
         forbidden=frozenset({"input_bound", "healthy", "compute_bound"}) | _CHILDREN,
         onset=3.0,
         length=7.0,
@@ -100,7 +100,7 @@ def _cases() -> Iterator[Case]:
     # One of two machines is not scraped at all: half of the world is missing.
     yield _unknown(
         "half_of_the_world_is_missing",
-        told(HGX, world_size=16, measures_communication=True),
+        told(PAIR, world_size=4, measures_communication=True),
         acceptable=WELL,
         alerts=frozenset({"TrainingTelemetryMissing"}),
         forbidden=frozenset({"straggler_rank", "comm_bound", "stalled", "scaling_inefficient"}),
@@ -118,7 +118,7 @@ def _cases() -> Iterator[Case]:
     )
     yield _unknown(
         "reports_are_refused",
-        told(SERVER, more={"reports_rejected": 20.0}),
+        told(CLOUD, more={"reports_rejected": 20.0}),
         cause="healthy",
         acceptable=WELL,
         alerts=frozenset({"StallscopeReportsRejected"}),
@@ -126,7 +126,7 @@ def _cases() -> Iterator[Case]:
     )
     yield _unknown(
         "series_are_dropped",
-        told(SERVER, more={"series_dropped": 40.0}),
+        told(CLOUD, more={"series_dropped": 40.0}),
         cause="healthy",
         acceptable=WELL,
         alerts=frozenset({"StallscopeSeriesDropped"}),
@@ -135,7 +135,7 @@ def _cases() -> Iterator[Case]:
     # A rank waits in half of the world's machines, and the other half can't be seen: no straggler can be named.
     yield _unknown(
         "one_rank_of_many_reports",
-        told(SERVER, before=replace(SERVER_WORK), missing=(1, 2, 3), measures_communication=True),
+        told(SERVER_4, missing=(1, 2, 3), measures_communication=True),
         acceptable=WELL,
         alerts=frozenset({"TrainingTelemetryMissing"}),
         forbidden=frozenset({"straggler_rank", "straggler_hw", "straggler_input", "scaling_inefficient"}),

@@ -18,7 +18,7 @@ from tests.scenarios.cases.settings import (
     taking,
     told,
 )
-from tests.scenarios.machines import CLOUD, HGX, LAPTOP, SERVER, WORKSTATION
+from tests.scenarios.machines import CLOUD, LAPTOP, PAIR, SERVER, SINGLE, WORKSTATION
 from tests.scenarios.story import Kernels, Work
 
 _LEVELS = (0.8, 1.25)
@@ -59,7 +59,7 @@ def _copies() -> Iterator[Case]:
     for name, node, work, share in (
         ("h2d_bound_laptop", LAPTOP, LAPTOP_WORK, 0.22),
         ("h2d_bound_server", SERVER, SERVER_WORK, 0.16),
-        ("h2d_bound_node", HGX, NODE_WORK, 0.25),
+        ("h2d_bound_node", SINGLE, NODE_WORK, 0.25),
     ):
         yield positive(
             name,
@@ -75,7 +75,7 @@ def _copies() -> Iterator[Case]:
             "h2d_bound",
             "h2d_bound",
             level,
-            told(SERVER, taking(SERVER_WORK, "host_copy", 0.10 * level)),
+            told(CLOUD, taking(CLOUD_WORK, "host_copy", 0.10 * level)),
             subject="run",
             acceptable=frozenset({"h2d_bound"}),
             alerts=alert,
@@ -89,7 +89,7 @@ def _small() -> Iterator[Case]:
     yield positive(
         "small_batch_h100",
         "small_batch",
-        told(HGX, _steps_of(0.014, 8, TINY), ranks=((0,),)),
+        told(SINGLE, _steps_of(0.014, 8, TINY), ranks=((0,),)),
         subject="run",
         acceptable=frozenset({"launch_bound"}),
         alerts=alert,
@@ -108,7 +108,7 @@ def _small() -> Iterator[Case]:
         forbidden=harm,
     )
     # Study of 2019: 250 images a second in batches of 4, GPU 90 %, memory access 85 %, memory all taken beforehand.
-    crowded = replace(TINY, busy=0.9, memory=0.85, power=0.45)
+    crowded = replace(TINY, busy=0.928, memory=0.86, power=0.45)
     yield positive(
         "ac_01_batch_of_four",
         "small_batch",
@@ -141,7 +141,7 @@ def _small() -> Iterator[Case]:
             "small_batch",
             "small_batch",
             level,
-            told(HGX, _steps_of(0.02, 16, replace(TINY, sm=0.5 / level, power=0.42)), ranks=((0,),)),
+            told(SINGLE, _steps_of(0.02, 16, replace(TINY, sm=0.5 / level, power=0.42)), ranks=((0,),)),
             subject="run",
             acceptable=frozenset({"launch_bound"} if level > 1 else ()),
             alerts=alert,
@@ -152,13 +152,13 @@ def _launches() -> Iterator[Case]:
     alert = frozenset({"TrainingLaunchBound"})
     # Tiny kernels out of Python: one thread at its limit, memory full, so that no larger batch fits.
     eager = Kernels(busy=0.68, memory=0.25, sm=0.26, occupancy=0.1, dram=0.2, tensor=0.08, fp32=0.1, power=0.32)
-    for name, ranks in (("launch_bound_h100", ((0,),)), ("launch_bound_node", tuple((gpu,) for gpu in range(8)))):
+    for name, node in (("launch_bound_h100", SINGLE), ("launch_bound_pair", PAIR)):
         yield positive(
             name,
             "launch_bound",
-            told(HGX, _steps_of(0.16, 32, eager, memory=0.88, main_thread=0.99), ranks=ranks),
+            told(node, _steps_of(0.16, 32, eager, memory=0.88, main_thread=0.99)),
             subject="run",
-            acceptable=frozenset({"small_batch"} if name == "launch_bound_h100" else ()),
+            acceptable=frozenset({"small_batch"} if node is SINGLE else ()),
             alerts=alert,
             forbidden=_INPUT_ADVICE | {"healthy", "compute_bound", "comm_bound"},
         )
@@ -168,7 +168,7 @@ def _launches() -> Iterator[Case]:
             "launch_bound",
             level,
             told(
-                HGX,
+                SINGLE,
                 _steps_of(0.16, 32, replace(eager, sm=0.4 / level, busy=0.7), memory=0.88, main_thread=0.99),
                 ranks=((0,),),
             ),
@@ -182,7 +182,7 @@ def _host_time() -> Iterator[Case]:
     alert = frozenset({"TrainingSyncStall"})
     for name, node, work, share in (
         ("sync_stall_laptop", LAPTOP, LAPTOP_WORK, 0.24),
-        ("sync_stall_node", HGX, NODE_WORK, 0.15),
+        ("sync_stall_node", SINGLE, NODE_WORK, 0.15),
     ):
         yield positive(
             name,
@@ -198,7 +198,7 @@ def _host_time() -> Iterator[Case]:
             "sync_stall",
             "sync_stall",
             level,
-            told(HGX, taking(NODE_WORK, "other", 0.10 * level)),
+            told(SINGLE, taking(NODE_WORK, "other", 0.10 * level)),
             subject="run",
             acceptable=frozenset({"sync_stall"}),
             alerts=alert,
@@ -213,7 +213,7 @@ def _kernels() -> Iterator[Case]:
     yield positive(
         "mem_bw_bound_node",
         "mem_bw_bound",
-        told(HGX, replace(NODE_WORK, kernels=streaming)),
+        told(SINGLE, replace(NODE_WORK, kernels=streaming)),
         subject="run",
         acceptable=frozenset({"low_mfu"}),
         alerts=memory_alert,
@@ -225,7 +225,7 @@ def _kernels() -> Iterator[Case]:
             "mem_bw_bound",
             "mem_bw_bound",
             level,
-            told(HGX, replace(NODE_WORK, kernels=replace(streaming, dram=0.70 * level))),
+            told(SINGLE, replace(NODE_WORK, kernels=replace(streaming, dram=0.70 * level))),
             subject="run",
             acceptable=frozenset(WELL),
             alerts=memory_alert,
@@ -236,7 +236,7 @@ def _kernels() -> Iterator[Case]:
     yield positive(
         "tensor_cores_unused_node",
         "tensor_cores_unused",
-        told(HGX, replace(NODE_WORK, kernels=single), precision="fp32"),
+        told(SINGLE, replace(NODE_WORK, kernels=single), precision="fp32"),
         subject="run",
         acceptable=frozenset({"low_mfu"}),
         alerts=tensor_alert,
@@ -249,7 +249,7 @@ def _kernels() -> Iterator[Case]:
             "tensor_cores_unused",
             level,
             # The optimizer has none, so that the mean over all time is what the threshold is of.
-            told(HGX, replace(NODE_WORK, kernels=replace(single, tensor=0.0545 / level)), precision="fp32"),
+            told(SINGLE, replace(NODE_WORK, kernels=replace(single, tensor=0.0545 / level)), precision="fp32"),
             subject="run",
             acceptable=WELL,
             alerts=tensor_alert,
@@ -259,7 +259,7 @@ def _kernels() -> Iterator[Case]:
     yield positive(
         "low_mfu_node",
         "low_mfu",
-        told(HGX, _at_mfu(0.11)),
+        told(SINGLE, _at_mfu(0.11)),
         subject="run",
         alerts=mfu_alert,
         forbidden=_INPUT_ADVICE | {"small_batch", "launch_bound"},
@@ -269,7 +269,7 @@ def _kernels() -> Iterator[Case]:
             "low_mfu",
             "low_mfu",
             level,
-            told(HGX, _at_mfu(0.20 / level)),
+            told(SINGLE, _at_mfu(0.20 / level)),
             subject="run",
             acceptable=WELL,
             alerts=mfu_alert,

@@ -18,11 +18,11 @@ from tests.scenarios.cases.settings import (
     slowed,
     told,
 )
-from tests.scenarios.machines import CLOUD, HGX, LAPTOP, SERVER
+from tests.scenarios.machines import CLOUD, HGX, LAPTOP, PAIR, SERVER, SINGLE
 from tests.scenarios.story import Gpu
 
 _LEVELS = (0.8, 1.25)
-_SOON = 25.0
+_SOON = 22.0
 _INFO: dict[str, Any] = {"subject": "gpu", "verdict_expected": False, "acceptable": WELL, "lost": 0.0}
 _INSTEAD = frozenset({"healthy", "compute_bound", "input_bound", "comm_bound", "small_batch"})
 
@@ -48,18 +48,18 @@ def _clocks() -> Iterator[Case]:
         "thermal_throttle_node",
         "thermal_throttle",
         told(
-            HGX,
+            PAIR,
             slowed(NODE_WORK, 0.97 / 0.7),
-            only=(6,),
+            only=(1,),
             gpu=Gpu(throttled={"hw_thermal": 0.9, "sw_thermal": 0.95}, clock=0.7, celsius=93),
-            gpus=(6,),
+            gpus=(1,),
             measures_communication=True,
         ),
         subject="gpu",
         alerts=hot,
         allowed=frozenset({"TrainingStragglerHw"}),
         forbidden=_INSTEAD,
-        culprit=_on(6),
+        culprit=_on(1),
         lost=0.28,
         tolerance=0.06,
     )
@@ -85,7 +85,7 @@ def _clocks() -> Iterator[Case]:
         "power_brake_node",
         "power_brake",
         told(
-            HGX,
+            PAIR,
             slowed(NODE_WORK, 1.35),
             only=(1,),
             gpu=Gpu(throttled={"power_brake": 0.4, "hw_slowdown": 0.4}, clock=0.7),
@@ -129,8 +129,8 @@ def _clocks() -> Iterator[Case]:
             "power_capped",
             level,
             told(
-                SERVER,
-                before=SERVER_WORK,
+                CLOUD,
+                before=CLOUD_WORK,
                 onset=0.0,
                 gpu=Gpu(power_limit=0.7, throttled={"power_cap": 0.5 * level}, clock=0.8),
             ),
@@ -142,7 +142,7 @@ def _clocks() -> Iterator[Case]:
     yield positive(
         "clocks_limited_node",
         "clocks_limited",
-        told(HGX, onset=0.0, gpu=Gpu(clock_configured=0.6, clock=0.6)),
+        told(SINGLE, onset=0.0, gpu=Gpu(clock_configured=0.6, clock=0.6)),
         alerts=frozenset({"GpuClocksLimited"}),
         culprit=_on(0),
         onset=0.0,
@@ -153,15 +153,15 @@ def _clocks() -> Iterator[Case]:
 
 def _events() -> Iterator[Case]:
     hard = frozenset({"GpuXidHw"})
-    for name, node, code in (("xid_hw_gsp_timeout", HGX, 119), ("xid_hw_double_bit", SERVER, 48)):
+    for name, node, code in (("xid_hw_gsp_timeout", PAIR, 119), ("xid_hw_double_bit", SERVER, 48)):
         yield positive(
             name,
             "xid_hw",
-            told(node, gpu=Gpu(xids=(code,)), gpus=(2,)),
+            told(node, gpu=Gpu(xids=(code,)), gpus=(1,)),
             subject="gpu",
             alerts=hard,
             forbidden=_INSTEAD | {"xid_app"},
-            culprit=_on(2),
+            culprit=_on(1),
             length=_SOON,
         )
     yield positive(
@@ -218,31 +218,31 @@ def _memory() -> Iterator[Case]:
     yield positive(
         "ecc_uncorrected_node",
         "ecc_uncorrected",
-        told(HGX, gpu=Gpu(uncorrected=2, corrected=40), gpus=(7,)),
+        told(PAIR, gpu=Gpu(uncorrected=2, corrected=40), gpus=(1,)),
         subject="gpu",
         alerts=frozenset({"GpuEccUncorrected"}),
         forbidden=_INSTEAD,
-        culprit=_on(7),
+        culprit=_on(1),
         length=_SOON,
     )
     yield positive(
         "row_remap_pending_node",
         "row_remap_pending",
-        told(HGX, gpu=Gpu(remap_pending=True, remapped=1), gpus=(3,)),
+        told(PAIR, gpu=Gpu(remap_pending=True, remapped=1), gpus=(1,)),
         subject="gpu",
         alerts=frozenset({"GpuRowRemapPending"}),
         forbidden=frozenset({"row_remap_failed", "lost"}),
-        culprit=_on(3),
+        culprit=_on(1),
         lost=0.0,
     )
     yield positive(
         "row_remap_failed_node",
         "row_remap_failed",
-        told(HGX, gpu=Gpu(remap_failed=True, remapped=8), gpus=(3,)),
+        told(PAIR, gpu=Gpu(remap_failed=True, remapped=8), gpus=(1,)),
         subject="gpu",
         alerts=frozenset({"GpuRowRemapFailed"}),
         forbidden=_INSTEAD,
-        culprit=_on(3),
+        culprit=_on(1),
         length=_SOON,
     )
 
@@ -252,7 +252,7 @@ def _links() -> Iterator[Case]:
         yield positive(
             name,
             "pcie_degraded",
-            told(HGX, gpu=state, gpus=(0,)),
+            told(PAIR, gpu=state, gpus=(0,)),
             subject="gpu",
             alerts=frozenset({"GpuPcieDegraded"}),
             forbidden=frozenset({"lost", "thermal_throttle"}),
@@ -263,11 +263,11 @@ def _links() -> Iterator[Case]:
     yield positive(
         "pcie_replays_server",
         "pcie_replays",
-        told(SERVER, gpu=Gpu(replays=90), gpus=(2,)),
+        told(SERVER, gpu=Gpu(replays=90), gpus=(1,)),
         subject="gpu",
         alerts=replays,
         forbidden=frozenset({"lost", "pcie_degraded"}),
-        culprit=_on(2),
+        culprit=_on(1),
         lost=0.0,
     )
     for level in _LEVELS:
@@ -276,30 +276,30 @@ def _links() -> Iterator[Case]:
             "pcie_replays",
             "pcie_replays",
             level,
-            told(SERVER, gpu=Gpu(replays=16 * level), gpus=(2,)),
+            told(SERVER, gpu=Gpu(replays=16 * level), gpus=(1,)),
             subject="gpu",
             acceptable=frozenset({"pcie_replays"}),
             alerts=replays,
-            culprit=_on(2) if level > 1 else None,
+            culprit=_on(1) if level > 1 else None,
         )
     yield positive(
         "nvlink_errors_crc",
         "nvlink_errors",
-        told(HGX, gpu=Gpu(link_errors={"crc": 20, "replay": 2}), gpus=(4,)),
+        told(PAIR, gpu=Gpu(link_errors={"crc": 20, "replay": 2}), gpus=(0,)),
         subject="gpu",
         alerts=frozenset({"GpuNvlinkErrors"}),
         forbidden=frozenset({"nvlink_down", "lost"}),
-        culprit=_on(4),
+        culprit=_on(0),
         lost=0.0,
     )
     yield positive(
         "nvlink_down_two_of_eighteen",
         "nvlink_down",
-        told(HGX, gpu=Gpu(links_down=2), gpus=(4,)),
+        told(PAIR, gpu=Gpu(links_down=2), gpus=(0,)),
         subject="gpu",
         alerts=frozenset({"GpuNvlinkDown"}),
         forbidden=frozenset({"lost", "pcie_degraded"}),
-        culprit=_on(4),
+        culprit=_on(0),
         lost=0.0,
     )
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.scenarios.case import Case
 from tests.scenarios.cases.settings import QUIET, WELL, near, positive, told
-from tests.scenarios.machines import CLOUD, HGX, LAPTOP, SERVER
+from tests.scenarios.machines import CLOUD, LAPTOP, PAIR, SINGLE
 from tests.scenarios.story import Host, Node
 
 _LEVELS = (0.8, 1.25)
@@ -22,7 +22,7 @@ _HOST: dict[str, Any] = {
 
 
 def _with(node: Node, **changes: float) -> Host:
-    return replace(QUIET[node], **changes)  # type: ignore[arg-type]
+    return replace(QUIET[node], **changes)
 
 
 def _cases() -> Iterator[Case]:
@@ -47,9 +47,9 @@ def _cases() -> Iterator[Case]:
         **_HOST,
     )
     yield positive(
-        "shm_full_server",
+        "shm_full_cloud",
         "shm_full",
-        told(SERVER, host=_with(SERVER, shared_memory=0.97)),
+        told(CLOUD, host=_with(CLOUD, shared_memory=0.97)),
         alerts=full,
         **_HOST,
     )
@@ -64,7 +64,7 @@ def _cases() -> Iterator[Case]:
     yield positive(
         "cpu_saturated_node",
         "cpu_saturated",
-        told(HGX, host=_with(HGX, cores=146.0, cpu_waiting=0.3)),
+        told(PAIR, host=_with(PAIR, cores=36.5, cpu_waiting=0.3)),
         alerts=load,
         length=50.0,
         **_HOST,
@@ -72,9 +72,9 @@ def _cases() -> Iterator[Case]:
     yield positive(
         "network_errors_two_nodes",
         "network_errors",
-        told(HGX, count=2, host=_with(HGX, errors=250.0, dropped=400.0, received=5e7)),
+        told(PAIR, count=2, host=_with(PAIR, errors=250.0, dropped=400.0, received=5e7)),
         alerts=frozenset({"HostNetworkErrors"}),
-        length=50.0,
+        length=42.0,
         **_HOST,
     )
     for level in _LEVELS:
@@ -84,7 +84,7 @@ def _cases() -> Iterator[Case]:
             "mem_pressure",
             "mem_pressure",
             level,
-            told(SERVER, host=_with(SERVER, memory_used=1 - 0.1 / level, memory_waiting=0.10 * level)),
+            told(CLOUD, host=_with(CLOUD, memory_used=1 - 0.1 / level, memory_waiting=0.10 * level)),
             alerts=pressure,
             length=45.0,
             **{**_HOST, **blamed},
@@ -93,7 +93,7 @@ def _cases() -> Iterator[Case]:
             "shm_full",
             "shm_full",
             level,
-            told(SERVER, host=_with(SERVER, shared_memory=min(0.995, 0.80 * level))),
+            told(CLOUD, host=_with(CLOUD, shared_memory=min(0.995, 0.80 * level))),
             alerts=full,
             **{**_HOST, **blamed},
         )
@@ -111,7 +111,7 @@ def _cases() -> Iterator[Case]:
             "cpu_saturated",
             "cpu_saturated",
             level,
-            told(HGX, host=_with(HGX, cores=192 * (1 - 0.1 / level) - 8 * 5.35, cpu_waiting=0.05)),
+            told(SINGLE, host=_with(SINGLE, cores=24 * (1 - 0.1 / level) - 5.35, cpu_waiting=0.05)),
             alerts=load,
             length=50.0,
             **{**_HOST, **blamed},

@@ -24,11 +24,11 @@ from tests.scenarios.cases.settings import (
     taking,
     told,
 )
-from tests.scenarios.machines import CLOUD, HGX, LAPTOP, SERVER, WORKSTATION
-from tests.scenarios.story import From, Host, Run, Story, Work
+from tests.scenarios.machines import CLOUD, HGX, LAPTOP, PAIR, SERVER, SERVER_4, SINGLE, WORKSTATION
+from tests.scenarios.story import From, Host, Node, Run, Story, Work
 
 _PODS: dict[str, Any] = {"pods": True, "namespace": "vision"}
-_CGROUP_LENGTH = 55.0
+_CGROUP_LENGTH = 48.0
 """Throttling is judged over a quarter of an hour."""
 _WARN = 0.10
 
@@ -51,7 +51,7 @@ def _parent() -> Iterator[Case]:
     yield positive(
         "input_bound_node",
         "input_bound",
-        told(HGX, _waiting(NODE_WORK, 0.22, loader_cores=16, loader_workers=20)),
+        told(PAIR, _waiting(NODE_WORK, 0.22, loader_cores=16, loader_workers=20)),
         subject="run",
         alerts=frozenset({"TrainingInputBound"}),
         forbidden=frozenset({"input_few_workers", "input_disk_bound", "input_network_bound", "small_batch"}),
@@ -71,9 +71,10 @@ def _parent() -> Iterator[Case]:
 
 
 def _processors() -> Iterator[Case]:
-    # Decoding needs more than there is: 8 x (23 + 0.35) + 4 of 192 processors.
+    # Decoding needs more than there is: 24 processors a rank.
     node = _waiting(NODE_WORK, 0.31, loader_cores=23)
     saturated = Host(cores=4, cpu_waiting=0.6)
+    pair = Host(cores=1, cpu_waiting=0.6)
     more_workers = frozenset({"input_few_workers", "input_single_thread", "input_disk_bound", "small_batch"})
     yield positive(
         "input_cpu_saturated_node",
@@ -87,7 +88,7 @@ def _processors() -> Iterator[Case]:
     yield positive(
         "input_cpu_saturated_two_nodes",
         "input_cpu_saturated",
-        told(HGX, node, host=saturated, count=2, slurm_job="4711"),
+        told(PAIR, node, host=pair, count=2, slurm_job="4711"),
         subject="run",
         alerts=frozenset({"TrainingInputCpuSaturated"}),
         forbidden=more_workers,
@@ -108,7 +109,7 @@ def _processors() -> Iterator[Case]:
             "input_cpu_saturated",
             "input_cpu_saturated",
             level,
-            told(HGX, _waiting(NODE_WORK, _WARN * level, loader_cores=23), host=saturated),
+            told(SINGLE, _waiting(NODE_WORK, _WARN * level, loader_cores=23), host=Host(cores=0.6, cpu_waiting=0.6)),
             subject="run",
             acceptable=frozenset({"input_cpu_saturated"}),
             alerts=frozenset({"TrainingInputCpuSaturated"}),
@@ -118,15 +119,15 @@ def _processors() -> Iterator[Case]:
 
 def _quota() -> Iterator[Case]:
     # A pod's limit of 8 processors on a machine that is two thirds idle.
-    def pods(share: float, throttled: float) -> Story:
+    def pods(node: Node, share: float, throttled: float) -> Story:
         before = replace(NODE_WORK, loader_cores=5.0, loader_workers=8, quota_throttled=0.02)
         after = _waiting(before, share, loader_cores=7.4, quota_throttled=throttled, quota_waited=1.5 * throttled)
-        return told(HGX, after, before=before, cpu_limit=8.0, quota=True, **_PODS)
+        return told(node, after, before=before, cpu_limit=8.0, quota=True, **_PODS)
 
     yield positive(
         "input_cgroup_throttled_pods",
         "input_cgroup_throttled",
-        pods(0.28, 0.62),
+        pods(PAIR, 0.28, 0.62),
         subject="run",
         alerts=frozenset({"TrainingInputCgroupThrottled"}),
         forbidden=frozenset({"input_few_workers", "input_disk_bound", "input_network_bound"}),
@@ -157,7 +158,7 @@ def _quota() -> Iterator[Case]:
             "input_cgroup_throttled",
             "input_cgroup_throttled",
             level,
-            pods(0.06 if level < 1 else 0.2, 0.25 * level),
+            pods(SINGLE, 0.06 if level < 1 else 0.2, 0.25 * level),
             subject="run",
             acceptable=frozenset({"input_bound", "input_cgroup_throttled", "input_cpu_saturated"}),
             alerts=frozenset({"TrainingInputCgroupThrottled"}),
@@ -180,7 +181,7 @@ def _workers() -> Iterator[Case]:
     yield positive(
         "input_few_workers_node",
         "input_few_workers",
-        told(HGX, _waiting(NODE_WORK, 0.35, loader_workers=2, loader_cores=1.7)),
+        told(PAIR, _waiting(NODE_WORK, 0.35, loader_workers=2, loader_cores=1.7)),
         subject="run",
         alerts=few,
         forbidden=harm,
@@ -231,7 +232,7 @@ def _workers() -> Iterator[Case]:
     yield positive(
         "input_too_many_workers_node",
         "input_too_many_workers",
-        told(HGX, _waiting(NODE_WORK, 0.18, loader_workers=64, loader_cores=17), host=Host(cores=4, cpu_waiting=0.5)),
+        told(PAIR, _waiting(NODE_WORK, 0.18, loader_workers=64, loader_cores=17), host=Host(cores=1, cpu_waiting=0.5)),
         subject="run",
         alerts=frozenset({"TrainingInputTooManyWorkers"}),
         forbidden=frozenset({"input_few_workers", "input_single_thread", "input_disk_bound"}),
@@ -292,9 +293,9 @@ def _storage() -> Iterator[Case]:
         "input_disk_bound_node",
         "input_disk_bound",
         told(
-            HGX,
+            PAIR,
             _waiting(NODE_WORK, 0.2, bytes_per_sample=1.5e6, loader_cores=8),
-            host=Host(cores=60, iowait=0.03, io_waiting=0.28, io_stalled=0.15, disk_busy=1.0),
+            host=Host(cores=15, iowait=0.03, io_waiting=0.28, io_stalled=0.15, disk_busy=1.0),
         ),
         subject="run",
         alerts=disk,
@@ -316,14 +317,14 @@ def _storage() -> Iterator[Case]:
     yield positive(
         "input_network_bound_two_nodes",
         "input_network_bound",
-        told(HGX, _at_the_line(NODE_WORK, 0.25, 12.5e9 / 8, 0.94), count=2),
+        told(PAIR, _at_the_line(NODE_WORK, 0.25, 12.5e9 / 2, 0.94), count=2),
         subject="run",
         alerts=network,
         forbidden=not_network,
         lost=0.25,
     )
     # An NFS client with all of its 128 slots in use and a tenth of the line rate (Lablup's finding).
-    waiting = Host(cores=2, nfs_in_flight=126, nfs_operations=900, io_waiting=0.03, io_stalled=0.01)
+    waiting = Host(cores=1, nfs_in_flight=126, nfs_operations=900, io_waiting=0.03, io_stalled=0.01)
     latency = frozenset({"TrainingInputRemoteLatency"})
     yield positive(
         "input_remote_latency_server",
@@ -338,10 +339,10 @@ def _storage() -> Iterator[Case]:
         "input_remote_latency_few_workers_look",
         "input_remote_latency",
         told(
-            HGX,
+            PAIR,
             _waiting(replace(NODE_WORK, data="nfs"), 0.25, loader_workers=4, loader_cores=0.8),
             before=replace(NODE_WORK, data="nfs"),
-            host=Host(cores=4, nfs_in_flight=240, nfs_operations=3000, io_waiting=0.03, io_stalled=0.01),
+            host=Host(cores=1, nfs_in_flight=240, nfs_operations=3000, io_waiting=0.03, io_stalled=0.01),
         ),
         subject="run",
         alerts=latency,
@@ -443,12 +444,12 @@ def _two_runs() -> Iterator[Case]:
         "input_few_workers_beside_a_healthy_run",
         "input_few_workers",
         Story(
-            nodes=(SERVER,),
+            nodes=(SERVER_4,),
             runs=(
                 Run(ranks=((0, 1),), work=(From(ALWAYS, SERVER_WORK), From(ONSET, waits)), user="grace"),
                 Run(name="bert", ranks=((2,), (3,)), work=(From(ALWAYS, SERVER_WORK),)),
             ),
-            hosts=(From(ALWAYS, QUIET[SERVER]),),
+            hosts=(From(ALWAYS, QUIET[SERVER_4]),),
         ),
         subject="run",
         alerts=frozenset({"TrainingInputFewWorkers"}),

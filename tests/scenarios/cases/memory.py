@@ -8,12 +8,12 @@ from typing import Any
 
 from tests.scenarios.case import Case
 from tests.scenarios.cases.settings import CLOUD_WORK, LAPTOP_WORK, NODE_WORK, SERVER_WORK, WELL, near, positive, told
-from tests.scenarios.machines import CLOUD, HGX, LAPTOP, SERVER
+from tests.scenarios.machines import CLOUD, LAPTOP, PAIR, SERVER, SINGLE
 from tests.scenarios.story import Kernels
 
 _LEVELS = (0.8, 1.25)
 _QUIET: dict[str, Any] = {"subject": "run", "verdict_expected": False, "acceptable": WELL, "lost": 0.0}
-_LEAK = {"length": 100.0, "onset": 0.0}
+_LEAK = {"length": 95.0, "onset": 0.0}
 _ROOMY = Kernels(busy=0.8, memory=0.35, sm=0.6, dram=0.3, tensor=0.35, power=0.62)
 
 
@@ -22,17 +22,18 @@ def _cases() -> Iterator[Case]:
     yield positive(
         "gpu_mem_headroom_node",
         "gpu_mem_headroom",
-        told(HGX, replace(NODE_WORK, memory=0.3, kernels=_ROOMY), onset=0.0),
+        told(SINGLE, replace(NODE_WORK, memory=0.3, kernels=_ROOMY), onset=0.0),
         alerts=headroom,
         **_QUIET,
     )
     for level in _LEVELS:
         # SageMaker's BatchSize: 70 %; more is free at a higher level.
+        peak = 0.7 / level
         yield near(
             "gpu_mem_headroom",
             "gpu_mem_headroom",
             level,
-            told(HGX, replace(NODE_WORK, memory=0.7 / level, reserved=0.7 / level + 0.01, kernels=_ROOMY), onset=0.0),
+            told(SINGLE, replace(NODE_WORK, memory=peak, reserved=peak + 0.01, kernels=_ROOMY), onset=0.0),
             alerts=headroom,
             **_QUIET,
         )
@@ -72,7 +73,7 @@ def _cases() -> Iterator[Case]:
     yield positive(
         "gpu_mem_leak_node",
         "gpu_mem_leak",
-        told(HGX, replace(NODE_WORK, memory=0.5, leak_per_hour=0.12), onset=0.0, start=-30.0),
+        told(SINGLE, replace(NODE_WORK, memory=0.5, leak_per_hour=0.12), onset=0.0, start=-30.0),
         alerts=leak,
         **{**_QUIET, **_LEAK},
     )
@@ -82,7 +83,7 @@ def _cases() -> Iterator[Case]:
             "gpu_mem_leak",
             "gpu_mem_leak",
             level,
-            told(HGX, replace(NODE_WORK, memory=0.5, leak_per_hour=0.05 * level), onset=0.0, start=-30.0),
+            told(CLOUD, replace(CLOUD_WORK, memory=0.5, leak_per_hour=0.05 * level), onset=0.0, start=-30.0),
             alerts=leak,
             **{**_QUIET, **_LEAK},
         )
@@ -100,9 +101,9 @@ def _cases() -> Iterator[Case]:
             "gpu_mem_fragmented",
             level,
             told(
-                SERVER,
-                replace(SERVER_WORK, memory=0.4, used=0.38, reserved=0.39 * 2 * level),
-                before=replace(SERVER_WORK, memory=0.75, used=0.7),
+                CLOUD,
+                replace(CLOUD_WORK, memory=0.4, used=0.38, reserved=0.39 * 2 * level),
+                before=replace(CLOUD_WORK, memory=0.75, used=0.7),
             ),
             alerts=fragmented,
             **_QUIET,
@@ -111,7 +112,7 @@ def _cases() -> Iterator[Case]:
     yield positive(
         "gpu_mem_imbalance_node",
         "gpu_mem_imbalance",
-        told(HGX, replace(NODE_WORK, memory=0.88), before=replace(NODE_WORK, memory=0.52), only=(0,)),
+        told(PAIR, replace(NODE_WORK, memory=0.88), before=replace(NODE_WORK, memory=0.52), only=(0,)),
         alerts=imbalance,
         culprit=(("rank", "0"),),
         **_QUIET,
@@ -122,7 +123,7 @@ def _cases() -> Iterator[Case]:
             "gpu_mem_imbalance",
             level,
             told(
-                HGX,
+                PAIR,
                 replace(NODE_WORK, memory=0.58 * (1 + 0.20 * level)),
                 before=replace(NODE_WORK, memory=0.58),
                 only=(0,),

@@ -20,7 +20,7 @@ from tests.scenarios.cases.settings import (
     taking,
     told,
 )
-from tests.scenarios.machines import CLOUD, HGX, LAPTOP, SERVER, WORKSTATION
+from tests.scenarios.machines import CLOUD, HGX, LAPTOP, PAIR, QUAD, SERVER, SINGLE, WORKSTATION
 from tests.scenarios.story import From, Gpu, Host, Kernels, Node, Pause, Run, Story, Work
 
 _INPUT = frozenset({"input_bound", "input_cpu_saturated", "input_few_workers", "input_remote_latency"})
@@ -32,14 +32,14 @@ def _steady(node: Node, work: Work | None = None, **more: object) -> Story:
 
 
 def _healthy() -> Iterator[Case]:
-    yield negative("healthy_node", _steady(HGX), length=60.0)
+    yield negative("healthy_node", _steady(HGX))
     yield negative("healthy_laptop", _steady(LAPTOP), length=60.0)
     yield negative("healthy_cloud", _steady(CLOUD), length=60.0)
     yield negative("healthy_two_nodes", _steady(HGX, count=2, measures_communication=True, slurm_job="4711"))
     # 3500 images a second in batches of 512: GPU 100 %, memory access 62 %.
     full = Work(
         data_wait=0.001,
-        host_copy=0.001,
+        host_copy=0.0005,
         forward=0.05,
         backward=0.09,
         optimizer=0.0033,
@@ -56,7 +56,7 @@ def _healthy() -> Iterator[Case]:
     study = {"framework": "tensorflow", "precision": "fp32"}
     yield negative("ac_02_batch_of_512", _steady(WORKSTATION, full, ranks=((0,),), **study), cause="compute_bound")
     # 6100 images a second on two: GPU 90 % each, 55 % memory access.
-    both = replace(full, backward=0.11, kernels=Kernels(busy=0.9, memory=0.55, power=0.85))
+    both = replace(full, backward=0.1115, kernels=Kernels(busy=0.915, memory=0.55, power=0.85))
     yield negative(
         "ac_04_two_gpus_at_87_percent",
         _steady(WORKSTATION, both, **study),
@@ -80,12 +80,12 @@ def _inputs() -> Iterator[Case]:
     yield negative("hidden_wait_laptop", _steady(LAPTOP, replace(hidden, main_thread=0.75)), forbidden=_INPUT)
     yield negative(
         "hidden_wait_node",
-        _steady(HGX, replace(taking(NODE_WORK, "data_wait", 0.25), busy_while_waiting=1.0)),
+        _steady(SINGLE, replace(taking(NODE_WORK, "data_wait", 0.25), busy_while_waiting=1.0)),
         forbidden=_INPUT,
     )
     yield negative(
         "cpu_full_of_other_tenants",
-        _steady(SERVER, host=Host(cores=62 - 4 * 4.35, cpu_waiting=0.35)),
+        _steady(SERVER, host=Host(cores=31.3 - 2 * 4.35, cpu_waiting=0.35)),
         forbidden=_INPUT,
     )
     yield negative(
@@ -95,7 +95,7 @@ def _inputs() -> Iterator[Case]:
     )
     yield negative(
         "page_cache_fills_memory",
-        _steady(SERVER, host=replace(QUIET[SERVER], memory_used=0.12, page_cache=0.87)),
+        _steady(CLOUD, host=replace(QUIET[CLOUD], memory_used=0.12, page_cache=0.87)),
         forbidden=frozenset({"mem_pressure"}),
     )
     yield negative(
@@ -110,14 +110,14 @@ def _inputs() -> Iterator[Case]:
     )
     yield negative(
         "loader_starts_again_each_epoch",
-        _steady(HGX, replace(NODE_WORK, pauses=(Pause("data_wait", 4.0, every_seconds=300.0),))),
+        _steady(SINGLE, replace(NODE_WORK, pauses=(Pause("data_wait", 4.0, every_seconds=300.0),))),
         forbidden=_INPUT | {"periodic_host_work", "step_outliers"},
         length=60.0,
     )
     yield negative(
         "quota_throttles_bursts_without_wait",
         _steady(
-            HGX,
+            SINGLE,
             replace(NODE_WORK, quota_throttled=0.4, quota_waited=0.3, loader_workers=8, loader_cores=5.0),
             cpu_limit=8.0,
             quota=True,
@@ -130,10 +130,10 @@ def _inputs() -> Iterator[Case]:
 
 
 def _times() -> Iterator[Case]:
-    evaluating = replace(SERVER_WORK, pauses=(Pause("evaluation", 60.0, every_seconds=900.0, busy=0.5),))
+    evaluating = replace(CLOUD_WORK, pauses=(Pause("evaluation", 60.0, every_seconds=900.0, busy=0.5),))
     yield negative(
         "evaluation_now_and_then",
-        _steady(SERVER, evaluating, start=-60.0),
+        _steady(CLOUD, evaluating, start=-60.0),
         forbidden=_INPUT | {"periodic_host_work", "small_batch", "underused"},
         length=75.0,
         lost=None,
@@ -142,7 +142,7 @@ def _times() -> Iterator[Case]:
     background = replace(NODE_WORK, pauses=(Pause("checkpoint", 0.6, every_seconds=120.0),))
     yield negative(
         "checkpoints_in_the_background",
-        _steady(HGX, background, start=-60.0, host=replace(QUIET[HGX], disk_written=1.5e9, io_waiting=0.2)),
+        _steady(SINGLE, background, start=-60.0, host=replace(QUIET[SINGLE], disk_written=1.5e9, io_waiting=0.2)),
         forbidden=frozenset({"checkpoint_stall", "input_disk_bound", "periodic_host_work"}),
         length=75.0,
         lost=None,
@@ -150,7 +150,7 @@ def _times() -> Iterator[Case]:
     yield negative(
         "steps_of_several_batches",
         _steady(
-            HGX,
+            SINGLE,
             replace(NODE_WORK, forward=0.56, backward=1.08, batch=1024, spread=0.02, data_wait=0.02),
             measures_communication=True,
         ),
@@ -174,21 +174,21 @@ def _times() -> Iterator[Case]:
     )
     yield negative(
         "run_that_finished",
-        _steady(SERVER, end=12.0),
+        _steady(CLOUD, end=12.0),
         forbidden=frozenset({"stalled", "hang_io", "idle_allocated", "lost"}),
         verdict_expected=False,
         length=60.0,
     )
     yield negative(
         "restarted_once_by_a_deployment",
-        _steady(SERVER, restarts=(15.0,)),
+        _steady(CLOUD, restarts=(15.0,)),
         acceptable=WELL | {"insufficient_data", "goodput_low"},
         forbidden=frozenset({"restart_loop", "stalled"}),
         length=60.0,
     )
     yield negative(
         "ten_minutes_of_initialization",
-        _steady(HGX, start=2.0, initialization=10.0),
+        _steady(SINGLE, start=2.0, initialization=10.0),
         acceptable=WELL | {"insufficient_data", "long_init"},
         forbidden=frozenset({"stalled", "hang_io", "input_bound"}),
         verdict_expected=False,
@@ -217,7 +217,7 @@ def _devices() -> Iterator[Case]:
     yield negative(
         "power_cap_at_full_load",
         _steady(
-            HGX,
+            SINGLE,
             replace(NODE_WORK, kernels=replace(NODE_WORK.kernels, power=1.0)),
             gpu=Gpu(throttled={"power_cap": 0.92}, clock=0.88),
         ),
@@ -225,7 +225,7 @@ def _devices() -> Iterator[Case]:
     )
     yield negative(
         "thermal_bit_at_full_clocks",
-        _steady(HGX, gpu=Gpu(throttled={"sw_thermal": 0.45}, clock=0.965, celsius=83)),
+        _steady(SINGLE, gpu=Gpu(throttled={"sw_thermal": 0.45}, clock=0.965, celsius=83)),
         forbidden=frozenset({"thermal_throttle", "straggler_hw"}),
     )
     yield negative(
@@ -251,9 +251,9 @@ def _devices() -> Iterator[Case]:
     )
     yield negative(
         "idle_gpus_that_nobody_has",
-        _steady(HGX, ranks=tuple((gpu,) for gpu in range(4))),
+        _steady(QUAD, ranks=((0,), (1,))),
         forbidden=frozenset({"gpu_load_imbalance"}),
-        length=90.0,
+        length=75.0,
     )
     yield negative(
         "xid_of_an_application",
@@ -262,12 +262,12 @@ def _devices() -> Iterator[Case]:
     )
     yield negative(
         "nvlink_errors_since_boot",
-        _steady(HGX, gpu=Gpu(link_errors={"replay": 0.0}), gpus=(1,)),
+        _steady(SINGLE, gpu=Gpu(link_errors={"replay": 0.0}), gpus=(0,)),
         forbidden=frozenset({"nvlink_errors"}),
     )
     yield negative(
         "corrected_errors_now_and_then",
-        _steady(HGX, gpu=Gpu(corrected=600), gpus=(1,)),
+        _steady(SINGLE, gpu=Gpu(corrected=600), gpus=(0,)),
         forbidden=frozenset({"ecc_uncorrected"}),
     )
     yield negative(
@@ -326,10 +326,10 @@ def _sharing() -> Iterator[Case]:
 
 
 def _ranks() -> Iterator[Case]:
-    # Two stages on four GPUs each: the second has less to keep, and a little less to do.
-    story = _steady(HGX, replace(NODE_WORK, memory=0.9), measures_communication=True)
+    # Two stages on two GPUs each: the second has less to keep, and a little less to do.
+    story = _steady(QUAD, replace(NODE_WORK, memory=0.9), measures_communication=True)
     second = replace(NODE_WORK, memory=0.5, backward=0.262, kernels=replace(NODE_WORK.kernels, sm=0.85))
-    run = replace(story.runs[0], work=(*story.runs[0].work, From(ALWAYS, second, (4, 5, 6, 7))))
+    run = replace(story.runs[0], work=(*story.runs[0].work, From(ALWAYS, second, (2, 3))))
     yield negative(
         "pipeline_stages_differ",
         replace(story, runs=(run,)),
@@ -338,7 +338,7 @@ def _ranks() -> Iterator[Case]:
     )
     yield negative(
         "ranks_that_vary_by_chance",
-        _steady(HGX, replace(NODE_WORK, spread=0.06), measures_communication=True, count=2),
+        _steady(PAIR, replace(NODE_WORK, spread=0.06), measures_communication=True, count=2),
         forbidden=frozenset({"straggler_rank", "straggler_input", "comm_bound"}),
         lost=None,
     )

@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from tests.scenarios.case import Case
-from tests.scenarios.machines import CLOUD, HGX, LAPTOP, SERVER, WORKSTATION
+from tests.scenarios.machines import CLOUD, HGX, LAPTOP, PAIR, QUAD, SERVER, SERVER_4, SINGLE, WORKSTATION
 from tests.scenarios.story import From, Gpu, Host, Kernels, Node, Run, Story, Work
 
 ALWAYS = -1e9
-ONSET = 10.0
+ONSET = 7.0
 WELL = frozenset({"healthy", "compute_bound"})
 """Two ways to say that nothing is wrong."""
 
@@ -34,16 +34,24 @@ WORKSTATION_WORK = Work(
 )
 USUAL: Mapping[Node, Work] = {
     HGX: NODE_WORK,
+    QUAD: NODE_WORK,
+    PAIR: NODE_WORK,
+    SINGLE: NODE_WORK,
     LAPTOP: LAPTOP_WORK,
     CLOUD: CLOUD_WORK,
     SERVER: SERVER_WORK,
+    SERVER_4: SERVER_WORK,
     WORKSTATION: WORKSTATION_WORK,
 }
 QUIET: Mapping[Node, Host] = {
     HGX: Host(cores=4),
+    QUAD: Host(cores=2),
+    PAIR: Host(cores=1),
+    SINGLE: Host(cores=0.5),
     LAPTOP: Host(cores=1),
     CLOUD: Host(cores=0.3),
-    SERVER: Host(cores=2),
+    SERVER: Host(cores=1),
+    SERVER_4: Host(cores=2),
     WORKSTATION: Host(cores=0.5),
 }
 TINY = Kernels(busy=0.9, memory=0.3, sm=0.3, occupancy=0.12, dram=0.15, tensor=0.1, fp32=0.08, power=0.3)
@@ -107,7 +115,7 @@ def told(
         run: further fields of the run.
     """
     usual = USUAL[node] if before is None else before
-    work = (From(ALWAYS, usual),)
+    work: tuple[From[Work], ...] = (From(ALWAYS, usual),)
     if after is not None:
         work = (*work, From(onset, after, only))
     quiet = QUIET[node]

@@ -20,13 +20,12 @@ from tests.scenarios.cases.settings import (
     slowed,
     told,
 )
-from tests.scenarios.machines import CLOUD, HGX, LAPTOP, SERVER
+from tests.scenarios.machines import CLOUD, HGX, LAPTOP, PAIR, QUAD, SERVER, SINGLE
 from tests.scenarios.story import Host, Node, Pause, Story, Work
 
 _LEVELS = (0.8, 1.25)
-_HOUR: dict[str, Any] = {"onset": 0.0, "length": 90.0}
+_HOUR: dict[str, Any] = {"onset": 0.0, "length": 85.0}
 """For what is judged over an hour: there from the start on."""
-_EIGHT = tuple((gpu,) for gpu in range(8))
 
 
 def _pausing(work: Work, phase: str, share: float, *, every: float = 0.0, steps: int = 0, busy: float = 0.0) -> Work:
@@ -44,7 +43,7 @@ def _always(node: Node, work: Work, **run: Any) -> Story:
 
 def _pauses() -> Iterator[Case]:
     for name, node, work, share in (
-        ("checkpoint_stall_node", HGX, NODE_WORK, 0.14),
+        ("checkpoint_stall_node", SINGLE, NODE_WORK, 0.14),
         ("checkpoint_stall_laptop", LAPTOP, LAPTOP_WORK, 0.24),
     ):
         yield positive(
@@ -63,7 +62,7 @@ def _pauses() -> Iterator[Case]:
             "checkpoint_stall",
             "checkpoint_stall",
             level,
-            _always(HGX, _pausing(NODE_WORK, "checkpoint", share, every=120.0)),
+            _always(CLOUD, _pausing(CLOUD_WORK, "checkpoint", share, every=120.0)),
             subject="run",
             acceptable=frozenset({"checkpoint_stall"} if level < 1 else WELL),
             alerts=frozenset({"TrainingCheckpointStall"}),
@@ -71,9 +70,9 @@ def _pauses() -> Iterator[Case]:
             **_HOUR,
         )
     yield positive(
-        "evaluation_overhead_server",
+        "evaluation_overhead_cloud",
         "evaluation_overhead",
-        _always(SERVER, _pausing(SERVER_WORK, "evaluation", 0.36, every=90.0, busy=0.9)),
+        _always(CLOUD, _pausing(CLOUD_WORK, "evaluation", 0.36, every=90.0, busy=0.9)),
         subject="run",
         alerts=frozenset({"TrainingEvaluationOverhead"}),
         forbidden=frozenset({"input_bound", "checkpoint_stall", "periodic_host_work", "sync_stall"}),
@@ -86,7 +85,7 @@ def _pauses() -> Iterator[Case]:
             "evaluation_overhead",
             "evaluation_overhead",
             level,
-            _always(HGX, _pausing(NODE_WORK, "evaluation", share, every=100.0, busy=0.9)),
+            _always(CLOUD, _pausing(CLOUD_WORK, "evaluation", share, every=100.0, busy=0.9)),
             subject="run",
             acceptable=frozenset({"evaluation_overhead"}),
             alerts=frozenset({"TrainingEvaluationOverhead"}),
@@ -95,7 +94,7 @@ def _pauses() -> Iterator[Case]:
         )
     for name, node, work, share in (
         ("callback_stall_cloud", CLOUD, CLOUD_WORK, 0.13),
-        ("callback_stall_node", HGX, NODE_WORK, 0.22),
+        ("callback_stall_node", PAIR, NODE_WORK, 0.22),
     ):
         yield positive(
             name,
@@ -111,7 +110,7 @@ def _pauses() -> Iterator[Case]:
             "callback_stall",
             "callback_stall",
             level,
-            told(HGX, _pausing(NODE_WORK, "logging", 0.05 * level, steps=50)),
+            told(SINGLE, _pausing(NODE_WORK, "logging", 0.05 * level, steps=50)),
             subject="run",
             acceptable=frozenset({"callback_stall"} if level < 1 else ()),
             alerts=frozenset({"TrainingCallbackStall"}),
@@ -127,7 +126,7 @@ def _outliers(work: Work, lost: float, factor: float = 4.0) -> Work:
 def _steps() -> Iterator[Case]:
     for name, node, work, lost in (
         ("step_outliers_laptop", LAPTOP, LAPTOP_WORK, 0.16),
-        ("step_outliers_node", HGX, NODE_WORK, 0.12),
+        ("step_outliers_node", PAIR, NODE_WORK, 0.12),
     ):
         yield positive(
             name,
@@ -144,11 +143,11 @@ def _steps() -> Iterator[Case]:
             "step_outliers",
             "step_outliers",
             level,
-            told(HGX, _outliers(NODE_WORK, 0.05 * level)),
+            told(SINGLE, _outliers(NODE_WORK, 0.05 * level)),
             subject="run",
             acceptable=frozenset({"step_outliers"} if level < 1 else WELL),
             alerts=frozenset({"TrainingStepOutliers"}),
-            length=50.0,
+            length=45.0,
             lost=0.05 * level,
         )
     drift = frozenset({"TrainingStepTimeDrift"})
@@ -170,7 +169,7 @@ def _steps() -> Iterator[Case]:
             "step_time_drift",
             "step_time_drift",
             level,
-            told(SERVER, slowed(SERVER_WORK, 1 + 0.105 * level), onset=75.0, start=-60.0),
+            told(LAPTOP, slowed(LAPTOP_WORK, 1 + 0.105 * level), onset=75.0, start=-60.0),
             subject="run",
             acceptable=WELL | {"step_time_drift"},
             alerts=drift,
@@ -179,25 +178,25 @@ def _steps() -> Iterator[Case]:
 
 
 def _progress() -> Iterator[Case]:
-    early = {"subject": "run", "length": 30.0}
+    early = {"subject": "run", "length": 25.0}
     yield positive(
         "long_init_node",
         "long_init",
-        told(HGX, start=2.0, initialization=60.0),
+        told(SINGLE, start=2.0, initialization=60.0),
         subject="run",
         alerts=frozenset({"TrainingLongInit"}),
         forbidden=frozenset({"stalled", "hang_io", "healthy", "input_bound"}),
-        onset=22.0,
+        onset=2.0,
         length=40.0,
     )
     yield positive(
         "ac_12_download_before_the_first_step",
         "long_init",
-        told(CLOUD, start=2.0, initialization=25.0, more={}),
+        told(CLOUD, start=2.0, initialization=25.0),
         subject="run",
         alerts=frozenset({"TrainingLongInit"}),
         forbidden=frozenset({"stalled", "hang_io", "healthy"}),
-        onset=22.0,
+        onset=2.0,
         length=27.0,
     )
     for level in _LEVELS:
@@ -205,11 +204,11 @@ def _progress() -> Iterator[Case]:
             "long_init",
             "long_init",
             level,
-            told(SERVER, start=2.0, initialization=20.0 * level),
+            told(CLOUD, start=2.0, initialization=20.0 * level),
             subject="run",
             acceptable=frozenset({"insufficient_data"} if level < 1 else ()),
             alerts=frozenset({"TrainingLongInit"}),
-            onset=22.0,
+            onset=2.0,
             length=27.0 if level > 1 else 40.0,
             verdict_expected=level > 1,
         )
@@ -226,7 +225,7 @@ def _progress() -> Iterator[Case]:
     yield positive(
         "stalled_two_nodes",
         "stalled",
-        told(HGX, replace(NODE_WORK, hangs="idle", main_thread=0.0), count=2, slurm_job="99"),
+        told(PAIR, replace(NODE_WORK, hangs="idle", main_thread=0.0), count=2, slurm_job="99"),
         alerts=stalled,
         forbidden=frozenset({"input_bound", "input_few_workers", "healthy", "hang_spin", "underused"}),
         lost=1.0,
@@ -247,7 +246,7 @@ def _progress() -> Iterator[Case]:
         "stalled",
         "stalled",
         0.8,
-        _for_a_while(SERVER, SERVER_WORK, 240 / 60),
+        _for_a_while(CLOUD, CLOUD_WORK, 240 / 60),
         alerts=stalled,
         verdict_expected=False,
         acceptable=frozenset({"input_bound", "stalled"}),
@@ -257,22 +256,22 @@ def _progress() -> Iterator[Case]:
         "stalled",
         "stalled",
         1.25,
-        _for_a_while(SERVER, SERVER_WORK, (375 + 60) / 60),
+        _for_a_while(CLOUD, CLOUD_WORK, (375 + 60) / 60),
         alerts=stalled,
         verdict_expected=False,
         **early,
     )
     hang = frozenset({"TrainingHangSpin"})
     spins = replace(NODE_WORK, hangs="spin")
-    for name, count, culprit in (("hang_spin_node", 1, 5), ("hang_spin_two_nodes", 2, 11)):
-        story = told(HGX, spins, count=count)
+    for name, node, count, culprit in (("hang_spin_node", QUAD, 1, 3), ("hang_spin_two_nodes", HGX, 2, 11)):
+        story = told(node, spins, count=count)
         run = story.runs[0]
         stuck = replace(NODE_WORK, hangs="idle", main_thread=0.0)
-        work = (*run.work, replace(run.work[-1], state=stuck, only=(culprit,)))
+        states = (*run.work, replace(run.work[-1], state=stuck, only=(culprit,)))
         yield positive(
             name,
             "hang_spin",
-            replace(story, runs=(replace(run, work=work),)),
+            replace(story, runs=(replace(run, work=states),)),
             alerts=hang,
             acceptable=frozenset({"stalled"}),
             forbidden=frozenset({"healthy", "compute_bound", "comm_bound", "small_batch", "straggler_rank"}),
@@ -321,7 +320,7 @@ def _lives() -> Iterator[Case]:
             "restart_loop",
             "restart_loop",
             level,
-            told(SERVER, restarts=restarts),
+            told(CLOUD, restarts=restarts),
             subject="run",
             acceptable=WELL | {"insufficient_data"},
             alerts=loop,
@@ -331,14 +330,14 @@ def _lives() -> Iterator[Case]:
         )
     goodput = frozenset({"TrainingGoodputLow"})
     yield positive(
-        "goodput_low_server",
+        "goodput_low_cloud",
         "goodput_low",
         _interrupted(0.25),
         subject="run",
         acceptable=WELL | {"insufficient_data"},
         alerts=goodput,
-        onset=60.0,
-        length=130.0,
+        onset=0.0,
+        length=100.0,
         lost=0.25,
         tolerance=0.1,
         verdict_expected=False,
@@ -352,12 +351,12 @@ def _lives() -> Iterator[Case]:
             subject="run",
             acceptable=WELL | {"insufficient_data"},
             alerts=goodput,
-            onset=60.0,
-            length=130.0,
+            onset=0.0,
+            length=100.0,
             verdict_expected=False,
         )
     loss = frozenset({"TrainingLossNonfinite"})
-    for name, node, work in (("loss_nonfinite_laptop", LAPTOP, LAPTOP_WORK), ("loss_nonfinite_node", HGX, NODE_WORK)):
+    for name, node, work in (("loss_nonfinite_laptop", LAPTOP, LAPTOP_WORK), ("loss_nonfinite_node", PAIR, NODE_WORK)):
         yield positive(
             name,
             "loss_nonfinite",
@@ -386,8 +385,8 @@ def _lives() -> Iterator[Case]:
 
 def _interrupted(share: float) -> Story:
     """A run that is restarted twice an hour, and takes a share of all time to come back: too few for a loop."""
-    minutes = (-25.0, 15.0, 45.0, 75.0, 105.0)
-    return told(SERVER, start=-40.0, restarts=minutes, restart_seconds=share * 1800)
+    minutes = (-25.0, 5.0, 35.0, 65.0, 95.0)
+    return told(CLOUD, start=-50.0, restarts=minutes, restart_seconds=share * 1800)
 
 
 CASES: tuple[Case, ...] = (*_pauses(), *_steps(), *_progress(), *_lives())

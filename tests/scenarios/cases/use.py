@@ -22,7 +22,7 @@ from tests.scenarios.cases.settings import (
     taking,
     told,
 )
-from tests.scenarios.machines import CLOUD, HGX, LAPTOP, SERVER, WORKSTATION
+from tests.scenarios.machines import CLOUD, LAPTOP, PAIR, SERVER, WORKSTATION
 from tests.scenarios.story import From, Gpu, Kernels, Pause, Run, Story, Work
 
 _LEVELS = (0.8, 1.25)
@@ -37,7 +37,7 @@ def _underused() -> Iterator[Case]:
     alert = frozenset({"GpuUnderused"})
     for name, node, work, share in (
         ("underused_laptop", LAPTOP, LAPTOP_WORK, 0.62),
-        ("underused_node", HGX, NODE_WORK, 0.7),
+        ("underused_node", PAIR, NODE_WORK, 0.7),
     ):
         # Short steps and a long wait in each: every sample is low, and none tells why.
         short = replace(work, **{each: getattr(work, each) / 8 for each in ("forward", "backward", "optimizer")})
@@ -206,10 +206,10 @@ def _allocated() -> Iterator[Case]:
             "mem_zombie",
             "mem_zombie",
             level,
-            told(SERVER, gpu=Gpu(kept=kept), gpus=(3,), ranks=((0,), (1,), (2,))),
+            told(SERVER, gpu=Gpu(kept=kept), gpus=(1,), ranks=((0,),)),
             alerts=zombie,
             acceptable=WELL,
-            culprit=_on(3) if level > 1 else None,
+            culprit=_on(1) if level > 1 else None,
             **_GPU,
         )
 
@@ -235,8 +235,8 @@ def _shared() -> Iterator[Case]:
     )
     # GPU 35 %, 4 of 11 GB, processors 30 %: an experiment that leaves room for another.
     small = replace(
-        _even(0.35, steps=0.06),
-        kernels=replace(TINY, busy=1.0, sm=0.3, power=0.25),
+        _even(1.0, steps=0.06),
+        kernels=replace(TINY, busy=0.35, sm=0.3, power=0.25),
         memory=0.3,
         reserved=0.32,
         loader_cores=6.0,
@@ -246,7 +246,7 @@ def _shared() -> Iterator[Case]:
         "packing_candidate",
         told(WORKSTATION, before=small, ranks=((0,),), job_class="experiment", onset=0.0),
         subject="gpu",
-        acceptable=WELL | {"small_batch", "launch_bound", "input_bound", "input_few_workers", "underused"},
+        acceptable=WELL | {"small_batch", "launch_bound", "underused"},
         alerts=frozenset({"GpuPackingCandidate"}),
         culprit=_on(0),
         onset=0.0,
@@ -257,7 +257,6 @@ def _shared() -> Iterator[Case]:
         # Under half busy.
         steady = replace(
             small,
-            data_wait=0.003,
             kernels=replace(small.kernels, busy=0.5 / level),
             forward=0.05,
             backward=0.1,
