@@ -12,6 +12,8 @@ from types import MappingProxyType
 from typing import Generic, TypeVar
 
 GIB = 2.0**30
+ALWAYS = -1e9
+"""A minute before every story."""
 T = TypeVar("T")
 
 
@@ -252,7 +254,7 @@ class Run:
     end: float | None = None
     """Minute at which it ended."""
     outcome: str = "finished"
-    work: tuple[From[Work], ...] = (From(-1e9, Work()),)
+    work: tuple[From[Work], ...] = (From(ALWAYS, Work()),)
     """`only` counts ranks."""
     framework: str = "pytorch"
     namespace: str = ""
@@ -296,8 +298,8 @@ class Story:
 
     nodes: tuple[Node, ...]
     runs: tuple[Run, ...] = ()
-    hosts: tuple[From[Host], ...] = (From(-1e9, Host()),)
-    gpus: tuple[From[Gpu], ...] = (From(-1e9, Gpu()),)
+    hosts: tuple[From[Host], ...] = (From(ALWAYS, Host()),)
+    gpus: tuple[From[Gpu], ...] = (From(ALWAYS, Gpu()),)
     sharing: str = "exclusive"
     absent: tuple[str, ...] = ()
     """Beginnings of family names that no node exposes."""
@@ -312,7 +314,7 @@ class Story:
 
 
 def at(states: tuple[From[T], ...], subject: int, minute: float) -> T:
-    """Find the state of a subject at a minute: the last one that has begun.
+    """Find the state of a subject at a minute: the last one that has begun; of two, the one told last.
 
     Raises:
         ValueError: no state holds for that subject then.
@@ -320,4 +322,4 @@ def at(states: tuple[From[T], ...], subject: int, minute: float) -> T:
     found = [each for each in states if each.minute <= minute and (each.only is None or subject in each.only)]
     if not found:
         raise ValueError(f"the story says nothing of {subject} at minute {minute:g}; let a state begin earlier")
-    return max(found, key=lambda each: each.minute).state
+    return sorted(found, key=lambda each: each.minute)[-1].state

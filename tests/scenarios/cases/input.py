@@ -11,7 +11,6 @@ from typing import Any
 
 from tests.scenarios.case import Case
 from tests.scenarios.cases.settings import (
-    ALWAYS,
     CLOUD_WORK,
     LAPTOP_WORK,
     NODE_WORK,
@@ -25,7 +24,7 @@ from tests.scenarios.cases.settings import (
     told,
 )
 from tests.scenarios.machines import CLOUD, HGX, LAPTOP, PAIR, SERVER, SERVER_4, SINGLE, WORKSTATION
-from tests.scenarios.story import From, Host, Node, Run, Story, Work
+from tests.scenarios.story import ALWAYS, From, Host, Node, Run, Story, Work
 
 _PODS: dict[str, Any] = {"pods": True, "namespace": "vision"}
 _CGROUP_LENGTH = 48.0

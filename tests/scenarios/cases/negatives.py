@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from tests.scenarios.case import Case
 from tests.scenarios.cases.settings import (
-    ALWAYS,
     CLOUD_WORK,
     LAPTOP_WORK,
     NODE_WORK,
@@ -21,7 +20,7 @@ from tests.scenarios.cases.settings import (
     told,
 )
 from tests.scenarios.machines import CLOUD, HGX, LAPTOP, PAIR, QUAD, SERVER, SINGLE, WORKSTATION
-from tests.scenarios.story import From, Gpu, Host, Kernels, Node, Pause, Run, Story, Work
+from tests.scenarios.story import ALWAYS, From, Gpu, Host, Kernels, Node, Pause, Run, Story, Work
 
 _INPUT = frozenset({"input_bound", "input_cpu_saturated", "input_few_workers", "input_remote_latency"})
 

@@ -8,9 +8,8 @@ from typing import Any
 
 from tests.scenarios.case import Case
 from tests.scenarios.machines import CLOUD, HGX, LAPTOP, PAIR, QUAD, SERVER, SERVER_4, SINGLE, WORKSTATION
-from tests.scenarios.story import From, Gpu, Host, Kernels, Node, Run, Story, Work
+from tests.scenarios.story import ALWAYS, From, Gpu, Host, Kernels, Node, Run, Story, Work
 
-ALWAYS = -1e9
 ONSET = 7.0
 WELL = frozenset({"healthy", "compute_bound"})
 """Two ways to say that nothing is wrong."""

@@ -8,7 +8,6 @@ from typing import Any
 
 from tests.scenarios.case import Case
 from tests.scenarios.cases.settings import (
-    ALWAYS,
     CLOUD_WORK,
     LAPTOP_WORK,
     NODE_WORK,
@@ -23,7 +22,7 @@ from tests.scenarios.cases.settings import (
     told,
 )
 from tests.scenarios.machines import CLOUD, LAPTOP, PAIR, SERVER, WORKSTATION
-from tests.scenarios.story import From, Gpu, Kernels, Pause, Run, Story, Work
+from tests.scenarios.story import ALWAYS, From, Gpu, Kernels, Pause, Run, Story, Work
 
 _LEVELS = (0.8, 1.25)
 _GPU: dict[str, Any] = {"subject": "gpu", "run": ""}
