@@ -257,7 +257,7 @@ def test_without_noise_only_the_steps_differ_between_seeds() -> None:
 
 
 def test_noise_misses_two_scrapes_restarts_one_exporter_and_takes_away_a_family() -> None:
-    calm, noisy = page(told(QUAD)), page(told(QUAD), noise=True)
+    calm, noisy = page(told(LAPTOP)), page(told(LAPTOP), noise=True)
     (up,) = (each for each in noisy if each.name == "up")
     assert up.values.count(0.0) == 2
     busy = one(noisy, "gpu_busy_seconds_total", gpu="0")
