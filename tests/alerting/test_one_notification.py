@@ -1,0 +1,158 @@
+"""One matter is one notification: people who are told forty times of a dead node stop reading."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.alerting.alertmanager import PATIENCE, Alert, Alertmanager, bundled, hastened, notifying, running
+from tests.alerting.dying_node import (
+    Moment,
+    crowded_node,
+    fallen_gpus,
+    raised_by_ignorant_rules,
+    raised_by_the_rules,
+    spanning_run,
+)
+from tests.alerting.subjects import on_gpu, on_run
+from tests.webhook import Notification, Webhook
+
+TOGETHER = 30
+"""Seconds, one evaluation: alerts so close meet in one wait of their group."""
+
+
+class Audience:
+    """Everybody whom the bundle's routes lead to."""
+
+    def __init__(self, alertmanager: Alertmanager, webhook: Webhook) -> None:
+        self._alertmanager = alertmanager
+        self._webhook = webhook
+        self._numbers = itertools.count()
+
+    def watch(self, story: Sequence[Moment]) -> list[Notification]:
+        """Let the alerts of a story come and go as Prometheus tells of them, and return what people are told."""
+        told: list[Notification] = []
+        firing: tuple[Any, ...] = ()
+        for moment, following in itertools.zip_longest(story, story[1:]):
+            ended = [Alert(labels, ended=True) for labels in firing if labels not in moment.alerts]
+            self._alertmanager.post([*(Alert(labels) for labels in moment.alerts), *ended])
+            firing = moment.alerts
+            if following is None or following.second - moment.second > TOGETHER:
+                told += self._settled()
+        return told
+
+    def _settled(self) -> list[Notification]:
+        """What is told until every group has had its turn: a last one, told of twice, comes after all others."""
+        last = f"Last{next(self._numbers)}"
+        told = []
+        for part in ("first", "second"):
+            self._alertmanager.post([Alert({"alertname": last, "cluster": last, "part": part})])
+            while (notification := self._webhook.notifications.get(timeout=PATIENCE))["groupLabels"] != {
+                "cluster": last
+            }:
+                told.append(notification)
+        return told
+
+
+@pytest.fixture
+def audience(tmp_path: Path) -> Iterator[Audience]:
+    webhook = Webhook()
+    configuration = bundled()
+    posts = {"webhook_configs": [{"url": webhook.url, "send_resolved": True}]}
+    everybody = {each["name"]: posts for each in configuration["receivers"] if len(each) > 1}
+    try:
+        with running(hastened(notifying(configuration, everybody)), tmp_path) as alertmanager:
+            yield Audience(alertmanager, webhook)
+    finally:
+        webhook.close()
+
+
+def names(notification: Notification) -> set[str]:
+    return {alert["labels"]["alertname"] for alert in notification["alerts"]}
+
+
+def test_a_dead_node_is_one_page_whatever_else_is_raised_for_it(audience: Audience) -> None:
+    (page,) = audience.watch(raised_by_ignorant_rules())
+    assert page["receiver"] == "page"
+    assert page["groupLabels"] == {"instance": "n1:19400"}
+    assert names(page) == {"StallscopeExporterDown"}
+    assert [alert["labels"]["run"] for alert in page["alerts"]] == ["bert"]
+
+
+def test_eight_lost_gpus_under_a_run_are_one_page(audience: Audience) -> None:
+    lost = tuple(on_gpu("GpuLost", gpu=str(gpu), uuid=f"GPU-{gpu}", run="bert", namespace="vision") for gpu in range(8))
+    (page,) = audience.watch([Moment(0, lost), Moment(360, (*lost, on_run("TrainingStalled")))])
+    assert page["receiver"] == "page"
+    assert len(page["alerts"]) == 8
+
+
+def test_two_runs_are_two_matters(audience: Audience) -> None:
+    told = audience.watch([Moment(0, (on_run("TrainingStalled"), on_run("TrainingStalled", run="gpt")))])
+    assert sorted(each["groupLabels"]["run"] for each in told) == ["bert", "gpt"]
+
+
+def test_two_nodes_are_two_matters(audience: Audience) -> None:
+    told = audience.watch([Moment(0, (on_gpu("GpuLost"), on_gpu("GpuLost", instance="n2:19400")))])
+    assert sorted(each["groupLabels"]["instance"] for each in told) == ["n1:19400", "n2:19400"]
+
+
+def test_two_faults_of_one_run_are_one_notification(audience: Audience) -> None:
+    (ticket,) = audience.watch([Moment(0, (on_run("TrainingH2dBound"), on_run("TrainingCheckpointStall")))])
+    assert ticket["receiver"] == "ticket"
+    assert len(ticket["alerts"]) == 2
+
+
+def test_what_ends_is_told_of_once_more(audience: Audience) -> None:
+    told = audience.watch([Moment(0, (on_run("TrainingStalled"),)), Moment(600, ())])
+    assert [each["status"] for each in told] == ["firing", "resolved"]
+
+
+def test_the_muted_is_heard_when_what_muted_it_has_ended(audience: Audience) -> None:
+    lost, waits = on_gpu("GpuLost", run="bert", namespace="vision"), on_run("TrainingInputBound")
+    told = audience.watch([Moment(0, (lost, waits)), Moment(600, (waits,))])
+    assert {(each["status"], *names(each)) for each in told} == {
+        ("firing", "GpuLost"),
+        ("resolved", "GpuLost"),
+        ("firing", "TrainingInputBound"),
+    }
+
+
+def test_context_is_told_to_nobody(audience: Audience) -> None:
+    experiment = (on_run("TrainingStalled", severity="info"), on_gpu("GpuPowerCapped"), on_gpu("GpuXidApp"))
+    assert audience.watch([Moment(0, experiment)]) == []
+
+
+def test_alerts_of_two_evaluations_meet_in_the_wait_of_a_node() -> None:
+    """A node's alerts come in salvos: an Xid, then the lost GPU; a silent exporter, then the run that waits for it."""
+    (node,) = [each for each in bundled()["route"]["routes"] if "Gpu" in each["matchers"][0]]
+    assert {each["group_wait"] for each in (node, *node["routes"]) if "group_wait" in each} == {"1m", "2m"}
+    assert TOGETHER < 60
+
+
+@pytest.fixture(scope="module")
+def raised() -> dict[str, list[Moment]]:
+    return raised_by_the_rules({"spanning": spanning_run(), "crowded": crowded_node(), "fallen": fallen_gpus()})
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("story", "receiver", "alert"),
+    [
+        pytest.param("spanning", "page", "StallscopeExporterDown", id="a-node-dies-under-a-run-of-32-ranks"),
+        pytest.param(
+            "crowded", "ticket", "StallscopeExporterDown", id="a-node-dies-with-32-ranks-and-all-that-knew-them"
+        ),
+        pytest.param("fallen", "page", "GpuLost", id="eight-gpus-fall-off-the-bus-under-32-ranks"),
+    ],
+)
+def test_by_the_bundles_own_rules_a_dying_node_is_one_notification(
+    story: str, receiver: str, alert: str, raised: dict[str, list[Moment]], audience: Audience
+) -> None:
+    (notification,) = audience.watch(raised[story])
+    assert notification["receiver"] == receiver
+    assert names(notification) == {alert}
