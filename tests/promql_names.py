@@ -7,6 +7,7 @@ the expressions of this bundle, with Grafana's variables in them.
 from __future__ import annotations
 
 import re
+from functools import cache
 from typing import NamedTuple
 
 _KEYWORDS = frozenset(
@@ -55,6 +56,7 @@ class Names(NamedTuple):
         return frozenset(selector.metric for selector in self.selectors if selector.metric)
 
 
+@cache
 def names_in(expression: str) -> Names:
     """Find the names in one expression."""
     strings: list[str] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,20 @@ SECTIONS = ("What it means", "Confirm", "What to do", "False positives", "Where 
 CORRECTIVE_WORDS = {
     "TrainingInputBound": ("workers", "prefetch", "cache"),
     "TrainingInputCpuSaturated": ("decode", "processors per GPU", "will not help"),
+    "TrainingInputCgroupThrottled": ("Raise or remove the limit", "workers", "will not help"),
+    "TrainingInputFewWorkers": ("num_workers", "prefetch_factor", "persistent_workers"),
+    "TrainingInputSingleThread": ("workers", "shard", "loops"),
+    "TrainingInputTooManyWorkers": ("Reduce num_workers", "threads"),
+    "TrainingInputDiskBound": ("NVMe", "sequential", "read-ahead"),
+    "TrainingInputNetworkBound": ("Cache", "compress", "samples a second"),
+    "TrainingInputRemoteLatency": ("nconnect", "larger objects", "stage"),
+    "TrainingH2dBound": ("pin_memory", "non_blocking", "prefetch"),
+    "TrainingSyncStall": (".item()", "print", "garbage collection"),
+    "TrainingSmallBatch": ("Raise the batch size", "CUDA Graphs", "pack"),
+    "TrainingLaunchBound": ("torch.compile", "CUDA Graphs", "fused"),
+    "TrainingMemBwBound": ("Fuse", "16 bits"),
+    "TrainingLowMfu": ("precision", "overlap"),
+    "TrainingTensorCoresUnused": ("bf16", "TF32", "multiples of 8"),
     "TrainingStalled": ("stacks", "restart"),
     "TrainingHangSpin": ("Find the rank", "flight recorder", "restart"),
     "TrainingHangIo": ("mounts", "disks", "restart"),
@@ -95,8 +110,14 @@ SERVER_SERIES = {
 BY_SERIES_NAME: dict[str, Family] = {series: family for family in FAMILIES.values() for series in family.series_names}
 
 
+@cache
+def groups_of(path: Path) -> list[dict[str, Any]]:
+    groups: list[dict[str, Any]] = yaml.safe_load(path.read_text())["groups"]
+    return groups
+
+
 def rules(paths: tuple[Path, ...] = RULE_FILES) -> list[dict[str, Any]]:
-    return [rule for path in paths for group in yaml.safe_load(path.read_text())["groups"] for rule in group["rules"]]
+    return [rule for path in paths for group in groups_of(path) for rule in group["rules"]]
 
 
 RECORDED = {rule["record"] for rule in rules() if "record" in rule}
@@ -123,7 +144,7 @@ def test_promtool_accepts_the_configuration_and_finds_every_rule_file() -> None:
 
 def test_nothing_needs_more_than_the_oldest_supported_prometheus() -> None:
     """2.42 refuses labels of a group, an offset of its queries and a limit by group name only in part."""
-    groups = [group for path in RULE_FILES for group in yaml.safe_load(path.read_text())["groups"]]
+    groups = [group for path in RULE_FILES for group in groups_of(path)]
     assert [group["name"] for group in groups] == list(GROUPS)
     assert all({"name", "rules"} <= group.keys() <= {"name", "rules", "interval"} for group in groups)
 
@@ -286,7 +307,7 @@ def test_an_alert_says_what_is_wrong_how_much_and_what_to_do(alert: str) -> None
 @pytest.mark.parametrize("alert", sorted(ALERTS))
 def test_an_alert_is_named_after_its_cause_and_carries_it(alert: str) -> None:
     labels = ALERTS[alert]["labels"]
-    words = labels["cause"].title().replace("_", "")
+    words = "".join(word.capitalize() for word in labels["cause"].split("_"))
     assert alert in {f"{subject}{words}" for subject in ("Training", "Gpu", "Host", "Stallscope", "")}
     assert set(re.sub(r"{{.*?}}", " ", labels["severity"]).split()) <= {"critical", "warning", "info"}
     assert "$value" not in labels["severity"]
