@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -9,7 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
-import yaml
+
+from tests.rules.together import Document, Together
 
 ROOT = Path(__file__).parents[2]
 _STAGES = ("thresholds", "subjects", "verdicts")
@@ -44,14 +46,25 @@ def tool(name: str) -> str:
 
 def run_tool(name: str, *arguments: str) -> str:
     """Run a program to its end and return what it said; fail the test with that if it refused."""
-    # promtool would spend a quarter of its time on collecting little garbage often.
-    environment = {**os.environ, "GOGC": "800"}
-    done = subprocess.run(
-        [tool(name), *arguments], env=environment, capture_output=True, text=True, check=False, timeout=60
-    )
+    done = _run_tool(name, *arguments)
     if done.returncode:
         pytest.fail(f"{name} {' '.join(arguments)}\n{done.stdout}{done.stderr}")
     return done.stdout + done.stderr
+
+
+def ask_promtool(document: Document, path: Path) -> str:
+    """Let promtool judge stories, and return what it says, whatever it is."""
+    path.write_text(json.dumps(document))
+    done = _run_tool("promtool", "test", "rules", str(path))
+    return done.stdout + done.stderr
+
+
+def _run_tool(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    # promtool would spend a quarter of its time on collecting little garbage often.
+    environment = {**os.environ, "GOGC": "800"}
+    return subprocess.run(
+        [tool(name), *arguments], env=environment, capture_output=True, text=True, check=False, timeout=110
+    )
 
 
 def series(name: str, values: str, **labels: str) -> tuple[str, str]:
@@ -168,6 +181,7 @@ def rank(
     steps: str = CLOCK,
     step_seconds: float = 1.0,
     other_phase: str = "forward",
+    phases: Mapping[str, float] | None = None,
     cores: float | None = None,
     cpu_limit: float = 8,
     job_class: str = "production",
@@ -178,7 +192,8 @@ def rank(
 ) -> Story:
     """A rank of a run that makes a step a second.
 
-    `wait` is its data wait as a share of the loop's time, which from a minute on may be another one (`wait_then`).
+    `wait` is its data wait as a share of the loop's time, which from a minute on may be another one (`wait_then`);
+    `phases` are shares of further phases, and `other_phase` takes what is left.
     """
     labels = {**TARGET, **target, "run": run, "rank": str(number)}
     info = {
@@ -188,6 +203,7 @@ def rank(
         "world_size": world_size,
         "local_rank": str(number),
     }
+    left = 1 - (wait or 0.0) - sum((phases or {}).values())
     bucket = "stallscope_training_step_seconds_bucket"
     story = [
         series("stallscope_training_rank_info", steady(1), **labels, **info),
@@ -206,7 +222,11 @@ def rank(
         series(bucket, steady(0), le=f"{step_seconds / 2:g}", **labels),
         series(bucket, steps, le=f"{step_seconds:g}", **labels),
         series(bucket, steps, le="+Inf", **labels),
-        series("stallscope_training_phase_seconds_total", growing(1 - (wait or 0.0)), phase=other_phase, **labels),
+        series("stallscope_training_phase_seconds_total", growing(left), phase=other_phase, **labels),
+        *(
+            series("stallscope_training_phase_seconds_total", growing(share), phase=phase, **labels)
+            for phase, share in (phases or {}).items()
+        ),
         *(
             series("stallscope_training_rank_gpu_info", steady(1), gpu=index, uuid=uuid, **labels)
             for index, uuid in gpus
@@ -234,10 +254,16 @@ def host(busy: float, *, pressure: float = 0.0, cpus: int = 64, **target: str) -
 
 
 class Rulebook:
-    """Runs promtool on stories."""
+    """Runs promtool on stories.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        folder: where to put what promtool reads.
+        together: the stories that may share a run.
+    """
+
+    def __init__(self, folder: Path, together: Together | None = None) -> None:
         self._path = folder / "story.test.yml"
+        self._together = together
 
     def check(
         self,
@@ -282,6 +308,28 @@ class Rulebook:
         samples = [(labels, 1.0) for labels in expected]
         self.check(story, {f"count by ({by}) ({firing})": samples}, at=at, rule_files=rule_files)
 
+    def check_nodes(self, nodes: Mapping[str, tuple[Story, str]], *, at: str = "20m") -> None:
+        """Expect of each node one GPU whose verdict is that cause, or none; all others are healthy, and have one each."""
+        self.check(
+            [each for story, _cause in nodes.values() for each in story],
+            {
+                'count by (instance, cause) (gpu:verdict:ratio5m{cause!="healthy"})': [
+                    ({"instance": instance, "cause": cause}, 1) for instance, (_story, cause) in nodes.items() if cause
+                ],
+                "count by (instance) (count by (instance, gpu, uuid, mig) (gpu:verdict:ratio5m) > 1)": [],
+            },
+            at=at,
+        )
+
+    def check_nodes_firing(self, nodes: Mapping[str, tuple[Story, Iterable[Labels]]], *, at: str = "50m") -> None:
+        """Expect exactly these alerts of each node, by name and severity."""
+        self.check_firing(
+            exporter() + [each for story, _alerts in nodes.values() for each in story],
+            [{"instance": instance, **labels} for instance, (_story, expected) in nodes.items() for labels in expected],
+            at=at,
+            by="alertname, severity, instance",
+        )
+
     def check_text(self, story: Story, alert: str, labels: Labels, annotations: Labels, *, at: str = "50m") -> None:
         """Expect one alert with exactly these labels and annotations."""
         self._run(
@@ -297,20 +345,35 @@ class Rulebook:
         )
 
     def _run(self, story: Story, rule_files: Sequence[Path], **expectations: object) -> None:
-        document = {
-            "rule_files": [str(path) for path in rule_files],
-            "evaluation_interval": f"{INTERVAL}s",
-            "group_eval_order": list(GROUPS),
-            "tests": [
-                {
-                    "interval": f"{INTERVAL}s",
-                    "input_series": [{"series": name, "values": values} for name, values in story],
-                    **expectations,
-                }
-            ],
-        }
-        self._path.write_text(yaml.safe_dump(document, sort_keys=False))
-        run_tool("promtool", "test", "rules", str(self._path))
+        self._settle(
+            {
+                "rule_files": [str(path) for path in rule_files],
+                "evaluation_interval": f"{INTERVAL}s",
+                "group_eval_order": list(GROUPS),
+                "tests": [
+                    {
+                        "interval": f"{INTERVAL}s",
+                        "input_series": [{"series": name, "values": values} for name, values in story],
+                        **expectations,
+                    }
+                ],
+            }
+        )
+
+    def _settle(self, document: Document) -> None:
+        if self._together is None or not self._together.passed(document):
+            self._path.write_text(json.dumps(document))
+            run_tool("promtool", "test", "rules", str(self._path))
+
+
+class Notebook(Rulebook):
+    """Only notes what it is asked."""
+
+    def __init__(self) -> None:
+        self.documents: list[Document] = []
+
+    def _settle(self, document: Document) -> None:
+        self.documents.append(document)
 
 
 def _render(labels: Labels) -> str:

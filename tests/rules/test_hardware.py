@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import pytest
 
@@ -11,36 +11,22 @@ from tests.rules.rulebook import (
     Labels,
     Rulebook,
     Story,
-    exporter,
     gpu,
     growing,
+    node,
     rank,
     scrapes,
-    series,
     steady,
+    told,
     until,
 )
 
 XID = "xid_last_timestamp_seconds"
 
 
-def told(family: str, values: str, index: int = 0, **labels: str) -> tuple[str, str, int, dict[str, str]]:
-    """A further series of a GPU."""
-    return f"stallscope_gpu_{family}", values, index, labels
-
-
 def first_at(minute: float, value: float) -> str:
     """A series that begins late."""
     return f"_x{scrapes(minute)} {value:.10g}+0x{LENGTH - scrapes(minute)}"
-
-
-def node(instance: str, gpus: Story, *further: tuple[str, str, int, Mapping[str, str]]) -> Story:
-    """Put GPUs and what they tell besides on a node."""
-    own = [
-        series(name, values, job="stallscope", instance=instance, gpu=str(index), uuid=f"GPU-{index}", **labels)
-        for name, values, index, labels in further
-    ]
-    return [(name.replace("node1:19400", instance), values) for name, values in gpus] + own
 
 
 def throttled(**shares: float) -> Story:
@@ -67,33 +53,8 @@ def model(name: str, index: int = 0) -> tuple[str, str, int, dict[str, str]]:
     return told("info", steady(1), index, model=name, sharing="exclusive")
 
 
-def causes(rulebook: Rulebook, nodes: Mapping[str, tuple[Story, str]], at: str = "20m") -> None:
-    """Expect for each node one GPU with that cause, all others healthy."""
-    rulebook.check(
-        [each for story, _cause in nodes.values() for each in story],
-        {
-            'count by (instance, cause) (gpu:verdict:ratio5m{cause!="healthy"})': [
-                ({"instance": instance, "cause": cause}, 1) for instance, (_story, cause) in nodes.items() if cause
-            ],
-            "count by (instance) (count by (instance, gpu, uuid, mig) (gpu:verdict:ratio5m) > 1)": [],
-        },
-        at=at,
-    )
-
-
-def alerts(rulebook: Rulebook, nodes: Mapping[str, tuple[Story, Sequence[Labels]]], at: str = "50m") -> None:
-    """Expect these alerts of each node."""
-    rulebook.check_firing(
-        exporter() + [each for story, _alerts in nodes.values() for each in story],
-        [{"instance": instance, **labels} for instance, (_story, expected) in nodes.items() for labels in expected],
-        at=at,
-        by="alertname, severity, instance",
-    )
-
-
 def test_throttling_is_told_by_its_reason_and_from_its_share_on(rulebook: Rulebook) -> None:
-    causes(
-        rulebook,
+    rulebook.check_nodes(
         {
             "heat": (node("heat", throttled(hw_thermal=0.125)), "thermal_throttle"),
             "little heat": (node("little heat", throttled(hw_thermal=0.08)), ""),
@@ -141,9 +102,8 @@ def test_an_xid_counts_for_an_hour_from_its_first_event_on_by_its_class(rulebook
             "xid_hw",
         ),
     }
-    causes(rulebook, nodes)
-    alerts(
-        rulebook,
+    rulebook.check_nodes(nodes)
+    rulebook.check_nodes_firing(
         {
             "off the bus": (nodes["off the bus"][0], [{"alertname": "GpuXidHw", "severity": "critical"}]),
             "application": (nodes["application"][0], [{"alertname": "GpuXidApp", "severity": "info"}]),
@@ -185,15 +145,15 @@ def test_memory_errors_count_until_the_gpu_is_reset(rulebook: Rulebook) -> None:
             "",
         ),
     }
-    causes(rulebook, nodes)
+    rulebook.check_nodes(nodes)
     critical, warning = {"severity": "critical"}, {"severity": "warning"}
     expected: dict[str, list[dict[str, str]]] = {
         "from the start": [{"alertname": "GpuEccUncorrected", **critical}],
         "pending": [{"alertname": "GpuRowRemapPending", **warning}],
         "failed": [{"alertname": "GpuRowRemapFailed", **critical}],
     }
-    alerts(
-        rulebook, {name: (story, expected.get(name, [])) for name, (story, _cause) in nodes.items() if name != "first"}
+    rulebook.check_nodes_firing(
+        {name: (story, expected.get(name, [])) for name, (story, _cause) in nodes.items() if name != "first"}
     )
 
 
@@ -214,7 +174,7 @@ def test_a_pcie_link_is_judged_by_its_width_and_under_load_by_its_generation(rul
             "pcie_degraded",
         ),
     }
-    causes(rulebook, nodes)
+    rulebook.check_nodes(nodes)
 
 
 @pytest.mark.parametrize(("generation", "limit"), [(1, 3), (3, 8), (4, 16), (6, 62)])
@@ -222,8 +182,7 @@ def test_replays_are_too_many_by_the_links_lanes_and_generation(
     rulebook: Rulebook, generation: int, limit: int
 ) -> None:
     link = (16, generation)
-    causes(
-        rulebook,
+    rulebook.check_nodes(
         {
             "many": (node("many", gpu(), *pcie(*link, most=link, replays=1.25 * limit)), "pcie_replays"),
             "few": (node("few", gpu(), *pcie(*link, most=link, replays=0.8 * limit)), ""),
@@ -248,13 +207,13 @@ def test_nvlinks_are_judged_by_what_others_of_the_node_have(rulebook: Rulebook) 
         "an error": (node("an error", gpu(), told(errors, until(17, 2, 3), kind="crc")), "nvlink_errors"),
         "old errors": (node("old errors", gpu(), told(errors, steady(7), kind="replay")), ""),
     }
-    causes(rulebook, nodes)
+    rulebook.check_nodes(nodes)
 
 
 def test_links_make_errors_while_they_are_trained(rulebook: Rulebook) -> None:
     story = gpu(up=f"_x30 1+0x{LENGTH - 30}")
     errors = told("nvlink_errors_total", f"_x30 0+0x4 9+0x{LENGTH - 35}", kind="recovery")
-    causes(rulebook, {"boot": (node("boot", story, errors), "")}, at="19m")
+    rulebook.check_nodes({"boot": (node("boot", story, errors), "")}, at="19m")
 
 
 @pytest.mark.parametrize(
@@ -267,8 +226,7 @@ def test_links_make_errors_while_they_are_trained(rulebook: Rulebook) -> None:
 def test_power_is_told(rulebook: Rulebook, name: str, story: Story, expected: Sequence[Labels]) -> None:
     limits = [told("power_limit_watts", steady(400)), told("power_limit_default_watts", steady(700))]
     default = [told("power_limit_watts", steady(700)), told("power_limit_default_watts", steady(700))]
-    alerts(
-        rulebook,
+    rulebook.check_nodes_firing(
         {
             name: (node(name, story, *limits), expected),
             "default limit": (node("default limit", throttled(power_cap=0.9), *default), []),
@@ -278,8 +236,7 @@ def test_power_is_told(rulebook: Rulebook, name: str, story: Story, expected: Se
 
 
 def test_clocks_that_are_set_low_and_bad_links_are_told(rulebook: Rulebook) -> None:
-    alerts(
-        rulebook,
+    rulebook.check_nodes_firing(
         {
             "set": (
                 node("set", gpu(clock=0.7), told("clock_configured_hertz", steady(1.4e9), clock="sm")),
