@@ -253,6 +253,20 @@ def host(busy: float, *, pressure: float = 0.0, cpus: int = 64, **target: str) -
     ]
 
 
+def told(family: str, values: str, index: int = 0, **labels: str) -> tuple[str, str, int, dict[str, str]]:
+    """A further series of a GPU of some node."""
+    return f"stallscope_gpu_{family}", values, index, labels
+
+
+def node(instance: str, story: Story, *further: tuple[str, str, int, Mapping[str, str]]) -> Story:
+    """The story on another node, with what its GPUs tell besides."""
+    own = [
+        series(name, values, job="stallscope", instance=instance, gpu=str(index), uuid=f"GPU-{index}", **labels)
+        for name, values, index, labels in further
+    ]
+    return [(name.replace(TARGET["instance"], instance), values) for name, values in story] + own
+
+
 class Rulebook:
     """Runs promtool on stories.
 
@@ -309,7 +323,7 @@ class Rulebook:
         self.check(story, {f"count by ({by}) ({firing})": samples}, at=at, rule_files=rule_files)
 
     def check_nodes(self, nodes: Mapping[str, tuple[Story, str]], *, at: str = "20m") -> None:
-        """Expect of each node one GPU whose verdict is that cause, or none; all others are healthy, and have one each."""
+        """Expect of each node one GPU with that cause, or none; all others are healthy, and have one verdict each."""
         self.check(
             [each for story, _cause in nodes.values() for each in story],
             {
