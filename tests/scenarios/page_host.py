@@ -7,6 +7,7 @@ import numpy as np
 from tests.scenarios.disturbance import Floats
 from tests.scenarios.model import COLUMN, interpolated
 from tests.scenarios.sheet import Sheet
+from tests.scenarios.story import Host
 from tests.scenarios.world import BEGIN, World
 
 _BOOT = 3e5
@@ -41,7 +42,13 @@ def show_host(sheet: Sheet, world: World) -> None:
 def cores_busy(world: World, node: int, times: Floats) -> Floats:
     """Processor seconds of everything on the node: no more than there are."""
     level = world.disturbance.level[node]
-    total = world.host_integral(node, lambda host: host.cores * level, times)
+    cpus = world.story.nodes[node].cpus
+
+    def others(host: Host) -> float:
+        # A load that a case is about is as it says.
+        return host.cores * (level if host.cores < 0.1 * cpus else 1.0)
+
+    total = world.host_integral(node, others, times)
     for claim in world.ranks_on(node):
         total = total + world.rank_cpu(claim, times)
     return total

@@ -321,3 +321,15 @@ def test_every_machine_of_a_server_has_its_own_series() -> None:
     series = page(told(SERVER, before=SERVER_WORK, count=2))
     assert {each.labels["instance"] for each in series} == {"node0:19400", "node1:19400"}
     assert all(each.labels["cluster"] == "here" for each in series)
+
+
+def test_noise_leaves_a_load_alone_that_the_case_is_about() -> None:
+    full = replace(told(SERVER), hosts=(From(ALWAYS, Host(cores=22.0)),))
+    for seed in range(3):
+        series = page(full, seed=seed, noise=True)
+        grew = {
+            each.labels["mode"]: grown(np.array([value for value in each.values if value is not None]))
+            for each in chosen(series, "host_cpu_seconds_total")
+        }
+        busy = 1 - (grew["idle"] + grew["iowait"]) / sum(grew.values())
+        assert busy == pytest.approx((22.0 + 2 * 4.35) / 32, abs=0.01)
