@@ -24,6 +24,8 @@ from tests.scenarios.machines import CLOUD, HGX, LAPTOP, PAIR, QUAD, SERVER, SIN
 from tests.scenarios.story import Host, Node, Pause, Story, Work
 
 _LEVELS = (0.8, 1.25)
+_WAITING = frozenset({"TrainingInputBound", "TrainingInputFewWorkers", "TrainingInputDiskBound"})
+"""A loader that hangs is waited for: that is true until it is known to hang."""
 _HOUR: dict[str, Any] = {"onset": 0.0, "length": 85.0}
 """For what is judged over an hour: there from the start on."""
 
@@ -218,7 +220,8 @@ def _progress() -> Iterator[Case]:
         "stalled",
         told(LAPTOP, replace(LAPTOP_WORK, hangs="idle", main_thread=0.0)),
         alerts=stalled,
-        forbidden=frozenset({"input_bound", "input_few_workers", "healthy", "idle_allocated"}),
+        allowed=_WAITING,
+        forbidden=frozenset({"healthy", "idle_allocated"}),
         lost=1.0,
         **early,
     )
@@ -227,7 +230,8 @@ def _progress() -> Iterator[Case]:
         "stalled",
         told(PAIR, replace(NODE_WORK, hangs="idle", main_thread=0.0), count=2, slurm_job="99"),
         alerts=stalled,
-        forbidden=frozenset({"input_bound", "input_few_workers", "healthy", "hang_spin", "underused"}),
+        allowed=_WAITING,
+        forbidden=frozenset({"healthy", "hang_spin", "underused"}),
         lost=1.0,
         **early,
     )
@@ -250,6 +254,7 @@ def _progress() -> Iterator[Case]:
         alerts=stalled,
         verdict_expected=False,
         acceptable=frozenset({"input_bound", "stalled"}),
+        allowed=_WAITING,
         **early,
     )
     yield near(
@@ -258,6 +263,7 @@ def _progress() -> Iterator[Case]:
         1.25,
         _for_a_while(CLOUD, CLOUD_WORK, (375 + 60) / 60),
         alerts=stalled,
+        allowed=_WAITING,
         verdict_expected=False,
         **early,
     )
@@ -274,6 +280,7 @@ def _progress() -> Iterator[Case]:
             replace(story, runs=(replace(run, work=states),)),
             alerts=hang,
             acceptable=frozenset({"stalled"}),
+            allowed=_WAITING | {"TrainingStragglerInput"},
             forbidden=frozenset({"healthy", "compute_bound", "comm_bound", "small_batch", "straggler_rank"}),
             lost=1.0,
             **early,
@@ -285,7 +292,8 @@ def _progress() -> Iterator[Case]:
             "hang_io",
             told(node, replace(work, hangs="io", main_thread=0.0), host=replace(blocked, nfs_in_flight=60)),
             alerts=frozenset({"TrainingHangIo"}),
-            forbidden=frozenset({"healthy", "input_disk_bound", "input_bound", "hang_spin"}),
+            allowed=_WAITING,
+            forbidden=frozenset({"healthy", "hang_spin"}),
             lost=1.0,
             **early,
         )
