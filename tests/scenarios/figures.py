@@ -200,7 +200,10 @@ class Outcome:
 
     @property
     def right(self) -> bool:
-        return self.verdict == self.trial.case.cause
+        """The exact cause; `healthy` and `compute_bound` are two words for nothing being wrong."""
+        case = self.trial.case
+        alike = case.acceptable & HEALTHY if case.cause in HEALTHY else frozenset[str]()
+        return self.verdict == case.cause or self.verdict in alike
 
     @property
     def acceptable(self) -> bool:

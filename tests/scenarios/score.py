@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 
@@ -16,10 +16,11 @@ from tests.scenarios.figures import Firing, Outcome, Trial, judge, ratings, scor
 
 RULES = "Stallscope's rules"
 PROCESSES = 2
-_BATCH_HOURS = 25.0
+_BATCH_HOURS = 40.0
 """Hours of GPUs and ranks in one run of the engine: about half a minute."""
 Outcomes = dict[str, list[Outcome]]
 """By diagnoser."""
+Told = Callable[[str, Outcomes], None]
 
 
 def trials(seeds: Iterable[int], noises: Iterable[bool], cases: Iterable[Case] | None = None) -> list[Trial]:
@@ -28,19 +29,24 @@ def trials(seeds: Iterable[int], noises: Iterable[bool], cases: Iterable[Case] |
     return [Trial(case, seed, noise) for noise in noises for seed in seeds for case in chosen]
 
 
-def run(chosen: Sequence[Trial], *, baselines: bool = True, groups: Sequence[str] = GROUPS) -> Outcomes:
+def run(
+    chosen: Sequence[Trial], *, baselines: bool = True, groups: Sequence[str] = GROUPS, told: Told | None = None
+) -> Outcomes:
     """Judge trials, two runs of the engine at a time.
 
     Args:
         chosen: The trials.
         baselines: Judge the baselines as well.
         groups: The order in which the groups of rules are evaluated.
+        told: Is told of each part as it is judged.
     """
     outcomes: Outcomes = {}
     work = partial(judge_batch, baselines=baselines, groups=groups)
     batches = sorted(_batches(chosen), key=_hours, reverse=True)
     with ProcessPoolExecutor(PROCESSES, mp_context=multiprocessing.get_context("spawn")) as pool:
-        for judged in pool.map(work, batches):
+        for number, judged in enumerate(pool.map(work, batches), start=1):
+            if told:
+                told(f"{number} of {len(batches)}", judged)
             for diagnoser, found in judged.items():
                 outcomes.setdefault(diagnoser, []).extend(found)
     place = {trial.name: position for position, trial in enumerate(chosen)}
@@ -56,37 +62,35 @@ def _hours(batch: Iterable[Trial]) -> float:
     )
 
 
-def _batches(chosen: Sequence[Trial]) -> Iterator[list[Trial]]:
-    """Trials of equal length together, so that none goes on after its end."""
-    by_length: dict[float, list[Trial]] = {}
-    for trial in chosen:
-        by_length.setdefault(trial.case.length, []).append(trial)
-    for same in by_length.values():
-        batch: list[Trial] = []
-        for trial in same:
-            if batch and _hours([*batch, trial]) > _BATCH_HOURS:
-                yield batch
-                batch = []
-            batch.append(trial)
+def _batches(chosen: Iterable[Trial]) -> Iterator[list[Trial]]:
+    """Trials of about the same length together: a run of the engine lasts as long as its longest."""
+    batch: list[Trial] = []
+    for trial in sorted(chosen, key=lambda each: each.case.length):
+        if batch and _hours([*batch, trial]) > _BATCH_HOURS:
+            yield batch
+            batch = []
+        batch.append(trial)
+    if batch:
         yield batch
 
 
 def judge_batch(batch: Sequence[Trial], *, baselines: bool = True, groups: Sequence[str] = GROUPS) -> Outcomes:
-    """Judge trials of equal length in one run of the engine."""
+    """Judge trials in one run of the engine."""
     rendered = [
         render(trial.case, trial.seed, noise=trial.noise, labels={"cluster": f"trial-{position}"})
         for position, trial in enumerate(batch)
     ]
-    moments = runner.evaluations(int(60 * batch[0].case.length))
-    together = runner.ask(
-        [series for each in rendered for series in each], {runner.EVERYTHING: moments}, groups=groups
-    )[runner.EVERYTHING]
-    apart: list[runner.Answers] = [{moment: [] for moment in moments} for _ in batch]
+    moments = runner.evaluations(int(60 * max(trial.case.length for trial in batch)))
+    everything = [series for each in rendered for series in each]
+    together = runner.ask(everything, {runner.EVERYTHING: moments}, groups=groups).samples[runner.EVERYTHING]
+    apart: list[runner.Answers] = [
+        {moment: [] for moment in runner.evaluations(int(60 * trial.case.length))} for trial in batch
+    ]
     for moment, samples in together.items():
         for sample in samples:
             cluster = sample.labels.get("cluster", "")
-            if cluster:
-                apart[int(cluster.removeprefix("trial-"))][moment].append(sample)
+            if cluster and moment in apart[place := int(cluster.removeprefix("trial-"))]:
+                apart[place][moment].append(sample)
     outcomes: Outcomes = {}
     for trial, series, answers in zip(batch, rendered, apart, strict=True):
         for diagnoser, outcome in _judged(trial, series, answers, baselines=baselines):

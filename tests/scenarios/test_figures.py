@@ -84,6 +84,13 @@ def test_an_acceptable_verdict_is_neither_top_1_nor_wrong() -> None:
     assert (outcome.right, outcome.acceptable, outcome.named) == (False, True, True)
 
 
+def test_nothing_being_wrong_has_two_words() -> None:
+    case = trial("healthy", kind="negative", acceptable=frozenset({"healthy", "compute_bound", "underused"}))
+    assert judged(case, always("compute_bound")).right
+    assert not judged(case, always("underused")).right
+    assert not judged(trial("healthy", kind="negative"), always("compute_bound")).right, "where it is told apart"
+
+
 def test_the_right_family_is_told_apart_from_the_right_cause() -> None:
     assert judged(trial(), always("input_disk_bound")).named
     assert not judged(trial(), always("h2d_bound")).named
