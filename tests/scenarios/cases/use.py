@@ -21,7 +21,7 @@ from tests.scenarios.cases.settings import (
     taking,
     told,
 )
-from tests.scenarios.machines import CLOUD, LAPTOP, PAIR, SERVER, WORKSTATION
+from tests.scenarios.machines import CLOUD, LAPTOP, SERVER, SINGLE, WORKSTATION
 from tests.scenarios.story import ALWAYS, From, Gpu, Kernels, Pause, Run, Story, Work
 
 _LEVELS = (0.8, 1.25)
@@ -36,7 +36,7 @@ def _underused() -> Iterator[Case]:
     alert = frozenset({"GpuUnderused"})
     for name, node, work, share in (
         ("underused_laptop", LAPTOP, LAPTOP_WORK, 0.62),
-        ("underused_node", PAIR, NODE_WORK, 0.7),
+        ("underused_node", SINGLE, NODE_WORK, 0.7),
     ):
         # Short steps and a long wait in each: every sample is low, and none tells why.
         short = replace(work, **{each: getattr(work, each) / 8 for each in ("forward", "backward", "optimizer")})
@@ -137,7 +137,7 @@ def _periodic() -> Iterator[Case]:
             level,
             told(
                 LAPTOP,
-                replace(LAPTOP_WORK, pauses=(Pause("other", 2.0, every_seconds=14.0, spread=0.33 / level),)),
+                replace(LAPTOP_WORK, pauses=(Pause("other", 2.0, every_seconds=14.0, spread=0.343 / level),)),
                 instrumented=False,
             ),
             alerts=alert,
