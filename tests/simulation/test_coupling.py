@@ -85,6 +85,26 @@ def test_a_gpu_idles_in_a_phase_of_the_host(node: Node, run: Run, phase: str) ->
     assert node.busy_seconds() == pytest.approx(10 * 5 * 0.3, rel=0.05), "however long the host is silent in it"
 
 
+def test_host_work_that_no_phase_names_leaves_one_gap_and_not_many_small_ones(node: Node, run: Run) -> None:
+    for _ in range(10):
+        node.train(run, 20, forward=0.1)
+        node.simulation.advance(1.0)
+    samples = [sample.value for sample in node.gpus[0].utilization_samples("gpu", 0)[-72:]]
+    assert samples.count(0.0) == pytest.approx(24, abs=5)
+    assert samples.count(1.0) == pytest.approx(48, abs=8)
+
+
+def test_a_gpu_computes_in_the_rest_of_a_step_where_no_phase_of_its_own_is_measured(node: Node) -> None:
+    with node.rank("tracked", "1") as run:
+        for count in (10, 100):
+            node.busy_seconds(1)
+            for _ in range(count):
+                node.spend(run, data_wait=0.1)
+                node.simulation.advance(0.3)
+                run.step()
+        assert node.busy_seconds(1) == pytest.approx(100 * 0.3, rel=0.03)
+
+
 def test_an_evaluation_keeps_the_gpu_busy(node: Node, run: Run) -> None:
     for _ in range(100):
         node.spend(run, evaluation=0.5)

@@ -4,8 +4,9 @@ A rank that claims simulated GPU 3 (`gpus=[{"gpu": "3", "uuid": ""}]`) drives it
 forward, backward, communication, optimizer and evaluation, and in every other phase the GPU idles; power, clocks,
 memory traffic and the units' activity follow. Reports tell how long each phase took since the report before, not when,
 so a GPU plays them two seconds late: the steps of a report one like the other, then what happened beside them, such as
-a checkpoint. From a rank of which nothing is heard a GPU has no work, and idles; where a phase was only longer than
-those two seconds, that idle time is taken from the phases in which the GPU would have idled anyway.
+a checkpoint. Where neither forward nor backward is measured, the GPU computes in what is left of a step. From a rank of
+which nothing is heard a GPU has no work, and idles; where a phase was only longer than those two seconds, that idle
+time is taken from the phases in which the GPU would have idled anyway.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _MOST_SLICES = 8
 """Steps that are told apart within a report: finer than the driver's samples."""
 _UNCLAIMED_MEMORY_SHARE = 0.005
 _EFFECTS = {**EFFECTS, "evaluation": EFFECTS["forward"]}
-_IN_STEPS = (*EFFECTS, "other")
+_MEASURED = {"forward", "backward"}
 
 _Stretch = tuple[PhaseEffect, float]
 
@@ -129,13 +130,21 @@ def _stretches(before: Report, after: Report) -> list[_Stretch]:
         name: phase.seconds - (before.phases[name].seconds if name in before.phases else 0.0)
         for name, phase in after.phases.items()
     }
+    # Where no phase of the GPU's is measured, its work is what is left of the steps.
+    computes = {} if _MEASURED & after.phases.keys() else {"other": EFFECTS["forward"]}
     slices = min(max(_steps(after) - _steps(before), 1), _MOST_SLICES)
-    step = [(EFFECTS.get(name, IDLE), passed[name] / slices) for name in _IN_STEPS if passed.get(name, 0.0) > 0.0]
-    beside = [
-        (_EFFECTS.get(name, IDLE), seconds)
-        for name, seconds in passed.items()
-        if name not in _IN_STEPS and seconds > 0.0
-    ]
+    step: list[_Stretch] = []
+    beside: list[_Stretch] = []
+    for name in (*EFFECTS, *passed.keys() - EFFECTS.keys()):
+        seconds = passed.get(name, 0.0)
+        if seconds <= 0.0:
+            continue
+        effect = computes.get(name) or _EFFECTS.get(name, IDLE)
+        # What mostly was one long occurrence happened beside the steps, and not a little in each.
+        if name in EFFECTS or 2.0 * after.phases[name].max <= seconds:
+            step.append((effect, seconds / slices))
+        else:
+            beside.append((effect, seconds))
     return step * slices + beside
 
 
