@@ -1,0 +1,287 @@
+"""Who uses which GPU: each cause where it must be, and not on what looks like it. Each story has a node of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from tests.rules.rulebook import (
+    LENGTH,
+    Labels,
+    Rulebook,
+    Story,
+    exporter,
+    gpu,
+    growing,
+    host,
+    node,
+    rank,
+    scrapes,
+    series,
+    steady,
+    told,
+    until,
+)
+
+MIB = 2**20
+Told = tuple[str, str, int, dict[str, str]]
+
+
+def owner(index: int = 0, values: str = steady(1), **labels: str) -> Told:
+    return told("owner_info", values, index, **(labels or {"user": "ada"}))
+
+
+def exclusive(index: int = 0, sharing: str = "exclusive") -> Told:
+    return told("info", steady(1), index, sharing=sharing, model="H100")
+
+
+def memory(used: float, total: float = 80, index: int = 0) -> list[Told]:
+    """In GiB."""
+    return [
+        told("memory_used_bytes", steady(used * 1024 * MIB), index),
+        told("memory_total_bytes", steady(total * 1024 * MIB), index),
+    ]
+
+
+def dips(period: float, spread: float = 0.0) -> list[Told]:
+    """Intervals between dips, in seconds, with the spread as a share of the mean."""
+    name = "dip_interval_seconds"
+    return [
+        told(f"{name}_count", growing(1 / period)),
+        told(f"{name}_sum", growing(1)),
+        told(f"{name}_sumsq", growing(period * (1 + spread**2))),
+    ]
+
+
+def idle() -> Story:
+    return gpu(idle=1.0, busy=0.0, low_samples=1.0)
+
+
+def long(story: Story) -> Story:
+    """The story for two hours and a half."""
+    return [(name, values.replace(f"x{LENGTH}", "x300")) for name, values in story]
+
+
+def check_causes(rulebook: Rulebook, nodes: Mapping[str, tuple[Story, Iterable[str]]], at: str = "20m") -> None:
+    """Expect exactly these causes of use on each node, whatever the verdict."""
+    rulebook.check(
+        [each for story, _causes in nodes.values() for each in story],
+        {
+            'count by (instance, cause) (pair_cause:time_lost:ratio5m{domain="use"})': [
+                ({"instance": instance, "cause": cause}, 1)
+                for instance, (_, causes) in nodes.items()
+                for cause in causes
+            ]
+        },
+        at=at,
+    )
+
+
+def check_alerts(rulebook: Rulebook, nodes: Mapping[str, tuple[Story, Iterable[Labels]]], at: str = "50m") -> None:
+    """Expect exactly these alerts on use of each node."""
+    rulebook.check(
+        exporter() + [each for story, _alerts in nodes.values() for each in story],
+        {
+            "count by (alertname, severity, instance, run, user, namespace) ("
+            'ALERTS{alertstate="firing", alertname=~"Gpu.+"})': [
+                ({"instance": instance, **labels}, 1) for instance, (_, alerts) in nodes.items() for labels in alerts
+            ]
+        },
+        at=at,
+    )
+
+
+def test_a_gpu_is_idle_when_somebody_has_held_it_for_an_hour_without_work(rulebook: Rulebook) -> None:
+    def worked_until(minute: float) -> Story:
+        return [
+            (name, f"0+30x{scrapes(minute)} {30 * scrapes(minute):g}+0x300" if "busy" in name else values)
+            for name, values in idle()
+        ]
+
+    paused = {"training": steady(0), "paused": steady(1)}
+    nodes = {
+        "held": (node("held", idle(), owner()), ["idle_allocated"]),
+        "worked 70 minutes ago": (node("worked 70 minutes ago", worked_until(30), owner()), ["idle_allocated"]),
+        "worked 50 minutes ago": (node("worked 50 minutes ago", worked_until(50), owner()), []),
+        "pod": (node("pod", idle(), owner(namespace="team", pod="train-0")), ["idle_allocated"]),
+        "held for 62 minutes": (node("held for 62 minutes", idle(), owner(values="_x76 1+0x224")), ["idle_allocated"]),
+        "held for 58 minutes": (node("held for 58 minutes", idle(), owner(values="_x84 1+0x216")), []),
+        "held by nobody": (node("held by nobody", idle()), []),
+        "notebook": (node("notebook", idle(), owner(namespace="lab", pod="jupyter-ada")), []),
+        "a little": (node("a little", gpu(idle=0.99, busy=0.01), owner()), []),
+        "tells nothing": (node("tells nothing", gpu(idle=None), owner()), []),
+        "paused": (node("paused", rank(run="p", activity=paused) + idle(), owner()), []),
+        "experiment": (node("experiment", rank(run="e", job_class="experiment") + idle(), owner()), []),
+        "claimed": (node("claimed", rank(run="c") + idle()), ["idle_allocated"]),
+        "claimed, one of two": (
+            node(
+                "claimed, one of two",
+                rank(run="t", gpus=(("0", "GPU-0"), ("1", "GPU-1")))
+                + gpu(0)
+                + gpu(1, idle=1.0, busy=0.0, low_samples=1.0),
+            ),
+            ["idle_allocated"],
+        ),
+    }
+    idle_alert = {"alertname": "GpuIdleAllocated", "severity": "warning"}
+    rulebook.check(
+        long([each for story, _causes in nodes.values() for each in story]),
+        {
+            "sum by (instance) (pair_cause:time_lost:ratio5m{domain='use', cause='idle_allocated'})": [
+                ({"instance": instance}, 1) for instance, (_story, causes) in nodes.items() if causes
+            ],
+            "sum by (instance) (gpu:verdict:ratio5m{cause='idle_allocated'})": [
+                ({"instance": instance}, 1) for instance, (_story, causes) in nodes.items() if causes
+            ],
+            "count by (alertname, severity, instance, user, namespace) ("
+            "ALERTS{alertname='GpuIdleAllocated', alertstate='firing', instance=~'held|pod'})": [
+                ({"instance": "held", "user": "ada"} | idle_alert, 1),
+                ({"instance": "pod", "namespace": "team"} | idle_alert, 1),
+            ],
+        },
+        at="100m",
+    )
+
+
+def test_memory_without_a_process_is_a_zombies(rulebook: Rulebook) -> None:
+    free = gpu(idle=1.0, busy=0.0, held=False)
+    nodes = {
+        "zombie": (node("zombie", free, *memory(0.625)), ["mem_zombie"]),
+        "a little": (node("a little", free, *memory(0.4)), []),
+        "process": (node("process", gpu(idle=1.0, busy=0.0), *memory(20)), []),
+        "display": (node("display", free, *memory(2), told("processes", steady(2), kind="graphics")), []),
+        "held": (node("held", free, owner(), *memory(20)), []),
+        "busy": (node("busy", gpu(idle=0.5, held=False), *memory(20)), []),
+        "shared": (node("shared", free, *memory(20), exclusive(sharing="mps")), []),
+        "divided": (node("divided", free, *memory(20), told("up", steady(1), mig="1g.10gb")), []),
+        "just left": (
+            node("just left", free, told("memory_used_bytes", until(17, 20 * 1024 * MIB, 0))),
+            [],
+        ),
+    }
+    check_causes(rulebook, nodes)
+    check_alerts(
+        rulebook,
+        {
+            "zombie": (nodes["zombie"][0], [{"alertname": "GpuMemZombie", "severity": "warning"}]),
+            "held": (nodes["held"][0], []),
+        },
+    )
+
+
+def test_sharing_is_unexpected_where_another_gpu_is_free(rulebook: Rulebook) -> None:
+    free = gpu(1, idle=1.0, busy=0.0, held=False)
+    taken = gpu(1)
+    ada, bob = owner(user="ada"), owner(user="bob")
+    small = [
+        told("owner_memory_used_bytes", steady(300e6), user="bob"),
+        told("owner_memory_used_bytes", steady(30e9), user="ada"),
+    ]
+    two_runs = rank(run="a") + rank(run="b")
+    nodes = {
+        "two owners": (node("two owners", gpu() + free, ada, bob, exclusive()), ["shared_unexpectedly"]),
+        "one owner": (node("one owner", gpu() + free, ada, exclusive()), []),
+        "containers of one pod": (
+            node(
+                "containers of one pod",
+                gpu() + free,
+                owner(namespace="n", pod="p", container="a"),
+                owner(namespace="n", pod="p", container="b"),
+                exclusive(),
+            ),
+            [],
+        ),
+        "none is free": (node("none is free", gpu() + taken, ada, bob, exclusive()), []),
+        "alone": (node("alone", gpu(), ada, bob, exclusive()), []),
+        "time slices": (node("time slices", gpu() + free, ada, bob, exclusive(sharing="time_sliced")), []),
+        "a monitor": (node("a monitor", gpu() + free, ada, bob, *small, exclusive()), []),
+    }
+    check_causes(rulebook, nodes)
+    rulebook.check(
+        node("two runs", two_runs + gpu() + free, exclusive()),
+        {
+            'count by (run) (pair_cause:time_lost:ratio5m{cause="shared_unexpectedly"})': [
+                ({"run": "a"}, 1),
+                ({"run": "b"}, 1),
+            ]
+        },
+    )
+    shared = {"alertname": "GpuSharedUnexpectedly", "severity": "warning"}
+    check_alerts(rulebook, {"two owners": (nodes["two owners"][0], [{**shared, "user": "ada"}])})
+
+
+def test_regular_dips_are_told_unless_a_run_tells_of_the_same_time(rulebook: Rulebook) -> None:
+    """Judged by the dips of half an hour."""
+    dipping = gpu(idle=0.125)
+    nodes = {
+        "no run": (node("no run", dipping, *dips(24)), ["periodic_host_work"]),
+        "run": (node("run", rank(run="r") + dipping, *dips(24)), ["periodic_host_work"]),
+        "irregular": (node("irregular", dipping, *dips(24, spread=0.6)), []),
+        "rare": (node("rare", dipping, *dips(400)), []),
+        "shallow": (node("shallow", gpu(idle=0.04), *dips(24)), []),
+        "input": (node("input", rank(run="i", wait=0.125) + dipping, *dips(24)), []),
+        "starting": (node("starting", rank(run="s", first_step=2900) + dipping, *dips(24)), []),
+        "nobody": (node("nobody", gpu(idle=0.125, held=False), *dips(24)), []),
+    }
+    check_causes(rulebook, nodes, at="50m")
+    rulebook.check_percent(
+        nodes["run"][0],
+        "gpu_cause:time_lost:ratio5m",
+        [({"cause": "periodic_host_work", "run": "r"}, 13)],
+        at="50m",
+        by="cause, run",
+    )
+
+
+def test_a_gpu_without_a_report_is_underused_or_dips(rulebook: Rulebook) -> None:
+    low = gpu(idle=0.0, busy=0.4, low_samples=1.0)
+    nodes = {
+        "underused": (node("underused", low), ["underused"]),
+        "seldom high": (node("seldom high", gpu(idle=0.0, busy=0.4, low_samples=0.96)), ["underused"]),
+        "often high": (node("often high", gpu(idle=0.0, busy=0.6, low_samples=0.9)), []),
+        "nobody": (node("nobody", gpu(idle=0.0, busy=0.4, low_samples=1.0, held=False)), []),
+        "idle": (node("idle", gpu(idle=1.0, busy=0.0, low_samples=1.0)), []),
+        "run": (node("run", rank(run="r") + low), []),
+        "dips": (node("dips", gpu(idle=0.4, busy=0.4, low_samples=1.0), *dips(24)), ["periodic_host_work"]),
+    }
+    check_causes(rulebook, nodes, at="50m")
+
+
+def test_a_gpu_with_room_is_told_with_how_many_more_jobs_fit(rulebook: Rulebook) -> None:
+    half = gpu(busy=0.4)
+    spare = [(name, values) for name, values in host(0.3)]
+    packing = [{"alertname": "GpuPackingCandidate", "severity": "info"}]
+    nodes: dict[str, tuple[Story, list[Labels]]] = {
+        "room": (node("room", half + spare, *memory(4, 11)), [*packing]),
+        "full memory": (node("full memory", half + spare, *memory(6, 11)), []),
+        "busy": (node("busy", gpu(busy=0.625) + spare, *memory(4, 11)), []),
+        "full host": (node("full host", half + host(0.75), *memory(4, 11)), []),
+        "unknown host": (node("unknown host", half, *memory(4, 11)), []),
+        "nobody": (node("nobody", gpu(busy=0.0, idle=1.0, held=False) + spare, *memory(0.1, 11)), []),
+    }
+    check_alerts(rulebook, nodes)
+    two = rank(0, run="r") + rank(1, run="r", gpus=(("1", "GPU-1"),)) + half + gpu(1, busy=0.4)
+    check_alerts(rulebook, {"run": (node("run", two + spare, *memory(4, 11), *memory(4, 11, index=1)), [])})
+
+
+def test_an_alert_names_the_period_in_steps_where_a_run_tells_them(rulebook: Rulebook) -> None:
+    story = exporter() + rank() + node("node1:19400", gpu(idle=0.125), *dips(50))
+    story += [
+        series(
+            "stallscope_training_step_seconds_sum",
+            growing(1),
+            job="stallscope",
+            instance="node1:19400",
+            run="train",
+            rank="0",
+        )
+    ]
+    rulebook.check(
+        story,
+        {
+            'count by (alertname, run) (ALERTS{alertname="GpuPeriodicHostWork", alertstate="firing"})': [
+                ({"alertname": "GpuPeriodicHostWork", "run": "train"}, 1)
+            ],
+            "sum by (uuid) (round(gpu:dip_period:steps30m))": [({"uuid": "GPU-0"}, 50)],
+        },
+        at="50m",
+    )
