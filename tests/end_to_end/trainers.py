@@ -26,8 +26,8 @@ class Training:
     """Where the ranks of several meet."""
     workers: int = 0
     """Of the data loader."""
-    forward: float = 0.02
-    backward: float = 0.03
+    forward: float = 0.04
+    backward: float = 0.06
     waits: float = 0.0
     """How long the transform waits, as for a slow service."""
     burns: float = 0.0

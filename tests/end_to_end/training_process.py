@@ -42,6 +42,7 @@ def main() -> None:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             train(Training(**json.loads(line)))
         print(pid, flush=True)
+    os.killpg(0, signal.SIGKILL)  # whoever started us has gone, and they must not outlive it
 
 
 def train(told: Training) -> None:

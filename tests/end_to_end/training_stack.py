@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import time
 import urllib.parse
@@ -14,6 +13,7 @@ from typing import Any, TypeVar
 
 import yaml
 
+from stallscope.stack.component import Component, stop_all
 from stallscope.stack.configuration import write_alertmanager, write_prometheus
 from stallscope.stack.ports import Port
 from stallscope.stack.programs import find_programs
@@ -25,6 +25,8 @@ FACTOR = 30
 """How many times faster than in production the rules judge."""
 INTERVAL = "500ms"
 """Between two scrapes, and two evaluations: the bundle's 15 s divided by the factor."""
+OF_THE_JOB = frozenset({"nfs_wait_seconds", "small_batch_step_seconds"})
+"""Thresholds in seconds that measure operations and steps, whose time runs as ever."""
 
 Alert = dict[str, Any]
 _Found = TypeVar("_Found")
@@ -35,7 +37,7 @@ class TrainingStack:
 
     def __init__(self, folder: Path) -> None:
         """Start them; everything is written into the folder."""
-        scaled(folder, FACTOR)
+        scaled(folder, FACTOR, unscaled=OF_THE_JOB)
         self.webhook = Webhook()
         self._alerts: list[Alert] = []
         exporter, prometheus, alertmanager = (Port("", number, "") for number in free_ports(3))
@@ -67,18 +69,13 @@ class TrainingStack:
                 *(f"--web.listen-address=127.0.0.1:{alertmanager.number}", "--cluster.listen-address="),
             ],
         }
-        self._processes = []
-        for name, command in commands.items():
-            with (folder / f"{name}.log").open("ab") as log:
-                self._processes.append(
-                    subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
-                )
+        self._servers = [Component(name, command, folder / f"{name}.log") for name, command in commands.items()]
+        for server in self._servers:
+            server.start()
 
     def close(self) -> None:
         """End them all."""
-        for process in self._processes:
-            process.kill()
-            process.wait()
+        stop_all(self._servers)
         self.webhook.close()
 
     def values(self, expression: str, label: str) -> dict[str, float]:
