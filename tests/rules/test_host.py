@@ -1,0 +1,122 @@
+"""Hosts in trouble: each alert where it must be, and not on what looks like it. Each story has a host of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tests.rules.rulebook import (
+    LENGTH,
+    RULE_FILES,
+    Rulebook,
+    Story,
+    exporter,
+    gpu,
+    growing,
+    host,
+    node,
+    rank,
+    series,
+    steady,
+    until,
+)
+
+GIB = 2**30
+FILES = tuple(path for path in RULE_FILES if path.stem in ("thresholds", "subjects", "input", "host"))
+"""What judges hosts, and whether a run waits for data."""
+
+
+def tells(instance: str, values: Mapping[str, str], **labels: str) -> Story:
+    return [
+        series(f"stallscope_host_{name}", each, job="stallscope", instance=instance, **labels)
+        for name, each in values.items()
+    ]
+
+
+def memory(instance: str, used: float, *, cache: float = 0.0, waiting: float = 0.0) -> Story:
+    pressure = "pressure_waiting_seconds_total"
+    return tells(
+        instance,
+        {
+            "memory_total_bytes": steady(512 * GIB),
+            "memory_available_bytes": steady((1 - used) * 512 * GIB),
+            "page_cache_bytes": steady(cache * 512 * GIB),
+        },
+    ) + tells(instance, {pressure: growing(waiting)}, resource="memory")
+
+
+def network(instance: str, *, errors: float, drops: float = 0.0, received: float = 15e6) -> Story:
+    return tells(
+        instance,
+        {
+            "network_errors_total": growing(errors),
+            "network_drops_total": growing(drops),
+            "network_receive_bytes_total": growing(received),
+            "network_transmit_bytes_total": growing(0),
+        },
+        device="eth0",
+    )
+
+
+def shared(instance: str, used: float) -> Story:
+    sizes = {"shared_memory_total_bytes": steady(64 * GIB), "shared_memory_used_bytes": steady(used * 64 * GIB)}
+    return tells(instance, sizes)
+
+
+def faults(instance: str, major: float, swapped: float) -> Story:
+    return tells(instance, {"major_page_faults_total": growing(major), "swap_in_bytes_total": growing(swapped)})
+
+
+def test_a_host_in_trouble_is_told_of(rulebook: Rulebook) -> None:
+    stories: dict[str, tuple[Story, str]] = {
+        "full": (memory("full", 0.92), "HostMemPressure"),
+        "not full": (memory("not full", 0.875), ""),
+        "cached": (memory("cached", 0.5, cache=0.49), ""),
+        "waits": (memory("waits", 0.7, waiting=0.125), "HostMemPressure"),
+        "waits a little": (memory("waits a little", 0.7, waiting=0.08), ""),
+        "shared memory": (shared("shared memory", 0.9), "HostShmFull"),
+        "shared memory free": (shared("shared memory free", 0.64), ""),
+        "no shared memory": (tells("no shared memory", {"shared_memory_total_bytes": steady(0)}), ""),
+        "swaps": (faults("swaps", 625, 2e6), "HostSwapping"),
+        "swaps a little": (faults("swaps a little", 400, 2e6), ""),
+        "maps files": (faults("maps files", 5000, 0), ""),
+        "errors": (network("errors", errors=125), "HostNetworkErrors"),
+        "drops": (network("drops", errors=60, drops=65), "HostNetworkErrors"),
+        "few errors": (network("few errors", errors=80), ""),
+        "idle link": (network("idle link", errors=1, received=1e3), ""),
+        "killed": (tells("killed", {"oom_kills_total": until(48, 2, 3)}), "HostOomKill"),
+        "killed long ago": (tells("killed long ago", {"oom_kills_total": steady(3)}), ""),
+        "processors": (node("processors", host(0.95)), "HostCpuSaturated"),
+        "processors left": (node("processors left", host(0.87)), ""),
+        "waits for disks": (
+            tells("waits for disks", {"cpu_seconds_total": growing(60)}, mode="iowait")
+            + tells("waits for disks", {"cpu_seconds_total": growing(4)}, mode="user"),
+            "",
+        ),
+        "training waits": (
+            node("training waits", rank(wait=0.3) + gpu(idle=0.3) + host(0.95)),
+            "",
+        ),
+    }
+    severities = {"HostOomKill": "critical", "HostCpuSaturated": "info"}
+    rulebook.check(
+        exporter() + [each for story, _alert in stories.values() for each in story],
+        {
+            'count by (alertname, severity, instance) (ALERTS{alertstate="firing", alertname=~"Host.+"})': [
+                ({"alertname": alert, "severity": severities.get(alert, "warning"), "instance": instance}, 1)
+                for instance, (_story, alert) in stories.items()
+                if alert
+            ]
+        },
+        at="50m",
+        rule_files=FILES,
+    )
+
+
+def test_pressure_must_last(rulebook: Rulebook) -> None:
+    story = [
+        (name, f"{0.3 * 512 * GIB:g}+0x80 {0.02 * 512 * GIB:g}+0x{LENGTH - 80}" if "available" in name else values)
+        for name, values in memory("node1:19400", 0.7)
+    ]
+    asked = 'count(ALERTS{alertname="HostMemPressure", alertstate="firing"})'
+    rulebook.check(exporter() + story, {asked: []}, at="52m", rule_files=FILES)
+    rulebook.check(exporter() + story, {asked: [({}, 1)]}, at="57m", rule_files=FILES)

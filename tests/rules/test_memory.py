@@ -1,0 +1,151 @@
+"""GPU memory by the framework's own account: alerts of runs, each beside what looks like it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from tests.rules.rulebook import (
+    RULE_FILES,
+    TARGET,
+    Labels,
+    Rulebook,
+    Story,
+    exporter,
+    gpu,
+    node,
+    rank,
+    series,
+    steady,
+    told,
+    until,
+)
+
+GIB = 2**30
+FILES = tuple(path for path in RULE_FILES if path.stem in ("thresholds", "subjects", "memory", "training_memory"))
+"""What judges memory: no verdict depends on it."""
+TOTAL = 80 * GIB
+
+
+def allocator(run: str, number: int = 0, **shares: float | str) -> Story:
+    """What a rank's allocator tells, as shares of the GPU's memory; a text stands for values of its own."""
+    return [
+        series(
+            f"stallscope_training_{name if name.endswith('total') else f'allocator_{name}_bytes'}",
+            value if isinstance(value, str) else steady(value * TOTAL),
+            run=run,
+            rank=str(number),
+            **TARGET,
+        )
+        for name, value in shares.items()
+    ]
+
+
+def trained(run: str, *ranks: Story, busy: float = 0.8) -> Story:
+    """A run whose ranks have a GPU each, on a node of its own."""
+    story: Story = []
+    for number, told_by_rank in enumerate(ranks):
+        story += rank(number, run=run, gpus=((str(number), f"GPU-{number}"),)) + told_by_rank
+        story += gpu(number, busy=busy)
+    memory = [told("memory_total_bytes", steady(TOTAL), number) for number in range(len(ranks))]
+    taken = [told("memory_used_bytes", steady(0.99 * TOTAL), number) for number in range(len(ranks))]
+    return node(run, story, *memory, *taken)
+
+
+def check_alerts(rulebook: Rulebook, runs: Mapping[str, tuple[Story, Iterable[Labels]]], at: str = "50m") -> None:
+    """Expect exactly these alerts on memory of each run."""
+    rulebook.check(
+        exporter() + [each for story, _alerts in runs.values() for each in story],
+        {
+            'count by (alertname, severity, run, rank) (ALERTS{alertstate="firing", alertname=~"TrainingGpuMem.+"})': [
+                ({"run": run, **labels}, 1) for run, (_story, alerts) in runs.items() for labels in alerts
+            ],
+            'count(run_cause:time_lost:ratio5m{cause=~"gpu_mem.+"})': [],
+        },
+        at=at,
+        rule_files=FILES,
+    )
+
+
+def alert(name: str, severity: str) -> Labels:
+    return {"alertname": f"TrainingGpuMem{name}", "severity": severity}
+
+
+def test_room_and_want_are_told_by_the_allocators_peak(rulebook: Rulebook) -> None:
+    """What the driver calls used is nearly everything here, as with frameworks that take it in advance."""
+    retries = until(40, 0, 3)
+    check_alerts(
+        rulebook,
+        {
+            "room": (trained("room", allocator("room", peak=0.56)), [alert("Headroom", "info")]),
+            "no room": (trained("no room", allocator("no room", peak=0.875)), []),
+            "busy": (trained("busy", allocator("busy", peak=0.56), busy=1.0), []),
+            "one of two": (
+                trained("one of two", allocator("one of two", peak=0.62), allocator("one of two", 1, peak=0.72)),
+                [],
+            ),
+            "tells nothing": (trained("tells nothing", []), []),
+            "near": (trained("near", allocator("near", peak=0.92)), [alert("NearOom", "info")]),
+            "full": (trained("full", allocator("full", peak=0.975)), [alert("NearOom", "warning")]),
+            "failed": (
+                trained("failed", allocator("failed", peak=0.8, allocator_retries_total=retries)),
+                [alert("NearOom", "warning")],
+            ),
+        },
+    )
+
+
+def test_a_leak_rises_without_a_pause_and_will_fill_the_memory(rulebook: Rulebook) -> None:
+    def used(run: str, values: str) -> Story:
+        return trained(run, allocator(run, used=values, peak=0.8))
+
+    step = TOTAL * 0.08 / 120  # of an hour's scrapes
+    half = 0.5 * TOTAL
+    runs: dict[str, tuple[Story, Iterable[Labels]]] = {
+        "leak": (used("leak", f"{half:g}+{step:g}x300"), [alert("Leak", "warning")]),
+        "slow": (used("slow", f"{half:g}+{step / 2:g}x300"), []),
+        "steady": (used("steady", f"{half:g}+0x300"), []),
+        "steps": (used("steps", f"{half:g}+0x130 {1.15 * half:g}+0x170"), []),
+        "peaks": (used("peaks", f"{half:g}+0x5 " + f"{1.5 * half:g}+0x5 {half:g}+0x5 " * 25), []),
+        "young": (
+            [
+                (name, "3000+0x300" if "first_step" in name else values)
+                for name, values in used("young", f"{half:g}+{step:g}x300")
+            ],
+            [],
+        ),
+    }
+    check_alerts(
+        rulebook,
+        {
+            run: ([(name, values.replace("x120", "x300")) for name, values in story], alerts)
+            for run, (story, alerts) in runs.items()
+        },
+        at="95m",
+    )
+
+
+def test_fragments_and_unequal_ranks_are_told(rulebook: Rulebook) -> None:
+    def fragments(run: str, reserved: float, used: float) -> Story:
+        return trained(run, allocator(run, reserved=reserved, used=used, peak=0.8))
+
+    def unequal(run: str, *peaks: float) -> Story:
+        return trained(run, *(allocator(run, number, peak=peak) for number, peak in enumerate(peaks)))
+
+    between = " ".join(f"{0.9 * TOTAL:g} {0.3 * TOTAL:g}" for _ in range(60))
+    check_alerts(
+        rulebook,
+        {
+            "fragments": (fragments("fragments", 0.8, 0.32), [alert("Fragmented", "info")]),
+            "whole": (fragments("whole", 0.64, 0.4), []),
+            "small": (fragments("small", 0.24, 0.05), []),
+            "between steps": (
+                trained("between steps", allocator("between steps", reserved=0.9, used=between, peak=0.8)),
+                [],
+            ),
+            "two": (unequal("two", 0.9, 0.72), [{**alert("Imbalance", "info"), "rank": "0"}, alert("NearOom", "info")]),
+            "two alike": (unequal("two alike", 0.87, 0.75), []),
+            "four": (unequal("four", 0.72, 0.72, 0.72, 0.89), [{**alert("Imbalance", "info"), "rank": "3"}]),
+            "little": (unequal("little", 0.28, 0.1), [alert("Headroom", "info")]),
+            "alone": (unequal("alone", 0.8), []),
+        },
+    )
