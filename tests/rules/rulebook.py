@@ -67,7 +67,7 @@ def _run_tool(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def series(name: str, values: str, **labels: str) -> tuple[str, str]:
+def series(name: str, values: str, /, **labels: str) -> tuple[str, str]:
     """One series; a label without a value is left out, as the exposition does."""
     inner = ",".join(f'{label}="{value}"' for label, value in labels.items() if value)
     return f"{name}{{{inner}}}", values
