@@ -1,0 +1,315 @@
+"""Differences between the ranks of a run, and what they cost it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from tests.rules.rulebook import (
+    TARGET,
+    Rulebook,
+    Story,
+    exporter,
+    gpu,
+    growing,
+    growing_until,
+    rank,
+    series,
+    steady,
+    until,
+)
+
+RUN_VERDICT = "run:verdict:ratio5m"
+RANK_VERDICT = "rank:verdict:ratio5m"
+SCORE = "run_rank:straggler_score:ratio5m"
+SHARE = "run_cause:time_lost:ratio5m"
+
+
+def of_rank(number: int = 0, **target: str) -> dict[str, str]:
+    return {**TARGET, **target, "run": "train", "rank": str(number)}
+
+
+def of_gpu(index: int = 0, **target: str) -> dict[str, str]:
+    return {**TARGET, **target, "gpu": str(index), "uuid": f"GPU-{index}"}
+
+
+def of_run(cause: str) -> dict[str, str]:
+    return {"run": "train", "cause": cause}
+
+
+def member(
+    number: int,
+    phases: Mapping[str, float],
+    *,
+    wait: float = 0.0,
+    idle: float | None = None,
+    sm: float | None = None,
+    clock: float = 1.0,
+    throttled: Mapping[str, float] | None = None,
+    **story: str,
+) -> Story:
+    """A rank with its GPU: shares of its time by phase, what is left is the optimizer's."""
+    told = rank(
+        number,
+        wait=wait,
+        phases=phases,
+        other_phase="optimizer",
+        gpus=((str(number), f"GPU-{number}"),),
+        **story,  # type: ignore[arg-type]
+    )
+    told += gpu(number, idle=wait if idle is None else idle, clock=clock, throttled=throttled)
+    told.append(series("stallscope_gpu_info", steady(1), model="H100", **of_gpu(number)))
+    if sm is not None:
+        told.append(series("stallscope_gpu_sm_active_seconds_total", growing(sm), **of_gpu(number)))
+    return told
+
+
+def together(**others: float) -> Story:
+    """Three ranks that wait for others for some of their time."""
+    phases = {"forward": 0.3, "backward": 0.5 - others.get("communication", 0.0), **others}
+    return [each for number in (1, 2, 3) for each in member(number, phases)]
+
+
+LATE = {"forward": 0.3, "backward": 0.5, "communication": 0.01}
+"""Phases of a rank that waits for nobody."""
+
+
+def test_the_rank_that_waits_least_is_the_one_that_all_wait_for(rulebook: Rulebook) -> None:
+    story = member(0, LATE) + together(communication=0.21)
+    rulebook.check_percent(
+        story,
+        SCORE,
+        [({"run": "train", "rank": str(number)}, 20 if number == 0 else 0) for number in range(4)],
+    )
+    rulebook.check_percent(story, RUN_VERDICT, [(of_run("straggler_rank"), 20)])
+    rulebook.check_percent(
+        story,
+        RANK_VERDICT,
+        [({"run": "train", "rank": str(number), "cause": "straggler_rank"}, 20) for number in range(4)],
+    )
+
+
+def test_who_waits_for_a_straggler_is_not_bound_by_communication(rulebook: Rulebook) -> None:
+    story = member(0, LATE) + together(communication=0.21)
+    rulebook.check(story, {f'{SHARE}{{cause="comm_bound"}}': []})
+    slow = member(0, {**LATE, "communication": 0.15}) + together(communication=0.35)
+    rulebook.check_percent(slow, f'{SHARE}{{cause="comm_bound"}}', [(of_run("comm_bound"), 15)])
+    rulebook.check_percent(slow, f'{SHARE}{{cause="straggler_rank"}}', [(of_run("straggler_rank"), 20)])
+
+
+@pytest.mark.parametrize(
+    ("story", "cause", "percent"),
+    [
+        pytest.param(member(0, LATE) + together(communication=0.135), "straggler_rank", 13, id="at 1.25"),
+        pytest.param(member(0, LATE) + together(communication=0.085), "healthy", 0, id="at 0.75"),
+        pytest.param(together(communication=0.3), "comm_bound", 30, id="all wait alike"),
+        pytest.param(together(communication=0.125), "comm_bound", 13, id="communication at 1.25"),
+        pytest.param(together(communication=0.08), "healthy", 0, id="communication at 0.8"),
+        pytest.param(
+            member(0, {**LATE, "backward": 0.2}, wait=0.25) + together(communication=0.26),
+            "straggler_input",
+            25,
+            id="for want of data",
+        ),
+        pytest.param(
+            member(0, LATE, clock=0.75) + together(communication=0.26),
+            "straggler_hw",
+            25,
+            id="a clock under the peers'",
+        ),
+        pytest.param(
+            member(0, LATE, clock=0.75, throttled={"power_cap": 0.9}) + together(communication=0.26),
+            "straggler_rank",
+            25,
+            id="a clock under a power limit",
+        ),
+        pytest.param(
+            member(0, LATE, clock=0.75, throttled={"hw_thermal": 0.9}) + together(communication=0.26),
+            "straggler_hw",
+            25,
+            id="heat",
+        ),
+        pytest.param(
+            member(0, {**LATE, "backward": 0.2}, wait=0.25, clock=0.8) + together(communication=0.26),
+            "straggler_input",
+            25,
+            id="for want of data, at a low clock",
+        ),
+        pytest.param(
+            member(0, {**LATE, "backward": 0.3, "checkpoint": 0.2}, idle=0.2) + together(communication=0.21),
+            "checkpoint_stall",
+            20,
+            id="it saves while the others wait",
+        ),
+        # Communication is not measured: the wait is in the backward pass.
+        pytest.param(
+            member(0, {"forward": 0.3, "backward": 0.25}, wait=0.25)
+            + [each for number in (1, 2, 3) for each in member(number, {"forward": 0.3, "backward": 0.5})],
+            "straggler_input",
+            25,
+            id="for want of data, communication not measured",
+        ),
+        pytest.param(
+            member(0, {"forward": 0.45, "backward": 0.45})
+            + [each for number in (1, 2, 3) for each in member(number, {"forward": 0.3, "backward": 0.6})],
+            "straggler_rank",
+            33,
+            id="a slow forward pass, communication not measured",
+        ),
+        pytest.param(
+            member(0, {"forward": 0.3, "backward": 0.6}, sm=0.9)
+            + [each for number in (1, 2, 3) for each in member(number, {"forward": 0.3, "backward": 0.6}, sm=0.72)],
+            "straggler_rank",
+            20,
+            id="the only one whose SMs work, communication not measured",
+        ),
+        pytest.param(
+            member(0, {"forward": 0.3, "backward": 0.5}) + member(1, {"forward": 0.3, "backward": 0.6}),
+            "healthy",
+            0,
+            id="nothing tells",
+        ),
+        pytest.param(member(0, LATE), "healthy", 0, id="alone"),
+    ],
+)
+def test_the_reason_why_ranks_wait(rulebook: Rulebook, story: Story, cause: str, percent: int) -> None:
+    rulebook.check_percent(story, RUN_VERDICT, [(of_run(cause), percent)])
+
+
+def test_ranks_that_are_not_in_step_are_not_compared_without_measured_communication(rulebook: Rulebook) -> None:
+    story = member(0, {"forward": 0.3, "backward": 0.25}, wait=0.25) + member(1, {"forward": 0.3, "backward": 0.5})
+    story += [
+        series("stallscope_training_step_seconds_sum", growing(0.5 + number), **of_rank(number)) for number in (0, 1)
+    ]
+    rulebook.check(story, {"run_rank:forward:ratio5m": [], "run_rank_cause:straggler:ratio5m": []})
+
+
+def test_a_run_that_stands_still_is_not_bound_by_communication(rulebook: Rulebook) -> None:
+    hung = [
+        (name, growing_until(18) if "last_step" in name else values) for name, values in together(communication=0.4)
+    ]
+    rulebook.check(hung, {f'{SHARE}{{cause="comm_bound"}}': []}, at="21m")
+
+
+def loads(*shares: float, **labels: str) -> Story:
+    """One process that drives several GPUs, each with a share of its SMs active."""
+    gpus = tuple((str(index), f"GPU-{index}") for index in range(len(shares)))
+    story = rank(gpus=gpus)
+    for index, share in enumerate(shares):
+        story += gpu(index)
+        story.append(series("stallscope_gpu_sm_active_seconds_total", growing(share), **of_gpu(index)))
+        story.append(series("stallscope_gpu_info", steady(1), **of_gpu(index), **{"model": f"H{index}00"} | labels))
+    return story
+
+
+def scaled(each: float, baseline: float | None = 100.0, wait: float = 0.0) -> Story:
+    """Two ranks that do so many samples a second, of which one GPU alone did 100."""
+    story = [one for number in (0, 1) for one in member(number, {"forward": 0.5}, wait=wait)]
+    for number in (0, 1):
+        story.append(series("stallscope_training_samples_total", growing(each), **of_rank(number)))
+        if baseline is not None:
+            name = "single_gpu_samples_per_second"
+            story.append(series("stallscope_training_value", steady(baseline), name=name, **of_rank(number)))
+    return story
+
+
+def fires(alert: str, **labels: str) -> dict[str, str]:
+    return {"alertname": alert, "severity": "warning", "run": "train", **labels}
+
+
+@pytest.mark.parametrize(
+    ("story", "alerts"),
+    [
+        pytest.param(
+            member(0, LATE) + together(communication=0.135), [fires("TrainingStragglerRank", rank="0")], id="late"
+        ),
+        pytest.param(member(0, LATE) + together(communication=0.08), [], id="a little late"),
+        pytest.param(
+            member(0, {**LATE, "backward": 0.2}, wait=0.25) + together(communication=0.26),
+            [fires("TrainingStragglerInput", rank="0")],
+            id="late for want of data",
+        ),
+        pytest.param(
+            member(0, LATE, clock=0.75) + together(communication=0.26),
+            [fires("TrainingStragglerHw", rank="0")],
+            id="late for its clock",
+        ),
+        pytest.param(together(communication=0.125), [fires("TrainingCommBound")], id="communication"),
+        pytest.param(together(communication=0.08), [], id="a little communication"),
+        pytest.param(loads(0.9, 0.6, 0.6, model="H100"), [fires("TrainingGpuLoadImbalance")], id="unequal load"),
+        pytest.param(loads(0.9, 0.75, 0.75, model="H100"), [], id="nearly equal load"),
+        pytest.param(loads(0.9, 0.6, 0.6), [], id="GPUs of different models"),
+        pytest.param(scaled(75), [fires("TrainingScalingInefficient")], id="scales badly"),
+        pytest.param(scaled(87), [], id="scales as two consumer GPUs do"),
+        pytest.param(scaled(75, baseline=None), [], id="without a baseline"),
+        pytest.param(scaled(75, wait=0.25), [fires("TrainingInputBound")], id="scales badly for want of data"),
+    ],
+)
+def test_alerts_name_the_run_and_the_rank_that_is_meant(
+    rulebook: Rulebook, story: Story, alerts: list[dict[str, str]]
+) -> None:
+    rulebook.check_firing(exporter() + story, alerts, by="alertname, severity, run, rank")
+
+
+def test_scaling_is_recorded_where_the_run_tells_what_one_gpu_did(rulebook: Rulebook) -> None:
+    rulebook.check_percent(scaled(87), "run:scaling_efficiency:ratio5m", [({"run": "train"}, 87)])
+
+
+MISSING = "TrainingTelemetryMissing"
+
+
+def world(size: int, *numbers: int, **fields: str) -> Story:
+    """Ranks of a world of that size, without GPUs."""
+    return [
+        each
+        for number in numbers
+        for each in rank(number, gpus=(), world_size=str(size), **fields)  # type: ignore[arg-type]
+    ]
+
+
+@pytest.mark.parametrize(
+    ("story", "missing"),
+    [
+        pytest.param(exporter() + world(4, 0, 1, 2, 3), None, id="all are there"),
+        pytest.param(exporter() + world(4, 0, 1, 3), "ranks", id="one is not"),
+        pytest.param(exporter() + world(4, 0, 1, 2) + world(4, 3, state="lost"), None, id="one is known to be lost"),
+        pytest.param(
+            exporter() + world(2, 0, 1) + world(4, 2, 3, state="failed"), None, id="the world has become smaller"
+        ),
+        pytest.param(exporter() + world(4, 0, state="finished"), None, id="the run has ended"),
+        pytest.param(
+            exporter() + rank(0, gpus=(), world_size="4", activity={"evaluation": steady(1)}),
+            None,
+            id="the last rank evaluates",
+        ),
+        pytest.param(
+            exporter() + world(2, 0) + world(2, 1, last_push=growing_until(20), last_step=growing_until(20)),
+            "reports",
+            id="one has fallen silent",
+        ),
+        pytest.param(
+            exporter() + world(4, 0, 1) + exporter(instance="node2:19400") + world(4, 2, 3, instance="node2:19400"),
+            None,
+            id="on two nodes",
+        ),
+    ],
+)
+def test_a_run_of_which_part_is_silent_is_told(rulebook: Rulebook, story: Story, missing: str | None) -> None:
+    expected = [] if missing is None else [fires(MISSING, missing=missing)]
+    rulebook.check_firing(story, expected, by="alertname, severity, run, missing")
+
+
+def test_a_node_whose_exporter_is_down_is_not_told_of_twice(rulebook: Rulebook) -> None:
+    away = [(name, f"{values.split('x')[0]}x60 stale") for name, values in world(4, 2, 3, instance="node2:19400")]
+    story = exporter() + world(4, 0, 1) + exporter(instance="node2:19400")
+    down = [(name, until(30) if "node2" in name else values) for name, values in story]
+    rulebook.check(down + away, {f'ALERTS{{alertname="{MISSING}"}}': []}, at="50m")
+    gone = [(name, "1+0x60 stale" if "up{" in name and "node2" in name else values) for name, values in story]
+    rulebook.check(gone + away, {f'count(ALERTS{{alertname="{MISSING}", alertstate="firing"}})': [({}, 1)]}, at="50m")
+
+
+def test_ranks_that_train_for_an_hour_and_measure_nothing_are_told(rulebook: Rulebook) -> None:
+    story = exporter() + rank(gpus=(), wait=None, other_phase="other", first_step=-1800)
+    rulebook.check_firing(story, [], at="30m", by="alertname, missing")
+    rulebook.check_firing(story, [{"alertname": MISSING, "missing": "phases"}], at="45m", by="alertname, missing")

@@ -1,0 +1,338 @@
+"""Time that passes without steps, or with slower ones than before."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.rules.rulebook import (
+    LENGTH,
+    TARGET,
+    Rulebook,
+    Story,
+    exporter,
+    gpu,
+    growing,
+    growing_until,
+    rank,
+    scrapes,
+    series,
+    steady,
+    until,
+)
+
+RUN_VERDICT = "run:verdict:ratio5m"
+RANK_VERDICT = "rank:verdict:ratio5m"
+SHARE = "run_cause:time_lost:ratio5m"
+HOUR = "run_cause:time_lost:ratio1h"
+
+
+def of_rank(number: int = 0, run: str = "train", **target: str) -> dict[str, str]:
+    return {**TARGET, **target, "run": run, "rank": str(number)}
+
+
+def of_gpu(index: int = 0, **target: str) -> dict[str, str]:
+    return {**TARGET, **target, "gpu": str(index), "uuid": f"GPU-{index}"}
+
+
+def of_run(cause: str) -> dict[str, str]:
+    return {"run": "train", "cause": cause}
+
+
+def powered(watts: str, index: int = 0, **target: str) -> Story:
+    """A GPU's power, of 700 W."""
+    return [
+        series("stallscope_gpu_power_watts", watts, **of_gpu(index, **target)),
+        series("stallscope_gpu_power_limit_watts", steady(700), **of_gpu(index, **target)),
+    ]
+
+
+def slow_steps(lost: float, *, count: str = growing(0.1)) -> Story:
+    """Steps that are slower than others: the share of time that they lose, and how many there are."""
+    return [
+        series("stallscope_training_slow_step_excess_seconds_total", growing(lost), **of_rank()),
+        series("stallscope_training_slow_steps_total", count, **of_rank()),
+    ]
+
+
+def storage(full: float = 0.0, in_flight: float = 0.0) -> Story:
+    """Share of time in which all tasks wait for storage, and operations of a network file system in flight."""
+    return [
+        series("stallscope_host_pressure_stalled_seconds_total", growing(full), resource="io", **TARGET),
+        series("stallscope_host_nfs_operation_wait_seconds_total", growing(in_flight), mount="/data", **TARGET),
+    ]
+
+
+STOPPED = growing_until(10)
+"""The last step, of a rank that makes none after ten minutes."""
+REGULAR = [
+    series("stallscope_gpu_dip_interval_seconds_count", growing(1 / 30), **of_gpu()),
+    series("stallscope_gpu_dip_interval_seconds_sum", growing(1), **of_gpu()),
+    series("stallscope_gpu_dip_interval_seconds_sumsq", growing(30.3), **of_gpu()),
+]
+"""Dips of the GPU every half minute."""
+
+
+@pytest.mark.parametrize(
+    ("story", "cause", "percent"),
+    [
+        pytest.param(rank(phases={"checkpoint": 0.15}) + gpu(idle=0.15), "checkpoint_stall", 15, id="saves"),
+        pytest.param(rank(phases={"checkpoint": 0.04}) + gpu(idle=0.04), "healthy", 0, id="saves a little"),
+        pytest.param(rank(phases={"evaluation": 0.3}) + gpu(), "evaluation_overhead", 30, id="evaluates"),
+        pytest.param(rank(phases={"evaluation": 0.08}) + gpu(), "healthy", 0, id="evaluates a little"),
+        pytest.param(rank(phases={"logging": 0.1}) + gpu(idle=0.12), "callback_stall", 10, id="logs"),
+        pytest.param(rank(phases={"logging": 0.04}) + gpu(idle=0.12), "healthy", 0, id="logs a little"),
+        pytest.param(rank(phases={"logging": 0.5}) + gpu(), "healthy", 0, id="a logger that waits for a busy GPU"),
+        pytest.param(rank(phases={"upload": 0.1}) + gpu(idle=0.1), "callback_stall", 10, id="a phase of one's own"),
+        pytest.param(rank(phases={"rollout": 0.6}) + gpu(), "healthy", 0, id="a phase of one's own, GPU busy"),
+        pytest.param(rank(phases={"logging": 0.1}, gpus=()), "callback_stall", 10, id="logs, no GPU"),
+        pytest.param(
+            rank(wait=0.2, phases={"upload": 0.3}) + gpu(idle=0.25),
+            "input_bound",
+            20,
+            id="no more idle time is left beside the wait for data",
+        ),
+        pytest.param(rank() + gpu(idle=0.1) + slow_steps(0.1), "step_outliers", 10, id="slow steps"),
+        pytest.param(rank() + gpu() + slow_steps(0.04), "healthy", 0, id="slow steps, a little"),
+        pytest.param(rank() + gpu() + slow_steps(0.1, count=steady(10)), "healthy", 0, id="a few slow steps"),
+        pytest.param(rank(steps=steady(99)) + gpu() + slow_steps(0.1), "healthy", 0, id="slow among few steps"),
+        pytest.param(
+            rank(wait=0.2) + gpu(idle=0.2) + slow_steps(0.2), "input_bound", 20, id="steps slow for want of data"
+        ),
+        pytest.param(
+            rank() + gpu(idle=0.1) + slow_steps(0.09) + REGULAR, "periodic_host_work", 10, id="slow at intervals"
+        ),
+    ],
+)
+def test_what_blocks_the_loop_is_named_by_its_phase(rulebook: Rulebook, story: Story, cause: str, percent: int) -> None:
+    rulebook.check_percent(story, RUN_VERDICT, [(of_run(cause), percent)])
+
+
+def test_the_others_lose_what_one_rank_is_blocked_for(rulebook: Rulebook) -> None:
+    story = rank(0, phases={"checkpoint": 0.2}) + gpu(0, idle=0.2) + rank(1, gpus=(("1", "GPU-1"),)) + gpu(1)
+    rulebook.check_percent(story, f'{SHARE}{{cause="checkpoint_stall"}}', [(of_run("checkpoint_stall"), 20)])
+
+
+@pytest.mark.parametrize(
+    "story",
+    [
+        pytest.param(rank(phases={"checkpoint": 0.3}, first_step=900) + gpu(), id="warm-up"),
+        pytest.param(
+            rank(phases={"checkpoint": 0.3}, last_push=growing_until(12), activity={"paused": steady(1)}) + gpu(),
+            id="silent",
+        ),
+    ],
+)
+def test_phases_of_a_rank_that_is_new_or_silent_are_not_judged(rulebook: Rulebook, story: Story) -> None:
+    rulebook.check_percent(story, RUN_VERDICT, [(of_run("insufficient_data"), 0)])
+
+
+@pytest.mark.parametrize(
+    ("story", "cause"),
+    [
+        pytest.param(gpu(idle=1.0), "stalled", id="GPU idle, host quiet"),
+        pytest.param(gpu() + powered(steady(180)), "hang_spin", id="GPU spins"),
+        pytest.param(gpu() + powered(steady(520)), "stalled", id="GPU busy at high power"),
+        pytest.param(gpu() + powered("180+60x1 " * (LENGTH // 2)), "stalled", id="GPU busy at changing power"),
+        pytest.param(gpu(), "stalled", id="GPU busy, power unknown"),
+        pytest.param(gpu(idle=0.2) + powered(steady(180)), "stalled", id="GPU busy now and then"),
+        pytest.param(gpu(idle=1.0) + storage(full=0.6), "hang_io", id="all wait for storage"),
+        pytest.param(gpu(idle=1.0) + storage(in_flight=40), "hang_io", id="all wait for a network file system"),
+        pytest.param(gpu(idle=1.0) + storage(full=0.05, in_flight=2), "stalled", id="storage is used a little"),
+        pytest.param(gpu(idle=0.5) + storage(full=0.6), "stalled", id="storage is waited for, but the GPU works"),
+        pytest.param(gpu(idle=None) + storage(full=0.6), "stalled", id="nothing is known of the GPU"),
+    ],
+)
+def test_a_stall_is_named_by_what_gpu_and_host_do(rulebook: Rulebook, story: Story, cause: str) -> None:
+    rulebook.check_percent(rank(last_step=STOPPED) + story, RUN_VERDICT, [(of_run(cause), 100)])
+
+
+def test_a_rank_without_gpus_hangs_in_storage_by_its_host_alone(rulebook: Rulebook) -> None:
+    story = rank(last_step=STOPPED, gpus=()) + storage(full=0.6)
+    rulebook.check_percent(story, RUN_VERDICT, [(of_run("hang_io"), 100)])
+
+
+def test_all_ranks_hang_in_a_collective_that_one_of_them_did_not_join(rulebook: Rulebook) -> None:
+    story = [
+        each for number in range(4) for each in rank(number, gpus=((str(number), f"GPU-{number}"),), last_step=STOPPED)
+    ]
+    story += gpu(0, idle=1.0) + powered(steady(90), 0)
+    story += [each for number in (1, 2, 3) for each in gpu(number) + powered(steady(200), number)]
+    rulebook.check_percent(story, RUN_VERDICT, [(of_run("hang_spin"), 100)])
+    rulebook.check(story, {"count(rank:spinning:info)": [({}, 3)]})
+
+
+def test_a_rank_is_not_stalled_before_its_limit_of_time(rulebook: Rulebook) -> None:
+    story = rank(last_step=growing_until(16)) + gpu()
+    rulebook.check(story, {"rank:stalled:info": []}, at="20m")
+    rulebook.check(story, {"count(rank:stalled:info)": [({}, 1)]}, at="22m")
+
+
+def test_steps_that_take_minutes_have_a_longer_limit(rulebook: Rulebook) -> None:
+    story = rank(last_step=STOPPED, step_seconds=200) + gpu()
+    rulebook.check(story, {"rank:stalled:info": []}, at="26m")
+    rulebook.check(story, {"count(rank:stalled:info)": [({}, 1)]}, at="28m")
+
+
+@pytest.mark.parametrize("activity", ["evaluation", "checkpoint", "restore", "paused", "initialization"])
+def test_the_return_from_something_else_begins_the_limit_anew(rulebook: Rulebook, activity: str) -> None:
+    story = rank(last_step=STOPPED, activity={"training": until(30, 0, 1), activity: until(30)}) + gpu()
+    rulebook.check(story, {"rank:stalled:info": []}, at="34m")
+    rulebook.check(story, {"count(rank:stalled:info)": [({}, 1)]}, at="37m")
+
+
+def test_a_pause_is_never_a_stall(rulebook: Rulebook) -> None:
+    story = rank(last_step=STOPPED, last_push=STOPPED, activity={"paused": steady(1)}) + gpu(idle=1.0)
+    rulebook.check(story, {"rank:stalled:info": []}, at="55m")
+
+
+def test_a_silent_rank_is_stalled_unless_its_run_goes_on(rulebook: Rulebook) -> None:
+    silent = rank(0, last_step=STOPPED, last_push=STOPPED) + gpu(0)
+    rulebook.check_percent(silent, RUN_VERDICT, [(of_run("stalled"), 100)])
+    story = silent + rank(1, gpus=(("1", "GPU-1"),)) + gpu(1)
+    rulebook.check_percent(
+        story,
+        RANK_VERDICT,
+        [
+            ({"run": "train", "rank": "0", "cause": "insufficient_data"}, 0),
+            ({"run": "train", "rank": "1", "cause": "healthy"}, 0),
+        ],
+    )
+
+
+def starting(minutes: float, *, silent: bool = False) -> Story:
+    """A run that was started at minute 2, and makes its first step after some minutes, if ever."""
+    begun = scrapes(2 + minutes)
+    activity = {"initialization": until(2 + minutes), "training": until(2 + minutes, 0, 1)}
+    told = rank(activity=activity, last_push=growing_until(4) if silent else growing(1))
+    story = [each for each in told if "step" not in each[0]] + gpu(idle=1.0)
+    return [
+        *story,
+        series("stallscope_training_start_timestamp_seconds", steady(120), **of_rank()),
+        series("stallscope_training_first_step_timestamp_seconds", f"_x{begun} {begun * 30}+0x60", **of_rank()),
+    ]
+
+
+def test_a_start_is_too_long_after_twenty_minutes(rulebook: Rulebook) -> None:
+    rulebook.check_percent(starting(40), RUN_VERDICT, [(of_run("insufficient_data"), 0)], at="21m")
+    rulebook.check_percent(starting(40), RUN_VERDICT, [(of_run("long_init"), 100)], at="23m")
+    rulebook.check_percent(starting(40, silent=True), RUN_VERDICT, [(of_run("long_init"), 100)], at="23m")
+    rulebook.check(starting(25), {f'{SHARE}{{cause="long_init"}}': []}, at="29m")
+
+
+def restarting(times: int, instance: str = "node1:19400") -> Story:
+    """A run that restarts every eight minutes."""
+    counts = " ".join(f"{count}+0x15" for count in range(times + 1)) + f" {times}+0x{LENGTH}"
+    return [series("stallscope_training_restarts_total", counts, **of_rank(instance=instance))]
+
+
+def test_a_run_restarts_in_a_loop_from_the_third_time_within_an_hour(rulebook: Rulebook) -> None:
+    busy = rank(phases={"restore": 0.3}) + gpu(idle=0.3)
+    rulebook.check_percent(busy + restarting(3), RUN_VERDICT, [(of_run("restart_loop"), 30)], at="40m")
+    rulebook.check(busy + restarting(2), {f'{SHARE}{{cause="restart_loop"}}': []}, at="40m")
+
+
+def test_restarts_of_all_ranks_at_once_count_once_and_those_on_another_node_too(rulebook: Rulebook) -> None:
+    gang = [each for number in range(4) for each in rank(number, gpus=())]
+    gang += [
+        series("stallscope_training_restarts_total", f"0+0x20 2+0x{LENGTH}", **of_rank(number)) for number in range(4)
+    ]
+    rulebook.check(gang, {"round(run:restarts:increase1h)": [({"run": "train"}, 2)]}, at="40m")
+    moved = rank(gpus=(), last_push=growing_until(18)) + rank(gpus=(), instance="node2:19400")
+    moved += restarting(2) + restarting(1, instance="node2:19400")
+    rulebook.check(moved, {"round(run:restarts:increase1h)": [({"run": "train"}, 3)]}, at="40m")
+
+
+def losses(nonfinite: str, loss: str | None) -> Story:
+    """Losses that were no number, counted, and the last one that was."""
+    story = rank() + gpu() + [series("stallscope_training_nonfinite_losses_total", nonfinite, **of_rank())]
+    return story if loss is None else [*story, series("stallscope_training_loss", loss, **of_rank())]
+
+
+@pytest.mark.parametrize(
+    ("nonfinite", "loss", "cause"),
+    [
+        pytest.param("0+0x20 1+30x99", "9-0.1x20 7+0x99", "loss_nonfinite", id="every step"),
+        pytest.param("0+0x20 1+30x99", "9-0.1x20 _x99", "loss_nonfinite", id="every step, the last loss is withdrawn"),
+        pytest.param("0+0x20 1+1x99", None, "loss_nonfinite", id="every thirtieth step is told"),
+        pytest.param("0+0x20 1+1x99", "9-0.01x99", "healthy", id="among others that are numbers"),
+        pytest.param("0+0x36 2+0x99", "9-0.1x36 5+0x99", "healthy", id="two, and then nothing is told"),
+        pytest.param("0+0x20 30+0x99", "9+0x99", "healthy", id="long ago"),
+    ],
+)
+def test_losses_count_that_are_no_number_one_after_another(
+    rulebook: Rulebook, nonfinite: str, loss: str | None, cause: str
+) -> None:
+    percent = 0 if cause == "healthy" else 100
+    rulebook.check_percent(losses(nonfinite, loss), RUN_VERDICT, [(of_run(cause), percent)])
+
+
+def fires(alert: str, severity: str = "warning") -> dict[str, str]:
+    return {"alertname": alert, "severity": severity, "run": "train"}
+
+
+SAVES = [series("stallscope_training_phase_occurrences_total", growing(1 / 300), phase="checkpoint", **of_rank())]
+
+
+@pytest.mark.parametrize(
+    ("story", "alerts"),
+    [
+        pytest.param(
+            rank(phases={"checkpoint": 0.0625}) + gpu(idle=0.07) + SAVES, [fires("TrainingCheckpointStall")], id="saves"
+        ),
+        pytest.param(rank(phases={"checkpoint": 0.04}) + gpu(idle=0.04) + SAVES, [], id="saves a little"),
+        pytest.param(rank(phases={"evaluation": 0.32}) + gpu(), [fires("TrainingEvaluationOverhead")], id="evaluates"),
+        pytest.param(rank(phases={"evaluation": 0.2}) + gpu(), [], id="evaluates less"),
+        pytest.param(rank(phases={"logging": 0.0625}) + gpu(idle=0.1), [fires("TrainingCallbackStall")], id="logs"),
+        pytest.param(
+            rank(phases={"logging": 0.3}, job_class="experiment") + gpu(idle=0.3),
+            [fires("TrainingCallbackStall", "info")],
+            id="an experiment logs",
+        ),
+        pytest.param(rank(phases={"logging": 0.04}) + gpu(idle=0.1), [], id="logs a little"),
+        pytest.param(rank() + gpu(idle=0.1) + slow_steps(0.0625), [fires("TrainingStepOutliers")], id="slow steps"),
+        pytest.param(rank() + gpu() + slow_steps(0.04), [], id="slow steps, a little"),
+        pytest.param(starting(60), [fires("TrainingLongInit")], id="starts for long"),
+        pytest.param(rank() + gpu() + restarting(3), [fires("TrainingRestartLoop")], id="restarts"),
+        pytest.param(
+            losses("0+0x90 1+30x29", "9-0.01x90 8+0x29"), [fires("TrainingLossNonfinite", "critical")], id="no number"
+        ),
+        pytest.param(
+            rank(last_step=growing_until(40)) + gpu() + powered(steady(200)),
+            [fires("TrainingHangSpin", "critical")],
+            id="GPUs spin",
+        ),
+        pytest.param(
+            rank(last_step=growing_until(40)) + gpu(idle=1.0) + storage(full=0.5),
+            [fires("TrainingHangIo", "critical")],
+            id="storage hangs",
+        ),
+    ],
+)
+def test_alerts_fire_on_their_cause_and_not_under_their_level(
+    rulebook: Rulebook, story: Story, alerts: list[dict[str, str]]
+) -> None:
+    rulebook.check_firing(exporter() + story, alerts)
+
+
+def test_one_save_does_not_make_an_alert(rulebook: Rulebook) -> None:
+    once = [series("stallscope_training_phase_occurrences_total", steady(1), phase="checkpoint", **of_rank())]
+    story = rank(phases={"checkpoint": 0.2}) + gpu(idle=0.2) + once
+    rulebook.check(story, {f'{HOUR}{{cause="checkpoint_stall"}}': []}, at="50m")
+
+
+def test_an_alert_says_what_it_costs(rulebook: Rulebook) -> None:
+    rulebook.check_text(
+        exporter() + rank(phases={"logging": 0.25}) + gpu(idle=0.25),
+        "TrainingCallbackStall",
+        {"alertname": "TrainingCallbackStall", "severity": "warning", "cause": "callback_stall"}
+        | {"run": "train", "job_class": "production"},
+        {
+            "summary": "Logging or callbacks hold training up.",
+            "lost": "6.0 GPU-hours a day",
+            "description": "GPUs of run train idle for 25% of the time while the loop logs, calls back or is in a "
+            "phase of the user's own. Move that work to a thread, do it less often, and reduce on the GPU before "
+            "copying (one number, not a tensor); stallscope_training_phase_max_seconds names the longest.",
+            "runbook_url": "https://github.com/stallscope/stallscope/blob/main/alerts/runbooks/TrainingCallbackStall.md",
+            "dashboard_url": "/d/stallscope-run?var-run=train",
+        },
+    )
