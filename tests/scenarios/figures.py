@@ -261,7 +261,7 @@ def judge(trial: Trial, account: Account, truth: Truth, *, expected: Callable[[F
         forbidden=tuple(sorted(({verdict} | {firing.cause for firing in after if firing.loud}) & case.forbidden)),
         lost=(
             _mean_share(account.shares.get(told_cause, {}), judged_from, end)
-            if case.lost is not None and account.shares
+            if case.lost is not None and case.verdict_expected and account.shares
             else None
         ),
         culprit=_culprit_named(case, hits, account.culprit, judged_from),
