@@ -157,7 +157,8 @@ def explain(options: argparse.Namespace) -> None:
         _print_spans(_spans(everything, name))
     print("\nalerts")
     for firing in sorted(
-        account.firings(everything, lambda alert: account.alert_delay(alert, case.lost)), key=lambda each: each.first
+        account.firings(everything, lambda alert: account.alert_delay(alert, account.surely_lost(case))),
+        key=lambda each: each.first,
     ):
         print(
             f"  {firing.first / 60:g} to {firing.last / 60:g} min: {firing.alert} ({firing.severity}) "

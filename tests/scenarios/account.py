@@ -58,7 +58,7 @@ def of_rules(case: Case, series: Sequence[Series], answers: Answers) -> Account:
     parts = max(1, len(verdicts))
     return Account(
         verdicts=verdicts,
-        firings=list(firings(answers, lambda name: alert_delay(name, case.lost))),
+        firings=list(firings(answers, lambda name: alert_delay(name, surely_lost(case)))),
         shares={
             cause: {second: sum(values) / parts for second, values in timeline.items()}
             for cause, timeline in shares.items()
@@ -119,6 +119,11 @@ def _alert_rules() -> Mapping[str, Sequence[Mapping[str, str]]]:
             for rule in group["rules"]:
                 rules[rule["alert"]].append(rule)
     return rules
+
+
+def surely_lost(case: Case) -> float | None:
+    """What a right measurement of the share lost may be at the least."""
+    return None if case.lost is None else case.lost - case.tolerance
 
 
 def alert_delay(name: str, lost: float | None) -> float:
