@@ -27,6 +27,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 import stallscope
 from stallscope.integrations import pytorch
+from stallscope.shim import process
 from tests.end_to_end.trainers import Training
 
 BATCH, FEATURES = 16, 64
@@ -35,6 +36,8 @@ BLOCK = 1 << 20
 
 def main() -> None:
     """Fork a trainer for each line, until there are no more."""
+    # The shim looks at its children and its cgroup every few seconds; here, where time is fast, with each report.
+    process._LOOK_EVERY = 0.0
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
     for line in sys.stdin:
         pid = os.fork()
@@ -47,8 +50,6 @@ def main() -> None:
 
 def train(told: Training) -> None:
     """Train until a signal ends the process."""
-    if told.cgroup:
-        (Path(told.cgroup) / "cgroup.procs").write_text(str(os.getpid()))
     torch.set_num_threads(1)
     torch.manual_seed(told.rank)
     model: torch.nn.Module = torch.nn.Sequential(
@@ -69,6 +70,8 @@ def train(told: Training) -> None:
         )
         model = torch.nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    if told.cgroup:
+        (Path(told.cgroup) / "cgroup.procs").write_text(str(os.getpid()))
     run = stallscope.Run(
         told.run,
         rank=told.rank,
