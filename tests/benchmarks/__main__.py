@@ -8,7 +8,7 @@ import os
 import platform
 from pathlib import Path
 
-from tests.benchmarks import accuracy, sampling_round, scrape, shim_cost, training_step
+from tests.benchmarks import accuracy, rules, sampling_round, scrape, shim_cost, training_step
 from tests.benchmarks.processes import CLIENT_PROCESSOR
 
 RESULTS = Path(__file__).with_name("RESULTS.md")
@@ -47,10 +47,12 @@ def main() -> None:
     today = dt.datetime.now(dt.timezone.utc).date()
     before = load()
     parts = ["### The shim", shim_cost.table().strip(), training_step.table().strip()]
+    # Prometheus may use every processor.
+    rule_cost = ["### Rules", rules.table()]
     os.sched_setaffinity(0, {CLIENT_PROCESSOR})
     parts += ["### Scrapes", scrape.table()]
     parts += ["### A sampling round", sampling_round.table()]
-    parts += ["### Accuracy", accuracy.table()]
+    parts += ["### Accuracy", accuracy.table(), *rule_cost]
     parts = [f"## {today}", f"{machine()}; load {before} before the run, {load()} after it (its own is 1)", *parts]
     entry = "\n\n".join(parts) + "\n\n"
     print(entry)
