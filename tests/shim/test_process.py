@@ -255,6 +255,27 @@ def test_a_look_at_many_children_is_taken_in_turns_with_the_cgroup(tmp_path: Pat
     assert probe._cgroup_due > 0.0
 
 
+def test_readings_far_apart_look_at_the_children_and_at_the_cgroup_by_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    probe = tree(
+        tmp_path,
+        {
+            "proc/self/cgroup": "0::/job\n",
+            "sys/fs/cgroup/job/cpu.max": "50000 100000\n",
+            "sys/fs/cgroup/job/cpu.stat": "nr_periods 1\nnr_throttled 1\nthrottled_usec 1\n",
+        },
+    )
+    assert probe.read()[0]["cpu_periods"] == 1
+    (tmp_path / "sys/fs/cgroup/job/cpu.stat").write_text("nr_periods 2\nnr_throttled 1\nthrottled_usec 1\n")
+    now += 30.0
+    probe.read()
+    now += 30.0
+    assert probe.read()[0]["cpu_periods"] == 2
+
+
 def test_collections_are_timed_until_closed() -> None:
     before = list(gc.callbacks)
     probe = ProcessProbe()
