@@ -45,6 +45,7 @@ EVIDENCE_MINUTES: Mapping[str, float] = {
     "thermal_throttle": 10.0,
     "packing_candidate": 30.0,
     "gpu_mem_leak": 60.0,
+    "gpu_mem_fragmented": 10.0,
     "checkpoint_stall": 60.0,
     "evaluation_overhead": 60.0,
     "goodput_low": 60.0,
@@ -55,7 +56,6 @@ EVIDENCE_MINUTES: Mapping[str, float] = {
     "ecc_uncorrected": 0.0,
     "row_remap_pending": 0.0,
     "row_remap_failed": 0.0,
-    "nvlink_down": 0.0,
     "oom_kill": 0.0,
     "shm_full": 0.0,
 }
