@@ -391,3 +391,21 @@ def test_a_cause_is_found_before_anything_is_called_healthy(rulebook: Rulebook) 
     story = rank(wait=0.0, first_step=600) + gpu(idle=0.0)
     rulebook.check(story, {f"count by (cause) ({RUN_VERDICT})": [({"cause": "insufficient_data"}, 1)]}, at="18m30s")
     rulebook.check(story, {f"count by (cause) ({RUN_VERDICT})": [({"cause": "healthy"}, 1)]}, at="20m")
+
+
+def test_the_gpu_of_a_straggler_has_its_own_hardware_cause_and_the_run_has_a_straggler(rulebook: Rulebook) -> None:
+    story: list[tuple[str, str]] = []
+    for number in range(3):
+        slow = number == 2
+        phases = {"communication": 0.0 if slow else 0.3}
+        story += rank(number, phases=phases, gpus=((str(number), f"GPU-{number}"),))
+        story += gpu(number, throttled={"hw_thermal": 1.0} if slow else {}, clock=0.7 if slow else 1.0)
+    rulebook.check(
+        story,
+        {
+            f"count by (cause) ({RUN_VERDICT})": [({"cause": "straggler_hw"}, 1)],
+            f"count by (cause) ({GPU_VERDICT}{{gpu='2'}})": [({"cause": "thermal_throttle"}, 1)],
+            f"count by (cause) ({GPU_VERDICT}{{gpu!='2'}})": [({"cause": "straggler_hw"}, 2)],
+        },
+        at="30m",
+    )
