@@ -219,7 +219,7 @@ def test_the_period_of_the_dips_that_checkpoints_make_is_found_from_the_gpu_alon
 
 
 def test_work_between_steps_that_no_phase_names(workshop: Workshop) -> None:
-    workshop.await_outcome("unnamed", "sync_stall")
+    workshop.await_outcome("unnamed", "periodic_host_work")
 
 
 def test_a_transform_that_takes_all_processors(workshop: Workshop) -> None:
