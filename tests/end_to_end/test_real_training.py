@@ -31,12 +31,14 @@ RESTARTS = 3
 RESTARTED = Training("restarted")
 WELL = ("healthy", "compute_bound")
 DATA_BYTES = 64 << 20
-BUSY_PROCESSORS = """
-  1 - sum(rate(stallscope_host_cpu_seconds_total{mode=~"idle|iowait"}[10s]))
-    / sum(rate(stallscope_host_cpu_seconds_total[10s]))
+TAKEN_BY_OTHERS = """
+  1 - (
+      sum(rate(stallscope_host_cpu_seconds_total{mode=~"idle|iowait"}[10s]))
+    + (sum(rate(stallscope_training_process_cpu_seconds_total[10s])) or vector(0))
+  ) / sum(rate(stallscope_host_cpu_seconds_total[10s]))
 """
-MOST_TAKEN = 0.6
-"""Of the processors, while faults side by side leave most of them idle."""
+MOST_TAKEN = 0.4
+"""Of the processors, by what is no training here; the servers need less than half of that."""
 
 
 class Workshop:
@@ -127,10 +129,10 @@ class Workshop:
         try:
             yield
         except AssertionError:
-            taken = self.stack.values(BUSY_PROCESSORS, "").get("", 0.0)
+            taken = self.stack.values(TAKEN_BY_OTHERS, "").get("", 0.0)
             if taken < MOST_TAKEN:
                 raise
-            pytest.skip(f"other work takes this machine's processors: {taken:.0%} are busy")
+            pytest.skip(f"other work takes {taken:.0%} of this machine's processors")
 
 
 def make_readable(file: Path) -> None:
@@ -225,4 +227,4 @@ def test_work_between_steps_that_no_phase_names(workshop: Workshop) -> None:
 def test_a_transform_that_takes_all_processors(workshop: Workshop) -> None:
     with workshop.on_an_idle_host():
         workshop.leave_alone("saturated")
-    workshop.await_outcome("saturated", "input_cpu_saturated")
+        workshop.await_outcome("saturated", "input_cpu_saturated")
