@@ -274,7 +274,7 @@ def test_without_performance_counters_short_steps_at_low_power_are_a_small_batch
             "ac-01": (node("ac-01", busy=0.9, memory_busy=0.85, batch=4, step=0.016, used=1.0), "small_batch", 0),
             # And 3500 in batches of 512.
             "ac-02": (
-                node("ac-02", busy=1.0, memory_busy=0.62, batch=512, step=0.146, used=1.0),
+                node("ac-02", busy=1.0, memory_busy=0.62, batch=512, step=0.146, used=1.0, power=0.9),
                 "compute_bound",
                 0,
             ),

@@ -196,6 +196,8 @@ def test_a_quota_that_stops_the_rank_on_a_free_host_is_throttling(rulebook: Rule
             # It also uses all that the quota allows: the quota is what to change.
             "all": (node("all", throttled=0.6, cores=7.9, limit=8), "input_cgroup_throttled"),
             "full": (node("full", throttled=0.6, busy=0.96), "input_cpu_saturated"),
+            # Others fill the host; the quota stops the rank before they do.
+            "others": (node("others", throttled=1.0, busy=0.96, cores=0.2, limit=1), "input_cgroup_throttled"),
             "no-wait": (node("no-wait", throttled=0.6, wait=0.01), "healthy"),
         },
     )
@@ -222,6 +224,8 @@ def test_more_than_two_workers_a_processor_are_too_many_where_tasks_wait(ruleboo
             "many": (node("many", cpus=8, limit=8, workers=20, busy=0.75, pressure=0.3), "input_too_many_workers"),
             # They sleep until storage answers.
             "asleep": (node("asleep", cpus=8, limit=8, workers=40, busy=0.65, pressure=0.05), "input_bound"),
+            # One worker under a quota of a fifth of a processor.
+            "one": (node("one", cpus=8, limit=0.2, cores=0.1, workers=1, busy=0.75, pressure=0.3), "input_bound"),
             "fewer": (node("fewer", cpus=8, limit=8, workers=13, busy=0.75, pressure=0.3), "input_bound"),
             # Eight ranks of 8 workers may use 32 processors each, but there are only 32.
             "shared": (
