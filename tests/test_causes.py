@@ -1,0 +1,30 @@
+"""The table of causes, and the page that it makes."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+import pytest
+
+from stallscope.causes import CAUSES, REMAINDERS, Cause
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_the_page_of_causes_is_what_the_table_says() -> None:
+    printed = runpy.run_path(str(ROOT / "exporter" / "causes_reference.py"))["page"]()
+    assert (ROOT / "alerts" / "CAUSES.md").read_text(encoding="utf-8") == printed, "run `make generate`"
+
+
+@pytest.mark.parametrize("cause", CAUSES.values(), ids=CAUSES)
+def test_a_cause_is_told_in_a_few_words_and_one_sentence(cause: Cause) -> None:
+    assert cause.title[0].isupper()
+    assert len(cause.title) <= 48
+    assert not cause.title.endswith(".")
+    assert cause.remedy.endswith(".")
+    assert len(cause.remedy) <= 120
+
+
+def test_no_cause_has_the_name_of_a_verdict_without_one() -> None:
+    assert not CAUSES.keys() & REMAINDERS.keys()
