@@ -302,11 +302,18 @@ class Rulebook:
         )
 
     def check_percent(
-        self, story: Story, name: str, expected: Iterable[tuple[Labels, int]], *, at: str = "20m", by: str = ""
+        self,
+        story: Story,
+        name: str,
+        expected: Iterable[tuple[Labels, int]],
+        *,
+        at: str = "20m",
+        by: str = "",
+        rule_files: Sequence[Path] = RULE_FILES,
     ) -> None:
         """Expect exactly these samples of a recorded share, in whole per cent."""
         percent = f"round(100 * {name})"
-        self.check(story, {f"sum by ({by}) ({percent})" if by else percent: expected}, at=at)
+        self.check(story, {f"sum by ({by}) ({percent})" if by else percent: expected}, at=at, rule_files=rule_files)
 
     def check_firing(
         self,
@@ -322,7 +329,13 @@ class Rulebook:
         samples = [(labels, 1.0) for labels in expected]
         self.check(story, {f"count by ({by}) ({firing})": samples}, at=at, rule_files=rule_files)
 
-    def check_nodes(self, nodes: Mapping[str, tuple[Story, str]], *, at: str = "20m") -> None:
+    def check_nodes(
+        self,
+        nodes: Mapping[str, tuple[Story, str]],
+        *,
+        at: str = "20m",
+        rule_files: Sequence[Path] = RULE_FILES,
+    ) -> None:
         """Expect of each node one GPU with that cause, or none; all others are healthy, and have one verdict each."""
         self.check(
             [each for story, _cause in nodes.values() for each in story],
@@ -333,15 +346,23 @@ class Rulebook:
                 "count by (instance) (count by (instance, gpu, uuid, mig) (gpu:verdict:ratio5m) > 1)": [],
             },
             at=at,
+            rule_files=rule_files,
         )
 
-    def check_nodes_firing(self, nodes: Mapping[str, tuple[Story, Iterable[Labels]]], *, at: str = "50m") -> None:
+    def check_nodes_firing(
+        self,
+        nodes: Mapping[str, tuple[Story, Iterable[Labels]]],
+        *,
+        at: str = "50m",
+        rule_files: Sequence[Path] = RULE_FILES,
+    ) -> None:
         """Expect exactly these alerts of each node, by name and severity."""
         self.check_firing(
             exporter() + [each for story, _alerts in nodes.values() for each in story],
             [{"instance": instance, **labels} for instance, (_story, expected) in nodes.items() for labels in expected],
             at=at,
             by="alertname, severity, instance",
+            rule_files=rule_files,
         )
 
     def check_text(self, story: Story, alert: str, labels: Labels, annotations: Labels, *, at: str = "50m") -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from tests.rules.rulebook import (
     LENGTH,
+    RULE_FILES,
     Labels,
     Rulebook,
     Story,
@@ -22,6 +23,12 @@ from tests.rules.rulebook import (
     until,
 )
 
+FILES = tuple(
+    path
+    for path in RULE_FILES
+    if path.stem in ("thresholds", "subjects", "input", "hours", "use", "verdicts", "gpu_use")
+)
+"""What judges the use of GPUs, and what a run waits for."""
 MIB = 2**20
 Told = tuple[str, str, int, dict[str, str]]
 
@@ -73,6 +80,7 @@ def check_causes(rulebook: Rulebook, nodes: Mapping[str, tuple[Story, Iterable[s
             ]
         },
         at=at,
+        rule_files=FILES,
     )
 
 
@@ -87,6 +95,7 @@ def check_alerts(rulebook: Rulebook, nodes: Mapping[str, tuple[Story, Iterable[L
             ]
         },
         at=at,
+        rule_files=FILES,
     )
 
 
@@ -139,6 +148,7 @@ def test_a_gpu_is_idle_when_somebody_has_held_it_for_an_hour_without_work(rulebo
             ],
         },
         at="100m",
+        rule_files=FILES,
     )
 
 
@@ -172,13 +182,14 @@ def test_sharing_is_unexpected_where_another_gpu_is_free(rulebook: Rulebook) -> 
     free = gpu(1, idle=1.0, busy=0.0, held=False)
     taken = gpu(1)
     ada, bob = owner(user="ada"), owner(user="bob")
-    small = [
-        told("owner_memory_used_bytes", steady(300e6), user="bob"),
-        told("owner_memory_used_bytes", steady(30e9), user="ada"),
-    ]
+
+    def holds(share: float, **labels: str) -> Told:
+        return told("owner_memory_used_bytes", steady(share * 80 * 1024 * MIB), 0, **labels)
+
+    both = [holds(0.4, user="ada"), holds(0.4, user="bob")]
     two_runs = rank(run="a") + rank(run="b")
     nodes = {
-        "two owners": (node("two owners", gpu() + free, ada, bob, exclusive()), ["shared_unexpectedly"]),
+        "two owners": (node("two owners", gpu() + free, ada, bob, *both, exclusive()), ["shared_unexpectedly"]),
         "one owner": (node("one owner", gpu() + free, ada, exclusive()), []),
         "containers of one pod": (
             node(
@@ -186,14 +197,19 @@ def test_sharing_is_unexpected_where_another_gpu_is_free(rulebook: Rulebook) -> 
                 gpu() + free,
                 owner(namespace="n", pod="p", container="a"),
                 owner(namespace="n", pod="p", container="b"),
+                holds(0.4, namespace="n", pod="p", container="a"),
+                holds(0.4, namespace="n", pod="p", container="b"),
                 exclusive(),
             ),
             [],
         ),
-        "none is free": (node("none is free", gpu() + taken, ada, bob, exclusive()), []),
-        "alone": (node("alone", gpu(), ada, bob, exclusive()), []),
-        "time slices": (node("time slices", gpu() + free, ada, bob, exclusive(sharing="time_sliced")), []),
-        "a monitor": (node("a monitor", gpu() + free, ada, bob, *small, exclusive()), []),
+        "none is free": (node("none is free", gpu() + taken, ada, bob, *both, exclusive()), []),
+        "alone": (node("alone", gpu(), ada, bob, *both, exclusive()), []),
+        "time slices": (node("time slices", gpu() + free, ada, bob, *both, exclusive(sharing="time_sliced")), []),
+        "a monitor": (
+            node("a monitor", gpu() + free, ada, bob, holds(0.4, user="ada"), holds(0.004, user="bob"), exclusive()),
+            [],
+        ),
     }
     check_causes(rulebook, nodes)
     rulebook.check(
@@ -204,9 +220,17 @@ def test_sharing_is_unexpected_where_another_gpu_is_free(rulebook: Rulebook) -> 
                 ({"run": "b"}, 1),
             ]
         },
+        rule_files=FILES,
     )
-    shared = {"alertname": "GpuSharedUnexpectedly", "severity": "warning"}
-    check_alerts(rulebook, {"two owners": (nodes["two owners"][0], [{**shared, "user": "ada"}])})
+    rulebook.check(
+        nodes["two owners"][0],
+        {
+            'count by (severity) (ALERTS{alertname="GpuSharedUnexpectedly", alertstate="firing"})': [
+                ({"severity": "warning"}, 1)
+            ]
+        },
+        rule_files=FILES,
+    )
 
 
 def test_regular_dips_are_told_unless_a_run_tells_of_the_same_time(rulebook: Rulebook) -> None:
@@ -229,6 +253,7 @@ def test_regular_dips_are_told_unless_a_run_tells_of_the_same_time(rulebook: Rul
         [({"cause": "periodic_host_work", "run": "r"}, 13)],
         at="50m",
         by="cause, run",
+        rule_files=FILES,
     )
 
 
@@ -284,4 +309,5 @@ def test_an_alert_names_the_period_in_steps_where_a_run_tells_them(rulebook: Rul
             "sum by (uuid) (round(gpu:dip_period:steps30m))": [({"uuid": "GPU-0"}, 50)],
         },
         at="50m",
+        rule_files=FILES,
     )
