@@ -31,7 +31,7 @@ import numpy as np
 import yaml
 
 from tests.benchmarks.cluster import HOUR, Cluster
-from tests.benchmarks.processes import proportional_memory
+from tests.benchmarks.processes import cpu_seconds, idle_share, proportional_memory
 from tests.benchmarks.remote_write import RemoteWriter
 from tests.free_ports import free_port
 from tests.promql_names import names_in
@@ -41,6 +41,8 @@ _INTERVAL = 30
 _SIZES = (256, 1024)
 _EVALUATIONS = 5
 _GOAL_SECONDS, _GOAL_SERIES = 3.0, 60
+_CALM = _INTERVAL * 2.0
+"""Seconds for which samples come in before there are rules: what that takes is not theirs."""
 _FILL = 20
 """Moments in one writing."""
 
@@ -54,6 +56,8 @@ class Cost:
     """That were written, each with a sample every half a minute."""
     memory: int
     """PSS of Prometheus in bytes."""
+    processor: float
+    """Seconds of processor time that all rules take in half a minute: right on a busy machine as well."""
     groups: dict[str, float]
     """Seconds of an evaluation: the median of several."""
     rules: dict[tuple[str, int, str], float]
@@ -129,20 +133,25 @@ def measure(gpus: int, evaluations: int = _EVALUATIONS) -> Cost:
             behind = min(_FILL, int((time.time() - moment) / _INTERVAL))
             writer.send(moment + _INTERVAL * np.arange(behind, dtype=float))
             moment += behind * _INTERVAL
-        _configure(folder, files, port)
         watch = _Watch()
         with _going_on(writer, moment):
+            without_rules = idle_share(pid, _CALM)
+            _configure(folder, files, port)
+            time.sleep(_INTERVAL * 2)
+            before, began = cpu_seconds(pid), time.monotonic()
             deadline = time.monotonic() + (evaluations + 2) * 2 * _INTERVAL + 60
             while watch.fewest() <= evaluations:
                 if time.monotonic() > deadline:
                     raise RuntimeError(f"some group had only {watch.fewest()} evaluations: {sorted(watch.groups)}")
                 time.sleep(5)
                 watch.take(_ask(port, "rules")["groups"])
+            share = (cpu_seconds(pid) - before) / (time.monotonic() - began)
         gpu, rank = cluster.healthy()
         return Cost(
             gpus=gpus,
             series=cluster.series,
             memory=proportional_memory(pid),
+            processor=(share - without_rules) * _INTERVAL,
             groups={name: _median(seen) for name, seen in watch.groups.items()},
             rules={key: _median(seen) for key, seen in watch.rules.items()},
             recorded={
@@ -181,6 +190,7 @@ def table(sizes: Sequence[int] = _SIZES) -> str:
             "|---" * (len(costs) + 1 + several) + "|",
             *(_row(name, [cost.groups.get(name, 0.0) for cost in costs], costs) for name in names),
             _row("**all**", [cost.total for cost in costs], costs),
+            _row("processor time in 30 s", [cost.processor for cost in costs], costs),
             "",
             goals,
             "",
