@@ -53,7 +53,7 @@ CORRECTIVE_WORDS = {
     "TrainingCommBound": ("buckets", "16 bits", "NVLink", "RDMA"),
     "TrainingGpuLoadImbalance": ("DistributedDataParallel", "balance"),
     "TrainingScalingInefficient": ("communication", "straggler"),
-    "TrainingTelemetryMissing": ("STALLSCOPE_ADDRESS", "stallscope.track"),
+    "TrainingTelemetryMissing": ("STALLSCOPE_ADDRESS", "warnings in their logs"),
     "GpuLost": ("Drain", "reboot", "reseat"),
     "GpuThermalThrottle": ("airflow", "fans"),
     "GpuUnderused": ("stallscope.track", "workers", "batch"),
