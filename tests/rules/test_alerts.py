@@ -305,13 +305,14 @@ def test_the_text_gives_the_figure_and_the_speed_that_could_be_had(rulebook: Rul
         "TrainingInputCpuSaturated",
         {"run": "my run", "severity": "warning", "cause": "input_cpu_saturated", "job_class": "production"},
         {
-            "summary": "Training run waits for input data because its processors are saturated.",
+            "summary": "Training run waits for data: its processors are full.",
             "description": (
                 "Run my run loses 50% of its GPU time waiting for batches that the processors cannot prepare in time: "
-                "without the wait it would be up to 2.0 times as fast. More workers will not help. Decode and augment "
+                "without that it would be up to 2.0 times as fast. More workers will not help. Decode and augment "
                 "less per sample (cache decoded data, resize offline, decode faster or on the GPU), or give the job "
                 "more processors per GPU."
             ),
+            "lost": "12.0 GPU-hours a day",
             "runbook_url": url + "TrainingInputCpuSaturated.md",
             "dashboard_url": "/d/stallscope-run?var-run=my+run",
         },

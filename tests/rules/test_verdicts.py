@@ -111,7 +111,7 @@ def test_the_sub_cause_needs_the_evidence_of_the_ranks_own_host(
         pytest.param(7.8, 0.2, "input_cpu_saturated", id="limit reached on a free host"),
         pytest.param(2.0, 0.2, "input_bound", id="far from the limit"),
         pytest.param(0.5, 0.95, "input_bound", id="others burn the processors"),
-        pytest.param(7.0, 0.95, "input_cpu_saturated", id="under the limit on a full host, a tenth of it ours"),
+        pytest.param(7.0, 0.95, "input_bound", id="under the limit on a full host, a tenth of it ours"),
     ],
 )
 def test_the_ranks_own_processor_time_is_weighed_against_its_limit_and_its_host(
