@@ -43,7 +43,8 @@ SAVES = [series("stallscope_training_phase_occurrences_total", growing(1 / 300),
 
 
 def test_shares_of_an_hour_are_of_its_wall_time(rulebook: Rulebook) -> None:
-    story = rank(phases={"checkpoint": 0.1, "evaluation": 0.2, "logging": 0.06}) + gpu(idle=0.2) + SAVES
+    # Callbacks are only counted after the warm-up.
+    story = rank(phases={"checkpoint": 0.1, "evaluation": 0.2, "logging": 0.07}) + gpu(idle=0.2) + SAVES
     rulebook.check_percent(
         story,
         HOUR,
@@ -71,7 +72,7 @@ def test_a_save_every_twenty_minutes_counts_by_its_mean(rulebook: Rulebook) -> N
         series("stallscope_training_phase_seconds_total", saving, phase="checkpoint", **of_rank()),
         series("stallscope_training_phase_occurrences_total", growing(1 / 1200), phase="checkpoint", **of_rank()),
     ]
-    rulebook.check_percent(story, HOUR, [(RUN | {"cause": "checkpoint_stall"}, 8)], at="58m")
+    rulebook.check_percent(story, HOUR, [(RUN | {"cause": "checkpoint_stall"}, 5)], at="58m")
     rulebook.check(story, {"run_cause:time_lost:ratio5m": []}, at="50m")
     rulebook.check_firing(exporter() + story, [{"alertname": "TrainingCheckpointStall"} | RUN], by="alertname, run")
 
@@ -92,7 +93,7 @@ def reborn(name: str, values: str) -> tuple[str, str]:
 def test_goodput_counts_the_time_in_which_no_process_lived(rulebook: Rulebook) -> None:
     story = [reborn(name, values) for name, values in rank(gpus=())]
     rulebook.check_percent(story, GOODPUT, [(RUN, 100)], at="19m")
-    rulebook.check(story, {f"{GOODPUT} > bool 0.7 < bool 0.8": [(RUN, 1)]}, at="40m")
+    rulebook.check(story, {f"round(20 * {GOODPUT})": [(RUN, 15)]}, at="40m")
 
 
 def stepping(told: str, counted: str) -> Story:
@@ -106,9 +107,9 @@ def stepping(told: str, counted: str) -> Story:
 
 
 def test_steps_that_a_return_to_a_checkpoint_has_lost_are_not_productive(rulebook: Rulebook) -> None:
-    """A thousand steps, back to 600, and 600 more: 400 of 1,600 were for nothing."""
+    """A thousand steps, back to 600, and 575 more: 375 (to the first that is told) of 1,525 were for nothing."""
     resumed = stepping("0+25x40 600+25x24", "0+25x40 0+25x24")
-    rulebook.check(resumed, {"sum_over_time(run:steps_lost:count[1h])": [(RUN, 400)]}, at="32m")
+    rulebook.check(resumed, {"sum_over_time(run:steps_lost:count[1h])": [(RUN, 375)]}, at="32m")
     rulebook.check_percent(resumed, GOODPUT, [(RUN, 75)], at="32m")
 
 
