@@ -291,7 +291,7 @@ SAVES = [series("stallscope_training_phase_occurrences_total", growing(1 / 300),
         pytest.param(rank(phases={"logging": 0.04}) + gpu(idle=0.1), [], id="logs a little"),
         pytest.param(rank() + gpu(idle=0.1) + slow_steps(0.0625), [fires("TrainingStepOutliers")], id="slow steps"),
         pytest.param(rank() + gpu() + slow_steps(0.04), [], id="slow steps, a little"),
-        pytest.param(starting(60), [fires("TrainingLongInit")], id="starts for long"),
+        pytest.param(starting(55), [fires("TrainingLongInit")], id="starts for long"),
         pytest.param(rank() + gpu() + restarting(3), [fires("TrainingRestartLoop")], id="restarts"),
         pytest.param(
             losses("0+0x90 1+30x29", "9-0.01x90 8+0x29"), [fires("TrainingLossNonfinite", "critical")], id="no number"
