@@ -31,6 +31,7 @@ INPUT_CPU = {"alertname": "TrainingInputCpuSaturated", "severity": "warning", "r
 STALLED = {"alertname": "TrainingStalled", "severity": "critical", "run": "train"}
 THERMAL = {"alertname": "GpuThermalThrottle", "severity": "warning"}
 LOST = {"alertname": "GpuLost", "severity": "critical"}
+HOST_FULL = {"alertname": "HostCpuSaturated", "severity": "info"}
 UNDERUSED = {"alertname": "GpuUnderused", "severity": "warning"}
 IN_RUN = {"run": "train"}
 REJECTED = "stallscope_exporter_reports_rejected_total"
@@ -63,13 +64,15 @@ def down(reason: str, mig: str = "") -> Story:
             [INPUT_CPU | {"severity": "info"}],
             id="an experiment's processors are info",
         ),
-        pytest.param(rank(wait=0.3) + gpu(idle=0.0) + host(0.97), [], id="hidden wait"),
+        pytest.param(rank(wait=0.3) + gpu(idle=0.0) + host(0.97), [HOST_FULL], id="hidden wait"),
         pytest.param(rank(wait=0.08) + gpu(idle=0.3) + host(0.97), [], id="under the warning level"),
-        pytest.param(rank(wait=0.01) + gpu(idle=0.3) + host(0.97), [], id="idle GPU, processors full, no wait"),
+        pytest.param(
+            rank(wait=0.01) + gpu(idle=0.3) + host(0.97), [HOST_FULL], id="idle GPU, processors full, no wait"
+        ),
         pytest.param(rank(wait=0.3, first_step=2700) + gpu(idle=0.3), [], id="warm-up"),
         pytest.param(rank(wait=0.3, state="finished") + gpu(idle=0.3), [], id="finished run"),
         pytest.param(rank(wait=0.3) + gpu(idle=None), [], id="GPU tells nothing"),
-        pytest.param(rank(wait=None) + gpu(idle=0.9) + host(0.97), [], id="wait not measured"),
+        pytest.param(rank(wait=None) + gpu(idle=0.9) + host(0.97), [HOST_FULL], id="wait not measured"),
         pytest.param(
             rank(wait=0.3, activity={"training": steady(0), "evaluation": steady(1)}) + gpu(idle=0.5),
             [],
@@ -332,6 +335,7 @@ def test_the_text_of_a_lost_gpu_names_the_run_that_it_stops(rulebook: Rulebook) 
                 "which has rank 3 on it, cannot go on. Drain the node, read the kernel log for Xid 79, and reboot; if "
                 "the GPU is lost again, reseat or replace it."
             ),
+            "lost": "24.0 GPU-hours a day",
             "runbook_url": url + "GpuLost.md",
             "dashboard_url": "/d/stallscope-gpu?var-instance=node1%3A19400&var-gpu=0",
         },

@@ -21,7 +21,9 @@ from tests.rules.rulebook import (
 )
 
 GIB = 2**30
-FILES = tuple(path for path in RULE_FILES if path.stem in ("thresholds", "subjects", "memory", "training_memory"))
+FILES = tuple(
+    path for path in RULE_FILES if path.stem in ("thresholds", "subjects", "input", "memory", "training_memory")
+)
 """What judges memory: no verdict depends on it."""
 TOTAL = 80 * GIB
 
