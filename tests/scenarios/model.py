@@ -14,7 +14,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.scenarios.story import Kernels, Pause, Run, Work, at
+from tests.scenarios.story import Pause, Run, Work, at
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
