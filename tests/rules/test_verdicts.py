@@ -288,9 +288,9 @@ def test_an_instance_of_a_divided_gpu_is_joined_by_its_own_uuid(rulebook: Rulebo
 
 
 def test_a_run_over_two_nodes_is_one_run(rulebook: Rulebook) -> None:
-    story = rank(0, wait=0.2) + gpu(0, idle=0.2)
-    story += rank(1, wait=0.4, instance="node2:19400") + gpu(0, idle=0.4, instance="node2:19400")
-    rulebook.check_percent(story, RUN_VERDICT, [({"run": "train", "cause": "input_bound"}, 30)])
+    story = rank(0, wait=0.3) + gpu(0, idle=0.28)
+    story += rank(1, wait=0.3, instance="node2:19400") + gpu(0, idle=0.32, instance="node2:19400")
+    rulebook.check_percent(story, RUN_VERDICT, [({"run": "train", "cause": "input_bound"}, 29)])
 
 
 def test_a_rank_that_moved_to_another_node_is_judged_where_it_was_heard_last(rulebook: Rulebook) -> None:
@@ -336,9 +336,9 @@ def test_a_cluster_label_survives_and_tells_equal_nodes_apart(rulebook: Rulebook
 
 
 def test_other_labels_of_the_target_do_not_disturb_the_joins(rulebook: Rulebook) -> None:
-    story = rank(0, wait=0.2, rack="r1") + gpu(0, idle=0.2, rack="r1")
-    story += rank(1, wait=0.4, instance="node2:19400", rack="r2") + gpu(0, idle=0.4, instance="node2:19400", rack="r2")
-    rulebook.check_percent(story, RUN_VERDICT, [({"run": "train", "cause": "input_bound"}, 30)])
+    story = rank(0, wait=0.3, rack="r1") + gpu(0, idle=0.28, rack="r1")
+    story += rank(1, wait=0.3, instance="node2:19400", rack="r2") + gpu(0, idle=0.32, instance="node2:19400", rack="r2")
+    rulebook.check_percent(story, RUN_VERDICT, [({"run": "train", "cause": "input_bound"}, 29)])
 
 
 def test_an_exporters_restart_changes_no_verdict(rulebook: Rulebook) -> None:
@@ -408,4 +408,22 @@ def test_the_gpu_of_a_straggler_has_its_own_hardware_cause_and_the_run_has_a_str
             f"count by (cause) ({GPU_VERDICT}{{gpu!='2'}})": [({"cause": "straggler_hw"}, 2)],
         },
         at="30m",
+    )
+
+
+def test_a_scrape_that_goes_unanswered_takes_no_verdict_away(rulebook: Rulebook) -> None:
+    """Every series of the node is stale for one interval, as Prometheus marks them."""
+    story = []
+    for name, values in rank(wait=0.3) + gpu(idle=0.3):
+        first, slope = (float(each) for each in values.replace("e+", "e").split("x")[0].split("+"))
+        again = first + slope * 42
+        story.append((name, f"{first:.10g}+{slope:.10g}x40 stale {again:.10g}+{slope:.10g}x78"))
+    found = {f"count_over_time({name}[290s])": 10 for name in (RANK_VERDICT, RUN_VERDICT, GPU_VERDICT)}
+    rulebook.check(
+        story,
+        {
+            f"sum without (cause) ({name})": [(labels, count)]
+            for (name, count), labels in zip(found.items(), (of_rank(), {"run": "train"}, of_gpu()), strict=True)
+        },
+        at="22m",
     )
