@@ -181,7 +181,7 @@ class Outcome:
     told: bool
     """An alert that was expected fired after the onset."""
     late: float | None
-    """Evaluations by which the first expected alert was late; None where none fired."""
+    """Evaluations by which the first alert that the case names was late; None where none fired."""
     detected: float | None
     """Seconds from onset to the first expected alert."""
     alarmed: float | None
@@ -249,7 +249,7 @@ def judge(trial: Trial, account: Account, truth: Truth, *, expected: Callable[[F
         gpu_days=truth.gpus * end / 86400,
         told=bool(hits),
         detected=hits[0].first - start if hits else None,
-        late=_late(case, hits[0], truth) if hits else None,
+        late=_late(case, hits[0], truth) if hits and expected is None else None,
         alarmed=loud[0] - start if loud else None,
         alarms=tuple(
             f"{firing.alert} ({firing.severity}{', before the onset' if firing.first < start else ''})"
@@ -285,9 +285,9 @@ def _culprit_named(case: Case, hits: Sequence[Firing], scores: Mapping[int, str]
         return None
     culprit = dict(case.culprit)
     named = [
-        all(firing.labels.get(label, "") == value for label, value in culprit.items() if label in firing.labels)
+        all(firing.labels[label] == value for label, value in culprit.items() if label in firing.labels)
         for firing in hits
-        if "rank" not in culprit or "rank" in firing.labels
+        if ("rank" in firing.labels if "rank" in culprit else culprit.keys() & firing.labels.keys())
     ]
     if named:
         return all(named)
@@ -403,7 +403,7 @@ def summarise(outcomes: Sequence[Outcome]) -> dict[str, float]:
         "negatives_alarmed": share(bool(each.alarms) for each in negatives),
         "positives_with_other_alarms": share(bool(each.alarms) for each in positives),
         "abstention_precision": share(INSUFFICIENT in {each.trial.case.cause} for each in abstained),
-        "abstention_recall": share(each.verdict == INSUFFICIENT for each in of_kind["abstention"]),
+        "abstention_recall": share(each.acceptable for each in verdicts if each.trial.case.cause == INSUFFICIENT),
         "recall_at_1_25": share(each.told for each, level in near if level > 1),
         "silence_at_0_8": share(not each.told and not each.alarms for each, level in near if level < 1),
         "detection_median_minutes": middle(each.detected / 60 for each in alerted if each.detected is not None),

@@ -149,7 +149,7 @@ _FIGURES: Mapping[str, str] = {
     "negatives_alarmed": "negatives with an alert above info",
     "false_alarms_per_gpu_day": "false alerts above info a GPU-day of negatives",
     "abstention_precision": "abstention precision",
-    "abstention_recall": "abstention recall",
+    "abstention_recall": "abstention recall, acceptable verdicts counted as right",
     "recall_at_1_25": "recall at 1.25 of a threshold",
     "silence_at_0_8": "silence at 0.8 of a threshold",
     "detection_median_minutes": "minutes from onset to alert, median",

@@ -28,7 +28,7 @@ STORY = Story(nodes=())
 
 
 def trial(cause: str = "input_bound", *, kind: str = "positive", noise: bool = False, **fields: Any) -> Trial:
-    case = Case("toy", kind, "run", cause, STORY, **fields)
+    case = Case("toy", kind, "run", cause, STORY, **{"onset": 10.0, "length": 40.0, **fields})
     return Trial(case, 1, noise)
 
 
