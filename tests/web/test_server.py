@@ -234,6 +234,7 @@ def test_clients_that_never_read_hold_no_worker(
         assert get(server) == (200, BODY)
 
 
+@pytest.mark.alone
 def test_answers_that_are_taken_late_come_whole_and_in_order(make_server: Callable[..., Server]) -> None:
     server = make_server(threads=1)
     with greedy_client(server) as client:
