@@ -100,7 +100,7 @@ class Programs:
             env={**self.environment, **environment},
             capture_output=True,
             text=True,
-            timeout=100,
+            timeout=280,
             check=False,
         )
 
