@@ -193,13 +193,15 @@ def test_a_high_loss_is_told_after_five_minutes_and_a_lesser_one_after_ten(
 
 
 def test_an_alert_goes_on_while_the_loss_is_only_a_little_less(rulebook: Rulebook) -> None:
-    """0.3 for half an hour, then 0.09: under the warning level, but not under eight tenths of it."""
+    """0.3 for half an hour, then 0.09 and faster steps: under the warning level, not under eight tenths of it."""
     lessening = f"0+9x60 {0.3 * 1800 + 2.7:g}+2.7x60"
     story = exporter() + [
         (name, lessening if "data_wait" in name else values) for name, values in rank(wait=0.3) + gpu(idle=0.9)
     ]
+    faster = {"forward": f"0+21x60 {0.7 * 1800 + 27.3:g}+27.3x60", "step_seconds": "0+30x60 1839+39x60"}
     story = [
-        (name, f"0+21x60 {0.7 * 1800 + 27.3:g}+27.3x60" if "forward" in name else values) for name, values in story
+        (name, next((faster[each] for each in faster if each in name and values != steady(0)), values))
+        for name, values in story
     ]
     rulebook.check_firing(story, [INPUT_BOUND], at="55m")
 
