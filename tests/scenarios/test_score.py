@@ -1,0 +1,108 @@
+"""The rules are held to the score that is committed, and to what the project promises."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+
+import pytest
+
+from tests.scenarios import score
+from tests.scenarios.__main__ import FIGURES
+from tests.scenarios.figures import Outcome, scored, summarise
+
+pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(600)]
+PROMISED_TOP_1 = {"clean": 0.95, "noisy": 0.90}
+SHORTCOMINGS = {
+    "idle_allocated_server": "four evaluations late: a GPU's last use is seen in the rate of two minutes",
+    "idle_allocated_at_1_25": "as above",
+    "step_outliers_at_0_8": "told: the slow steps of this seed come in a burst that is over the threshold for 15 minutes",
+}
+"""Cases that the rules are known to get wrong, and why. Take out what is put right; add nothing without a reason."""
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> Sequence[Outcome]:
+    """Most cases, with one seed."""
+    return score.run(score.gate(), baselines=False)[score.RULES]
+
+
+@pytest.fixture(params=["clean", "noisy"])
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def of_kind(outcomes: Iterable[Outcome], kind: str) -> list[Outcome]:
+    return [each for each in outcomes if each.trial.noise == (kind == "noisy")]
+
+
+def told(outcomes: Iterable[Outcome]) -> str:
+    """What went wrong, a line a trial."""
+    return "\n" + "\n".join(f"{each.trial.name}: {'; '.join(score.complaints(each))}" for each in outcomes)
+
+
+def test_top_1_accuracy_has_not_fallen(outcomes: Sequence[Outcome], kind: str) -> None:
+    kept = set(json.loads(FIGURES.read_text(encoding="utf-8"))["gate"][kind])
+    found = scored(of_kind(outcomes, kind))
+    names = {each.trial.case.name for each in found}
+    right = {each.trial.case.name for each in found if each.right}
+    lost = [each for each in found if each.trial.case.name in kept - right]
+    assert len(right) >= len(kept & names), (
+        f"{len(right)} of {len(found)} verdicts are right, {len(kept & names)} were (make score); lost:{told(lost)}"
+    )
+
+
+def test_top_1_accuracy_is_as_promised(outcomes: Sequence[Outcome], kind: str) -> None:
+    found = scored(of_kind(outcomes, kind))
+    assert summarise(found)["top1"] >= PROMISED_TOP_1[kind], told(each for each in found if not each.right)
+
+
+def test_no_negative_raises_a_warning_or_critical_alert(outcomes: Sequence[Outcome], kind: str) -> None:
+    loud = [each for each in of_kind(outcomes, kind) if each.trial.case.kind == "negative" and each.alarms]
+    assert not loud, told(loud)
+
+
+def test_every_rank_run_and_gpu_has_exactly_one_verdict_at_every_evaluation(
+    outcomes: Sequence[Outcome], kind: str
+) -> None:
+    broken = [each for each in of_kind(outcomes, kind) if each.faults]
+    assert not broken, told(broken)
+
+
+def test_no_verdict_does_harm(outcomes: Sequence[Outcome], kind: str) -> None:
+    harmful = [each for each in of_kind(outcomes, kind) if each.forbidden]
+    assert not harmful, told(harmful)
+
+
+def test_alerts_come_at_a_quarter_over_a_threshold(outcomes: Sequence[Outcome]) -> None:
+    near = [each for each in of_kind(outcomes, "clean") if (each.trial.case.level or 0.0) > 1]
+    missed = [each for each in near if not each.told]
+    assert len(missed) <= 0.05 * len(near), told(missed)
+
+
+def test_nothing_is_told_at_a_fifth_under_a_threshold(outcomes: Sequence[Outcome]) -> None:
+    near = [each for each in of_kind(outcomes, "clean") if 0.0 < (each.trial.case.level or 0.0) < 1]
+    loud = [each for each in near if (each.told or each.alarms) and each.trial.case.name not in SHORTCOMINGS]
+    assert not loud, told(loud)
+
+
+def test_alerts_are_at_most_two_evaluations_late(outcomes: Sequence[Outcome]) -> None:
+    late = [
+        each
+        for each in of_kind(outcomes, "clean")
+        if each.late is not None and each.late > 2 and each.trial.case.name not in SHORTCOMINGS
+    ]
+    assert not late, told(late)
+
+
+def test_the_lost_share_is_right_within_a_twentieth(outcomes: Sequence[Outcome]) -> None:
+    known = [
+        (abs(each.lost - lost), each)
+        for each in of_kind(outcomes, "clean")
+        if each.trial.case.kind == "positive"
+        and each.acceptable
+        and each.lost is not None
+        and (lost := each.trial.case.lost) is not None
+    ]
+    wrong = [each for error, each in known if error > max(0.05, each.trial.case.tolerance)]
+    assert not wrong, told(wrong)
