@@ -96,11 +96,15 @@ def test_slow_calls_are_warned_of(node: NvmlStandIn) -> None:
 
 
 def test_what_stands_in_the_way_is_warned_of_by_gpu(node: NvmlStandIn) -> None:
-    assert not document(node)["warnings"]
+    def warnings(found: dict[str, Any]) -> list[str]:
+        """But for slow calls, which a busy machine makes of any."""
+        return [warning for warning in found["warnings"] if "ms a call" not in warning]
+
+    assert not warnings(document(node))
     node.gpu[0].persistence = 0
     node.gpu[1].cut(("1g.10gb", 10 << 30))
     found = document(node)
-    persistence, mig = found["warnings"]
+    persistence, mig = warnings(found)
     assert persistence.startswith("GPU 0: persistence mode is off")
     assert mig.startswith("GPU 1: MIG is on")
     assert [gpu.get("mig") for gpu in found["gpus"]] == [None, None, "1g.10gb"]
