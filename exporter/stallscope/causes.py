@@ -42,16 +42,11 @@ class Cause:
         return self.subject.title() + "".join(word.capitalize() for word in self.name.split("_"))
 
 
-def _cause(
-    name: str, subject: Subject, tier: Tier | None, severity: Severity | None, title: str, remedy: str
-) -> tuple[str, Cause]:
-    return name, Cause(name, subject, tier, severity, title, remedy)
-
-
-CAUSES: dict[str, Cause] = dict(
-    (
+CAUSES: dict[str, Cause] = {
+    cause.name: cause
+    for cause in (
         # Waiting for data.
-        _cause(
+        Cause(
             "input_bound",
             "training",
             "performance",
@@ -59,7 +54,7 @@ CAUSES: dict[str, Cause] = dict(
             "Waiting for data",
             "Raise loader workers and prefetching, and cache the data near the GPUs.",
         ),
-        _cause(
+        Cause(
             "input_cpu_saturated",
             "training",
             "performance",
@@ -67,7 +62,7 @@ CAUSES: dict[str, Cause] = dict(
             "Waiting for data: processors full",
             "Decode and augment less per sample, or give the job more processors per GPU.",
         ),
-        _cause(
+        Cause(
             "input_cgroup_throttled",
             "training",
             "performance",
@@ -75,7 +70,7 @@ CAUSES: dict[str, Cause] = dict(
             "Waiting for data: processor quota",
             "Raise the container's processor limit, or run no more workers than it allows.",
         ),
-        _cause(
+        Cause(
             "input_few_workers",
             "training",
             "performance",
@@ -83,7 +78,7 @@ CAUSES: dict[str, Cause] = dict(
             "Waiting for data: too few workers",
             "Raise num_workers and prefetch_factor, and keep workers alive between epochs.",
         ),
-        _cause(
+        Cause(
             "input_single_thread",
             "training",
             "performance",
@@ -91,7 +86,7 @@ CAUSES: dict[str, Cause] = dict(
             "Waiting for data: one thread at its limit",
             "Move decoding and collation into workers, or shard the data set.",
         ),
-        _cause(
+        Cause(
             "input_too_many_workers",
             "training",
             "performance",
@@ -99,7 +94,7 @@ CAUSES: dict[str, Cause] = dict(
             "Waiting for data: too many workers",
             "Run no more workers than processors, with one thread each.",
         ),
-        _cause(
+        Cause(
             "input_disk_bound",
             "training",
             "performance",
@@ -107,7 +102,7 @@ CAUSES: dict[str, Cause] = dict(
             "Waiting for data: disk",
             "Read from local NVMe or memory, in larger sequential shards.",
         ),
-        _cause(
+        Cause(
             "input_network_bound",
             "training",
             "performance",
@@ -115,7 +110,7 @@ CAUSES: dict[str, Cause] = dict(
             "Waiting for data: network full",
             "Cache the data on the node, or compress and shrink it before it travels.",
         ),
-        _cause(
+        Cause(
             "input_remote_latency",
             "training",
             "performance",
@@ -124,7 +119,7 @@ CAUSES: dict[str, Cause] = dict(
             "Ask for more at once (connections, larger objects), or stage the data on the node.",
         ),
         # What the GPU does with its time.
-        _cause(
+        Cause(
             "h2d_bound",
             "training",
             "performance",
@@ -132,7 +127,7 @@ CAUSES: dict[str, Cause] = dict(
             "Copying to the GPU",
             "Pin memory, copy without blocking, and prefetch the next batch.",
         ),
-        _cause(
+        Cause(
             "small_batch",
             "training",
             "device",
@@ -140,7 +135,7 @@ CAUSES: dict[str, Cause] = dict(
             "Too little work per step",
             "Raise the batch size; else use CUDA Graphs or compile.",
         ),
-        _cause(
+        Cause(
             "launch_bound",
             "training",
             "device",
@@ -148,7 +143,7 @@ CAUSES: dict[str, Cause] = dict(
             "Launching kernels",
             "Compile the model or use CUDA Graphs and fused optimizers.",
         ),
-        _cause(
+        Cause(
             "sync_stall",
             "training",
             "performance",
@@ -156,7 +151,7 @@ CAUSES: dict[str, Cause] = dict(
             "Time outside the measured phases",
             "Avoid .item(), .cpu() and print in each step; log less often.",
         ),
-        _cause(
+        Cause(
             "mem_bw_bound",
             "training",
             "device",
@@ -164,7 +159,7 @@ CAUSES: dict[str, Cause] = dict(
             "Memory bandwidth",
             "Fuse elementwise operations (compile) and use 16-bit activations.",
         ),
-        _cause(
+        Cause(
             "tensor_cores_unused",
             "training",
             "device",
@@ -172,7 +167,7 @@ CAUSES: dict[str, Cause] = dict(
             "Tensor cores unused",
             "Switch on mixed precision (bf16) or TF32.",
         ),
-        _cause(
+        Cause(
             "low_mfu",
             "training",
             "device",
@@ -180,7 +175,7 @@ CAUSES: dict[str, Cause] = dict(
             "Little useful arithmetic",
             "Check precision, kernels and parallel layout.",
         ),
-        _cause(
+        Cause(
             "compute_bound",
             "training",
             "device",
@@ -189,7 +184,7 @@ CAUSES: dict[str, Cause] = dict(
             "Nothing to mend; a faster GPU or more of them.",
         ),
         # GPU memory.
-        _cause(
+        Cause(
             "gpu_mem_headroom",
             "training",
             None,
@@ -197,7 +192,7 @@ CAUSES: dict[str, Cause] = dict(
             "GPU memory to spare",
             "A larger batch fits.",
         ),
-        _cause(
+        Cause(
             "gpu_mem_near_oom",
             "training",
             None,
@@ -205,7 +200,7 @@ CAUSES: dict[str, Cause] = dict(
             "GPU memory nearly full",
             "Checkpoint activations, use 16 bits or a smaller micro-batch.",
         ),
-        _cause(
+        Cause(
             "gpu_mem_leak",
             "training",
             None,
@@ -213,7 +208,7 @@ CAUSES: dict[str, Cause] = dict(
             "GPU memory leaks",
             "Detach losses before summing them, and drop retained graphs.",
         ),
-        _cause(
+        Cause(
             "gpu_mem_fragmented",
             "training",
             None,
@@ -221,7 +216,7 @@ CAUSES: dict[str, Cause] = dict(
             "GPU memory fragmented",
             "Use expandable segments, and avoid changing shapes.",
         ),
-        _cause(
+        Cause(
             "gpu_mem_imbalance",
             "training",
             None,
@@ -230,7 +225,7 @@ CAUSES: dict[str, Cause] = dict(
             "Balance shards and stages; use DDP instead of DataParallel.",
         ),
         # Time without steps, or with slower ones.
-        _cause(
+        Cause(
             "checkpoint_stall",
             "training",
             "performance",
@@ -238,7 +233,7 @@ CAUSES: dict[str, Cause] = dict(
             "Blocking checkpoints",
             "Save asynchronously, to a local disk first, or less often.",
         ),
-        _cause(
+        Cause(
             "evaluation_overhead",
             "training",
             "performance",
@@ -246,7 +241,7 @@ CAUSES: dict[str, Cause] = dict(
             "Evaluation",
             "Evaluate less often, on a subset, or in a job of its own.",
         ),
-        _cause(
+        Cause(
             "callback_stall",
             "training",
             "performance",
@@ -254,7 +249,7 @@ CAUSES: dict[str, Cause] = dict(
             "Logging and callbacks",
             "Move the callback into a thread, or call it less often.",
         ),
-        _cause(
+        Cause(
             "step_outliers",
             "training",
             "performance",
@@ -262,7 +257,7 @@ CAUSES: dict[str, Cause] = dict(
             "A few very slow steps",
             "Compare them with garbage collection, recompilation and the host's load.",
         ),
-        _cause(
+        Cause(
             "step_time_drift",
             "training",
             "performance",
@@ -270,7 +265,7 @@ CAUSES: dict[str, Cause] = dict(
             "Steps have become slower",
             "Look for what changed: clocks, temperature, network, input.",
         ),
-        _cause(
+        Cause(
             "long_init",
             "training",
             "progress",
@@ -278,7 +273,7 @@ CAUSES: dict[str, Cause] = dict(
             "Long start",
             "Stream or pre-stage data, cache compilation, load weights in parallel.",
         ),
-        _cause(
+        Cause(
             "stalled",
             "training",
             "progress",
@@ -286,7 +281,7 @@ CAUSES: dict[str, Cause] = dict(
             "No progress",
             "Dump the stacks of every rank, then restart from the last checkpoint.",
         ),
-        _cause(
+        Cause(
             "hang_spin",
             "training",
             "progress",
@@ -294,7 +289,7 @@ CAUSES: dict[str, Cause] = dict(
             "Hung in a collective",
             "Find the rank that isn't in the collective; dump the flight recorder, then restart.",
         ),
-        _cause(
+        Cause(
             "hang_io",
             "training",
             "progress",
@@ -302,7 +297,7 @@ CAUSES: dict[str, Cause] = dict(
             "Hung in input or output",
             "Check the mounts and disks that the ranks wait for.",
         ),
-        _cause(
+        Cause(
             "restart_loop",
             "training",
             "progress",
@@ -310,7 +305,7 @@ CAUSES: dict[str, Cause] = dict(
             "Restarts again and again",
             "Read why the last attempt ended before the next one.",
         ),
-        _cause(
+        Cause(
             "goodput_low",
             "training",
             None,
@@ -318,7 +313,7 @@ CAUSES: dict[str, Cause] = dict(
             "Little productive time",
             "Attend to the largest loss first: the verdicts name it.",
         ),
-        _cause(
+        Cause(
             "loss_nonfinite",
             "training",
             "progress",
@@ -327,7 +322,7 @@ CAUSES: dict[str, Cause] = dict(
             "Stop, go back to the last good checkpoint, lower the learning rate or clip gradients.",
         ),
         # Across ranks.
-        _cause(
+        Cause(
             "straggler_rank",
             "training",
             "performance",
@@ -335,7 +330,7 @@ CAUSES: dict[str, Cause] = dict(
             "One rank delays the others",
             "Look at that rank's work and host; rebalance it.",
         ),
-        _cause(
+        Cause(
             "straggler_input",
             "training",
             "performance",
@@ -343,7 +338,7 @@ CAUSES: dict[str, Cause] = dict(
             "One rank waits for data",
             "Balance the shards, and check that rank's disk and processors.",
         ),
-        _cause(
+        Cause(
             "straggler_hw",
             "training",
             "hardware",
@@ -351,7 +346,7 @@ CAUSES: dict[str, Cause] = dict(
             "One rank's hardware is slow",
             "Drain or replace that rank's GPU or node.",
         ),
-        _cause(
+        Cause(
             "gpu_load_imbalance",
             "training",
             None,
@@ -359,7 +354,7 @@ CAUSES: dict[str, Cause] = dict(
             "GPUs of the run differ in load",
             "Use DDP instead of DataParallel; balance shards or stages.",
         ),
-        _cause(
+        Cause(
             "comm_bound",
             "training",
             "performance",
@@ -367,7 +362,7 @@ CAUSES: dict[str, Cause] = dict(
             "Communication",
             "Larger buckets or accumulation, overlap, 16-bit gradients; check that NVLink or RDMA is used.",
         ),
-        _cause(
+        Cause(
             "scaling_inefficient",
             "training",
             None,
@@ -376,7 +371,7 @@ CAUSES: dict[str, Cause] = dict(
             "Attend to the largest loss: communication, a straggler or the input.",
         ),
         # Health of GPUs.
-        _cause(
+        Cause(
             "thermal_throttle",
             "gpu",
             "hardware",
@@ -384,7 +379,7 @@ CAUSES: dict[str, Cause] = dict(
             "Slowed by heat",
             "Check airflow, fans and inlet temperature.",
         ),
-        _cause(
+        Cause(
             "power_brake",
             "gpu",
             "hardware",
@@ -392,7 +387,7 @@ CAUSES: dict[str, Cause] = dict(
             "Power brake",
             "Check power supply, cabling and the rack's cap.",
         ),
-        _cause(
+        Cause(
             "power_capped",
             "gpu",
             None,
@@ -400,7 +395,7 @@ CAUSES: dict[str, Cause] = dict(
             "Power limit below default",
             "Raise the limit if cooling allows.",
         ),
-        _cause(
+        Cause(
             "clocks_limited",
             "gpu",
             None,
@@ -408,7 +403,7 @@ CAUSES: dict[str, Cause] = dict(
             "Clocks set below their maximum",
             "Reset the clocks unless that is meant.",
         ),
-        _cause(
+        Cause(
             "xid_hw",
             "gpu",
             "hardware",
@@ -416,7 +411,7 @@ CAUSES: dict[str, Cause] = dict(
             "Hardware error (Xid)",
             "Do what the error's class asks: reset the GPU, reboot or drain the node.",
         ),
-        _cause(
+        Cause(
             "xid_app",
             "gpu",
             None,
@@ -424,7 +419,7 @@ CAUSES: dict[str, Cause] = dict(
             "Application error (Xid)",
             "Run compute-sanitizer; the GPU is fine unless it repeats across jobs.",
         ),
-        _cause(
+        Cause(
             "lost",
             "gpu",
             "hardware",
@@ -432,7 +427,7 @@ CAUSES: dict[str, Cause] = dict(
             "GPU lost",
             "Drain the node and reboot; reseat or replace the GPU if it happens again.",
         ),
-        _cause(
+        Cause(
             "ecc_uncorrected",
             "gpu",
             "hardware",
@@ -440,7 +435,7 @@ CAUSES: dict[str, Cause] = dict(
             "Uncorrectable memory error",
             "Drain and reset the GPU; replace it if it happens again.",
         ),
-        _cause(
+        Cause(
             "row_remap_pending",
             "gpu",
             "hardware",
@@ -448,7 +443,7 @@ CAUSES: dict[str, Cause] = dict(
             "Memory row remap pending",
             "Reset the GPU when the job ends.",
         ),
-        _cause(
+        Cause(
             "row_remap_failed",
             "gpu",
             "hardware",
@@ -456,7 +451,7 @@ CAUSES: dict[str, Cause] = dict(
             "Memory row remap failed",
             "Drain the node and replace the GPU.",
         ),
-        _cause(
+        Cause(
             "pcie_degraded",
             "gpu",
             "hardware",
@@ -464,7 +459,7 @@ CAUSES: dict[str, Cause] = dict(
             "PCIe link slower than it could be",
             "Reseat the GPU; check riser and firmware settings.",
         ),
-        _cause(
+        Cause(
             "pcie_replays",
             "gpu",
             "hardware",
@@ -472,7 +467,7 @@ CAUSES: dict[str, Cause] = dict(
             "PCIe link errors",
             "Reseat the GPU or replace the riser.",
         ),
-        _cause(
+        Cause(
             "nvlink_errors",
             "gpu",
             "hardware",
@@ -480,7 +475,7 @@ CAUSES: dict[str, Cause] = dict(
             "NVLink errors",
             "Reset the GPU; have the link checked if they come back.",
         ),
-        _cause(
+        Cause(
             "nvlink_down",
             "gpu",
             "hardware",
@@ -489,7 +484,7 @@ CAUSES: dict[str, Cause] = dict(
             "Drain the node: collectives are slow without it.",
         ),
         # Use of GPUs.
-        _cause(
+        Cause(
             "underused",
             "gpu",
             "use",
@@ -497,7 +492,7 @@ CAUSES: dict[str, Cause] = dict(
             "Underused",
             "Add stallscope.track to the training loop to learn why.",
         ),
-        _cause(
+        Cause(
             "periodic_host_work",
             "gpu",
             "use",
@@ -505,7 +500,7 @@ CAUSES: dict[str, Cause] = dict(
             "Regular dips",
             "Look for logging, checkpoints or evaluation at that interval.",
         ),
-        _cause(
+        Cause(
             "idle_allocated",
             "gpu",
             "use",
@@ -513,7 +508,7 @@ CAUSES: dict[str, Cause] = dict(
             "Held but idle",
             "Release the GPU, or start the GPU stage earlier.",
         ),
-        _cause(
+        Cause(
             "mem_zombie",
             "gpu",
             "use",
@@ -521,7 +516,7 @@ CAUSES: dict[str, Cause] = dict(
             "Memory held by no process",
             "Find who holds the device files; else drain and reset the GPU.",
         ),
-        _cause(
+        Cause(
             "shared_unexpectedly",
             "gpu",
             "use",
@@ -529,7 +524,7 @@ CAUSES: dict[str, Cause] = dict(
             "Two jobs on one GPU",
             "Check CUDA_VISIBLE_DEVICES of both jobs.",
         ),
-        _cause(
+        Cause(
             "packing_candidate",
             "gpu",
             None,
@@ -538,7 +533,7 @@ CAUSES: dict[str, Cause] = dict(
             "Run another experiment beside it (MPS or MIG).",
         ),
         # Hosts.
-        _cause(
+        Cause(
             "mem_pressure",
             "host",
             None,
@@ -546,7 +541,7 @@ CAUSES: dict[str, Cause] = dict(
             "Memory short",
             "Fewer workers, less prefetching, memory-mapped data.",
         ),
-        _cause(
+        Cause(
             "oom_kill",
             "host",
             None,
@@ -554,7 +549,7 @@ CAUSES: dict[str, Cause] = dict(
             "Process killed for memory",
             "Raise the memory limit, or run fewer workers.",
         ),
-        _cause(
+        Cause(
             "shm_full",
             "host",
             None,
@@ -562,7 +557,7 @@ CAUSES: dict[str, Cause] = dict(
             "Shared memory full",
             "Raise --shm-size, or share tensors by file system.",
         ),
-        _cause(
+        Cause(
             "swapping",
             "host",
             None,
@@ -570,7 +565,7 @@ CAUSES: dict[str, Cause] = dict(
             "Swapping",
             "Hold less in memory: fewer workers, smaller caches.",
         ),
-        _cause(
+        Cause(
             "cpu_saturated",
             "host",
             None,
@@ -578,7 +573,7 @@ CAUSES: dict[str, Cause] = dict(
             "Processors full",
             "Nothing yet: training is not slowed by it.",
         ),
-        _cause(
+        Cause(
             "network_errors",
             "host",
             None,
@@ -587,7 +582,7 @@ CAUSES: dict[str, Cause] = dict(
             "Check cable, optics and switch port.",
         ),
     )
-)
+}
 
 REMAINDERS: dict[str, tuple[str, str]] = {
     "healthy": ("Healthy", "Nothing to do."),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -17,6 +16,7 @@ import pytest
 import requests
 import yaml
 
+from stallscope.stack.programs import find_programs
 from tests.free_ports import free_port
 
 ALERTS = Path(__file__).parents[2] / "alerts"
@@ -70,7 +70,7 @@ class Alertmanager:
 @contextlib.contextmanager
 def running(configuration: Configuration, folder: Path) -> Iterator[Alertmanager]:
     """Run it until the end of the block."""
-    program = shutil.which("prometheus-alertmanager") or shutil.which("alertmanager")
+    program = find_programs().alertmanager
     if program is None:
         pytest.fail("Alertmanager is not on PATH; sh tests/install_tools.sh installs it on Debian and Ubuntu")
     folder.mkdir(parents=True, exist_ok=True)
