@@ -1,15 +1,17 @@
-"""Write alerts/CAUSES.md, the page of every cause, from the table of causes.
+"""Write what follows from the table of causes: alerts/CAUSES.md, the page of every cause, and the rule of their codes.
 
-Run by `make generate`; a test fails when the committed page is not what this prints.
+Run by `make generate`; a test fails when a committed file is not what this prints.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from stallscope.causes import CAUSES, REMAINDERS, Cause
+from stallscope.causes import CAUSES, CODES, REMAINDERS, Cause
 
-PAGE = Path(__file__).parents[1] / "alerts" / "CAUSES.md"
+_TOP = Path(__file__).parents[1]
+PAGE = _TOP / "alerts" / "CAUSES.md"
+RULES = _TOP / "prometheus" / "rules" / "causes.yml"
 
 _SECTIONS = (
     ("Training runs", "training"),
@@ -44,5 +46,25 @@ def page() -> str:
     return "\n".join(lines) + "\n"
 
 
+def rules() -> str:
+    """Return the rule file that gives every verdict its number."""
+    rows = " or\n".join(
+        f'          label_replace(vector({code}), "cause", "{name}", "", "")'
+        for name, code in sorted(CODES.items(), key=lambda item: item[1])
+    )
+    return f"""# Generated from `stallscope/causes.py` by `make generate`; do not edit.
+groups:
+  - name: stallscope-causes
+    interval: 1m
+    rules:
+      # The number of every verdict, by its name in `cause`, for graphs that can only draw numbers: state timelines give
+      # it its text and its colour. Nothing is judged by it.
+      - record: stallscope:cause:code
+        expr: |
+{rows}
+"""
+
+
 if __name__ == "__main__":
+    RULES.write_text(rules(), encoding="utf-8")
     PAGE.write_text(page(), encoding="utf-8")

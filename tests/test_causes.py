@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import runpy
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
-from stallscope.causes import CAUSES, REMAINDERS, Cause
+from stallscope.causes import CAUSES, CODES, REMAINDERS, Cause, Domain
 
 ROOT = Path(__file__).parents[1]
 
@@ -15,6 +16,20 @@ ROOT = Path(__file__).parents[1]
 def test_the_page_of_causes_is_what_the_table_says() -> None:
     printed = runpy.run_path(str(ROOT / "exporter" / "causes_reference.py"))["page"]()
     assert (ROOT / "alerts" / "CAUSES.md").read_text(encoding="utf-8") == printed, "run `make generate`"
+
+
+def test_the_rule_of_codes_is_what_the_table_says() -> None:
+    printed = runpy.run_path(str(ROOT / "exporter" / "causes_reference.py"))["rules"]()
+    assert (ROOT / "prometheus" / "rules" / "causes.yml").read_text(encoding="utf-8") == printed, "run `make generate`"
+
+
+def test_every_verdict_has_a_code_of_its_own() -> None:
+    assert len(set(CODES.values())) == len(CODES) == len(CAUSES) + len(REMAINDERS)
+
+
+@pytest.mark.parametrize("cause", CAUSES.values(), ids=CAUSES)
+def test_the_code_of_a_cause_begins_with_the_number_of_its_domain(cause: Cause) -> None:
+    assert cause.code // 100 == 1 + get_args(Domain).index(cause.domain)
 
 
 @pytest.mark.parametrize("cause", CAUSES.values(), ids=CAUSES)

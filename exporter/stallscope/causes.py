@@ -14,6 +14,8 @@ Subject = Literal["training", "gpu", "host"]
 Tier = Literal["hardware", "progress", "performance", "device", "use"]
 """Order of precedence as a verdict: an earlier tier hides a later one."""
 Severity = Literal["critical", "warning", "info"]
+Domain = Literal["input", "device", "memory", "time", "ranks", "hardware", "use", "host"]
+"""What kind of cause it is, and the name of its file in `prometheus/rules/`."""
 
 TIERS: tuple[Tier, ...] = ("hardware", "progress", "performance", "device", "use")
 
@@ -24,6 +26,9 @@ class Cause:
 
     name: str
     """As in the label `cause`."""
+    code: int
+    """Its number in graphs that can only draw numbers (`stallscope:cause:code`); never given again."""
+    domain: Domain
     subject: Subject
     tier: Tier | None
     """None where it never is a verdict, but only an alert."""
@@ -48,6 +53,8 @@ CAUSES: dict[str, Cause] = {
         # Waiting for data.
         Cause(
             "input_bound",
+            101,
+            "input",
             "training",
             "performance",
             "warning",
@@ -56,6 +63,8 @@ CAUSES: dict[str, Cause] = {
         ),
         Cause(
             "input_cpu_saturated",
+            102,
+            "input",
             "training",
             "performance",
             "warning",
@@ -64,6 +73,8 @@ CAUSES: dict[str, Cause] = {
         ),
         Cause(
             "input_cgroup_throttled",
+            103,
+            "input",
             "training",
             "performance",
             "warning",
@@ -72,6 +83,8 @@ CAUSES: dict[str, Cause] = {
         ),
         Cause(
             "input_few_workers",
+            104,
+            "input",
             "training",
             "performance",
             "warning",
@@ -80,6 +93,8 @@ CAUSES: dict[str, Cause] = {
         ),
         Cause(
             "input_single_thread",
+            105,
+            "input",
             "training",
             "performance",
             "warning",
@@ -88,6 +103,8 @@ CAUSES: dict[str, Cause] = {
         ),
         Cause(
             "input_too_many_workers",
+            106,
+            "input",
             "training",
             "performance",
             "warning",
@@ -96,6 +113,8 @@ CAUSES: dict[str, Cause] = {
         ),
         Cause(
             "input_disk_bound",
+            107,
+            "input",
             "training",
             "performance",
             "warning",
@@ -104,6 +123,8 @@ CAUSES: dict[str, Cause] = {
         ),
         Cause(
             "input_network_bound",
+            108,
+            "input",
             "training",
             "performance",
             "warning",
@@ -112,6 +133,8 @@ CAUSES: dict[str, Cause] = {
         ),
         Cause(
             "input_remote_latency",
+            109,
+            "input",
             "training",
             "performance",
             "warning",
@@ -121,6 +144,8 @@ CAUSES: dict[str, Cause] = {
         # What the GPU does with its time.
         Cause(
             "h2d_bound",
+            201,
+            "device",
             "training",
             "performance",
             "warning",
@@ -129,6 +154,8 @@ CAUSES: dict[str, Cause] = {
         ),
         Cause(
             "small_batch",
+            202,
+            "device",
             "training",
             "device",
             "warning",
@@ -137,6 +164,8 @@ CAUSES: dict[str, Cause] = {
         ),
         Cause(
             "launch_bound",
+            203,
+            "device",
             "training",
             "device",
             "warning",
@@ -145,6 +174,8 @@ CAUSES: dict[str, Cause] = {
         ),
         Cause(
             "sync_stall",
+            204,
+            "device",
             "training",
             "performance",
             "warning",
@@ -153,6 +184,8 @@ CAUSES: dict[str, Cause] = {
         ),
         Cause(
             "mem_bw_bound",
+            205,
+            "device",
             "training",
             "device",
             "info",
@@ -161,6 +194,8 @@ CAUSES: dict[str, Cause] = {
         ),
         Cause(
             "tensor_cores_unused",
+            206,
+            "device",
             "training",
             "device",
             "info",
@@ -169,6 +204,8 @@ CAUSES: dict[str, Cause] = {
         ),
         Cause(
             "low_mfu",
+            207,
+            "device",
             "training",
             "device",
             "info",
@@ -177,6 +214,8 @@ CAUSES: dict[str, Cause] = {
         ),
         Cause(
             "compute_bound",
+            208,
+            "device",
             "training",
             "device",
             None,
@@ -186,6 +225,8 @@ CAUSES: dict[str, Cause] = {
         # GPU memory.
         Cause(
             "gpu_mem_headroom",
+            301,
+            "memory",
             "training",
             None,
             "info",
@@ -194,6 +235,8 @@ CAUSES: dict[str, Cause] = {
         ),
         Cause(
             "gpu_mem_near_oom",
+            302,
+            "memory",
             "training",
             None,
             "warning",
@@ -202,6 +245,8 @@ CAUSES: dict[str, Cause] = {
         ),
         Cause(
             "gpu_mem_leak",
+            303,
+            "memory",
             "training",
             None,
             "warning",
@@ -210,6 +255,8 @@ CAUSES: dict[str, Cause] = {
         ),
         Cause(
             "gpu_mem_fragmented",
+            304,
+            "memory",
             "training",
             None,
             "info",
@@ -218,6 +265,8 @@ CAUSES: dict[str, Cause] = {
         ),
         Cause(
             "gpu_mem_imbalance",
+            305,
+            "memory",
             "training",
             None,
             "info",
@@ -227,6 +276,8 @@ CAUSES: dict[str, Cause] = {
         # Time without steps, or with slower ones.
         Cause(
             "checkpoint_stall",
+            401,
+            "time",
             "training",
             "performance",
             "warning",
@@ -235,6 +286,8 @@ CAUSES: dict[str, Cause] = {
         ),
         Cause(
             "evaluation_overhead",
+            402,
+            "time",
             "training",
             "performance",
             "warning",
@@ -243,6 +296,8 @@ CAUSES: dict[str, Cause] = {
         ),
         Cause(
             "callback_stall",
+            403,
+            "time",
             "training",
             "performance",
             "warning",
@@ -251,6 +306,8 @@ CAUSES: dict[str, Cause] = {
         ),
         Cause(
             "step_outliers",
+            404,
+            "time",
             "training",
             "performance",
             "warning",
@@ -259,6 +316,8 @@ CAUSES: dict[str, Cause] = {
         ),
         Cause(
             "step_time_drift",
+            405,
+            "time",
             "training",
             "performance",
             "warning",
@@ -267,6 +326,8 @@ CAUSES: dict[str, Cause] = {
         ),
         Cause(
             "long_init",
+            406,
+            "time",
             "training",
             "progress",
             "warning",
@@ -275,6 +336,8 @@ CAUSES: dict[str, Cause] = {
         ),
         Cause(
             "stalled",
+            407,
+            "time",
             "training",
             "progress",
             "critical",
@@ -283,6 +346,8 @@ CAUSES: dict[str, Cause] = {
         ),
         Cause(
             "hang_spin",
+            408,
+            "time",
             "training",
             "progress",
             "critical",
@@ -291,6 +356,8 @@ CAUSES: dict[str, Cause] = {
         ),
         Cause(
             "hang_io",
+            409,
+            "time",
             "training",
             "progress",
             "critical",
@@ -299,6 +366,8 @@ CAUSES: dict[str, Cause] = {
         ),
         Cause(
             "restart_loop",
+            410,
+            "time",
             "training",
             "progress",
             "warning",
@@ -307,6 +376,8 @@ CAUSES: dict[str, Cause] = {
         ),
         Cause(
             "goodput_low",
+            411,
+            "time",
             "training",
             None,
             "warning",
@@ -315,6 +386,8 @@ CAUSES: dict[str, Cause] = {
         ),
         Cause(
             "loss_nonfinite",
+            412,
+            "time",
             "training",
             "progress",
             "critical",
@@ -324,6 +397,8 @@ CAUSES: dict[str, Cause] = {
         # Across ranks.
         Cause(
             "straggler_rank",
+            501,
+            "ranks",
             "training",
             "performance",
             "warning",
@@ -332,6 +407,8 @@ CAUSES: dict[str, Cause] = {
         ),
         Cause(
             "straggler_input",
+            502,
+            "ranks",
             "training",
             "performance",
             "warning",
@@ -340,6 +417,8 @@ CAUSES: dict[str, Cause] = {
         ),
         Cause(
             "straggler_hw",
+            503,
+            "ranks",
             "training",
             "hardware",
             "warning",
@@ -348,6 +427,8 @@ CAUSES: dict[str, Cause] = {
         ),
         Cause(
             "gpu_load_imbalance",
+            504,
+            "ranks",
             "training",
             None,
             "warning",
@@ -356,6 +437,8 @@ CAUSES: dict[str, Cause] = {
         ),
         Cause(
             "comm_bound",
+            505,
+            "ranks",
             "training",
             "performance",
             "warning",
@@ -364,6 +447,8 @@ CAUSES: dict[str, Cause] = {
         ),
         Cause(
             "scaling_inefficient",
+            506,
+            "ranks",
             "training",
             None,
             "warning",
@@ -373,6 +458,8 @@ CAUSES: dict[str, Cause] = {
         # Health of GPUs.
         Cause(
             "thermal_throttle",
+            601,
+            "hardware",
             "gpu",
             "hardware",
             "warning",
@@ -381,6 +468,8 @@ CAUSES: dict[str, Cause] = {
         ),
         Cause(
             "power_brake",
+            602,
+            "hardware",
             "gpu",
             "hardware",
             "critical",
@@ -389,6 +478,8 @@ CAUSES: dict[str, Cause] = {
         ),
         Cause(
             "power_capped",
+            603,
+            "hardware",
             "gpu",
             None,
             "info",
@@ -397,6 +488,8 @@ CAUSES: dict[str, Cause] = {
         ),
         Cause(
             "clocks_limited",
+            604,
+            "hardware",
             "gpu",
             None,
             "info",
@@ -405,6 +498,8 @@ CAUSES: dict[str, Cause] = {
         ),
         Cause(
             "xid_hw",
+            605,
+            "hardware",
             "gpu",
             "hardware",
             "critical",
@@ -413,6 +508,8 @@ CAUSES: dict[str, Cause] = {
         ),
         Cause(
             "xid_app",
+            606,
+            "hardware",
             "gpu",
             None,
             "info",
@@ -421,6 +518,8 @@ CAUSES: dict[str, Cause] = {
         ),
         Cause(
             "lost",
+            607,
+            "hardware",
             "gpu",
             "hardware",
             "critical",
@@ -429,6 +528,8 @@ CAUSES: dict[str, Cause] = {
         ),
         Cause(
             "ecc_uncorrected",
+            608,
+            "hardware",
             "gpu",
             "hardware",
             "critical",
@@ -437,6 +538,8 @@ CAUSES: dict[str, Cause] = {
         ),
         Cause(
             "row_remap_pending",
+            609,
+            "hardware",
             "gpu",
             "hardware",
             "warning",
@@ -445,6 +548,8 @@ CAUSES: dict[str, Cause] = {
         ),
         Cause(
             "row_remap_failed",
+            610,
+            "hardware",
             "gpu",
             "hardware",
             "critical",
@@ -453,6 +558,8 @@ CAUSES: dict[str, Cause] = {
         ),
         Cause(
             "pcie_degraded",
+            611,
+            "hardware",
             "gpu",
             "hardware",
             "warning",
@@ -461,6 +568,8 @@ CAUSES: dict[str, Cause] = {
         ),
         Cause(
             "pcie_replays",
+            612,
+            "hardware",
             "gpu",
             "hardware",
             "warning",
@@ -469,6 +578,8 @@ CAUSES: dict[str, Cause] = {
         ),
         Cause(
             "nvlink_errors",
+            613,
+            "hardware",
             "gpu",
             "hardware",
             "warning",
@@ -477,6 +588,8 @@ CAUSES: dict[str, Cause] = {
         ),
         Cause(
             "nvlink_down",
+            614,
+            "hardware",
             "gpu",
             "hardware",
             "warning",
@@ -486,6 +599,8 @@ CAUSES: dict[str, Cause] = {
         # Use of GPUs.
         Cause(
             "underused",
+            701,
+            "use",
             "gpu",
             "use",
             "warning",
@@ -494,6 +609,8 @@ CAUSES: dict[str, Cause] = {
         ),
         Cause(
             "periodic_host_work",
+            702,
+            "use",
             "gpu",
             "use",
             "warning",
@@ -502,6 +619,8 @@ CAUSES: dict[str, Cause] = {
         ),
         Cause(
             "idle_allocated",
+            703,
+            "use",
             "gpu",
             "use",
             "warning",
@@ -510,6 +629,8 @@ CAUSES: dict[str, Cause] = {
         ),
         Cause(
             "mem_zombie",
+            704,
+            "use",
             "gpu",
             "use",
             "warning",
@@ -518,6 +639,8 @@ CAUSES: dict[str, Cause] = {
         ),
         Cause(
             "shared_unexpectedly",
+            705,
+            "use",
             "gpu",
             "use",
             "warning",
@@ -526,6 +649,8 @@ CAUSES: dict[str, Cause] = {
         ),
         Cause(
             "packing_candidate",
+            706,
+            "use",
             "gpu",
             None,
             "info",
@@ -535,6 +660,8 @@ CAUSES: dict[str, Cause] = {
         # Hosts.
         Cause(
             "mem_pressure",
+            801,
+            "host",
             "host",
             None,
             "warning",
@@ -543,6 +670,8 @@ CAUSES: dict[str, Cause] = {
         ),
         Cause(
             "oom_kill",
+            802,
+            "host",
             "host",
             None,
             "critical",
@@ -551,6 +680,8 @@ CAUSES: dict[str, Cause] = {
         ),
         Cause(
             "shm_full",
+            803,
+            "host",
             "host",
             None,
             "warning",
@@ -559,6 +690,8 @@ CAUSES: dict[str, Cause] = {
         ),
         Cause(
             "swapping",
+            804,
+            "host",
             "host",
             None,
             "warning",
@@ -567,6 +700,8 @@ CAUSES: dict[str, Cause] = {
         ),
         Cause(
             "cpu_saturated",
+            805,
+            "host",
             "host",
             None,
             "info",
@@ -575,6 +710,8 @@ CAUSES: dict[str, Cause] = {
         ),
         Cause(
             "network_errors",
+            806,
+            "host",
             "host",
             None,
             "warning",
@@ -589,3 +726,22 @@ REMAINDERS: dict[str, tuple[str, str]] = {
     "insufficient_data": ("Not enough evidence", "rank:missing:info names what is missing."),
 }
 """Title and remedy of the two verdicts that name no cause."""
+
+CODES: dict[str, int] = {
+    **{name: code for code, name in enumerate(REMAINDERS)},
+    **{c.name: c.code for c in CAUSES.values()},
+}
+"""Number of every verdict, as `stallscope:cause:code` has it."""
+
+COLOURS: dict[Domain, str] = {
+    "hardware": "#C4162A",
+    "time": "#FF780A",
+    "input": "#3274D9",
+    "ranks": "#E0B400",
+    "device": "#A352CC",
+    "memory": "#8F3BB8",
+    "use": "#B07D55",
+    "host": "#5794F2",
+}
+"""One colour for each kind of cause, readable on light and dark ground."""
+REMAINDER_COLOURS: dict[str, str] = {"healthy": "#37872D", "insufficient_data": "#808080"}
