@@ -54,6 +54,7 @@ score: $(STAMP) tools ## how often the diagnosis is right: every labelled scenar
 generate: $(STAMP) ## write again what is generated and committed
 	$(BIN)/python exporter/reference.py
 	$(BIN)/python exporter/causes_reference.py
+	$(BIN)/python -m grafana
 	$(BIN)/python -m tests.captures.golden
 	$(BIN)/python -m tests.alerting.golden
 

@@ -1,0 +1,1 @@
+"""Grafana dashboards, generated: one module a dashboard, on the builders in `builders/`."""

@@ -1,0 +1,74 @@
+"""The choices that dashboards share, and the conditions that they put into queries.
+
+Every choice is read from an info metric and narrowed by those before it. Their names are those that alerts put into
+the addresses of dashboards: `var-run`, `var-instance`, `var-gpu`.
+"""
+
+from __future__ import annotations
+
+from grafana.builders import Json
+from grafana.builders.variables import labels_of
+
+CLUSTER = 'cluster=~"$cluster"'
+HOST = f'{CLUSTER}, instance=~"$instance"'
+GPU = f'{HOST}, gpu=~"$gpu"'
+RUN = f'{CLUSTER}, run=~"$run"'
+RANK = f'{RUN}, rank=~"$rank"'
+
+
+def cluster() -> Json:
+    """Choose clusters, where scraping adds that label; else `All` matches what has none."""
+    return labels_of(
+        "cluster",
+        "cluster",
+        "stallscope_build_info",
+        title="cluster",
+        description="Value of the label that scraping adds where one Prometheus has several clusters.",
+        all_value=".*",
+    )
+
+
+def instance(*, everything: bool = True) -> Json:
+    """Choose nodes, by the address at which Prometheus scrapes their exporter."""
+    return labels_of(
+        "instance",
+        "instance",
+        f"stallscope_build_info{{{CLUSTER}}}",
+        title="instance",
+        description="The node, by the address at which Prometheus scrapes its exporter.",
+        everything=everything,
+    )
+
+
+def gpu() -> Json:
+    """Choose GPUs of the nodes, by their index there."""
+    return labels_of(
+        "gpu",
+        "gpu",
+        f"stallscope_gpu_info{{{HOST}}}",
+        title="gpu",
+        description="Index of the GPU on its node, as nvidia-smi has it.",
+    )
+
+
+def run(*, everything: bool = True) -> Json:
+    """Choose training runs, by the name that their code gave them."""
+    return labels_of(
+        "run",
+        "run",
+        f"stallscope_training_rank_info{{{CLUSTER}}}",
+        title="run",
+        description="The training run, by the name that its code gave it.",
+        everything=everything,
+    )
+
+
+def rank() -> Json:
+    """Choose ranks of the runs."""
+    return labels_of(
+        "rank",
+        "rank",
+        f"stallscope_training_rank_info{{{RUN}}}",
+        title="rank",
+        description="Global rank of a process of the run.",
+    )

@@ -1,0 +1,46 @@
+"""Ways from one dashboard to the next. The time shown and the data source go along."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from grafana.builders import Json
+
+_KEPT = "${__url_time_range}&${datasource:queryparam}"
+TAG = "stallscope"
+"""What all dashboards are found by."""
+
+
+def to_dashboard(uid: str, title: str, variables: Mapping[str, str], *, new_tab: bool = False) -> Json:
+    """A link from a value to another dashboard.
+
+    Args:
+        uid: the dashboard's.
+        title: what the link says.
+        variables: what its variables get: `{"run": "${__data.fields.Run}"}` in a table,
+            `{"run": "${__field.labels.run}"}` from a curve, `{"run": "$run"}` from a panel with one run.
+        new_tab: whether it opens in a new tab.
+    """
+    given = "".join(f"&var-{name}={value}" for name, value in variables.items())
+    return {"title": title, "url": f"/d/{uid}?{_KEPT}{given}", "targetBlank": new_tab}
+
+
+def web(title: str, url: str) -> Json:
+    """A link to elsewhere."""
+    return {"title": title, "url": url, "targetBlank": True}
+
+
+def menu() -> Json:
+    """The list of the other dashboards at the top, with the choices and the time kept."""
+    return {
+        "type": "dashboards",
+        "title": "Stallscope",
+        "tags": [TAG],
+        "asDropdown": True,
+        "includeVars": True,
+        "keepTime": True,
+        "targetBlank": False,
+        "icon": "external link",
+        "tooltip": "The other dashboards, for the same time and the same choices",
+        "url": "",
+    }

@@ -1,0 +1,112 @@
+"""The choices at the top of a dashboard, each narrowed by those before it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from grafana.builders import DATASOURCE, Json
+
+_ON_TIME_RANGE_CHANGE = 2
+
+
+def datasource() -> Json:
+    """Choose the Prometheus that is asked."""
+    return {
+        "type": "datasource",
+        "name": "datasource",
+        "label": "Data Source",
+        "description": "The Prometheus, or a server that answers like it, that scrapes Stallscope's exporters.",
+        "query": "prometheus",
+        "regex": "",
+        "hide": 0,
+        "includeAll": False,
+        "multi": False,
+        "options": [],
+        "refresh": 1,
+        "skipUrlSync": False,
+        # The local stack and the provisioning files call theirs so; where it is not, Grafana takes its default.
+        "current": {"selected": False, "text": "default", "value": "default"},
+    }
+
+
+def labels_of(
+    name: str,
+    label: str,
+    series: str,
+    *,
+    title: str,
+    description: str,
+    multi: bool = True,
+    everything: bool = True,
+    all_value: str = ".+",
+    hide: bool = False,
+) -> Json:
+    """Choose among the values that a label of a series has.
+
+    Args:
+        name: the variable's.
+        label: the label.
+        series: selector of the series, narrowed by earlier variables.
+        title: shown before the choice.
+        description: what is chosen.
+        multi: whether several may be chosen.
+        everything: whether all may be chosen at once, which then is the default; else the first value is.
+        all_value: regular expression for all; `.*` where the label may be missing.
+        hide: keep it out of sight, as in links.
+    """
+    query = f"label_values({series}, {label})"
+    variable: Json = {
+        "type": "query",
+        "name": name,
+        "label": title,
+        "description": description,
+        "datasource": DATASOURCE,
+        "definition": query,
+        "query": {"query": query, "refId": f"variable-{name}"},
+        "refresh": _ON_TIME_RANGE_CHANGE,
+        "sort": 7,  # in natural order: node2 before node10
+        "regex": "",
+        "hide": 2 if hide else 0,
+        "multi": multi,
+        "includeAll": everything,
+        "options": [],
+        "skipUrlSync": False,
+        "current": {},
+    }
+    if everything:
+        variable["allValue"] = all_value
+        variable["current"] = {"selected": True, "text": ["All"], "value": ["$__all"]}
+    return variable
+
+
+def entry(name: str, default: str, *, title: str, description: str) -> Json:
+    """Let the reader type a value, such as a price."""
+    return {
+        "type": "textbox",
+        "name": name,
+        "label": title,
+        "description": description,
+        "query": default,
+        "hide": 0,
+        "options": [{"selected": True, "text": default, "value": default}],
+        "skipUrlSync": False,
+        "current": {"selected": True, "text": default, "value": default},
+    }
+
+
+def choice(name: str, values: Sequence[str], *, title: str, description: str) -> Json:
+    """Let the reader choose one of a few fixed values; the first is the default."""
+    options = [{"selected": index == 0, "text": value, "value": value} for index, value in enumerate(values)]
+    return {
+        "type": "custom",
+        "name": name,
+        "label": title,
+        "description": description,
+        "query": ",".join(values),
+        "hide": 0,
+        "includeAll": False,
+        "multi": False,
+        "options": options,
+        "skipUrlSync": False,
+        "current": options[0],
+    }
