@@ -110,8 +110,13 @@ def test_a_gpu_is_idle_when_somebody_has_held_it_for_an_hour_without_work(rulebo
     nodes = {
         "held": (node("held", idle(), owner()), ["idle_allocated"]),
         "worked 70 minutes ago": (node("worked 70 minutes ago", worked_until(30), owner()), ["idle_allocated"]),
-        "worked 50 minutes ago": (node("worked 50 minutes ago", worked_until(50), owner()), []),
+        "worked 61 minutes ago": (node("worked 61 minutes ago", worked_until(39), owner()), ["idle_allocated"]),
+        "worked 59 minutes ago": (node("worked 59 minutes ago", worked_until(41), owner()), []),
         "pod": (node("pod", idle(), owner(namespace="team", pod="train-0")), ["idle_allocated"]),
+        "a scrape unanswered": (
+            node("a scrape unanswered", idle(), owner(values="1+0x100 _x1 1+0x199")),
+            ["idle_allocated"],
+        ),
         "held for 62 minutes": (node("held for 62 minutes", idle(), owner(values="_x76 1+0x224")), ["idle_allocated"]),
         "held for 58 minutes": (node("held for 58 minutes", idle(), owner(values="_x84 1+0x216")), []),
         "held by nobody": (node("held by nobody", idle()), []),
