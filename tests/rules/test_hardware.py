@@ -7,16 +7,20 @@ from collections.abc import Sequence
 import pytest
 
 from tests.rules.rulebook import (
+    CLOCK,
     LENGTH,
     RULE_FILES,
+    TARGET,
     Labels,
     Rulebook,
     Story,
     gpu,
     growing,
+    growing_until,
     node,
     rank,
     scrapes,
+    series,
     steady,
     told,
     until,
@@ -87,6 +91,24 @@ def test_the_share_lost_by_the_brake_is_its_time_times_the_clocks_loss(rulebook:
         'gpu_cause:time_lost:ratio5m{cause="power_brake"}',
         [({"instance": "a"}, 20), ({"instance": "b"}, 25)],
         by="instance",
+        rule_files=FILES,
+    )
+
+
+def test_a_gpu_is_lost_unless_its_rank_makes_steps_while_the_driver_says_nothing(rulebook: Rulebook) -> None:
+    def silent(instance: str, last_step: str, last_word: str) -> Story:
+        source = series(
+            "stallscope_exporter_source_last_success_timestamp_seconds", last_word, source="nvidia", **TARGET
+        )
+        return node(instance, rank(last_step=last_step) + gpu(up=until(10), idle=None) + [source])
+
+    rulebook.check_nodes(
+        {
+            "steps go on": (silent("steps go on", CLOCK, growing_until(10)), "insufficient_data"),
+            "one of many is gone": (silent("one of many is gone", growing_until(10), CLOCK), "lost"),
+            "steps end with it": (silent("steps end with it", growing_until(10), growing_until(10)), "lost"),
+            "nobody trains": (node("nobody trains", gpu(up=until(10), idle=None)), "lost"),
+        },
         rule_files=FILES,
     )
 

@@ -47,13 +47,14 @@ def _cases() -> Iterator[Case]:
         allowed=frozenset({"GpuUnderused"}),
         forbidden=frozenset({"sync_stall", "input_bound", "healthy", "compute_bound"}) | _CHILDREN,
     )
+    # The driver says nothing more, and steps go on: the GPUs are not lost.
     yield _unknown(
         "driver_is_silent",
         told(SERVER, more={"failing_source": (("nvidia", 8.0),)}),
         acceptable=WELL,
         alerts=frozenset({"StallscopeSourceFailing"}),
-        allowed=frozenset({"GpuLost", "TrainingTelemetryMissing"}),
-        forbidden=frozenset({"small_batch", "input_bound", "stalled"}),
+        allowed=frozenset({"TrainingTelemetryMissing"}),
+        forbidden=frozenset({"small_batch", "input_bound", "stalled", "lost"}),
         onset=8.0,
     )
     yield _unknown(
