@@ -121,6 +121,8 @@ clean or with noise, and the bundle's own rule files judge it in Prometheus's ru
   evaluations of 30 s; its verdict is the cause that held at most of those evaluations.
 - Top-1 counts positives, negatives and abstentions whose cause may be a primary verdict, by the cause's exact name;
   `healthy` and `compute_bound` count as one where a case takes both.
+- Precision, recall and F1 of a cause take a verdict that a case accepts for the case's own. Abstention recall is the
+  share of abstention cases with a verdict that their label allows.
 - An alert is late by the evaluations after the moment when its cause has filled the alert's window and then lasted for
   the alert's own delay.
 - The error of the lost share is that of the mean of the share told, over the judged time.

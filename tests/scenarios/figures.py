@@ -321,12 +321,12 @@ def share(results: Iterable[bool]) -> float:
 
 
 def ratings(outcomes: Sequence[Outcome]) -> dict[str, Rating]:
-    """Precision and recall of each cause among verdicts; an acceptable verdict is no error, and no hit of another."""
+    """Precision and recall of each cause among verdicts; an acceptable one counts as the case's own cause in both."""
     by_cause: dict[str, list[Outcome]] = defaultdict(list)
     claims: dict[str, list[bool]] = defaultdict(list)
     for each in outcomes:
         by_cause[each.trial.case.cause].append(each)
-        claims[each.verdict].append(each.acceptable)
+        claims[each.trial.case.cause if each.acceptable else each.verdict].append(each.acceptable)
     return {
         cause: Rating(
             precision=share(claims[cause]) if claims[cause] else 0.0,
@@ -402,8 +402,8 @@ def summarise(outcomes: Sequence[Outcome]) -> dict[str, float]:
         / (sum(each.gpu_days for each in negatives) or math.nan),
         "negatives_alarmed": share(bool(each.alarms) for each in negatives),
         "positives_with_other_alarms": share(bool(each.alarms) for each in positives),
-        "abstention_precision": share(INSUFFICIENT in {each.trial.case.cause} for each in abstained),
-        "abstention_recall": share(each.acceptable for each in verdicts if each.trial.case.cause == INSUFFICIENT),
+        "abstention_precision": share(each.acceptable for each in abstained),
+        "abstention_recall": share(each.acceptable for each in verdicts if each.trial.case.kind == "abstention"),
         "recall_at_1_25": share(each.told for each, level in near if level > 1),
         "silence_at_0_8": share(not each.told and not each.alarms for each, level in near if level < 1),
         "detection_median_minutes": middle(each.detected / 60 for each in alerted if each.detected is not None),

@@ -164,6 +164,13 @@ def test_a_cause_never_named_has_no_precision() -> None:
     assert ratings(outcomes(("lost", "stalled")))["lost"].f1 == 0
 
 
+def test_an_acceptable_verdict_counts_as_the_cases_own_cause() -> None:
+    shared = judged(trial("shared_unexpectedly", acceptable=frozenset({"lost"})), always("lost"))
+    rated = ratings([shared, *outcomes(("lost", "lost"), ("stalled", "lost"))])
+    assert (rated["shared_unexpectedly"].precision, rated["shared_unexpectedly"].recall) == (1.0, 1.0)
+    assert (rated["lost"].precision, rated["lost"].recall) == (0.5, 1.0), "its own hit, and one mistake"
+
+
 def test_classes_are_weighted_by_how_often_they_occur() -> None:
     found = outcomes(("input_bound", "input_bound"), ("small_batch", "healthy"), ("lost", "lost"), ("lost", "healthy"))
     assert prior_weighted(found) == pytest.approx(0.4603 + 0.0879 / 2)
@@ -193,11 +200,12 @@ def test_abstention_has_precision_and_recall() -> None:
     found = summarise(
         [
             judged(trial("insufficient_data", kind="abstention"), always("insufficient_data")),
-            judged(trial("insufficient_data", kind="abstention"), always("healthy")),
+            judged(trial("insufficient_data", kind="abstention"), always("stalled")),
+            judged(trial("insufficient_data", kind="abstention", acceptable=frozenset({"healthy"})), always("healthy")),
             judged(trial("lost"), always("insufficient_data")),
         ]
     )
-    assert (found["abstention_precision"], found["abstention_recall"]) == (0.5, 0.5)
+    assert (found["abstention_precision"], found["abstention_recall"]) == (0.5, 2 / 3)
 
 
 def test_a_percentile_is_one_of_the_values() -> None:
