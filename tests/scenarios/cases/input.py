@@ -139,7 +139,7 @@ def _quota() -> Iterator[Case]:
         "input_cgroup_throttled",
         told(
             CLOUD,
-            _waiting(small, 0.2, loader_cores=2.6, quota_throttled=0.5, quota_waited=0.8),
+            _waiting(small, 0.26, loader_cores=2.6, quota_throttled=0.5, quota_waited=0.8),
             before=small,
             cpu_limit=3.0,
             quota=True,
@@ -149,7 +149,7 @@ def _quota() -> Iterator[Case]:
         alerts=frozenset({"TrainingInputCgroupThrottled"}),
         forbidden=frozenset({"input_few_workers", "input_disk_bound"}),
         length=_CGROUP_LENGTH,
-        lost=0.2,
+        lost=0.26,
     )
     # kubernetes-mixin: a quarter of the periods, over a quarter of an hour. At 1.25 of it with a wait that matters.
     for level in (0.8, 1.25):
@@ -208,11 +208,11 @@ def _workers() -> Iterator[Case]:
     yield positive(
         "input_single_thread_server",
         "input_single_thread",
-        told(SERVER, _waiting(SERVER_WORK, 0.2, loader_workers=14, loader_cores=1.8, main_thread=0.995)),
+        told(SERVER, _waiting(SERVER_WORK, 0.26, loader_workers=14, loader_cores=1.8, main_thread=0.995)),
         subject="run",
         alerts=frozenset({"TrainingInputSingleThread"}),
         forbidden=harm,
-        lost=0.2,
+        lost=0.26,
     )
     # 24 workers on 8 processors, and 64 on 24 each: nobody gets his turn.
     yield positive(
@@ -220,13 +220,13 @@ def _workers() -> Iterator[Case]:
         "input_too_many_workers",
         told(
             CLOUD,
-            _waiting(CLOUD_WORK, 0.2, loader_workers=24, loader_cores=5.2),
+            _waiting(CLOUD_WORK, 0.26, loader_workers=24, loader_cores=5.2),
             host=Host(cores=0.3, cpu_waiting=0.55),
         ),
         subject="run",
         alerts=frozenset({"TrainingInputTooManyWorkers"}),
         forbidden=frozenset({"input_few_workers", "input_single_thread", "input_disk_bound"}),
-        lost=0.2,
+        lost=0.26,
     )
     yield positive(
         "input_too_many_workers_node",
@@ -293,13 +293,13 @@ def _storage() -> Iterator[Case]:
         "input_disk_bound",
         told(
             PAIR,
-            _waiting(NODE_WORK, 0.2, bytes_per_sample=1.5e6, loader_cores=8),
+            _waiting(NODE_WORK, 0.26, bytes_per_sample=1.5e6, loader_cores=8),
             host=Host(cores=15, iowait=0.03, io_waiting=0.28, io_stalled=0.15, disk_busy=1.0),
         ),
         subject="run",
         alerts=disk,
         forbidden=not_disk,
-        lost=0.2,
+        lost=0.26,
     )
     network = frozenset({"TrainingInputNetworkBound"})
     not_network = frozenset({"input_few_workers", "input_disk_bound", "input_cpu_saturated", "input_single_thread"})

@@ -46,12 +46,12 @@ def _slow_ranks() -> Iterator[Case]:
         yield positive(
             name,
             "straggler_rank",
-            told(node, _late(NODE_WORK, 0.2), only=(rank,), count=count, measures_communication=hook),
+            told(node, _late(NODE_WORK, 0.26), only=(rank,), count=count, measures_communication=hook),
             subject="run",
             alerts=alert,
             forbidden=_NOT_THE_NETWORK | {"straggler_hw", "straggler_input"},
             culprit=(("rank", str(rank)),),
-            lost=0.2,
+            lost=0.26,
         )
     for level in _LEVELS:
         yield near(
