@@ -127,15 +127,17 @@ def surely_lost(case: Case) -> float | None:
 
 
 def alert_delay(name: str, lost: float | None) -> float:
-    """Seconds for which an alert's condition must hold: its `for`, and what its expression asks of a lesser loss."""
+    """Seconds that an alert takes by its rules: `for`, and the window of a mean or of what it asks of a lesser loss."""
     rules = _alert_rules().get(name, ())
     return max((_delay(rule, lost) for rule in rules), default=0.0)
 
 
 def _delay(rule: Mapping[str, str], lost: float | None) -> float:
     held = duration(str(rule.get("for", "0s")))
-    further = re.search(r"min_over_time\(\s*run_cause:time_lost:ratio5m\{[^}]*\}\[(\w+)\]", str(rule["expr"]))
-    return held + (duration(further[1]) if further and (lost is None or lost < _HIGH) else 0.0)
+    further = re.search(r"(min|avg)_over_time\(\s*run_cause:time_lost:ratio5m\{[^}]*\}\[(\w+)\]", str(rule["expr"]))
+    if further and (further[1] == "avg" or lost is None or lost < _HIGH):
+        return held + duration(further[2])
+    return held
 
 
 def duration(text: str) -> float:
