@@ -14,12 +14,17 @@ import pytest
 from tests.rules.together import Document, Together
 
 ROOT = Path(__file__).parents[2]
-_STAGES = ("thresholds", "subjects", "verdicts")
+_STAGES = ("thresholds", "subjects", "verdicts", "totals")
 _FOUND = {path.stem: path for path in sorted((ROOT / "prometheus" / "rules").glob("*.yml"))}
 CAUSE_FILES = tuple(path for stem, path in _FOUND.items() if stem not in _STAGES)
 """The causes, one subject a file. None drives another: in which order they are evaluated must not matter."""
 ALERT_FILES = tuple(path for path in sorted((ROOT / "alerts").glob("*.yml")) if path.name != "alertmanager.yml")
-RULE_FILES = (_FOUND["thresholds"], _FOUND["subjects"], *CAUSE_FILES, _FOUND["verdicts"], *ALERT_FILES)
+RULE_FILES = (
+    *(_FOUND["thresholds"], _FOUND["subjects"]),
+    *CAUSE_FILES,
+    *(_FOUND["verdicts"], _FOUND["totals"]),
+    *ALERT_FILES,
+)
 GROUPS = (
     *(f"stallscope-{path.stem}" for path in RULE_FILES if path.parent.name == "rules"),
     *(f"stallscope-alerts-{path.stem.replace('_', '-')}" for path in ALERT_FILES),

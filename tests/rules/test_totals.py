@@ -1,0 +1,130 @@
+"""Sums for dashboards: what a fleet loses by cause, how many GPUs it has, what a run's ranks and GPUs do together."""
+
+from __future__ import annotations
+
+from tests.rules.rulebook import (
+    RULE_FILES,
+    TARGET,
+    Rulebook,
+    Story,
+    gpu,
+    growing,
+    host,
+    node,
+    rank,
+    series,
+    steady,
+    told,
+)
+
+FILES = tuple(
+    path for path in RULE_FILES if path.stem in ("thresholds", "subjects", "input", "use", "verdicts", "totals")
+)
+
+
+def in_percent(name: str) -> str:
+    return f"round(100 * {name})"
+
+
+def waiting(instance: str, wait: float) -> Story:
+    """A node whose one rank waits for data while its GPU idles."""
+    return node(instance, gpu(idle=wait) + rank(wait=wait, run=f"train-{instance}") + host(0.2))
+
+
+def test_what_a_cause_costs_all_gpus_together_is_counted_in_gpus(rulebook: Rulebook) -> None:
+    story = waiting("a:19400", 0.4) + waiting("b:19400", 0.3) + waiting("c:19400", 0.0)
+    rulebook.check(story, {in_percent("cause:gpus_lost:sum5m"): [({"cause": "input_bound"}, 70)]}, rule_files=FILES)
+
+
+def test_nothing_lost_is_no_series_while_the_gpus_are_counted(rulebook: Rulebook) -> None:
+    rulebook.check(
+        waiting("a:19400", 0.0),
+        {
+            "cause:gpus_lost:sum5m": [],
+            "cluster:gpus_known:count": [({"__name__": "cluster:gpus_known:count"}, 1)],
+            "cause:gpus:count": [({"__name__": "cause:gpus:count", "cause": "healthy"}, 1)],
+        },
+        rule_files=FILES,
+    )
+
+
+def test_a_gpu_loses_no_more_than_its_time_however_many_causes_claim_it(rulebook: Rulebook) -> None:
+    lost = [
+        series("gpu_cause:share:ratio5m", steady(0.8), **TARGET, gpu="0", uuid="GPU-0", cause=cause)
+        for cause in ("input_bound", "thermal_throttle")
+    ]
+    rulebook.check(
+        lost,
+        {
+            in_percent("cause:gpus_lost:sum5m"): [({"cause": "input_bound"}, 50), ({"cause": "thermal_throttle"}, 50)],
+        },
+        rule_files=[path for path in FILES if path.stem == "totals"],
+    )
+
+
+def test_a_mig_instance_counts_as_its_part_of_the_card(rulebook: Rulebook) -> None:
+    labels = {**TARGET, "gpu": "0"}
+    story = [
+        *(series("gpu:up:max", steady(1), **labels, uuid=f"MIG-{each}", mig=str(each)) for each in range(4)),
+        series("gpu_cause:share:ratio5m", steady(1), **labels, uuid="MIG-2", mig="2", cause="idle_allocated"),
+    ]
+    rulebook.check(
+        story,
+        {
+            in_percent("cause:gpus_lost:sum5m"): [({"cause": "idle_allocated"}, 25)],
+            "count(cluster:gpus_known:count == 1)": [({}, 1)],
+        },
+        rule_files=[path for path in FILES if path.stem == "totals"],
+    )
+
+
+def test_gpus_are_known_up_held_and_busy(rulebook: Rulebook) -> None:
+    story = [
+        *gpu(0, idle=0.25),
+        *gpu(1, idle=1.0, held=False),
+        *gpu(2, up=steady(0), idle=None, held=False),
+    ]
+    rulebook.check(
+        story,
+        {
+            "sum(cluster:gpus_known:count)": [({}, 3)],
+            "sum(cluster:gpus_up:count)": [({}, 2)],
+            "sum(cluster:gpus_held:count)": [({}, 1)],
+            in_percent("sum(cluster:gpus_busy:sum5m)"): [({}, 75)],
+        },
+        rule_files=FILES,
+    )
+
+
+def test_what_the_ranks_of_a_run_do_is_summed_over_its_nodes(rulebook: Rulebook) -> None:
+    story: Story = []
+    for number, instance in enumerate(("a:19400", "b:19400")):
+        own = {**TARGET, "run": "train", "rank": str(number)}
+        further = [
+            series("stallscope_training_samples_total", growing(100), **own),
+            series("stallscope_training_batch_size", steady(50), **own),
+            series("stallscope_training_step_seconds_sum", growing(1), **own),
+        ]
+        story += node(
+            instance,
+            [*gpu(idle=0.5), *rank(number), *further],
+            told("memory_used_bytes", steady(20)),
+            told("memory_total_bytes", steady(80)),
+            told("memory_busy_seconds_total", growing(0.25)),
+            told("energy_joules_total", growing(300)),
+        )
+    run = {"run": "train"}
+    rulebook.check(
+        story,
+        {
+            "round(run:samples:rate5m)": [(run, 200)],
+            "run:tokens:rate5m": [],
+            in_percent("run:step:seconds5m"): [(run, 100)],
+            "1 * run:batch_size:sum": [(run, 100)],
+            in_percent("run:gpu_busy:ratio5m"): [(run, 50)],
+            in_percent("run:gpu_memory_busy:ratio5m"): [(run, 25)],
+            in_percent("run:gpu_memory_used:ratio"): [(run, 25)],
+            "round(run:power:watts5m)": [(run, 600)],
+        },
+        rule_files=FILES,
+    )
