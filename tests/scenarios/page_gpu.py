@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -36,6 +37,25 @@ _DATACENTRE = (
     "temperature_limit_celsius",
 )
 _NEVER = ("retired_pages",)
+_INSTANCE = (
+    "info",
+    "up",
+    "lost_info",
+    "last_reading",
+    "signal_supported",
+    "busy_seconds_total",
+    "idle_seconds_total",
+    "below_seconds_total",
+    "dip",
+    "utilization_",
+    *_PROFILED,
+    "memory_total_bytes",
+    "memory_used_bytes",
+    "memory_reserved_bytes",
+    "processes",
+    "owner_",
+)
+"""Beginnings of the families that a MIG instance has; the GPU that it is a part of has the others."""
 _FOREIGN = {
     "busy": 1.0,
     "memory": 0.4,
@@ -52,38 +72,55 @@ _FOREIGN = {
 
 def show_gpus(sheet: Sheet, world: World) -> None:
     """Add the series of every GPU of one node."""
-    for gpu, (node, _index) in enumerate(world.gpus):
+    for gpu, (node, index) in enumerate(world.gpus):
         if node == sheet.node:
             _Page(sheet, world, gpu).show()
+            if world.node(gpu).card.mig and index == 0:
+                _Page(sheet, world, gpu, whole=True).show()
 
 
 class _Page:
-    """One GPU."""
+    """One GPU, or one MIG instance."""
 
-    def __init__(self, sheet: Sheet, world: World, gpu: int) -> None:
+    def __init__(self, sheet: Sheet, world: World, gpu: int, *, whole: bool = False) -> None:
+        """Take the GPU, or with `whole` the GPU that it and its node's other instances are parts of."""
         self._sheet = sheet
         self._world = world
         self._gpu = gpu
-        self._card = world.node(gpu).card
+        node = world.node(gpu)
+        self._card = node.card
+        self._whole = whole
         self._claims = world.claims(gpu)
-        self._labels = {"gpu": str(world.gpus[gpu][1]), "uuid": world.uuid(gpu)}
+        self._labels = {"gpu": str(world.index(gpu)), "uuid": world.uuid(gpu), "mig": node.card.mig}
+        if whole:
+            self._card = replace(node.card, mig="", memory=node.gpus * node.card.memory, profiled=False)
+            self._claims = [
+                replace(claim, share=claim.share / node.gpus)
+                for other in range(gpu, gpu + node.gpus)
+                for claim in world.claims(other)
+            ]
+            self._labels = {"gpu": "0", "uuid": world.uuid(gpu).replace("MIG", "GPU")}
         self._times = sheet.times
         self._present: Mask = self._state(lambda state: float(state.present)) > 0
 
     def show(self) -> None:
         self._identity()
-        self._activity()
+        if not self._whole:
+            self._activity()
         self._memory()
         self._power_and_clocks()
         self._links()
         self._health()
-        self._owners()
+        if not self._whole:
+            self._owners()
 
     def _add(self, name: str, values: Floats | float, present: Mask | bool = True, **labels: str) -> None:
         """Show a reading: a GPU that does not answer has none."""
-        self._sheet.add(f"stallscope_gpu_{name}", values, self._present & present, **self._labels, **labels)
+        self._add_always(name, values, self._present & present, **labels)
 
     def _add_always(self, name: str, values: Floats | float, present: Mask | bool = True, **labels: str) -> None:
+        if self._card.mig and not name.startswith(_INSTANCE):
+            return
         self._sheet.add(f"stallscope_gpu_{name}", values, present, **self._labels, **labels)
 
     def _state(self, value: Callable[[Gpu], float], times: Floats | None = None) -> Floats:
@@ -99,7 +136,7 @@ class _Page:
             1,
             model=card.model,
             serial=f"165292{self._gpu:07d}" if card.datacentre else "",
-            pci_bus_id=f"00000000:{16 + self._world.gpus[self._gpu][1]:02X}:00.0",
+            pci_bus_id=f"00000000:{16 + self._world.index(self._gpu):02X}:00.0",
             driver_version="590.48.01",
             cuda_version="13.1",
             vbios_version="96.00.99.00.01",
@@ -124,10 +161,12 @@ class _Page:
             *(("peak_flops",) if not card.peak else ()),
             *(("clock_configured_hertz",) if not self._clock_set() else ()),
             *_NEVER,
+            *(("busy_seconds_total", "memory_busy_seconds_total") if self._whole else ()),
         }
         for each in OPTIONAL_SIGNALS:
             gone_missing = each.name.startswith(self._world.story.absent) if self._world.story.absent else False
-            supported = each.signal not in lacking and not gone_missing
+            of_instance = not card.mig or each.signal.startswith(_INSTANCE)
+            supported = each.signal not in lacking and of_instance and not gone_missing
             self._add("signal_supported", float(supported), signal=each.signal)
         for precision, flops in card.peak.items():
             self._add("peak_flops", flops, precision=precision)

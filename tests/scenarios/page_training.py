@@ -103,7 +103,7 @@ class _Page:
             job_class=run.job_class,
         )
         for gpu in run.ranks[self._rank]:
-            self._add("rank_gpu_info", 1, gpu=str(world.gpus[gpu][1]), uuid=world.uuid(gpu))
+            self._add("rank_gpu_info", 1, gpu=str(world.index(gpu)), uuid=world.uuid(gpu))
         self._add("precision_info", 1, precision=run.precision)
 
     def _life(self) -> None:

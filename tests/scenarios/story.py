@@ -50,6 +50,8 @@ class Card:
     peak: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     sample_seconds: float = 1 / 6
     """Averaging period of the driver's utilisation samples."""
+    mig: str = ""
+    """Profile, where this is a MIG instance: those of a node are all parts of its one GPU."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -71,7 +71,11 @@ class World:
 
     def uuid(self, gpu: int) -> str:
         number, index = self.gpus[gpu]
-        return f"GPU-{number:08x}-0000-4000-8000-{index:012x}"
+        return f"{'MIG' if self.node(gpu).card.mig else 'GPU'}-{number:08x}-0000-4000-8000-{index:012x}"
+
+    def index(self, gpu: int) -> int:
+        """The driver's number: MIG instances have that of their GPU."""
+        return 0 if self.node(gpu).card.mig else self.gpus[gpu][1]
 
     def claims(self, gpu: int) -> list[Claim]:
         """Ranks on a GPU."""
