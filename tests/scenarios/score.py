@@ -11,8 +11,8 @@ from tests.rules.rulebook import GROUPS
 from tests.scenarios import account, runner
 from tests.scenarios.baselines import BASELINES
 from tests.scenarios.case import Case, Series, render
-from tests.scenarios.cases import CASES
-from tests.scenarios.figures import Firing, Outcome, Trial, judge, ratings, scored, summarise
+from tests.scenarios.cases import CASES, HELD_OUT
+from tests.scenarios.figures import Firing, Outcome, Trial, judge, ratings, scored, share, summarise
 
 RULES = "Stallscope's rules"
 PROCESSES = 2
@@ -176,6 +176,52 @@ def split(outcomes: Outcomes) -> dict[str, dict[str, dict[str, float]]]:
         }
         for diagnoser, found in outcomes.items()
     }
+
+
+def apart(outcomes: Outcomes, *, held_out: bool) -> Outcomes:
+    """The outcomes of the held-out cases only, or of all others."""
+    return {
+        diagnoser: [each for each in found if (each.trial.case in _HELD_OUT) == held_out]
+        for diagnoser, found in outcomes.items()
+    }
+
+
+_HELD_OUT = frozenset(HELD_OUT)
+_COMPARED: Mapping[str, str] = {
+    "cases": "cases",
+    "trials": "trials",
+    "top1": "top-1 accuracy",
+    "acceptable": "accuracy, acceptable verdicts counted as right",
+    "family": "accuracy by family of causes",
+    "forbidden": "cases with a forbidden verdict or alert",
+    "negatives_alarmed": "negatives with an alert above info",
+    "alerts_fired": "recall of alerts: expected ones that fired",
+    "told": "positives whose alert fired",
+    "recall_at_1_25": "recall over a threshold (at 1.25; held out at 1.4)",
+    "silence_at_0_8": "silence under a threshold (at 0.8; held out at 0.7)",
+    "lost_within_0_05": "lost shares within 0.05",
+    "faults": "trials with a subject without exactly one verdict",
+}
+
+
+def compared(outcomes: Sequence[Outcome]) -> dict[str, dict[str, float]]:
+    """Figures in which one set of cases is held against another, clean and noisy apart."""
+    figures: dict[str, dict[str, float]] = {}
+    for kind, noise in _KINDS:
+        found = [each for each in outcomes if each.trial.noise == noise]
+        if found:
+            told = (alert not in each.missing for each in found for alert in each.trial.case.alerts)
+            more = {"cases": len({each.trial.case for each in found}), "alerts_fired": share(told)}
+            every = {**summarise(found), **more}
+            figures[kind] = {name: every[name] for name in _COMPARED}
+    return figures
+
+
+def table_of_sets(sets: Mapping[str, Sequence[Outcome]]) -> str:
+    """One row a figure, two columns a set of cases."""
+    columns = [(name, kind, found) for name, outcomes in sets.items() for kind, found in compared(outcomes).items()]
+    rows = [[meaning, *(_number(found[key]) for _, _, found in columns)] for key, meaning in _COMPARED.items()]
+    return _markdown(["", *(f"{name}, {kind}" for name, kind, _ in columns)], rows)
 
 
 def table_of_figures(figures: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:

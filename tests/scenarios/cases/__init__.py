@@ -4,6 +4,7 @@ from tests.scenarios.case import Case
 from tests.scenarios.cases.abstentions import CASES as ABSTENTIONS
 from tests.scenarios.cases.device import CASES as DEVICE
 from tests.scenarios.cases.hardware import CASES as HARDWARE
+from tests.scenarios.cases.held_out import CASES as HELD_OUT
 from tests.scenarios.cases.host import CASES as HOST
 from tests.scenarios.cases.input import CASES as INPUT
 from tests.scenarios.cases.memory import CASES as MEMORY
@@ -24,4 +25,5 @@ CASES: tuple[Case, ...] = (
     *NEGATIVES,
     *ABSTENTIONS,
 )
-"""In the order of the domains."""
+"""In the order of the domains; HELD_OUT has those that the rules were not tuned on."""
+__all__ = ["CASES", "HELD_OUT"]
