@@ -128,3 +128,41 @@ def test_what_the_ranks_of_a_run_do_is_summed_over_its_nodes(rulebook: Rulebook)
         },
         rule_files=FILES,
     )
+
+
+def test_the_time_left_is_that_of_the_steps_left_at_the_pace_of_half_an_hour(rulebook: Rulebook) -> None:
+    own = {**TARGET, "run": "train", "rank": "0"}
+    planned = series("stallscope_training_steps_planned", steady(10_000), **own)
+    step = series("run:step:max", growing(2), run="train")
+    rulebook.check(
+        [*rank(), planned, step],
+        {
+            "run:steps_planned:max * 1": [({"run": "train"}, 10_000)],
+            "round(run:time_left:seconds * 2 + run:step:max, 100)": [({"run": "train"}, 10_000)],
+        },
+        rule_files=FILES,
+    )
+
+
+def test_a_run_that_makes_no_step_has_no_end(rulebook: Rulebook) -> None:
+    own = {**TARGET, "run": "train", "rank": "0"}
+    planned = series("stallscope_training_steps_planned", steady(10_000), **own)
+    rulebook.check(
+        [*rank(), planned, series("run:step:max", steady(500), run="train")],
+        {"run:time_left:seconds": []},
+        rule_files=FILES,
+    )
+
+
+def test_ranks_are_counted_by_what_they_do(rulebook: Rulebook) -> None:
+    saving = {"training": steady(0), "checkpoint": steady(1)}
+    rulebook.check(
+        [*rank(0), *rank(1), *rank(2, activity=saving)],
+        {
+            "run_activity:ranks:count * 1": [
+                ({"run": "train", "activity": "training"}, 2),
+                ({"run": "train", "activity": "checkpoint"}, 1),
+            ],
+        },
+        rule_files=FILES,
+    )
