@@ -166,3 +166,33 @@ def test_ranks_are_counted_by_what_they_do(rulebook: Rulebook) -> None:
         },
         rule_files=FILES,
     )
+
+
+def test_steps_and_phases_of_all_ranks_are_summed_by_length_and_by_phase(rulebook: Rulebook) -> None:
+    clock = [
+        series(
+            "stallscope_training_phase_gpu_seconds_total",
+            growing(0.5),
+            **TARGET,
+            run="train",
+            rank=str(number),
+            phase="forward",
+        )
+        for number in range(2)
+    ]
+    rulebook.check(
+        [*rank(0, wait=0.25), *rank(1, wait=0.25), *clock],
+        {
+            in_percent("run:step_seconds_bucket:rate5m"): [
+                ({"run": "train", "le": "0.5"}, 0),
+                ({"run": "train", "le": "1"}, 200),
+                ({"run": "train", "le": "+Inf"}, 200),
+            ],
+            in_percent("run_phase:time:rate5m"): [
+                ({"run": "train", "phase": "data_wait"}, 50),
+                ({"run": "train", "phase": "forward"}, 150),
+            ],
+            in_percent("run_phase:gpu_time:rate5m"): [({"run": "train", "phase": "forward"}, 100)],
+        },
+        rule_files=FILES,
+    )
