@@ -9,6 +9,8 @@ from grafana.builders import Json
 _KEPT = "${__url_time_range}&${datasource:queryparam}"
 TAG = "stallscope"
 """What all dashboards are found by."""
+RUNBOOKS = "https://github.com/stallscope/stallscope/blob/main/alerts/runbooks"
+"""Where alerts' `runbook_url` leads: one page an alert."""
 
 
 def to_dashboard(uid: str, title: str, variables: Mapping[str, str], *, new_tab: bool = False) -> Json:
@@ -28,6 +30,11 @@ def to_dashboard(uid: str, title: str, variables: Mapping[str, str], *, new_tab:
 def web(title: str, url: str) -> Json:
     """A link to elsewhere."""
     return {"title": title, "url": url, "targetBlank": True}
+
+
+def runbook() -> Json:
+    """A link to the page of the alert whose name the cell shows."""
+    return web("What to do, step by step", f"{RUNBOOKS}/${{__value.text}}.md")
 
 
 def menu() -> Json:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from grafana.builders import Json
-from grafana.builders.field import Override, Text, texts
+from grafana.builders.field import Override, Text, by_name, texts
 from stallscope.causes import CAUSES, CODES, COLOURS, REMAINDER_COLOURS, REMAINDERS
 
 TITLES: dict[str, str] = {
@@ -15,6 +17,9 @@ REMEDIES: dict[str, str] = {
     **{cause.name: cause.remedy for cause in CAUSES.values()},
 }
 
+VERDICTS = (*REMAINDERS, *(cause.name for cause in CAUSES.values() if cause.tier))
+"""What may be a verdict, or be told of time lost; the others are told by their alerts alone."""
+
 
 def colour_of(cause: str) -> str:
     """Colour of a cause's kind."""
@@ -23,17 +28,26 @@ def colour_of(cause: str) -> str:
 
 def by_code() -> list[Json]:
     """Text and colour of each number that `coded` yields."""
-    return texts({str(code): Text(TITLES[name], colour_of(name)) for name, code in CODES.items()})
+    return texts({str(CODES[name]): Text(TITLES[name], colour_of(name)) for name in VERDICTS})
 
 
-def by_cause() -> list[Json]:
-    """Text and colour of each value of the label `cause`."""
-    return texts({name: Text(title, colour_of(name)) for name, title in TITLES.items()})
+def by_cause(among: Iterable[str] = tuple(TITLES)) -> list[Json]:
+    """Text and colour of values of the label `cause`."""
+    return texts({name: Text(TITLES[name], colour_of(name)) for name in among})
 
 
-def remedy_by_cause() -> list[Json]:
-    """What to change first, for each value of the label `cause`."""
-    return texts({name: Text(remedy) for name, remedy in REMEDIES.items()})
+def remedy_by_cause(among: Iterable[str] = tuple(REMEDIES)) -> list[Json]:
+    """What to change first, for values of the label `cause`."""
+    return texts({name: Text(REMEDIES[name]) for name in among})
+
+
+def runbook_by_cause() -> list[Json]:
+    """Name of the alert, and so of the runbook's page, for each value of the label `cause`; see `links.runbook`."""
+    return texts({name: Text(cause.alert) for name, cause in CAUSES.items() if cause.alert})
+
+
+WITHOUT_RUNBOOK = "|".join([*REMAINDERS, *(name for name, cause in CAUSES.items() if not cause.alert)])
+"""Regular expression for the causes that have no page."""
 
 
 def coded(verdicts: str, *subject: str) -> str:
@@ -56,7 +70,26 @@ def cause_colours() -> list[Override]:
     return [
         Override(
             ("byName", name),
-            {"displayName": title, "color": {"mode": "fixed", "fixedColor": colour_of(name)}},
+            {"displayName": TITLES[name], "color": {"mode": "fixed", "fixedColor": colour_of(name)}},
         )
-        for name, title in TITLES.items()
+        for name in VERDICTS
+    ]
+
+
+def in_colour() -> dict[str, object]:
+    """What makes a column's text take the colour of its mapping, for `by_name`."""
+    # The second is what Grafana before 9.5 calls it.
+    return {"custom__cellOptions": {"type": "color-text"}, "custom__displayMode": "color-text"}
+
+
+def title_column(heading: str, among: Iterable[str] = VERDICTS) -> Override:
+    """A table's column of causes, each as its title in its colour."""
+    return by_name(heading, mappings=by_cause(among), custom__width=210, **in_colour())
+
+
+def columns(among: Iterable[str] = VERDICTS) -> list[Override]:
+    """Title and remedy, for a table's columns `Verdict` and `What to change`."""
+    return [
+        title_column("Verdict", among),
+        by_name("What to change", mappings=remedy_by_cause(among), custom__minWidth=260),
     ]
