@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
 
 from tests.nvml_library.stand_in import NvmlStandIn
+
+if TYPE_CHECKING:
+    from tests.filled_prometheus import FilledPrometheus
 
 # A shell in the background has it ignored for all that it runs, and the tests send it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -21,3 +26,12 @@ settings.load_profile("no deadline")
 def nvml_stand_in(tmp_path: Path) -> NvmlStandIn:
     """A node of eight healthy, idle H100s behind a stand-in for the driver's library."""
     return NvmlStandIn(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def filled() -> Iterator[FilledPrometheus]:
+    """A Prometheus with everything that exporters, rules and alerts said of an installation in trouble."""
+    from tests.filled_prometheus import filled_prometheus  # takes a second, and few tests need it
+
+    with filled_prometheus() as found:
+        yield found

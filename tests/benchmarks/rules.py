@@ -6,19 +6,12 @@ quarter of an hour.
 
 from __future__ import annotations
 
-import json
 import math
 import os
-import shutil
 import statistics
-import subprocess
 import sys
-import tempfile
 import threading
 import time
-import urllib.error
-import urllib.parse
-import urllib.request
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -33,7 +26,7 @@ import yaml
 from tests.benchmarks.cluster import HOUR, Cluster
 from tests.benchmarks.processes import cpu_seconds, idle_share, proportional_memory
 from tests.benchmarks.remote_write import RemoteWriter
-from tests.free_ports import free_port
+from tests.prometheus_server import Server, prometheus
 from tests.promql_names import names_in
 
 _BUNDLE = Path(__file__).parents[2] / "prometheus"
@@ -118,8 +111,9 @@ def measure(gpus: int) -> Cost:
     files = rule_files()
     now = math.floor(time.time())
     cluster = Cluster(gpus, names_read(files), now)
-    with _prometheus() as (port, pid, folder):
-        writer = RemoteWriter(cluster, port)
+    with prometheus(interval=_INTERVAL) as server:
+        pid = server.pid
+        writer = RemoteWriter(cluster, server.port)
         moment = now - HOUR
         while moment < time.time() - _INTERVAL:
             behind = min(_FILL, int((time.time() - moment) / _INTERVAL))
@@ -128,12 +122,12 @@ def measure(gpus: int) -> Cost:
         watch = _Watch()
         with _going_on(writer, moment):
             without_rules = idle_share(pid, _CALM)
-            _configure(folder, files, port)
+            server.configure(files, _INTERVAL)
             time.sleep(_CALM)
             before, began = cpu_seconds(pid), time.monotonic()
             while time.monotonic() < began + _WATCHED:
                 time.sleep(5)
-                watch.take(_ask(port, "rules")["groups"])
+                watch.take(server.ask("rules")["data"]["groups"])
             share = (cpu_seconds(pid) - before) / (time.monotonic() - began)
         gpu, rank = cluster.healthy()
         return Cost(
@@ -145,11 +139,11 @@ def measure(gpus: int) -> Cost:
             rules={key: _median(seen) for key, seen in watch.rules.items()},
             recorded={
                 sample["metric"]["__name__"]: int(sample["value"][1])
-                for sample in _query(port, 'count by (__name__) ({__name__=~".+:.+", __name__!~"stallscope:.+"})')
+                for sample in _query(server, 'count by (__name__) ({__name__=~".+:.+", __name__!~"stallscope:.+"})')
             },
-            recorded_of_healthy=len(_query(port, f'{{__name__=~".+:.+", uuid="{gpu["uuid"]}"}}'))
-            + len(_query(port, f'{{__name__=~".+:.+", run="{rank["run"]}", rank="{rank["rank"]}", uuid=""}}')),
-            alerts=len(_query(port, 'ALERTS{alertname!="Watchdog"}')),
+            recorded_of_healthy=len(_query(server, f'{{__name__=~".+:.+", uuid="{gpu["uuid"]}"}}'))
+            + len(_query(server, f'{{__name__=~".+:.+", run="{rank["run"]}", rank="{rank["rank"]}", uuid=""}}')),
+            alerts=len(_query(server, 'ALERTS{alertname!="Watchdog"}')),
         )
 
 
@@ -239,76 +233,8 @@ def _going_on(writer: RemoteWriter, moment: float) -> Iterator[None]:
             writer.close()
 
 
-@contextmanager
-def _prometheus() -> Iterator[tuple[int, int, Path]]:
-    """A server without rules or targets: its port, process and folder."""
-    program = shutil.which("prometheus")
-    if program is None:
-        raise RuntimeError("prometheus is not on PATH; sh tests/install_tools.sh installs it on Debian and Ubuntu")
-    port = free_port()
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        _write_configuration(folder, [])
-        with (
-            (folder / "log").open("wb") as log,
-            subprocess.Popen(
-                [
-                    program,
-                    f"--config.file={folder / 'prometheus.yml'}",
-                    f"--storage.tsdb.path={folder / 'data'}",
-                    f"--web.listen-address=127.0.0.1:{port}",
-                    "--web.enable-remote-write-receiver",
-                    "--web.enable-lifecycle",
-                    "--log.level=warn",
-                ],
-                stderr=log,
-            ) as process,
-        ):
-            try:
-                _await_ready(port)
-                yield port, process.pid, folder
-            finally:
-                process.terminate()
-                process.wait(60)
-
-
-def _await_ready(port: int) -> None:
-    deadline = time.monotonic() + 30
-    while not _is_ready(port):
-        if time.monotonic() > deadline:
-            raise RuntimeError("Prometheus has not come up within 30 s")
-        time.sleep(0.1)
-
-
-def _is_ready(port: int) -> bool:
-    try:
-        urllib.request.urlopen(f"http://127.0.0.1:{port}/-/ready", timeout=5).close()
-    except (urllib.error.URLError, ConnectionError):
-        return False
-    return True
-
-
-def _write_configuration(folder: Path, files: Sequence[Path]) -> None:
-    configuration = {
-        "global": {"evaluation_interval": f"{_INTERVAL}s"},
-        "rule_files": [str(path) for path in files],
-    }
-    (folder / "prometheus.yml").write_text(yaml.safe_dump(configuration), encoding="utf-8")
-
-
-def _configure(folder: Path, files: Sequence[Path], port: int) -> None:
-    _write_configuration(folder, files)
-    urllib.request.urlopen(f"http://127.0.0.1:{port}/-/reload", data=b"", timeout=60).close()
-
-
-def _ask(port: int, what: str, **parameters: str) -> Any:
-    query = f"?{urllib.parse.urlencode(parameters)}" if parameters else ""
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/v1/{what}{query}", timeout=120) as answer:
-        return json.load(answer)["data"]
-
-
-def _query(port: int, expression: str) -> Any:
-    return _ask(port, "query", query=expression)["result"]
+def _query(server: Server, expression: str) -> Any:
+    return server.ask("query", query=expression)["data"]["result"]
 
 
 def _median(seen: Mapping[str, float]) -> float:

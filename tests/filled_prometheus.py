@@ -1,0 +1,104 @@
+"""A real Prometheus that holds what exporters, rules and alerts said of an installation with every kind of trouble.
+
+    with filled_prometheus() as filled:
+        filled.server.ask("query", query='run:verdict:ratio5m{run="waiting"}', time=str(filled.end))
+
+The machines and runs are those of `tests/installation.py`. Their pages go through the bundle's own rules in promtool's
+engine, which alone can evaluate past hours; what was scraped and what came out are then written into a server that has
+no rules. In tests, ask for the fixture `filled`: filling takes half a minute.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tests.installation import PARTS, Part, moved, recorded_before, series
+from tests.prometheus_server import Server, prometheus
+from tests.remote_write import STALE, Receiver, labels_of, samples_of, series_of, times_of
+from tests.scenarios import runner
+from tests.scenarios.series import Series
+
+_RECORDED = '{__name__=~".+:.+|ALERTS"}'
+_MESSAGE_BYTES = 8_000_000
+
+
+@dataclass(frozen=True)
+class FilledPrometheus:
+    """The server, and where in time its data are."""
+
+    server: Server
+    start: float
+    """Unix time of the first scrape."""
+    end: float
+    """Unix time of the last scrape and evaluation, shortly before the server came up. Instant queries without a time
+    find the same until five minutes later."""
+
+    @property
+    def parts(self) -> dict[str, Part]:
+        """What the installation is made of, by name."""
+        return {part.name: part for part in PARTS}
+
+    def query(self, expression: str) -> list[dict[str, Any]]:
+        """The samples of an expression at the end of the data."""
+        found: list[dict[str, Any]] = self.server.ask("query", query=expression, time=f"{self.end}")["data"]["result"]
+        return found
+
+
+@contextmanager
+def filled_prometheus(end: float | None = None) -> Iterator[FilledPrometheus]:
+    """Fill a Prometheus, and stop it at the end.
+
+    Args:
+        end: Unix time at which the data end; now if left out.
+    """
+    scraped = series()
+    recorded = _recorded([*scraped, *recorded_before(scraped)])
+    scrapes = max(len(each.values) for each in scraped)
+    last = float(math.floor(time.time() if end is None else end))
+    start = last - (scrapes - 1) * runner.EVALUATION_SECONDS
+    with prometheus() as server:
+        _write(server, [*scraped, *recorded], start, scrapes)
+        yield FilledPrometheus(server, start, last)
+
+
+def _recorded(given: Sequence[Series]) -> list[Series]:
+    """Every series that rules and alerts record of those that were scraped."""
+    seconds = runner.evaluations((max(len(each.values) for each in given) - 1) * runner.EVALUATION_SECONDS)
+    answers = runner.ask(given, {_RECORDED: seconds}).samples[_RECORDED]
+    found: dict[frozenset[tuple[str, str]], Series] = {}
+    for number, second in enumerate(seconds):
+        for sample in answers[second]:
+            key = frozenset(sample.labels.items())
+            if key not in found:
+                labels = {name: value for name, value in sample.labels.items() if name != "__name__"}
+                found[key] = Series(sample.name, labels, [None] * len(seconds))
+            found[key].values[number] = sample.value
+    return list(found.values())
+
+
+def _write(server: Server, everything: Sequence[Series], start: float, scrapes: int) -> None:
+    times = times_of(start + runner.EVALUATION_SECONDS * np.arange(scrapes, dtype=np.float64))
+    receiver = Receiver(server.port)
+    pieces: list[bytes] = []
+    for each in everything:
+        values = moved(each.name, each.values, start)
+        numbers = np.array([math.nan if value is None else value for value in values])
+        there = np.array([value is not None for value in values])
+        ended = np.concatenate([[False], there[:-1] & ~there[1:]])
+        # A gap in what was scraped is a scrape that lacks the series: Prometheus marks its end.
+        bits = np.where(ended, STALE, numbers.view(np.uint64))
+        kept = there | ended
+        labels = labels_of({"__name__": each.name, **each.labels})
+        pieces += series_of(labels, samples_of(bits[kept], times[: len(values)][kept]))
+        if sum(map(len, pieces[-4:])) * len(pieces) / 4 > _MESSAGE_BYTES:
+            receiver.post(b"".join(pieces))
+            pieces.clear()
+    receiver.post(b"".join(pieces))
+    receiver.close()

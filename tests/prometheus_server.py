@@ -1,0 +1,131 @@
+"""A real Prometheus without targets, which is written to and asked."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import tempfile
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.free_ports import free_port
+
+
+class RefusedError(RuntimeError):
+    """Prometheus did not answer a question; the message says why."""
+
+
+@dataclass(frozen=True)
+class Server:
+    """A Prometheus on this machine."""
+
+    port: int
+    pid: int
+    folder: Path
+    """With its configuration, log and data."""
+
+    @property
+    def address(self) -> str:
+        """Where it is asked."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def ask(self, what: str, **parameters: str) -> dict[str, Any]:
+        """Ask its HTTP API and return the whole answer: `data`, and `warnings` where there are any.
+
+        Args:
+            what: `query`, `query_range`, `series`, `rules`, `label/run/values` …
+            parameters: of the question.
+
+        Raises:
+            RefusedError: the question is wrong, or can't be answered.
+        """
+        encoded = urllib.parse.urlencode(parameters)
+        # A form, since expressions outgrow an address; what takes no form has no parameters, or short ones.
+        posted = what in ("query", "query_range", "series")
+        url = f"{self.address}/api/v1/{what}" + (f"?{encoded}" if encoded and not posted else "")
+        try:
+            with urllib.request.urlopen(url, encoded.encode() if posted else None, timeout=120) as answer:
+                found: dict[str, Any] = json.load(answer)
+        except urllib.error.HTTPError as refused:
+            with refused:
+                raise RefusedError(refused.read().decode()) from None
+        return found
+
+    def configure(self, files: Sequence[Path], interval: int) -> None:
+        """Give it rule files, evaluated at an interval in seconds."""
+        _write_configuration(self.folder, files, interval)
+        urllib.request.urlopen(f"{self.address}/-/reload", data=b"", timeout=60).close()
+
+
+@contextmanager
+def prometheus(*, interval: int = 30) -> Iterator[Server]:
+    """Run one without rules or targets that takes what is written to it.
+
+    Args:
+        interval: seconds between two evaluations of the rules that it may get.
+
+    Raises:
+        RuntimeError: it is not installed, or does not come up.
+    """
+    program = shutil.which("prometheus")
+    if program is None:
+        raise RuntimeError("prometheus is not on PATH; sh tests/install_tools.sh installs it on Debian and Ubuntu")
+    port = free_port()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        _write_configuration(folder, [], interval)
+        with (
+            (folder / "log").open("wb") as log,
+            subprocess.Popen(
+                [
+                    program,
+                    f"--config.file={folder / 'prometheus.yml'}",
+                    f"--storage.tsdb.path={folder / 'data'}",
+                    f"--web.listen-address=127.0.0.1:{port}",
+                    "--web.enable-remote-write-receiver",
+                    "--web.enable-lifecycle",
+                    "--log.level=warn",
+                ],
+                stderr=log,
+            ) as process,
+        ):
+            try:
+                _await_ready(port)
+                yield Server(port, process.pid, folder)
+            finally:
+                process.terminate()
+                process.wait(60)
+
+
+def _await_ready(port: int) -> None:
+    deadline = time.monotonic() + 30
+    while not _is_ready(port):
+        if time.monotonic() > deadline:
+            raise RuntimeError("Prometheus has not come up within 30 s")
+        time.sleep(0.1)
+
+
+def _is_ready(port: int) -> bool:
+    try:
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/-/ready", timeout=5).close()
+    except (urllib.error.URLError, ConnectionError):
+        return False
+    return True
+
+
+def _write_configuration(folder: Path, files: Sequence[Path], interval: int) -> None:
+    configuration = {
+        "global": {"evaluation_interval": f"{interval}s"},
+        "rule_files": [str(path) for path in files],
+    }
+    (folder / "prometheus.yml").write_text(yaml.safe_dump(configuration), encoding="utf-8")
