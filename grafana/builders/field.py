@@ -71,10 +71,15 @@ def by_name(name: str, **properties: object) -> Override:
 
 
 def limit_line(*names: str, colour: str = RED) -> list[Override]:
-    """Draw series as dashed lines without filling, apart from any stack: limits and thresholds."""
+    """Draw series as dashed lines without filling, apart from any stack: limits and thresholds.
+
+    Args:
+        names: of the series; between slashes, a regular expression.
+        colour: of the lines.
+    """
     return [
         Override(
-            ("byName", name),
+            ("byRegexp" if name.startswith("/") else "byName", name),
             {
                 "color": {"mode": "fixed", "fixedColor": colour},
                 "custom.lineStyle": {"fill": "dash", "dash": [8, 8]},
