@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from stallscope.catalogue import FAMILIES, Family
 from stallscope.causes import CAUSES, TIERS, Cause
-from tests.promql_names import Matcher, Selector, names_in
+from tests.known_names import LABELS, RECORDED, groups_of, is_known, rules, selects_something
+from tests.promql_names import names_in
 from tests.rules.rulebook import GROUPS, ROOT, RULE_FILES, run_tool
 
 RUNBOOKS = ROOT / "alerts" / "runbooks"
@@ -99,28 +96,7 @@ CORRECTIVE_WORDS = {
 }
 """What each description must tell the reader to do."""
 
-TARGET_LABELS = {"cluster", "job", "instance", "namespace"}
-OWN_LABELS = {"cause", "tier", "domain", "missing", "name", "job_class", "le", "class", "action"}
-SERVER_SERIES = {
-    "up": set[str](),
-    "ALERTS": {"alertname", "alertstate"},
-    "prometheus_rule_evaluation_failures_total": {"rule_group"},
-    "prometheus_rule_group_iterations_missed_total": {"rule_group"},
-}
-BY_SERIES_NAME: dict[str, Family] = {series: family for family in FAMILIES.values() for series in family.series_names}
 
-
-@cache
-def groups_of(path: Path) -> list[dict[str, Any]]:
-    groups: list[dict[str, Any]] = yaml.safe_load(path.read_text())["groups"]
-    return groups
-
-
-def rules(paths: tuple[Path, ...] = RULE_FILES) -> list[dict[str, Any]]:
-    return [rule for path in paths for group in groups_of(path) for rule in group["rules"]]
-
-
-RECORDED = {rule["record"] for rule in rules() if "record" in rule}
 ALERTS = {rule["alert"]: rule for rule in rules() if "alert" in rule}
 
 
@@ -154,7 +130,7 @@ def test_every_metric_is_in_the_catalogue_or_recorded() -> None:
         (where, metric)
         for where, expression in expressions()
         for metric in names_in(expression).metrics
-        if metric not in BY_SERIES_NAME and metric not in RECORDED and metric not in SERVER_SERIES
+        if not is_known(metric)
     }
     assert not unknown
 
@@ -164,32 +140,14 @@ def test_every_selector_uses_labels_and_values_that_the_metric_has() -> None:
         (where, selector)
         for where, expression in expressions()
         for selector in names_in(expression).selectors
-        if not _selects_something(selector)
+        if not selects_something(selector)
     ]
     assert not wrong
 
 
-def _selects_something(selector: Selector) -> bool:
-    family = BY_SERIES_NAME.get(selector.metric)
-    if family is None:
-        known = OWN_LABELS | TARGET_LABELS | {"gpu", "uuid", "mig", "run", "rank"}
-        return all(matcher.label in known | SERVER_SERIES.get(selector.metric, set()) for matcher in selector.matchers)
-    return all(_is_known(matcher, family, selector.metric) for matcher in selector.matchers)
-
-
-def _is_known(matcher: Matcher, family: Family, series_name: str) -> bool:
-    if matcher.label == "le" and series_name.endswith("_bucket"):
-        return float(matcher.value) in family.buckets
-    if matcher.label not in (*family.all_labels, *TARGET_LABELS):
-        return False
-    values = dict(family.values).get(matcher.label)
-    return values is None or set(matcher.value.split("|")) <= {*values, ""}
-
-
 def test_every_label_grouped_by_exists() -> None:
-    known = TARGET_LABELS | OWN_LABELS | {label for family in FAMILIES.values() for label in family.all_labels}
     unknown = {
-        (where, label) for where, expression in expressions() for label in names_in(expression).grouping_labels - known
+        (where, label) for where, expression in expressions() for label in names_in(expression).grouping_labels - LABELS
     }
     assert not unknown
 

@@ -1,0 +1,109 @@
+"""The dashboards as they are shipped, and what is in them: panels in closed rows as well."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from grafana.__main__ import FOLDER
+
+Json = dict[str, Any]
+
+PAGES: dict[str, Json] = {
+    path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(FOLDER.glob("*.json"))
+}
+"""Every committed dashboard, by its file's name without the ending."""
+_LABEL_VALUES = re.compile(r"label_values\((?:(?P<series>.+),\s*)?(?P<label>\w+)\)", re.DOTALL)
+
+
+class Asked(NamedTuple):
+    """A query and where it stands."""
+
+    where: str
+    """Panel and letter, or variable, or annotation."""
+    expression: str
+
+
+class LabelValues(NamedTuple):
+    """What a variable asks for."""
+
+    series: str
+    """A selector; empty where all series are meant."""
+    label: str
+
+
+def panels(page: Json) -> Iterator[Json]:
+    """Every panel, rows and what is in them included, in order."""
+    for panel in page["panels"]:
+        yield panel
+        yield from panel.get("panels", ())
+
+
+def drawn(page: Json) -> Iterator[Json]:
+    """Every panel that is no row."""
+    return (panel for panel in panels(page) if panel["type"] != "row")
+
+
+def first_screen(page: Json) -> Iterator[Json]:
+    """The panels above the first heading: what is asked when a dashboard is opened."""
+    for panel in page["panels"]:
+        if panel["type"] == "row":
+            return
+        yield panel
+
+
+def variables(page: Json) -> list[Json]:
+    """The variables, in order."""
+    found: list[Json] = page["templating"]["list"]
+    return found
+
+
+def variable_names(page: Json) -> set[str]:
+    """The names of all variables."""
+    return {variable["name"] for variable in variables(page)}
+
+
+def annotations(page: Json) -> Iterator[Json]:
+    """The annotations that ask Prometheus."""
+    return (each for each in page["annotations"]["list"] if not each.get("builtIn"))
+
+
+def label_values(variable: Json) -> LabelValues:
+    """What a query variable asks.
+
+    Raises:
+        ValueError: it is no `label_values(…)`.
+    """
+    text = variable["query"]["query"]
+    match = _LABEL_VALUES.fullmatch(text)
+    if match is None:
+        raise ValueError(f"variable {variable['name']} asks for no label_values: {text}")
+    return LabelValues(match["series"] or "", match["label"])
+
+
+def asked(page: Json) -> Iterator[Asked]:
+    """Every PromQL expression of panels, annotations and variables."""
+    for panel in drawn(page):
+        for target in panel.get("targets", ()):
+            yield Asked(f"{panel['title']} {target['refId']}", target["expr"])
+    for each in annotations(page):
+        yield Asked(f"annotation {each['name']}", each["expr"])
+    for variable in variables(page):
+        if variable["type"] == "query":
+            series = label_values(variable).series
+            if series:
+                yield Asked(f"variable {variable['name']}", series)
+
+
+def strings(value: object) -> Iterator[str]:
+    """Every string in a piece of JSON, keys excepted."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for inner in value.values():
+            yield from strings(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from strings(inner)

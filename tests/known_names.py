@@ -1,0 +1,73 @@
+"""Every name that an expression may use: series of the catalogue, of the rules and of Prometheus itself, and labels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from stallscope.catalogue import FAMILIES, Family
+from tests.promql_names import Matcher, Selector
+from tests.rules.rulebook import RULE_FILES
+
+TARGET_LABELS = {"cluster", "job", "instance", "namespace"}
+OWN_LABELS = {"cause", "tier", "domain", "missing", "name", "job_class", "le", "class", "action"}
+SERVER_SERIES: Mapping[str, set[str]] = {
+    "up": set(),
+    "ALERTS": {"alertname", "alertstate", "severity"},
+    "prometheus_rule_evaluation_failures_total": {"rule_group"},
+    "prometheus_rule_group_iterations_missed_total": {"rule_group"},
+    "prometheus_rule_group_last_duration_seconds": {"rule_group"},
+    "prometheus_rule_group_interval_seconds": {"rule_group"},
+    "prometheus_rule_group_rules": {"rule_group"},
+}
+BY_SERIES_NAME: dict[str, Family] = {series: family for family in FAMILIES.values() for series in family.series_names}
+_OF_RECORDED = OWN_LABELS | TARGET_LABELS | {"gpu", "uuid", "mig", "run", "rank"}
+
+
+@cache
+def groups_of(path: Path) -> list[dict[str, Any]]:
+    """The groups of a rule file."""
+    groups: list[dict[str, Any]] = yaml.safe_load(path.read_text())["groups"]
+    return groups
+
+
+def rules(paths: tuple[Path, ...] = RULE_FILES) -> list[dict[str, Any]]:
+    """Every rule of the files."""
+    return [rule for path in paths for group in groups_of(path) for rule in group["rules"]]
+
+
+RECORDED = frozenset(rule["record"] for rule in rules() if "record" in rule)
+LABELS = frozenset(
+    TARGET_LABELS
+    | OWN_LABELS
+    | {label for family in FAMILIES.values() for label in family.all_labels}
+    | {label for labels in SERVER_SERIES.values() for label in labels}
+)
+"""Every label that a series may have."""
+
+
+def is_known(metric: str) -> bool:
+    """Whether there is such a series."""
+    return metric in BY_SERIES_NAME or metric in RECORDED or metric in SERVER_SERIES
+
+
+def selects_something(selector: Selector) -> bool:
+    """Whether the series can have the labels, and these the values, that a selector asks for."""
+    family = BY_SERIES_NAME.get(selector.metric)
+    if family is None:
+        known = _OF_RECORDED | SERVER_SERIES.get(selector.metric, set())
+        return all(matcher.label in known for matcher in selector.matchers)
+    return all(_can_match(matcher, family, selector.metric) for matcher in selector.matchers)
+
+
+def _can_match(matcher: Matcher, family: Family, series_name: str) -> bool:
+    if matcher.label == "le" and series_name.endswith("_bucket"):
+        return float(matcher.value) in family.buckets
+    if matcher.label not in (*family.all_labels, *TARGET_LABELS):
+        return False
+    values = dict(family.values).get(matcher.label)
+    return values is None or "$" in matcher.value or set(matcher.value.split("|")) <= {*values, ""}
