@@ -1,0 +1,603 @@
+"""For whoever runs the GPUs: what the fleet loses, to what, in which runs and on which GPUs, and what to change."""
+
+from __future__ import annotations
+
+from grafana.builders import Json, choices, variables, verdicts
+from grafana.builders.annotations import events
+from grafana.builders.choices import CLUSTER
+from grafana.builders.dashboard import Dashboard, Row
+from grafana.builders.field import BLUE, GREEN, GREY, ORANGE, RED, Override, Text, by_name, fixed_colours, texts
+from grafana.builders.links import runbook, to_dashboard
+from grafana.builders.panel import Panel, stat, state_timeline, status_history, table, time_series
+from grafana.builders.query import Query
+from stallscope.causes import CAUSES
+
+RUN_LABELS = "cluster, namespace, run"
+GPU_LABELS = "cluster, job, instance, gpu, uuid, mig"
+LISTED = 20
+"""Rows of a table of the worst."""
+DRAWN = 40
+"""Rows of a map."""
+
+PRICE = "$price_per_gpu_hour"
+NOTHING_LOST = f"0 * sum(cluster:gpus_known:count{{{CLUSTER}}})"
+"""Zero, but only where GPUs are known: else nothing is known of losses either."""
+LOST = f"(sum(cause:gpus_lost:sum5m{{{CLUSTER}}}) or {NOTHING_LOST})"
+"""GPUs' worth of time that is being lost."""
+FIRING = f'ALERTS{{alertstate="firing", cause!="", cause!="watchdog", {CLUSTER}}}'
+"""The bundle's alerts all have a cause; other people's don't."""
+NO_LOSS = verdicts.WITHOUT_RUNBOOK
+"""Verdicts that nothing has to be done about."""
+HARDWARE = [cause.name for cause in CAUSES.values() if cause.domain == "hardware" and cause.tier]
+
+RANKED_RUNS = f"""
+topk({LISTED},
+    (
+        run:time_lost:ratio5m{{{CLUSTER}}}
+      or
+        0 * max by ({RUN_LABELS}) (run:verdict:ratio5m{{{CLUSTER}}})
+    )
+  *
+    (run:gpus:count{{{CLUSTER}}} or 0 * run:ranks:count{{{CLUSTER}}})
+)"""
+"""The runs that lose the most, with the GPUs' worth of time that they lose."""
+RANKED_GPUS = f'topk({LISTED}, gpu:verdict:ratio5m{{{CLUSTER}, cause!~"{NO_LOSS}"}})'
+RANKED_IDLE = f"topk({LISTED}, gpu:idle_allocated:seconds{{{CLUSTER}}})"
+
+
+def _of_runs(series: str, *further: str) -> str:
+    """A figure of the runs that are ranked, under their own labels and few others, so that tables join by them."""
+    return f"max by ({', '.join((RUN_LABELS, *further))}) ({series} and on ({RUN_LABELS}) {RANKED_RUNS})"
+
+
+def _of_gpus(series: str, *further: str, ranked: str = RANKED_GPUS) -> str:
+    """The same for GPUs."""
+    return f"max by ({', '.join((GPU_LABELS, *further))}) ({series} and on ({GPU_LABELS}) {ranked})"
+
+
+def _one(expression: str) -> str:
+    """One series a GPU: a table has no room for a second owner or run."""
+    return f"topk by ({GPU_LABELS}) (1, {expression})"
+
+
+def _gpus() -> Panel:
+    return stat(
+        "GPUs",
+        "Cards that the exporters know, and of them those that are up. Where some are not, the reasons stand below.",
+        [
+            Query(f"sum(cluster:gpus_known:count{{{CLUSTER}}})", "known", instant=True),
+            Query(f"sum(cluster:gpus_up:count{{{CLUSTER}}})", "up", instant=True),
+        ],
+        unit="none",
+        width=3,
+        text_of="value_and_name",
+    )
+
+
+def _use() -> Panel:
+    return stat(
+        "GPUs in use",
+        "Cards that a process, an owner or a run holds, and how many busy ones the activity of all comes to. Much "
+        "more held than busy: see the runs and the idle GPUs below.",
+        [
+            Query(f"sum(cluster:gpus_held:count{{{CLUSTER}}})", "held", instant=True),
+            Query(f"sum(cluster:gpus_busy:sum5m{{{CLUSTER}}})", "busy", instant=True),
+        ],
+        unit="none",
+        decimals=0,
+        width=3,
+        text_of="value_and_name",
+    )
+
+
+def _hours_lost() -> Panel:
+    return stat(
+        "GPU-hours lost a day",
+        "What would be lost in a day at the rate of the last five minutes, over all causes. A card loses no more than "
+        "its time, and a MIG instance no more than its part of it. The causes are below.",
+        [Query(f"24 * {LOST}", instant=True)],
+        unit="short",
+        decimals=1,
+        width=3,
+    )
+
+
+def _money_lost() -> Panel:
+    return stat(
+        "Money lost a day, $currency",
+        "The GPU-hours lost a day at the price that is set above; set your own.",
+        [Query(f"24 * {PRICE} * {LOST}", instant=True)],
+        unit="short",
+        decimals=0,
+        width=3,
+    )
+
+
+def _share_lost() -> Panel:
+    return stat(
+        "Lost of what is held",
+        "GPU time lost to all causes over the GPU time that somebody holds.",
+        [Query(f"{LOST} / (sum(cluster:gpus_held:count{{{CLUSTER}}}) > 0)", instant=True)],
+        unit="percentunit",
+        decimals=1,
+        width=3,
+        no_value="nothing held",
+    )
+
+
+def _goodput() -> Panel:
+    gpus = f"run:gpus:count{{{CLUSTER}}}"
+    goodput = f"run:goodput:ratio1h{{{CLUSTER}}}"
+    return stat(
+        "Goodput",
+        "Productive step time over wall time in the last hour, mean over the runs by their GPUs. What is missing to "
+        "100 % went into starting, waiting, saving, evaluating and work done twice.",
+        [Query(f"sum({goodput} * {gpus}) / sum({gpus} and {goodput})", instant=True)],
+        unit="percentunit",
+        decimals=1,
+        width=3,
+    )
+
+
+def _runs() -> Panel:
+    live = f"count(run:ranks:count{{{CLUSTER}}})"
+    return stat(
+        "Runs",
+        "Training runs that start or run now, and those among them that lose time to a cause.",
+        [
+            Query(f"{live} or {NOTHING_LOST}", "live", instant=True),
+            Query(
+                f'count(run:verdict:ratio5m{{{CLUSTER}, cause!~"{NO_LOSS}"}}) or 0 * {live} or {NOTHING_LOST}',
+                "losing time",
+                instant=True,
+            ),
+        ],
+        unit="none",
+        width=3,
+        text_of="value_and_name",
+    )
+
+
+def _alerts_by_severity() -> Panel:
+    def count(severity: str) -> Query:
+        known = "0 * count(stallscope:cause:code)"  # the rules run, so that no alert means none
+        selector = FIRING.replace("}", f', severity="{severity}"}}')
+        return Query(f"count({selector}) or {known}", severity, instant=True)
+
+    return stat(
+        "Alerts firing",
+        "Stallscope's alerts that fire now, by severity. They are listed below, with their runbooks.",
+        [count("critical"), count("warning"), count("info")],
+        unit="none",
+        width=3,
+        text_of="value_and_name",
+        mappings=texts({"0": Text("0", GREEN)}),
+        overrides=fixed_colours({"critical": RED, "warning": ORANGE, "info": BLUE}),
+    )
+
+
+def _lost_over_time() -> Panel:
+    return time_series(
+        "GPUs lost, by cause",
+        "How many GPUs' whole time each cause costs: GPU-hours lost in an hour. Attend to the broadest band first.",
+        [Query(f"sum by (cause) (cause:gpus_lost:sum5m{{{CLUSTER}}})", "{{cause}}", least_step="1m")],
+        unit="short",
+        width=12,
+        height=9,
+        stacked="normal",
+        overrides=verdicts.cause_colours(),
+    )
+
+
+def _lost_by_cause() -> Panel:
+    hours = f"sum by (cause) (sum_over_time(cause:gpus_lost:sum5m{{{CLUSTER}}}[$__range:1m])) / 60"
+    return table(
+        "GPU-hours lost in the time shown, by cause",
+        "What each cause has cost over the time chosen above, summed from what is recorded each minute, and what to "
+        "change first.",
+        [
+            Query(verdicts.with_remedy(f"({hours})"), table=True),
+            Query(f"{PRICE} * {hours}", table=True),
+        ],
+        columns={
+            "cause": "Verdict",
+            "Value #A": "GPU-hours",
+            "Value #B": "Money, $currency",
+            "remedy": "What to change",
+        },
+        width=12,
+        height=9,
+        sort="GPU-hours",
+        overrides=[
+            *verdicts.columns(),
+            by_name("GPU-hours", decimals=1, custom__width=100),
+            by_name("Money, $currency", decimals=0, custom__width=120),
+        ],
+        no_value="no loss is recorded in this time",
+    )
+
+
+def _to_run() -> Json:
+    return to_dashboard("stallscope-run", "This run", {"run": "${__data.fields.Run}"})
+
+
+def _to_host() -> Json:
+    return to_dashboard("stallscope-host", "This node", {"instance": "${__data.fields.Node}"})
+
+
+def _to_gpu() -> Json:
+    return to_dashboard(
+        "stallscope-gpu", "This GPU", {"instance": "${__data.fields.Node}", "gpu": "${__data.fields.GPU}"}
+    )
+
+
+def _gpu_links() -> list[Override]:
+    """Columns `Node`, `GPU` and `Run` lead to their dashboards."""
+    return [
+        by_name("Node", links=[_to_host()], custom__minWidth=140),
+        by_name("GPU", unit="none", links=[_to_gpu()], custom__width=60),
+        by_name("Run", links=[_to_run()], custom__minWidth=120),
+    ]
+
+
+def _worst_runs() -> Panel:
+    verdict = _of_runs(f"run:verdict:ratio5m{{{CLUSTER}}}", "cause")
+    return table(
+        "Runs that lose the most",
+        "Live runs by the GPU time that they lose, with what costs most and what to change first. Click a run for its "
+        "evidence. A run that can't be judged yet stands at the end.",
+        [
+            Query(verdicts.with_remedy(verdict), table=True),
+            Query(_of_runs(f"run:time_lost:ratio5m{{{CLUSTER}}}"), table=True),
+            Query(_of_runs(f"run:gpus:count{{{CLUSTER}}}"), table=True),
+            Query(f"24 * {RANKED_RUNS}", table=True),
+            Query(f"24 * {PRICE} * {RANKED_RUNS}", table=True),
+            Query(_of_runs(f"run:goodput:ratio1h{{{CLUSTER}}}"), table=True),
+            Query(_of_runs(f"run:job_class:info{{{CLUSTER}}}", "user"), table=True),
+        ],
+        columns={
+            "run": "Run",
+            "namespace": "Namespace",
+            "user": "User",
+            "cause": "Verdict",
+            "Value #A": "Lost to it",
+            "remedy": "What to change",
+            "Value #B": "Lost in all",
+            "Value #C": "GPUs",
+            "Value #D": "GPU-hours lost a day",
+            "Value #E": "Money a day, $currency",
+            "Value #F": "Goodput",
+        },
+        height=9,
+        sort="GPU-hours lost a day",
+        overrides=[
+            by_name("Run", links=[_to_run()], custom__minWidth=140),
+            *verdicts.columns(),
+            by_name("Lost to it", unit="percentunit", decimals=0, custom__width=90),
+            by_name("Lost in all", unit="percentunit", decimals=0, custom__width=90),
+            by_name("GPUs", unit="none", custom__width=60),
+            by_name("GPU-hours lost a day", decimals=1, custom__width=150),
+            by_name("Money a day, $currency", decimals=0, custom__width=150),
+            by_name("Goodput", unit="percentunit", decimals=0, custom__width=80),
+        ],
+        no_value="no run is known",
+    )
+
+
+def _alerts() -> Panel:
+    labels = "alertname, severity, cause, cluster, namespace, run, rank, instance, gpu, uuid, mig"
+    since = "ALERTS_FOR_STATE" + FIRING.removeprefix("ALERTS").replace('alertstate="firing", ', "")
+    return table(
+        "Alerts firing",
+        "What fires now, the newest first. Click an alert for its runbook, a run or a GPU for its evidence.",
+        [
+            Query(f"topk(100, max by ({labels}) ({FIRING}))", table=True),
+            Query(
+                f"1000 * max by ({labels}) ({since} and on ({labels}) {FIRING})",
+                table=True,
+            ),
+        ],
+        columns={
+            "severity": "Severity",
+            "alertname": "Alert",
+            "cause": "Cause",
+            "Value #B": "Since",
+            "run": "Run",
+            "rank": "Rank",
+            "instance": "Node",
+            "gpu": "GPU",
+            "namespace": "Namespace",
+        },
+        sort="Since",
+        overrides=[
+            by_name(
+                "Severity",
+                mappings=texts(
+                    {
+                        "critical": Text("critical", RED),
+                        "warning": Text("warning", ORANGE),
+                        "info": Text("info", BLUE),
+                    }
+                ),
+                custom__width=90,
+                **verdicts.in_colour(),
+            ),
+            by_name(
+                "Alert",
+                links=[runbook()],
+                custom__minWidth=200,
+            ),
+            verdicts.title_column("Cause", verdicts.TITLES),
+            by_name("Since", unit="dateTimeFromNow", custom__width=130),
+            *_gpu_links(),
+        ],
+        no_value="no alert is known to fire",
+    )
+
+
+def _worst_gpus() -> Panel:
+    claim = f'gpu_rank:pair:info{{{CLUSTER}, run!=""}}'
+    return table(
+        "GPUs that lose the most",
+        "GPUs whose verdict costs time, with what to change first and the run on them. Click a GPU for its evidence.",
+        [
+            Query(verdicts.with_remedy(f"max by ({GPU_LABELS}, cause) ({RANKED_GPUS})"), table=True),
+            Query(_of_gpus(f"gpu:busy:ratio5m{{{CLUSTER}}}"), table=True),
+            Query(_one(_of_gpus(claim, "namespace", "run", "rank")), table=True),
+        ],
+        columns={
+            "instance": "Node",
+            "gpu": "GPU",
+            "mig": "MIG",
+            "cause": "Verdict",
+            "Value #A": "Lost to it",
+            "remedy": "What to change",
+            "Value #B": "Busy",
+            "run": "Run",
+            "rank": "Rank",
+        },
+        height=9,
+        sort="Lost to it",
+        overrides=[
+            *_gpu_links(),
+            *verdicts.columns(),
+            by_name("MIG", unit="none", custom__width=60),
+            by_name("Lost to it", unit="percentunit", decimals=0, custom__width=90),
+            by_name("Busy", unit="percentunit", decimals=0, custom__width=70),
+            by_name("Rank", unit="none", custom__width=60),
+        ],
+        no_value="no GPU is known to lose time",
+    )
+
+
+def _idle_gpus() -> Panel:
+    owner = _of_gpus(
+        f"stallscope_gpu_owner_info{{{CLUSTER}}}", "namespace", "pod", "slurm_job", "user", ranked=RANKED_IDLE
+    )
+    claim = _of_gpus(f'gpu_rank:pair:info{{{CLUSTER}, run!=""}}', "run", ranked=RANKED_IDLE)
+    return table(
+        "GPUs that are held and do nothing",
+        "GPUs that somebody holds and that have had no work for longer than is allowed, with whom to ask for them.",
+        [
+            Query(f"max by ({GPU_LABELS}) ({RANKED_IDLE})", table=True),
+            Query(f"{PRICE} * max by ({GPU_LABELS}) ({RANKED_IDLE}) / 3600", table=True),
+            Query(_one(owner), table=True),
+            Query(_one(claim), table=True),
+        ],
+        columns={
+            "instance": "Node",
+            "gpu": "GPU",
+            "Value #A": "Idle for",
+            "Value #B": "Money so far, $currency",
+            "user": "User",
+            "namespace": "Namespace",
+            "pod": "Pod",
+            "slurm_job": "Slurm job",
+            "run": "Run",
+        },
+        height=7,
+        sort="Idle for",
+        overrides=[
+            *_gpu_links(),
+            by_name("Idle for", unit="s", custom__width=100),
+            by_name("Money so far, $currency", decimals=1, custom__width=160),
+        ],
+        no_value="no GPU is known to be held for nothing",
+    )
+
+
+def _gpus_over_time() -> Panel:
+    return time_series(
+        "GPUs known, up, held and busy",
+        "The gap between held and busy is what the verdicts explain; that between up and held is free.",
+        [
+            Query(f"sum(cluster:gpus_known:count{{{CLUSTER}}})", "known", least_step="1m"),
+            Query(f"sum(cluster:gpus_up:count{{{CLUSTER}}})", "up", least_step="1m"),
+            Query(f"sum(cluster:gpus_held:count{{{CLUSTER}}})", "held", least_step="1m"),
+            Query(f"sum(cluster:gpus_busy:sum5m{{{CLUSTER}}})", "busy", least_step="1m"),
+        ],
+        unit="none",
+        overrides=fixed_colours({"known": GREY, "up": BLUE, "held": ORANGE, "busy": GREEN}),
+    )
+
+
+def _gpus_by_verdict() -> Panel:
+    return time_series(
+        "GPUs by verdict",
+        "Each GPU and MIG instance has one verdict. Much without enough evidence: add the shim to those trainings.",
+        [Query(f"sum by (cause) (cause:gpus:count{{{CLUSTER}}})", "{{cause}}", least_step="1m")],
+        unit="none",
+        stacked="normal",
+        overrides=verdicts.cause_colours(),
+    )
+
+
+def _runs_by_verdict() -> Panel:
+    return time_series(
+        "Runs by verdict",
+        "Each live run has one verdict. A cause that many runs have is worth mending once for all of them.",
+        [Query(f"count by (cause) (run:verdict:ratio5m{{{CLUSTER}}})", "{{cause}}", least_step="1m")],
+        unit="none",
+        stacked="normal",
+        overrides=verdicts.cause_colours(),
+    )
+
+
+def _not_up() -> Panel:
+    return table(
+        "GPUs that are not up",
+        "GPUs that the driver does not answer for, and why. Released, suspended and reconfigured are on purpose; lost "
+        "means: drain the node and reboot.",
+        [
+            Query(
+                f"topk(100, max by ({GPU_LABELS}, reason) (stallscope_gpu_lost_info{{{CLUSTER}}}))",
+                table=True,
+            )
+        ],
+        columns={"instance": "Node", "gpu": "GPU", "mig": "MIG", "uuid": "UUID", "reason": "Reason"},
+        width=12,
+        sort="Node",
+        overrides=_gpu_links(),
+        no_value="no GPU is known to be down",
+    )
+
+
+def _hardware() -> Panel:
+    broken = f'topk(100, gpu:verdict:ratio5m{{{CLUSTER}, cause=~"{"|".join(HARDWARE)}"}})'
+    return table(
+        "GPUs with a hardware verdict",
+        "GPUs that heat, power, a link or an error holds back. Drain such a node before the next run finds it.",
+        [Query(verdicts.with_remedy(f"max by ({GPU_LABELS}, cause) ({broken})"), table=True)],
+        columns={"instance": "Node", "gpu": "GPU", "cause": "Verdict", "remedy": "What to change"},
+        width=12,
+        sort="Verdict",
+        overrides=[*_gpu_links(), *verdicts.columns(HARDWARE)],
+        no_value="no GPU is known to have a hardware verdict",
+    )
+
+
+def _map_of_nodes() -> Panel:
+    lost = f"sum by (cluster, instance) (card_cause:time_lost:ratio5m{{{CLUSTER}}}"
+    return status_history(
+        f"The {DRAWN} nodes that lose the most now",
+        "GPUs' worth of time lost on each node. A node that stands out among those of one run is the place to look.",
+        [
+            Query(
+                f"{lost}) and on (cluster, instance) topk({DRAWN}, {lost} @ end()))",
+                "{{instance}}",
+                least_step="5m",
+            )
+        ],
+        unit="short",
+        height=12,
+        links=[to_dashboard("stallscope-host", "This node", {"instance": "${__field.labels.instance}"})],
+    )
+
+
+def _map_of_gpus() -> Panel:
+    worst = f'topk({DRAWN}, gpu:verdict:ratio5m{{{CLUSTER}, cause!~"{NO_LOSS}"}} @ end())'
+    shown = f"(gpu:verdict:ratio5m{{{CLUSTER}}} and on ({GPU_LABELS}) {worst})"
+    return state_timeline(
+        f"Verdicts of the {DRAWN} GPUs that lose the most now",
+        "What each of them has suffered from over time. Rows that change together share their cause: a run, a node.",
+        [
+            Query(
+                verdicts.coded(shown, "cluster", "instance", "gpu", "mig"),
+                "{{instance}} GPU {{gpu}} {{mig}}",
+                least_step="1m",
+            )
+        ],
+        mappings=verdicts.by_code(),
+        height=14,
+        links=[
+            to_dashboard(
+                "stallscope-gpu",
+                "This GPU",
+                {"instance": "${__field.labels.instance}", "gpu": "${__field.labels.gpu}"},
+            )
+        ],
+    )
+
+
+def _power_lost() -> Panel:
+    return time_series(
+        "Power taken while time was lost, by cause",
+        "What the GPUs drew for nothing. Waiting for data is cheap, spinning in a collective is not.",
+        [Query(f"sum by (cause) (cause:power_lost:watts5m{{{CLUSTER}}})", "{{cause}}", least_step="1m")],
+        unit="watt",
+        width=18,
+        stacked="normal",
+        overrides=verdicts.cause_colours(),
+    )
+
+
+def _energy_lost() -> Panel:
+    lost = f"sum(sum_over_time(cause:power_lost:watts5m{{{CLUSTER}}}[$__range:1m]))"
+    return stat(
+        "Energy lost in the time shown",
+        "What the GPUs took while their time was lost, over the time chosen above, without cooling.",
+        [Query(f"({lost} or {NOTHING_LOST}) / 60 / 1000", instant=True)],
+        unit="kwatth",
+        width=6,
+        height=8,
+    )
+
+
+def dashboard() -> Dashboard:
+    """Compose the dashboard; its first screen reads recorded series only."""
+    return Dashboard(
+        uid="stallscope-fleet",
+        title="Stallscope / Fleet",
+        description="GPU-hours and money lost by cause, and the runs, GPUs and alerts to attend to.",
+        variables=(
+            variables.datasource(),
+            choices.cluster(),
+            variables.entry(
+                "price_per_gpu_hour",
+                "2.50",
+                title="price of a GPU-hour",
+                description="What an hour of one GPU costs you: a number.",
+            ),
+            variables.entry("currency", "USD", title="currency", description="Written beside sums of money."),
+        ),
+        rows=(
+            Row(
+                "",
+                (
+                    _gpus(),
+                    _use(),
+                    _hours_lost(),
+                    _money_lost(),
+                    _share_lost(),
+                    _goodput(),
+                    _runs(),
+                    _alerts_by_severity(),
+                    _lost_over_time(),
+                    _lost_by_cause(),
+                    _worst_runs(),
+                ),
+            ),
+            Row("Alerts", (_alerts(),)),
+            Row("GPUs to attend to", (_worst_gpus(), _idle_gpus())),
+            Row("Health of GPUs", (_not_up(), _hardware())),
+            Row(
+                "Use and verdicts over time",
+                (_gpus_over_time(), _gpus_by_verdict(), _runs_by_verdict()),
+                collapsed=True,
+            ),
+            Row("Map", (_map_of_nodes(), _map_of_gpus()), collapsed=True),
+            Row("Energy", (_power_lost(), _energy_lost()), collapsed=True),
+        ),
+        annotations=(
+            events(
+                "Critical alerts",
+                FIRING.replace("}", ', severity="critical"}'),
+                title="{{alertname}}",
+                text="{{run}} {{instance}} {{gpu}}",
+                colour=RED,
+                labels="cause,severity",
+            ),
+        ),
+        since="now-6h",
+        refresh="1m",
+    )

@@ -1,0 +1,572 @@
+"""For whoever runs Stallscope: whether exporters, sources, intake and rules do their work, and what they cost."""
+
+from __future__ import annotations
+
+from grafana.builders import choices, variables, verdicts
+from grafana.builders.annotations import events
+from grafana.builders.choices import CLUSTER, HOST
+from grafana.builders.dashboard import Dashboard, Row
+from grafana.builders.field import GREEN, ORANGE, RED, Text, by_name, limit_line, texts
+from grafana.builders.links import runbook, to_dashboard
+from grafana.builders.panel import Panel, stat, state_timeline, table, time_series
+from grafana.builders.query import Query
+
+EXPORTER = f'job=~".*stallscope.*", {HOST}'
+"""Series that every target of Prometheus has, of exporters alone."""
+OWN_RULES = 'rule_group=~".*;stallscope-.*"'
+SHOWN = 20
+"""Curves of the worst in one panel."""
+OWN_ALERTS = f'alertname=~"Stallscope.+|TrainingTelemetryMissing", {CLUSTER}, instance=~"$instance|"'
+"""What is missing altogether has no instance."""
+KNOWN = f"0 * count(stallscope_build_info{{{HOST}}})"
+"""Zero, where an exporter answers: else nothing is known."""
+_TO_HOST = to_dashboard("stallscope-host", "This node", {"instance": "${__field.labels.instance}"})
+_NONE_IS_GOOD = texts({"0": Text("0", GREEN)})
+
+
+def _rate(family: str, more: str = "", *, labels: str = HOST) -> str:
+    return f"rate({family}{{{labels}{more}}}[$__rate_interval])"
+
+
+def _worst(expression: str) -> str:
+    return f"topk({SHOWN}, {expression})"
+
+
+def _exporters() -> Panel:
+    return stat(
+        "Exporters",
+        "Targets of Prometheus that are exporters, and those that do not answer. Read the log of one that does not.",
+        [
+            Query(f"count(up{{{EXPORTER}}})", "known", instant=True),
+            Query(f"count(up{{{EXPORTER}}} == 0) or 0 * count(up{{{EXPORTER}}})", "silent", instant=True),
+        ],
+        unit="none",
+        text_of="value_and_name",
+        overrides=[by_name("silent", color={"mode": "fixed", "fixedColor": RED}, mappings=_NONE_IS_GOOD)],
+        no_value="no exporter is a target",
+    )
+
+
+def _sources() -> Panel:
+    return stat(
+        "Sources that fail",
+        "Sources of readings, on all nodes, whose newest reading failed. Which ones and why stands below.",
+        [Query(f"count(stallscope_exporter_source_up{{{HOST}}} == 0) or {KNOWN}", instant=True)],
+        unit="none",
+        colour={"mode": "fixed", "fixedColor": RED},
+        mappings=_NONE_IS_GOOD,
+    )
+
+
+def _stuck() -> Panel:
+    return stat(
+        "Threads stuck",
+        "Threads in a reading that has not come back, as when a driver hangs. Restart the exporter once it is well "
+        "again.",
+        [Query(f"sum(stallscope_exporter_source_stuck_threads{{{HOST}}}) or {KNOWN}", instant=True)],
+        unit="none",
+        colour={"mode": "fixed", "fixedColor": RED},
+        mappings=_NONE_IS_GOOD,
+    )
+
+
+def _thresholds() -> Panel:
+    missing = 'ALERTS{alertname="StallscopeThresholdMissing"}'
+    return stat(
+        "Thresholds missing",
+        "Thresholds that rules read and that are not recorded, or twice: all causes that need one are silent. Restore "
+        "them in prometheus/rules/thresholds.yml.",
+        [Query(f"count(count by (name) ({missing})) or 0 * count(stallscope:threshold)", instant=True)],
+        unit="none",
+        colour={"mode": "fixed", "fixedColor": RED},
+        mappings=_NONE_IS_GOOD,
+        no_value="no rules",
+    )
+
+
+def _ranks() -> Panel:
+    return stat(
+        "Ranks",
+        "Ranks of live runs, and those among them with evidence enough to judge their performance.",
+        [
+            Query(f"count(rank:live:info{{{HOST}}}) or {KNOWN}", "live", instant=True),
+            Query(f"count(rank:judged:info{{{HOST}}}) or {KNOWN}", "judged", instant=True),
+        ],
+        unit="none",
+        text_of="value_and_name",
+    )
+
+
+def _dropped() -> Panel:
+    return stat(
+        "Series not shown",
+        "Series in the time shown that an exporter left out because a limit was reached. Raise the limit that is "
+        "named below.",
+        [
+            Query(
+                f"sum(increase(stallscope_exporter_series_dropped_total{{{HOST}}}[$__range])) or {KNOWN}",
+                instant=True,
+            )
+        ],
+        unit="short",
+        decimals=0,
+        colour={"mode": "fixed", "fixedColor": ORANGE},
+        mappings=_NONE_IS_GOOD,
+    )
+
+
+def _own_alerts() -> Panel:
+    labels = "alertname, severity, cluster, instance, source, name, reason, limit"
+    return table(
+        "Alerts on Stallscope itself",
+        "What fires or is about to, on exporters, intake and rules. Click an alert for its runbook.",
+        [
+            Query(f"topk(100, max by (alertstate, {labels}) (ALERTS{{{OWN_ALERTS}}}))", table=True),
+        ],
+        columns={
+            "alertname": "Alert",
+            "alertstate": "State",
+            "severity": "Severity",
+            "instance": "Node",
+            "source": "Source",
+            "name": "Name",
+            "reason": "Reason",
+            "limit": "Limit",
+        },
+        width=12,
+        overrides=[
+            by_name(
+                "Alert",
+                links=[runbook()],
+            ),
+            by_name(
+                "State",
+                mappings=texts({"firing": Text("firing", RED), "pending": Text("pending", ORANGE)}),
+                custom__width=90,
+                **verdicts.in_colour(),
+            ),
+            by_name(
+                "Node", links=[to_dashboard("stallscope-host", "This node", {"instance": "${__data.fields.Node}"})]
+            ),
+        ],
+        no_value="no alert on Stallscope is known",
+    )
+
+
+def _failing_sources() -> Panel:
+    return table(
+        "Sources that fail now",
+        "Which reading fails on which node, and for how long it has not succeeded. The exporter's log names the "
+        "reason; --no-collector switches a source off.",
+        [
+            Query(
+                f"topk(100, max by (instance, source) (stallscope_exporter_source_up{{{HOST}}} == 0))",
+                table=True,
+            ),
+            Query(
+                "max by (instance, source) "
+                f"(time() - stallscope_exporter_source_last_success_timestamp_seconds{{{HOST}}} "
+                f"and stallscope_exporter_source_up{{{HOST}}} == 0)",
+                table=True,
+            ),
+        ],
+        columns={"instance": "Node", "source": "Source", "Value #B": "Last success ago"},
+        width=12,
+        sort="Last success ago",
+        overrides=[
+            by_name(
+                "Node", links=[to_dashboard("stallscope-host", "This node", {"instance": "${__data.fields.Node}"})]
+            ),
+            by_name("Last success ago", unit="s"),
+        ],
+        no_value="no source is known to fail",
+    )
+
+
+def _missing_evidence() -> Panel:
+    return time_series(
+        "Ranks that can't be judged, by what is missing",
+        "Ranks without a verdict on performance, by what they do not tell. Warm-up passes by itself; data_wait wants "
+        "stallscope.track around the loader, gpu_idle a GPU that the exporter knows.",
+        [
+            Query(f"count by (missing) (rank:missing:info{{{HOST}}})", "{{missing}}", least_step="1m"),
+            Query(f"count(rank:judged:info{{{HOST}}})", "judged", least_step="1m"),
+        ],
+        unit="none",
+    )
+
+
+def _builds() -> Panel:
+    return table(
+        "Versions",
+        "Exporters by version. Bring the fewer ones to the version of the many.",
+        [Query(f"count by (version, python) (stallscope_build_info{{{HOST}}})", table=True)],
+        columns={"version": "Stallscope", "python": "Python", "Value": "Exporters"},
+        unit="none",
+        width=12,
+        sort="Exporters",
+    )
+
+
+def _reading_time() -> Panel:
+    mean = (
+        f"sum by (source) ({_rate('stallscope_exporter_source_reading_seconds_total')}) / "
+        f"(sum by (source) ({_rate('stallscope_exporter_source_readings_total')}) > 0)"
+    )
+    return time_series(
+        "Time of a reading, mean by source",
+        "Wall time of one reading, over all nodes. A source that has become slow waits for a driver or a file system.",
+        [Query(mean, "{{source}}")],
+        unit="s",
+    )
+
+
+def _slowest() -> Panel:
+    return time_series(
+        "Slowest readings now",
+        "The newest reading's time of the slowest sources and nodes. One node apart from the others has the trouble.",
+        [
+            Query(
+                _worst(f"max by (instance, source) (stallscope_exporter_source_read_seconds{{{HOST}}})"),
+                "{{instance}} {{source}}",
+            )
+        ],
+        unit="s",
+        links=[_TO_HOST],
+    )
+
+
+def _failures() -> Panel:
+    return time_series(
+        "Failed readings a second, by source",
+        "Readings that raised, returned nonsense or hung. Read the exporter's log on the nodes that are listed above.",
+        [Query(f"sum by (source) ({_rate('stallscope_exporter_source_failures_total')})", "{{source}}")],
+        unit="short",
+    )
+
+
+def _rejected_values() -> Panel:
+    return time_series(
+        "Values rejected a second",
+        "What a driver said and can't have meant, by reason; it is shown nowhere. Update the driver, or reset the GPU.",
+        [
+            Query(
+                f"sum by (source, reason) ({_rate('stallscope_exporter_values_rejected_total')})",
+                "{{source}} {{reason}}",
+            )
+        ],
+        unit="short",
+    )
+
+
+def _attribution() -> Panel:
+    return time_series(
+        "Failed attributions a second",
+        "Attempts to find out who holds a GPU that failed, by reason. Check the exporter's access to processes and to "
+        "the orchestrator's socket.",
+        [Query(f"sum by (reason) ({_rate('stallscope_exporter_attribution_errors_total')})", "{{reason}}")],
+        unit="short",
+    )
+
+
+def _driver_calls() -> Panel:
+    return time_series(
+        "Driver calls a second",
+        "Calls made to GPU drivers, mean of the nodes. It grows with the GPUs and falls with --sampling.interval.",
+        [
+            Query(
+                f"avg by (source) (sum by (instance, source) ({_rate('stallscope_exporter_driver_calls_total')}))",
+                "{{source}}",
+            )
+        ],
+        unit="short",
+    )
+
+
+def _reports() -> Panel:
+    return time_series(
+        "Reports a second, by door",
+        "Training reports that arrived. A fall while runs go on means that reports get lost: see those rejected, and "
+        "the address that the runs send to.",
+        [Query(f"sum by (transport) ({_rate('stallscope_exporter_reports_total')})", "{{transport}}")],
+        unit="short",
+    )
+
+
+def _rejected_reports() -> Panel:
+    return time_series(
+        "Reports rejected a second, by reason",
+        "Reports that were refused. Correct the sender, or raise the limit that the reason names.",
+        [Query(f"sum by (reason) ({_rate('stallscope_exporter_reports_rejected_total')})", "{{reason}}")],
+        unit="short",
+    )
+
+
+def _shim_drops() -> Panel:
+    return time_series(
+        "Reports that shims could not send, a second",
+        "By cause, as the shims count them. Check STALLSCOPE_ADDRESS and that the exporter runs on that node.",
+        [Query(f"sum by (cause) ({_rate('stallscope_training_shim_dropped_reports_total')})", "{{cause}}")],
+        unit="short",
+    )
+
+
+def _shim_overhead() -> Panel:
+    overhead = f"sum by (run) ({_rate('stallscope_training_shim_overhead_seconds_total')})"
+    loop = f"sum by (run) ({_rate('stallscope_training_phase_seconds_total')})"
+    return time_series(
+        "Share of the loop's time that the shim takes",
+        f"The {SHOWN} runs with the greatest share. It grows with shorter steps and more phases; name fewer phases.",
+        [Query(_worst(f"{overhead} / ({loop} > 0)"), "{{run}}")],
+        unit="percentunit",
+        decimals=3,
+        links=[to_dashboard("stallscope-run", "This run", {"run": "${__field.labels.run}"})],
+    )
+
+
+def _runs_held() -> Panel:
+    return time_series(
+        "Runs held",
+        "Runs that exporters hold, ended ones included until they are forgotten; the nodes with the most.",
+        [Query(_worst(f"max by (instance) (stallscope_exporter_runs{{{HOST}}})"), "{{instance}}")],
+        unit="none",
+        links=[_TO_HOST],
+    )
+
+
+def _series() -> Panel:
+    return time_series(
+        "Series of an exporter",
+        "Series on the newest page, of the nodes with the most. They cost memory in Prometheus: many runs or owners "
+        "make many.",
+        [Query(_worst(f"max by (instance) (stallscope_exporter_series{{{HOST}}})"), "{{instance}}")],
+        unit="short",
+        links=[_TO_HOST],
+    )
+
+
+def _series_dropped() -> Panel:
+    return time_series(
+        "Series left out a second, by limit",
+        "Series that a limit kept off the page. Raise that limit, or report fewer values and runs.",
+        [Query(f"sum by (limit) ({_rate('stallscope_exporter_series_dropped_total')})", "{{limit}}")],
+        unit="short",
+    )
+
+
+def _processor() -> Panel:
+    return time_series(
+        "Processor time of exporters",
+        "Processors that each exporter takes, of the nodes with the most. Raise --sampling.interval where it is too "
+        "much.",
+        [
+            Query(
+                _worst(f"max by (instance) ({_rate('process_cpu_seconds_total', labels=EXPORTER)})"),
+                "{{instance}}",
+            )
+        ],
+        unit="percentunit",
+        links=[_TO_HOST],
+    )
+
+
+def _processor_by_source() -> Panel:
+    return time_series(
+        "Processor time by source",
+        "Processors that the readings of each source take, mean of the nodes. The dearest can be switched off.",
+        [
+            Query(
+                "avg by (source) (sum by (instance, source) ("
+                f"{_rate('stallscope_exporter_source_cpu_seconds_total')}))",
+                "{{source}}",
+            )
+        ],
+        unit="percentunit",
+        stacked="normal",
+    )
+
+
+def _memory() -> Panel:
+    return time_series(
+        "Memory of exporters",
+        "Resident memory of each exporter, of the nodes with the most. Steady growth is a leak: restart it, and "
+        "report it.",
+        [
+            Query(
+                _worst(f"max by (instance) (process_resident_memory_bytes{{{EXPORTER}}})"),
+                "{{instance}}",
+            )
+        ],
+        unit="bytes",
+        links=[_TO_HOST],
+    )
+
+
+def _scrape_time() -> Panel:
+    return time_series(
+        "Time of a scrape",
+        "How long Prometheus waited for the page, of the slowest exporters. A scrape only reads memory: look at the "
+        "node's load and at the network.",
+        [Query(_worst(f"max by (instance) (scrape_duration_seconds{{{EXPORTER}}})"), "{{instance}}")],
+        unit="s",
+        links=[_TO_HOST],
+    )
+
+
+def _missed_scrapes() -> Panel:
+    return time_series(
+        "Scrapes that were missed",
+        "Share of scrapes that went unanswered, of the exporters that missed any. Rules bridge a single one.",
+        [
+            Query(
+                _worst(f"1 - min by (instance) (avg_over_time(up{{{EXPORTER}}}[$__rate_interval])) > 0"),
+                "{{instance}}",
+            )
+        ],
+        unit="percentunit",
+        maximum=1,
+        links=[_TO_HOST],
+    )
+
+
+def _up() -> Panel:
+    return state_timeline(
+        "Exporters that were silent",
+        f"Up to {SHOWN} exporters that are silent at the end of the time shown or were in its course.",
+        [
+            Query(
+                f"up{{{EXPORTER}}} and on (cluster, job, instance) "
+                f"topk({SHOWN}, 1 - avg_over_time(up{{{EXPORTER}}}[$__range] @ end()) > 0)",
+                "{{instance}}",
+            )
+        ],
+        mappings=texts({"1": Text("answers", GREEN), "0": Text("silent", RED)}),
+        links=[_TO_HOST],
+    )
+
+
+def _rule_time() -> Panel:
+    return time_series(
+        "Time of rule groups",
+        "How long each group's newest evaluation took; the dashed line is the shortest interval. Near it, verdicts "
+        "come late: raise evaluation_interval, or divide the fleet. Only where Prometheus scrapes itself.",
+        [
+            Query(
+                _worst(f"max by (rule_group) (prometheus_rule_group_last_duration_seconds{{{OWN_RULES}}})"),
+                "{{rule_group}}",
+            ),
+            Query(f"min(prometheus_rule_group_interval_seconds{{{OWN_RULES}}})", "shortest interval"),
+        ],
+        unit="s",
+        overrides=limit_line("shortest interval"),
+    )
+
+
+def _rule_share() -> Panel:
+    return time_series(
+        "Rules' time over their interval",
+        "Share of its interval that each group takes to evaluate. Only where Prometheus scrapes itself.",
+        [
+            Query(
+                _worst(
+                    f"max by (rule_group) (prometheus_rule_group_last_duration_seconds{{{OWN_RULES}}}) / "
+                    f"max by (rule_group) (prometheus_rule_group_interval_seconds{{{OWN_RULES}}})"
+                ),
+                "{{rule_group}}",
+            )
+        ],
+        unit="percentunit",
+    )
+
+
+def _rule_failures() -> Panel:
+    return time_series(
+        "Rule evaluations that failed or were missed, a second",
+        "Any is too many: read Prometheus's log. Only where Prometheus scrapes itself.",
+        [
+            Query(
+                "sum by (rule_group) ("
+                f"rate(prometheus_rule_evaluation_failures_total{{{OWN_RULES}}}[$__rate_interval]))",
+                "{{rule_group}} failed",
+            ),
+            Query(
+                "sum by (rule_group) ("
+                f"rate(prometheus_rule_group_iterations_missed_total{{{OWN_RULES}}}[$__rate_interval]))",
+                "{{rule_group}} missed",
+            ),
+        ],
+        unit="short",
+    )
+
+
+def _rule_series() -> Panel:
+    return time_series(
+        "Series that rules record",
+        "Samples of each group's newest evaluation. They grow with GPUs and with trouble. Only where Prometheus "
+        "scrapes itself.",
+        [
+            Query(
+                _worst(f"max by (rule_group) (prometheus_rule_group_last_evaluation_samples{{{OWN_RULES}}})"),
+                "{{rule_group}}",
+            )
+        ],
+        unit="short",
+    )
+
+
+def dashboard() -> Dashboard:
+    """Compose the dashboard."""
+    return Dashboard(
+        uid="stallscope-health",
+        title="Stallscope / Health",
+        description="Whether exporters, sources, intake and rules do their work, and what they cost.",
+        variables=(variables.datasource(), choices.cluster(), choices.instance()),
+        rows=(
+            Row(
+                "",
+                (
+                    _exporters(),
+                    _sources(),
+                    _stuck(),
+                    _thresholds(),
+                    _ranks(),
+                    _dropped(),
+                    _own_alerts(),
+                    _failing_sources(),
+                    _missing_evidence(),
+                    _builds(),
+                ),
+            ),
+            Row("Scrapes", (_scrape_time(), _missed_scrapes(), _up())),
+            Row(
+                "Sources",
+                (_reading_time(), _slowest(), _failures(), _rejected_values(), _attribution(), _driver_calls()),
+            ),
+            Row(
+                "Training reports",
+                (_reports(), _rejected_reports(), _shim_drops(), _shim_overhead(), _runs_held()),
+                collapsed=True,
+            ),
+            Row(
+                "What exporters cost",
+                (_processor(), _processor_by_source(), _memory(), _series(), _series_dropped()),
+                collapsed=True,
+            ),
+            Row(
+                "What rules cost",
+                (_rule_time(), _rule_share(), _rule_failures(), _rule_series()),
+                collapsed=True,
+            ),
+        ),
+        annotations=(
+            events(
+                "Alerts on Stallscope",
+                f'ALERTS{{alertstate="firing", {OWN_ALERTS}}}',
+                title="{{alertname}}",
+                text="{{instance}} {{source}} {{name}}",
+                colour=RED,
+                labels="cause,severity",
+            ),
+        ),
+        since="now-3h",
+    )
