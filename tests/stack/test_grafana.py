@@ -3,39 +3,100 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import pytest
 import yaml
 
+from stallscope.bundle import bundle_folder
+from stallscope.stack.component import Component
+from stallscope.stack.configuration import SCRAPE_INTERVAL
+from stallscope.stack.errors import StackError
 from stallscope.stack.grafana import grafana_component
 from stallscope.stack.ports import Port
 
 PORT = Port("Grafana", 23000, "--grafana.port")
 PROMETHEUS = Port("Prometheus", 29090, "--prometheus.port")
+ALERTMANAGER = Port("Alertmanager", 29093, "--alertmanager.port")
+BUNDLE = bundle_folder("grafana")
 
 
-def test_its_one_data_source_is_the_stacks_prometheus(tmp_path: Path) -> None:
-    grafana_component("grafana-server", tmp_path, tmp_path / "dashboards", PORT, PROMETHEUS)
-    content = yaml.safe_load((tmp_path / "grafana/provisioning/datasources/stallscope.yml").read_text(encoding="utf-8"))
-    (source,) = content["datasources"]
-    assert (source["type"], source["url"], source["isDefault"]) == ("prometheus", "http://127.0.0.1:29090", True)
+def component(
+    folder: Path,
+    *,
+    program: str = "grafana-server",
+    bundle: Path = BUNDLE,
+    alertmanager: Port | None = ALERTMANAGER,
+) -> Component:
+    return grafana_component(program, folder, bundle, PORT, PROMETHEUS, alertmanager)
 
 
-def test_its_dashboards_are_the_bundles(tmp_path: Path) -> None:
-    grafana_component("grafana-server", tmp_path, tmp_path / "dashboards", PORT, PROMETHEUS)
-    content = yaml.safe_load((tmp_path / "grafana/provisioning/dashboards/stallscope.yml").read_text(encoding="utf-8"))
-    (provider,) = content["providers"]
-    assert provider["options"]["path"] == str(tmp_path / "dashboards")
+def written(folder: Path, kind: str) -> dict[str, Any]:
+    path = folder / "grafana" / "provisioning" / kind / "stallscope.yml"
+    content: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
+    return content
+
+
+def test_its_data_sources_are_the_bundles_at_the_stacks_addresses(tmp_path: Path) -> None:
+    component(tmp_path)
+    prometheus, alertmanager = written(tmp_path, "datasources")["datasources"]
+    assert (prometheus["type"], prometheus["url"], prometheus["isDefault"]) == (
+        "prometheus",
+        "http://127.0.0.1:29090",
+        True,
+    )
+    assert (alertmanager["type"], alertmanager["url"]) == ("alertmanager", "http://127.0.0.1:29093")
+    assert prometheus["jsonData"]["alertmanagerUid"] == alertmanager["uid"]
+
+
+def test_its_rates_are_taken_over_the_stacks_scrape_interval(tmp_path: Path) -> None:
+    component(tmp_path)
+    settings = written(tmp_path, "datasources")["datasources"][0]["jsonData"]
+    assert settings["timeInterval"] == SCRAPE_INTERVAL
+    assert (settings["httpMethod"], settings["prometheusType"]) == ("POST", "Prometheus")
+
+
+def test_a_stack_without_alertmanager_has_prometheus_alone(tmp_path: Path) -> None:
+    component(tmp_path, alertmanager=None)
+    (source,) = written(tmp_path, "datasources")["datasources"]
+    assert source["type"] == "prometheus"
+    assert "alertmanagerUid" not in source["jsonData"]
+
+
+def test_its_dashboards_are_the_bundles_in_a_folder_of_their_own(tmp_path: Path) -> None:
+    component(tmp_path)
+    (provider,) = written(tmp_path, "dashboards")["providers"]
+    assert provider["options"]["path"] == str(BUNDLE / "dashboards")
+    assert (provider["folder"], provider["allowUiUpdates"]) == ("Stallscope", False)
+
+
+def test_it_opens_with_the_fleet(tmp_path: Path) -> None:
+    home = Path(environment(tmp_path)["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"])
+    assert home.name == "stallscope-fleet.json"
+    assert home.is_file()
 
 
 def test_it_listens_here_only_and_writes_to_the_stacks_folder(tmp_path: Path) -> None:
-    """A program that prints its environment stands in Grafana's place."""
-    component = grafana_component("/usr/bin/env", tmp_path, tmp_path / "dashboards", PORT, PROMETHEUS)
-    (tmp_path / "logs").mkdir()
-    component.start()
-    component.reap()
-    told = dict(line.split("=", 1) for line in component.log_tail(200).splitlines() if line.startswith("GF_"))
+    told = environment(tmp_path)
     assert (told["GF_SERVER_HTTP_ADDR"], told["GF_SERVER_HTTP_PORT"]) == ("127.0.0.1", "23000")
     assert {told[f"GF_PATHS_{name}"] for name in ("DATA", "LOGS", "PLUGINS", "PROVISIONING")} == {
         str(tmp_path / "grafana"),
         *(str(tmp_path / "grafana" / name) for name in ("log", "plugins", "provisioning")),
     }
+
+
+def test_provisioning_that_is_no_mapping_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "provisioning" / "datasources" / "stallscope.yml"
+    file.parent.mkdir(parents=True)
+    file.write_text("[]", encoding="utf-8")
+    with pytest.raises(StackError, match=r"datasources/stallscope\.yml is no YAML mapping"):
+        component(tmp_path, bundle=tmp_path)
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """What it is started with: a program that prints its environment stands in Grafana's place."""
+    started = component(folder, program="/usr/bin/env")
+    (folder / "logs").mkdir()
+    started.start()
+    started.reap()
+    return dict(line.split("=", 1) for line in started.log_tail(200).splitlines() if line.startswith("GF_"))

@@ -44,9 +44,15 @@ def build_components(
     if settings.training_job:
         components.append(_training_job(settings, folder, socket, scenario))
     if programs.grafana:
-        dashboards = bundle_folder("grafana") / "dashboards"
         components.append(
-            grafana_component(programs.grafana, folder, dashboards, settings.grafana, settings.prometheus)
+            grafana_component(
+                programs.grafana,
+                folder,
+                bundle_folder("grafana"),
+                settings.grafana,
+                settings.prometheus,
+                settings.alertmanager,
+            )
         )
     return components
 
@@ -59,6 +65,7 @@ def _exporter(settings: Settings, folder: Path, socket: Path | None, scenario: S
         f"--report.unix-socket={socket or ''}",
         f"--report.udp-address={address}",
         f"--report.state-file={folder / 'reports.state'}",
+        f"--prometheus.url={settings.prometheus.url}",
     ]
     if scenario:
         command += [f"--simulation.scenario={scenario.name}", f"--simulation.onset={scenario.onset:.3f}s"]

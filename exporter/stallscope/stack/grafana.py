@@ -1,47 +1,51 @@
-"""Grafana with a private set-up: the bundle's dashboards, the stack's Prometheus, nothing of an installed service's."""
+"""Grafana with a private set-up: the bundle's dashboards and data sources, nothing of an installed service's."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from stallscope.stack.component import Component
+from stallscope.stack.configuration import SCRAPE_INTERVAL
+from stallscope.stack.errors import StackError
 from stallscope.stack.ports import ADDRESS, Port
 
 _HOME = Path("/usr/share/grafana")
 """Where Grafana's own packages keep its web pages and defaults."""
+_FIRST = "stallscope-fleet.json"
+"""The dashboard that opens with Grafana."""
 
 
-def grafana_component(program: str, folder: Path, dashboards: Path, port: Port, prometheus: Port) -> Component:
+def grafana_component(
+    program: str, folder: Path, bundle: Path, port: Port, prometheus: Port, alertmanager: Port | None
+) -> Component:
     """Write Grafana's provisioning and describe how it runs.
 
     Args:
         program: path of `grafana-server`.
         folder: the stack's; Grafana writes to `grafana` in it.
-        dashboards: the bundle's dashboards, as JSON files.
+        bundle: the bundle's `grafana` folder, with `dashboards` and `provisioning`.
         port: where Grafana listens.
-        prometheus: where its one data source does.
+        prometheus: where its default data source does.
+        alertmanager: where its other one does; None for a stack without.
+
+    Raises:
+        StackError: the bundle's provisioning is no YAML mapping.
     """
     own = folder / "grafana"
     provisioning = own / "provisioning"
-    source: dict[str, object] = {
-        "name": "Prometheus",
-        "uid": "prometheus",
-        "type": "prometheus",
-        "url": prometheus.url,
-        "access": "proxy",
+    dashboards = bundle / "dashboards"
+    contents: dict[str, dict[str, Any]] = {
+        "datasources": _sources(bundle, {"prometheus": prometheus, "alertmanager": alertmanager}),
+        "dashboards": _dashboards(bundle, dashboards),
+        "plugins": {"apiVersion": 1, "apps": []},
+        "alerting": {"apiVersion": 1},
     }
-    provider = {"name": "Stallscope", "type": "file", "options": {"path": str(dashboards)}}
-    contents: dict[str, dict[str, object]] = {
-        "datasources": {"datasources": [{**source, "isDefault": True}]},
-        "dashboards": {"providers": [provider]},
-        "plugins": {"apps": []},
-        "alerting": {},
-    }
-    for kind, entries in contents.items():
+    for kind, content in contents.items():
         (provisioning / kind).mkdir(parents=True, exist_ok=True)
-        text = yaml.safe_dump({"apiVersion": 1, **entries}, sort_keys=False)
+        text = yaml.safe_dump(content, sort_keys=False)
         (provisioning / kind / "stallscope.yml").write_text(text, encoding="utf-8")
     return Component(
         "Grafana",
@@ -54,6 +58,7 @@ def grafana_component(program: str, folder: Path, dashboards: Path, port: Port, 
             "GF_PATHS_LOGS": str(own / "log"),
             "GF_PATHS_PLUGINS": str(own / "plugins"),
             "GF_PATHS_PROVISIONING": str(provisioning),
+            "GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH": str(dashboards / _FIRST),
             # Only this machine reaches it, and nobody is to need a password for a first look.
             "GF_AUTH_ANONYMOUS_ENABLED": "true",
             "GF_AUTH_ANONYMOUS_ORG_ROLE": "Editor",
@@ -62,3 +67,35 @@ def grafana_component(program: str, folder: Path, dashboards: Path, port: Port, 
             "GF_ANALYTICS_CHECK_FOR_PLUGIN_UPDATES": "false",
         },
     )
+
+
+def _sources(bundle: Path, ports: dict[str, Port | None]) -> dict[str, Any]:
+    """The bundle's data sources at the stack's addresses; Prometheus's is the default, as there is no other server."""
+    content = _load(bundle / "provisioning" / "datasources" / "stallscope.yml")
+    kept = []
+    for source in content["datasources"]:
+        port = ports.get(source["type"])
+        settings = dict(source["jsonData"])
+        if port is None:
+            continue
+        if source["type"] == "prometheus":
+            source["isDefault"] = True
+            settings["timeInterval"] = SCRAPE_INTERVAL
+            if ports["alertmanager"] is None:
+                settings.pop("alertmanagerUid", None)
+        kept.append({**source, "url": port.url, "jsonData": settings})
+    return {**content, "datasources": kept}
+
+
+def _dashboards(bundle: Path, dashboards: Path) -> dict[str, Any]:
+    """The bundle's folder of dashboards, read from where they lie."""
+    content = _load(bundle / "provisioning" / "dashboards" / "stallscope.yml")
+    providers = [{**each, "options": {**each["options"], "path": str(dashboards)}} for each in content["providers"]]
+    return {**content, "providers": providers}
+
+
+def _load(file: Path) -> dict[str, Any]:
+    content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    if not isinstance(content, dict):
+        raise StackError(f"{file} is no YAML mapping")
+    return content
