@@ -24,7 +24,7 @@ from tests.rules.rulebook import (
     until,
 )
 
-FEW = tuple(path for path in RULE_FILES if path.stem in ("thresholds", "subjects", "verdicts", "stallscope"))
+FEW = tuple(path for path in RULE_FILES if path.stem in ("thresholds", "subjects", "hours", "verdicts", "stallscope"))
 """The rules that find and judge subjects, without any cause."""
 OWN = ROOT / "alerts" / "stallscope.yml"
 
