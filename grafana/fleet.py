@@ -202,7 +202,7 @@ def _lost_by_cause() -> Panel:
         columns={
             "cause": "Verdict",
             "Value #A": "GPU-hours",
-            "Value #B": "Money, $currency",
+            "Value #B": "Money",
             "remedy": "What to change",
         },
         width=12,
@@ -211,7 +211,7 @@ def _lost_by_cause() -> Panel:
         overrides=[
             *verdicts.columns(),
             by_name("GPU-hours", decimals=1, custom__width=100),
-            by_name("Money, $currency", decimals=0, custom__width=120),
+            by_name("Money", decimals=0, custom__width=120),
         ],
         no_value="no loss is recorded in this time",
     )
@@ -265,7 +265,7 @@ def _worst_runs() -> Panel:
             "Value #B": "Lost in all",
             "Value #C": "GPUs",
             "Value #D": "GPU-hours lost a day",
-            "Value #E": "Money a day, $currency",
+            "Value #E": "Money lost a day",
             "Value #F": "Goodput",
         },
         height=9,
@@ -277,7 +277,7 @@ def _worst_runs() -> Panel:
             by_name("Lost in all", unit="percentunit", decimals=0, custom__width=90),
             by_name("GPUs", unit="none", custom__width=60),
             by_name("GPU-hours lost a day", decimals=1, custom__width=150),
-            by_name("Money a day, $currency", decimals=0, custom__width=150),
+            by_name("Money lost a day", decimals=0, custom__width=150),
             by_name("Goodput", unit="percentunit", decimals=0, custom__width=80),
         ],
         no_value="no run is known",
@@ -388,7 +388,7 @@ def _idle_gpus() -> Panel:
             "instance": "Node",
             "gpu": "GPU",
             "Value #A": "Idle for",
-            "Value #B": "Money so far, $currency",
+            "Value #B": "Money so far",
             "user": "User",
             "namespace": "Namespace",
             "pod": "Pod",
@@ -400,7 +400,7 @@ def _idle_gpus() -> Panel:
         overrides=[
             *_gpu_links(),
             by_name("Idle for", unit="s", custom__width=100),
-            by_name("Money so far, $currency", decimals=1, custom__width=160),
+            by_name("Money so far", decimals=1, custom__width=160),
         ],
         no_value="no GPU is known to be held for nothing",
     )
@@ -558,7 +558,7 @@ def dashboard() -> Dashboard:
                 title="price of a GPU-hour",
                 description="What an hour of one GPU costs you: a number.",
             ),
-            variables.entry("currency", "USD", title="currency", description="Written beside sums of money."),
+            variables.entry("currency", "USD", title="currency", description="What sums of money are in, the price above among them."),
         ),
         rows=(
             Row(
