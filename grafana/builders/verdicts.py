@@ -41,12 +41,13 @@ def remedy_by_cause(among: Iterable[str] = tuple(REMEDIES)) -> list[Json]:
     return texts({name: Text(REMEDIES[name]) for name in among})
 
 
-def runbook_by_cause() -> list[Json]:
-    """Name of the alert, and so of the runbook's page, for each value of the label `cause`; see `links.runbook`."""
-    return texts({name: Text(cause.alert) for name, cause in CAUSES.items() if cause.alert})
+def runbook_by_cause(among: Iterable[str] = VERDICTS) -> list[Json]:
+    """Name of the alert, and so of the runbook's page, for values of the label `cause`; see `links.runbook`."""
+    alerts = {name: CAUSES[name].alert for name in among if name in CAUSES}
+    return texts({name: Text(alert) for name, alert in alerts.items() if alert})
 
 
-WITHOUT_RUNBOOK = "|".join([*REMAINDERS, *(name for name, cause in CAUSES.items() if not cause.alert)])
+WITHOUT_RUNBOOK = "|".join(name for name in VERDICTS if name not in CAUSES or not CAUSES[name].alert)
 """Regular expression for the causes that have no page."""
 
 
