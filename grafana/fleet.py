@@ -558,7 +558,12 @@ def dashboard() -> Dashboard:
                 title="price of a GPU-hour",
                 description="What an hour of one GPU costs you: a number.",
             ),
-            variables.entry("currency", "USD", title="currency", description="What sums of money are in, the price above among them."),
+            variables.entry(
+                "currency",
+                "USD",
+                title="currency",
+                description="What sums of money are in, the price above among them.",
+            ),
         ),
         rows=(
             Row(
