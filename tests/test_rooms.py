@@ -17,11 +17,11 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
         "__init__": "shim version",
         "__main__": "cli",
         "amd": "gpus",
-        "analysis": "",
+        "analysis": "version",
         "bundle": "",
         "catalogue": "",
         "causes": "",
-        "cli": "bundle configuration gpus intake logs nvidia sampling shim simulation sources stack trace_request"
+        "cli": "analysis bundle configuration gpus intake logs nvidia sampling shim simulation sources stack trace_request"
         " version web",
         "configuration": "logs report web",
         # A source of GPUs is a source; of the other sources they know nothing.
@@ -40,7 +40,7 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
         "trace_request": "",
         "version": "",
         "vocabulary": "",
-        "web": "configuration report sampling trace_request version",
+        "web": "analysis catalogue causes configuration intake report sampling trace_request version",
     }.items()
 }
 LIBRARIES: Mapping[str, frozenset[str]] = {

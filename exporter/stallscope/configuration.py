@@ -135,6 +135,22 @@ def _parse_file(text: str) -> Path | None:
     return _parse_path(text) if text else None
 
 
+def parse_server(text: str) -> str:
+    """Read the address of an HTTP server with its path prefix, if any, or nothing for none."""
+    from urllib.parse import urlsplit
+
+    if not text:
+        return ""
+    try:
+        parts = urlsplit(text)
+        sound = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        sound = False
+    if not sound or "?" in text or "#" in text or not re.fullmatch(r"[\x21-\x7e]+", text):
+        raise ValueError("http://HOST:PORT or https://HOST:PORT, with a path where it has one, or nothing for none")
+    return text.rstrip("/")
+
+
 def _parse_word(text: str) -> str:
     if text and not re.fullmatch(r"[a-z0-9_-]+", text):
         raise ValueError("the name of a scenario, or nothing for the real driver")
@@ -358,6 +374,15 @@ class Configuration:
             "Hand on to training jobs what `stallscope trace` asks for; each job must allow it too "
             "(STALLSCOPE_TRACE_DIR).",
             live=True,
+        )
+    )
+    prometheus_url: str = field(
+        metadata=_setting(
+            "prometheus.url",
+            parse_server,
+            "",
+            "URL",
+            "Prometheus with Stallscope's rules, asked for the verdicts on the status page while somebody looks at it.",
         )
     )
     scenario: str = field(

@@ -79,7 +79,7 @@ class Doors:
             self,
             post_report=self.intake.post,
             post_trace=self.intake.traces.post,
-            landing=lambda: b"",
+            status_page=lambda _refreshing: b"",
             release=lambda _seconds: "",
         )
         self.server = Server(Address("127.0.0.1", 0), application.answer)

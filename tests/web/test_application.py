@@ -48,12 +48,15 @@ class Node:
             self.sampler,
             post_report=self.intake.post,
             post_trace=self.intake.traces.post,
-            landing=lambda: b"<!DOCTYPE html>",
+            status_page=self._status_page,
             release=self._release,
             telemetry_path="/metrics",
         )
         self.server = Server(Address("127.0.0.1", 0), self.application.answer)
         self.server.start()
+
+    def _status_page(self, refreshing: bool) -> bytes:
+        return b"<!DOCTYPE html>" + (b"refreshing" if refreshing else b"paused")
 
     def _release(self, seconds: float | None) -> str:
         self.released.append(seconds)
@@ -130,11 +133,27 @@ def test_healthy_is_about_the_process_and_ready_about_the_first_round(node: Node
     assert node.ask("/-/ready", "HEAD")[0].status == 200
 
 
-def test_the_landing_page_may_run_nothing_and_load_nothing(node: Node) -> None:
+def test_the_status_page_may_run_nothing_load_nothing_and_send_nothing(node: Node) -> None:
     reply, body = node.ask("/")
     assert reply.headers["Content-Type"] == "text/html; charset=utf-8"
     assert body.startswith(b"<!DOCTYPE html>")
-    assert reply.headers["Content-Security-Policy"].startswith("default-src 'none'")
+    policy = reply.headers["Content-Security-Policy"].split("; ")
+    assert {"default-src 'none'", "form-action 'none'"} <= set(policy)
+    assert not any(rule.startswith("script-src") for rule in policy)
+
+
+@pytest.mark.parametrize("query", ["", "?", "?refresh=on", "?other=1", "?refresh=offline"])
+def test_a_browser_asks_for_the_status_page_again(node: Node, query: str) -> None:
+    reply, body = node.ask(f"/{query}")
+    assert reply.headers["Refresh"] == "10"
+    assert body.endswith(b"refreshing")
+
+
+@pytest.mark.parametrize("query", ["?refresh=off", "?other=1&refresh=off"])
+def test_a_reader_who_paused_the_status_page_is_left_alone(node: Node, query: str) -> None:
+    reply, body = node.ask(f"/{query}")
+    assert reply.headers["Refresh"] is None
+    assert body.endswith(b"paused")
 
 
 @pytest.mark.parametrize("path", ["/nope", "/metrics/", "/-/", "/api/v1/reports", "/%2e%2e/etc/passwd"])
@@ -316,7 +335,7 @@ def test_the_page_is_where_the_telemetry_path_says(tmp_path: Path) -> None:
         sampler,
         post_report=lambda _body: (204, b""),
         post_trace=lambda _body: (202, b""),
-        landing=lambda: b"",
+        status_page=lambda _refreshing: b"",
         release=lambda _seconds: "",
         telemetry_path="/telemetry",
     )

@@ -10,7 +10,6 @@ import signal
 import sys
 import tempfile
 import threading
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,15 +19,20 @@ from stallscope import logs
 from stallscope.configuration import Configuration, ConfigurationError, load
 
 if TYPE_CHECKING:
+    from stallscope.analysis.verdicts import VerdictWatch
     from stallscope.gpus.driver import Driver
     from stallscope.simulation.simulation import Simulation
     from stallscope.sources.base import Source
+    from stallscope.web.status.look import Look
+    from stallscope.web.status.page import StatusPage
 
 _logger = logging.getLogger(__name__)
 
 _END_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _OTHER_SIGNALS = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _SIGNALS = (*_END_SIGNALS, *_OTHER_SIGNALS)
+_MAX_VERDICT_BYTES = 1 << 20
+"""Far more than the verdicts of one node's runs and GPUs take."""
 _STUCK_STATUS = os.EX_TEMPFAIL
 """Exit status after a reading that never returns, 75."""
 _M_ARENA_MAX = -8
@@ -52,6 +56,7 @@ class Exporter:
         from stallscope.sources.base import Environment
         from stallscope.web.application import Application
         from stallscope.web.server import Server
+        from stallscope.web.status.history import History
 
         self.configuration = configuration
         self._sources = sources
@@ -77,8 +82,11 @@ class Exporter:
         self.sampler = Sampler(
             interval=configuration.sampling_interval,
             stale_after_intervals=configuration.stale_intervals,
-            on_page=self._end_where_stuck,
+            on_page=self._after_page,
         )
+        self._history = History(self._environment.clock.monotonic)
+        self._status_page: StatusPage | None = None
+        self._verdicts = _verdict_watch(configuration.prometheus_url)
         self.sampler.add_collector("reports", self.intake.collect)
         self._running: dict[str, Source] = {}
         self._switch_sources()
@@ -86,7 +94,7 @@ class Exporter:
             self.sampler,
             post_report=self.intake.post,
             post_trace=self.intake.traces.post,
-            landing=self._landing,
+            status_page=self._render_status_page,
             release=self.release,
             telemetry_path=configuration.telemetry_path,
             allow_remote_reports=configuration.allow_remote_reports,
@@ -110,6 +118,8 @@ class Exporter:
         if self._simulation is not None:
             self._simulation.start()
         self.sampler.start()
+        if self._verdicts is not None:
+            self._verdicts.start()
         fields = {"sources": ",".join(sorted(self._running)) or "none"}
         if self.configuration.scenario:
             fields["simulated"] = self.configuration.scenario
@@ -126,6 +136,8 @@ class Exporter:
         # From here on nothing comes in any more, and what is held goes to the state file.
         self.intake.stop(_STOP_SECONDS / 4)
         self.sampler.stop(_STOP_SECONDS / 4)
+        if self._verdicts is not None:
+            self._verdicts.stop()
         if self._simulation is not None:
             self._simulation.stop()
         self._remove_host_tree()
@@ -234,29 +246,36 @@ class Exporter:
         if self._host_tree is not None:
             self._host_tree.cleanup()
 
-    def _landing(self) -> bytes:
-        from stallscope.gpus.source import GpuSource
-        from stallscope.web.landing import ListedGpu, landing_page
+    def _after_page(self) -> None:
+        """What follows every page of metrics, on the publisher's thread."""
+        self._history.note(self.sampler.snapshot.samples, lambda: self.intake.registry.held)
+        self._end_where_stuck()
 
-        sources = [source for source in list(self._running.values()) if isinstance(source, GpuSource)]
-        gpus = [gpu for source in sources for gpu in source.gpus.values()]
-        return landing_page(
-            telemetry_path=self.configuration.telemetry_path,
+    def _render_status_page(self, refreshing: bool) -> bytes:
+        if self._status_page is None:
+            from stallscope.web.status.page import StatusPage  # memory that an exporter nobody looks at never needs
+
+            self._status_page = StatusPage(
+                self._look,
+                host=os.uname().nodename,
+                telemetry_path=self.configuration.telemetry_path,
+                history=self._history,
+                verdicts=self._verdicts,
+            )
+        return self._status_page.html(refreshing)
+
+    def _look(self) -> Look:
+        from stallscope.gpus.source import GpuSource
+        from stallscope.web.status.look import Look
+
+        snapshot = self.sampler.snapshot
+        return Look(
+            at=snapshot.at,
             ready=self.sampler.ready,
-            gpus=[
-                ListedGpu(
-                    str(gpu.identity.index),
-                    gpu.identity.model,
-                    gpu.identity.uuid,
-                    gpu.identity.mig,
-                    None if not gpu.lost_reason and gpu.last_reading is None else gpu.lost_reason,
-                )
-                for gpu in sorted(gpus, key=lambda gpu: (gpu.identity.index, gpu.identity.mig, gpu.identity.uuid))
-            ]
-            if sources
-            else None,
+            samples=snapshot.samples,
             statuses=self.sampler.statuses,
-            runs=Counter(held.report.run for held in self.intake.registry.held),
+            held=self.intake.registry.held,
+            reads_gpus=any(isinstance(source, GpuSource) for source in list(self._running.values())),
             simulated=self.configuration.scenario,
         )
 
@@ -330,6 +349,15 @@ def _limits(configuration: Configuration) -> Any:
     from stallscope.intake.runs import Limits
 
     return Limits(runs=configuration.report_max_runs, ranks=configuration.report_max_ranks)
+
+
+def _verdict_watch(url: str) -> VerdictWatch | None:
+    if not url:
+        return None
+    from stallscope.analysis.prometheus import Prometheus
+    from stallscope.analysis.verdicts import VerdictWatch
+
+    return VerdictWatch(Prometheus(url, max_bytes=_MAX_VERDICT_BYTES))
 
 
 def _tls(file: Path | None) -> Any:

@@ -104,6 +104,14 @@ class SourceStatus:
     """Threads whose reading has not come back in time, those of dropped parts included."""
 
 
+class Snapshot(NamedTuple):
+    """What the sources told for one page of metrics."""
+
+    at: float
+    """Unix time."""
+    samples: tuple[Sample, ...]
+
+
 class Hang(NamedTuple):
     """A reading in progress."""
 
@@ -191,6 +199,7 @@ class Sampler:
         self._thread: threading.Thread | None = None
         self._changing = threading.Lock()
         self._statuses: tuple[SourceStatus, ...] = ()
+        self._snapshot = Snapshot(self._clock.time(), ())
         self._first_round = False
         self._page = Page(lambda openmetrics: self._renderer.render({}, openmetrics=openmetrics))
         self.publish()
@@ -209,6 +218,11 @@ class Sampler:
     def statuses(self) -> tuple[SourceStatus, ...]:
         """Every source as of the newest page."""
         return self._statuses
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """What the sources told for the newest page."""
+        return self._snapshot
 
     @property
     def longest_hang(self) -> Hang | None:
@@ -310,6 +324,7 @@ class Sampler:
             samples += self._isolated(running.source.name, lambda r=running, s=state: r.source.collect(s))  # type: ignore[misc]
             statuses.append(self._status(running, state))
         self._statuses = tuple(statuses)
+        self._snapshot = Snapshot(self._clock.time(), tuple(samples))
         # What comes from outside comes last: its number is the senders', and must push nothing else off the page.
         samples += self._own(statuses)
         for name, collect in self._collectors.items():

@@ -14,7 +14,7 @@ from stallscope.web.response import HTML, JSON, Response, problem, text
 
 HEALTHY_PATH = "/-/healthy"
 READY_PATH = "/-/ready"
-LANDING_PATH = "/"
+STATUS_PATH = "/"
 REPORT_PATH = "/api/v1/report"
 TRACE_PATH = "/api/v1/trace"
 RELEASE_PATH = "/-/release"
@@ -26,11 +26,12 @@ _GZIPPED = (_VARY, "Content-Encoding: gzip")
 _PLAIN = (_VARY,)
 _OVERSIZED = bytes(MAX_BYTES + 1)
 """Stands for a body too long to be taken, so that the intake counts and words the refusal."""
-_LANDING_HEADERS = (
-    "Cache-Control: no-store",
-    "Content-Security-Policy: default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'; base-uri 'none'",
-    "Referrer-Policy: no-referrer",
-)
+REFRESH_SECONDS = 10
+"""After so long a browser asks for the status page again, unless the reader has paused it."""
+_PAUSED = "refresh=off"
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
+_STATUS_HEADERS = ("Cache-Control: no-store", f"Content-Security-Policy: {_POLICY}", "Referrer-Policy: no-referrer")
+_REFRESHING_HEADERS = (*_STATUS_HEADERS, f"Refresh: {REFRESH_SECONDS}")
 
 
 class Pages(Protocol):
@@ -53,7 +54,7 @@ class Application:
         *,
         post_report: Callable[[bytes], tuple[int, bytes]],
         post_trace: Callable[[bytes], tuple[int, bytes]],
-        landing: Callable[[], bytes],
+        status_page: Callable[[bool], bytes],
         release: Callable[[float | None], str],
         telemetry_path: str = "/metrics",
         allow_remote_reports: bool = False,
@@ -64,7 +65,7 @@ class Application:
             pages: gives the metrics.
             post_report: takes a report's body; returns status and JSON.
             post_trace: takes the body of a request for traces, likewise.
-            landing: makes the landing page.
+            status_page: makes the status page; told whether browsers are to ask for it again by themselves.
             release: lets go of GPUs for so many seconds, the configured time for None, takes them up again for 0;
                 tells what happens next.
             telemetry_path: where the metrics are.
@@ -75,13 +76,14 @@ class Application:
         self._pages = pages
         self._post_report = post_report
         self._post_trace = post_trace
-        self._landing = landing
+        self._status_page = status_page
         self._release = release
         self._telemetry_path = telemetry_path
-        self._readable: dict[str, Callable[[], Response]] = {
+        self._readable: dict[str, Callable[[Request], Response]] = {
             HEALTHY_PATH: self._answer_healthy,
             READY_PATH: self._answer_ready,
-            LANDING_PATH: self._answer_landing,
+            STATUS_PATH: self._answer_status_page,
+            telemetry_path: self._answer_metrics,
         }
 
     def answer(self, request: Request, client: str) -> Response:
@@ -94,13 +96,13 @@ class Application:
         if path in (RELEASE_PATH, RESUME_PATH):
             return self._answer_release(request, client)
         readable = self._readable.get(path)
-        if readable is None and path != self._telemetry_path:
+        if readable is None:
             return text(404, f"nothing here; the metrics are at {self._telemetry_path}")
         if request.method not in _READING:
             return text(405, f"{path} can only be read", "Allow: GET, HEAD")
         if request.oversized:
             return problem(413, "too_large", f"the body is longer than {MAX_BYTES} bytes")
-        return readable() if readable else self._answer_metrics(request)
+        return readable(request)
 
     def _answer_metrics(self, request: Request) -> Response:
         headers = request.headers
@@ -113,16 +115,19 @@ class Application:
             _GZIPPED if gzip else _PLAIN,
         )
 
-    def _answer_healthy(self) -> Response:
+    def _answer_healthy(self, _request: Request) -> Response:
         return text(200, "healthy")
 
-    def _answer_ready(self) -> Response:
+    def _answer_ready(self, _request: Request) -> Response:
         if self._pages.ready:
             return text(200, "ready")
         return text(503, "not ready: the first round of readings is under way")
 
-    def _answer_landing(self) -> Response:
-        return Response(200, HTML, self._landing(), _LANDING_HEADERS)
+    def _answer_status_page(self, request: Request) -> Response:
+        refreshing = _PAUSED not in request.query.split("&")
+        return Response(
+            200, HTML, self._status_page(refreshing), _REFRESHING_HEADERS if refreshing else _STATUS_HEADERS
+        )
 
     def _answer_report(self, request: Request, client: str) -> Response:
         if request.method != "POST":

@@ -1,0 +1,176 @@
+"""The status page as a whole. It reads memory only, and looks that follow each other quickly share one rendering."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from stallscope.analysis.verdicts import VerdictWatch
+from stallscope.catalogue import family
+from stallscope.version import __version__
+from stallscope.web.application import HEALTHY_PATH, READY_PATH, REFRESH_SECONDS, RELEASE_PATH, RESUME_PATH
+from stallscope.web.status.gpus import MAX_GPUS, UTILIZATION, ShownGpu, gpu_section, gpus_of, shown_first
+from stallscope.web.status.history import History
+from stallscope.web.status.judgement import provenance
+from stallscope.web.status.look import Look
+from stallscope.web.status.markup import NOT_TOLD_TEXT, attribute, entry, foreign, percent
+from stallscope.web.status.runs import run_name, run_section
+from stallscope.web.status.selection import Selection, select
+from stallscope.web.status.sources import source_section
+from stallscope.web.status.style import STYLE
+
+POWER = family("stallscope_gpu_power_watts")
+SHARED_SECONDS = 1.0
+"""For so long one rendering is good for everybody."""
+
+
+class _Rendered(NamedTuple):
+    until: float
+    page: bytes
+
+
+class StatusPage:
+    """Renders looks at the exporter."""
+
+    def __init__(
+        self,
+        look: Callable[[], Look],
+        *,
+        host: str,
+        telemetry_path: str,
+        history: History,
+        verdicts: VerdictWatch | None = None,
+    ) -> None:
+        """Prepare; nothing is rendered yet.
+
+        Args:
+            look: what there is to show now.
+            host: the machine's name.
+            telemetry_path: where the metrics are.
+            history: what is remembered of the last minutes.
+            verdicts: whom to ask for verdicts, where a Prometheus is known.
+        """
+        self._look = look
+        self._host = host
+        self._telemetry_path = telemetry_path
+        self._history = history
+        self._verdicts = verdicts
+        self._rendered: dict[bool, _Rendered] = {}
+        self._rendering = threading.Lock()
+
+    def html(self, refreshing: bool) -> bytes:
+        """The page, with the link that ends or begins its renewal."""
+        made = self._rendered.get(refreshing)
+        if made is not None and time.monotonic() < made.until:
+            return made.page
+        # One at a time; who comes meanwhile gets the one before. A scrape never comes here.
+        if not self._rendering.acquire(blocking=made is None):
+            assert made is not None
+            return made.page
+        try:
+            made = self._rendered.get(refreshing)
+            if made is None or time.monotonic() >= made.until:
+                page = self.render(refreshing)
+                made = self._rendered[refreshing] = _Rendered(time.monotonic() + SHARED_SECONDS, page)
+            return made.page
+        finally:
+            self._rendering.release()
+
+    def render(self, refreshing: bool, now: float | None = None) -> bytes:
+        """Render anew, as of that Unix time."""
+        look = self._look()
+        now = time.time() if now is None else now
+        gpus = gpus_of(look.samples)
+        selection = select(look.held)
+        verdicts = None
+        if self._verdicts is not None:
+            asked_for = [gpu.uuid for gpu in shown_first(gpus)[:MAX_GPUS]]
+            verdicts = self._verdicts.look([run_name(run) for run in selection.runs], asked_for)
+        host = "Simulated node" if look.simulated else attribute(self._host)
+        state = '<span class="badge good">ready</span>' if look.ready else '<span class="badge quiet">starting</span>'
+        text = (
+            '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+            '<meta name="viewport" content="width=device-width, initial-scale=1">'
+            f"<title>{host}: {_summary(gpus)}, Stallscope</title><style>{STYLE}</style></head><body>"
+            f'<header><a class="skip" href="#main">Skip to the GPUs</a><h1><bdi>{host}</bdi> {state}</h1>'
+            f"{_renewal(look, refreshing, now)}{self._links()}{_notice(look)}</header>"
+            f'<main id="main">{_tiles(look, gpus, selection)}{provenance(verdicts)}'
+            f"{gpu_section(look, gpus, self._history, verdicts)}"
+            f"{run_section(look, selection, self._history, verdicts)}{source_section(look, now)}</main>"
+            f"<footer>{_FOOT}</footer></body></html>\n"
+        )
+        return text.encode(errors="replace")
+
+    def _links(self) -> str:
+        links = (
+            ("#gpus", "GPUs"),
+            ("#runs", "Training runs"),
+            ("#sources", "Sources"),
+            (attribute(self._telemetry_path, 1000), "Metrics"),
+            (HEALTHY_PATH, "Health"),
+            (READY_PATH, "Readiness"),
+        )
+        return (
+            '<nav aria-label="Sections and other pages"><ul role="list">'
+            + "".join(f'<li><a href="{address}">{name}</a></li>' for address, name in links)
+            + "</ul></nav>"
+        )
+
+
+_FOOT = (
+    f'<p class="quiet">To reload a GPU driver under the exporter: <code>POST {RELEASE_PATH}?for=2m</code> or SIGUSR1 '
+    f"lets go of the device files for a while, <code>POST {RESUME_PATH}</code> or SIGUSR2 takes them up again.</p>"
+    f'<p class="quiet">Stallscope {attribute(__version__)}. Where does my GPU time go, and what do I change?</p>'
+)
+
+
+def _renewal(look: Look, refreshing: bool, now: float) -> str:
+    moment = time.gmtime(look.at)
+    iso, shown = time.strftime("%Y-%m-%dT%H:%M:%SZ", moment), time.strftime("%H:%M:%S", moment)
+    late = f', <strong class="warn">{now - look.at:.0f} s ago</strong>' if now - look.at > REFRESH_SECONDS else ""
+    if refreshing:
+        how = f'renewed every {REFRESH_SECONDS} s. <a class="pause" href="?refresh=off">Pause</a>'
+    else:
+        how = 'paused. <a class="pause" href="?refresh=on">Renew by itself</a>'
+    return f'<p class="quiet">As of <time datetime="{iso}">{shown} UTC</time>{late}, {how}</p>'
+
+
+def _notice(look: Look) -> str:
+    if not look.simulated:
+        return ""
+    return (
+        '<p class="notice"><strong>Simulated node</strong>: the GPUs, and the runs whose names begin with simulated-, '
+        f"are not real; they play the scenario {foreign(look.simulated)}.</p>"
+    )
+
+
+def _summary(gpus: list[ShownGpu]) -> str:
+    whole = [gpu for gpu in gpus if not gpu.mig]
+    if not whole:
+        return "no GPU"
+    return f"{sum(gpu.up is True for gpu in whole)} of {len(whole)} GPU{'s' if len(whole) > 1 else ''} up"
+
+
+def _tiles(look: Look, gpus: list[ShownGpu], selection: Selection) -> str:
+    """The node at first sight."""
+    whole = [gpu for gpu in gpus if not gpu.mig]
+    tiles = []
+    if whole:
+        up = [gpu for gpu in whole if gpu.up]
+        activity = [ratio for gpu in up if (ratio := gpu.number(UTILIZATION.name)) is not None]
+        power = [watts for gpu in up if (watts := gpu.number(POWER.name)) is not None]
+        down = sum(gpu.up is False for gpu in whole)
+        lost = f' <small class="bad">{down} down</small>' if down else ""
+        tiles.append(entry("GPUs up", f"{len(up)} <small>of {len(whole)}</small>{lost}"))
+        tiles.append(entry("Mean activity", percent(sum(activity) / len(activity)) if activity else NOT_TOLD_TEXT))
+        tiles.append(entry("Power", f"{sum(power):,.0f} W" if power else NOT_TOLD_TEXT))
+    live = sum(any(held.ended is None for held in run.ranks) for run in selection.runs)
+    over = f" <small>and {selection.left_out:,} more</small>" if selection.left_out else ""
+    tiles.append(entry("Runs under way", f"{live}{over}"))
+    down = sum(status.up is False for status in look.statuses)
+    well = sum(status.up is True for status in look.statuses)
+    failing = f' <small class="bad">{down} down</small>' if down else ""
+    tiles.append(entry("Sources up", f"{well}{failing}"))
+    return f'<h2 class="hidden">At a glance</h2><dl class="tiles">{"".join(tiles)}</dl>'

@@ -1,0 +1,34 @@
+"""Sources on the status page: which are well, and what is wrong with the others."""
+
+from __future__ import annotations
+
+from stallscope.sampling.sampler import SourceStatus
+from stallscope.web.status.look import Look
+from stallscope.web.status.markup import foreign
+
+_ERROR_LENGTH = 300
+
+
+def source_section(look: Look, now: float) -> str:
+    """A table of the sources."""
+    rows = "".join(_row(status, now) for status in look.statuses)
+    if not rows:
+        body = '<p class="quiet">No source is switched on.</p>'
+    else:
+        body = (
+            '<table><caption class="hidden">Sources</caption><thead><tr><th scope="col">Source</th>'
+            '<th scope="col">State</th><th scope="col">Last reading</th></tr></thead>'
+            f"<tbody>{rows}</tbody></table>"
+        )
+    return f'<section aria-labelledby="sources"><h2 id="sources">Sources</h2>{body}</section>'
+
+
+def _row(status: SourceStatus, now: float) -> str:
+    css, word = {
+        True: ("good", "up"),
+        False: ("bad", "down"),
+        None: ("quiet", "not here" if status.error else "not read yet"),
+    }[status.up]
+    last = "never" if status.last_success is None else f"{max(0.0, now - status.last_success):.1f} s ago"
+    why = f' <span class="why">{foreign(status.error, _ERROR_LENGTH)}</span>' if status.error else ""
+    return f'<tr><th scope="row">{foreign(status.name)}{why}</th><td class="{css}">{word}</td><td>{last}</td></tr>'

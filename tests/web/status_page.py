@@ -1,0 +1,223 @@
+"""A status page with what a test puts on it, parsed into a tree, which must be sound."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from html.parser import HTMLParser
+from typing import Any
+
+from stallscope.analysis.verdicts import Verdicts, VerdictWatch
+from stallscope.catalogue import FAMILIES
+from stallscope.intake.runs import Held
+from stallscope.report import STEP_BUCKET_COUNT, parse
+from stallscope.sampling.clock import ScriptedClock
+from stallscope.sampling.reading import Distribution, Sample
+from stallscope.sampling.sampler import SourceStatus
+from stallscope.web.status.history import History
+from stallscope.web.status.look import Look
+from stallscope.web.status.page import StatusPage
+
+NOW = 1_700_000_000.0
+_VOID = frozenset({"meta", "br", "link"})
+
+
+class Element:
+    """A part of the page."""
+
+    def __init__(self, tag: str, attributes: Mapping[str, str | None], parent: Element | None) -> None:
+        self.tag = tag
+        self.attributes = attributes
+        self.parent = parent
+        self.children: list[Element | str] = []
+
+    @property
+    def text(self) -> str:
+        """All text within, spaces made single."""
+        return " ".join("".join(self._texts()).split())
+
+    def all(self, tag: str = "", **attributes: str) -> list[Element]:
+        """Parts within of that tag, and with these attributes (`class_` for one of the classes)."""
+        return [each for each in self._within() if each.matches(tag, attributes)]
+
+    def one(self, tag: str = "", **attributes: str) -> Element:
+        """The only one of them."""
+        (found,) = self.all(tag, **attributes)
+        return found
+
+    def matches(self, tag: str, attributes: Mapping[str, str]) -> bool:
+        classes = (self.attributes.get("class") or "").split()
+        return (not tag or tag == self.tag) and all(
+            value in classes if name == "class_" else self.attributes.get(name) == value
+            for name, value in attributes.items()
+        )
+
+    def _within(self) -> Iterator[Element]:
+        for each in self.children:
+            if isinstance(each, Element):
+                yield each
+                yield from each._within()
+
+    def _texts(self) -> Iterator[str]:
+        for each in self.children:
+            if isinstance(each, str):
+                yield each
+            elif each.tag not in ("style", "title"):
+                if each.tag not in ("bdi", "code", "strong", "small", "time", "a"):
+                    yield " "
+                yield from each._texts()
+
+
+class _Reader(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.root = Element("", {}, None)
+        self.here = self.root
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert len({name for name, _ in attrs}) == len(attrs), attrs
+        element = Element(tag, dict(attrs), self.here)
+        self.here.children.append(element)
+        if tag not in _VOID:
+            self.here = element
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.here.children.append(Element(tag, dict(attrs), self.here))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.here.tag == tag, f"<{self.here.tag}> is closed by </{tag}>"
+        assert self.here.parent is not None
+        self.here = self.here.parent
+
+    def handle_data(self, data: str) -> None:
+        self.here.children.append(data)
+
+
+def read(page: bytes) -> Element:
+    """The page as a tree; every part of it must be closed."""
+    reader = _Reader()
+    reader.feed(page.decode())
+    reader.close()
+    assert reader.here is reader.root
+    return reader.root
+
+
+def sample(name: str, labels: Iterable[str], value: float | Distribution = 1) -> Sample:
+    return Sample(FAMILIES[f"stallscope_gpu_{name}"], tuple(labels), value)
+
+
+def gpu(
+    index: int, *, mig: str = "", sharing: str = "exclusive", model: str = "NVIDIA L40S", **told: Any
+) -> list[Sample]:
+    """A GPU's samples: `up`, `lost_info`, `utilization_ratio` and so on, as far as told; `owners` as tuples."""
+    uuid = f"MIG-{index}-{mig}" if mig else f"GPU-{index}"
+    labels, last = (str(index), uuid), ((mig,) if mig else ())
+    samples = [sample("info", (*labels, model, *[""] * 7, sharing, *last))]
+    for name, value in told.items():
+        if name == "lost_info":
+            samples.append(sample(name, (*labels, value, *last)))
+        elif name == "owners":
+            samples += [sample("owner_info", (*labels, *owner, *last)) for owner in value]
+        elif name == "temperature_celsius":
+            samples.append(sample(name, (*labels, "gpu", *last), value))
+            samples.append(sample(name, (*labels, "memory", *last), value + 20))
+        else:
+            samples.append(sample(name, (*labels, *last), value))
+    return samples
+
+
+BUSY: Mapping[str, Any] = {
+    "up": 1,
+    "utilization_ratio": 0.97,
+    "memory_used_bytes": 60 << 30,
+    "memory_total_bytes": 80 << 30,
+    "temperature_celsius": 61,
+    "power_watts": 512.4,
+    "power_limit_watts": 700,
+}
+"""What a GPU at work tells."""
+
+
+def held(
+    run: str = "resnet50",
+    rank: int = 0,
+    *,
+    steps: int = 100,
+    step_seconds: float = 0.25,
+    phases: Mapping[str, float] | None = None,
+    lost: bool = False,
+    ended: float | None = None,
+    arrived: float = NOW - 1,
+    restarts: int = 0,
+    **changes: Any,
+) -> Held:
+    """A rank as the intake holds it; `changes` replace fields of its report."""
+    document = {
+        "version": 1,
+        "run": run,
+        "rank": rank,
+        "session": "first",
+        "sequence": 1,
+        "pid": 4242,
+        "start": NOW - 1000,
+        "sent": NOW - 1,
+        "state": "running",
+        "activity": "training",
+        "info": {"world_size": "1"},
+        "gpus": [{"gpu": str(rank), "uuid": f"GPU-{rank}"}],
+        "step_seconds": {
+            "counts": [*[0] * (STEP_BUCKET_COUNT - 1), steps],
+            "sum": steps * step_seconds,
+            "count": steps,
+        },
+        "phases": {
+            name: {"seconds": seconds, "occurrences": steps, "max": 0.5}
+            for name, seconds in (phases or {"data_wait": 30.0, "forward": 20.0, "backward": 50.0}).items()
+        },
+        "gauges": {"step": float(steps), "steps_planned": 1000.0, "loss": 0.25},
+    }
+    report = parse(json.dumps({**document, **changes}).encode())
+    return Held(report, arrived, 0.0, restarts, None, lost, ended)
+
+
+def status(name: str, up: bool | None, error: str = "", last_success: float | None = NOW - 10) -> SourceStatus:
+    return SourceStatus(name=name, up=up, error=error, read_seconds=0.1, last_success=last_success, failures=0)
+
+
+class Told(VerdictWatch):
+    """Verdicts that a test makes up."""
+
+    def __init__(self, verdicts: Verdicts) -> None:
+        self.verdicts = verdicts
+        self.asked: list[tuple[list[Any], list[str]]] = []
+
+    def look(self, runs: Iterable[Any], gpus: Iterable[str]) -> Verdicts:
+        self.asked.append((list(runs), list(gpus)))
+        return self.verdicts
+
+
+def rendered(
+    *,
+    history: History | None = None,
+    verdicts: VerdictWatch | None = None,
+    host: str = "node1",
+    telemetry_path: str = "/metrics",
+    refreshing: bool = True,
+    now: float = NOW,
+    **changes: Any,
+) -> bytes:
+    """The page; `changes` replace what there is to look at."""
+    look = Look(at=NOW, ready=True, samples=(), statuses=(), held=())._replace(**changes)
+    page = StatusPage(
+        lambda: look,
+        host=host,
+        telemetry_path=telemetry_path,
+        history=history or History(ScriptedClock().monotonic),
+        verdicts=verdicts,
+    )
+    return page.render(refreshing, now)
+
+
+def shown(**changes: Any) -> Element:
+    """The same, parsed."""
+    return read(rendered(**changes))

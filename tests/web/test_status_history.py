@@ -1,0 +1,90 @@
+"""What the status page remembers, and how little."""
+
+from __future__ import annotations
+
+import sys
+
+from stallscope.catalogue import FAMILIES
+from stallscope.sampling.clock import ScriptedClock
+from stallscope.sampling.reading import Distribution, Sample
+from stallscope.web.status.history import MARK_SECONDS, MAX_GPUS, NOT_TOLD, POINT_SECONDS, POINTS, History
+from tests.web.status_page import held
+
+OBSERVED = FAMILIES["stallscope_gpu_utilization_samples"]
+
+
+def samples(total: float, count: int, uuids: int = 1) -> list[Sample]:
+    return [Sample(OBSERVED, (str(index), f"GPU-{index}"), Distribution((), total, count)) for index in range(uuids)]
+
+
+def test_a_point_is_the_mean_of_what_the_driver_saw_since_the_last() -> None:
+    clock = ScriptedClock()
+    history = History(clock.monotonic)
+    for total, count in ((100.0, 200), (102.5, 210), (103.5, 220)):
+        history.note(samples(total, count), tuple)
+        clock.advance(POINT_SECONDS)
+    assert history.activity("GPU-0") == bytes((NOT_TOLD, 25, 10))
+
+
+def test_pages_in_between_change_nothing() -> None:
+    clock = ScriptedClock()
+    history = History(clock.monotonic)
+    history.note(samples(0, 0), tuple)
+    clock.advance(POINT_SECONDS / 2)
+    history.note(samples(5, 10), tuple)
+    assert len(history.activity("GPU-0")) == 1
+
+
+def test_a_counter_that_begins_anew_is_no_activity() -> None:
+    clock = ScriptedClock()
+    history = History(clock.monotonic)
+    for total, count in ((100.0, 200), (1.0, 10)):
+        history.note(samples(total, count), tuple)
+        clock.advance(POINT_SECONDS)
+    assert history.activity("GPU-0") == bytes((NOT_TOLD, NOT_TOLD))
+
+
+def test_it_holds_five_minutes_and_forgets_gpus_that_are_gone_for_so_long() -> None:
+    clock = ScriptedClock()
+    history = History(clock.monotonic)
+    for number in range(2 * POINTS):
+        history.note(samples(number * 5.0, number * 10), tuple)
+        clock.advance(POINT_SECONDS)
+    assert history.activity("GPU-0") == bytes((50,)) * POINTS
+    for _ in range(POINTS):
+        history.note((), tuple)
+        clock.advance(POINT_SECONDS)
+    assert history.activity("GPU-0") == b""
+
+
+def test_eight_gpus_take_less_than_two_kilobytes_and_their_number_is_bounded() -> None:
+    clock = ScriptedClock()
+    history = History(clock.monotonic)
+    for number in range(2 * POINTS):
+        history.note(samples(number * 5.0, number * 10, uuids=8), tuple)
+        clock.advance(POINT_SECONDS)
+    assert sum(sys.getsizeof(history.activity(f"GPU-{index}")) for index in range(8)) < 2_000
+    history.note(samples(1, 1, uuids=10 * MAX_GPUS), tuple)
+    assert not history.activity(f"GPU-{9 * MAX_GPUS}")
+
+
+def test_a_rank_that_is_new_is_told_since_its_start_and_later_since_the_older_mark() -> None:
+    clock = ScriptedClock()
+    history = History(clock.monotonic)
+    rank = held(phases={"forward": 10.0}, steps=10)
+    history.note((), lambda: [rank])
+    clock.advance(MARK_SECONDS - 1)
+    assert history.recent(rank).since is None
+    clock.advance(1)
+    history.note((), lambda: [rank])
+    recent = history.recent(held(phases={"forward": 16.0}, steps=14))
+    assert (recent.since, recent.steps, recent.phases) == (MARK_SECONDS, 4, {"forward": 6.0})
+
+
+def test_what_a_rank_did_that_has_ended_is_told_whole() -> None:
+    clock = ScriptedClock()
+    history = History(clock.monotonic)
+    for _ in range(3):
+        history.note((), lambda: [held()])
+        clock.advance(MARK_SECONDS)
+    assert history.recent(held(state="finished", ended=1.0)).since is None

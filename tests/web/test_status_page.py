@@ -1,0 +1,267 @@
+"""The status page as a whole: what is on it, in which order, for whom, and what it costs."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+
+import pytest
+
+from stallscope.sampling.clock import ScriptedClock
+from stallscope.version import __version__
+from stallscope.web.status.history import History
+from stallscope.web.status.look import Look
+from stallscope.web.status.page import StatusPage
+from tests.web.status_page import BUSY, NOW, Element, gpu, held, read, rendered, shown, status
+
+HOSTILE = (
+    "<script>alert('x')</script>",
+    '"><img src=x onerror=alert(1)>',
+    "' onmouseover='alert(1)",
+    "</title></style></svg><b>bold</b>",
+    "line\nbreak\r\ttab\x00nul",
+    "\u202egnp.exe \u200f\u2066 \u05d0\u05d1",
+    "🐌 &amp; \ud800",
+    "{{7*7}} <!-- ",
+    "k" * 1024,
+)
+
+
+def section(page: Element, name: str) -> Element:
+    return page.one("section", **{"aria-labelledby": name})
+
+
+def test_tells_node_state_version_and_the_way_to_the_metrics() -> None:
+    page = shown(host="node1", telemetry_path="/m")
+    assert page.one("h1").text == "node1 ready"
+    assert __version__ in page.one("footer").text
+    addresses = [link.attributes["href"] for link in page.one("nav").all("a")]
+    assert addresses == ["#gpus", "#runs", "#sources", "/m", "/-/healthy", "/-/ready"]
+    assert shown(ready=False).one("h1").text == "node1 starting"
+
+
+def test_its_title_tells_how_the_gpus_are() -> None:
+    samples = (*gpu(0, **BUSY), *gpu(1, up=0, lost_info="gpu_lost"), *gpu(0, mig="1g.10gb", up=1))
+    assert "<title>node1: 1 of 2 GPUs up, Stallscope</title>" in rendered(samples=samples).decode()
+    assert "<title>node1: no GPU, Stallscope</title>" in rendered().decode()
+
+
+def test_tells_the_node_at_first_sight() -> None:
+    page = shown(
+        samples=(*gpu(0, **BUSY), *gpu(1, **{**BUSY, "utilization_ratio": 0.43}), *gpu(2, up=0, lost_info="gpu_lost")),
+        held=(held(), held("other", state="finished", ended=1.0)),
+        statuses=(status("cpu", True), status("nvidia", False, "no library"), status("nfs", None, "no mount")),
+    )
+    tiles = [(each.one("dt").text, each.one("dd").text) for each in page.one("dl", class_="tiles").all("div")]
+    assert tiles == [
+        ("GPUs up", "2 of 3 1 down"),
+        ("Mean activity", "70 %"),
+        ("Power", "1,025 W"),
+        ("Runs under way", "1"),
+        ("Sources up", "1 1 down"),
+    ]
+
+
+def test_what_is_not_told_is_no_zero_at_first_sight_either() -> None:
+    tiles = shown(samples=tuple(gpu(0, up=1))).one("dl", class_="tiles").text
+    assert "Mean activity not told" in tiles
+    assert "Power not told" in tiles
+    assert "0 %" not in tiles
+
+
+def test_tells_how_gpus_are_released() -> None:
+    texts = [code.text for code in shown().one("footer").all("code")]
+    assert texts == ["POST /-/release?for=2m", "POST /-/resume"]
+
+
+def test_tells_each_source_and_what_is_wrong_with_it() -> None:
+    page = shown(
+        statuses=(
+            status("cpu", True),
+            status("nvidia", False, "DriverUnavailable: no library", None),
+            status("nfs", None, "no NFS mount", None),
+            status("disk", None, "", None),
+        )
+    )
+    rows = [row.text for row in section(page, "sources").one("tbody").all("tr")]
+    assert rows == [
+        "cpu up 10.0 s ago",
+        "nvidia DriverUnavailable: no library down never",
+        "nfs no NFS mount not here never",
+        "disk not read yet never",
+    ]
+    assert "No source is switched on." in section(shown(), "sources").text
+
+
+def test_a_simulated_node_is_labelled_and_a_real_one_is_not() -> None:
+    page = shown(simulated="gpu_lost")
+    assert "are not real; they play the scenario gpu_lost." in page.one(class_="notice").text
+    assert page.one("h1").text == "Simulated node ready"
+    assert not shown().all(class_="notice")
+
+
+def test_a_reader_can_end_and_begin_its_renewal() -> None:
+    assert shown().one("a", class_="pause").attributes["href"] == "?refresh=off"
+    assert shown(refreshing=False).one("a", class_="pause").attributes["href"] == "?refresh=on"
+
+
+def test_says_so_where_what_it_shows_is_old() -> None:
+    assert not shown(now=NOW + 2).one("header").all(class_="warn")
+    assert shown(now=NOW + 70).one("header").one(class_="warn").text == "70 s ago"
+
+
+def test_works_without_scripts_and_loads_nothing() -> None:
+    page = shown(samples=tuple(gpu(0, **BUSY)), held=(held(),))
+    assert not {"script", "link", "img", "iframe", "form", "object"} & {each.tag for each in page.all()}
+    assert not [each for each in page.all() for name in each.attributes if name.startswith("on") or name == "src"]
+
+
+def test_has_a_language_a_viewport_landmarks_and_both_colour_schemes() -> None:
+    page = shown(samples=tuple(gpu(0, **BUSY)), held=(held(), held(rank=1)), statuses=(status("cpu", True),))
+    assert page.one("html").attributes["lang"] == "en"
+    assert page.one("meta", name="viewport")
+    assert "prefers-color-scheme:dark" in rendered().decode()
+    assert [each.tag for each in page.one("body").children if isinstance(each, Element)] == ["header", "main", "footer"]
+    levels = [int(each.tag[1]) for each in page.all() if each.tag in ("h1", "h2", "h3")]
+    assert levels[0] == 1
+    assert all(after - before <= 1 for before, after in itertools.pairwise(levels))
+    assert all(table.one("caption").text for table in page.all("table"))
+    assert all(cell.attributes.get("scope") in ("row", "col") for cell in page.all("th"))
+    assert all(image.attributes.get("aria-hidden") == "true" for image in page.all("svg"))
+
+
+def test_every_place_that_it_links_to_is_there_once() -> None:
+    page = shown(samples=tuple(gpu(0, **BUSY)), held=(held(),))
+    identifiers = [each.attributes["id"] for each in page.all() if "id" in each.attributes]
+    assert len(set(identifiers)) == len(identifiers)
+    wanted = {
+        (each.attributes["href"] or "")[1:] for each in page.all("a") if (each.attributes["href"] or "").startswith("#")
+    }
+    assert wanted <= set(identifiers)
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_texts_from_outside_stay_text_and_are_cut(text: str) -> None:
+    owners = [(text, text, text, "", ""), ("", "", "", text, text), ("", "", text, "", text)]
+    samples = (
+        *gpu(0, **BUSY, model=text, owners=owners),
+        *gpu(1, up=0, lost_info=text, model=text, owners=owners),
+        *gpu(2, sharing="mig", up=1),
+        *gpu(2, mig=text, up=1, owners=owners),
+    )
+    name = text if text.isprintable() and len(text) <= 128 else "x"
+    runs = (
+        held(name, phases={name: 3.0}, failure=name, state="failed", ended=1.0),
+        held(name, 1, gpus=[{"gpu": name, "uuid": ""}], info={"world_size": name, "namespace": name}),
+    )
+    page = rendered(
+        samples=samples,
+        held=runs,
+        statuses=(status(text, False, text),),
+        simulated=text,
+        host=text,
+        telemetry_path=text,
+    )
+    tree = read(page)
+    plain = shown(
+        samples=(
+            *gpu(0, **BUSY, owners=owners),
+            *gpu(1, up=0, lost_info="x", owners=owners),
+            *gpu(2, sharing="mig", up=1),
+            *gpu(2, mig="x", up=1, owners=owners),
+        ),
+        held=(
+            held("x", phases={"x": 3.0}, failure="x", state="failed", ended=1.0),
+            held("x", 1, gpus=[{"gpu": "x", "uuid": ""}], info={"world_size": "x", "namespace": "x"}),
+        ),
+        statuses=(status("x", False, "x"),),
+        simulated="x",
+    )
+    assert [each.tag for each in tree.all()] == [each.tag for each in plain.all()]
+    assert [sorted(each.attributes) for each in tree.all()] == [sorted(each.attributes) for each in plain.all()]
+    assert all(each in "\n" or each.isprintable() for each in page.decode())
+    assert len(page) < 60_000
+
+
+def test_a_text_from_outside_can_not_turn_what_stands_beside_it() -> None:
+    page = shown(samples=tuple(gpu(0, **BUSY, model="\u05d0\u05d1\u05d2")))
+    (name,) = [each for each in page.all("bdi") if each.text == "\u05d0\u05d1\u05d2"]
+    assert name.parent is not None
+    assert name.parent.attributes["class"] == "model"
+
+
+def test_eight_gpus_and_eight_ranks_take_less_than_60_kilobytes() -> None:
+    clock = ScriptedClock()
+    history = History(clock.monotonic)
+    names = ("data_wait", "host_copy", "forward", "backward", "communication", "optimizer", "logging", "other")
+    owner = ("research-team", "resnet50-worker-0-abcde", "trainer", "", "")
+    page = rendered(
+        samples=tuple(each for index in range(8) for each in gpu(index, **BUSY, owners=[owner])),
+        held=tuple(held("resnet50-imagenet", rank, phases=dict.fromkeys(names, 10.0)) for rank in range(8)),
+        statuses=tuple(status(f"source{number}", True) for number in range(14)),
+        history=history,
+    )
+    assert len(page) < 60_000
+
+
+def test_a_flood_of_gpus_and_ranks_leaves_the_page_bounded_and_says_what_is_missing() -> None:
+    samples = tuple(each for index in range(200) for each in gpu(index, **BUSY))
+    ranks = tuple(held(f"run{number:02}", rank) for number in range(64) for rank in range(16))
+    page = rendered(samples=samples, held=ranks)
+    assert len(page) < 150_000
+    text = read(page).one("main").text
+    assert "184 more GPUs are not shown; the metrics have them all." in text
+    assert "52 more runs are not shown; the metrics have them all." in text
+
+
+class Counting:
+    """A look that counts how often it is taken, and waits while it is told to."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+        self.may_go_on = threading.Event()
+        self.may_go_on.set()
+        self.waiting = threading.Event()
+
+    def __call__(self) -> Look:
+        self.looks += 1
+        self.waiting.set()
+        assert self.may_go_on.wait(10)
+        return Look(at=time.time(), ready=True, samples=(), statuses=(), held=())
+
+
+@pytest.fixture
+def counting() -> Counting:
+    return Counting()
+
+
+@pytest.fixture
+def page(counting: Counting) -> StatusPage:
+    return StatusPage(counting, host="node1", telemetry_path="/metrics", history=History(ScriptedClock().monotonic))
+
+
+def test_many_viewers_at_once_cost_one_rendering(page: StatusPage, counting: Counting) -> None:
+    assert len({page.html(True) for _ in range(50)}) == 1
+    assert counting.looks == 1
+
+
+def test_those_who_paused_get_a_page_of_their_own(page: StatusPage) -> None:
+    assert page.html(True) != page.html(False)
+
+
+def test_who_comes_during_a_rendering_does_not_wait_for_it(
+    page: StatusPage, counting: Counting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stallscope.web.status.page.SHARED_SECONDS", 0.0)
+    before = page.html(True)
+    counting.may_go_on.clear()
+    counting.waiting.clear()
+    slow = threading.Thread(target=page.html, args=(True,))
+    slow.start()
+    try:
+        assert counting.waiting.wait(10)
+        assert page.html(True) == before
+    finally:
+        counting.may_go_on.set()
+        slow.join()

@@ -1,0 +1,239 @@
+"""Training runs on the status page."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from stallscope.analysis.verdicts import RunName, Verdict, Verdicts
+from stallscope.intake.runs import Held
+from stallscope.sampling.clock import ScriptedClock
+from stallscope.web.status.history import MARK_SECONDS, History
+from tests.web.status_page import NOW, Element, Told, held, shown
+
+
+def runs(**changes: Any) -> list[Element]:
+    return shown(**changes).one("section", **{"aria-labelledby": "runs"}).all("article")
+
+
+def run(*ranks: Held, **changes: Any) -> Element:
+    (only,) = runs(held=ranks, **changes)
+    return only
+
+
+def facts(article: Element) -> dict[str, str]:
+    return {each.one("dt").text: each.one("dd").text for each in article.one("dl", class_="facts").all("div")}
+
+
+def legend(article: Element) -> list[str]:
+    return [each.text for each in article.one("ul", class_="legend").all("li")]
+
+
+def rows(article: Element) -> list[str]:
+    return [row.text for row in article.one("tbody").all("tr")]
+
+
+def test_a_run_tells_its_state_how_far_it_is_and_how_long_it_takes() -> None:
+    article = run(held(steps=250, step_seconds=0.25, gauges={"step": 250.0, "steps_planned": 1000.0, "loss": 0.125}))
+    assert article.one("h3").text == "resnet50 running"
+    assert "1 rank on this node; training" in article.text
+    # A step takes 0.4 s with what lies between steps: 100 s of phases for 250 of them.
+    assert "Step 250 of 1,000, 25 %; about 5 min left" in article.text
+    assert [each.attributes["width"] for each in article.all("rect", class_="progress")] == ["250"]
+    assert facts(article) == {"Step time": "250 ms", "Loss": "0.125", "Last report": "1.00 s ago"}
+
+
+def test_a_run_that_plans_no_end_tells_its_step_alone() -> None:
+    article = run(held(gauges={"step": 12345.0}))
+    assert "Step 12,345" in article.text
+    assert "left" not in article.text
+    assert not article.all("rect", class_="progress")
+
+
+def test_steps_are_those_counted_where_none_is_told() -> None:
+    assert "Step 100" in run(held(gauges={})).text
+
+
+def test_a_run_is_done_only_when_it_is() -> None:
+    assert "99 %" in run(held(gauges={"step": 999.0, "steps_planned": 1000.0})).text
+    assert "100 %" in run(held(gauges={"step": 1000.0, "steps_planned": 1000.0})).text
+
+
+def test_phases_stand_in_the_order_of_a_step_with_their_shares_and_small_ones_together() -> None:
+    phases = {
+        "optimizer": 4.0,
+        "forward": 20.0,
+        "augment": 5.0,
+        "data_wait": 30.0,
+        "backward": 40.2,
+        "a": 0.4,
+        "b": 0.4,
+    }
+    article = run(held(phases=phases))
+    assert legend(article) == [
+        "data wait 30 %",
+        "forward 20 %",
+        "backward 40 %",
+        "optimizer 4 %",
+        "augment 5 %",
+        "the rest 1 %",
+    ]
+    assert "Where the time goes, since the start" in article.text
+
+
+def test_phases_of_the_last_minutes_are_shown_once_there_are_some() -> None:
+    clock = ScriptedClock()
+    history = History(clock.monotonic)
+    early = held(phases={"initialization": 600.0}, steps=0, step_seconds=0.0)
+    history.note((), lambda: [early])
+    clock.advance(MARK_SECONDS)
+    history.note((), lambda: [early])
+    clock.advance(60)
+    late = held(phases={"initialization": 600.0, "data_wait": 30.0, "forward": 90.0}, steps=60, step_seconds=2.0)
+    article = run(late, history=history)
+    assert legend(article) == ["data wait 25 %", "forward 75 %"]
+    assert "Where the time goes, in the last 4 min" in article.text
+    assert facts(article)["Step time"] == "2.00 s"
+
+
+def test_a_new_life_of_a_rank_is_not_measured_against_the_one_before() -> None:
+    clock = ScriptedClock()
+    history = History(clock.monotonic)
+    for _ in range(2):
+        history.note((), lambda: [held(phases={"forward": 500.0})])
+        clock.advance(MARK_SECONDS)
+    article = run(held(session="second", phases={"data_wait": 5.0, "forward": 5.0}), history=history)
+    assert legend(article) == ["data wait 50 %", "forward 50 %"]
+
+
+def test_a_run_that_told_nothing_lately_claims_no_phases() -> None:
+    clock = ScriptedClock()
+    history = History(clock.monotonic)
+    for _ in range(2):
+        history.note((), lambda: [held()])
+        clock.advance(MARK_SECONDS)
+    article = run(held(), history=history)
+    assert "Phases: nothing was reported lately." in article.text
+    assert facts(article)["Step time"] == "not told"
+
+
+def test_several_ranks_are_told_one_by_one() -> None:
+    world = {"world_size": "16"}
+    article = run(
+        held(rank=0, info=world),
+        held(rank=1, info=world, phases={"communication": 90.0, "forward": 10.0}, arrived=NOW - 95),
+        held(rank=2, info=world, lost=True, ended=1.0, gpus=[]),
+        held(rank=3, info=world, state="failed", failure="OutOfMemoryError", ended=1.0, steps=7, step_seconds=0.5),
+    )
+    assert article.one("h3").text == "resnet50 1 failed 1 lost 2 running"
+    assert "4 of 16 ranks on this node; training" in article.text
+    assert rows(article) == [
+        "0 GPU 0 running 100 250 ms backward 50 %",
+        "1 GPU 1 running, silent for 1 min 30 s 100 250 ms communication 90 %",
+        "2 lost 100 250 ms backward 50 %",
+        "3 GPU 3 failed, OutOfMemoryError 100 500 ms backward 50 %".replace(" 100 ", " 7 "),
+    ]
+
+
+def test_one_rank_needs_no_table() -> None:
+    assert not run(held()).all("table")
+
+
+def test_restarts_are_told_where_there_were_any() -> None:
+    assert facts(run(held(restarts=2), held(rank=1, restarts=1)))["Restarts"] == "3"
+    assert "Restarts" not in facts(run(held()))
+
+
+def test_a_thousand_ranks_show_those_in_trouble_and_how_many_more_there_are() -> None:
+    ranks = [held(rank=rank) for rank in range(1024)]
+    ranks[1000] = held(rank=1000, lost=True, ended=1.0)
+    article = run(*ranks)
+    assert len(rows(article)) == 16
+    assert rows(article)[-1].startswith("1000 GPU 1000 lost")
+    assert article.one("caption").text == "Ranks, 1,008 more not shown"
+    assert article.one("h3").text == "resnet50 1 lost 1,023 running"
+    assert "Where the time goes of the ranks below" in article.text
+
+
+def test_runs_that_live_stand_before_those_that_ended() -> None:
+    titles = [
+        each.one("h3").text
+        for each in runs(held=(held("a", state="finished", ended=1.0), held("c"), held("b", state="starting")))
+    ]
+    assert titles == ["b starting", "c running", "a finished"]
+
+
+def test_says_so_where_no_run_has_reported() -> None:
+    assert "No training run has reported." in shown().text
+
+
+NAMESPACED = RunName("resnet50", "research")
+
+
+def judged(
+    *,
+    runs: dict[RunName, Verdict] | None = None,
+    ambiguous: frozenset[RunName] = frozenset(),
+    age: float | None = 12.0,
+    problem: str = "",
+) -> Told:
+    return Told(Verdicts("http://prometheus:9090", runs or {}, ambiguous, {}, age, problem))
+
+
+def test_the_verdict_tells_cause_cost_and_remedy() -> None:
+    told = judged(runs={NAMESPACED: Verdict("input_disk_bound", 0.42, 0.5)})
+    article = run(held(info={"namespace": "research"}), verdicts=told)
+    assert article.one(class_="verdict").text == (
+        "Verdict: Waiting for data: disk. It costs 42 % of the GPU time, all causes together 50 %. "
+        "Read from local NVMe or memory, in larger sequential shards."
+    )
+    assert [asked for asked, _gpus in told.asked] == [[NAMESPACED]]
+
+
+def test_the_total_is_told_only_where_it_is_another_figure() -> None:
+    told = judged(runs={NAMESPACED: Verdict("input_disk_bound", 0.42, 0.425)})
+    article = run(held(info={"namespace": "research"}), verdicts=told)
+    assert "It costs 42 % of the GPU time. Read" in article.text
+
+
+def test_the_verdict_of_another_namespace_is_not_shown() -> None:
+    told = judged(runs={NAMESPACED: Verdict("input_disk_bound", 0.42)})
+    assert "Verdict" not in run(held(), verdicts=told).text
+
+
+def test_a_name_that_several_runs_have_gets_no_verdict_of_either() -> None:
+    told = judged(ambiguous=frozenset({NAMESPACED}))
+    article = run(held(info={"namespace": "research"}), verdicts=told)
+    assert "Verdict: unknown. Prometheus knows several runs of this name" in article.text
+
+
+@pytest.mark.parametrize(
+    ("cause", "words"),
+    [
+        ("healthy", "Verdict: Healthy. Nothing to do."),
+        ("insufficient_data", "Verdict: Not enough evidence."),
+        ("of_tomorrow", "Verdict: of_tomorrow."),
+        ("<b>", "Verdict: <b>."),
+    ],
+)
+def test_verdicts_without_a_row_in_the_table_are_told_as_they_are(cause: str, words: str) -> None:
+    told = judged(runs={RunName("resnet50", ""): Verdict(cause, 0.0)})
+    assert words in run(held(), verdicts=told).text
+
+
+def test_where_verdicts_come_from_is_told_with_their_age() -> None:
+    assert "Verdicts: http://prometheus:9090, told 12 s ago." in shown(verdicts=judged()).text
+    assert "Asking http://prometheus:9090 for verdicts." in shown(verdicts=judged(age=None)).text
+    assert "--prometheus.url" in shown().text
+
+
+def test_a_prometheus_that_does_not_answer_is_told_with_the_age_of_what_is_shown() -> None:
+    told = judged(
+        runs={RunName("resnet50", ""): Verdict("input_disk_bound", 0.42)}, age=95.0, problem="no answer within 5 s"
+    )
+    page = shown(held=(held(),), verdicts=told)
+    assert "Verdicts can't be had. no answer within 5 s. The verdicts shown were told 1 min 35 s ago." in page.text
+    assert "Verdict: Waiting for data: disk." in page.text
+    page = shown(verdicts=judged(age=None, problem="no answer within 5 s"))
+    assert "no answer within 5 s. No verdict is known meanwhile." in page.text
