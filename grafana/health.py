@@ -24,12 +24,18 @@ _TO_HOST = to_dashboard("stallscope-host", "This node", {"instance": "${__field.
 _NONE_IS_GOOD = texts({"0": Text("0", GREEN)})
 
 
-def _rate(family: str, more: str = "", *, labels: str = HOST) -> str:
-    return f"rate({family}{{{labels}{more}}}[$__rate_interval])"
+def _rate(family: str, *, labels: str = HOST, at: str = "") -> str:
+    return f"rate({family}{{{labels}}}[$__rate_interval]{at})"
 
 
-def _worst(expression: str) -> str:
-    return f"topk({SHOWN}, {expression})"
+def _worst(by: str, expression: str) -> str:
+    """The same few for the whole time shown: those that are worst at its end.
+
+    Args:
+        by: labels that tell the curves apart.
+        expression: what is drawn, with `{at}` after each selector or its range.
+    """
+    return f"{expression.replace('{at}', '')} and on ({by}) topk({SHOWN}, {expression.replace('{at}', ' @ end()')})"
 
 
 def _exporters() -> Panel:
@@ -94,6 +100,7 @@ def _ranks() -> Panel:
         ],
         unit="none",
         text_of="value_and_name",
+        links=[to_dashboard("stallscope-fleet", "What the fleet loses", {})],
     )
 
 
@@ -227,7 +234,10 @@ def _slowest() -> Panel:
         "The newest reading's time of the slowest sources and nodes. One node apart from the others has the trouble.",
         [
             Query(
-                _worst(f"max by (instance, source) (stallscope_exporter_source_read_seconds{{{HOST}}})"),
+                _worst(
+                    "instance, source",
+                    f"max by (instance, source) (stallscope_exporter_source_read_seconds{{{HOST}}}{{at}})",
+                ),
                 "{{instance}} {{source}}",
             )
         ],
@@ -312,12 +322,12 @@ def _shim_drops() -> Panel:
 
 
 def _shim_overhead() -> Panel:
-    overhead = f"sum by (run) ({_rate('stallscope_training_shim_overhead_seconds_total')})"
-    loop = f"sum by (run) ({_rate('stallscope_training_phase_seconds_total')})"
+    overhead = f"sum by (run) ({_rate('stallscope_training_shim_overhead_seconds_total', at='{at}')})"
+    loop = f"sum by (run) ({_rate('stallscope_training_phase_seconds_total', at='{at}')})"
     return time_series(
         "Share of the loop's time that the shim takes",
         f"The {SHOWN} runs with the greatest share. It grows with shorter steps and more phases; name fewer phases.",
-        [Query(_worst(f"{overhead} / ({loop} > 0)"), "{{run}}")],
+        [Query(_worst("run", f"{overhead} / ({loop} > 0)"), "{{run}}")],
         unit="percentunit",
         decimals=3,
         links=[to_dashboard("stallscope-run", "This run", {"run": "${__field.labels.run}"})],
@@ -328,7 +338,7 @@ def _runs_held() -> Panel:
     return time_series(
         "Runs held",
         "Runs that exporters hold, ended ones included until they are forgotten; the nodes with the most.",
-        [Query(_worst(f"max by (instance) (stallscope_exporter_runs{{{HOST}}})"), "{{instance}}")],
+        [Query(_worst("instance", f"max by (instance) (stallscope_exporter_runs{{{HOST}}}{{at}})"), "{{instance}}")],
         unit="none",
         links=[_TO_HOST],
     )
@@ -339,7 +349,7 @@ def _series() -> Panel:
         "Series of an exporter",
         "Series on the newest page, of the nodes with the most. They cost memory in Prometheus: many runs or owners "
         "make many.",
-        [Query(_worst(f"max by (instance) (stallscope_exporter_series{{{HOST}}})"), "{{instance}}")],
+        [Query(_worst("instance", f"max by (instance) (stallscope_exporter_series{{{HOST}}}{{at}})"), "{{instance}}")],
         unit="short",
         links=[_TO_HOST],
     )
@@ -361,7 +371,10 @@ def _processor() -> Panel:
         "much.",
         [
             Query(
-                _worst(f"max by (instance) ({_rate('process_cpu_seconds_total', labels=EXPORTER)})"),
+                _worst(
+                    "instance",
+                    f"max by (instance) ({_rate('process_cpu_seconds_total', labels=EXPORTER, at='{at}')})",
+                ),
                 "{{instance}}",
             )
         ],
@@ -393,7 +406,7 @@ def _memory() -> Panel:
         "report it.",
         [
             Query(
-                _worst(f"max by (instance) (process_resident_memory_bytes{{{EXPORTER}}})"),
+                _worst("instance", f"max by (instance) (process_resident_memory_bytes{{{EXPORTER}}}{{at}})"),
                 "{{instance}}",
             )
         ],
@@ -407,10 +420,14 @@ def _scrape_time() -> Panel:
         "Time of a scrape",
         "How long Prometheus waited for the page, of the slowest exporters. A scrape only reads memory: look at the "
         "node's load and at the network.",
-        [Query(_worst(f"max by (instance) (scrape_duration_seconds{{{EXPORTER}}})"), "{{instance}}")],
+        [Query(_worst("instance", f"max by (instance) (scrape_duration_seconds{{{EXPORTER}}}{{at}})"), "{{instance}}")],
         unit="s",
         links=[_TO_HOST],
     )
+
+
+def _missed(window: str, at: str = "") -> str:
+    return f"1 - min by (instance) (avg_over_time(up{{{EXPORTER}}}[{window}]{at})) > 0"
 
 
 def _missed_scrapes() -> Panel:
@@ -419,7 +436,7 @@ def _missed_scrapes() -> Panel:
         "Share of scrapes that went unanswered, of the exporters that missed any. Rules bridge a single one.",
         [
             Query(
-                _worst(f"1 - min by (instance) (avg_over_time(up{{{EXPORTER}}}[$__rate_interval])) > 0"),
+                _missed("$__rate_interval") + f" and on (instance) topk({SHOWN}, {_missed('$__range', ' @ end()')})",
                 "{{instance}}",
             )
         ],
@@ -452,7 +469,7 @@ def _rule_time() -> Panel:
         "come late: raise evaluation_interval, or divide the fleet. Only where Prometheus scrapes itself.",
         [
             Query(
-                _worst(f"max by (rule_group) (prometheus_rule_group_last_duration_seconds{{{OWN_RULES}}})"),
+                f"max by (rule_group) (prometheus_rule_group_last_duration_seconds{{{OWN_RULES}}})",
                 "{{rule_group}}",
             ),
             Query(f"min(prometheus_rule_group_interval_seconds{{{OWN_RULES}}})", "shortest interval"),
@@ -468,10 +485,8 @@ def _rule_share() -> Panel:
         "Share of its interval that each group takes to evaluate. Only where Prometheus scrapes itself.",
         [
             Query(
-                _worst(
-                    f"max by (rule_group) (prometheus_rule_group_last_duration_seconds{{{OWN_RULES}}}) / "
-                    f"max by (rule_group) (prometheus_rule_group_interval_seconds{{{OWN_RULES}}})"
-                ),
+                f"max by (rule_group) (prometheus_rule_group_last_duration_seconds{{{OWN_RULES}}}) / "
+                f"max by (rule_group) (prometheus_rule_group_interval_seconds{{{OWN_RULES}}})",
                 "{{rule_group}}",
             )
         ],
@@ -506,7 +521,7 @@ def _rule_series() -> Panel:
         "scrapes itself.",
         [
             Query(
-                _worst(f"max by (rule_group) (prometheus_rule_group_last_evaluation_samples{{{OWN_RULES}}})"),
+                f"max by (rule_group) (prometheus_rule_group_last_evaluation_samples{{{OWN_RULES}}})",
                 "{{rule_group}}",
             )
         ],
