@@ -50,6 +50,9 @@ from grafana.builders.verdicts import (
     with_remedy,
 )
 
+_RUN_HERE = f'{HOST}, run=~"$run"'
+_HERE = f'{_RUN_HERE}, rank=~"$rank"'
+"""Ranks as their own nodes tell of them."""
 _OF_RUN = "cluster, namespace, run"
 _OF_RANK = f"{_OF_RUN}, rank"
 _OF_GPU = "cluster, job, instance, gpu, uuid, mig"
@@ -102,12 +105,12 @@ _TO_COMPARE = to_dashboard("stallscope-compare", "Compare with other runs", {"ru
 
 def _of_ranks(expression: str) -> str:
     """What each live rank tells, with the run's namespace."""
-    return f"rank:live:info{{{RANK}}} * on ({_OF_PROCESS}) group_left () max by ({_OF_PROCESS}) ({expression})"
+    return f"rank:live:info{{{_HERE}}} * on ({_OF_PROCESS}) group_left () max by ({_OF_PROCESS}) ({expression})"
 
 
 def _of_gpus(expression: str) -> str:
     """What each GPU tells that the ranks claim, under the rank's labels too."""
-    return f"rank_gpu:claim:info{{{RANK}}} * on ({_OF_GPU}) group_left () max by ({_OF_GPU}) ({expression})"
+    return f"rank_gpu:claim:info{{{_HERE}}} * on ({_OF_GPU}) group_left () max by ({_OF_GPU}) ({expression})"
 
 
 def _few(expression: str, labels: str, number: int = _FEW) -> str:
@@ -390,7 +393,7 @@ def _missing() -> Panel:
     return table(
         "What is missing",
         "Why ranks can't be judged, and how many. Once it is there a verdict follows within a minute or two.",
-        [Query(f"count by (run, missing) (rank:missing:info{{{RUN}}})", table=True)],
+        [Query(f"count by (run, missing) (rank:missing:info{{{_HERE}}})", table=True)],
         columns={"missing": "Missing, and what to do", "Value": "Ranks"},
         width=7,
         height=7,
@@ -498,10 +501,10 @@ def _activity_against_steps() -> Panel:
 
 
 def _comes_back() -> Panel:
-    steps = f"avg by (run) (increase(stallscope_training_step_seconds_count{{{RANK}}}[$__range]))"
+    steps = f"avg by (run) (increase(stallscope_training_step_seconds_count{{{_HERE}}}[$__range]))"
     dips = _of_gpus(f"increase(stallscope_gpu_dips_total{{{HOST}}}[$__range])")
     phases = 'phase!~"data_wait|host_copy|forward|backward|communication|optimizer|other|initialization|restore"'
-    occurrences = f"increase(stallscope_training_phase_occurrences_total{{{RANK}, {phases}}}[$__range])"
+    occurrences = f"increase(stallscope_training_phase_occurrences_total{{{_HERE}, {phases}}}[$__range])"
     return stat(
         "What comes back every so many steps",
         "Steps, over the time shown, for each dip of the GPU, each slow step, and each occurrence of a phase that not "
@@ -509,7 +512,7 @@ def _comes_back() -> Panel:
         [
             Query(f"{steps} / (avg by (run) ({dips}) > 0)", "GPU dip", instant=True),
             Query(
-                f"{steps} / (avg by (run) (increase(stallscope_training_slow_steps_total{{{RANK}}}[$__range])) > 0)",
+                f"{steps} / (avg by (run) (increase(stallscope_training_slow_steps_total{{{_HERE}}}[$__range])) > 0)",
                 "slow step",
                 instant=True,
             ),
@@ -577,8 +580,8 @@ def _step_times() -> Panel:
             ),
             Query(f"max by (run) (run:step:seconds5m{{{RUN}}})", "mean"),
             Query(
-                f"max by (run) (rate(stallscope_training_slow_step_excess_seconds_total{{{RANK}}}[$__rate_interval])"
-                f" / (rate(stallscope_training_slow_steps_total{{{RANK}}}[$__rate_interval]) > 0))",
+                f"max by (run) (rate(stallscope_training_slow_step_excess_seconds_total{{{_HERE}}}[$__rate_interval])"
+                f" / (rate(stallscope_training_slow_steps_total{{{_HERE}}}[$__rate_interval]) > 0))",
                 "lost by a slow step, mean",
             ),
         ],
@@ -641,7 +644,7 @@ def _batch() -> Panel:
         "Samples in a step of all ranks, and the epoch on the right.",
         [
             Query(f"max by (run) (run:batch_size:sum{{{RUN}}})", "batch, {{run}}"),
-            Query(f"max by (run) (stallscope_training_epoch{{{RANK}}})", "epoch, {{run}}"),
+            Query(f"max by (run) (stallscope_training_epoch{{{_HERE}}})", "epoch, {{run}}"),
         ],
         unit="short",
         width=8,
@@ -663,7 +666,7 @@ def _mfu() -> Panel:
 
 
 def _learning(title: str, description: str, name: str, *, logarithmic: bool = False) -> Panel:
-    series = f"stallscope_training_{name}{{{RANK}}}"
+    series = f"stallscope_training_{name}{{{_HERE}}}"
     return time_series(
         title,
         description,
@@ -684,7 +687,7 @@ def _values() -> Panel:
     return time_series(
         "The code's own values",
         "Whatever the training reports by log(name=value), a mean over its ranks.",
-        [Query(f"avg by (run, name) (stallscope_training_value{{{RANK}}})", "{{name}}, {{run}}")],
+        [Query(f"avg by (run, name) (stallscope_training_value{{{_HERE}}})", "{{name}}, {{run}}")],
         unit="short",
         width=6,
         minimum=None,
@@ -707,7 +710,7 @@ def _stragglers() -> Panel:
         "least.",
         [
             Query(
-                f"max by ({where}) (rank_gpu:claim:info{{{RANK}}} or on ({_OF_RANK}) rank:live:info{{{RANK}}})"
+                f"max by ({where}) (rank_gpu:claim:info{{{_HERE}}} or on ({_OF_RANK}) rank:live:info{{{_HERE}}})"
                 f" and on ({_OF_RANK}) {_worst(_ROWS)}",
                 table=True,
             ),
@@ -716,8 +719,8 @@ def _stragglers() -> Panel:
                 table=True,
             ),
             by_rank(f"run_rank:straggler_score:ratio5m{{{RANK}}}"),
-            by_rank(_of_ranks(f"{step.format('sum', RANK)} / ({step.format('count', RANK)} > 0)")),
-            by_rank(f"rank:data_wait:ratio5m{{{RANK}}}"),
+            by_rank(_of_ranks(f"{step.format('sum', _HERE)} / ({step.format('count', _HERE)} > 0)")),
+            by_rank(f"rank:data_wait:ratio5m{{{_HERE}}}"),
             by_rank(f"run_rank:communication:ratio5m{{{RANK}}}"),
             by_rank(_of_gpus(f"gpu:busy:ratio5m{{{HOST}}}")),
             by_rank(_of_gpus(f"gpu:sm_active:ratio5m{{{HOST}}}")),
@@ -790,7 +793,7 @@ def _step_spread() -> Panel:
         "Step time across ranks",
         "Ranks that train together take equally long: curves that part mean that steps are not in step, or that a rank "
         "is lost.",
-        f"{step.format('sum', RANK)} / ({step.format('count', RANK)} > 0)",
+        f"{step.format('sum', _HERE)} / ({step.format('count', _HERE)} > 0)",
         "s",
     )
 
@@ -822,7 +825,7 @@ def _states() -> Panel:
         "Ranks by state",
         "Processes that start, run, have ended, or are lost. A lost one holds the others up in their next collective: "
         "restart from the last checkpoint.",
-        [Query(f"count by (state) (stallscope_training_state{{{RANK}}} == 1)", "{{state}}")],
+        [Query(f"count by (state) (stallscope_training_state{{{_HERE}}} == 1)", "{{state}}")],
         unit="locale",
         stacked="normal",
         width=12,
@@ -909,12 +912,12 @@ def _process() -> Panel:
         "What a rank and its loader use, over its quota or affinity. At 100 % raise the limit, or decode less a "
         "sample. Main thread: the loop itself. The ranks that use most are shown.",
         _few_ranks(
-            f"rate(stallscope_training_process_cpu_seconds_total{{{RANK}}}[$__rate_interval]@@)"
-            f" / stallscope_training_cpu_limit_cores{{{RANK}}}@@",
+            f"rate(stallscope_training_process_cpu_seconds_total{{{_HERE}}}[$__rate_interval]@@)"
+            f" / stallscope_training_cpu_limit_cores{{{_HERE}}}@@",
             "rank {{rank}}",
         ),
         _few_ranks(
-            f"rate(stallscope_training_main_thread_cpu_seconds_total{{{RANK}}}[$__rate_interval]@@)",
+            f"rate(stallscope_training_main_thread_cpu_seconds_total{{{_HERE}}}[$__rate_interval]@@)",
             "main thread of {{rank}}",
         ),
         lines=(("cpu_saturated", "all are in use"),),
@@ -927,8 +930,8 @@ def _throttled() -> Panel:
         "Share of the quota's periods in which a rank was stopped. Over the line: raise the container's limit, or run "
         "no more workers than it allows.",
         _few_ranks(
-            f"rate(stallscope_training_cpu_throttled_periods_total{{{RANK}}}[$__rate_interval]@@)"
-            f" / (rate(stallscope_training_cpu_periods_total{{{RANK}}}[$__rate_interval]@@) > 0)",
+            f"rate(stallscope_training_cpu_throttled_periods_total{{{_HERE}}}[$__rate_interval]@@)"
+            f" / (rate(stallscope_training_cpu_periods_total{{{_HERE}}}[$__rate_interval]@@) > 0)",
             "rank {{rank}}",
         ),
         lines=(("quota_throttled", "too much"),),
@@ -940,9 +943,9 @@ def _workers() -> Panel:
         "Loader workers",
         "Workers of each rank's loader, and for each processor that a waiting rank has. Few workers and idle "
         "processors: add some. More than one a processor: take some away.",
-        Query(f"min by (run) (stallscope_training_dataloader_workers{{{RANK}}})", "fewest of a rank"),
-        Query(f"max by (run) (stallscope_training_dataloader_workers{{{RANK}}})", "most of a rank"),
-        Query(f"max by (run) (rank:workers_of_cpus:ratio{{{RANK}}})", "a processor, at most"),
+        Query(f"min by (run) (stallscope_training_dataloader_workers{{{_HERE}}})", "fewest of a rank"),
+        Query(f"max by (run) (stallscope_training_dataloader_workers{{{_HERE}}})", "most of a rank"),
+        Query(f"max by (run) (rank:workers_of_cpus:ratio{{{_HERE}}})", "a processor, at most"),
         threshold("workers_too_many", "too many a processor"),
         unit="short",
         further=(
@@ -1027,7 +1030,7 @@ def _network() -> Panel:
 
 def _allocator() -> Panel:
     def most(name: str, legend: str) -> Query:
-        return Query(f"max by (run) (stallscope_training_allocator_{name}_bytes{{{RANK}}})", legend)
+        return Query(f"max by (run) (stallscope_training_allocator_{name}_bytes{{{_HERE}}})", legend)
 
     return time_series(
         "GPU memory of the fullest rank",
@@ -1037,9 +1040,9 @@ def _allocator() -> Panel:
             most("used", "tensors"),
             most("reserved", "held by the allocator"),
             most("peak", "highest so far"),
-            Query(f"min by (run) (rank:gpu_memory:bytes{{{RANK}}})", "memory of the GPU"),
+            Query(f"min by (run) (rank:gpu_memory:bytes{{{_HERE}}})", "memory of the GPU"),
             Query(
-                f'min by (run) (rank:gpu_memory:bytes{{{RANK}}}) * scalar(stallscope:threshold{{name="memory_near"}})',
+                f'min by (run) (rank:gpu_memory:bytes{{{_HERE}}}) * scalar(stallscope:threshold{{name="memory_near"}})',
                 "nearly full",
             ),
         ],
@@ -1053,7 +1056,7 @@ def _allocator_by_rank() -> Panel:
     return _spread(
         "Highest use across ranks",
         "Highest use by tensors over the GPU's memory. Curves that part: balance shards and stages.",
-        f"rank:allocator_peak:ratio{{{RANK}}}",
+        f"rank:allocator_peak:ratio{{{_HERE}}}",
         "percentunit",
         threshold("memory_near", "nearly full"),
     )
@@ -1061,7 +1064,7 @@ def _allocator_by_rank() -> Panel:
 
 def _failed_allocations() -> Panel:
     def grown(name: str, legend: str) -> Query:
-        return Query(f"sum by (run) (increase(stallscope_training_{name}_total{{{RANK}}}[$__rate_interval]))", legend)
+        return Query(f"sum by (run) (increase(stallscope_training_{name}_total{{{_HERE}}}[$__rate_interval]))", legend)
 
     return time_series(
         "Allocations that failed at first, or for good",
@@ -1080,7 +1083,7 @@ def _process_memory() -> Panel:
         "Host memory of ranks",
         "Resident memory of a rank and its workers. One that grows without end leads to the node's killer of "
         "processes: look for what is kept from step to step. The largest are shown.",
-        [_few_ranks(f"stallscope_training_process_memory_bytes{{{RANK}}}@@", "rank {{rank}}", _FEW)],
+        [_few_ranks(f"stallscope_training_process_memory_bytes{{{_HERE}}}@@", "rank {{rank}}", _FEW)],
         unit="bytes",
         width=8,
         links=[_TO_RANK],
@@ -1089,7 +1092,7 @@ def _process_memory() -> Panel:
 
 def _work_beside() -> Panel:
     def share(name: str, legend: str) -> Query:
-        return Query(f"max by (run) (rate(stallscope_training_{name}{{{RANK}}}[$__rate_interval]))", legend)
+        return Query(f"max by (run) (rate(stallscope_training_{name}{{{_HERE}}}[$__rate_interval]))", legend)
 
     return time_series(
         "Time beside the model",
@@ -1099,7 +1102,7 @@ def _work_beside() -> Panel:
             share("garbage_collection_seconds_total", "garbage collection"),
             share("shim_overhead_seconds_total", "Stallscope"),
             Query(
-                f"max by (run) (increase(stallscope_training_recompilations_total{{{RANK}}}[$__rate_interval]))",
+                f"max by (run) (increase(stallscope_training_recompilations_total{{{_HERE}}}[$__rate_interval]))",
                 "compilations",
             ),
         ],
@@ -1125,7 +1128,7 @@ def _gpu_curves(title: str, description: str, expression: str, unit: str) -> Pan
 
 
 def _chosen_gpus() -> tuple[Panel, ...]:
-    claim = f"rank_gpu:claim:info{{{RANK}}}@@ * on ({_OF_GPU}) group_left () max by ({_OF_GPU}) "
+    claim = f"rank_gpu:claim:info{{{_HERE}}}@@ * on ({_OF_GPU}) group_left () max by ({_OF_GPU}) "
     return (
         _gpu_curves(
             "GPU busy",
@@ -1155,9 +1158,9 @@ def _chosen_gpus() -> tuple[Panel, ...]:
 
 
 def _events() -> tuple[Json, ...]:
-    saves = f'stallscope_training_phase_occurrences_total{{{RUN}, rank="0", phase="checkpoint"}}[2m]'
-    start = f'stallscope_training_start_timestamp_seconds{{{RUN}, rank="0"}}'
-    on_gpus = f"and on ({_OF_GPU}) rank_gpu:claim:info{{{RUN}}}"
+    saves = f'stallscope_training_phase_occurrences_total{{{_RUN_HERE}, rank="0", phase="checkpoint"}}[2m]'
+    start = f'stallscope_training_start_timestamp_seconds{{{_RUN_HERE}, rank="0"}}'
+    on_gpus = f"and on ({_OF_GPU}) rank_gpu:claim:info{{{_HERE}}}"
     verdict = f"run:verdict:ratio5m{{{RUN}}}"
     return (
         events(
@@ -1296,7 +1299,7 @@ def dashboard() -> Dashboard:
                     _spread(
                         "Waiting for data across ranks",
                         "Share of the loop in which ranks wait for data. One far over the others holds all of them up.",
-                        f"rank:data_wait:ratio5m{{{RANK}}}",
+                        f"rank:data_wait:ratio5m{{{_HERE}}}",
                         "percentunit",
                         threshold("input_notice", "worth a look"),
                     ),
@@ -1320,8 +1323,8 @@ def dashboard() -> Dashboard:
                         "Step time, rank by rank",
                         f"Mean step time of the {_ROWS} ranks that the others wait for most. A darker row is slower.",
                         _of_ranks(
-                            f"rate(stallscope_training_step_seconds_sum{{{RANK}}}[$__rate_interval])"
-                            f" / (rate(stallscope_training_step_seconds_count{{{RANK}}}[$__rate_interval]) > 0)"
+                            f"rate(stallscope_training_step_seconds_sum{{{_HERE}}}[$__rate_interval])"
+                            f" / (rate(stallscope_training_step_seconds_count{{{_HERE}}}[$__rate_interval]) > 0)"
                         ),
                         "s",
                     ),
@@ -1336,7 +1339,7 @@ def dashboard() -> Dashboard:
                     _ranks_over_time(
                         "Waiting for data, rank by rank",
                         "Share of the loop in waiting for data. One dark row: that rank's shard or host is slow.",
-                        f"rank:data_wait:ratio5m{{{RANK}}}",
+                        f"rank:data_wait:ratio5m{{{_HERE}}}",
                         "percentunit",
                         1,
                     ),
