@@ -21,8 +21,8 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
         "bundle": "",
         "catalogue": "",
         "causes": "",
-        "cli": "analysis bundle configuration gpus intake logs nvidia sampling shim simulation sources stack trace_request"
-        " version web",
+        "cli": "analysis bundle configuration gpus intake logs nvidia sampling shim simulation sources stack"
+        " trace_request version web",
         "configuration": "logs report web",
         # A source of GPUs is a source; of the other sources they know nothing.
         "gpus": "catalogue sampling sources",
@@ -51,6 +51,7 @@ LIBRARIES: Mapping[str, frozenset[str]] = {
     "pynvml": frozenset({"nvidia"}),
     "requests": frozenset({"analysis", "stack"}),
     "torch": frozenset({"shim"}),  # where the training process has it, and only once it is needed
+    "urllib3": frozenset({"analysis"}),  # beneath requests, with errors that it lets through
     "yaml": frozenset({"configuration", "stack", "web"}),
 }
 """Rooms that may know a library; what stands here for no room is of the standard library alone."""

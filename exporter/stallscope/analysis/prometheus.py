@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit, urlunsplit
 
 import requests
+from urllib3.exceptions import HTTPError, ReadTimeoutError
 
 from stallscope.version import __version__
 
@@ -24,6 +25,10 @@ _SHOWN = 200
 
 class PrometheusError(Exception):
     """Prometheus did not answer a question; the message is one line with what was wrong, where, and what to do."""
+
+
+class _Unusable(requests.RequestException):
+    """An answer came that can't be used; in words."""
 
 
 class Series(NamedTuple):
@@ -60,14 +65,14 @@ class Prometheus:
         """
         try:
             status, body = self._post({"query": expression, "timeout": f"{self._timeout:g}s"})
-        except requests.RequestException as problem:
+        except (requests.RequestException, HTTPError) as problem:  # the latter while an answer is read
             raise PrometheusError(f"{self.name}: {_reason(problem, self._timeout)}") from None
         document = _document(body)
         if status != requests.codes.ok:
             raise PrometheusError(f"{self.name}: {_refusal(status, document)}")
         try:
             return _vector(document)
-        except (KeyError, TypeError, ValueError, AttributeError):
+        except (LookupError, TypeError, ValueError):
             nonsense = "its answer is none that Prometheus gives; see what listens at that address"
             raise PrometheusError(f"{self.name}: {nonsense}") from None
 
@@ -86,12 +91,12 @@ class Prometheus:
             while piece := response.raw.read1(_PIECE_BYTES, decode_content=True):
                 body += piece
                 if len(body) > self._max_bytes:
-                    raise requests.ConnectionError(f"its answer is longer than {self._max_bytes} bytes")
+                    raise _Unusable(f"its answer is longer than {self._max_bytes} bytes")
                 if time.monotonic() > deadline:
                     raise requests.Timeout
             if response.is_redirect:
                 target = without_password(response.headers["Location"])[:_SHOWN]
-                raise requests.ConnectionError(f"it sends the question on to {target}; use that address")
+                raise _Unusable(f"it sends the question on to {target}; use that address")
             return response.status_code, bytes(body)
 
 
@@ -122,14 +127,17 @@ def _refusal(status: int, document: Any) -> str:
 def _vector(document: Any) -> list[Series]:
     if document["status"] != "success" or document["data"]["resultType"] != "vector":
         raise ValueError
-    series = [Series(dict(each["metric"]), float(each["value"][1])) for each in document["data"]["result"]]
-    if not all(isinstance(text, str) for each in series for text in each.labels.values()):
-        raise TypeError
+    series = [Series(each["metric"], float(each["value"][1])) for each in document["data"]["result"]]
+    for labels, _value in series:
+        if not isinstance(labels, dict) or not all(isinstance(text, str) for text in labels.values()):
+            raise TypeError
     return series
 
 
-def _reason(problem: requests.RequestException, timeout: float) -> str:
-    if isinstance(problem, requests.Timeout):
+def _reason(problem: Exception, timeout: float) -> str:
+    if isinstance(problem, _Unusable):
+        return str(problem)
+    if isinstance(problem, (requests.Timeout, ReadTimeoutError)):
         return f"no answer within {timeout:g} s"
     if isinstance(problem, requests.exceptions.SSLError):
         return "its certificate is not trusted; name its authority in REQUESTS_CA_BUNDLE"
@@ -138,4 +146,4 @@ def _reason(problem: requests.RequestException, timeout: float) -> str:
         if isinstance(deeper, OSError) and deeper.strerror:
             return f"it can't be reached: {deeper.strerror}"
         deeper = deeper.__context__
-    return str(problem)[:_SHOWN] if type(problem) is requests.ConnectionError else "it broke the connection off"
+    return "it broke off the connection, or is no web server"
