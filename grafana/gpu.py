@@ -7,7 +7,7 @@ from grafana.builders.annotations import events
 from grafana.builders.choices import GPU
 from grafana.builders.dashboard import Dashboard, Row
 from grafana.builders.field import BLUE, GREEN, GREY, ORANGE, RED, YELLOW, Override, Text, by_name, limit_line, texts
-from grafana.builders.links import to_dashboard
+from grafana.builders.links import runbook, to_dashboard
 from grafana.builders.panel import (
     Panel,
     bar_gauge,
@@ -19,7 +19,16 @@ from grafana.builders.panel import (
 )
 from grafana.builders.query import Query, threshold
 from grafana.builders.variables import datasource
-from grafana.builders.verdicts import by_cause, by_code, cause_colours, coded, remedy_by_cause, with_remedy
+from grafana.builders.verdicts import (
+    by_code,
+    cause_colours,
+    coded,
+    columns,
+    in_colour,
+    runbook_by_cause,
+    with_remedy,
+    with_runbook,
+)
 
 _ONE = "cluster, job, instance, gpu, uuid, mig"
 """The labels that tell GPUs, and MIG instances of a GPU, apart."""
@@ -84,7 +93,9 @@ def _verdicts() -> Panel:
         "node for its host.",
         [
             Query(
-                with_remedy(f"max by (cluster, instance, gpu, uuid, mig, namespace, run, rank, cause) ({with_run})"),
+                with_runbook(
+                    with_remedy(f"max by (cluster, instance, gpu, uuid, mig, namespace, run, rank, cause) ({with_run})")
+                ),
                 table=True,
             )
         ],
@@ -92,24 +103,20 @@ def _verdicts() -> Panel:
             **_PLACE,
             "cause": "Verdict",
             "Value": "Time lost",
-            "remedy": "What to change first",
+            "remedy": "What to change",
+            "runbook": "Runbook",
             "run": "Run",
             "rank": "Rank",
         },
         unit="percentunit",
-        height=7,
+        height=10,
         sort="Time lost",
         overrides=[
             *_PLACE_LINKS,
             by_name("MIG instance", custom__width=110),
-            by_name(
-                "Verdict",
-                mappings=by_cause(),
-                custom__cellOptions={"type": "color-background", "mode": "basic"},
-                custom__width=240,
-            ),
+            *columns(),
             by_name("Time lost", custom__width=100, decimals=0),
-            by_name("What to change first", mappings=remedy_by_cause(), custom__minWidth=320),
+            by_name("Runbook", mappings=runbook_by_cause(), links=[runbook()], custom__width=210),
             by_name("Run", links=[_TO_RUN]),
             by_name("Rank", links=[_TO_RANK], custom__width=70),
         ],
@@ -121,7 +128,7 @@ def _verdict_timeline() -> Panel:
     return state_timeline(
         "Verdicts over time",
         "The verdict of each GPU at each moment. A gap means that the GPU or its node told nothing.",
-        [Query(coded(f"gpu:verdict:ratio5m{{{GPU}}}", "instance", "gpu", "uuid", "mig"), _NAME)],
+        [Query(coded(f"gpu:verdict:ratio5m{{{GPU}}}", "cluster", "instance", "gpu", "uuid", "mig"), _NAME)],
         mappings=by_code(),
         width=16,
         height=7,
@@ -288,7 +295,7 @@ def _throttling() -> Panel:
         "cap a higher limit, a power brake or hardware slowdown a look at the power supply.",
         [
             Query(
-                f"max by (instance, gpu, mig, reason) ({_share('stallscope_gpu_throttled_seconds_total')})",
+                f"max by (cluster, instance, gpu, mig, reason) ({_share('stallscope_gpu_throttled_seconds_total')})",
                 f"{_NAME} {{{{reason}}}}",
                 least_step="1m",
             )
@@ -582,7 +589,7 @@ def _persistence() -> Panel:
         "Persistence mode",
         "Whether the driver keeps the GPU initialised while nobody uses it. Where it doesn't, every first use waits: "
         "run nvidia-persistenced.",
-        [Query(f"max by (instance, gpu, mig) (stallscope_gpu_persistence_mode{{{GPU}}})", _NAME)],
+        [Query(f"max by (cluster, instance, gpu, mig) (stallscope_gpu_persistence_mode{{{GPU}}})", _NAME)],
         mappings=texts({"1": Text("kept initialised", GREEN), "0": Text("left between uses", YELLOW)}),
         width=12,
         height=8,
@@ -770,7 +777,7 @@ def _xids() -> Panel:
                         "unknown": Text("unknown", ORANGE),
                     }
                 ),
-                custom__cellOptions={"type": "color-text"},
+                **in_colour(),
             ),
             by_name("What to do", custom__minWidth=300),
         ],
@@ -842,8 +849,13 @@ def _remap_state() -> Panel:
         "Row remapping",
         "Whether a remap waits for a reset (reset the GPU when its job ends) or failed (replace the GPU).",
         [
-            Query(f"max by (instance, gpu, mig) (stallscope_gpu_row_remap_pending{{{GPU}}})", f"{_NAME} pending"),
-            Query(f"2 * max by (instance, gpu, mig) (stallscope_gpu_row_remap_failed{{{GPU}}})", f"{_NAME} failed"),
+            Query(
+                f"max by (cluster, instance, gpu, mig) (stallscope_gpu_row_remap_pending{{{GPU}}})", f"{_NAME} pending"
+            ),
+            Query(
+                f"2 * max by (cluster, instance, gpu, mig) (stallscope_gpu_row_remap_failed{{{GPU}}})",
+                f"{_NAME} failed",
+            ),
         ],
         mappings=texts({"0": Text("no", GREEN), "1": Text("waits for a reset", YELLOW), "2": Text("failed", RED)}),
         width=12,
@@ -877,7 +889,7 @@ def _errors() -> tuple[Panel, ...]:
 
 
 def _holders() -> Panel:
-    by = f"instance, gpu, uuid, mig, {_OWNER}"
+    by = f"cluster, instance, gpu, uuid, mig, {_OWNER}"
     return table(
         "Who holds them now",
         "Every holder of every GPU, with the memory that its processes hold and the share of time in which they "
@@ -916,7 +928,7 @@ def _ranks() -> Panel:
         "meant.",
         [
             Query(
-                f'max by (instance, gpu, mig, namespace, run, rank) (gpu_rank:pair:info{{{GPU}, run!=""}})',
+                f'max by (cluster, instance, gpu, mig, namespace, run, rank) (gpu_rank:pair:info{{{GPU}, run!=""}})',
                 table=True,
             )
         ],
@@ -935,7 +947,7 @@ def _history() -> Panel:
         "One row for each GPU and holder. A row that goes on while utilisation is nothing is a GPU kept for nothing.",
         [
             Query(
-                f"max by (instance, gpu, mig, {_OWNER}) (stallscope_gpu_owner_info{{{GPU}}})",
+                f"max by (cluster, instance, gpu, mig, {_OWNER}) (stallscope_gpu_owner_info{{{GPU}}})",
                 f"GPU {{{{gpu}}}} {_HOLDER}",
                 least_step="1m",
             )
@@ -1027,7 +1039,11 @@ def _mig() -> Panel:
         "MIG instances",
         "Parts of GPUs that are handed out on their own; each has verdicts and curves of its own wherever they are "
         "shown.",
-        [Query(f'max by (instance, gpu, mig, uuid, model) (stallscope_gpu_info{{{GPU}, mig!=""}})', table=True)],
+        [
+            Query(
+                f'max by (cluster, instance, gpu, mig, uuid, model) (stallscope_gpu_info{{{GPU}, mig!=""}})', table=True
+            )
+        ],
         columns={**_PLACE, "model": "Model", "uuid": "UUID"},
         unit="none",
         width=12,
@@ -1087,7 +1103,7 @@ def dashboard() -> Dashboard:
             events(
                 "Alerts",
                 # Alerts of the node have no GPU.
-                'ALERTS{cluster=~"$cluster", instance=~"$instance", gpu=~"$gpu|", alertstate="firing"}',
+                'ALERTS{cluster=~"$cluster", instance=~"$instance", gpu=~"$gpu|", alertstate="firing", cause!=""}',
                 title="{{alertname}}",
                 text="{{severity}}: GPU {{gpu}} of {{instance}}",
                 colour=ORANGE,

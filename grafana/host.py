@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from grafana.builders import choices
 from grafana.builders.annotations import events
-from grafana.builders.choices import HOST
+from grafana.builders.choices import CLUSTER, HOST
 from grafana.builders.dashboard import Dashboard, Row
 from grafana.builders.field import GREY, ORANGE, RED, YELLOW, Override, Text, by_name, fixed_colours, limit_line, texts
-from grafana.builders.links import to_dashboard
+from grafana.builders.links import runbook, to_dashboard
 from grafana.builders.panel import Panel, table, time_series
 from grafana.builders.query import Query, threshold
 from grafana.builders.variables import datasource
-from grafana.builders.verdicts import by_cause, remedy_by_cause, with_remedy
+from grafana.builders.verdicts import columns, in_colour, remedy_by_cause, with_remedy
 
 _GPU = "cluster, job, instance, gpu, uuid, mig"
 _NODE = "{{instance}}"
@@ -29,16 +29,11 @@ _CURVE = (
 _RANK_CURVE = (
     to_dashboard("stallscope-run", "This rank", {"run": "${__field.labels.run}", "rank": "${__field.labels.rank}"}),
 )
-_VERDICT = by_name(
-    "Verdict",
-    mappings=by_cause(),
-    custom__cellOptions={"type": "color-background", "mode": "basic"},
-    custom__width=240,
-)
-_REMEDY = by_name("What to change first", mappings=remedy_by_cause(), custom__minWidth=280)
 _UNLISTED = {"custom.hideFrom": {"legend": True, "tooltip": False, "viz": False}}
 _LIMITS = [*limit_line("/ limit$/"), Override(("byRegexp", "/ limit$/"), _UNLISTED)]
 """Limits of each node or device: dashed, and not in the legend."""
+_OTHERWISE = [{"type": "regex", "options": {"pattern": ".+", "result": {"text": "see its runbook", "index": 0}}}]
+"""Alerts of Stallscope itself have no cause of lost time."""
 
 
 def _rate(counter: str, labels: str = "") -> str:
@@ -51,7 +46,7 @@ def _rate(counter: str, labels: str = "") -> str:
 
 def _runs() -> Panel:
     here = f"count by (cluster, instance, namespace, run) (rank:live:info{{{HOST}}})"
-    judged = f"(0 * {here} + on (cluster, namespace, run) group_left (cause) run:verdict:ratio5m)"
+    judged = f"(0 * {here} + on (cluster, namespace, run) group_left (cause) run:verdict:ratio5m{{{CLUSTER}}})"
     return table(
         "Runs on this node",
         "Training runs with a rank here, what costs each run (on all of its nodes) most of its time, and what to "
@@ -70,7 +65,7 @@ def _runs() -> Panel:
             "Value #B": "Ranks here",
             "cause": "Verdict",
             "Value #A": "Time lost",
-            "remedy": "What to change first",
+            "remedy": "What to change",
         },
         unit="none",
         height=5,
@@ -80,8 +75,7 @@ def _runs() -> Panel:
             by_name("Run", links=[_TO_RUN]),
             by_name("Ranks here", custom__width=100),
             by_name("Time lost", unit="percentunit", decimals=0, custom__width=100),
-            _VERDICT,
-            _REMEDY,
+            *columns(),
         ],
         no_value="No run reports from here: add the shim to the training code to see it.",
     )
@@ -107,7 +101,7 @@ def _gpus() -> Panel:
             "mig": "MIG instance",
             "cause": "Verdict",
             "Value": "Time lost",
-            "remedy": "What to change first",
+            "remedy": "What to change",
             "run": "Run",
             "rank": "Rank",
         },
@@ -121,8 +115,7 @@ def _gpus() -> Panel:
             by_name("Time lost", decimals=0, custom__width=100),
             by_name("Run", links=[_TO_RUN]),
             by_name("Rank", custom__width=70),
-            _VERDICT,
-            _REMEDY,
+            *columns(),
         ],
         no_value="No verdict: no GPU answers here, or Prometheus has no rules of Stallscope.",
     )
@@ -131,13 +124,13 @@ def _gpus() -> Panel:
 def _alerts() -> Panel:
     return table(
         "Firing alerts of this node and its GPUs",
-        "What fires now, and what to change first. Runbooks and figures are in the alert's message.",
+        "What fires now, and what to change first. Click an alert for its runbook, which says how to go about it.",
         [
             Query(
                 with_remedy(
                     f"""
-                    max by (instance, alertname, severity, cause, gpu, device, run) (
-                      ALERTS{{{HOST}, alertstate="firing"}}
+                    max by (cluster, instance, alertname, severity, cause, gpu, device, run) (
+                      ALERTS{{{HOST}, alertstate="firing", cause!=""}}
                     )
                     """
                 ),
@@ -151,12 +144,13 @@ def _alerts() -> Panel:
             "gpu": "GPU",
             "device": "Device",
             "run": "Run",
-            "remedy": "What to change first",
+            "remedy": "What to change",
         },
         unit="none",
         height=5,
         overrides=[
             by_name("Node", links=[_TO_HOST]),
+            by_name("Alert", links=[runbook()], custom__minWidth=200),
             by_name("GPU", links=[_TO_GPU], custom__width=70),
             by_name("Run", links=[_TO_RUN]),
             by_name(
@@ -168,10 +162,10 @@ def _alerts() -> Panel:
                         "info": Text("info", GREY),
                     }
                 ),
-                custom__cellOptions={"type": "color-text"},
+                **in_colour(),
                 custom__width=100,
             ),
-            _REMEDY,
+            by_name("What to change", mappings=[*remedy_by_cause(), *_OTHERWISE], custom__minWidth=260),
         ],
         no_value="No alert of this node fires.",
     )
@@ -608,10 +602,10 @@ def _what_it_is() -> Panel:
         "What each node is",
         "Processor, kernel, and how many processors Linux sees. Nodes of one run that differ here may differ in speed.",
         [
-            Query(f"max by (instance, cpu_model, kernel) (stallscope_host_info{{{HOST}}})", table=True),
-            Query(f"max by (instance) (stallscope_host_cpus{{{HOST}}})", table=True),
-            Query(f"max by (instance) (stallscope_host_memory_total_bytes{{{HOST}}})", table=True),
-            Query(f"count by (instance) (gpu:up:max{{{HOST}}} == 1)", table=True),
+            Query(f"max by (cluster, instance, cpu_model, kernel) (stallscope_host_info{{{HOST}}})", table=True),
+            Query(f"max by (cluster, instance) (stallscope_host_cpus{{{HOST}}})", table=True),
+            Query(f"max by (cluster, instance) (stallscope_host_memory_total_bytes{{{HOST}}})", table=True),
+            Query(f"count by (cluster, instance) (gpu:up:max{{{HOST}}} == 1)", table=True),
         ],
         columns={
             "instance": "Node",
@@ -654,7 +648,7 @@ def dashboard() -> Dashboard:
         annotations=(
             events(
                 "Alerts",
-                f'ALERTS{{{HOST}, alertstate="firing"}}',
+                f'ALERTS{{{HOST}, alertstate="firing", cause!=""}}',
                 title="{{alertname}}",
                 text="{{severity}}: {{instance}}",
                 colour=ORANGE,

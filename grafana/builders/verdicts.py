@@ -66,6 +66,12 @@ def with_remedy(expression: str) -> str:
     return f'label_replace({expression}, "remedy", "$1", "cause", "(.*)")'
 
 
+def with_runbook(expression: str) -> str:
+    """PromQL that has the cause once more, in the label `runbook`, where there is a page; see `runbook_by_cause`."""
+    copied = f'label_replace({expression}, "runbook", "$1", "cause", "(.*)")'
+    return f'label_replace({copied}, "runbook", "", "cause", "{WITHOUT_RUNBOOK}")'
+
+
 def cause_colours() -> list[Override]:
     """Title and colour for series that are called by their cause."""
     return [
