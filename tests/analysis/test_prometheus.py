@@ -93,10 +93,12 @@ def drop_by_drop(connection: socket.socket, over: threading.Event) -> None:
 
 
 def half(connection: socket.socket, _over: threading.Event) -> None:
+    connection.recv(65_536)
     connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{")
 
 
 def gibberish(connection: socket.socket, _over: threading.Event) -> None:
+    connection.recv(65_536)
     connection.sendall(b"220 mail.example ESMTP\r\n")
 
 
