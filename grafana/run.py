@@ -113,6 +113,11 @@ def _of_gpus(expression: str) -> str:
     return f"rank_gpu:claim:info{{{_HERE}}} * on ({_OF_GPU}) group_left () max by ({_OF_GPU}) ({expression})"
 
 
+def _of_nodes(expression: str, at: str = "") -> str:
+    """What the nodes of the run tell, while it is there."""
+    return f"{expression} and on (cluster, job, instance) run_node:known:info{{{_RUN_HERE}}}{at}"
+
+
 def _few(expression: str, labels: str, number: int = _FEW) -> str:
     """The greatest few at the end of the time shown, over all of it; `@@` stands behind every selector in them."""
     now, at_end = expression.replace("@@", ""), expression.replace("@@", " @ end()")
@@ -168,24 +173,24 @@ def _lost() -> Panel:
 def _gain() -> Panel:
     return stat(
         "Faster by at most",
-        "How many times as fast the run would be without the cause named in the verdict: 1 / (1 - share lost). "
-        "A bound: another cause may come to light behind it.",
-        [Query(f"1 / (1 - (run:verdict:ratio5m{{{RUN}}} < 1))", "{{run}}", instant=True)],
+        "How many times as fast the run would be if nothing were lost: 1 / (1 - share lost). The table says what each "
+        "cause has in it; where no step is made there is no figure.",
+        [Query(f"1 / (1 - (run:time_lost:ratio5m{{{RUN}}} < 1))", "{{run}}", instant=True)],
         unit="suffix: times",
         decimals=2,
         text_of="auto",
-        no_value="nothing moves",
+        no_value="not foreseeable",
     )
 
 
 def _hours() -> Panel:
     return stat(
-        "GPU-hours a day to win",
-        "GPU-hours that the cause named in the verdict takes in a day, on all GPUs of the run. "
-        "Weigh it against the work of the change.",
+        "GPU-hours lost a day",
+        "What that share comes to on all GPUs of the run, and so what there is to win. Weigh it against the work that "
+        "the change is.",
         [
             Query(
-                f"24 * run:verdict:ratio5m{{{RUN}}} * on ({_OF_RUN}) group_left () run:gpus:count{{{RUN}}}",
+                f"24 * run:time_lost:ratio5m{{{RUN}}} * on ({_OF_RUN}) group_left () run:gpus:count{{{RUN}}}",
                 "{{run}}",
                 instant=True,
             )
@@ -326,7 +331,8 @@ def _alerts() -> Panel:
         [
             Query(
                 f'max by ({labels}) (ALERTS{{alertstate="firing", {RUN}}}'
-                f' or ALERTS{{alertstate="firing", {HOST}, run=""}})',
+                f' or (ALERTS{{alertstate="firing", {HOST}, run=""}}'
+                f" and on (cluster, instance) run_node:known:info{{{_RUN_HERE}}}))",
                 table=True,
             )
         ],
@@ -871,6 +877,7 @@ def _on_hosts(
     unit: str = "percentunit",
     lines: tuple[tuple[str, str], ...] = (),
     further: tuple[Override, ...] = (),
+    by_host: bool = True,
 ) -> Panel:
     return time_series(
         title,
@@ -879,12 +886,14 @@ def _on_hosts(
         unit=unit,
         width=8,
         overrides=[*limit_line(*(legend for _name, legend in lines), colour=ORANGE), *further],
-        links=[_TO_HOST],
+        links=[_TO_HOST] if by_host else [],
     )
 
 
 def _few_hosts(expression: str, legend: str, number: int = 4) -> Query:
-    return Query(_few(f"max by (cluster, instance) ({expression})", "cluster, instance", number), legend)
+    return Query(
+        _few(f"max by (cluster, instance) ({_of_nodes(expression, '@@')})", "cluster, instance", number), legend
+    )
 
 
 def _few_ranks(expression: str, legend: str, number: int = 4) -> Query:
@@ -952,12 +961,14 @@ def _workers() -> Panel:
             *limit_line("too many a processor", colour=ORANGE),
             *second_axis("a processor, at most", "too many a processor", unit="short"),
         ),
+        by_host=False,
     )
 
 
 def _reads() -> Panel:
     def together(name: str, legend: str) -> Query:
-        return Query(f"sum(rate(stallscope_host_{name}{{{HOST}}}[$__rate_interval]))", legend)
+        rates = _of_nodes(f"rate(stallscope_host_{name}{{{HOST}}}[$__rate_interval])")
+        return Query(f"sum({rates})", legend)
 
     return _on_hosts(
         "Where data come from",
@@ -968,6 +979,7 @@ def _reads() -> Panel:
         together("nfs_read_bytes_total", "NFS"),
         together("rdma_receive_bytes_total", "RDMA"),
         unit="Bps",
+        by_host=False,
     )
 
 
@@ -984,6 +996,7 @@ def _ceiling() -> Panel:
             *second_axis("bytes for a sample", unit="bytes"),
             *limit_line("samples a second at most", colour=ORANGE),
         ),
+        by_host=False,
     )
 
 
@@ -994,13 +1007,18 @@ def _pressure() -> Panel:
         "the disk or mount is the limit.",
         *(
             Query(
-                "max(rate(stallscope_host_pressure_waiting_seconds_total"
-                f'{{{HOST}, resource="{resource}"}}[$__rate_interval]))',
+                "max("
+                + _of_nodes(
+                    "rate(stallscope_host_pressure_waiting_seconds_total"
+                    f'{{{HOST}, resource="{resource}"}}[$__rate_interval])'
+                )
+                + ")",
                 legend,
             )
             for resource, legend in (("cpu", "processors"), ("memory", "memory"), ("io", "storage"))
         ),
         lines=(("memory_pressure", "too much for memory"), ("disk_pressure", "too much for storage")),
+        by_host=False,
     )
 
 
