@@ -50,6 +50,18 @@ def test_the_defaults_are_the_documented_ones() -> None:
     assert not configuration.allow_remote_reports
 
 
+@pytest.mark.parametrize(
+    ("text", "url"),
+    [
+        ("", ""),
+        ("http://prometheus:9090/", "http://prometheus:9090"),
+        ("https://ada:secret@[::1]:9090/prefix", "https://ada:secret@[::1]:9090/prefix"),
+    ],
+)
+def test_the_address_of_prometheus_may_have_a_prefix_and_a_password(text: str, url: str) -> None:
+    assert loaded(f"--prometheus.url={text}").prometheus_url == url
+
+
 def test_the_report_path_has_the_same_defaults_by_itself() -> None:
     configuration, intake = loaded(), IntakeSettings()
     assert configuration.report_expiry == intake.expiry
@@ -155,6 +167,14 @@ MALFORMED = [
     ("gpu.release-time", "0s", "a duration from 1s to 1d"),
     ("sampling.exit-after-hang", "never", "a duration with its unit"),
     ("web.telemetry-path", "/", "other than the server's own"),
+    ("prometheus.url", "prometheus:9090", "http://HOST:PORT"),
+    ("prometheus.url", "ftp://prometheus", "http://HOST:PORT"),
+    ("prometheus.url", "http://", "http://HOST:PORT"),
+    ("prometheus.url", "http://prometheus:port", "http://HOST:PORT"),
+    ("prometheus.url", "http://prometheus:99999", "http://HOST:PORT"),
+    ("prometheus.url", "http://[::1", "http://HOST:PORT"),
+    ("prometheus.url", "http://prometheus/?query=up", "http://HOST:PORT"),
+    ("prometheus.url", "http://prome theus", "http://HOST:PORT"),
     ("web.telemetry-path", "/a?b", "begins with /"),
     ("web.max-threads", "0", "from 1 to 64"),
     ("web.max-threads", "four", "from 1 to 64"),

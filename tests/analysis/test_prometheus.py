@@ -92,14 +92,15 @@ def drop_by_drop(connection: socket.socket, over: threading.Event) -> None:
         connection.sendall(b" ")
 
 
-def half(connection: socket.socket, _over: threading.Event) -> None:
-    connection.recv(65_536)
+def half(connection: socket.socket, over: threading.Event) -> None:
     connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{")
+    connection.shutdown(socket.SHUT_WR)
+    over.wait()
 
 
-def gibberish(connection: socket.socket, _over: threading.Event) -> None:
-    connection.recv(65_536)
+def gibberish(connection: socket.socket, over: threading.Event) -> None:
     connection.sendall(b"220 mail.example ESMTP\r\n")
+    over.wait()
 
 
 @pytest.mark.parametrize("say", [never, drop_by_drop])
@@ -110,16 +111,10 @@ def test_a_slow_server_costs_the_time_that_it_may_take_and_no_more(say: Any) -> 
         assert time.monotonic() - began < 10
 
 
-@pytest.mark.parametrize(
-    ("say", "words"),
-    [
-        (half, "its answer is none that Prometheus gives; see what listens at that address"),
-        (gibberish, "it broke off the connection, or is no web server"),
-    ],
-)
-def test_a_broken_answer_is_told(say: Any, words: str) -> None:
+@pytest.mark.parametrize("say", [half, gibberish])
+def test_a_broken_answer_is_told(say: Any) -> None:
     with talking(say) as url:
-        assert refusal(url, timeout=5) == f"{url}: {words}"
+        assert refusal(url, timeout=5) == f"{url}: it broke off the connection, or is no web server"
 
 
 @pytest.mark.parametrize(

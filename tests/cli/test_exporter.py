@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -23,6 +24,8 @@ from stallscope.cli.exporter import Exporter
 from stallscope.configuration import load
 from stallscope.sampling.reading import Sample
 from stallscope.sources.base import Environment, Source
+from tests.analysis.servers import answering
+from tests.free_ports import free_port
 from tests.nvml_library.stand_in import GpuState, NvmlStandIn
 
 QUIET = ("--report.unix-socket=", "--report.udp-address=", "--collector.disable-defaults")
@@ -168,6 +171,34 @@ def test_says_where_it_answers_and_what_it_reads(run: Callable[..., Running]) ->
     assert "stallscope_build_info" in exporter.get("metrics")
     exporter.eventually("-/ready", lambda page: page == "ready\n")
     assert "stallscope_host_cpus" in exporter.eventually("metrics", lambda page: "stallscope_host_cpus" in page)
+
+
+def test_the_status_page_shows_gpus_runs_and_sources(run: Callable[..., Running]) -> None:
+    exporter = run("--collector.cpu", "--collector.nvidia", "--simulation.scenario=gpu_lost", "--simulation.onset=3s")
+    assert exporter.post("api/v1/report", REPORT)[0] == 204
+    page = exporter.eventually("", lambda page: "precious" in page and "fell off the bus" in page)
+    assert "7 of 8 GPUs up" in page
+    assert "they play the scenario <bdi>gpu_lost</bdi>" in page
+    assert '<section aria-labelledby="sources">' in page
+
+
+def test_verdicts_are_asked_for_while_somebody_looks_and_never_before(run: Callable[..., Running]) -> None:
+    verdict = {"metric": {"run": "precious", "cause": "input_disk_bound"}, "value": [0, "0.42"]}
+    vector = {"status": "success", "data": {"resultType": "vector", "result": [verdict]}}
+    with answering(body=json.dumps(vector).encode()) as (url, asked):
+        exporter = run(f"--prometheus.url={url}")
+        assert exporter.post("api/v1/report", REPORT)[0] == 204
+        exporter.eventually("metrics", lambda page: "precious" in page)
+        assert not asked
+        exporter.eventually("", lambda page: "Waiting for data: disk" in page)
+        assert all(b"precious" in body for _path, _headers, body in asked)
+
+
+def test_a_prometheus_that_is_not_there_leaves_the_status_page_up(run: Callable[..., Running]) -> None:
+    exporter = run(f"--prometheus.url=http://127.0.0.1:{free_port()}")
+    assert exporter.post("api/v1/report", REPORT)[0] == 204
+    page = exporter.eventually("", lambda page: "precious" in page and "Verdicts can't be had" in page)
+    assert "Connection refused" in page
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
