@@ -6,7 +6,20 @@ from grafana.builders import choices
 from grafana.builders.annotations import events
 from grafana.builders.choices import GPU
 from grafana.builders.dashboard import Dashboard, Row
-from grafana.builders.field import BLUE, GREEN, GREY, ORANGE, RED, YELLOW, Override, Text, by_name, limit_line, texts
+from grafana.builders.field import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    RED,
+    YELLOW,
+    Override,
+    Text,
+    by_name,
+    limit_line,
+    limits_of_each,
+    texts,
+)
 from grafana.builders.links import runbook, to_dashboard
 from grafana.builders.panel import (
     Panel,
@@ -25,6 +38,7 @@ from grafana.builders.verdicts import (
     coded,
     columns,
     in_colour,
+    of_gpus,
     runbook_by_cause,
     with_remedy,
     with_runbook,
@@ -38,9 +52,6 @@ _HOLDER = "{{user}} {{namespace}} {{pod}} {{container}} {{slurm_job}}"
 _MINUTE = 60
 _MILLISECONDS = 1000
 """Of a second: Grafana's times are in milliseconds, Prometheus's in seconds."""
-_UNLISTED = {"custom.hideFrom": {"legend": True, "tooltip": False, "viz": False}}
-_LIMITS = [*limit_line("/ limit$/"), Override(("byRegexp", "/ limit$/"), _UNLISTED)]
-"""Limits of each GPU: dashed, and not in the legend, since those of like GPUs lie on each other."""
 
 _TO_RUN = to_dashboard("stallscope-run", "The run", {"run": "${__data.fields.Run}"})
 _TO_RANK = to_dashboard(
@@ -78,14 +89,6 @@ def _share(counter: str, labels: str = "") -> str:
 
 
 def _verdicts() -> Panel:
-    verdict = f"gpu:verdict:ratio5m{{{GPU}}}"
-    with_run = f"""
-          {verdict}
-        * on ({_ONE}) group_left (namespace, run, rank)
-          topk by ({_ONE}) (1, gpu_rank:pair:info{{{GPU}, run!=""}})
-      or on ({_ONE})
-        {verdict}
-    """
     return table(
         "Verdict of each GPU",
         "What costs each GPU most of its time, the share of the last five minutes that it costs, what to change "
@@ -94,7 +97,9 @@ def _verdicts() -> Panel:
         [
             Query(
                 with_runbook(
-                    with_remedy(f"max by (cluster, instance, gpu, uuid, mig, namespace, run, rank, cause) ({with_run})")
+                    with_remedy(
+                        f"max by (cluster, instance, gpu, uuid, mig, namespace, run, rank, cause) ({of_gpus(GPU)})"
+                    )
                 ),
                 table=True,
             )
@@ -251,7 +256,7 @@ def _power() -> Panel:
             Query(f"stallscope_gpu_power_limit_watts{{{GPU}}}", f"{_NAME} limit"),
         ],
         unit="watt",
-        overrides=_LIMITS,
+        overrides=limits_of_each(),
         links=_CURVE,
     )
 
@@ -283,7 +288,7 @@ def _clocks() -> Panel:
             Query(f'stallscope_gpu_clock_configured_hertz{{{GPU}, clock="sm"}}', f"{_NAME} configured limit"),
         ],
         unit="hertz",
-        overrides=_LIMITS,
+        overrides=limits_of_each(),
         links=_CURVE,
     )
 
@@ -498,7 +503,7 @@ def _memory_bytes() -> Panel:
             Query(f"stallscope_gpu_memory_total_bytes{{{GPU}}}", f"{_NAME} limit"),
         ],
         unit="bytes",
-        overrides=_LIMITS,
+        overrides=limits_of_each(),
         links=_CURVE,
     )
 
@@ -528,7 +533,7 @@ def _bar1() -> Panel:
             Query(f"stallscope_gpu_bar1_total_bytes{{{GPU}}}", f"{_NAME} limit"),
         ],
         unit="bytes",
-        overrides=_LIMITS,
+        overrides=limits_of_each(),
         links=_CURVE,
     )
 
@@ -546,7 +551,7 @@ def _other_clocks() -> Panel:
             ),
         ],
         unit="hertz",
-        overrides=_LIMITS,
+        overrides=limits_of_each(),
         links=_CURVE,
     )
 
@@ -632,7 +637,7 @@ def _pcie() -> Panel:
             ),
         ],
         unit="Bps",
-        overrides=_LIMITS,
+        overrides=limits_of_each(),
         links=_CURVE,
     )
 
@@ -724,7 +729,7 @@ def _links_up() -> Panel:
         ],
         unit="none",
         decimals=0,
-        overrides=_LIMITS,
+        overrides=limits_of_each(),
         links=_CURVE,
     )
 

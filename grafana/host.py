@@ -6,14 +6,24 @@ from grafana.builders import choices
 from grafana.builders.annotations import events
 from grafana.builders.choices import CLUSTER, HOST
 from grafana.builders.dashboard import Dashboard, Row
-from grafana.builders.field import GREY, ORANGE, RED, YELLOW, Override, Text, by_name, fixed_colours, limit_line, texts
+from grafana.builders.field import (
+    GREY,
+    ORANGE,
+    RED,
+    YELLOW,
+    Text,
+    by_name,
+    fixed_colours,
+    limit_line,
+    limits_of_each,
+    texts,
+)
 from grafana.builders.links import runbook, to_dashboard
 from grafana.builders.panel import Panel, table, time_series
 from grafana.builders.query import Query, threshold
 from grafana.builders.variables import datasource
-from grafana.builders.verdicts import columns, in_colour, remedy_by_cause, with_remedy
+from grafana.builders.verdicts import columns, in_colour, of_gpus, remedy_by_cause, with_remedy
 
-_GPU = "cluster, job, instance, gpu, uuid, mig"
 _NODE = "{{instance}}"
 _DEVICE = "{{instance}} {{device}}"
 
@@ -29,9 +39,6 @@ _CURVE = (
 _RANK_CURVE = (
     to_dashboard("stallscope-run", "This rank", {"run": "${__field.labels.run}", "rank": "${__field.labels.rank}"}),
 )
-_UNLISTED = {"custom.hideFrom": {"legend": True, "tooltip": False, "viz": False}}
-_LIMITS = [*limit_line("/ limit$/"), Override(("byRegexp", "/ limit$/"), _UNLISTED)]
-"""Limits of each node or device: dashed, and not in the legend."""
 _OTHERWISE = [{"type": "regex", "options": {"pattern": ".+", "result": {"text": "see its runbook", "index": 0}}}]
 """Alerts of Stallscope itself have no cause of lost time."""
 
@@ -82,19 +89,16 @@ def _runs() -> Panel:
 
 
 def _gpus() -> Panel:
-    verdict = f"gpu:verdict:ratio5m{{{HOST}}}"
-    with_run = f"""
-          {verdict}
-        * on ({_GPU}) group_left (run, rank)
-          topk by ({_GPU}) (1, gpu_rank:pair:info{{{HOST}, gpu!="", run!=""}})
-      or on ({_GPU})
-        {verdict}
-    """
     return table(
         "GPUs of this node",
         "What costs each GPU most of its time, the share of the last five minutes that it costs, what to change "
         "first, and the run there. Click a GPU for everything about it.",
-        [Query(with_remedy(f"max by (cluster, instance, gpu, uuid, mig, run, rank, cause) ({with_run})"), table=True)],
+        [
+            Query(
+                with_remedy(f"max by (cluster, instance, gpu, uuid, mig, run, rank, cause) ({of_gpus(HOST)})"),
+                table=True,
+            )
+        ],
         columns={
             "instance": "Node",
             "gpu": "GPU",
@@ -305,7 +309,7 @@ def _rank_processors() -> Panel:
             Query(f"stallscope_training_cpu_limit_cores{{{HOST}}}", "{{run}} {{rank}} limit"),
         ],
         unit="short",
-        overrides=_LIMITS,
+        overrides=limits_of_each(),
         links=_RANK_CURVE,
     )
 
@@ -356,7 +360,7 @@ def _memory() -> Panel:
             Query(f"stallscope_host_memory_total_bytes{{{HOST}}}", f"{_NODE} limit"),
         ],
         unit="bytes",
-        overrides=_LIMITS,
+        overrides=limits_of_each(),
         links=_CURVE,
     )
 
@@ -382,7 +386,7 @@ def _shared_memory() -> Panel:
             Query(f"stallscope_host_shared_memory_total_bytes{{{HOST}}}", f"{_NODE} limit"),
         ],
         unit="bytes",
-        overrides=_LIMITS,
+        overrides=limits_of_each(),
         links=_CURVE,
     )
 
@@ -531,7 +535,7 @@ def _network() -> Panel:
             Query(f"stallscope_host_network_link_bytes_per_second{{{HOST}}}", f"{_DEVICE} limit"),
         ],
         unit="Bps",
-        overrides=_LIMITS,
+        overrides=limits_of_each(),
         links=_CURVE,
     )
 

@@ -93,6 +93,12 @@ def limit_line(*names: str, colour: str = RED) -> list[Override]:
     ]
 
 
+def limits_of_each() -> list[Override]:
+    """Draw series whose name ends in `limit` as such, out of the legend: like subjects' are alike."""
+    unlisted = {"custom.hideFrom": {"legend": True, "tooltip": False, "viz": False}}
+    return [*limit_line("/ limit$/"), Override(("byRegexp", "/ limit$/"), unlisted)]
+
+
 def second_axis(*names: str, unit: str) -> list[Override]:
     """Give series an axis of their own on the right."""
     return [Override(("byName", name), {"unit": unit, "custom.axisPlacement": "right"}) for name in names]

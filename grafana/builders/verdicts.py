@@ -61,6 +61,22 @@ def coded(verdicts: str, *subject: str) -> str:
     return f"max by ({', '.join(subject)}) (({verdicts} >= bool 0) * on (cause) group_left () stallscope:cause:code)"
 
 
+def of_gpus(matchers: str) -> str:
+    """PromQL for verdicts of GPUs, with the run and the rank that compute there: one of them where several do.
+
+    Args:
+        matchers: what narrows both, such as `choices.GPU`.
+    """
+    gpu = "cluster, job, instance, gpu, uuid, mig"
+    return f"""
+        gpu:verdict:ratio5m{{{matchers}}}
+      * on ({gpu}) group_left (namespace, run, rank)
+        topk by ({gpu}) (1, gpu_rank:pair:info{{{matchers}, gpu!="", run!=""}})
+    or on ({gpu})
+      gpu:verdict:ratio5m{{{matchers}}}
+"""
+
+
 def with_remedy(expression: str) -> str:
     """PromQL that has the cause a second time, in the label `remedy`, for a column of its own."""
     return f'label_replace({expression}, "remedy", "$1", "cause", "(.*)")'
