@@ -288,8 +288,8 @@ def _alerts() -> Panel:
     labels = "alertname, severity, cause, cluster, namespace, run, rank, instance, gpu, uuid, mig"
     since = "ALERTS_FOR_STATE" + FIRING.removeprefix("ALERTS").replace('alertstate="firing", ', "")
     return table(
-        "Alerts firing",
-        "What fires now, the newest first. Click an alert for its runbook, a run or a GPU for its evidence.",
+        "What fires now",
+        "Stallscope's alerts, the newest first. Click an alert for its runbook, a run or a GPU for its evidence.",
         [
             Query(f"topk(100, max by ({labels}) ({FIRING}))", table=True),
             Query(
