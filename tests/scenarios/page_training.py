@@ -245,7 +245,9 @@ class _Page:
             if amount.any():
                 self._add(name, self._counted(lambda times, rows=amount: course.done(rows, times)))  # type: ignore[misc]
         for name, value in run.values.items():
-            self._add("value", value, name=name)
+            # Larger samples are slower on one GPU alone as well.
+            pace = self._world.disturbance.pace[self._claim.number] if name.endswith("_per_second") else 1.0
+            self._add("value", value / pace, name=name)
 
     def _processes(self) -> None:
         world, claim, run, course, rank = self._world, self._claim, self._run, self._course, self._rank
