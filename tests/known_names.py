@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -18,6 +19,7 @@ OWN_LABELS = {"cause", "tier", "domain", "missing", "name", "job_class", "le", "
 SERVER_SERIES: Mapping[str, set[str]] = {
     "up": set(),
     "ALERTS": {"alertname", "alertstate", "severity"},
+    "ALERTS_FOR_STATE": {"alertname", "severity"},
     "prometheus_rule_evaluation_failures_total": {"rule_group"},
     "prometheus_rule_group_iterations_missed_total": {"rule_group"},
     "prometheus_rule_group_last_duration_seconds": {"rule_group"},
@@ -64,8 +66,37 @@ def selects_something(selector: Selector) -> bool:
     return all(_can_match(matcher, family, selector.metric) for matcher in selector.matchers)
 
 
+_CHOSEN = {
+    "run": {"cluster", "run"},
+    "rank": {"cluster", "instance", "run", "rank"},
+    "gpu": {"cluster", "instance", "gpu"},
+    "card": {"cluster", "instance", "gpu"},
+    "pair": {"cluster", "instance", "gpu", "run", "rank"},
+    "host": {"cluster", "instance"},
+    "node": {"cluster", "instance"},
+    "cluster": {"cluster"},
+}
+
+
+def chosen_by(metric: str) -> frozenset[str]:
+    """Those labels of a series that dashboards let choose by: cluster, instance, gpu, run, rank."""
+    if metric in BY_SERIES_NAME:
+        return frozenset({"cluster", "instance", *BY_SERIES_NAME[metric].all_labels} & _CHOICES)
+    if metric.startswith("prometheus_") or metric in ("ALERTS", "ALERTS_FOR_STATE") or ":" not in metric:
+        return frozenset()
+    subjects = metric.split(":")[0].split("_")
+    found: set[str] = set().union(*(_CHOSEN.get(subject, set()) for subject in subjects))
+    # A run's ranks, told apart by their numbers alone.
+    return frozenset(found - {"instance"} if metric.startswith("run_rank") else found)
+
+
+_CHOICES = {"cluster", "instance", "gpu", "run", "rank"}
+
+
 def _can_match(matcher: Matcher, family: Family, series_name: str) -> bool:
     if matcher.label == "le" and series_name.endswith("_bucket"):
+        if matcher.operator == "=~":
+            return any(re.fullmatch(matcher.value, f"{bound:g}") for bound in family.buckets)
         return float(matcher.value) in family.buckets
     if matcher.label not in (*family.all_labels, *TARGET_LABELS):
         return False

@@ -21,7 +21,7 @@ from tests.rules.rulebook import (
 )
 
 GIB = 2**30
-FILES = tuple(path for path in RULE_FILES if path.stem in ("thresholds", "subjects", "input", "host"))
+FILES = tuple(path for path in RULE_FILES if path.stem in ("thresholds", "subjects", "input", "hours", "host"))
 """What judges hosts, and whether a run waits for data."""
 
 
