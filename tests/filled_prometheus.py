@@ -25,7 +25,7 @@ from tests.remote_write import STALE, Receiver, labels_of, samples_of, series_of
 from tests.scenarios import runner
 from tests.scenarios.series import Series
 
-_RECORDED = '{__name__=~".+:.+|ALERTS"}'
+_RECORDED = '{__name__=~".+:.+|ALERTS.*"}'
 _MESSAGE_BYTES = 8_000_000
 
 

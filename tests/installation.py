@@ -25,7 +25,7 @@ CLUSTER = "east"
 """The cluster of all parts but those on laptops, which have no such label."""
 _SEED = 1
 _GPU = ("cluster", "job", "instance", "gpu", "uuid", "mig")
-_TIMES = ("timestamp_seconds", "process_start_time_seconds", "run:clock:seconds")
+_TIMES = ("timestamp_seconds", "process_start_time_seconds", "run:clock:seconds", "ALERTS_FOR_STATE")
 """Ends of names whose values are moments."""
 
 
@@ -81,12 +81,13 @@ def _healthy() -> Case:
 
 
 def _broken() -> Case:
-    """Three of four GPUs are ill, each otherwise."""
+    """Four GPUs are ill, each otherwise."""
     story = told(PAIR, count=2, measures_communication=True)
     states = (
         From(ALWAYS, Gpu()),
         From(7.0, Gpu(uncorrected=2, corrected=40, remap_pending=True, remapped=1, xids=(48,)), (0,)),
         From(7.0, Gpu(links_down=2, link_errors={"crc": 20.0}, width=8, replays=90.0, corrected=5), (1,)),
+        From(7.0, Gpu(throttled={"power_brake": 0.4, "hw_slowdown": 0.4}, clock=0.7, xids=(31,)), (2,)),
         From(20.0, Gpu(present=False, xids=(79,)), (3,)),
     )
     run = story.runs[0]
@@ -106,8 +107,8 @@ def _host() -> Case:
         memory_waiting=0.25,
         memory_used=0.95,
         page_cache=0.03,
-        dropped=400.0,
-        errors=250.0,
+        dropped=4000.0,
+        errors=2500.0,
         received=5e7,
         swap_in=3e7,
         swap_out=2e7,
@@ -116,7 +117,9 @@ def _host() -> Case:
         nfs_in_flight=60,
         oom_kills=0.1,
     )
-    return positive("host_in_trouble", "mem_pressure", told(SERVER, SERVER_WORK, host=host), subject="host")
+    slow = Gpu(clock_configured=0.9, clock=0.9)
+    story = told(SERVER, SERVER_WORK, host=host, onset=2.0, gpu=slow, gpus=(0,))
+    return positive("host_in_trouble", "mem_pressure", story, subject="host", length=45.0)
 
 
 def _partitioned() -> Case:
@@ -126,6 +129,20 @@ def _partitioned() -> Case:
     work = replace(CLOUD_WORK, memory=0.5)
     run = Run(ranks=((0,),), work=(From(ALWAYS, work),))
     return negative("partitioned_gpu", Story((node,), (run,), hosts=(From(ALWAYS, QUIET[CLOUD]),)), subject="gpu")
+
+
+def _shared() -> Case:
+    """Two runs on one GPU, and memory that a dead process left on the other."""
+    case = _known("ac_17_two_jobs_on_one_gpu")
+    left = (From(ALWAYS, Gpu()), From(7.0, Gpu(kept=0.6), (1,)))
+    return replace(case, story=replace(case.story, gpus=left))
+
+
+def _lopsided() -> Case:
+    """One process drives two GPUs, and gives most of the work to the first."""
+    whole = replace(SERVER_WORK, communication=0.0, loader_cores=12.0, loader_workers=48)
+    story = told(SERVER, before=whole, ranks=((0, 1),), gpu_shares=(1.0, 0.5))
+    return positive("one_process_on_two_gpus", "gpu_load_imbalance", story, subject="run", length=25.0)
 
 
 def _idle() -> Case:
@@ -156,13 +173,17 @@ def _exporters() -> Case:
 
 PARTS = (
     Part(HEALTHY, _healthy()),
-    Part("waiting", _known("input_few_workers_node")),
+    Part("waiting", _known("input_few_workers_laptop"), cluster=""),
+    Part("starving", _known("input_network_bound_cloud")),
     Part("straggling", _known("straggler_hw_two_nodes")),
+    Part("lopsided", _lopsided()),
     Part("broken", _broken()),
     Part("hot", _known("thermal_throttle_laptop"), cluster=""),
     Part("idle", _idle()),
+    Part("shared", _shared()),
     Part("full", _known("gpu_mem_near_oom_laptop"), cluster=""),
     Part("saving", _known("checkpoint_stall_laptop", minutes=45.0), cluster=""),
+    Part("stuttering", _known("step_outliers_laptop", minutes=45.0), cluster=""),
     Part("restarting", _known("restart_loop_server", minutes=45.0)),
     Part("unknown", _known("no_phases_measured"), cluster=""),
     Part("host", _host()),
@@ -183,7 +204,7 @@ def series() -> list[Series]:
             labels = {name: _renamed(name, value, part, number) for name, value in each.labels.items()}
             values = moved(each.name, each.values, late * SCRAPE_SECONDS)
             found.append(Series(each.name, {"cluster": part.cluster, **labels}, [*([None] * late), *values]))
-    return [*found, *_further(found, scrapes), *_of_prometheus(scrapes)]
+    return [*found, *_further(found, scrapes), *_of_scrapes(found, scrapes), *_of_prometheus(scrapes)]
 
 
 def recorded_before(scraped: Sequence[Series]) -> list[Series]:
@@ -223,6 +244,22 @@ def _further(scraped: Sequence[Series], scrapes: int) -> Iterator[Series]:
             yield Series("process_max_fds", each.labels, [1024.0] * scrapes)
 
 
+def _of_scrapes(scraped: Sequence[Series], scrapes: int) -> Iterator[Series]:
+    """What Prometheus tells of its scrapes, and what an exporter in trouble tells of itself."""
+    for each in scraped:
+        if each.name != "up":
+            continue
+        answered = [None if not value else 1.0 for value in each.values]
+        yield Series("scrape_duration_seconds", each.labels, [0.01] * scrapes)
+        yield Series("scrape_samples_scraped", each.labels, [500 * (value or 0.0) for value in answered])
+        if each.labels["instance"].startswith("exporters"):
+            counted = [None if value is None else float(number) for number, value in enumerate(answered)]
+            rejected = {**each.labels, "source": "nvidia", "reason": "out_of_range"}
+            yield Series("stallscope_exporter_values_rejected_total", rejected, counted)
+            failed = {**each.labels, "reason": "kubelet"}
+            yield Series("stallscope_exporter_attribution_errors_total", failed, counted)
+
+
 def _of_prometheus(scrapes: int) -> Iterator[Series]:
     """What a Prometheus that scrapes itself tells of the rules."""
     target = {"job": "prometheus", "instance": "localhost:9090"}
@@ -231,6 +268,7 @@ def _of_prometheus(scrapes: int) -> Iterator[Series]:
         labels = {**target, "rule_group": f"/etc/prometheus/rules/{group}.yml;{group}"}
         yield Series("prometheus_rule_group_last_duration_seconds", labels, [0.02] * scrapes)
         yield Series("prometheus_rule_group_interval_seconds", labels, [30.0] * scrapes)
+        yield Series("prometheus_rule_group_last_evaluation_samples", labels, [100.0] * scrapes)
         yield Series("prometheus_rule_group_rules", labels, [10.0] * scrapes)
         yield Series("prometheus_rule_evaluations_total", labels, [10.0 * number for number in range(scrapes)])
         yield Series("prometheus_rule_evaluation_failures_total", labels, [0.0] * scrapes)

@@ -65,7 +65,7 @@ def variable_names(page: Json) -> set[str]:
     return {variable["name"] for variable in variables(page)}
 
 
-def annotations(page: Json) -> Iterator[Json]:
+def marks(page: Json) -> Iterator[Json]:
     """The annotations that ask Prometheus."""
     return (each for each in page["annotations"]["list"] if not each.get("builtIn"))
 
@@ -88,7 +88,7 @@ def asked(page: Json) -> Iterator[Asked]:
     for panel in drawn(page):
         for target in panel.get("targets", ()):
             yield Asked(f"{panel['title']} {target['refId']}", target["expr"])
-    for each in annotations(page):
+    for each in marks(page):
         yield Asked(f"annotation {each['name']}", each["expr"])
     for variable in variables(page):
         if variable["type"] == "query":

@@ -1,0 +1,163 @@
+"""Ask a Prometheus what a dashboard asks, with variables put in as Grafana puts them in."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.grafana.pages import Json, label_values, variables
+from tests.prometheus_server import Server
+
+SCRAPE_SECONDS = 15
+"""What the provisioned data source says of the time between scrapes."""
+_PIXELS = 1000
+"""Width of a panel with a time axis, on a screen of usual size."""
+_SPECIAL = re.compile(r"[\\^$.*+?()\[\]{}|']")
+_USE = re.compile(r"\$\{(?P<braced>\w+)(?::(?P<form>\w+))?\}|\$(?P<bare>\w+)")
+_NICE = (1, 2, 5, 10, 15, 20, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400)
+"""Steps in seconds that Grafana rounds to."""
+ALL = ("$__all",)
+
+
+@dataclass(frozen=True)
+class Window:
+    """The time that a dashboard shows, in Unix seconds."""
+
+    start: float
+    end: float
+
+    @property
+    def seconds(self) -> int:
+        """Its length."""
+        return round(self.end - self.start)
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What a reader has chosen: the values of each variable, `ALL` for all at once."""
+
+    page: Json
+    window: Window
+    values: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    options: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Of query variables: what there is to choose from."""
+
+    def put_in(self, expression: str, step: int) -> str:
+        """Put everything that is chosen into an expression.
+
+        Args:
+            expression: with variables.
+            step: seconds between two points.
+        """
+        built_in = {
+            "__interval": f"{step}s",
+            "__interval_ms": str(1000 * step),
+            "__rate_interval": f"{max(step + SCRAPE_SECONDS, 4 * SCRAPE_SECONDS)}s",
+            "__range": f"{self.window.seconds}s",
+            "__range_s": str(self.window.seconds),
+            "__range_ms": str(1000 * self.window.seconds),
+            "__from": str(round(1000 * self.window.start)),
+            "__to": str(round(1000 * self.window.end)),
+        }
+        by_name = {variable["name"]: variable for variable in variables(self.page)}
+
+        def value(match: re.Match[str]) -> str:
+            name = match["braced"] or match["bare"]
+            if name in built_in:
+                return built_in[name]
+            return match.group() if name not in by_name else self._value(by_name[name])
+
+        return _USE.sub(value, expression)
+
+    def _value(self, variable: Json) -> str:
+        name = variable["name"]
+        values = self.values[name]
+        if values == ALL:
+            if variable.get("allValue"):
+                return str(variable["allValue"])
+            values = self.options[name]
+        if not (variable.get("multi") or variable.get("includeAll")):
+            return (
+                "".join(values).replace("\\", "\\\\").replace('"', '\\"') if variable["type"] == "query" else values[0]
+            )
+        # Escaped for the regular expression, and once more for the string that it stands in.
+        escaped = [_SPECIAL.sub(lambda found: 2 * "\\" + found.group().replace("\\", "\\\\"), each) for each in values]
+        return escaped[0] if len(escaped) == 1 else f"({'|'.join(escaped)})"
+
+
+def choose(server: Server, page: Json, window: Window, wanted: Mapping[str, Sequence[str]]) -> Chosen:
+    """Open a dashboard: fill its variables in order, as the address says or as they are by default.
+
+    Args:
+        server: the Prometheus.
+        page: the dashboard.
+        window: the time that is shown.
+        wanted: values that the address gives. What a query variable does not offer is not taken.
+    """
+    values: dict[str, tuple[str, ...]] = {}
+    options: dict[str, tuple[str, ...]] = {}
+    for variable in variables(page):
+        name = variable["name"]
+        if variable["type"] == "query":
+            sofar = Chosen(page, window, values, options)
+            options[name] = _options(server, variable, sofar)
+            given = tuple(each for each in wanted.get(name, ()) if each in options[name])
+            values[name] = given or (ALL if variable["includeAll"] else options[name][:1])
+        else:
+            values[name] = tuple(wanted.get(name) or (str(variable["current"]["value"]),))
+    return Chosen(page, window, values, options)
+
+
+def _options(server: Server, variable: Json, chosen: Chosen) -> tuple[str, ...]:
+    series, label = label_values(variable)
+    limits = {"start": f"{chosen.window.start}", "end": f"{chosen.window.end}"}
+    if series:
+        limits["match[]"] = chosen.put_in(series, SCRAPE_SECONDS)
+    found = server.ask(f"label/{label}/values", **limits)["data"]
+    if variable.get("regex"):
+        raise ValueError(f"variable {variable['name']} has a regular expression, which is not followed here")
+    return tuple(sorted(found))
+
+
+def step_of(target: Json, window: Window) -> int:
+    """Seconds between two points that Grafana would choose, on a screen of usual size."""
+    least = SCRAPE_SECONDS
+    if target.get("interval"):
+        number, unit = re.fullmatch(r"(\d+)([smh])", target["interval"]).groups()  # type: ignore[union-attr]
+        least = int(number) * {"s": 1, "m": 60, "h": 3600}[unit]
+    points = target.get("maxDataPoints", _PIXELS)
+    raw = window.seconds / points
+    return max(least, next((nice for nice in _NICE if nice >= raw), _NICE[-1]))
+
+
+def ask(server: Server, chosen: Chosen, target: Json, panel: Json | None = None) -> dict[str, Any]:
+    """Ask one query of a panel as Grafana does, and return the whole answer.
+
+    Args:
+        server: the Prometheus.
+        chosen: what is shown.
+        target: the query.
+        panel: that it is of.
+
+    Raises:
+        RefusedError: the query is wrong.
+    """
+    window = chosen.window
+    limited = {**target, **({"maxDataPoints": panel["maxDataPoints"]} if panel and "maxDataPoints" in panel else {})}
+    step = step_of(limited, window)
+    expression = chosen.put_in(target["expr"], step)
+    if target["instant"]:
+        return server.ask("query", query=expression, time=f"{window.end}")
+    # Grafana begins at a whole step, so that a reload moves no point.
+    start, end = (int(moment // step) * step for moment in (window.start, window.end))
+    return server.ask("query_range", query=expression, start=f"{start}", end=f"{end}", step=f"{step}")
+
+
+def legend(target: Json, labels: Mapping[str, str]) -> str:
+    """What a series is called in a panel."""
+    form = target.get("legendFormat") or "__auto"
+    if form == "__auto":
+        return ",".join(f"{name}={value}" for name, value in sorted(labels.items()))
+    return re.sub(r"\{\{\s*(\w+)\s*\}\}", lambda match: labels.get(match[1], ""), form)

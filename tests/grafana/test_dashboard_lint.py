@@ -1,0 +1,69 @@
+"""The dashboards keep the rules of Grafana's linter and the project's own, on every kind of panel."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.grafana import lint
+from tests.grafana.pages import PAGES, Json
+from tests.known_names import chosen_by
+
+RULES: tuple[Callable[[Json], Iterator[str]], ...] = (
+    lint.identity,
+    lint.layout,
+    lint.words,
+    lint.targets,
+    lint.datasource,
+    lint.templates,
+    lint.defined,
+    lint.rates,
+    lint.gaps,
+)
+WIDE_ON_PURPOSE = {
+    (
+        "stallscope-run",
+        "stallscope_training_",
+        "instance",
+    ): "nodes are chosen for what hosts tell; ranks have their run",
+    ("stallscope-run", "rank", "instance"): "the same, of what is recorded of ranks",
+    ("stallscope-run", "rank:missing:info", "rank"): "a rank that is missing can't be chosen",
+    ("stallscope-run", "rank_gpu:claim:info", "rank"): "says which GPUs are the run's, whatever rank is looked at",
+    ("stallscope-run", "stallscope_training_start_timestamp_seconds", "rank"): "a restart is one of the whole run",
+    ("stallscope-run", "stallscope_training_phase_occurrences_total", "rank"): "a checkpoint is one of the whole run",
+}
+"""Dashboard, beginning of series, and variable: why the ones are not narrowed by the other."""
+
+
+@pytest.mark.parametrize("uid", PAGES)
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_a_dashboard_keeps_the_rule(rule: Callable[[Json], Iterator[str]], uid: str) -> None:
+    assert list(rule(PAGES[uid])) == []
+
+
+def _wide(uid: str) -> Iterator[tuple[str, str, str, set[tuple[str, str, str]]]]:
+    """Where, series and variable of what is not narrowed, with the exceptions that allow it."""
+    for where, metric, name in lint.narrowing(PAGES[uid], chosen_by):
+        allowed = {each for each in WIDE_ON_PURPOSE if (uid, name) == each[::2] and metric.startswith(each[1])}
+        yield where, metric, name, allowed
+
+
+@pytest.mark.parametrize("uid", PAGES)
+def test_every_selector_is_narrowed_by_the_choices_that_it_can_be_narrowed_by(uid: str) -> None:
+    assert [found[:3] for found in _wide(uid) if not found[3]] == []
+
+
+def test_every_exception_is_needed() -> None:
+    assert WIDE_ON_PURPOSE.keys() == {each for uid in PAGES for found in _wide(uid) for each in found[3]}
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Grafana's list of units comes with a package for Python 3.11")
+@pytest.mark.parametrize("uid", PAGES)
+def test_every_unit_is_one_of_grafanas(uid: str) -> None:
+    from grafana_foundation_sdk.models import units
+
+    known = frozenset(value for value in vars(units).values() if isinstance(value, str) and value)
+    assert {"percentunit", "bytes", "watt"} <= known
+    assert list(lint.units(PAGES[uid], known)) == []

@@ -1,0 +1,228 @@
+"""Every query of every dashboard, asked of a real Prometheus that holds an installation with every kind of trouble."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any, NamedTuple
+
+import pytest
+
+from stallscope.causes import CAUSES, REMAINDERS
+from tests.filled_prometheus import FilledPrometheus
+from tests.grafana.asking import ALL, Chosen, Window, ask, choose, legend
+from tests.grafana.pages import PAGES, Json, drawn, marks, variables
+from tests.installation import HEALTHY, PARTS
+
+HOUR = 3600
+COMPARING = "stallscope-compare"
+"""The dashboard that shows several runs."""
+
+SHOWN_FOR = {
+    ("stallscope-gpu", "Clock of the multiprocessors", "C"): "host",
+    ("stallscope-gpu", "Fans", "A"): "hot",
+    ("stallscope-gpu", "Period of dips", "A"): "saving",
+    ("stallscope-gpu", "Period of dips", "B"): "saving",
+    ("stallscope-gpu", "PCIe link against what is possible", "C"): "broken",
+    ("stallscope-gpu", "PCIe replays a minute", "B"): "broken",
+    ("stallscope-gpu", "Xid errors", "A"): "broken",
+    ("stallscope-gpu", "GPUs that don't answer", "A"): "broken",
+    ("stallscope-gpu", "GPUs with several holders", "A"): "shared",
+    ("stallscope-gpu", "Held and not used", "A"): "idle",
+    ("stallscope-gpu", "Memory that no process holds", "A"): "shared",
+    ("stallscope-gpu", "Held down by heat or power supply", "A"): "hot",
+    ("stallscope-gpu", "Held down by heat or power supply", "B"): "broken",
+    ("stallscope-gpu", "Other clocks", "C"): "host",
+    ("stallscope-gpu", "MIG instances", "A"): "partitioned",
+    ("stallscope-health", "Sources that fail now", "A"): "exporters",
+    ("stallscope-health", "Sources that fail now", "B"): "exporters",
+    ("stallscope-health", "Ranks that can't be judged, by what is missing", "A"): "unknown",
+    ("stallscope-health", "Scrapes that were missed", "A"): "exporters",
+    ("stallscope-health", "Exporters that were silent", "A"): "exporters",
+    ("stallscope-health", "Values rejected a second", "A"): "exporters",
+    ("stallscope-health", "Failed attributions a second", "A"): "exporters",
+    ("stallscope-health", "Reports rejected a second, by reason", "A"): "exporters",
+    ("stallscope-host", "Firing alerts of this node and its GPUs", "A"): "host",
+    ("stallscope-host", "Network: packets lost, over an hour", "A"): "host",
+    ("stallscope-host", "Processes killed for want of memory", "A"): "host",
+    ("stallscope-run", "What to change first", "B"): "waiting",
+    ("stallscope-run", "Alerts firing", "A"): "waiting",
+    ("stallscope-run", "What is missing", "A"): "unknown",
+    ("stallscope-run", "GPU activity against steps", "D"): "saving",
+    ("stallscope-run", "GPU activity against steps", "E"): "saving",
+    ("stallscope-run", "What comes back every so many steps", "A"): "saving",
+    ("stallscope-run", "What comes back every so many steps", "B"): "stuttering",
+    ("stallscope-run", "What comes back every so many steps", "C"): "saving",
+    ("stallscope-run", "GPUs that dip at regular intervals", "A"): "saving",
+    ("stallscope-run", "GPUs that dip at regular intervals", "B"): "saving",
+    ("stallscope-run", "GPUs that dip at regular intervals", "C"): "saving",
+    ("stallscope-run", "Step time", "E"): "stuttering",
+    ("stallscope-run", "Scaling efficiency and load", "B"): "lopsided",
+    ("stallscope-run", "Loader workers", "C"): "waiting",
+    ("stallscope-run", "What the network could feed", "A"): "starving",
+    ("stallscope-run", "What the network could feed", "C"): "starving",
+}
+"""Queries that find something for the trouble that they are about, and nothing for a healthy run and its nodes."""
+NO_STORY = {
+    ("stallscope-fleet", "GPUs that are held and do nothing", "D"): "a run would have to stand still for an hour first",
+    ("stallscope-gpu", "Memory rows remapped and pages retired", "B"): "only GPUs older than the stories' retire pages",
+}
+"""Queries that no part of the installation has anything for, and why."""
+
+
+class Answer(NamedTuple):
+    """What one query of a panel found."""
+
+    panel: Json
+    target: Json
+    result: list[dict[str, Any]]
+    warnings: list[str]
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """Panel and letter."""
+        return self.panel["title"], self.target["refId"]
+
+
+class Library:
+    """Dashboards as they look for a part of the installation, each asked once."""
+
+    def __init__(self, filled: FilledPrometheus) -> None:
+        self._filled = filled
+        self._found: dict[tuple[str, str], list[Answer]] = {}
+
+    def opened(self, uid: str, part: str) -> Chosen:
+        """A dashboard as a link to a part's run and nodes opens it."""
+        shown = self._filled.parts[part]
+        wanted = {
+            "cluster": [shown.cluster] if shown.cluster else [],
+            "instance": shown.instances,
+            "run": [shown.run, *(["starving"] if uid == COMPARING else [])],
+            "shift": ["15m"],  # for which there are data
+        }
+        window = Window(self._filled.end - HOUR, self._filled.end)
+        return choose(self._filled.server, PAGES[uid], window, wanted)
+
+    def answers(self, uid: str, part: str) -> list[Answer]:
+        """What all queries of the dashboard's panels find then."""
+        if (uid, part) not in self._found:
+            chosen = self.opened(uid, part)
+            self._found[uid, part] = [
+                Answer(panel, target, answer["data"]["result"], answer.get("warnings", []))
+                for panel in drawn(PAGES[uid])
+                for target in panel.get("targets", ())
+                for answer in [ask(self._filled.server, chosen, target, panel)]
+            ]
+        return self._found[uid, part]
+
+    def found(self, uid: str, part: str, place: tuple[str, str]) -> list[dict[str, Any]]:
+        """What one query finds."""
+        return next(answer.result for answer in self.answers(uid, part) if answer.place == place)
+
+
+@pytest.fixture(scope="module")
+def library(filled: FilledPrometheus) -> Library:
+    return Library(filled)
+
+
+def labels_of(result: list[dict[str, Any]], name: str) -> set[str]:
+    return {series["metric"][name] for series in result if name in series["metric"]}
+
+
+@pytest.mark.parametrize("part", [part.name for part in PARTS])
+@pytest.mark.parametrize("uid", PAGES)
+def test_every_query_is_answered_without_a_warning(library: Library, uid: str, part: str) -> None:
+    assert [(answer.place, answer.warnings) for answer in library.answers(uid, part) if answer.warnings] == []
+
+
+@pytest.mark.parametrize("uid", PAGES)
+def test_every_variable_offers_something(library: Library, uid: str) -> None:
+    chosen = library.opened(uid, HEALTHY)
+    assert [name for name, options in chosen.options.items() if not options] == []
+    assert all(chosen.values[variable["name"]] for variable in variables(PAGES[uid]))
+
+
+@pytest.mark.parametrize("uid", PAGES)
+def test_a_link_to_a_run_and_its_nodes_shows_these(library: Library, uid: str) -> None:
+    values = library.opened(uid, HEALTHY).values
+    assert values.get("instance", ("healthy0:19400",))[0] == "healthy0:19400"
+    assert values.get("run", ("healthy",))[0] == "healthy"
+
+
+@pytest.mark.parametrize("uid", PAGES)
+def test_every_query_finds_what_it_is_for(library: Library, uid: str) -> None:
+    empty = [
+        answer.place
+        for answer in library.answers(uid, HEALTHY)
+        if not library.found(uid, SHOWN_FOR.get((uid, *answer.place), HEALTHY), answer.place)
+    ]
+    assert sorted(empty) == sorted(place[1:] for place in NO_STORY if place[0] == uid)
+
+
+@pytest.mark.parametrize("uid", PAGES)
+def test_nothing_is_shown_of_trouble_that_a_healthy_run_does_not_have(library: Library, uid: str) -> None:
+    false = [
+        (answer.place, answer.result)
+        for answer in library.answers(uid, HEALTHY)
+        if (uid, *answer.place) in SHOWN_FOR and answer.result
+    ]
+    assert false == []
+
+
+def test_every_query_that_is_listed_exists() -> None:
+    there = {
+        (uid, panel["title"], target["refId"])
+        for uid, page in PAGES.items()
+        for panel in drawn(page)
+        for target in panel.get("targets", ())
+    }
+    assert (SHOWN_FOR.keys() | NO_STORY.keys()) - there == set()
+
+
+@pytest.mark.parametrize("uid", PAGES)
+def test_every_annotation_is_answered(filled: FilledPrometheus, library: Library, uid: str) -> None:
+    chosen = library.opened(uid, "broken")
+    for mark in marks(PAGES[uid]):
+        target = {"expr": mark["expr"], "interval": mark["step"], "instant": False}
+        answer = ask(filled.server, chosen, target)
+        assert answer.get("warnings", []) == [], mark["name"]
+
+
+MARKED = {
+    ("stallscope-fleet", "Critical alerts"): "broken",
+}
+"""Annotations and the part whose events they mark."""
+CURVES = ("timeseries", "state-timeline", "status-history", "bargauge", "stat")
+
+
+@pytest.mark.parametrize("uid", PAGES)
+@pytest.mark.parametrize("part", [HEALTHY, "straggling", "broken"])
+def test_no_two_series_of_a_panel_are_called_the_same(library: Library, uid: str, part: str) -> None:
+    names: dict[str, Counter[str]] = {}
+    for answer in library.answers(uid, part):
+        if answer.panel["type"] in CURVES:
+            called = [legend(answer.target, series["metric"]) for series in answer.result]
+            names.setdefault(answer.panel["title"], Counter()).update(called)
+    assert {
+        title: [name for name, count in counted.items() if count > 1]
+        for title, counted in names.items()
+        if max(counted.values(), default=0) > 1
+    } == {}
+
+
+HARMLESS = {*REMAINDERS, *(cause.name for cause in CAUSES.values() if cause.alert is None)}
+
+
+def test_the_fleet_lists_no_healthy_run_and_no_healthy_gpu_among_the_worst(library: Library) -> None:
+    for answer in library.answers("stallscope-fleet", HEALTHY):
+        if answer.panel["type"] != "table":
+            continue
+        listed = [series for series in answer.result if series["metric"].get("cause") not in {None, *HARMLESS}]
+        assert HEALTHY not in labels_of(listed, "run"), answer.place
+        assert not {"healthy0:19400", "healthy1:19400"} & labels_of(listed, "instance"), answer.place
+
+
+def test_all_stands_for_everything_and_for_what_has_no_cluster(library: Library) -> None:
+    values = library.opened("stallscope-fleet", "hot").values
+    assert values["cluster"] == ALL
+    runs = {run for answer in library.answers("stallscope-fleet", "hot") for run in labels_of(answer.result, "run")}
+    assert {"hot", "straggling"} <= runs
