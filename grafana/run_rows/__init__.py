@@ -1,0 +1,1 @@
+"""The rows of the run's dashboard, one module a row."""

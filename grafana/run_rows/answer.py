@@ -1,0 +1,358 @@
+"""The first screen: what it is, what to change, and what that gains.
+
+Recorded series only, so that it is there at once however large the run.
+"""
+
+from __future__ import annotations
+
+from grafana.builders.choices import HOST, RUN
+from grafana.builders.dashboard import Row
+from grafana.builders.field import BLUE, ORANGE, RED, Override, Text, by_name, texts
+from grafana.builders.links import runbook
+from grafana.builders.panel import Panel, bar_gauge, stat, state_timeline, table, time_series
+from grafana.builders.query import Query
+from grafana.builders.verdicts import (
+    VERDICTS,
+    WITHOUT_RUNBOOK,
+    by_code,
+    cause_colours,
+    coded,
+    columns,
+    remedy_by_cause,
+    runbook_by_cause,
+    with_remedy,
+)
+from grafana.run_rows.asking import (
+    BY_RUN,
+    CELL_TO_GPU,
+    CELL_TO_HOST,
+    CELL_TO_RANK,
+    RANK_HERE,
+    RUN_HERE,
+    SHARE_COLOURS,
+    TO_COMPARE,
+)
+
+_MISSING = {
+    "reports": "no fresh reports: see whether the process lives, and STALLSCOPE_SOCKET",
+    "steps": "too few steps yet: wait",
+    "warmup": "the run has only begun: wait",
+    "data_wait": 'phase data_wait is not told: wrap the loader, or use phase("data_wait")',
+    "gpu_idle": "the rank's GPU tells nothing: see the exporter's health",
+}
+
+
+def _verdict() -> Panel:
+    return stat(
+        "Verdict",
+        "What costs the run most now, hardware and standstill before all else. What to change stands below; grey means "
+        "that evidence is missing, and the table of what is missing says which.",
+        [Query(coded(f"run:verdict:ratio5m{{{RUN}}}", "cluster", "namespace", "run"), "{{run}}", instant=True)],
+        unit="none",
+        mappings=by_code(),
+        background=True,
+        text_of="auto",
+        width=8,
+        no_value="no live rank",
+        links=[TO_COMPARE],
+    )
+
+
+def _lost() -> Panel:
+    return stat(
+        "GPU time lost",
+        "Share of the GPUs' time that is lost to all causes together, a mean over the ranks and over five minutes. "
+        "If it is high, begin with the first cause in the table.",
+        [Query(f"run:time_lost:ratio5m{{{RUN}}}", "{{run}}", instant=True)],
+        unit="percentunit",
+        decimals=0,
+        colour=SHARE_COLOURS,
+        overrides=[Override(("byRegexp", "/.*/"), {"min": 0, "max": 1})],
+        text_of="auto",
+    )
+
+
+def _gain() -> Panel:
+    return stat(
+        "Faster by at most",
+        "How many times as fast the run would be if nothing were lost: 1 / (1 - share lost). The table says what each "
+        "cause has in it; where no step is made there is no figure.",
+        [Query(f"1 / (1 - (run:time_lost:ratio5m{{{RUN}}} < 1))", "{{run}}", instant=True)],
+        unit="suffix: times",
+        decimals=2,
+        text_of="auto",
+        no_value="not foreseeable",
+    )
+
+
+def _hours() -> Panel:
+    return stat(
+        "GPU-hours lost a day",
+        "What that share comes to on all GPUs of the run, and so what there is to win. Weigh it against the work that "
+        "the change is.",
+        [
+            Query(
+                f"24 * run:time_lost:ratio5m{{{RUN}}} * on ({BY_RUN}) group_left () run:gpus:count{{{RUN}}}",
+                "{{run}}",
+                instant=True,
+            )
+        ],
+        unit="short",
+        decimals=1,
+        text_of="auto",
+        no_value="no GPU claimed",
+    )
+
+
+def _goodput() -> Panel:
+    return stat(
+        "Goodput",
+        "Productive step time over wall time, in the last hour: without waits, saves, restarts, and steps done twice. "
+        "If it is low while little GPU time is lost, look at saves and restarts.",
+        [Query(f"run:goodput:ratio1h{{{RUN}}}", "{{run}}", instant=True)],
+        unit="percentunit",
+        decimals=0,
+        colour={"mode": "continuous-RdYlGr"},
+        overrides=[Override(("byRegexp", "/.*/"), {"min": 0, "max": 1})],
+        text_of="auto",
+        no_value="too new",
+    )
+
+
+def _change() -> Panel:
+    verdict = f"run:verdict:ratio5m{{{RUN}}}"
+    paged = f'run:verdict:ratio5m{{{RUN}, cause!~"{WITHOUT_RUNBOOK}"}}'
+    return table(
+        "What to change first",
+        "The remedy for the verdict, in one sentence. The runbook says how to confirm it, and how to go about it.",
+        [
+            Query(with_remedy(f"max by ({BY_RUN}, cause) ({verdict})"), table=True),
+            Query(_with_runbook(f"max by ({BY_RUN}, cause) ({paged})"), table=True),
+        ],
+        columns={
+            "run": "Run",
+            "remedy": "What to change",
+            "Value #A": "Lost to it",
+            "runbook": "Runbook",
+        },
+        width=16,
+        height=4,
+        overrides=[
+            by_name(
+                "What to change",
+                mappings=remedy_by_cause(VERDICTS),
+                custom__cellOptions={"type": "auto", "wrapText": True},
+                custom__minWidth=260,
+            ),
+            by_name("Run", custom__width=140),
+            by_name("Lost to it", unit="percentunit", decimals=0, custom__width=90),
+            _runbook_column(),
+        ],
+        no_value="No live rank of this run.",
+    )
+
+
+def _with_runbook(expression: str) -> str:
+    return f'label_replace({expression}, "runbook", "$1", "cause", "(.*)")'
+
+
+def _runbook_column() -> Override:
+    return by_name("Runbook", mappings=runbook_by_cause(), links=[runbook()], custom__width=210)
+
+
+def _progress() -> Panel:
+    return stat(
+        "Progress",
+        "Step reached, and its share of the steps planned where the code tells them.",
+        [
+            Query(f"run:step:max{{{RUN}}}", "step", instant=True),
+            Query(f"run:step:max{{{RUN}}} / run:steps_planned:max{{{RUN}}}", "of planned", instant=True),
+        ],
+        unit="locale",
+        decimals=0,
+        text_of="value_and_name",
+        overrides=[Override(("byFrameRefID", "B"), {"unit": "percentunit", "decimals": 1})],
+        no_value="no step yet",
+    )
+
+
+def _time_left() -> Panel:
+    return stat(
+        "Time left",
+        "Time until the planned steps are done, at the pace of the last half hour, saves and evaluations included. "
+        "Missing where no number of steps is told, or while no step is made.",
+        [Query(f"run:time_left:seconds{{{RUN}}}", "{{run}}", instant=True)],
+        unit="s",
+        decimals=1,
+        text_of="auto",
+        no_value="not foreseeable",
+    )
+
+
+def _causes() -> Panel:
+    share = f"max by ({BY_RUN}, cause) (run_cause:time_lost:ratio5m{{{RUN}}} > 0)"
+    hours = f"24 * {share} * on ({BY_RUN}) group_left () run:gpus:count{{{RUN}}}"
+    return table(
+        "All causes, the costliest first",
+        "Every cause that costs the run GPU time now, with its remedy. Causes lie behind one another: mend the first, "
+        "then look again.",
+        [
+            Query(with_remedy(_with_runbook(share)), table=True),
+            Query(with_remedy(_with_runbook(f"1 / (1 - ({share} < 1))")), table=True),
+            Query(with_remedy(_with_runbook(hours)), table=True),
+        ],
+        columns={
+            "run": "Run",
+            "cause": "Verdict",
+            "Value #A": "Lost",
+            "Value #B": "Faster by",
+            "Value #C": "GPU-hours a day",
+            "remedy": "What to change",
+            "runbook": "Runbook",
+        },
+        width=16,
+        height=7,
+        sort="Lost",
+        overrides=[
+            *columns(),
+            by_name("Run", custom__width=140),
+            by_name("Lost", unit="percentunit", decimals=1, custom__width=70),
+            by_name("Faster by", unit="suffix: times", decimals=2, custom__width=85),
+            by_name("GPU-hours a day", decimals=1, custom__width=125),
+            _runbook_column(),
+        ],
+        no_value="Nothing is lost.",
+    )
+
+
+def _alerts() -> Panel:
+    labels = "alertname, severity, run, rank, instance, gpu"
+    return table(
+        "Alerts firing",
+        "Alerts on the run and on the nodes and GPUs under it. Click a name for its runbook.",
+        [
+            Query(
+                f'max by ({labels}) (ALERTS{{alertstate="firing", {RUN}}}'
+                f' or (ALERTS{{alertstate="firing", {HOST}, run=""}}'
+                f" and on (cluster, instance) run_node:known:info{{{RUN_HERE}}}))",
+                table=True,
+            )
+        ],
+        columns={
+            "alertname": "Alert",
+            "severity": "Severity",
+            "run": "Run",
+            "rank": "Rank",
+            "instance": "Node",
+            "gpu": "GPU",
+        },
+        unit="none",
+        width=8,
+        height=7,
+        overrides=[
+            by_name("Alert", links=[runbook()], custom__minWidth=180),
+            by_name(
+                "Severity",
+                mappings=texts(
+                    {
+                        "critical": Text("critical", RED),
+                        "warning": Text("warning", ORANGE),
+                        "info": Text("info", BLUE),
+                    }
+                ),
+                custom__cellOptions={"type": "color-text"},
+                custom__width=80,
+            ),
+            by_name("Rank", links=[CELL_TO_RANK], custom__width=60),
+            by_name("Node", links=[CELL_TO_HOST]),
+            by_name("GPU", links=[CELL_TO_GPU], custom__width=55),
+        ],
+        no_value="No alert fires.",
+    )
+
+
+def _verdicts() -> Panel:
+    return state_timeline(
+        "Verdict over time",
+        "What cost the run most, at each moment. A gap: no rank lived, or Prometheus did not scrape.",
+        [Query(coded(f"run:verdict:ratio5m{{{RUN}}}", "cluster", "namespace", "run"), "{{run}}")],
+        mappings=by_code(),
+        height=4,
+        show_values=True,
+        links=[TO_COMPARE],
+    )
+
+
+def _lost_over_time() -> Panel:
+    return time_series(
+        "GPU time lost, by cause",
+        "Share of the run's GPU time that each cause takes. A cause that comes and goes is worth the moment that it "
+        "came: look at the marks of saves, restarts and alerts there.",
+        [Query(f"max by (cause) (run_cause:time_lost:ratio5m{{{RUN}}} > 0)", "{{cause}}")],
+        unit="percentunit",
+        stacked="normal",
+        height=7,
+        legend=["mean", "lastNotNull"],
+        overrides=cause_colours(),
+    )
+
+
+def _missing() -> Panel:
+    return table(
+        "What is missing",
+        "Why ranks can't be judged, and how many. Once it is there a verdict follows within a minute or two.",
+        [Query(f"count by (run, missing) (rank:missing:info{{{RANK_HERE}}})", table=True)],
+        columns={"missing": "Missing, and what to do", "Value": "Ranks"},
+        width=7,
+        height=7,
+        sort="Ranks",
+        overrides=[
+            by_name(
+                "Missing, and what to do",
+                mappings=texts({name: Text(text) for name, text in _MISSING.items()}),
+                custom__cellOptions={"type": "auto", "wrapText": True},
+            ),
+            by_name("Ranks", custom__width=65),
+        ],
+        no_value="Nothing is missing.",
+    )
+
+
+def _activities() -> Panel:
+    return bar_gauge(
+        "Ranks by what they do",
+        "Live ranks by activity. Some in another activity than the rest are what the rest wait for; fewer than the run "
+        "should have means that some are lost.",
+        [
+            Query(f"sum by (activity) (run_activity:ranks:count{{{RUN}}})", "{{activity}}", instant=True),
+            Query(f"sum(run_world:ranks:count{{{RUN}}})", "known in any state", instant=True),
+        ],
+        unit="locale",
+        decimals=0,
+        width=5,
+        height=7,
+        colour={"mode": "fixed", "fixedColor": BLUE},
+    )
+
+
+def row() -> Row:
+    """Return the first screen, which has no heading."""
+    return Row(
+        "",
+        (
+            _verdict(),
+            _lost(),
+            _gain(),
+            _hours(),
+            _goodput(),
+            _change(),
+            _progress(),
+            _time_left(),
+            _causes(),
+            _alerts(),
+            _verdicts(),
+            _lost_over_time(),
+            _missing(),
+            _activities(),
+        ),
+    )

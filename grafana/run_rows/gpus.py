@@ -1,0 +1,53 @@
+"""The GPUs of the chosen ranks, one curve each."""
+
+from __future__ import annotations
+
+from grafana.builders.choices import HOST
+from grafana.builders.dashboard import Row
+from grafana.builders.panel import Panel, time_series
+from grafana.builders.query import Query
+from grafana.run_rows.asking import BY_GPU, RANK_HERE, TO_GPU, few
+
+
+def _gpu_curves(title: str, description: str, expression: str, unit: str) -> Panel:
+    labels = "cluster, instance, gpu, run, rank"
+    return time_series(
+        title,
+        description,
+        [Query(few(f"max by ({labels}) ({expression})", labels), "rank {{rank}}, {{instance}} GPU {{gpu}}")],
+        unit=unit,
+        width=8,
+        links=[TO_GPU],
+    )
+
+
+def _chosen_gpus() -> tuple[Panel, ...]:
+    claim = f"rank_gpu:claim:info{{{RANK_HERE}}}@@ * on ({BY_GPU}) group_left () max by ({BY_GPU}) "
+    return (
+        _gpu_curves(
+            "GPU busy",
+            "Share of time with a kernel resident, of the ranks chosen (the busiest where there are many). Click a "
+            "curve for its GPU.",
+            claim + f"(rate(stallscope_gpu_busy_seconds_total{{{HOST}}}[$__rate_interval]@@))",
+            "percentunit",
+        ),
+        _gpu_curves(
+            "Time under 10 %",
+            "Share of time in which utilisation was under 10 %, of the ranks with most of it. What the host did "
+            "meanwhile is what the GPU waited for.",
+            claim + f'(rate(stallscope_gpu_below_seconds_total{{{HOST}, level="0.1"}}[$__rate_interval]@@))',
+            "percentunit",
+        ),
+        _gpu_curves(
+            "SM clock",
+            "SM clock over the highest, of the ranks chosen. One under its peers is throttled: its GPU's page says by "
+            "what.",
+            claim + f"(gpu:sm_clock:ratio5m{{{HOST}}}@@)",
+            "percentunit",
+        ),
+    )
+
+
+def row() -> Row:
+    """Return the GPUs."""
+    return Row("GPUs of the chosen ranks", _chosen_gpus(), collapsed=True)
