@@ -13,11 +13,7 @@ from tests.scenarios.figures import Outcome, scored, summarise
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(600)]
 PROMISED_TOP_1 = {"clean": 0.95, "noisy": 0.90}
-SHORTCOMINGS = {
-    "idle_allocated_server": "four evaluations late: a GPU's last use is seen in the rate of two minutes",
-    "idle_allocated_at_1_25": "as above",
-    "step_outliers_at_0_8": "told: the slow steps of this seed come in a burst of 15 minutes over the threshold",
-}
+SHORTCOMINGS: dict[str, str] = {}
 """Cases that the rules are known to get wrong, and why. Take out what is put right; add nothing without a reason."""
 
 
