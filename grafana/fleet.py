@@ -231,13 +231,21 @@ def _to_gpu() -> Json:
     )
 
 
-def _gpu_links() -> list[Override]:
-    """Columns `Node`, `GPU` and `Run` lead to their dashboards."""
+def _run_link() -> Override:
+    return by_name("Run", links=[_to_run()], custom__minWidth=140)
+
+
+def _place_links() -> list[Override]:
+    """Columns `Node` and `GPU` lead to their dashboards."""
     return [
         by_name("Node", links=[_to_host()], custom__minWidth=140),
         by_name("GPU", unit="none", links=[_to_gpu()], custom__width=60),
-        by_name("Run", links=[_to_run()], custom__minWidth=120),
     ]
+
+
+def _links() -> list[Override]:
+    """Columns `Node`, `GPU` and `Run` do."""
+    return [*_place_links(), _run_link()]
 
 
 def _worst_runs() -> Panel:
@@ -271,7 +279,7 @@ def _worst_runs() -> Panel:
         height=9,
         sort="GPU-hours lost a day",
         overrides=[
-            by_name("Run", links=[_to_run()], custom__minWidth=140),
+            _run_link(),
             *verdicts.columns(),
             by_name("Lost to it", unit="percentunit", decimals=0, custom__width=90),
             by_name("Lost in all", unit="percentunit", decimals=0, custom__width=90),
@@ -329,7 +337,7 @@ def _alerts() -> Panel:
             ),
             verdicts.title_column("Cause", verdicts.TITLES),
             by_name("Since", unit="dateTimeFromNow", custom__width=130),
-            *_gpu_links(),
+            *_links(),
         ],
         no_value="no alert is known to fire",
     )
@@ -359,7 +367,7 @@ def _worst_gpus() -> Panel:
         height=9,
         sort="Lost to it",
         overrides=[
-            *_gpu_links(),
+            *_links(),
             *verdicts.columns(),
             by_name("MIG", unit="none", custom__width=60),
             by_name("Lost to it", unit="percentunit", decimals=0, custom__width=90),
@@ -398,7 +406,7 @@ def _idle_gpus() -> Panel:
         height=7,
         sort="Idle for",
         overrides=[
-            *_gpu_links(),
+            *_links(),
             by_name("Idle for", unit="s", custom__width=100),
             by_name("Money so far", decimals=1, custom__width=160),
         ],
@@ -457,7 +465,7 @@ def _not_up() -> Panel:
         columns={"instance": "Node", "gpu": "GPU", "mig": "MIG", "uuid": "UUID", "reason": "Reason"},
         width=12,
         sort="Node",
-        overrides=_gpu_links(),
+        overrides=_place_links(),
         no_value="no GPU is known to be down",
     )
 
@@ -471,7 +479,7 @@ def _hardware() -> Panel:
         columns={"instance": "Node", "gpu": "GPU", "cause": "Verdict", "remedy": "What to change"},
         width=12,
         sort="Verdict",
-        overrides=[*_gpu_links(), *verdicts.columns(HARDWARE)],
+        overrides=[*_place_links(), *verdicts.columns(HARDWARE)],
         no_value="no GPU is known to have a hardware verdict",
     )
 
