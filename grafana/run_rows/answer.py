@@ -13,7 +13,6 @@ from grafana.builders.panel import Panel, bar_gauge, stat, state_timeline, table
 from grafana.builders.query import Query
 from grafana.builders.verdicts import (
     VERDICTS,
-    WITHOUT_RUNBOOK,
     by_code,
     cause_colours,
     coded,
@@ -21,6 +20,7 @@ from grafana.builders.verdicts import (
     remedy_by_cause,
     runbook_by_cause,
     with_remedy,
+    with_runbook,
 )
 from grafana.run_rows.asking import (
     BY_RUN,
@@ -34,7 +34,7 @@ from grafana.run_rows.asking import (
 )
 
 _MISSING = {
-    "reports": "no fresh reports: see whether the process lives, and STALLSCOPE_SOCKET",
+    "reports": "no fresh reports: see whether the process lives, and where STALLSCOPE_ADDRESS leads",
     "steps": "too few steps yet: wait",
     "warmup": "the run has only begun: wait",
     "data_wait": 'phase data_wait is not told: wrap the loader, or use phase("data_wait")',
@@ -120,21 +120,16 @@ def _goodput() -> Panel:
 
 
 def _change() -> Panel:
-    verdict = f"run:verdict:ratio5m{{{RUN}}}"
-    paged = f'run:verdict:ratio5m{{{RUN}, cause!~"{WITHOUT_RUNBOOK}"}}'
     return table(
         "What to change first",
         "The remedy for the verdict, in one sentence. The runbook says how to confirm it, and how to go about it.",
         [
-            Query(with_remedy(f"max by ({BY_RUN}, cause) ({verdict})"), table=True),
-            Query(_with_runbook(f"max by ({BY_RUN}, cause) ({paged})"), table=True),
+            Query(
+                with_remedy(with_runbook(f"max by ({BY_RUN}, cause) (run:verdict:ratio5m{{{RUN}}})")),
+                table=True,
+            ),
         ],
-        columns={
-            "run": "Run",
-            "remedy": "What to change",
-            "Value #A": "Lost to it",
-            "runbook": "Runbook",
-        },
+        columns={"run": "Run", "remedy": "What to change", "Value": "Lost to it", "runbook": "Runbook"},
         width=16,
         height=4,
         overrides=[
@@ -150,10 +145,6 @@ def _change() -> Panel:
         ],
         no_value="No live rank of this run.",
     )
-
-
-def _with_runbook(expression: str) -> str:
-    return f'label_replace({expression}, "runbook", "$1", "cause", "(.*)")'
 
 
 def _runbook_column() -> Override:
@@ -197,9 +188,9 @@ def _causes() -> Panel:
         "Every cause that costs the run GPU time now, with its remedy. Causes lie behind one another: mend the first, "
         "then look again.",
         [
-            Query(with_remedy(_with_runbook(share)), table=True),
-            Query(with_remedy(_with_runbook(f"1 / (1 - ({share} < 1))")), table=True),
-            Query(with_remedy(_with_runbook(hours)), table=True),
+            Query(with_remedy(with_runbook(share)), table=True),
+            Query(with_remedy(with_runbook(f"1 / (1 - ({share} < 1))")), table=True),
+            Query(with_remedy(with_runbook(hours)), table=True),
         ],
         columns={
             "run": "Run",

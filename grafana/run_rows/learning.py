@@ -74,7 +74,7 @@ def _learning(title: str, description: str, name: str, *, logarithmic: bool = Fa
 def _values() -> Panel:
     return time_series(
         "The code's own values",
-        "Whatever the training reports by log(name=value), a mean over its ranks.",
+        "What the training tells by report(name=figure), a mean over its ranks.",
         [Query(f"avg by (run, name) (stallscope_training_value{{{RANK_HERE}}})", "{{name}}, {{run}}")],
         unit="short",
         width=6,
