@@ -18,12 +18,15 @@ TARGET_LABELS = {"cluster", "job", "instance", "namespace"}
 OWN_LABELS = {"cause", "tier", "domain", "missing", "name", "job_class", "le", "class", "action"}
 SERVER_SERIES: Mapping[str, set[str]] = {
     "up": set(),
+    "scrape_duration_seconds": set(),
+    "scrape_samples_scraped": set(),
     "ALERTS": {"alertname", "alertstate", "severity"},
     "ALERTS_FOR_STATE": {"alertname", "severity"},
     "prometheus_rule_evaluation_failures_total": {"rule_group"},
     "prometheus_rule_group_iterations_missed_total": {"rule_group"},
     "prometheus_rule_group_last_duration_seconds": {"rule_group"},
     "prometheus_rule_group_interval_seconds": {"rule_group"},
+    "prometheus_rule_group_last_evaluation_samples": {"rule_group"},
     "prometheus_rule_group_rules": {"rule_group"},
 }
 BY_SERIES_NAME: dict[str, Family] = {series: family for family in FAMILIES.values() for series in family.series_names}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from itertools import combinations
 
 from stallscope.catalogue import FAMILIES, MetricType
@@ -191,7 +191,7 @@ def _texts(page: Json) -> Iterator[tuple[str, str]]:
         yield f"title {panel['title']}", panel["title"]
         if panel.get("repeat"):
             yield f"repetition of {panel['title']}", f"${panel['repeat']}"
-        for link in _links(panel):
+        for link in links(panel):
             yield f"link of {panel['title']}", link["url"]
         if panel["type"] == "text":
             yield f"text {panel['title']}", panel["options"]["content"]
@@ -203,14 +203,16 @@ def _texts(page: Json) -> Iterator[tuple[str, str]]:
             yield f"transformation of {panel['title']}", str(step["options"])
 
 
-def _links(panel: Json) -> Iterator[Json]:
+def links(panel: Json, columns: Collection[str] = ()) -> Iterator[Json]:
+    """Every link of a panel: its own, of its series, and of single columns; with `columns` only of these."""
     yield from panel.get("links", ())
     config = panel.get("fieldConfig", {})
     yield from config.get("defaults", {}).get("links", ())
     for override in config.get("overrides", ()):
-        for found in override["properties"]:
-            if found["id"] == "links":
-                yield from found["value"]
+        if not columns or override["matcher"]["options"] in columns:
+            for found in override["properties"]:
+                if found["id"] == "links":
+                    yield from found["value"]
 
 
 def rates(page: Json) -> Iterator[str]:
@@ -241,7 +243,7 @@ def narrowing(page: Json, labels_of: Callable[[str], frozenset[str]]) -> Iterato
         labels_of: the labels that choices are made by and that a series has.
 
     Yields:
-        Where, series, and the variable.
+        Where, series, and the label.
     """
     choices: dict[str, set[str]] = defaultdict(set)
     for variable in variables(page):
@@ -258,7 +260,8 @@ def narrowing(page: Json, labels_of: Callable[[str], frozenset[str]]) -> Iterato
                     if matcher.label == label
                     for match in _VARIABLE.finditer(matcher.value)
                 }
-                if not used & choices[label]:
+                fixed = any(each.label == label and each.operator == "=" and each.value for each in selector.matchers)
+                if not fixed and not used & choices[label]:
                     yield where, selector.metric, label
 
 

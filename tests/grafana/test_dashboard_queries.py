@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from stallscope.causes import CAUSES, REMAINDERS
+from stallscope.causes import CAUSES, CODES, REMAINDERS
 from tests.filled_prometheus import FilledPrometheus
 from tests.grafana.asking import ALL, Chosen, Window, ask, choose, legend
 from tests.grafana.pages import PAGES, Json, drawn, marks, variables
@@ -67,6 +67,34 @@ NO_STORY = {
     ("stallscope-gpu", "Memory rows remapped and pages retired", "B"): "only GPUs older than the stories' retire pages",
 }
 """Queries that no part of the installation has anything for, and why."""
+
+MARKED = {
+    ("stallscope-compare", "Alerts"): "starving",
+    ("stallscope-fleet", "Critical alerts"): "broken",
+    ("stallscope-gpu", "Alerts"): "hot",
+    ("stallscope-gpu", "Xids"): "broken",
+    ("stallscope-health", "Alerts on Stallscope"): "exporters",
+    ("stallscope-host", "Alerts"): "host",
+    ("stallscope-host", "Xids"): "broken",
+    ("stallscope-run", "Alerts"): "waiting",
+    ("stallscope-run", "Checkpoints"): "saving",
+    ("stallscope-run", "Starts and restarts"): HEALTHY,
+    ("stallscope-run", "Verdict changes"): HEALTHY,
+    ("stallscope-run", "Xids"): "broken",
+}
+"""Annotations, and the part whose events they mark."""
+VERDICTS = {
+    HEALTHY: "compute_bound",
+    "waiting": "input_few_workers",
+    "starving": "input_network_bound",
+    "straggling": "straggler_hw",
+    "hot": "thermal_throttle",
+    "saving": "checkpoint_stall",
+    "stuttering": "step_outliers",
+    "restarting": "restart_loop",
+    "unknown": "insufficient_data",
+}
+"""What the run of a part suffers from."""
 
 
 class Answer(NamedTuple):
@@ -179,18 +207,38 @@ def test_every_query_that_is_listed_exists() -> None:
 
 
 @pytest.mark.parametrize("uid", PAGES)
-def test_every_annotation_is_answered(filled: FilledPrometheus, library: Library, uid: str) -> None:
-    chosen = library.opened(uid, "broken")
+def test_every_annotation_marks_what_it_is_for(filled: FilledPrometheus, library: Library, uid: str) -> None:
     for mark in marks(PAGES[uid]):
-        target = {"expr": mark["expr"], "interval": mark["step"], "instant": False}
-        answer = ask(filled.server, chosen, target)
-        assert answer.get("warnings", []) == [], mark["name"]
+        part = MARKED[uid, mark["name"]]
+        assert marked(filled, library.opened(uid, part), mark), (mark["name"], part)
 
 
-MARKED = {
-    ("stallscope-fleet", "Critical alerts"): "broken",
-}
-"""Annotations and the part whose events they mark."""
+@pytest.mark.parametrize("uid", ["stallscope-run", "stallscope-gpu", "stallscope-host", "stallscope-health"])
+def test_no_annotation_marks_trouble_of_a_healthy_run(filled: FilledPrometheus, library: Library, uid: str) -> None:
+    chosen = library.opened(uid, HEALTHY)
+    trouble = [mark for mark in marks(PAGES[uid]) if MARKED[uid, mark["name"]] != HEALTHY]
+    assert trouble
+    assert [mark["name"] for mark in trouble if marked(filled, chosen, mark)] == []
+
+
+def marked(filled: FilledPrometheus, chosen: Chosen, mark: Json) -> list[dict[str, Any]]:
+    answer = ask(filled.server, chosen, {"expr": mark["expr"], "interval": mark["step"], "instant": False})
+    assert answer.get("warnings", []) == [], mark["name"]
+    found: list[dict[str, Any]] = answer["data"]["result"]
+    return found
+
+
+def test_the_run_dashboard_says_first_what_is_wrong(library: Library) -> None:
+    causes = {code: cause for cause, code in CODES.items()}
+    said = {
+        part: [
+            causes[int(float(series["value"][1]))] for series in library.found("stallscope-run", part, ("Verdict", "A"))
+        ]
+        for part in VERDICTS
+    }
+    assert said == {part: [cause] for part, cause in VERDICTS.items()}
+
+
 CURVES = ("timeseries", "state-timeline", "status-history", "bargauge", "stat")
 
 
