@@ -26,7 +26,7 @@ from tests.rules.rulebook import (
 FILES = tuple(
     path
     for path in RULE_FILES
-    if path.stem in ("thresholds", "subjects", "input", "hours", "use", "verdicts", "gpu_use")
+    if path.stem in ("thresholds", "subjects", "input", "device", "hours", "use", "verdicts", "gpu_use")
 )
 """What judges the use of GPUs, and what a run waits for."""
 MIB = 2**20
