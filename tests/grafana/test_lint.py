@@ -1,0 +1,133 @@
+"""The lint rules see what they are there to see: each on a sound dashboard, with one thing changed."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from grafana.builders import choices
+from grafana.builders.annotations import events
+from grafana.builders.dashboard import Dashboard, Row
+from grafana.builders.panel import Panel, stat, state_timeline, time_series
+from grafana.builders.query import Query
+from grafana.builders.variables import datasource
+from tests.grafana import lint
+from tests.known_names import chosen_by
+
+Json = dict[str, Any]
+_BUSY = f"rate(stallscope_gpu_busy_seconds_total{{{choices.GPU}}}[$__rate_interval])"
+
+
+def _busy(title: str = "Busy") -> Panel:
+    return time_series(title, "How busy each is.", [Query(_BUSY, "{{gpu}}")], unit="percentunit")
+
+
+def _sound() -> Json:
+    """Two panels above a closed row that has two more."""
+    states = state_timeline(
+        "States",
+        "What each does.",
+        [Query(f"stallscope_gpu_up{{{choices.GPU}}}")],
+        mappings=[{"type": "value", "options": {}}],
+    )
+    figure = stat("GPUs", "How many there are.", [Query(f"count(gpu:up:max{{{choices.GPU}}})")], unit="none")
+    return Dashboard(
+        uid="stallscope-example",
+        title="Example",
+        description="An example.",
+        variables=(datasource(), choices.cluster(), choices.instance(), choices.gpu()),
+        rows=(Row("", (_busy(), figure)), Row("More", (_busy("Again"), states), collapsed=True)),
+        annotations=(events("Alerts", f"ALERTS{{{choices.HOST}}}", title="t", colour="red"),),
+    ).json()
+
+
+def _complaints(page: Json) -> list[str]:
+    rules = (
+        lint.identity,
+        lint.layout,
+        lint.words,
+        lint.targets,
+        lint.datasource,
+        lint.templates,
+        lint.defined,
+        lint.rates,
+        lint.gaps,
+    )
+    found = [complaint for rule in rules for complaint in rule(page)]
+    found += lint.units(page, frozenset({"percentunit", "none"}))
+    return [*found, *(f"{where} wide by {label}" for where, _metric, label in lint.narrowing(page, chosen_by))]
+
+
+def _first(page: Json) -> Json:
+    panel: Json = page["panels"][0]
+    return panel
+
+
+def _closed(page: Json) -> Json:
+    """A panel in the closed row."""
+    panel: Json = page["panels"][-1]["panels"][0]
+    return panel
+
+
+def _asks(panel: Json, expression: str) -> None:
+    panel["targets"][0]["expr"] = expression
+
+
+def test_a_sound_dashboard_has_no_complaints() -> None:
+    assert _complaints(_sound()) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda page: page.update(editable=True), "editable"),
+        (lambda page: page.update(__inputs=[]), "has __inputs"),
+        (lambda page: page.update(spec={}), "has spec"),
+        (lambda page: page.update(uid="node"), "uid node"),
+        (lambda page: page.update(tags=[]), "no tags"),
+        (lambda page: _closed(page).update(id=1), "2 panels have the id 1"),
+        (lambda page: _first(page)["gridPos"].update(w=25), "lies outside"),
+        (lambda page: _first(page)["gridPos"].update(w=13), "Busy lies over GPUs"),
+        (lambda page: _closed(page)["gridPos"].update(h=20), "Again lies over States"),
+        (lambda page: _closed(page).update(title=""), "has no title"),
+        (lambda page: _closed(page).update(description="busy"), "no description in sentences"),
+        (lambda page: _closed(page).update(type="graph"), "of the kind graph"),
+        (lambda page: _closed(page).update(targets=[]), "asks nothing"),
+        (lambda page: _closed(page)["targets"].append(_closed(page)["targets"][0]), "two queries of one letter"),
+        (lambda page: _closed(page).update(datasource={"uid": "x"}), "another data source"),
+        (lambda page: _closed(page)["targets"][0].update(datasource="x"), "Again A asks another data source"),
+        (lambda page: page["annotations"]["list"][1].update(datasource={}), "annotation Alerts asks another"),
+        (lambda page: page["templating"]["list"].pop(0), "not exactly one variable `datasource`"),
+        (lambda page: page["templating"]["list"][0].update(label="Source"), "not exactly one variable `datasource`"),
+        (lambda page: page["templating"]["list"][2].update(refresh=1), "does not follow the time"),
+        (lambda page: page["templating"]["list"][2].pop("allValue"), "all by a list of its values"),
+        (lambda page: page["templating"]["list"][2].update(allValue=".*"), "takes what has no such label"),
+        (lambda page: page["templating"]["list"][2].update(multi=False), "all by a list of its values"),
+        (lambda page: page["templating"]["list"].reverse(), "stands before what narrows it"),
+        (lambda page: page["templating"]["list"].pop(3), "uses $gpu"),
+        (lambda page: _asks(_closed(page), _BUSY.replace("$__rate_interval", "5m")), "_total over 5m"),
+        (lambda page: _asks(_closed(page), f"stallscope_gpu_dips_total{{{choices.GPU}}}"), "_total without a rate"),
+        (lambda page: _asks(_closed(page), _BUSY.replace(', gpu=~"$gpu"', "")), "Again A wide by gpu"),
+        (lambda page: _asks(_closed(page), "gpu:up:max"), "Again A wide by instance"),
+        (lambda page: _closed(page)["fieldConfig"]["defaults"].update(unit="percents"), "the unit 'percents'"),
+        (lambda page: _closed(page)["fieldConfig"]["defaults"].pop("unit"), "the unit ''"),
+        (lambda page: _closed(page)["fieldConfig"]["defaults"]["custom"].update(spanNulls=True), "connects gaps"),
+        (lambda page: _closed(page)["fieldConfig"]["defaults"].update(noValue=""), "shows nothing where nothing"),
+        (
+            lambda page: page["panels"][-1]["panels"][1]["fieldConfig"]["defaults"].update(mappings=[]),
+            "States has states without texts",
+        ),
+    ],
+)
+def test_what_is_wrong_is_told(change: Callable[[Json], object], said: str) -> None:
+    page = copy.deepcopy(_sound())
+    change(page)
+    assert any(said in complaint for complaint in _complaints(page)), _complaints(page)
+
+
+def test_a_file_that_is_too_large_is_told() -> None:
+    assert list(lint.size("x" * 300_000)) == []
+    assert list(lint.size("x" * 300_001)) == ["300001 bytes"]
