@@ -1,9 +1,10 @@
 #!/bin/sh
-# Real parts for the tests: Prometheus with promtool, Alertmanager with amtool, a C compiler. Debian and Ubuntu only;
-# elsewhere they must be on PATH already. The packages' services are kept from starting: the tests run their own.
+# Real parts for the tests: Prometheus with promtool, Alertmanager with amtool, a C compiler, Chromium. Debian and
+# Ubuntu only; elsewhere they must be on PATH already. The packages' services are kept from starting: the tests run their own.
 set -eu
 
 has() { command -v "$1" >/dev/null; }
+distribution() { sed -n 's/^ID=//p' /etc/os-release 2>/dev/null; }
 missing() {
   has prometheus || echo prometheus
   # A package of its own from Debian 14 on; before, a part of prometheus.
@@ -11,6 +12,8 @@ missing() {
   { has prometheus-alertmanager || has alertmanager; } && has amtool || echo prometheus-alertmanager
   has cc || echo gcc libc6-dev
   has openssl || echo openssl
+  # Ubuntu has it as a snap, which a container can't have: without one, the tests in a browser skip there.
+  has chromium || has google-chrome || [ "$(distribution)" = ubuntu ] || echo chromium fonts-dejavu-core
 }
 
 wanted=$(missing)

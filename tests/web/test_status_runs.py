@@ -41,7 +41,7 @@ def test_a_run_tells_its_state_how_far_it_is_and_how_long_it_takes() -> None:
     # A step takes 0.4 s with what lies between steps: 100 s of phases for 250 of them.
     assert "Step 250 of 1,000, 25 %; about 5 min left" in article.text
     assert [each.attributes["width"] for each in article.all("rect", class_="progress")] == ["250"]
-    assert facts(article) == {"Step time": "250 ms", "Loss": "0.125", "Last report": "1.00 s ago"}
+    assert facts(article) == {"Step time": "250 ms", "Loss": "0.125", "Last report": "1 s ago"}
 
 
 def test_a_run_that_plans_no_end_tells_its_step_alone() -> None:

@@ -161,7 +161,8 @@ def _card(
     if gpu.up is not True:
         held_by = f'<dl class="facts">{entry("Held by", _held_by(gpu, False))}</dl>' if gpu.owners else ""
         down = " down" if gpu.up is False else ""
-        return f'<article class="card{down}">{head}{_trouble(gpu, look)}{judged}{held_by}</article>'
+        identifier = f'<p class="uuid">{foreign(gpu.uuid)}</p>'
+        return f'<article class="card{down}">{head}{_trouble(gpu, look)}{judged}{held_by}{identifier}</article>'
     utilization = gpu.number(UTILIZATION.name)
     shown = f"<strong>{percent(utilization)}</strong>" if utilization is not None else NOT_TOLD_TEXT
     activity = f'<p class="activity"><span>Activity</span> {shown}</p>{bar(utilization)}'
@@ -180,14 +181,11 @@ def _state(gpu: ShownGpu) -> str:
 
 def _trouble(gpu: ShownGpu, look: Look) -> str:
     if gpu.up is None:
-        return f'<p class="uuid">{foreign(gpu.uuid)}</p>'
+        return ""
     read = gpu.number(LAST_READING.name)
     when = f" Last reading {ago(look.at - read)}." if read is not None else ""
     why = _REASONS.get(gpu.reason, "The exporter's log has the driver's own words.")
-    return (
-        f"<p><strong><code>{foreign(gpu.reason or 'unknown')}</code></strong> {why}{when}</p>"
-        f'<p class="uuid">{foreign(gpu.uuid)}</p>'
-    )
+    return f"<p><strong><code>{foreign(gpu.reason or 'unknown')}</code></strong> {why}{when}</p>"
 
 
 def _memory(gpu: ShownGpu) -> str:

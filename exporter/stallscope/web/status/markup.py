@@ -75,7 +75,8 @@ def duration(seconds: float) -> str:
 
 def ago(seconds: float) -> str:
     """How long since."""
-    return f"{duration(round(max(0.0, seconds)))} ago"
+    whole = max(0, round(seconds))
+    return f"{duration(whole) if whole >= 10 else f'{whole} s'} ago"
 
 
 def bar(ratio: float | None, css: str = "fill") -> str:

@@ -1,0 +1,31 @@
+"""The system's own Chromium, driven by Playwright, which brings none here."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from playwright.sync_api import Browser, sync_playwright
+
+NAMES = ("chromium", "google-chrome")
+
+
+def find() -> str | None:
+    """Its path, where there is one."""
+    return next((path for name in NAMES if (path := shutil.which(name))), None)
+
+
+@contextmanager
+def started() -> Iterator[Browser]:
+    """A browser without a window."""
+    flags = ["--hide-scrollbars"]
+    if os.geteuid() == 0:
+        flags.append("--no-sandbox")  # which root has no need of, and Chromium refuses to do without a word
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=find(), args=flags)
+        try:
+            yield browser
+        finally:
+            browser.close()

@@ -1,0 +1,247 @@
+"""The status page in a real Chromium: for every width, both colour schemes, keyboards, screen readers, no scripts."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Page
+
+from stallscope.web import application
+from stallscope.web.status.look import Look
+from tests.browser import chromium
+from tests.browser.site import Site, busy_node, flood, hostile_node, nothing, site
+
+pytestmark = pytest.mark.skipif(chromium.find() is None, reason="Chromium is not installed")
+
+Scheme = Literal["light", "dark"]
+LOOKS: dict[str, Callable[[], Look]] = {
+    "nothing": nothing,
+    "busy": busy_node,
+    "hostile": hostile_node,
+    "flood": flood,
+}
+PHONE, DESK = 320, 1280
+SMALLEST_TEXT = 12.5
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium.started() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Site]:
+    with site() as made:
+        yield made
+
+
+@pytest.fixture
+def show(browser: Browser, served: Site) -> Iterator[Callable[..., Page]]:
+    """Opens the page, paused unless asked otherwise."""
+    contexts = []
+
+    def open_page(
+        look: str = "busy", width: int = DESK, scheme: Scheme = "light", *, query: str = "?refresh=off", **settings: Any
+    ) -> Page:
+        served.look = LOOKS[look]()
+        context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme, **settings)
+        contexts.append(context)
+        page = context.new_page()
+        page.goto(served.url + query)
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+
+
+Show = Callable[..., Page]
+
+
+@pytest.mark.parametrize("look", LOOKS)
+@pytest.mark.parametrize("width", [PHONE, 360, 768, DESK, 2560])
+def test_nothing_is_wider_than_the_window(show: Show, look: str, width: int) -> None:
+    page = show(look, width)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert not page.evaluate(
+        """width => [...document.querySelectorAll('body *')]
+            .filter(each => !each.closest('.skip, .hidden, svg'))
+            .filter(each => each.getBoundingClientRect().right > width + 0.5
+                || each.scrollWidth > each.clientWidth + 1 && getComputedStyle(each).display != 'inline')
+            .map(each => `${each.tagName} ${each.textContent.slice(0, 60)}`)""",
+        width,
+    )
+
+
+@pytest.mark.parametrize("width", [PHONE, DESK])
+def test_no_text_is_too_small_to_read_or_lies_over_another(show: Show, width: int) -> None:
+    page = show("busy", width)
+    sizes = page.evaluate(
+        """[...document.querySelectorAll('body *')].filter(each => each.innerText)
+            .map(each => [parseFloat(getComputedStyle(each).fontSize), each.innerText.slice(0, 60)])"""
+    )
+    assert sizes
+    assert not [each for each in sizes if each[0] < SMALLEST_TEXT]
+    assert not page.evaluate(
+        """() => {
+            const boxes = [...document.querySelectorAll('.card, .tiles > div, tr')]
+                .map(each => [each, each.getBoundingClientRect()]);
+            return boxes.flatMap(([one, a]) => boxes.filter(([other, b]) => one != other
+                && !one.contains(other) && !other.contains(one)
+                && a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 1 && b.top < a.bottom - 1)
+                .map(([other]) => `${one.textContent.slice(0, 40)} | ${other.textContent.slice(0, 40)}`));
+        }"""
+    )
+
+
+@pytest.mark.parametrize("look", ["nothing", "busy", "hostile"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [PHONE, DESK])
+def test_axe_finds_no_barrier(show: Show, look: str, scheme: Scheme, width: int) -> None:
+    found = Axe().run(show(look, width, scheme))
+    told = [(each["id"], [node["html"][:200] for node in each["nodes"][:3]]) for each in found.response["violations"]]
+    assert not told
+
+
+def luminance(page: Page) -> float:
+    colour = page.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)")
+    return float(sum(colour[:3]) / 3)
+
+
+def test_it_is_light_or_dark_as_the_system_is(show: Show) -> None:
+    assert luminance(show(scheme="light")) > 200
+    assert luminance(show(scheme="dark")) < 50
+
+
+def test_a_keyboard_reaches_every_link_in_order_and_sees_where_it_is(show: Show) -> None:
+    page = show("busy", DESK)
+    reached = []
+    for _ in page.query_selector_all("a"):
+        page.keyboard.press("Tab")
+        text, outline, inside = page.evaluate(
+            """() => { const here = document.activeElement, box = here.getBoundingClientRect();
+                return [here.textContent, parseFloat(getComputedStyle(here).outlineWidth),
+                    box.left >= 0 && box.top >= 0 && box.right <= innerWidth && box.bottom <= innerHeight]; }"""
+        )
+        assert outline >= 2
+        assert inside
+        reached.append(text)
+    assert reached == [
+        "Skip to the GPUs",
+        "Renew by itself",
+        "GPUs",
+        "Training runs",
+        "Sources",
+        "Metrics",
+        "Health",
+        "Readiness",
+    ]
+
+
+def test_the_skip_link_leads_past_the_links(show: Show) -> None:
+    page = show("busy", DESK)
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    assert page.url.endswith("#main")
+
+
+def test_links_are_large_enough_for_a_finger(show: Show) -> None:
+    sizes = show("busy", PHONE).evaluate(
+        "[...document.querySelectorAll('nav a, .pause')].map(each => each.getBoundingClientRect().height)"
+    )
+    assert min(sizes) >= 24
+
+
+def test_a_screen_reader_hears_landmarks_headings_and_figures(show: Show) -> None:
+    heard = show("busy").locator("body").aria_snapshot()
+    for line in (
+        "- banner:",
+        "- main:",
+        "- contentinfo:",
+        '- navigation "Sections and other pages":',
+        '- heading "node1 ready" [level=1]',
+        '- region "GPUs":',
+        '- heading "GPU 7 down" [level=3]',
+        '- region "Training runs":',
+        '- table "Ranks":',
+        '- rowheader "5 GPU 5 running, silent for 40 s"',
+        '- table "Sources":',
+    ):
+        assert line in heard
+    assert "Temperature" in heard
+    assert "31 %" in heard
+
+
+def test_it_is_the_same_without_scripts(show: Show) -> None:
+    texts = [show("busy", java_script_enabled=enabled).locator("body").inner_text() for enabled in (True, False)]
+    assert texts[0] == texts[1]
+    assert "Waiting for data: disk" in texts[0]
+
+
+@pytest.mark.parametrize("look", ["busy", "hostile"])
+def test_it_loads_and_runs_nothing_whatever_it_shows(show: Show, served: Site, look: str) -> None:
+    page = show("nothing")
+    asked: list[str] = []
+    said: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.on("console", lambda message: said.append(message.text))
+    page.on("dialog", lambda dialog: said.append(dialog.message))
+    served.look = LOOKS[look]()
+    page.reload()
+    assert asked == [page.url]
+    assert not said
+    assert not page.query_selector_all("script, img, template, #taken, main style, main title")
+    assert "taken" not in page.title()
+
+
+def test_hostile_names_are_shown_as_they_are_written(show: Show) -> None:
+    text = show("hostile").locator("main").inner_text()
+    assert "<script>document.title='taken'</script>" in text
+    assert "\\u202eright to left" in text
+    assert "k" * 79 + "…" in text
+    assert "k" * 301 not in text
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the page be renewed every second, and not every ten."""
+    monkeypatch.setattr(application, "_REFRESHING_HEADERS", ("Refresh: 1",))
+
+
+def asked(served: Site, number: int) -> None:
+    """Wait until the page was asked for so often."""
+    deadline = threading.Event()
+    for _ in range(200):
+        if len(served.asked) >= number:
+            return
+        deadline.wait(0.05)
+    raise AssertionError(f"asked for {len(served.asked)} times, not {number}")
+
+
+@pytest.mark.parametrize("scripts", [True, False])
+def test_it_renews_itself_until_the_reader_pauses_it(soon: None, show: Show, served: Site, scripts: bool) -> None:
+    page = show("busy", PHONE, query="", java_script_enabled=scripts)
+    served.asked.clear()
+    served.look = nothing()
+    page.get_by_text("Not read yet.").wait_for()
+    asked(served, 2)
+    assert set(served.asked) == {"renewed"}
+    page.get_by_role("link", name="Pause").click()
+    page.get_by_role("link", name="Renew by itself").wait_for()
+    served.asked.clear()
+    page.wait_for_timeout(2500)
+    assert not served.asked
+
+
+def test_a_renewal_leaves_readers_where_they_were(show: Show, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(application, "_REFRESHING_HEADERS", ("Refresh: 3",))
+    page = show("busy", PHONE, query="")
+    page.evaluate("scrollTo(0, 700)")
+    with page.expect_navigation():
+        pass
+    assert page.evaluate("scrollY") == 700
