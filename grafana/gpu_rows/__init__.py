@@ -1,0 +1,1 @@
+"""The rows of the dashboard of GPUs, one module a row."""

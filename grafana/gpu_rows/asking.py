@@ -1,0 +1,47 @@
+"""What the rows have in common: names of curves, columns, links, and rates."""
+
+from __future__ import annotations
+
+from grafana.builders.choices import GPU
+from grafana.builders.field import by_name
+from grafana.builders.links import to_dashboard
+
+ONE = "cluster, job, instance, gpu, uuid, mig"
+"""The labels that tell GPUs, and MIG instances of a GPU, apart."""
+OWNER = "namespace, pod, container, slurm_job, user"
+NAME = "{{instance}} GPU {{gpu}} {{mig}}"
+HOLDER = "{{user}} {{namespace}} {{pod}} {{container}} {{slurm_job}}"
+MINUTE = 60
+MILLISECONDS = 1000
+"""Of a second: Grafana's times are in milliseconds, Prometheus's in seconds."""
+
+TO_RUN = to_dashboard("stallscope-run", "The run", {"run": "${__data.fields.Run}"})
+TO_RANK = to_dashboard(
+    "stallscope-run", "The rank in its run", {"run": "${__data.fields.Run}", "rank": "${__data.fields.Rank}"}
+)
+TO_HOST = to_dashboard("stallscope-host", "The node", {"instance": "${__data.fields.Node}"})
+TO_GPU = to_dashboard(
+    "stallscope-gpu",
+    "This GPU alone",
+    {"instance": "${__data.fields.Node}", "gpu": "${__data.fields.GPU}"},
+)
+CURVE = (
+    to_dashboard(
+        "stallscope-gpu",
+        "This GPU alone",
+        {"instance": "${__field.labels.instance}", "gpu": "${__field.labels.gpu}"},
+    ),
+    to_dashboard("stallscope-host", "Its node", {"instance": "${__field.labels.instance}"}),
+)
+PLACE = {"instance": "Node", "gpu": "GPU", "mig": "MIG instance"}
+PLACE_LINKS = [by_name("Node", links=[TO_HOST]), by_name("GPU", links=[TO_GPU], custom__width=70)]
+
+
+def rate(counter: str, labels: str = "") -> str:
+    """Growth of a counter a second."""
+    return f"rate({counter}{{{GPU}{labels}}}[$__rate_interval])"
+
+
+def share(counter: str, labels: str = "") -> str:
+    """A counter of seconds as a share of time."""
+    return f"clamp_max({rate(counter, labels)}, 1)"

@@ -1,0 +1,149 @@
+"""Who holds the GPUs, now and before, and what runs there."""
+
+from __future__ import annotations
+
+from grafana.builders.choices import GPU
+from grafana.builders.dashboard import Row
+from grafana.builders.field import BLUE, Text, by_name, limit_line, texts
+from grafana.builders.panel import Panel, state_timeline, table, time_series
+from grafana.builders.query import Query, threshold
+from grafana.gpu_rows.asking import CURVE, HOLDER, NAME, OWNER, PLACE, PLACE_LINKS, TO_RANK, TO_RUN, rate
+
+
+def row() -> Row:
+    """Return the row."""
+    return Row(
+        "Owners, runs and processes",
+        (_holders(), _ranks(), _history(), _busy_by_owner(), _memory_by_owner(), _processes(), _sharers(), _unused()),
+        collapsed=True,
+    )
+
+
+def _holders() -> Panel:
+    by = f"cluster, instance, gpu, uuid, mig, {OWNER}"
+    return table(
+        "Who holds them now",
+        "Every holder of every GPU, with the memory that its processes hold and the share of time in which they "
+        "computed. A holder that never computes: ask whether the GPU can be given back.",
+        [
+            Query(f"max by ({by}) (stallscope_gpu_owner_info{{{GPU}}})", table=True),
+            Query(f"sum by ({by}) (stallscope_gpu_owner_memory_used_bytes{{{GPU}}})", table=True),
+            Query(f"sum by ({by}) ({rate('stallscope_gpu_owner_busy_seconds_total')})", table=True),
+        ],
+        columns={
+            **PLACE,
+            "user": "User",
+            "namespace": "Namespace",
+            "pod": "Pod",
+            "container": "Container",
+            "slurm_job": "Slurm job",
+            "Value #B": "Memory",
+            "Value #C": "Computing",
+        },
+        unit="none",
+        height=7,
+        sort="Memory",
+        overrides=[
+            *PLACE_LINKS,
+            by_name("Memory", unit="bytes"),
+            by_name("Computing", unit="percentunit"),
+        ],
+        no_value="Nobody holds these GPUs, or the exporter may not see who does.",
+    )
+
+
+def _ranks() -> Panel:
+    return table(
+        "Runs on these GPUs",
+        "Each rank of a training run that computes there. Two runs on one GPU share its time: see whether that was "
+        "meant.",
+        [
+            Query(
+                f'max by (cluster, instance, gpu, mig, namespace, run, rank) (gpu_rank:pair:info{{{GPU}, run!=""}})',
+                table=True,
+            )
+        ],
+        columns={**PLACE, "namespace": "Namespace", "run": "Run", "rank": "Rank"},
+        unit="none",
+        width=12,
+        height=7,
+        overrides=[*PLACE_LINKS, by_name("Run", links=[TO_RUN]), by_name("Rank", links=[TO_RANK])],
+        no_value="No run reports from these GPUs: add the shim to the training code to see it.",
+    )
+
+
+def _history() -> Panel:
+    return state_timeline(
+        "Who held them",
+        "One row for each GPU and holder. A row that goes on while utilisation is nothing is a GPU kept for nothing.",
+        [
+            Query(
+                f"max by (cluster, instance, gpu, mig, {OWNER}) (stallscope_gpu_owner_info{{{GPU}}})",
+                f"{NAME} {HOLDER}",
+                least_step="1m",
+            )
+        ],
+        mappings=texts({"1": Text("holds it", BLUE)}),
+        width=12,
+        height=7,
+        links=CURVE,
+    )
+
+
+def _busy_by_owner() -> Panel:
+    return time_series(
+        "Computing, by holder",
+        "Share of time in which each holder's processes had kernels resident. It tells who uses a shared GPU.",
+        [Query(rate("stallscope_gpu_owner_busy_seconds_total"), f"{NAME} {HOLDER}")],
+        unit="percentunit",
+        links=CURVE,
+    )
+
+
+def _memory_by_owner() -> Panel:
+    return time_series(
+        "Memory, by holder",
+        "Frame buffer of each holder's processes. A curve without a name is memory that no known holder accounts for.",
+        [Query(f"stallscope_gpu_owner_memory_used_bytes{{{GPU}}}", f"{NAME} {HOLDER}")],
+        unit="bytes",
+        links=CURVE,
+    )
+
+
+def _processes() -> Panel:
+    return time_series(
+        "Processes",
+        "Processes with a context on the GPU. More than the run's own: something was left behind, or somebody came "
+        "along.",
+        [Query(f"stallscope_gpu_processes{{{GPU}}}", f"{NAME} {{{{kind}}}}")],
+        unit="none",
+        decimals=0,
+        links=CURVE,
+    )
+
+
+def _sharers() -> Panel:
+    return time_series(
+        "GPUs with several holders",
+        "How many share a GPU that is to be handed out whole. Check CUDA_VISIBLE_DEVICES and the scheduler's "
+        "allocation. Nothing here: none is shared by mistake.",
+        [Query(f"gpu:sharers:count{{{GPU}}}", NAME)],
+        unit="none",
+        decimals=0,
+        links=CURVE,
+    )
+
+
+def _unused() -> Panel:
+    return time_series(
+        "Held and not used",
+        "How long a GPU has been held without computing, once it is longer than the rules allow (dashed). Give it "
+        "back, or tell its holder. Nothing here: none.",
+        [
+            Query(f"gpu:idle_allocated:seconds{{{GPU}}}", NAME),
+            threshold("idle_seconds", "allowed"),
+        ],
+        unit="s",
+        overrides=limit_line("allowed"),
+        links=CURVE,
+    )

@@ -1,0 +1,57 @@
+"""What there is to see at all on these GPUs."""
+
+from __future__ import annotations
+
+from grafana.builders.choices import GPU
+from grafana.builders.dashboard import Row
+from grafana.builders.panel import Panel, table
+from grafana.builders.query import Query
+from grafana.gpu_rows.asking import ONE, PLACE, PLACE_LINKS
+
+
+def row() -> Row:
+    """Return the row."""
+    return Row("Signals and MIG instances", (_unsupported(), _mig()), collapsed=True)
+
+
+def _unsupported() -> Panel:
+    return table(
+        "Not supported by this GPU and driver",
+        "Signals that a model lacks with its driver, and on how many GPUs: panels of these are empty for that reason, "
+        "and nothing is wrong.",
+        [
+            Query(
+                f"""
+                count by (model, driver_version, signal) (
+                    (stallscope_gpu_signal_supported{{{GPU}}} == 0)
+                  + on ({ONE}) group_left (model, driver_version)
+                    stallscope_gpu_info{{{GPU}}}
+                )
+                """,
+                table=True,
+            )
+        ],
+        columns={"model": "Model", "driver_version": "Driver", "signal": "Signal", "Value": "GPUs"},
+        unit="none",
+        width=12,
+        sort="GPUs",
+        no_value="Every signal is supported here.",
+    )
+
+
+def _mig() -> Panel:
+    return table(
+        "MIG instances",
+        "Parts of GPUs that are handed out on their own; each has verdicts and curves of its own wherever they are "
+        "shown.",
+        [
+            Query(
+                f'max by (cluster, instance, gpu, mig, uuid, model) (stallscope_gpu_info{{{GPU}, mig!=""}})', table=True
+            )
+        ],
+        columns={**PLACE, "model": "Model", "uuid": "UUID"},
+        unit="none",
+        width=12,
+        overrides=PLACE_LINKS,
+        no_value="No GPU chosen is divided into MIG instances.",
+    )
