@@ -329,7 +329,7 @@ class TestPrometheus:
         (endpoint,) = only(kustomized("overlays/prometheus-operator"), "PodMonitor")["spec"]["podMetricsEndpoints"]
         (plain,) = yaml.safe_load((ROOT / "deploy/kubernetes/scrape.yml").read_text())["scrape_configs"]
         # What the operator puts before the monitor's own relabelling.
-        operators = [
+        operators: list[dict[str, Any]] = [
             {"source_labels": ["__meta_kubernetes_namespace"], "target_label": "namespace"},
             {"source_labels": ["__meta_kubernetes_pod_container_name"], "target_label": "container"},
             {"source_labels": ["__meta_kubernetes_pod_name"], "target_label": "pod"},

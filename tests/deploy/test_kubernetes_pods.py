@@ -1,0 +1,93 @@
+"""The pods' commands and environments, run here: the exporter as its DaemonSet has it, a rank as the Job has it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.deploy.rendering import container, kustomized, only
+from tests.free_ports import free_port
+
+LOOP = "import stallscope\nfor _ in stallscope.track(range(200)): pass\n"
+FIELDS = {
+    "metadata.labels['batch.kubernetes.io/job-name']": "train",
+    "metadata.annotations['batch.kubernetes.io/job-completion-index']": "1",
+    "metadata.name": "train-1-x7x9z",
+    "metadata.namespace": "training",
+}
+"""What the kubelet fills in for the second pod."""
+SERVICE = {
+    "STALLSCOPE_EXPORTER_SERVICE_HOST": "10.96.0.7",
+    "STALLSCOPE_EXPORTER_SERVICE_PORT": "19400",
+    "STALLSCOPE_EXPORTER_PORT": "udp://10.96.0.7:19400",
+}
+"""What a kubelet adds where service links are on: none of it is a setting."""
+
+
+@pytest.fixture
+def port(tmp_path: Path) -> Iterator[int]:
+    """The exporter of the plain overlay, on a port of its own."""
+    number = free_port()
+    found = container(only(kustomized("overlays/plain"), "DaemonSet"))
+    args = [each.replace("19400", str(number)).replace("/var/lib/stallscope", str(tmp_path)) for each in found["args"]]
+    assert found["command"] == ["stallscope", "exporter"]
+    environment = {**os.environ, **SERVICE, **{each["name"]: each["value"] for each in found["env"]}}
+    command = [sys.executable, "-m", *found["command"], *args]
+    with (tmp_path / "log").open("w") as log, subprocess.Popen(command, stderr=log, env=environment) as process:
+        try:
+            yield number
+        finally:
+            process.terminate()
+            assert process.wait(10) == 0, (tmp_path / "log").read_text()
+
+
+def page(port: int, path: str, wanted: str = "") -> str:
+    """The page once it is answered and has the wanted text in it."""
+    deadline = time.monotonic() + 30
+    answer = "nothing"
+    while time.monotonic() < deadline:
+        with contextlib.suppress(urllib.error.URLError):
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as reply:
+                answer = str(reply.read().decode())
+            if wanted in answer:
+                return answer
+        time.sleep(0.05)
+    raise AssertionError(f"{path}: no {wanted!r} in {answer}")
+
+
+def test_the_probes_of_the_pod_are_answered(port: int) -> None:
+    found = container(only(kustomized("overlays/plain"), "DaemonSet"))
+    for probe in ("livenessProbe", "readinessProbe"):
+        assert page(port, found[probe]["httpGet"]["path"])
+
+
+def test_what_would_be_the_pods_own_is_not_shown_as_the_nodes(port: int) -> None:
+    metrics = page(port, "/metrics", "stallscope_host_memory_total_bytes")
+    assert "stallscope_host_network_receive_bytes_total{" not in metrics
+    assert "stallscope_host_shared_memory_total_bytes" not in metrics
+
+
+def test_a_rank_of_the_training_job_shows_on_the_page(port: int) -> None:
+    page(port, "/-/healthy")
+    told = container(only(kustomized("training-job"), "Job"))["env"]
+    variables = {
+        each["name"]: each["value"] if "value" in each else FIELDS[each["valueFrom"]["fieldRef"]["fieldPath"]]
+        for each in told
+    }
+    host = "stallscope-exporter.stallscope.svc:19400"
+    assert host in variables["STALLSCOPE_ADDRESS"]
+    variables["STALLSCOPE_ADDRESS"] = variables["STALLSCOPE_ADDRESS"].replace(host, f"localhost:{port}")
+    subprocess.run([sys.executable, "-c", LOOP], env={**os.environ, **variables}, check=True, timeout=60)
+    metrics = page(port, "/metrics", "stallscope_training_rank_info{")
+    (line,) = [line for line in metrics.splitlines() if line.startswith("stallscope_training_rank_info{")]
+    for label in ('run="train"', 'rank="1"', 'world_size="2"', 'namespace="training"', 'pod="train-1-x7x9z"'):
+        assert label in line
