@@ -336,3 +336,38 @@ def test_an_alert_says_what_it_costs(rulebook: Rulebook) -> None:
             "dashboard_url": "/d/stallscope-run?var-run=train",
         },
     )
+
+
+@pytest.mark.parametrize(
+    ("others", "said"),
+    [
+        pytest.param(rank(1, state="lost") + rank(2, state="failed"), [1, 2], id="two processes are gone"),
+        pytest.param(rank(1, last_step=STOPPED), [], id="all live"),
+        pytest.param(
+            rank(1, state="lost", instance="node0:19400") + rank(1, last_step=STOPPED), [], id="moved to another node"
+        ),
+    ],
+)
+def test_a_stall_names_the_ranks_whose_process_is_gone(rulebook: Rulebook, others: Story, said: list[int]) -> None:
+    gone = f" Begin with the process of rank {' '.join(map(str, said))}, which is gone." if said else ""
+    rulebook.check_text(
+        exporter() + rank(last_step=STOPPED) + gpu(idle=1.0) + others,
+        "TrainingStalled",
+        {"alertname": "TrainingStalled", "severity": "critical", "cause": "stalled"}
+        | {"run": "train", "job_class": "production"},
+        {
+            "summary": "Training makes no progress though its processes live.",
+            "lost": "24.0 GPU-hours a day",
+            "description": "100% of the ranks of run train have made no step for over five minutes, and for over five "
+            f"times the 95th percentile of their step time.{gone} Dump the stacks of every rank (py-spy dump, or the "
+            "collective library's flight recorder) before the job is killed, look for the rank that waits elsewhere "
+            "than the others, then restart from the last checkpoint.",
+            "runbook_url": "https://github.com/stallscope/stallscope/blob/main/alerts/runbooks/TrainingStalled.md",
+            "dashboard_url": "/d/stallscope-run?var-run=train",
+        },
+    )
+
+
+def test_a_loop_that_blocks_between_phases_is_told_once(rulebook: Rulebook) -> None:
+    story = rank(phases={"other": 0.33}) + gpu(idle=0.34) + slow_steps(0.33)
+    rulebook.check_percent(story, SHARE, [(of_run("sync_stall"), 33)])
