@@ -16,7 +16,7 @@ def dashboard() -> Dashboard:
     """Return the dashboard of a run."""
     return Dashboard(
         uid="stallscope-run",
-        title="Stallscope: run",
+        title="Stallscope / Run",
         description="One training run: where its GPU time goes, what to change, and what that would gain.",
         variables=(
             datasource(),
