@@ -26,24 +26,17 @@ class RefusedError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Server:
-    """A Prometheus on this machine."""
+class Prometheus:
+    """One that answers somewhere."""
 
-    port: int
-    pid: int
-    folder: Path
-    """With its configuration, log and data."""
-
-    @property
-    def address(self) -> str:
-        """Where it is asked."""
-        return f"http://127.0.0.1:{self.port}"
+    address: str
+    """Where it is asked: `http://127.0.0.1:9090`."""
 
     def ask(self, what: str, **parameters: str) -> dict[str, Any]:
         """Ask its HTTP API and return the whole answer: `data`, and `warnings` where there are any.
 
         Args:
-            what: `query`, `query_range`, `series`, `rules`, `label/run/values` …
+            what: `query`, `query_range`, `rules`, `label/run/values` …
             parameters: of the question.
 
         Raises:
@@ -51,7 +44,7 @@ class Server:
         """
         encoded = urllib.parse.urlencode(parameters)
         # A form, since expressions outgrow an address; what takes no form has no parameters, or short ones.
-        posted = what in ("query", "query_range", "series")
+        posted = what in ("query", "query_range")
         url = f"{self.address}/api/v1/{what}" + (f"?{encoded}" if encoded and not posted else "")
         try:
             with urllib.request.urlopen(url, encoded.encode() if posted else None, timeout=120) as answer:
@@ -60,6 +53,16 @@ class Server:
             with refused:
                 raise RefusedError(refused.read().decode()) from None
         return found
+
+
+@dataclass(frozen=True)
+class Server(Prometheus):
+    """One that was started here."""
+
+    port: int
+    pid: int
+    folder: Path
+    """With its configuration, log and data."""
 
     def configure(self, files: Sequence[Path], interval: int) -> None:
         """Give it rule files, evaluated at an interval in seconds."""
@@ -101,7 +104,7 @@ def prometheus(*, interval: int = 30) -> Iterator[Server]:
         ):
             try:
                 _await_ready(port)
-                yield Server(port, process.pid, folder)
+                yield Server(f"http://127.0.0.1:{port}", port, process.pid, folder)
             finally:
                 process.terminate()
                 process.wait(60)

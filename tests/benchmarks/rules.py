@@ -1,4 +1,5 @@
-"""What the bundle's rules cost a real Prometheus that watches a cluster, and how many series they record.
+"""What the bundle's rules cost a real Prometheus that watches a cluster, how many series they record, and how long
+dashboards then take to open.
 
 `python -m tests.benchmarks.rules 4096` measures clusters of the sizes given: 4,096 GPUs take 10 GB of memory and a
 quarter of an hour.
@@ -23,7 +24,9 @@ from typing import Any
 import numpy as np
 import yaml
 
+from tests.benchmarks import dashboards
 from tests.benchmarks.cluster import HOUR, Cluster
+from tests.benchmarks.dashboards import Recorded
 from tests.benchmarks.processes import cpu_seconds, idle_share, proportional_memory
 from tests.benchmarks.remote_write import RemoteWriter
 from tests.prometheus_server import Server, prometheus
@@ -62,6 +65,8 @@ class Cost:
     """Of one GPU without trouble and the rank on it."""
     alerts: int
     """Pending or firing."""
+    samples: list[Recorded] = field(repr=False)
+    """All that rules and alerts recorded, at the end."""
 
     @property
     def total(self) -> float:
@@ -144,12 +149,21 @@ def measure(gpus: int) -> Cost:
             recorded_of_healthy=len(_query(server, f'{{__name__=~".+:.+", uuid="{gpu["uuid"]}"}}'))
             + len(_query(server, f'{{__name__=~".+:.+", run="{rank["run"]}", rank="{rank["rank"]}", uuid=""}}')),
             alerts=len(_query(server, 'ALERTS{alertname!="Watchdog"}')),
+            samples=[
+                (sample["metric"], float(sample["value"][1]))
+                for sample in _query(server, '{__name__=~".+:.+|ALERTS.*"}')
+            ],
         )
 
 
 def table(sizes: Sequence[int] = _SIZES) -> str:
     """Measure, and return the tables as Markdown."""
-    costs = [measure(size) for size in sizes]
+    costs: list[Cost] = []
+    openings: list[tuple[int, str]] = []
+    for size in sizes:
+        costs.append(measure(size))
+        openings.append((size, dashboards.table(dashboards.measure(size, costs[-1].samples))))
+        costs[-1].samples.clear()  # hundreds of megabytes
     largest = costs[-1]
     conditions = (
         f"The bundle's rules in a real Prometheus on {os.cpu_count()} processors. Eight GPUs a node, a rank on each, "
@@ -191,6 +205,7 @@ def table(sizes: Sequence[int] = _SIZES) -> str:
             "| group | rule | ms |",
             "|---|---|---|",
             *(f"| {_short(group)} | {name} | {1000 * took:.0f} |" for (group, _, name), took in costliest),
+            *(line for size, opening in openings for line in ("", f"Dashboards at {size} GPUs:", "", opening)),
         ]
     )
 

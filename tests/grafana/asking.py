@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.grafana.pages import Json, label_values, variables
-from tests.prometheus_server import Server
+from tests.prometheus_server import Prometheus
 
 SCRAPE_SECONDS = 15
 """What the provisioned data source says of the time between scrapes."""
@@ -87,7 +87,7 @@ class Chosen:
         return escaped[0] if len(escaped) == 1 else f"({'|'.join(escaped)})"
 
 
-def choose(server: Server, page: Json, window: Window, wanted: Mapping[str, Sequence[str]]) -> Chosen:
+def choose(server: Prometheus, page: Json, window: Window, wanted: Mapping[str, Sequence[str]]) -> Chosen:
     """Open a dashboard: fill its variables in order, as the address says or as they are by default.
 
     Args:
@@ -110,7 +110,7 @@ def choose(server: Server, page: Json, window: Window, wanted: Mapping[str, Sequ
     return Chosen(page, window, values, options)
 
 
-def _options(server: Server, variable: Json, chosen: Chosen) -> tuple[str, ...]:
+def _options(server: Prometheus, variable: Json, chosen: Chosen) -> tuple[str, ...]:
     series, label = label_values(variable)
     limits = {"start": f"{chosen.window.start}", "end": f"{chosen.window.end}"}
     if series:
@@ -132,7 +132,7 @@ def step_of(target: Json, window: Window) -> int:
     return max(least, next((nice for nice in _NICE if nice >= raw), _NICE[-1]))
 
 
-def ask(server: Server, chosen: Chosen, target: Json, panel: Json | None = None) -> dict[str, Any]:
+def ask(server: Prometheus, chosen: Chosen, target: Json, panel: Json | None = None) -> dict[str, Any]:
     """Ask one query of a panel as Grafana does, and return the whole answer.
 
     Args:
