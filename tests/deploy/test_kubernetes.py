@@ -441,6 +441,19 @@ def test_objects_have_the_standard_labels_and_one_namespace(folder: str) -> None
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
+def test_names_and_labels_are_such_as_the_api_server_takes(folder: str) -> None:
+    # What the schemas leave open: DNS labels, label values, names of ports.
+    for each in kustomized(folder):
+        metadata = each["metadata"]
+        assert re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", metadata["name"])
+        for key, value in metadata.get("labels", {}).items():
+            assert re.fullmatch(r"([a-z0-9.-]{1,253}/)?[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?", key)
+            assert re.fullmatch(r"([A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?", value)
+    ports = re.findall(r'"containerPort": \d+, "name": "([^"]+)"', json.dumps(kustomized(folder), sort_keys=True))
+    assert all(re.fullmatch(r"[a-z0-9-]{1,15}", port) for port in ports)
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
 def test_no_image_names_a_registry(folder: str) -> None:
     images = re.findall(r'"image": "([^"]+)"', json.dumps(kustomized(folder)))
     assert images
