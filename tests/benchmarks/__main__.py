@@ -8,7 +8,7 @@ import os
 import platform
 from pathlib import Path
 
-from tests.benchmarks import accuracy, rules, sampling_round, scrape, shim_cost, training_step
+from tests.benchmarks import accuracy, rules, sampling_round, scrape, shim_cost, status_page, training_step
 from tests.benchmarks.processes import CLIENT_PROCESSOR
 
 RESULTS = Path(__file__).with_name("RESULTS.md")
@@ -51,6 +51,7 @@ def main() -> None:
     rule_cost = ["### Rules", rules.table()]
     os.sched_setaffinity(0, {CLIENT_PROCESSOR})
     parts += ["### Scrapes", scrape.table()]
+    parts += ["### The status page", status_page.table()]
     parts += ["### A sampling round", sampling_round.table()]
     parts += ["### Accuracy", accuracy.table(), *rule_cost]
     parts = [f"## {today}", f"{machine()}; load {before} before the run, {load()} after it (its own is 1)", *parts]

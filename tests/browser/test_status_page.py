@@ -132,10 +132,10 @@ def test_a_keyboard_reaches_every_link_in_order_and_sees_where_it_is(show: Show)
         assert inside
         reached.append(text)
     assert reached == [
-        "Skip to the GPUs",
+        "Skip to the runs and GPUs",
         "Renew by itself",
-        "GPUs",
         "Training runs",
+        "GPUs",
         "Sources",
         "Metrics",
         "Health",

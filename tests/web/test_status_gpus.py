@@ -183,6 +183,13 @@ def test_the_verdict_stands_in_words_with_its_cost_and_remedy() -> None:
     assert "Verdict" not in third.text
 
 
+def test_what_its_run_suffers_from_is_told_of_a_gpu_without_advice_that_is_not_meant_for_it() -> None:
+    told = verdicts(**{"GPU-0": Verdict("straggler_hw", 0.14)})
+    (card,) = cards(samples=tuple(gpu(0, **BUSY)), verdicts=told)
+    assert "Verdict of its run: One rank's hardware is slow, 14 %." in card.text
+    assert "replace" not in card.text
+
+
 def test_gpus_are_asked_for_by_uuid() -> None:
     told = verdicts()
     cards(samples=(*gpu(0, **BUSY), *gpu(1, up=0, lost_info="gpu_lost")), verdicts=told)

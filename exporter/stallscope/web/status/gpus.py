@@ -9,7 +9,7 @@ from stallscope.analysis.verdicts import Verdicts
 from stallscope.catalogue import family
 from stallscope.sampling.reading import Sample
 from stallscope.web.status.history import History
-from stallscope.web.status.judgement import verdict_line
+from stallscope.web.status.judgement import gpu_verdict_line
 from stallscope.web.status.look import Look
 from stallscope.web.status.markup import (
     NOT_TOLD_TEXT,
@@ -154,7 +154,7 @@ def _card(
     owners_told: bool,
 ) -> str:
     verdict = verdicts.gpus.get(gpu.uuid) if verdicts is not None else None
-    judged = verdict_line(verdict) if verdict is not None else ""
+    judged = gpu_verdict_line(verdict) if verdict is not None else ""
     title = f"GPU {foreign(gpu.index)}" + (f" MIG {foreign(gpu.mig)}" if gpu.mig else "")
     state = _state(gpu)
     head = f'<h3><span>{title}</span> {state}</h3><p class="model">{foreign(gpu.model)}</p>'

@@ -25,6 +25,14 @@ def verdict_line(verdict: Verdict) -> str:
     return f'<p class="verdict {css}"><strong>Verdict: {cause.title}.</strong>{cost} {cause.remedy}</p>'
 
 
+def gpu_verdict_line(verdict: Verdict) -> str:
+    """The same of a GPU. Where the cause is that of its run, the run says what to change, perhaps on another GPU."""
+    cause = CAUSES.get(verdict.cause)
+    if cause is None or cause.subject == "gpu":
+        return verdict_line(verdict)
+    return f'<p class="quiet">Verdict of its run: {cause.title}, {percent(verdict.share)}.</p>'
+
+
 def provenance(verdicts: Verdicts | None) -> str:
     """Where verdicts come from and how old they are, or why there are none."""
     if verdicts is None:

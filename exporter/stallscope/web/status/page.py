@@ -94,19 +94,19 @@ class StatusPage:
             '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
             '<meta name="viewport" content="width=device-width, initial-scale=1">'
             f"<title>{host}: {_summary(gpus)}, Stallscope</title><style>{STYLE}</style></head><body>"
-            f'<header><a class="skip" href="#main">Skip to the GPUs</a><h1><bdi>{host}</bdi> {state}</h1>'
+            f'<header><a class="skip" href="#main">Skip to the runs and GPUs</a><h1><bdi>{host}</bdi> {state}</h1>'
             f"{_renewal(look, refreshing, now)}{self._links()}{_notice(look)}</header>"
             f'<main id="main">{_tiles(look, gpus, selection)}{provenance(verdicts)}'
-            f"{gpu_section(look, gpus, self._history, verdicts)}"
-            f"{run_section(look, selection, self._history, verdicts)}{source_section(look, now)}</main>"
+            f"{run_section(look, selection, self._history, verdicts)}"
+            f"{gpu_section(look, gpus, self._history, verdicts)}{source_section(look, now)}</main>"
             f"<footer>{_FOOT}</footer></body></html>\n"
         )
         return text.encode(errors="replace")
 
     def _links(self) -> str:
         links = (
-            ("#gpus", "GPUs"),
             ("#runs", "Training runs"),
+            ("#gpus", "GPUs"),
             ("#sources", "Sources"),
             (attribute(self._telemetry_path, 1000), "Metrics"),
             (HEALTHY_PATH, "Health"),

@@ -20,7 +20,7 @@ header{padding-top:1rem}
 footer{padding-bottom:2rem;border-top:1px solid var(--rule);margin-top:2rem;padding-top:.75rem}
 h1{font-size:1.5rem;line-height:1.2;margin:.25rem 0;display:flex;flex-wrap:wrap;gap:.3rem .6rem;align-items:center}
 h2{font-size:1.2rem;margin:1.75rem 0 .6rem}
-h3{font-size:1rem;margin:0;display:flex;flex-wrap:wrap;gap:.2rem .5rem;justify-content:space-between}
+h3{font-size:1rem;margin:0;display:flex;flex-wrap:wrap;gap:.2rem .5rem;justify-content:space-between;align-items:center}
 p{margin:.35rem 0}
 a{color:var(--link)}
 a:focus-visible{outline:3px solid var(--link);outline-offset:2px;border-radius:2px}
