@@ -10,7 +10,7 @@ STALLSCOPE_FRAMEWORKS ?= 1
 JOBS ?= 3
 FRAMEWORKS := $(VENV)/.frameworks
 
-.PHONY: up test test-gpu lint bench score generate lock clean help tools frameworks vendor
+.PHONY: up test test-gpu lint bench score generate lock clean help tools frameworks vendor screenshots
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -59,6 +59,9 @@ generate: $(STAMP) ## write again what is generated and committed
 	$(BIN)/python -m deploy.generate
 	$(BIN)/python -m tests.captures.golden
 	$(BIN)/python -m tests.alerting.golden
+
+screenshots: $(STAMP) tools ## take the README's pictures of the status page again; needs Chromium
+	$(BIN)/python -m tests.browser.screenshots
 
 vendor: $(STAMP) ## the shim's core as one file to copy: dist/stallscope_shim.py
 	$(BIN)/python exporter/vendor.py
