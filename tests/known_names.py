@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from stallscope.catalogue import FAMILIES, Family
-from tests.promql_names import Matcher, Selector
+from tests.promql_names import Matcher, Selector, names_in
 from tests.rules.rulebook import RULE_FILES
 
 TARGET_LABELS = {"cluster", "job", "instance", "namespace"}
@@ -45,6 +45,8 @@ def rules(paths: tuple[Path, ...] = RULE_FILES) -> list[dict[str, Any]]:
     return [rule for path in paths for group in groups_of(path) for rule in group["rules"]]
 
 
+READ = frozenset(metric for rule in rules() for metric in names_in(rule["expr"]).metrics)
+"""What rules and alerts ask for."""
 RECORDED = frozenset(rule["record"] for rule in rules() if "record" in rule)
 LABELS = frozenset(
     TARGET_LABELS
