@@ -24,7 +24,7 @@ from stallscope.cli.exporter import Exporter
 from stallscope.configuration import load
 from stallscope.sampling.reading import Sample
 from stallscope.sources.base import Environment, Source
-from tests.analysis.servers import answering
+from tests.analysis.servers import answering, talking
 from tests.free_ports import free_port
 from tests.nvml_library.stand_in import GpuState, NvmlStandIn
 
@@ -194,11 +194,41 @@ def test_verdicts_are_asked_for_while_somebody_looks_and_never_before(run: Calla
         assert all(b"precious" in body for _path, _headers, body in asked)
 
 
-def test_a_prometheus_that_is_not_there_leaves_the_status_page_up(run: Callable[..., Running]) -> None:
-    exporter = run(f"--prometheus.url=http://127.0.0.1:{free_port()}")
-    assert exporter.post("api/v1/report", REPORT)[0] == 204
-    page = exporter.eventually("", lambda page: "precious" in page and "Verdicts can't be had" in page)
-    assert "Connection refused" in page
+@contextlib.contextmanager
+def absent() -> Iterator[str]:
+    yield f"http://127.0.0.1:{free_port()}"
+
+
+def silent() -> contextlib.AbstractContextManager[str]:
+    def say_nothing(_connection: socket.socket, over: threading.Event) -> None:
+        over.wait()
+
+    return talking(say_nothing)
+
+
+@contextlib.contextmanager
+def nonsensical() -> Iterator[str]:
+    with answering(body=b"<html>Grafana</html>") as (url, _asked):
+        yield url
+
+
+@pytest.mark.parametrize(
+    ("prometheus", "words"),
+    [
+        (absent, "it can&#x27;t be reached: Connection refused"),
+        (silent, "no answer within 5 s"),
+        (nonsensical, "its answer is none that Prometheus gives"),
+    ],
+)
+def test_a_prometheus_that_gives_no_answer_leaves_the_status_page_up(
+    run: Callable[..., Running], prometheus: Callable[[], contextlib.AbstractContextManager[str]], words: str
+) -> None:
+    with prometheus() as url:
+        exporter = run(f"--prometheus.url={url}")
+        assert exporter.post("api/v1/report", REPORT)[0] == 204
+        page = exporter.eventually("", lambda page: "Verdicts can't be had" in page)
+    assert words in page
+    assert "precious" in page
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stallscope.web.status.markup import Part, attribute, duration, line, percent, size, size_of, stacked
+from stallscope.web.status.markup import Part, attribute, count, duration, line, percent, size, size_of, stacked
 
 
 @pytest.mark.parametrize(
@@ -21,6 +21,9 @@ from stallscope.web.status.markup import Part, attribute, duration, line, percen
         (5460, "1 h 31 min"),
         (90_000, "1 d 1 h"),
         (86_400 * 400, "400 d"),
+        (1e300, "over a century"),
+        (float("inf"), "over a century"),
+        (float("nan"), "over a century"),
     ],
 )
 def test_times_have_two_units_at_most(seconds: float, words: str) -> None:
@@ -30,6 +33,10 @@ def test_times_have_two_units_at_most(seconds: float, words: str) -> None:
 @pytest.mark.parametrize(("ratio", "words"), [(0, "0 %"), (0.001, "under 1 %"), (0.634, "63 %"), (1, "100 %")])
 def test_what_is_there_never_reads_as_nothing(ratio: float, words: str) -> None:
     assert percent(ratio) == words
+
+
+def test_numbers_that_can_not_be_meant_have_few_digits() -> None:
+    assert (count(1_234_567), count(1e308), count(-3)) == ("1,234,567", "1e+308", "-3")
 
 
 def test_sizes_have_binary_units() -> None:

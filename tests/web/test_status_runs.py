@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from stallscope.analysis.verdicts import RunName, Verdict, Verdicts
 from stallscope.intake.runs import Held
+from stallscope.report import STEP_BUCKET_COUNT, StepSeconds
 from stallscope.sampling.clock import ScriptedClock
 from stallscope.web.status.history import MARK_SECONDS, History
 from tests.web.status_page import NOW, Element, Told, held, shown
@@ -136,6 +140,28 @@ def test_several_ranks_are_told_one_by_one() -> None:
     ]
 
 
+_AMOUNTS = st.floats(min_value=0, allow_nan=False, allow_infinity=False)
+
+
+@given(
+    step=st.floats(allow_nan=False, allow_infinity=False),
+    planned=st.floats(allow_nan=False, allow_infinity=False),
+    phases=st.dictionaries(st.sampled_from(["data_wait", "forward", "other", "mine"]), _AMOUNTS, min_size=1),
+    step_seconds=_AMOUNTS.filter(lambda seconds: seconds < 1e306),
+    steps=st.integers(0, 2**50),
+)
+def test_no_figure_that_can_be_reported_breaks_the_page(
+    step: float, planned: float, phases: dict[str, float], step_seconds: float, steps: int
+) -> None:
+    gauges = {"step": step, "steps_planned": planned, "loss": step, "epoch": planned}
+    ranks = [held(rank=rank, phases=phases, gauges=gauges) for rank in range(2)]
+    seconds = StepSeconds((*[0] * (STEP_BUCKET_COUNT - 1), steps), step_seconds, steps)
+    ranks = [each._replace(report=each.report._replace(step_seconds=seconds)) for each in ranks]
+    article = run(*ranks)
+    assert not re.search(r"\b(nan|inf)\b", article.text)
+    assert len(article.text) < 1000
+
+
 def test_one_rank_needs_no_table() -> None:
     assert not run(held()).all("table")
 
@@ -199,7 +225,14 @@ def test_the_total_is_told_only_where_it_is_another_figure() -> None:
 
 def test_the_verdict_of_another_namespace_is_not_shown() -> None:
     told = judged(runs={NAMESPACED: Verdict("input_disk_bound", 0.42)})
-    assert "Verdict" not in run(held(), verdicts=told).text
+    assert "Waiting for data" not in run(held(), verdicts=told).text
+
+
+def test_a_run_that_prometheus_does_not_know_is_told_so_while_it_lives() -> None:
+    words = "Verdict: none; Prometheus does not know this run, or not for long."
+    assert words in run(held(), verdicts=judged()).text
+    assert words not in run(held(), verdicts=judged(age=None)).text
+    assert words not in run(held(state="finished", ended=1.0), verdicts=judged()).text
 
 
 def test_a_name_that_several_runs_have_gets_no_verdict_of_either() -> None:

@@ -13,6 +13,8 @@ NOT_TOLD_TEXT = '<span class="none">not told</span>'
 _NAME_LENGTH = 80
 _SIZES = ("B", "KiB", "MiB", "GiB", "TiB")
 _LINE_HEIGHT = 24
+_CENTURY = 3.2e9
+_MOST_DIGITS = 1e15
 
 
 class Part(NamedTuple):
@@ -43,6 +45,11 @@ def percent(ratio: float) -> str:
     return f"{100 * ratio:.0f} %"
 
 
+def count(number: float) -> str:
+    """A number of things, with few digits where it can't be meant."""
+    return f"{number:,.0f}" if abs(number) < _MOST_DIGITS else f"{number:.3g}"
+
+
 def size(number: float) -> str:
     """Bytes with a binary unit."""
     power = 0
@@ -61,6 +68,8 @@ def size_of(used: float, total: float) -> str:
 
 def duration(seconds: float) -> str:
     """A time as two units at most."""
+    if not seconds < _CENTURY:  # what somebody reported, or a quotient of it
+        return "over a century"
     if seconds < 1:
         return f"{1000 * seconds:.3g} ms" if seconds > 0 else "0 s"
     if seconds < 10:

@@ -16,6 +16,7 @@ from stallscope.web.status.markup import (
     Part,
     ago,
     bar,
+    count,
     duration,
     entry,
     foreign,
@@ -84,7 +85,11 @@ def _judged(run: ShownRun, verdicts: Verdicts | None) -> str:
             "and does not judge them alike.</p>"
         )
     verdict = verdicts.runs.get(name)
-    return verdict_line(verdict) if verdict is not None else ""
+    if verdict is not None:
+        return verdict_line(verdict)
+    if verdicts.age is None or all(held.ended is not None for held in run.ranks):
+        return ""
+    return '<p class="quiet">Verdict: none; Prometheus does not know this run, or not for long.</p>'
 
 
 def _states(run: ShownRun) -> str:
@@ -94,8 +99,8 @@ def _states(run: ShownRun) -> str:
         counts[held.state] = counts.get(held.state, 0) + 1
     whole = len(counts) == 1
     return " ".join(
-        f'<span class="badge {_STATES.get(state, "quiet")}">{state if whole else f"{count:,} {state}"}</span>'
-        for state, count in sorted(counts.items())
+        f'<span class="badge {_STATES.get(state, "quiet")}">{state if whole else f"{number:,} {state}"}</span>'
+        for state, number in sorted(counts.items())
     )
 
 
@@ -112,13 +117,13 @@ def _progress(run: ShownRun, lines: list[_RankLine]) -> str:
     step, planned = _step(run.ranks), _gauge(run.ranks, "steps_planned")
     if step is None:
         return ""
-    if not planned:
-        return f'<p class="activity"><span>Step</span> <strong>{step:,.0f}</strong></p>'
-    ratio = min(1.0, step / planned)
-    left = _time_left(planned - step, lines)
+    if planned is None or planned <= 0:
+        return f'<p class="activity"><span>Step</span> <strong>{count(step)}</strong></p>'
+    ratio = min(1.0, max(0.0, step / planned))
+    so_far = f"{_floor(ratio)}{_time_left(planned - step, lines)}"
     return (
-        f'<p class="activity"><span>Step</span> <strong>{step:,.0f}</strong> of {planned:,.0f}, {_floor(ratio)}{left}'
-        f"</p>{bar(ratio, 'progress')}"
+        f'<p class="activity"><span>Step</span> <strong>{count(step)}</strong> of {count(planned)}, {so_far}</p>'
+        f"{bar(ratio, 'progress')}"
     )
 
 
@@ -201,7 +206,7 @@ def _rank_row(line: _RankLine, look: Look) -> str:
     time = f"{_bar_of(shares)}{foreign(most.name)} {percent(most.share)}" if most is not None else NOT_TOLD_TEXT
     return (
         f'<tr><th scope="row">{report.rank}{gpu}<span class="under">{state}</span></th>'
-        f"<td>{NOT_TOLD_TEXT if step is None else f'{step:,.0f}'}"
+        f"<td>{NOT_TOLD_TEXT if step is None else count(step)}"
         f'<span class="under">{step_time}</span></td><td>{time}</td></tr>'
     )
 
