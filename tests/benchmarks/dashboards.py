@@ -52,6 +52,8 @@ class Opening:
     """Seconds that the same queries take one after the other."""
     queries: int
     """How many these are."""
+    empty: int
+    """How many of them find nothing: what the cluster does not suffer from, or has no series of."""
     slowest: str
     """The panel of the slowest one, with its seconds."""
     whole: float
@@ -90,13 +92,14 @@ def _open(server: Prometheus, uid: str, page: Json, window: Window) -> Opening:
     choices = time.perf_counter() - began
     first, every = list(_queries(first_screen(page))), list(_queries(drawn(page)))
     alone = [_timed(server, chosen, query) for query in first]
-    took, slowest = max(alone)
+    took, slowest, _found = max(alone)
     return Opening(
         uid=uid,
         choices=choices,
         first=statistics.median(_together(server, chosen, first) for _ in range(_OPENINGS)),
-        alone=sum(seconds for seconds, _panel in alone),
+        alone=sum(seconds for seconds, _panel, _found in alone),
         queries=len(first),
+        empty=sum(not found for _seconds, _panel, found in alone),
         slowest=f"{slowest}: {took:.3f}",
         whole=_together(server, chosen, every),
         all_queries=len(every),
@@ -107,11 +110,11 @@ def _queries(panels: Iterable[Json]) -> Iterator[tuple[Json, Json]]:
     return ((panel, target) for panel in panels for target in panel.get("targets", ()))
 
 
-def _timed(server: Prometheus, chosen: Chosen, query: tuple[Json, Json]) -> tuple[float, str]:
+def _timed(server: Prometheus, chosen: Chosen, query: tuple[Json, Json]) -> tuple[float, str, int]:
     panel, target = query
     began = time.perf_counter()
-    ask(server, chosen, target, panel)
-    return time.perf_counter() - began, f"{panel['title']} {target['refId']}"
+    found = ask(server, chosen, target, panel)["data"]["result"]
+    return time.perf_counter() - began, f"{panel['title']} {target['refId']}", len(found)
 
 
 def _together(server: Prometheus, chosen: Chosen, queries: Sequence[tuple[Json, Json]]) -> float:
@@ -140,7 +143,7 @@ def _write(server: Server, recorded: Iterable[Recorded], moments: np.ndarray[tup
 
 def table(openings: Sequence[Opening]) -> str:
     """Return what was measured as Markdown."""
-    head = "| dashboard | queries | first screen | one by one | slowest | choices | all queries | whole |"
+    head = "| dashboard | queries | empty | first screen | one by one | slowest | choices | all queries | whole |"
     conditions = (
         "Seconds in which dashboards open for an hour, all queries of the first screen together (six at a time, as a "
         f"browser asks), median of {_OPENINGS}; to reach: under {_GOAL_SECONDS:g} s."
@@ -152,7 +155,7 @@ def table(openings: Sequence[Opening]) -> str:
             head,
             "|---" * (head.count("|") - 1) + "|",
             *(
-                f"| {each.uid} | {each.queries} | {each.first:.3f} | {each.alone:.3f} | {each.slowest} "
+                f"| {each.uid} | {each.queries} | {each.empty} | {each.first:.3f} | {each.alone:.3f} | {each.slowest} "
                 f"| {each.choices:.3f} | {each.all_queries} | {each.whole:.3f} |"
                 for each in openings
             ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from typing import Any, NamedTuple
 
@@ -159,6 +160,19 @@ def labels_of(result: list[dict[str, Any]], name: str) -> set[str]:
 @pytest.mark.parametrize("uid", PAGES)
 def test_every_query_is_answered_without_a_warning(library: Library, uid: str, part: str) -> None:
     assert [(answer.place, answer.warnings) for answer in library.answers(uid, part) if answer.warnings] == []
+
+
+@pytest.mark.parametrize("part", [part.name for part in PARTS])
+@pytest.mark.parametrize("uid", PAGES)
+def test_no_value_is_infinite(library: Library, uid: str, part: str) -> None:
+    infinite = {
+        answer.place
+        for answer in library.answers(uid, part)
+        for series in answer.result
+        for _moment, value in series.get("values", [series.get("value")])
+        if math.isinf(float(value))
+    }
+    assert infinite == set()
 
 
 @pytest.mark.parametrize("uid", PAGES)
