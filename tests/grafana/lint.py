@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator
 from itertools import combinations
 
 from stallscope.catalogue import FAMILIES, MetricType
-from tests.grafana.pages import Json, asked, drawn, label_values, marks, panels, variable_names, variables
+from tests.grafana.pages import Json, asked, drawn, first_screen, label_values, marks, panels, variable_names, variables
 from tests.known_names import BY_SERIES_NAME, LABELS, SERVER_SERIES
 from tests.promql_names import names_in
 
@@ -277,6 +277,16 @@ def units(page: Json, known: frozenset[str]) -> Iterator[str]:
         for unit in given:
             if unit not in known and not re.match(r"(prefix|suffix):.", unit):
                 yield f"{panel['title']} has the unit {unit!r}"
+
+
+def raw_on_first_screen(page: Json) -> Iterator[str]:
+    """Before a row is opened, what was scraped is asked for a whole fleet only where a node has but a few series."""
+    for panel in first_screen(page):
+        for target in panel.get("targets", ()):
+            for metric in sorted(names_in(target["expr"]).metrics):
+                few = metric.endswith("_info") or metric.startswith("stallscope_exporter_")
+                if metric in BY_SERIES_NAME and not few:
+                    yield f"{panel['title']} {target['refId']} asks for {metric}"
 
 
 def gaps(page: Json) -> Iterator[str]:

@@ -20,6 +20,7 @@ RULES: tuple[Callable[[Json], Iterator[str]], ...] = (
     lint.templates,
     lint.defined,
     lint.rates,
+    lint.raw_on_first_screen,
     lint.gaps,
 )
 WIDE_ON_PURPOSE = {

@@ -290,6 +290,33 @@ def test_the_fleet_lists_no_healthy_run_and_no_healthy_gpu_among_the_worst(libra
         assert not {"healthy0:19400", "healthy1:19400"} & labels_of(listed, "instance"), answer.place
 
 
+LISTED = {
+    ("GPUs that are held and do nothing", "A"): {("idle0:19400", "0")},
+    ("GPUs that are not up", "A"): {("broken1:19400", "1")},
+    ("GPUs with a hardware verdict", "A"): {
+        ("broken0:19400", "0"),
+        ("broken0:19400", "1"),
+        ("broken1:19400", "0"),
+        ("broken1:19400", "1"),
+        ("hot0:19400", "0"),
+        ("straggling1:19400", "1"),
+    },
+}
+"""Tables of the fleet, and the GPUs in them."""
+
+
+@pytest.mark.parametrize("place", LISTED)
+def test_the_fleet_lists_the_gpus_that_are_ill_and_no_other(library: Library, place: tuple[str, str]) -> None:
+    found = library.found("stallscope-fleet", "hot", place)
+    assert {(series["metric"]["instance"], series["metric"]["gpu"]) for series in found} == LISTED[place]
+
+
+def test_the_fleet_tells_what_each_run_suffers_from(library: Library) -> None:
+    found = library.found("stallscope-fleet", "hot", ("Runs that lose the most", "A"))
+    said = {series["metric"]["run"]: series["metric"]["cause"] for series in found}
+    assert {part: said[part] for part in VERDICTS} == VERDICTS
+
+
 def test_all_stands_for_everything_and_for_what_has_no_cluster(library: Library) -> None:
     values = library.opened("stallscope-fleet", "hot").values
     assert values["cluster"] == ALL

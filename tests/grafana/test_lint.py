@@ -21,8 +21,14 @@ Json = dict[str, Any]
 _BUSY = f"rate(stallscope_gpu_busy_seconds_total{{{choices.GPU}}}[$__rate_interval])"
 
 
-def _busy(title: str = "Busy") -> Panel:
-    return time_series(title, "How busy each is.", [Query(_BUSY, "{{gpu}}")], unit="percentunit")
+def _busy() -> Panel:
+    return time_series("Again", "How busy each is.", [Query(_BUSY, "{{gpu}}")], unit="percentunit")
+
+
+def _counted() -> Panel:
+    return time_series(
+        "Busy", "How many are busy.", [Query(f"sum(gpu:busy:ratio5m{{{choices.GPU}}})", "all")], unit="none"
+    )
 
 
 def _sound() -> Json:
@@ -33,13 +39,14 @@ def _sound() -> Json:
         [Query(f"stallscope_gpu_up{{{choices.GPU}}}")],
         mappings=[{"type": "value", "options": {}}],
     )
-    figure = stat("GPUs", "How many there are.", [Query(f"count(gpu:up:max{{{choices.GPU}}})")], unit="none")
+    gpus = f"count(gpu:up:max{{{choices.GPU}}})"
+    figure = stat("GPUs", "How many there are.", [Query(gpus)], unit="none")
     return Dashboard(
         uid="stallscope-example",
         title="Example",
         description="An example.",
         variables=(datasource(), choices.cluster(), choices.instance(), choices.gpu()),
-        rows=(Row("", (_busy(), figure)), Row("More", (_busy("Again"), states), collapsed=True)),
+        rows=(Row("", (_counted(), figure)), Row("More", (_busy(), states), collapsed=True)),
         annotations=(events("Alerts", f"ALERTS{{{choices.HOST}}}", title="t", colour="red"),),
     ).json()
 
@@ -54,6 +61,7 @@ def _complaints(page: Json) -> list[str]:
         lint.templates,
         lint.defined,
         lint.rates,
+        lint.raw_on_first_screen,
         lint.gaps,
     )
     found = [complaint for rule in rules for complaint in rule(page)]
@@ -112,6 +120,7 @@ def test_a_sound_dashboard_has_no_complaints() -> None:
         (lambda page: _asks(_closed(page), f"stallscope_gpu_dips_total{{{choices.GPU}}}"), "_total without a rate"),
         (lambda page: _asks(_closed(page), _BUSY.replace(', gpu=~"$gpu"', "")), "Again A wide by gpu"),
         (lambda page: _asks(_closed(page), "gpu:up:max"), "Again A wide by instance"),
+        (lambda page: _asks(_first(page), _BUSY), "Busy A asks for stallscope_gpu_busy_seconds_total"),
         (lambda page: _closed(page)["fieldConfig"]["defaults"].update(unit="percents"), "the unit 'percents'"),
         (lambda page: _closed(page)["fieldConfig"]["defaults"].pop("unit"), "the unit ''"),
         (lambda page: _closed(page)["fieldConfig"]["defaults"]["custom"].update(spanNulls=True), "connects gaps"),
