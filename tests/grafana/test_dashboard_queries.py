@@ -14,6 +14,7 @@ from tests.grafana.asking import ALL, Chosen, Window, ask, choose, legend
 from tests.grafana.pages import PAGES, Json, drawn, marks, variables
 from tests.installation import HEALTHY, PARTS
 
+pytestmark = pytest.mark.slow
 HOUR = 3600
 COMPARING = "stallscope-compare"
 """The dashboard that shows several runs."""
