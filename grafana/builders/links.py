@@ -23,7 +23,9 @@ def to_dashboard(uid: str, title: str, variables: Mapping[str, str], *, new_tab:
             `{"run": "${__field.labels.run}"}` from a curve, `{"run": "$run"}` from a panel with one run.
         new_tab: whether it opens in a new tab.
     """
-    given = "".join(f"&var-{name}={value}" for name, value in variables.items())
+    # Left alone, Grafana encodes neither & nor # nor +, which names of runs may have.
+    encoded = {name: value.replace("}", ":percentencode}") for name, value in variables.items()}
+    given = "".join(f"&var-{name}={value}" for name, value in encoded.items())
     return {"title": title, "url": f"/d/{uid}?{_KEPT}{given}", "targetBlank": new_tab}
 
 

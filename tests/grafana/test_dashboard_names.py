@@ -15,8 +15,8 @@ from tests.promql_names import names_in
 _MADE = re.compile(r',\s*"(\w+)",\s*"[^"]*",\s*"\w+"')
 """What `label_replace` and `label_join` name first: the label that they make."""
 _LEGEND = re.compile(r"\{\{\s*(\w+)\s*\}\}")
-_OF_SERIES = re.compile(r"\$\{__field\.labels\.(\w+)\}")
-_OF_ROW = re.compile(r"\$\{__data\.fields(?:\.(\w+)|\[\"?([^\"\]]+)\"?\])\}")
+_OF_SERIES = re.compile(r"\$\{__field\.labels\.(\w+)(?::\w+)?\}")
+_OF_ROW = re.compile(r"\$\{__data\.fields(?:\.(\w+)|\[\"?([^\"\]]+)\"?\])(?::\w+)?\}")
 
 
 @pytest.mark.parametrize("uid", PAGES)
@@ -84,6 +84,12 @@ def test_every_link_takes_labels_and_columns_that_its_panel_has(uid: str) -> Non
             named = {dotted or quoted for dotted, quoted in _OF_ROW.findall(link["url"])}
             wrong |= {(panel["title"], column) for column in named if column not in {*columns(panel), *LABELS, *own}}
     assert wrong == set()
+
+
+@pytest.mark.parametrize("uid", PAGES)
+def test_names_with_signs_of_addresses_in_them_pass_through_links(uid: str) -> None:
+    urls = [text for text in strings(PAGES[uid]) if text.startswith("/d/")]
+    assert [url for url in urls if re.search(r"var-\w+=\$\{__[^}:]*\}", url)] == []
 
 
 @pytest.mark.parametrize("uid", PAGES)
