@@ -66,14 +66,19 @@ screenshots: $(STAMP) tools ## take the README's pictures of the status page aga
 vendor: $(STAMP) ## the shim's core as one file to copy: dist/stallscope_shim.py
 	$(BIN)/python exporter/vendor.py
 
-lock: ## renew the locks of development tools and of frameworks
+COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.10 --no-annotate --no-header --no-emit-index-url \
+  --no-emit-find-links
+
+lock: ## renew the locks: development tools, frameworks, and what deploy/ installs
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet uv
-	$(BIN)/uv pip compile --quiet --universal --python-version 3.10 --no-annotate --no-header --no-emit-index-url \
-	  --no-emit-find-links --group dev --extra exporter pyproject.toml -o requirements-dev.lock
-	$(BIN)/uv pip compile --quiet --universal --python-version 3.10 --no-annotate --no-header --no-emit-index-url \
-	  --no-emit-find-links --group frameworks --constraint requirements-dev.lock pyproject.toml \
+	$(COMPILE) --group dev --extra exporter pyproject.toml -o requirements-dev.lock
+	$(COMPILE) --group frameworks --constraint requirements-dev.lock pyproject.toml \
 	  | sed -E '/^(cuda|nvidia|triton)[a-z0-9-]*==/d; s/^(torch==[0-9.]+)\+[a-z0-9.]+/\1/' > requirements-frameworks.lock
+	$(COMPILE) --generate-hashes --constraint requirements-dev.lock --extra exporter pyproject.toml \
+	  -o deploy/requirements-exporter.lock
+	printf 'build\nhatchling\n' | $(COMPILE) --generate-hashes --constraint requirements-dev.lock - \
+	  -o deploy/requirements-build.lock
 
 clean: ## remove what was built
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

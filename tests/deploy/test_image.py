@@ -1,0 +1,221 @@
+"""The image: what its Dockerfile says, and its steps executed and its exporter started, with or without an engine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+import yaml
+
+from stallscope.version import __version__
+from tests.deploy import dockerfile
+from tests.deploy.dockerfile import DOCKERFILE, ROOT
+from tests.free_ports import free_port
+
+USER = 65532
+LOCKS = ("deploy/requirements-exporter.lock", "deploy/requirements-build.lock")
+HOST = re.compile(r"https?://|(?:^|[\s=])[\w-]+\.[\w.-]+/\S+:\S+|--(?:extra-)?index|--find-links")
+
+
+def pins(text: str) -> dict[str, str]:
+    """The versions in a lock, by package and marker."""
+    found = re.finditer(r"^([\w.-]+)==(\S+?)(?: ; ([^\\\n]*?))?(?: \\)?$", text, re.MULTILINE)
+    return {f"{each[1]} {each[3] or ''}".strip(): each[2] for each in found}
+
+
+def test_hadolint_finds_nothing() -> None:
+    program = shutil.which("hadolint", path=str(Path(sys.executable).parent)) or shutil.which("hadolint")
+    if program is None:
+        pytest.skip("hadolint is on PyPI for Linux on x86-64 alone, and not on PATH here")
+    done = subprocess.run([program, str(DOCKERFILE)], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_the_base_is_pinned_by_a_tag_and_has_glibc() -> None:
+    (image,) = (each.text.partition("=")[2] for each in dockerfile.instructions() if "PYTHON_IMAGE=" in each.text)
+    assert re.fullmatch(r"python:3\.\d+-slim-\w+", image)
+    assert {stage[0].text.split()[0] for stage in dockerfile.stages()} == {"${PYTHON_IMAGE}"}
+
+
+def test_it_runs_as_a_user_that_kubernetes_can_see_is_not_root() -> None:
+    user, group = dockerfile.last("USER").split(":")
+    assert int(user) == int(group) == USER
+
+
+def test_every_package_in_it_is_pinned_by_version_and_checksum() -> None:
+    installs = [
+        command
+        for each in dockerfile.stages()[0]
+        if each.name == "RUN"
+        for command in each.text.split("&&")
+        if " install " in command
+    ]
+    assert len(installs) == 3
+    for command in installs:
+        assert "--require-hashes" in command or "--no-deps --no-index" in command
+    for name in LOCKS:
+        text = (ROOT / name).read_text(encoding="utf-8")
+        entries = [entry for entry in re.split(r"\n(?=\S)", text) if entry.strip()]
+        assert entries
+        assert all("--hash=sha256:" in entry for entry in entries)
+
+
+def test_the_locks_hold_what_the_tests_ran_with() -> None:
+    tested = pins((ROOT / "requirements-dev.lock").read_text(encoding="utf-8"))
+    versions = {name.split()[0]: set[str]() for name in tested}
+    for name, version in tested.items():
+        versions[name.split()[0]].add(version)
+    locked = pins((ROOT / LOCKS[0]).read_text(encoding="utf-8"))
+    assert {"cheroot", "nvidia-ml-py", "psutil"} <= locked.keys()
+    assert not {name for name, version in locked.items() if version not in versions[name.split()[0]]}
+
+
+def test_no_server_that_packages_come_from_is_named() -> None:
+    for name in ("deploy/Dockerfile", *LOCKS):
+        text = (ROOT / name).read_text(encoding="utf-8").replace("https://github.com/stallscope/stallscope", "")
+        assert not [line for line in text.splitlines() if HOST.search(line) and not line.startswith("LABEL")]
+
+
+def test_its_labels_say_what_it_is() -> None:
+    labels = dict(re.findall(r'(org\.opencontainers\.image\.\w+)="([^"]*)"', dockerfile.last("LABEL")))
+    assert labels["org.opencontainers.image.licenses"] == "Apache-2.0"
+    assert labels["org.opencontainers.image.version"] == "${VERSION}"
+    assert f"VERSION={__version__}" in [each.text for each in dockerfile.stages()[-1] if each.name == "ARG"]
+
+
+def test_only_what_it_is_built_from_goes_to_the_engine() -> None:
+    files = [str(path) for path in dockerfile.context()]
+    assert "exporter/stallscope/cli/exporter.py" in files
+    assert "grafana/dashboards/stallscope-fleet.json" in files
+    for name in files:
+        assert not name.startswith(("tests/", ".git", "dist/", "deploy/kubernetes/")), name
+        assert "__pycache__" not in name
+        assert not name.endswith((".pyc", ".env"))
+
+
+def test_the_daemonset_takes_this_image_as_it_is() -> None:
+    text = (ROOT / "deploy/kubernetes/base/daemonset.yaml").read_text(encoding="utf-8")
+    (pod,) = yaml.safe_load(text)["spec"]["template"]["spec"]["containers"]
+    assert pod["command"] == dockerfile.listed("ENTRYPOINT")
+    state = next(each["mountPath"] for each in pod["volumeMounts"] if each["name"] == "state")
+    assert any(state in each.text for each in dockerfile.stages()[-1] if each.name == "RUN")
+    told = {each["name"]: each["value"] for each in pod["env"]}
+    assert told.items() <= dockerfile.environment().items()
+
+
+@pytest.fixture(scope="module")
+def installed() -> Iterator[Path]:
+    """The image's /opt/stallscope, made by the Dockerfile's own steps, where other users may read it."""
+    folder = Path(tempfile.mkdtemp(prefix="stallscope-image-"))
+    folder.chmod(0o755)
+    try:
+        yield dockerfile.build(folder)
+    finally:
+        shutil.rmtree(folder)
+
+
+@cache
+def other_user(program: str) -> int | None:
+    """The image's user where this process may become it and that one may run the program; None for staying oneself."""
+    if os.geteuid() != 0:
+        return None
+    tried = subprocess.run([program, "-c", ""], user=USER, group=USER, extra_groups=[], check=False)
+    return USER if tried.returncode == 0 else None
+
+
+@pytest.fixture
+def port(installed: Path, tmp_path: Path) -> Iterator[int]:
+    """The exporter started as the image starts it, with nothing to write to: neither home nor its own folder."""
+    number = free_port()
+    python = str(installed / "bin/python")
+    user = other_user(python)
+    as_user = {} if user is None else {"user": user, "group": user, "extra_groups": []}
+    variables = dockerfile.environment()
+    variables["PATH"] = variables["PATH"].replace("/opt/stallscope", str(installed)).replace("$PATH", "/usr/bin:/bin")
+    command = [*dockerfile.listed("ENTRYPOINT"), f"--web.listen-address=127.0.0.1:{number}"]
+    command += [f"--report.udp-address=127.0.0.1:{number}", "--report.unix-socket=/proc/nowhere/report.sock"]
+    program = shutil.which(command[0], path=variables["PATH"])
+    assert program == str(installed / "bin/stallscope")
+    variables["HOME"] = "/proc/nowhere"
+    log = tmp_path / "log"
+    with (
+        log.open("w") as out,
+        subprocess.Popen([program, *command[1:]], stderr=out, env=variables, cwd="/", **as_user) as process,  # type: ignore[call-overload]
+    ):
+        try:
+            wait_for(number)
+            yield number
+        finally:
+            process.terminate()
+            assert process.wait(10) == 0, log.read_text()
+
+
+def wait_for(number: int) -> None:
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        with (
+            contextlib.suppress(urllib.error.URLError),
+            urllib.request.urlopen(f"http://127.0.0.1:{number}/-/ready", timeout=5),
+        ):
+            return
+        time.sleep(0.05)
+    raise AssertionError("the exporter did not become ready")
+
+
+def health_check(installed: Path, number: int) -> int:
+    """Run the image's HEALTHCHECK; its exit status."""
+    words = [word.replace("19400", str(number)) for word in dockerfile.listed("HEALTHCHECK")]
+    assert words[0] == "python"
+    command = [str(installed / "bin/python"), *words[1:]]
+    return subprocess.run(command, capture_output=True, timeout=30, check=False).returncode
+
+
+def test_the_steps_of_the_dockerfile_make_an_exporter_that_runs_with_nothing_to_write_to(
+    installed: Path, port: int
+) -> None:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as page:
+        text = page.read().decode()
+    assert f'stallscope_build_info{{version="{__version__}"' in text
+    assert "stallscope_host_memory_total_bytes " in text
+
+
+def test_the_health_check_passes_while_it_answers_and_fails_where_nothing_does(installed: Path, port: int) -> None:
+    assert health_check(installed, port) == 0
+    assert health_check(installed, free_port()) != 0
+
+
+def test_the_image_holds_the_locks_packages_and_no_tools(installed: Path) -> None:
+    names = {path.name.partition("-")[0].lower().replace("_", "-") for path in installed.rglob("*.dist-info")}
+    locked = {name.split()[0] for name in pins((ROOT / LOCKS[0]).read_text(encoding="utf-8"))}
+    assert names - locked == {"stallscope"}
+    assert not names & {"pip", "hatchling", "pytest"}
+
+
+@pytest.mark.slow
+def test_an_engine_builds_and_runs_it() -> None:
+    docker = shutil.which("docker") or shutil.which("podman")
+    if docker is None or subprocess.run([docker, "info"], capture_output=True, timeout=60, check=False).returncode:
+        pytest.skip("no container engine answers here")
+    tag = "stallscope/stallscope-exporter:test"
+    subprocess.run([docker, "build", "--file", str(DOCKERFILE), "--tag", tag, str(ROOT)], check=True, timeout=280)
+    secured = ["--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges", "--rm"]
+    done = subprocess.run(
+        [docker, "run", *secured, "--entrypoint=python", tag, "-c", "import os; print(os.getuid())"],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout.strip() == str(USER)
