@@ -239,7 +239,7 @@ def _place_links() -> list[Override]:
     """Columns `Node` and `GPU` lead to their dashboards."""
     return [
         by_name("Node", links=[_to_host()], custom__minWidth=140),
-        by_name("GPU", unit="none", links=[_to_gpu()], custom__width=60),
+        by_name("GPU", links=[_to_gpu()], custom__width=60),
     ]
 
 
@@ -369,10 +369,10 @@ def _worst_gpus() -> Panel:
         overrides=[
             *_links(),
             *verdicts.columns(),
-            by_name("MIG", unit="none", custom__width=60),
+            by_name("MIG", custom__width=60),
             by_name("Lost to it", unit="percentunit", decimals=0, custom__width=90),
             by_name("Busy", unit="percentunit", decimals=0, custom__width=70),
-            by_name("Rank", unit="none", custom__width=60),
+            by_name("Rank", custom__width=60),
         ],
         no_value="no GPU is known to lose time",
     )

@@ -282,6 +282,14 @@ def bar_gauge(
     )
 
 
+_CELLS = (
+    # Else Grafana writes into each empty cell what stands for a table without rows.
+    Override(("byRegexp", "/.*/"), {"noValue": "–"}),
+    # Else it takes labels of digits for numbers, in links too: rank 1024 for 1.02 K, GPU 1 for 100 %.
+    Override(("byType", "string"), {"unit": "string", "noValue": ""}),
+)
+
+
 def table(
     title: str,
     description: str,
@@ -331,7 +339,7 @@ def table(
             unit=unit,
             colour={"mode": "thresholds"},
             custom={"align": "auto", "cellOptions": {"type": "auto"}, "inspect": False, "filterable": False},
-            overrides=overrides,
+            overrides=[*_CELLS, *overrides],
             no_value=no_value,
         ),
         {

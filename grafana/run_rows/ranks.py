@@ -73,9 +73,9 @@ def _stragglers() -> Panel:
         sort="Straggler score",
         overrides=[
             title_column("Verdict"),
-            by_name("Rank", unit="none", links=[CELL_TO_RANK], custom__width=60),
+            by_name("Rank", links=[CELL_TO_RANK], custom__width=60),
             by_name("Node", links=[CELL_TO_HOST]),
-            by_name("GPU", unit="none", links=[CELL_TO_GPU], custom__width=55),
+            by_name("GPU", links=[CELL_TO_GPU], custom__width=55),
             by_name("Step time", unit="s", decimals=3),
             *(
                 by_name(
