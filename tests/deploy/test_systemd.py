@@ -1,0 +1,248 @@
+"""The units: verified, scored, installed below a folder, and their settings and limits met by a running exporter."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from stallscope.cli.exporter import _STUCK_STATUS
+from stallscope.configuration import load
+from tests.free_ports import free_port
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "deploy/systemd"
+UNITS = sorted(FOLDER.glob("*.service"))
+EXPORTER = FOLDER / "stallscope-exporter.service"
+MOST_EXPOSED = 3.0
+# Refuses what MemoryDenyWriteExecute= does (PR_SET_MDWE, PR_MDWE_REFUSE_EXEC_GAIN), then becomes the program.
+LOCKED = """
+import ctypes, os, sys
+if ctypes.CDLL(None).prctl(65, 1, 0, 0, 0):
+    raise SystemExit(77)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+# In the interpreter's place where nothing need be installed: makes environments whose own does nothing.
+EMPTY_ENVIRONMENT = """#!/bin/sh
+for folder; do :; done
+mkdir -p "$folder/bin" && printf '#!/bin/sh\\n' > "$folder/bin/python" && chmod 755 "$folder/bin/python"
+"""
+
+
+def tool(name: str) -> str:
+    found = shutil.which(name)
+    if found is None:
+        pytest.skip(f"{name}, a part of systemd, is not on this machine")
+    return found
+
+
+def settings(unit: Path) -> dict[str, list[str]]:
+    """Every setting of a unit with its values in order."""
+    found: dict[str, list[str]] = {}
+    for line in unit.read_text(encoding="utf-8").splitlines():
+        name, equals, value = line.partition("=")
+        if equals and not line.startswith("#"):
+            found.setdefault(name, []).append(value)
+    return found
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A machine's root, as the script leaves it."""
+    folder = tmp_path_factory.mktemp("root")
+    environment = {**os.environ, "DESTDIR": str(folder), "PYTHON": sys.executable}
+    subprocess.run(["sh", str(FOLDER / "install.sh")], env=environment, check=True, capture_output=True, timeout=280)
+    return folder
+
+
+def installed_units(root: Path) -> list[str]:
+    """The installed units, with the program's path as it is below the root."""
+    paths = sorted((root / "usr/lib/systemd/system").glob("*.service"))
+    for path in paths:
+        path.write_text(path.read_text().replace("=/opt/stallscope", f"={root}/opt/stallscope"))
+    assert [path.name for path in paths] == [path.name for path in UNITS]
+    return [str(path) for path in paths]
+
+
+def test_systemd_reads_every_installed_unit_without_a_complaint(root: Path) -> None:
+    done = subprocess.run(
+        [tool("systemd-analyze"), "verify", "--man=no", *installed_units(root)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=lambda path: path.stem)
+def test_a_unit_is_as_closed_as_the_readme_says_and_more_than_required(unit: Path) -> None:
+    done = subprocess.run(
+        [tool("systemd-analyze"), "security", "--no-pager", "--offline=true", f"--threshold={MOST_EXPOSED:.0f}0", unit],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    if "unrecognized option" in done.stderr:
+        pytest.skip("this systemd is older than 250 and scores no files")
+    found = re.search(r"exposure level for \S+: ([\d.]+)", done.stdout)
+    assert found is not None, done.stderr
+    assert float(found[1]) < MOST_EXPOSED
+    assert done.returncode == 0
+    (said,) = re.findall(
+        rf"^\| `{re.escape(unit.name)}` \| (\d\.\d) \|", (FOLDER / "README.md").read_text(), re.MULTILINE
+    )
+    # Versions weigh the settings a little differently; the README tells of 252.
+    assert float(found[1]) == pytest.approx(float(said), abs=0.5)
+
+
+def test_the_exporter_has_no_right_and_of_devices_only_nvidias() -> None:
+    found = settings(EXPORTER)
+    assert found["User"] == ["stallscope"]
+    assert found["CapabilityBoundingSet"] == found["AmbientCapabilities"] == [""]
+    assert found["NoNewPrivileges"] == ["yes"]
+    assert found["ProtectSystem"] == ["strict"]
+    assert found["DevicePolicy"] == ["closed"]
+    assert found["DeviceAllow"] == ["char-nvidia* rw"]
+
+
+def test_nothing_is_set_that_would_take_what_it_measures() -> None:
+    for unit in UNITS:
+        assert not settings(unit).keys() & {
+            "PrivateDevices",
+            "ProtectProc",
+            "ProcSubset",
+            "PrivateNetwork",
+            "PrivateUsers",
+        }
+
+
+def test_a_stuck_driver_ends_in_a_restart_and_a_wrong_setting_does_not() -> None:
+    found = settings(EXPORTER)
+    assert found["Restart"] == ["on-failure"]
+    (prevented,) = found["RestartPreventExitStatus"]
+    assert prevented == "2"
+    assert str(_STUCK_STATUS) not in prevented.split()
+    assert load([f"--config.file={FOLDER / 'exporter.yml'}"], {}, {}).exit_after_hang > 0
+
+
+def test_the_settings_name_only_folders_that_the_unit_makes() -> None:
+    configured = load([f"--config.file={FOLDER / 'exporter.yml'}"], {}, {})
+    found = settings(EXPORTER)
+    assert configured.report_state_file is not None
+    assert configured.report_state_file.parent == Path("/var/lib", *found["StateDirectory"])
+    assert configured.report_unix_socket is not None
+    assert configured.report_unix_socket.parent == Path("/run", *found["RuntimeDirectory"])
+    assert found["RuntimeDirectoryPreserve"] == ["yes"]
+
+
+def test_the_user_and_the_folder_for_reports_are_made_before_anything_starts(root: Path) -> None:
+    subprocess.run([tool("systemd-sysusers"), f"--root={root}"], check=True, capture_output=True, timeout=60)
+    (account,) = [line.split(":") for line in (root / "etc/passwd").read_text().splitlines() if "stallscope" in line]
+    assert account[0] == settings(EXPORTER)["User"][0]
+    assert account[-1].endswith("nologin")
+    if os.geteuid() != 0:
+        pytest.skip("only root can make a folder that is another user's")
+    subprocess.run([tool("systemd-tmpfiles"), f"--root={root}", "--create", "stallscope.conf"], check=True, timeout=60)
+    folder = (root / "run/stallscope").stat()
+    assert (stat.S_IMODE(folder.st_mode), folder.st_uid, folder.st_gid) == (0o755, int(account[2]), int(account[3]))
+
+
+def test_a_second_installation_keeps_the_settings(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text(EMPTY_ENVIRONMENT)
+    python.chmod(0o755)
+    environment = {**os.environ, "DESTDIR": str(tmp_path / "root"), "PYTHON": str(python)}
+    kept = tmp_path / "root/etc/stallscope/exporter.yml"
+    for expected in ((FOLDER / "exporter.yml").read_text(), "log: {level: debug}\n"):
+        subprocess.run(["sh", str(FOLDER / "install.sh")], env=environment, check=True, timeout=60)
+        assert kept.read_text() == expected
+        kept.write_text("log: {level: debug}\n")
+
+
+def wait_for(what: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError, urllib.error.URLError):
+            if what():
+                return
+        time.sleep(0.05)
+    raise AssertionError("it did not happen within 30 s")
+
+
+@pytest.fixture
+def exporter(root: Path, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], int, Path]]:
+    """The installed exporter as the unit starts it: its command, its mask, and no memory made executable."""
+    number = free_port()
+    (run, state) = (tmp_path / "run", tmp_path / "state")
+    run.mkdir(mode=0o755)
+    state.mkdir(mode=0o750)
+    (command,) = settings(EXPORTER)["ExecStart"]
+    file = tmp_path / "exporter.yml"
+    text = (root / "etc/stallscope/exporter.yml").read_text().replace("/var/lib/stallscope", str(state))
+    file.write_text(f"{text}web: {{listen-address: '127.0.0.1:{number}'}}\n")
+    program, *arguments = command.replace("/etc/stallscope/exporter.yml", str(file)).split()
+    words = [sys.executable, "-c", LOCKED, str(root) + program, *arguments]
+    words += [f"--report.unix-socket={run}/report.sock", "--report.udp-address="]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, cwd="/", umask=0o077) as process:
+        try:
+            with contextlib.suppress(AssertionError):
+                wait_for(lambda: process.poll() is not None or ready(number))
+            if process.poll() == 77:
+                pytest.skip("this kernel can't refuse executable memory (PR_SET_MDWE is of Linux 6.3)")
+            yield process, number, run
+        finally:
+            process.terminate()
+            _, log = process.communicate(timeout=10)
+    assert process.returncode == 0, log
+
+
+def ready(number: int) -> bool:
+    with urllib.request.urlopen(f"http://127.0.0.1:{number}/-/ready", timeout=5) as answer:
+        return bool(answer.status == 200)
+
+
+def test_every_user_may_report_whatever_the_units_mask(exporter: tuple[subprocess.Popen[str], int, Path]) -> None:
+    assert settings(EXPORTER)["UMask"] == ["0077"]
+    _, _, run = exporter
+    assert stat.S_IMODE(run.stat().st_mode) == 0o755
+    assert stat.S_IMODE((run / "report.sock").stat().st_mode) == 0o666
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        sender.connect(str(run / "report.sock"))
+
+
+def test_a_reload_reads_the_settings_again(exporter: tuple[subprocess.Popen[str], int, Path], tmp_path: Path) -> None:
+    (reload,) = settings(EXPORTER)["ExecReload"]
+    assert reload.split()[1] == "-HUP"
+    process, number, _ = exporter
+    assert ready(number)
+    with (tmp_path / "exporter.yml").open("a") as file:
+        file.write("collector: {memory: false}\n")
+    process.send_signal(signal.SIGHUP)
+
+    def forgotten() -> bool:
+        with urllib.request.urlopen(f"http://127.0.0.1:{number}/metrics", timeout=5) as page:
+            return b"stallscope_host_memory_total_bytes " not in page.read()
+
+    wait_for(forgotten)
+
+
+def test_the_script_is_sound() -> None:
+    program = shutil.which("shellcheck", path=str(Path(sys.executable).parent)) or tool("shellcheck")
+    done = subprocess.run([program, FOLDER / "install.sh"], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "")
