@@ -44,6 +44,7 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
     }.items()
 }
 LIBRARIES: Mapping[str, frozenset[str]] = {
+    "bcrypt": frozenset({"web"}),
     "cheroot": frozenset({"web"}),
     "h2": frozenset({"owners"}),
     "numpy": frozenset({"stack"}),

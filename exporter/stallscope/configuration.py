@@ -227,7 +227,8 @@ class Configuration:
             _parse_file,
             "",
             "FILE",
-            "TLS configuration in the format of the Prometheus exporter-toolkit.",
+            "TLS, client certificates, users with passwords, and headers, in the format that all Prometheus exporters "
+            "share (`promtool check` judges it); read again when it changes.",
         )
     )
     max_threads: int = field(

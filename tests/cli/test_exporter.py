@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import ClassVar
 
+import bcrypt
 import pytest
 
 from stallscope.cli.exporter import Exporter
@@ -373,6 +374,22 @@ def test_owners_tell_nothing_of_gpus_that_are_read_no_more(
     file.write_text("collector: {owners: true}\n")
     exporter.process.send_signal(signal.SIGHUP)
     exporter.eventually("metrics", lambda page: "stallscope_gpu_" not in page)
+
+
+def test_users_of_the_web_configuration_file_are_asked_for_and_read_again_at_sighup(
+    run: Callable[..., Running], tmp_path: Path
+) -> None:
+    hashed = bcrypt.hashpw(b"right", bcrypt.gensalt(4)).decode()
+    file = tmp_path / "web.yml"
+    file.write_text(f"basic_auth_users: {{alice: {hashed}}}\n")
+    exporter = run(f"--web.config.file={file}")
+    with pytest.raises(urllib.error.HTTPError, match="401") as refused:
+        exporter.get("metrics")
+    refused.value.close()
+    file.write_text("")
+    exporter.process.send_signal(signal.SIGHUP)
+    exporter.logged("web configuration read again")
+    assert "stallscope_exporter" in exporter.get("metrics")
 
 
 def test_a_broken_file_at_a_reload_leaves_the_running_configuration(

@@ -166,6 +166,11 @@ def test_one_rank_needs_no_table() -> None:
     assert not run(held()).all("table")
 
 
+def test_one_rank_that_failed_tells_what_of() -> None:
+    article = run(held(state="failed", failure="OutOfMemoryError", ended=1.0))
+    assert "1 rank on this node; ended by OutOfMemoryError" in article.text
+
+
 def test_restarts_are_told_where_there_were_any() -> None:
     assert facts(run(held(restarts=2), held(rank=1, restarts=1)))["Restarts"] == "3"
     assert "Restarts" not in facts(run(held()))
@@ -221,6 +226,12 @@ def test_the_total_is_told_only_where_it_is_another_figure() -> None:
     told = judged(runs={NAMESPACED: Verdict("input_disk_bound", 0.42, 0.425)})
     article = run(held(info={"namespace": "research"}), verdicts=told)
     assert "It costs 42 % of the GPU time. Read" in article.text
+
+
+def test_a_run_without_a_gpu_loses_its_own_time() -> None:
+    told = judged(runs={NAMESPACED: Verdict("input_disk_bound", 0.42)})
+    article = run(held(info={"namespace": "research"}, gpus=[]), verdicts=told)
+    assert "It costs 42 % of its time. Read" in article.text
 
 
 def test_the_verdict_of_another_namespace_is_not_shown() -> None:

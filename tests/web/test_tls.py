@@ -1,71 +1,66 @@
-"""TLS with a self-made certificate, configured as for any exporter of the toolkit."""
+"""TLS with certificates of an authority of the tests' own: handshakes, versions, and clients' certificates."""
 
 from __future__ import annotations
 
 import contextlib
 import http.client
-import shutil
 import socket
 import ssl
-import subprocess
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from stallscope.configuration import ConfigurationError
 from stallscope.report import MAX_BYTES
 from stallscope.web.address import Address
+from stallscope.web.configuration_file import CIPHER_SUITES, CURVES, Tls
 from stallscope.web.response import TEXT, Response
 from stallscope.web.server import Server
-from stallscope.web.tls import TlsAdapter, read_web_configuration
+from stallscope.web.tls import TlsAdapter, context_of
+from tests.web.certificates import Authority, needs_openssl
 
-pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
+pytestmark = needs_openssl
 
 BODY = b"x" * 60_000
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tls")
-    for name in ("node", "other"):
-        command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-        command += ["-keyout", f"{name}.key", "-out", f"{name}.crt", "-days", "2", "-subj", "/CN=localhost"]
-        command += ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
-        subprocess.run(command, cwd=folder, check=True, capture_output=True)
-    secret = ["openssl", "pkey", "-in", "node.key", "-aes256", "-passout", "pass:x", "-out", "secret.key"]
-    subprocess.run(secret, cwd=folder, check=True, capture_output=True)
-    return folder
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("tls"))
 
 
-def configuration(folder: Path, text: str) -> Path:
-    file = folder / "web.yml"
-    file.write_text(text)
-    return file
+@pytest.fixture(scope="module")
+def node(authority: Authority) -> tuple[Path, Path]:
+    return authority.sign("node")
 
 
 @pytest.fixture
-def server(folder: Path) -> Iterator[Server]:
-    file = configuration(folder, "tls_server_config:\n  cert_file: node.crt\n  key_file: node.key\n")
-    files = read_web_configuration(file)
-    assert files is not None
-    server = Server(
-        Address("127.0.0.1", 0),
-        lambda request, _client: Response(200, TEXT, request.body or BODY),
-        threads=1,
-        tls=TlsAdapter(files),
-    )
-    server.start()
-    yield server
-    server.stop()
+def serve(node: tuple[Path, Path]) -> Iterator[Callable[..., Server]]:
+    with contextlib.ExitStack() as stack:
+
+        def start(**wishes: Any) -> Server:
+            server = Server(
+                Address("127.0.0.1", 0),
+                lambda request, _client: Response(200, TEXT, request.body or BODY),
+                threads=1,
+                tls=TlsAdapter(context_of(Tls(*node)._replace(**wishes))),
+            )
+            stack.callback(server.stop)
+            server.start()
+            return server
+
+        yield start
 
 
-def trusting(folder: Path) -> ssl.SSLContext:
-    return ssl.create_default_context(cafile=str(folder / "node.crt"))
+@pytest.fixture
+def server(serve: Callable[..., Server]) -> Server:
+    return serve()
 
 
-def ask(server: Server, folder: Path, body: bytes | None = None, times: int = 1) -> bytes:
-    connection = http.client.HTTPSConnection("127.0.0.1", server.address.port, timeout=10, context=trusting(folder))
+def ask(server: Server, context: ssl.SSLContext, body: bytes | None = None, times: int = 1) -> bytes:
+    connection = http.client.HTTPSConnection("127.0.0.1", server.address.port, timeout=10, context=context)
     try:
         for _ in range(times):
             connection.request("POST" if body else "GET", "/", body)
@@ -75,35 +70,35 @@ def ask(server: Server, folder: Path, body: bytes | None = None, times: int = 1)
         connection.close()
 
 
-def test_answers_who_trusts_the_certificate_again_and_again(server: Server, folder: Path) -> None:
+def test_answers_who_trusts_the_certificate_again_and_again(server: Server, authority: Authority) -> None:
     assert server.url.startswith("https://")
-    assert ask(server, folder, times=3) == BODY
+    assert ask(server, authority.trusting(), times=3) == BODY
 
 
-def test_takes_a_body_of_several_records(server: Server, folder: Path) -> None:
+def test_takes_a_body_of_several_records(server: Server, authority: Authority) -> None:
     body = bytes(range(256)) * (MAX_BYTES // 256)
-    assert ask(server, folder, body) == body
+    assert ask(server, authority.trusting(), body) == body
 
 
-def test_a_client_that_speaks_plain_http_gets_nothing_and_stops_nobody(server: Server, folder: Path) -> None:
+def test_a_client_that_speaks_plain_http_gets_nothing_and_stops_nobody(server: Server, authority: Authority) -> None:
     with socket.create_connection(("127.0.0.1", server.address.port), timeout=10) as connection:
         connection.sendall(b"GET / HTTP/1.1\r\n\r\n")
         with contextlib.suppress(ConnectionError):
             assert not connection.recv(100).startswith(b"HTTP/1.1 200")
-    assert ask(server, folder) == BODY
+    assert ask(server, authority.trusting()) == BODY
 
 
-def test_clients_that_never_shake_hands_hold_up_nobody(server: Server, folder: Path) -> None:
+def test_clients_that_never_shake_hands_hold_up_nobody(server: Server, authority: Authority) -> None:
     with contextlib.ExitStack() as stack:
         for number in range(6):
             silent = stack.enter_context(socket.create_connection(("127.0.0.1", server.address.port), timeout=10))
             if number % 2:
                 silent.sendall(b"\x16\x03\x01\x02\x00")
-        assert ask(server, folder) == BODY
+        assert ask(server, authority.trusting()) == BODY
 
 
-def test_old_protocol_versions_are_refused(server: Server, folder: Path) -> None:
-    context = trusting(folder)
+def test_old_protocol_versions_are_refused(server: Server, authority: Authority) -> None:
+    context = authority.trusting()
     context.minimum_version = ssl.TLSVersion.MINIMUM_SUPPORTED
     with pytest.warns(DeprecationWarning, match="TLSv1_1"):
         context.maximum_version = ssl.TLSVersion.TLSv1_1
@@ -114,62 +109,12 @@ def test_old_protocol_versions_are_refused(server: Server, folder: Path) -> None
         context.wrap_socket(plain, server_hostname="127.0.0.1")
 
 
-def test_an_empty_file_asks_for_plain_http(folder: Path) -> None:
-    assert read_web_configuration(configuration(folder, "# nothing yet\n")) is None
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("basic_auth_users: {a: b}", r"web\.yml:1: basic_auth_users is not supported yet"),
-        ("http_server_config: {}", "http_server_config is not supported yet"),
-        ("tls_server_config:\n  client_auth_type: X", r"web\.yml:2: tls_server_config\.client_auth_type is not supp"),
-        ("tls_server_config: {cert_file: node.crt}", "needs key_file"),
-        ("tls_server_config: {}", "needs cert_file and key_file"),
-        ("tls_server_config: {cert_file: '', key_file: [a]}", "needs cert_file and key_file"),
-        ("tls_server_config: yes", "must hold `key: value` pairs"),
-        ("- a", "must hold `key: value` pairs"),
-        ("tls_server_config: {cert_file: a, cert_file: b}", "cert_file is set twice"),
-        ("tls_server_config: {", "is no valid YAML"),
-    ],
-)
-def test_what_the_file_asks_for_in_vain_is_refused_by_name(folder: Path, text: str, message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message):
-        read_web_configuration(configuration(folder, text))
-
-
-@pytest.mark.parametrize(
-    ("certificate", "key", "message"),
-    [
-        ("missing.crt", "node.key", r"missing\.crt can't be read: No such file"),
-        ("node.crt", "missing.key", r"missing\.key can't be read: No such file"),
-        ("node.crt", "other.key", "are no PEM certificate with its unencrypted key"),
-        ("web.yml", "node.key", "are no PEM certificate with its unencrypted key"),
-        ("node.crt", "secret.key", "are no PEM certificate with its unencrypted key"),
-    ],
-)
-def test_files_that_are_no_certificate_with_its_key_are_refused(
-    folder: Path, certificate: str, key: str, message: str
-) -> None:
-    file = configuration(folder, f"tls_server_config: {{cert_file: {certificate}, key_file: {key}}}")
-    files = read_web_configuration(file)
-    assert files is not None
-    with pytest.raises(ConfigurationError, match=message):
-        TlsAdapter(files)
-
-
-def test_a_path_that_none_can_be_is_refused_with_its_line(folder: Path) -> None:
-    file = configuration(folder, 'tls_server_config:\n  cert_file: node.crt\n  key_file: "a\\0b"\n')
-    with pytest.raises(ConfigurationError, match=r"web\.yml:3: tls_server_config\.key_file is no path"):
-        read_web_configuration(file)
-
-
-def test_an_answer_that_is_taken_late_comes_whole(server: Server, folder: Path) -> None:
+def test_an_answer_that_is_taken_late_comes_whole(server: Server, authority: Authority) -> None:
     with socket.socket() as plain:
         plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         plain.settimeout(10)
         plain.connect(("127.0.0.1", server.address.port))
-        context = ssl.create_default_context(cafile=folder / "node.crt")
+        context = authority.trusting()
         with context.wrap_socket(plain, server_hostname="localhost") as client:
             client.sendall(b"GET / HTTP/1.1\r\n\r\n" * 299 + b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n")
             taken = b""
@@ -178,8 +123,75 @@ def test_an_answer_that_is_taken_late_comes_whole(server: Server, folder: Path) 
     assert taken.count(BODY) == 300
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
-def test_the_file_is_the_toolkits_own_format(folder: Path) -> None:
-    file = configuration(folder, "tls_server_config:\n  cert_file: node.crt\n  key_file: node.key\n")
-    subprocess.run(["promtool", "check", "web-config", str(file)], check=True, capture_output=True)
-    assert read_web_configuration(file) is not None
+def test_the_versions_and_suites_that_were_asked_for_are_spoken(
+    serve: Callable[..., Server], authority: Authority
+) -> None:
+    suite = CIPHER_SUITES["TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256"]
+    server = serve(highest="TLS12", cipher_suites=(suite,), curve=CURVES["CurveP384"])
+    with (
+        socket.create_connection(("127.0.0.1", server.address.port), timeout=10) as plain,
+        authority.trusting().wrap_socket(plain, server_hostname="localhost") as client,
+    ):
+        assert client.version() == "TLSv1.2"
+        assert (client.cipher() or ("",))[0] == suite
+    newer = authority.trusting()
+    newer.minimum_version = ssl.TLSVersion.TLSv1_3
+    with pytest.raises((ssl.SSLError, ConnectionError)):
+        ask(server, newer)
+
+
+@pytest.fixture
+def careful(serve: Callable[..., Server], authority: Authority) -> Server:
+    return serve(client_authentication="RequireAndVerifyClientCert", client_authorities=authority.certificate)
+
+
+def test_a_client_with_a_certificate_of_the_authority_is_answered(careful: Server, authority: Authority) -> None:
+    assert ask(careful, authority.trusting(authority.sign("client"))) == BODY
+
+
+@pytest.mark.parametrize(
+    ("case", "reason"),
+    [
+        ("none", "peer did not return a certificate"),
+        ("expired", "certificate has expired"),
+        ("of another authority", "self-signed certificate in certificate chain|unable to get local issuer certificate"),
+    ],
+)
+def test_a_client_with_another_certificate_or_none_gets_nothing_and_the_log_tells_why_once(
+    case: str, reason: str, careful: Server, authority: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = None
+    if case == "expired":
+        client = authority.sign("late", days=-1)
+    elif case == "of another authority":
+        client = Authority(tmp_path).sign("stranger")
+    context = authority.trusting(client)
+    for _ in range(3):
+        with pytest.raises((ssl.SSLError, OSError)):
+            ask(careful, context)
+    (line,) = caplog.messages
+    assert "no TLS with a client at 127.0.0.1: " in line
+    assert any(words in line for words in reason.split("|"))
+    assert ask(careful, authority.trusting(authority.sign("client"))) == BODY
+
+
+def test_a_client_may_have_no_certificate_where_that_is_allowed_but_no_wrong_one(
+    serve: Callable[..., Server], authority: Authority, tmp_path: Path
+) -> None:
+    server = serve(client_authentication="VerifyClientCertIfGiven", client_authorities=authority.certificate)
+    assert ask(server, authority.trusting()) == BODY
+    with pytest.raises((ssl.SSLError, OSError)):
+        ask(server, authority.trusting(Authority(tmp_path).sign("stranger")))
+
+
+def test_a_client_that_finds_the_certificate_expired_is_told_of_in_the_log(
+    serve: Callable[..., Server], authority: Authority, caplog: pytest.LogCaptureFixture
+) -> None:
+    certificate, key = authority.sign("old", days=-1)
+    server = serve(certificate=certificate, key=key)
+    with pytest.raises(ssl.SSLCertVerificationError, match="expired"):
+        ask(server, authority.trusting())
+    deadline = time.monotonic() + 10
+    while "certificate expired" not in caplog.text:
+        assert time.monotonic() < deadline, caplog.text
+        time.sleep(0.01)

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from stallscope.gpus.driver import Driver
     from stallscope.simulation.simulation import Simulation
     from stallscope.sources.base import Source
+    from stallscope.web.security import Security
+    from stallscope.web.server import Answer
     from stallscope.web.status.look import Look
     from stallscope.web.status.page import StatusPage
 
@@ -100,12 +102,15 @@ class Exporter:
             allow_remote_reports=configuration.allow_remote_reports,
         )
         self.servers: list[Server] = []
+        self._security: Security | None = None
         try:
-            tls = _tls(configuration.web_config_file)
+            self._security = _security(configuration.web_config_file)
+            answer: Answer = self._application.answer
+            tls = None
+            if self._security is not None:
+                answer, tls = self._security.guard(answer), self._security.tls
             for address in configuration.listen_addresses:
-                self.servers.append(
-                    Server(address, self._application.answer, threads=configuration.max_threads, tls=tls)
-                )
+                self.servers.append(Server(address, answer, threads=configuration.max_threads, tls=tls))
         except BaseException:
             self.stop()
             raise
@@ -185,6 +190,8 @@ class Exporter:
         self.intake.registry.expiry = self.configuration.report_expiry
         self.intake.traces.allowed = self.configuration.allow_trace_requests
         self._switch_sources()
+        if self._security is not None:
+            self._security.look_now()
         _logger.info("configuration read again", extra={"fields": {"changed": ",".join(sorted(live)) or "nothing"}})
         if waiting:
             _logger.warning("%s changed too, which needs a restart", ", ".join(waiting))
@@ -360,13 +367,12 @@ def _verdict_watch(url: str) -> VerdictWatch | None:
     return VerdictWatch(Prometheus(url, max_bytes=_MAX_VERDICT_BYTES))
 
 
-def _tls(file: Path | None) -> Any:
+def _security(file: Path | None) -> Security | None:
     if file is None:
         return None
-    from stallscope.web.tls import TlsAdapter, read_web_configuration
+    from stallscope.web.security import Security
 
-    files = read_web_configuration(file)
-    return None if files is None else TlsAdapter(files)
+    return Security(file)
 
 
 def _refuse(message: str, status: int) -> int:

@@ -106,8 +106,9 @@ class _Connection(HTTPConnection):
             return self._answer_all()
         except Malformed as problem:
             return self._refuse(problem)
-        except OSError:
-            return False  # the client is gone, or takes nothing
+        except OSError as problem:  # the client is gone, takes nothing, or speaks no TLS
+            self.server.failed(problem, self.remote_addr or "")
+            return False
 
     def _receive(self) -> bool:
         """Take what has arrived; False at the end of the stream."""
@@ -189,6 +190,10 @@ def _nothing() -> int:
     return 0
 
 
+def _forget(_problem: OSError, _client: str) -> None:
+    pass
+
+
 class _ListeningSocket(socket.socket):
     """Accepts; where the machine has no means for one more connection, nobody comes in and all others go on."""
 
@@ -228,6 +233,8 @@ class _Listener(HTTPServer):
     """The library's poller."""
     not_yet: tuple[type[OSError], ...] = (BlockingIOError,)
     """What a socket raises that has nothing to hand over at the moment."""
+    failed: Callable[[OSError, str], object]
+    """Told why a connection ended, and whose it was."""
 
     def __init__(self, bind_addr: tuple[str, int], answer: Answer, threads: int) -> None:
         super().__init__(bind_addr, None, minthreads=threads, maxthreads=threads)
@@ -235,6 +242,7 @@ class _Listener(HTTPServer):
             self, min=threads, max=threads, accepted_queue_size=_WAITING_REQUESTS, accepted_queue_timeout=0
         )
         self.answer = answer
+        self.failed = _forget
         self.bind_problem: OSError | None = None
 
     def process_conn(self, conn: _Connection) -> None:
@@ -301,6 +309,7 @@ class Server:
         if tls is not None:
             self._listener.ssl_adapter = tls
             self._listener.not_yet = tls.not_yet
+            self._listener.failed = tls.failed
         # The library would take the socket of a service manager that handed one to a parent of this process.
         os.environ.pop("LISTEN_PID", None)
         try:

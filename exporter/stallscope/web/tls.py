@@ -1,65 +1,75 @@
-"""TLS as the Prometheus exporter-toolkit configures it: `tls_server_config` with a certificate and a key."""
+"""TLS as the web configuration file asks for it, for the server's library."""
 
 from __future__ import annotations
 
+import logging
+import re
 import socket
 import ssl
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+import time
+from collections.abc import Callable
+from typing import Any
 
-from stallscope.configuration import ConfigurationError, read_yaml
+from stallscope.configuration import ConfigurationError
+from stallscope.web.configuration_file import Tls
 
-if TYPE_CHECKING:
-    import yaml
+_logger = logging.getLogger(__name__)
 
 _SECTION = "tls_server_config"
-_KEYS = ("cert_file", "key_file")
+_VERSIONS = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}
+_VERIFICATION = {
+    "NoClientCert": ssl.CERT_NONE,
+    "VerifyClientCertIfGiven": ssl.CERT_OPTIONAL,
+    "RequireAndVerifyClientCert": ssl.CERT_REQUIRED,
+}
+_COMPLAINT_SECONDS = 60.0
+"""Seconds between two log lines about handshakes that failed for one reason."""
 
 
-class CertificateFiles(NamedTuple):
-    """Where certificate and key lie."""
-
-    certificate: Path
-    key: Path
-
-
-def read_web_configuration(path: Path) -> CertificateFiles | None:
-    """Read the file; None where it asks for plain HTTP. Relative paths are relative to the file, as in the toolkit.
+def context_of(tls: Tls) -> ssl.SSLContext:
+    """Load certificate, key and authorities.
 
     Raises:
-        ConfigurationError: the file is broken, or asks for something that this version does not do.
+        ConfigurationError: they can't be read, or certificate and key don't belong together.
     """
-    node = read_yaml(path)
-    section = None if node is None else _mapping(node, "", path, (_SECTION,)).get(_SECTION)
-    if section is None:
-        return None
-    keys = _mapping(section, f"{_SECTION}.", path, _KEYS)
-    missing = [key for key in _KEYS if key not in keys or not isinstance(keys[key].value, str) or not keys[key].value]
-    if missing:
-        place = f"{path}:{section.start_mark.line + 1}"
-        raise ConfigurationError(f"{place}: {_SECTION} needs {' and '.join(missing)}, each the path of a PEM file")
-    for key in _KEYS:
-        if "\0" in keys[key].value:
-            raise ConfigurationError(f"{path}:{keys[key].start_mark.line + 1}: {_SECTION}.{key} is no path")
-    return CertificateFiles(*(path.parent / keys[key].value for key in _KEYS))
-
-
-def _mapping(node: yaml.Node, prefix: str, path: Path, known: tuple[str, ...]) -> dict[str, yaml.Node]:
-    import yaml
-
-    line = node.start_mark.line + 1
-    if not isinstance(node, yaml.MappingNode):
-        raise ConfigurationError(f"{path}:{line}: {prefix.rstrip('.') or 'the file'} must hold `key: value` pairs")
-    found: dict[str, yaml.Node] = {}
-    for key, value in node.value:
-        place = f"{path}:{key.start_mark.line + 1}"
-        if key.value not in known:
-            name = key.value if isinstance(key.value, str) else "a key that is no text"
-            raise ConfigurationError(f"{place}: {prefix}{name} is not supported yet; known: {', '.join(known)}")
-        if key.value in found:
-            raise ConfigurationError(f"{place}: {prefix}{key.value} is set twice")
-        found[key.value] = value
-    return found
+    # As bare as Go's, whose files these are: `create_default_context` refuses some authorities that it takes.
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = _VERSIONS[tls.lowest]
+    context.maximum_version = _VERSIONS[tls.highest]
+    if tls.server_chooses:
+        context.options |= ssl.OP_CIPHER_SERVER_PREFERENCE
+    else:
+        context.options &= ~ssl.OP_CIPHER_SERVER_PREFERENCE
+    if tls.cipher_suites:
+        context.set_ciphers(":".join(tls.cipher_suites))
+    if tls.curve:
+        context.set_ecdh_curve(tls.curve)
+    context.verify_mode = _VERIFICATION[tls.client_authentication]
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    files = (tls.certificate, tls.key, *([tls.client_authorities] if tls.client_authorities else []))
+    try:
+        for file in files:
+            file.open("rb").close()  # loading would not say which of them it can't read
+    except OSError as problem:
+        raise ConfigurationError(f"{_SECTION}: {problem.filename} can't be read: {problem.strerror}") from None
+    try:
+        # An encrypted key would ask at a terminal for its password, and there may be none.
+        context.load_cert_chain(tls.certificate, tls.key, password="")
+    except (ssl.SSLError, OSError) as problem:
+        raise ConfigurationError(
+            f"{_SECTION}: {tls.certificate} and {tls.key} are no PEM certificate with its unencrypted key "
+            f"({_reason(problem)})"
+        ) from None
+    if tls.client_authorities is not None:
+        try:
+            context.load_verify_locations(tls.client_authorities)
+        except (ssl.SSLError, OSError) as problem:
+            raise ConfigurationError(
+                f"{_SECTION}: {tls.client_authorities} holds no PEM certificates ({_reason(problem)})"
+            ) from None
+    elif context.verify_mode != ssl.CERT_NONE:
+        context.load_default_certs(ssl.Purpose.CLIENT_AUTH)
+    return context
 
 
 class TlsAdapter:
@@ -71,26 +81,14 @@ class TlsAdapter:
 
     not_yet = (ssl.SSLWantReadError, ssl.SSLWantWriteError, BlockingIOError)
 
-    def __init__(self, files: CertificateFiles) -> None:
-        """Load certificate and key.
+    def __init__(self, context: ssl.SSLContext, before: Callable[[], None] | None = None) -> None:
+        """Take the context, and what to call before each connection.
 
-        Raises:
-            ConfigurationError: they can't be read or don't belong together.
+        The attribute `context` may be replaced later: connections that are open stay as they are.
         """
-        self.context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        self.context.minimum_version = ssl.TLSVersion.TLSv1_2
-        try:
-            for file in files:
-                file.open("rb").close()  # loading would not say which of the two it can't read
-            # An encrypted key would ask at a terminal for its password, and there may be none.
-            self.context.load_cert_chain(files.certificate, files.key, password="")
-        except ssl.SSLError as problem:
-            raise ConfigurationError(
-                f"{_SECTION}: {files.certificate} and {files.key} are no PEM certificate with its unencrypted key "
-                f"({problem.reason or problem})"
-            ) from None
-        except OSError as problem:
-            raise ConfigurationError(f"{_SECTION}: {problem.filename} can't be read: {problem.strerror}") from None
+        self.context = context
+        self._before = before
+        self._complained: dict[str, float] = {}
 
     def bind(self, sock: socket.socket) -> socket.socket:
         """Leave the listening socket as it is."""
@@ -98,10 +96,28 @@ class TlsAdapter:
 
     def wrap(self, sock: socket.socket) -> tuple[ssl.SSLSocket, dict[str, str]]:
         """Wrap an accepted connection; the handshake comes with its first reads."""
+        if self._before is not None:
+            self._before()
         return self.context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False), {}
+
+    def failed(self, problem: OSError, client: str) -> None:
+        """Say why a connection ended, where TLS was why; seldom, since anybody may try."""
+        if not isinstance(problem, ssl.SSLError) or isinstance(problem, (ssl.SSLEOFError, ssl.SSLZeroReturnError)):
+            return
+        reason = _reason(problem)
+        now = time.monotonic()
+        if now - self._complained.get(reason, -_COMPLAINT_SECONDS) >= _COMPLAINT_SECONDS:
+            self._complained[reason] = now
+            _logger.warning("no TLS with a client at %s: %s", client or "an unknown address", reason)
 
     def makefile(self, sock: socket.socket, mode: str, bufsize: int) -> Any:
         """The library's buffered file on the connection."""
         from cheroot.makefile import MakeFile
 
         return MakeFile(sock, mode, bufsize)
+
+
+def _reason(problem: OSError) -> str:
+    """OpenSSL's words without its codes and places in C files."""
+    words = re.sub(r"^\[[^]]*\] *| *\(_ssl\.c:\d+\)$", "", str(problem.args[-1] if problem.args else problem))
+    return words or str(problem)

@@ -9,8 +9,8 @@ from stallscope.web.status.markup import ago, foreign, percent
 _REASON_LENGTH = 300
 
 
-def verdict_line(verdict: Verdict) -> str:
-    """A verdict with its cost and what to change first."""
+def verdict_line(verdict: Verdict, *, with_gpus: bool = True) -> str:
+    """A verdict with its cost, which is a run's own time where it has no GPU, and what to change first."""
     cause = CAUSES.get(verdict.cause)
     if cause is None:
         title, remedy = REMAINDERS.get(verdict.cause, (foreign(verdict.cause), ""))
@@ -18,7 +18,7 @@ def verdict_line(verdict: Verdict) -> str:
     css = {"critical": "bad", "warning": "warn"}.get(cause.severity or "", "quiet")
     cost = ""
     if verdict.share > 0:
-        cost = f" It costs {percent(verdict.share)} of the GPU time"
+        cost = f" It costs {percent(verdict.share)} of {'the GPU' if with_gpus else 'its'} time"
         if verdict.lost is not None and verdict.lost - verdict.share >= 0.01:
             cost += f", all causes together {percent(verdict.lost)}"
         cost += "."

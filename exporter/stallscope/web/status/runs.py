@@ -86,7 +86,7 @@ def _judged(run: ShownRun, verdicts: Verdicts | None) -> str:
         )
     verdict = verdicts.runs.get(name)
     if verdict is not None:
-        return verdict_line(verdict)
+        return verdict_line(verdict, with_gpus=any(held.report.gpus for held in run.ranks))
     if verdicts.age is None or all(held.ended is not None for held in run.ranks):
         return ""
     return '<p class="quiet">Verdict: none; Prometheus does not know this run, or not for long.</p>'
@@ -110,7 +110,9 @@ def _presence(run: ShownRun) -> str:
     of = f" of {int(world):,}" if world.isdecimal() and len(world) < 8 and int(world) > number else ""
     activities = sorted({held.report.activity for held in run.ranks if held.ended is None})
     doing = f"; {', '.join(activities)}" if activities else ""
-    return f"{number:,}{of} rank{'s' if number != 1 or of else ''} on this node{doing}"
+    # Several ranks have a table that says it of each.
+    failure = f"; ended by {foreign(run.ranks[0].report.failure)}" if number == 1 and run.ranks[0].report.failure else ""
+    return f"{number:,}{of} rank{'s' if number != 1 or of else ''} on this node{doing}{failure}"
 
 
 def _progress(run: ShownRun, lines: list[_RankLine]) -> str:

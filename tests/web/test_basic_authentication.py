@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import base64
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+
+import bcrypt
+import pytest
+
+from stallscope.web.basic_authentication import BasicAuthentication
+
+HASHED = bcrypt.hashpw(b"right", bcrypt.gensalt(4))
+
+
+def basic(user: str, password: str, scheme: str = "Basic") -> str:
+    return f"{scheme} {base64.b64encode(f'{user}:{password}'.encode()).decode()}"
+
+
+class Checks:
+    """Counts what bcrypt is asked, and may hold it up."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.asked: list[bytes] = []
+        self.go_on = threading.Event()
+        self.go_on.set()
+        real = bcrypt.checkpw
+
+        def check(password: bytes, hashed: bytes) -> bool:
+            self.asked.append(hashed)
+            assert self.go_on.wait(10)
+            return real(password, hashed)
+
+        monkeypatch.setattr(bcrypt, "checkpw", check)
+
+
+@pytest.fixture
+def checks(monkeypatch: pytest.MonkeyPatch) -> Checks:
+    return Checks(monkeypatch)
+
+
+@pytest.fixture
+def users(checks: Checks) -> BasicAuthentication:
+    return BasicAuthentication({"alice": HASHED, "élise": HASHED})
+
+
+@pytest.mark.parametrize("scheme", ["Basic", "basic", "BASIC"])
+@pytest.mark.parametrize("user", ["alice", "élise"])
+def test_the_right_password_is_allowed(scheme: str, user: str, users: BasicAuthentication) -> None:
+    assert users.judge(basic(user, "right", scheme)) == "allowed"
+
+
+@pytest.mark.parametrize(
+    "authorization",
+    [
+        "",
+        "Basic",
+        "Basic !!!",
+        "Basic " + base64.b64encode(b"alice").decode(),
+        "Basic " + base64.b64encode(b":").decode(),
+        "Bearer right",
+        basic("alice", "wrong"),
+        basic("alice", ""),
+        basic("alice", "right\0"),
+        basic("Alice", "right"),
+        basic("mallory", "right"),
+        basic("", "right"),
+        basic("alice", "right", "Basic Basic"),
+    ],
+)
+def test_everything_else_is_refused(authorization: str, users: BasicAuthentication) -> None:
+    assert users.judge(authorization) == "refused"
+
+
+def test_a_password_is_checked_once_and_a_wrong_one_too(users: BasicAuthentication, checks: Checks) -> None:
+    for _ in range(3):
+        assert users.judge(basic("alice", "right")) == "allowed"
+        assert users.judge(basic("alice", "wrong")) == "refused"
+    assert len(checks.asked) == 2
+
+
+def test_an_unknown_user_costs_as_much_as_the_dearest_known_one(checks: Checks) -> None:
+    dear = bcrypt.hashpw(b"right", bcrypt.gensalt(6))
+    BasicAuthentication({"alice": HASHED, "bob": dear}).judge(basic("mallory", "guess"))
+    (asked,) = checks.asked
+    assert asked[:7] == dear[:7]
+    assert asked != dear
+
+
+def test_guessing_does_not_make_a_known_password_forgotten(users: BasicAuthentication, checks: Checks) -> None:
+    users.judge(basic("alice", "right"))
+    for number in range(250):
+        assert users.judge(basic("alice", f"guess {number}")) == "refused"
+    asked = len(checks.asked)
+    assert users.judge(basic("alice", "right")) == "allowed"
+    assert len(checks.asked) == asked
+
+
+def test_bytes_beyond_those_that_bcrypt_reads_do_not_count_as_in_the_toolkit(checks: Checks) -> None:
+    long = b"x" * 72
+    users = BasicAuthentication({"alice": bcrypt.hashpw(long, bcrypt.gensalt(4))})
+    assert users.judge(basic("alice", "x" * 80)) == "allowed"
+    assert users.judge(basic("alice", "x" * 71)) == "refused"
+    assert len(checks.asked) == 2
+
+
+def test_guesses_hold_two_threads_at_most_and_known_users_none(users: BasicAuthentication, checks: Checks) -> None:
+    assert users.judge(basic("alice", "right")) == "allowed"
+    checks.go_on.clear()
+    guesses = [in_a_thread(partial(users.judge, basic(name, "guess"))) for name in ("eve", "mallory")]
+    deadline = time.monotonic() + 10
+    while users._room._value:
+        assert time.monotonic() < deadline, "the guesses never came"
+        time.sleep(0.005)
+    assert users.judge(basic("trudy", "guess")) == "busy"
+    assert users.judge(basic("alice", "right")) == "allowed"
+    checks.go_on.set()
+    for guess in guesses:
+        guess.join(10)
+    assert users.judge(basic("trudy", "guess")) == "refused"
+
+
+def in_a_thread(work: Callable[[], object]) -> threading.Thread:
+    thread = threading.Thread(target=work)
+    thread.start()
+    return thread

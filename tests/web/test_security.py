@@ -1,0 +1,263 @@
+"""A web configuration file in force on a real server: users, headers, and what changes under way."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import http.client
+import logging
+import os
+import shutil
+import ssl
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import bcrypt
+import pytest
+
+from stallscope.web.address import Address
+from stallscope.web.request import Request
+from stallscope.web.response import TEXT, Response
+from stallscope.web.security import Security
+from stallscope.web.server import Server
+from tests.web.certificates import Authority, needs_openssl
+
+HASHED = bcrypt.hashpw(b"right", bcrypt.gensalt(4)).decode()
+USERS = f"basic_auth_users: {{alice: {HASHED}}}\n"
+TLS = "tls_server_config: {cert_file: node.crt, key_file: node.key}\n"
+
+
+def answer(request: Request, _client: str) -> Response:
+    if request.path == "/framed":
+        return Response(200, TEXT, b"framed", ("X-Frame-Options: sameorigin",))
+    return Response(200, TEXT, request.path.encode())
+
+
+class Served:
+    """A server under the file's rules."""
+
+    def __init__(self, folder: Path, text: str) -> None:
+        self.file = folder / "web.yml"
+        self.file.write_text(text)
+        self.security = Security(self.file, look_seconds=0.0)
+        guarded = self.security.guard(answer, lambda request: request.path == "/spared")
+        self.server = Server(Address("127.0.0.1", 0), guarded, tls=self.security.tls)
+        self.server.start()
+
+    def change(self, text: str) -> None:
+        """Replace the file as Kubernetes and editors do: at once, and never half of it."""
+        new = self.file.with_suffix(".new")
+        new.write_text(text)
+        new.replace(self.file)
+
+    def get(
+        self, path: str = "/metrics", user: str = "", context: ssl.SSLContext | None = None
+    ) -> http.client.HTTPResponse:
+        port = self.server.address.port
+        if context is None:
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+        else:
+            connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=10, context=context)
+        headers = {"Authorization": f"Basic {base64.b64encode(user.encode()).decode()}"} if user else {}
+        with contextlib.closing(connection):
+            connection.request("GET", path, headers=headers)
+            reply = connection.getresponse()
+            reply.read()
+            return reply
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Callable[[str], Served]]:
+    with contextlib.ExitStack() as stack:
+
+        def start(text: str) -> Served:
+            served = Served(tmp_path, text)
+            stack.callback(served.server.stop)
+            return served
+
+        yield start
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/", "/-/healthy", "/-/ready"])
+def test_users_are_asked_for_everywhere_health_included_as_in_the_toolkit(
+    path: str, serve: Callable[[str], Served]
+) -> None:
+    served = serve(USERS)
+    assert served.get(path, "alice:right").status == 200
+    refused = served.get(path)
+    assert refused.status == 401
+    assert refused.headers["WWW-Authenticate"] == "Basic"
+
+
+def test_what_says_otherwise_who_sends_it_needs_no_user(serve: Callable[[str], Served]) -> None:
+    assert serve(USERS).get("/spared").status == 200
+
+
+def test_unknown_users_and_wrong_passwords_are_refused_and_logged_once(
+    serve: Callable[[str], Served], caplog: pytest.LogCaptureFixture
+) -> None:
+    served = serve(USERS)
+    assert [served.get(user=user).status for user in ("mallory:right", "alice:wrong", "alice:")] == [401] * 3
+    (line,) = caplog.messages
+    assert line.startswith("refused a client at 127.0.0.1: no user of ")
+
+
+def test_a_storm_of_guesses_keeps_no_known_user_waiting(serve: Callable[[str], Served]) -> None:
+    dear = bcrypt.hashpw(b"right", bcrypt.gensalt(9)).decode()
+    served = serve(f"basic_auth_users: {{alice: {dear}}}\n")
+    assert served.get(user="alice:right").status == 200
+    with ThreadPoolExecutor(12) as pool:
+        guesses = [pool.submit(served.get, "/metrics", f"alice:{number}") for number in range(60)]
+        assert {served.get(user="alice:right").status for _ in range(10)} == {200}
+        assert {guess.result().status for guess in guesses} <= {401, 429}
+
+
+def test_headers_are_added_but_never_twice(serve: Callable[[str], Served]) -> None:
+    served = serve(
+        "http_server_config: {headers: {X-Frame-Options: deny, X-Content-Type-Options: nosniff, X-XSS-Protection: '0'}}"
+    )
+    plain = served.get()
+    assert plain.headers.get_all("X-Frame-Options") == ["deny"]
+    assert plain.headers.get_all("X-Content-Type-Options") == ["nosniff"]
+    assert plain.headers.get_all("X-XSS-Protection") == ["0"]
+    assert served.get("/framed").headers.get_all("X-Frame-Options") == ["sameorigin"]
+
+
+def test_a_refusal_has_the_headers_too(serve: Callable[[str], Served]) -> None:
+    refused = serve(USERS + "http_server_config: {headers: {X-Frame-Options: deny}}").get()
+    assert (refused.status, refused.headers["X-Frame-Options"]) == (401, "deny")
+
+
+def test_users_who_come_and_go_count_from_the_next_request_on(serve: Callable[[str], Served]) -> None:
+    served = serve(USERS)
+    assert served.get(user="alice:right").status == 200
+    served.change(USERS.replace("alice", "bob"))
+    assert served.get(user="alice:right").status == 401
+    assert served.get(user="bob:right").status == 200
+
+
+def test_a_broken_file_keeps_what_is_in_force_and_a_mended_one_counts(
+    serve: Callable[[str], Served], caplog: pytest.LogCaptureFixture
+) -> None:
+    served = serve(USERS)
+    served.change("basic_auth_users: {bob: secret}\n")
+    assert [served.get(user="alice:right").status for _ in range(3)] == [200] * 3
+    served.file.unlink()
+    assert served.get(user="alice:right").status == 200
+    first, second = caplog.messages
+    assert "the one in force stays" in first
+    assert "bcrypt hash" in first
+    assert "can't be read" in second
+    served.change(USERS.replace("alice", "bob"))
+    assert served.get(user="bob:right").status == 200
+
+
+def test_a_look_finds_nothing_before_its_time_but_a_reload_does(tmp_path: Path) -> None:
+    file = tmp_path / "web.yml"
+    file.write_text("")
+    security = Security(file, look_seconds=3600.0)
+    guarded = security.guard(answer)
+    file.write_text(USERS)
+    request = Request("GET", "/", {}, b"", keep_alive=True)
+    assert guarded(request, "127.0.0.1").status == 200
+    security.look_now()
+    assert guarded(request, "127.0.0.1").status == 401
+
+
+@needs_openssl
+def test_a_renewed_certificate_is_shown_to_the_next_connection(serve: Callable[[str], Served], tmp_path: Path) -> None:
+    old = Authority(tmp_path, "old")
+    old.sign("node")
+    served = serve(TLS)
+    assert served.get(context=old.trusting()).status == 200
+    new = Authority(tmp_path, "new")
+    new.sign("node")
+    assert served.get(context=new.trusting()).status == 200
+    with pytest.raises(ssl.SSLCertVerificationError):
+        served.get(context=old.trusting())
+
+
+@needs_openssl
+def test_a_certificate_whose_key_has_not_come_yet_keeps_the_old_pair(
+    serve: Callable[[str], Served], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    authority = Authority(tmp_path)
+    authority.sign("node")
+    served = serve(TLS)
+    (other,) = (tmp_path / "other.crt",)
+    authority.sign("other")
+    shutil.copy(other, tmp_path / "node.crt")
+    assert served.get(context=authority.trusting()).status == 200
+    assert "the one in force stays" in caplog.text
+    caplog.set_level(logging.INFO)
+    shutil.copy(tmp_path / "other.key", tmp_path / "node.key")
+    assert served.get(context=authority.trusting()).status == 200
+    assert "web configuration read again" in caplog.text
+
+
+@needs_openssl
+def test_a_secret_that_kubernetes_swaps_behind_a_link_is_noticed(
+    serve: Callable[[str], Served], tmp_path: Path
+) -> None:
+    authorities = []
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        authorities.append(Authority(tmp_path / name))
+        authorities[-1].sign("node")
+    (tmp_path / "data").symlink_to("first")
+    for kind in ("crt", "key"):
+        (tmp_path / f"node.{kind}").symlink_to(f"data/node.{kind}")
+    served = serve(TLS)
+    assert served.get(context=authorities[0].trusting()).status == 200
+    (tmp_path / "swap").symlink_to("second")
+    os.replace(tmp_path / "swap", tmp_path / "data")  # noqa: PTH105 - as the kubelet does it
+    assert served.get(context=authorities[1].trusting()).status == 200
+
+
+@needs_openssl
+def test_tls_is_not_dropped_under_way(
+    serve: Callable[[str], Served], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    authority = Authority(tmp_path)
+    authority.sign("node")
+    served = serve(TLS)
+    served.change(USERS)
+    assert served.get(context=authority.trusting()).status == 200
+    assert "turning TLS on or off needs a restart" in caplog.text
+
+
+@needs_openssl
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+def test_curl_gets_in_with_certificate_user_and_password(serve: Callable[[str], Served], tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    authority.sign("node")
+    certificate, key = authority.sign("client")
+    strict = "client_auth_type: RequireAndVerifyClientCert, client_ca_file: authority.crt"
+    served = serve(TLS.replace("}", f", {strict}}}") + USERS)
+    command = ["curl", "--silent", "--show-error", "--fail", "--cacert", str(authority.certificate)]
+    command += ["--cert", str(certificate), "--key", str(key), "--user", "alice:right", f"{served.server.url}metrics"]
+    assert subprocess.run(command, capture_output=True, check=True, timeout=30).stdout == b"/metrics"
+
+
+def test_many_threads_may_look_while_the_file_changes(serve: Callable[[str], Served]) -> None:
+    served = serve(USERS)
+    stop = threading.Event()
+
+    def change() -> None:
+        while not stop.is_set():
+            served.change(USERS + "# again\n")
+            served.change(USERS)
+
+    changing = threading.Thread(target=change)
+    changing.start()
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            statuses = set(pool.map(lambda _: served.get(user="alice:right").status, range(100)))
+    finally:
+        stop.set()
+        changing.join()
+    assert statuses <= {200, 429}
+    assert served.get(user="alice:right").status == 200
