@@ -110,9 +110,9 @@ def _presence(run: ShownRun) -> str:
     of = f" of {int(world):,}" if world.isdecimal() and len(world) < 8 and int(world) > number else ""
     activities = sorted({held.report.activity for held in run.ranks if held.ended is None})
     doing = f"; {', '.join(activities)}" if activities else ""
-    # Several ranks have a table that says it of each.
-    failure = f"; ended by {foreign(run.ranks[0].report.failure)}" if number == 1 and run.ranks[0].report.failure else ""
-    return f"{number:,}{of} rank{'s' if number != 1 or of else ''} on this node{doing}{failure}"
+    failure = run.ranks[0].report.failure if number == 1 else ""  # several ranks have a table that says it of each
+    end = f"; ended by {foreign(failure)}" if failure else ""
+    return f"{number:,}{of} rank{'s' if number != 1 or of else ''} on this node{doing}{end}"
 
 
 def _progress(run: ShownRun, lines: list[_RankLine]) -> str:
