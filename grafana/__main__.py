@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
 
+from grafana.builders import Json
 from grafana.builders.dashboard import Dashboard
 
 HERE = Path(__file__).parent
 FOLDER = HERE / "dashboards"
+_INNERMOST = re.compile(r"\{\n([^{}\[\]]*)\n *\}")
+"""An object without others in it, nor lists, nor braces in its texts. A line break stands between values alone."""
 
 
 def dashboards() -> dict[str, Dashboard]:
@@ -21,10 +25,13 @@ def dashboards() -> dict[str, Dashboard]:
 
 def pages() -> dict[str, str]:
     """What the files hold, by file name."""
-    return {
-        f"{dashboard.uid}.json": json.dumps(dashboard.json(), indent=1, ensure_ascii=False) + "\n"
-        for dashboard in dashboards().values()
-    }
+    return {f"{dashboard.uid}.json": _text(dashboard.json()) for dashboard in dashboards().values()}
+
+
+def _text(page: Json) -> str:
+    """A dashboard as JSON, with what holds only plain values on one line: shorter to read, and a quarter smaller."""
+    text = json.dumps(page, indent=1, ensure_ascii=False)
+    return _INNERMOST.sub(lambda found: f"{{{' '.join(line.strip() for line in found[1].splitlines())}}}", text) + "\n"
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Ways from one dashboard to the next. The time shown and the data source go along."""
+"""Ways from one dashboard to the next. The time shown, the data source and the clusters chosen go along."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from grafana.builders import Json
 
-_KEPT = "${__url_time_range}&${datasource:queryparam}"
+_KEPT = "${__url_time_range}&${datasource:queryparam}&${cluster:queryparam}"
 TAG = "stallscope"
 """What all dashboards are found by."""
 RUNBOOKS = "https://github.com/stallscope/stallscope/blob/main/alerts/runbooks"

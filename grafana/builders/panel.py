@@ -284,7 +284,7 @@ def bar_gauge(
 
 _CELLS = (
     # Else Grafana writes into each empty cell what stands for a table without rows.
-    Override(("byRegexp", "/.*/"), {"noValue": "–"}),
+    Override(("byRegexp", "/.*/"), {"noValue": "n/a"}),
     # Else it takes labels of digits for numbers, in links too: rank 1024 for 1.02 K, GPU 1 for 100 %.
     Override(("byType", "string"), {"unit": "string", "noValue": ""}),
 )
