@@ -12,9 +12,10 @@ from grafana.builders import Json, choices, variables, verdicts
 from grafana.builders.annotations import events
 from grafana.builders.choices import CLUSTER, RUN
 from grafana.builders.dashboard import Dashboard, Row
-from grafana.builders.field import RED, Override, by_name
+from grafana.builders.field import RED, Override, by_name, fixed_colours
 from grafana.builders.links import to_dashboard
 from grafana.builders.panel import Panel, bar_gauge, table, text, time_series
+from grafana.builders.phases import PHASE_COLOURS
 from grafana.builders.query import Query
 
 LABELS = "cluster, namespace, run"
@@ -38,10 +39,15 @@ def _to_base(figure: str, of_base: str) -> str:
     return f"{figure} / on () group_left () ({of_base})"
 
 
-_WORK = f"({_mean('run:samples:rate5m')} or {_mean('run:tokens:rate5m')})"
-"""Samples a second, or tokens where samples are not told."""
-_WORK_OF_BASE = f"({_base('run:samples:rate5m')} or {_base('run:tokens:rate5m')})"
 _GPUS = _mean("run:gpus:count")
+
+
+def _work_to_base(gpus: str = "", gpus_of_base: str = "") -> str:
+    """Samples a second over the base's, or tokens where one of the two doesn't tell samples."""
+    return " or ".join(
+        _to_base(f"({_mean(work)}{gpus})", f"{_base(work)}{gpus_of_base}")
+        for work in ("run:samples:rate5m", "run:tokens:rate5m")
+    )
 
 
 def _recorded_each_minute(of: str, over: str) -> str:
@@ -77,10 +83,10 @@ def _speed() -> Panel:
         ("Batch of all ranks", _mean("run:batch_size:sum"), "none", 0),
         ("Samples/s", _mean("run:samples:rate5m"), "short", 1),
         ("Tokens/s", _mean("run:tokens:rate5m"), "short", 1),
-        ("Times the base", _to_base(_WORK, _WORK_OF_BASE), "none", 2),
+        ("Times the base", _work_to_base(), "none", 2),
         (
             "Per GPU, of the base",
-            _to_base(f"({_WORK} / {_GPUS})", f"{_WORK_OF_BASE} / {_base('run:gpus:count')}"),
+            _work_to_base(f" / {_GPUS}", f" / {_base('run:gpus:count')}"),
             "percentunit",
             1,
         ),
@@ -211,15 +217,12 @@ def _phases() -> Panel:
         "Phases of $run",
         "What the loop's time goes into, as shares. The run whose data wait or communication is broader has its loss "
         "there.",
-        [
-            Query(
-                f"sum by (phase) (rate(stallscope_training_phase_seconds_total{{{RUN}}}[$__rate_interval]))",
-                "{{phase}}",
-            )
-        ],
-        unit="s",
+        [Query(f"sum by (phase) (run_phase:time:rate5m{{{RUN}}})", "{{phase}}")],
+        unit="percentunit",
         width=8,
         stacked="percent",
+        maximum=1,
+        overrides=fixed_colours(PHASE_COLOURS),
         repeat="run",
     )
 

@@ -92,11 +92,13 @@ class Dashboard:
             left, line = 0, 0
             placed: list[Json] = []
             for panel in row.panels:
-                if left + panel.width > COLUMNS:
+                # A panel that is repeated from left to right takes whole lines.
+                width = COLUMNS if panel.repeat else panel.width
+                if left + width > COLUMNS:
                     left, top, line = 0, top + line, 0
                 number += 1
                 placed.append(panel.json(number, left, top))
-                left, line = left + panel.width, max(line, panel.height)
+                left, line = left + width, max(line, panel.height)
             top += line
             if heading is not None and row.collapsed:
                 heading["panels"] = placed

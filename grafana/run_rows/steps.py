@@ -6,6 +6,7 @@ from grafana.builders.choices import HOST, RUN
 from grafana.builders.dashboard import Row
 from grafana.builders.field import Override, by_name, fixed_colours
 from grafana.builders.panel import Panel, heat_map, stat, table, time_series
+from grafana.builders.phases import PHASE_COLOURS
 from grafana.builders.query import Query
 from grafana.run_rows.asking import (
     BY_RANK,
@@ -18,19 +19,6 @@ from grafana.run_rows.asking import (
     TO_COMPARE,
     of_gpus,
 )
-
-_PHASE_COLOURS = {
-    "data_wait": "#3274D9",
-    "host_copy": "#8AB8FF",
-    "forward": "#37872D",
-    "backward": "#73BF69",
-    "communication": "#E0B400",
-    "optimizer": "#96D98D",
-    "checkpoint": "#FF780A",
-    "evaluation": "#FFB357",
-    "logging": "#B07D55",
-    "other": "#808080",
-}
 
 
 def _activity_against_steps() -> Panel:
@@ -215,7 +203,7 @@ def _phases(title: str, description: str, record: str) -> Panel:
         stacked="percent",
         maximum=1,
         legend=["mean", "lastNotNull"],
-        overrides=fixed_colours(_PHASE_COLOURS),
+        overrides=fixed_colours(PHASE_COLOURS),
         links=[TO_COMPARE],
     )
 
