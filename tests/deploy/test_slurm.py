@@ -1,0 +1,368 @@
+"""The scripts for Slurm, really run as its daemons and jobs would run them, and read by a real Prometheus."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from stallscope.owners.attribution import Owner, attribute
+from stallscope.owners.processes import Processes
+from tests.free_ports import free_port
+from tests.owners.machines import GIB, gpu, on
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "deploy/slurm"
+SCRIPTS = [*sorted(FOLDER.glob("*.sh")), FOLDER / "train.sbatch"]
+TREE = ROOT / "tests/recorded_trees/slurm_node"
+# srun as far as a job of one node needs it: options away, then the program.
+SRUN = '#!/bin/sh\nwhile [ "${1#--}" != "$1" ]; do shift; done\nexec "$@"\n'
+TRAINING = """
+import pathlib, time
+import stallscope
+for step in stallscope.track(range(10**6)):
+    time.sleep(0.02)
+    if pathlib.Path("enough").exists():
+        raise SystemExit(int(pathlib.Path("enough").read_text()))
+"""
+
+
+def program(folder: Path, name: str, text: str) -> None:
+    (folder / name).write_text(text)
+    (folder / name).chmod(0o755)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> dict[str, str]:
+    """A job's environment; programs of the node lie in its PATH."""
+    binaries = tmp_path / "bin"
+    binaries.mkdir()
+    (tmp_path / "targets").mkdir()
+    program(binaries, "srun", SRUN)
+    program(binaries, "hostname", "#!/bin/sh\necho localhost\n")
+    program(binaries, "python", f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    program(binaries, "stallscope", f'#!/bin/sh\nexec {sys.executable} -m stallscope "$@"\n')
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "STALLSCOPE"))}
+    return {
+        **kept,
+        "PATH": f"{binaries}:{os.environ['PATH']}",
+        "SCRIPTS": str(FOLDER),
+        "STALLSCOPE_TARGETS": str(tmp_path / "targets"),
+        "STALLSCOPE_LISTEN": "127.0.0.1:0",
+        # Unlike any real one's, since the folder in /tmp is named after it.
+        "SLURM_JOB_ID": f"9{os.getpid()}",
+        "SLURM_JOB_UID": str(os.getuid()),
+        "SLURM_JOB_NUM_NODES": "1",
+        "SLURM_JOB_NAME": 'fine-tune "large" \\ v2',
+        "SLURM_JOB_USER": "ada",
+        "SLURM_JOB_ACCOUNT": "vision",
+        "SLURM_JOB_PARTITION": "gpu",
+        "SLURM_CLUSTER_NAME": "east",
+        "SLURMD_NODENAME": "gpu001",
+    }
+
+
+def own_folder(job: dict[str, str]) -> Path:
+    return Path(f"/tmp/stallscope-{os.getuid()}-{job['SLURM_JOB_ID']}")
+
+
+def target_file(job: dict[str, str]) -> Path:
+    return Path(job["STALLSCOPE_TARGETS"], f"{job['SLURM_JOB_ID']}-gpu001.json")
+
+
+def wait_for(what: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + 45
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError, ValueError):
+            if found := what():
+                return found
+        time.sleep(0.05)
+    raise AssertionError("it did not happen within 45 s")
+
+
+@contextlib.contextmanager
+def running(job: dict[str, str], script: str, folder: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A script of the folder in a process group of its own, as a step is."""
+    command = [str(FOLDER / script), *arguments]
+    with subprocess.Popen(command, cwd=folder, env=job, start_new_session=True) as process:
+        try:
+            yield process
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, 9)
+            shutil.rmtree(own_folder(job), ignore_errors=True)
+
+
+def page(address: str) -> str:
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=5) as answer:
+        return str(answer.read().decode())
+
+
+def test_shellcheck_finds_nothing() -> None:
+    found = shutil.which("shellcheck", path=str(Path(sys.executable).parent)) or shutil.which("shellcheck")
+    if found is None:
+        pytest.skip("shellcheck is not on PATH")
+    done = subprocess.run([found, *SCRIPTS], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert all(os.access(script, os.X_OK) for script in SCRIPTS)
+
+
+def test_a_job_brings_its_exporter_whose_page_prometheus_finds_and_takes_both_away(
+    job: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(TRAINING)
+    with running(job, "train.sbatch", tmp_path) as process:
+        ((entry),) = wait_for(lambda: json.loads(target_file(job).read_text()))
+        (address,) = entry["targets"]
+        assert entry["labels"] == {
+            "cluster": "east",
+            "slurm_job_id": job["SLURM_JOB_ID"],
+            "slurm_job_name": job["SLURM_JOB_NAME"],
+            "slurm_user": "ada",
+            "slurm_account": "vision",
+            "slurm_partition": "gpu",
+        }
+        line = wait_for(lambda: [each for each in page(address).splitlines() if "training_rank_info{" in each][-1:])
+        assert f'slurm_job="{job["SLURM_JOB_ID"]}"' in line[0]
+        assert own_folder(job).stat().st_mode & 0o777 == 0o700
+        labels = scraped(job, tmp_path)
+        assert labels["slurm_job_name"] == job["SLURM_JOB_NAME"]
+        assert (labels["instance"], labels["job"]) == (address, "stallscope")
+        (tmp_path / "enough").write_text("3")
+        assert process.wait(30) == 3
+        assert not target_file(job).exists()
+        assert not own_folder(job).exists()
+
+
+def scraped(job: dict[str, str], folder: Path) -> dict[str, str]:
+    """The labels of the job's target, once a real Prometheus with scrape.yml has scraped it."""
+    found = shutil.which("prometheus")
+    assert found is not None, "prometheus is not on PATH; sh tests/install_tools.sh installs it"
+    text = (FOLDER / "scrape.yml").read_text()
+    assert "/shared/stallscope/targets/" in text
+    text = text.replace("/shared/stallscope/targets", job["STALLSCOPE_TARGETS"])
+    (folder / "prometheus.yml").write_text(f"global: {{scrape_interval: 1s}}\n{text}")
+    number = free_port()
+    command = [found, f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data"]
+    with (
+        (folder / "prometheus.log").open("w") as log,
+        subprocess.Popen([*command, f"--web.listen-address=127.0.0.1:{number}"], stderr=log) as server,
+    ):
+        try:
+
+            def target() -> Any:
+                with urllib.request.urlopen(f"http://127.0.0.1:{number}/api/v1/targets", timeout=5) as answer:
+                    active = json.load(answer)["data"]["activeTargets"]
+                return [each["labels"] for each in active if each["health"] == "up"]
+
+            (labels,) = wait_for(target)
+        finally:
+            server.terminate()
+            server.wait(20)
+    return dict(labels)
+
+
+def test_a_step_that_is_cancelled_takes_its_target_back(job: dict[str, str], tmp_path: Path) -> None:
+    with running(job, "job_exporter.sh", tmp_path) as process:
+        wait_for(target_file(job).exists)
+        process.terminate()
+        assert process.wait(20) == 0
+        assert not target_file(job).exists()
+        assert not own_folder(job).exists()
+
+
+def test_what_a_killed_step_leaves_is_taken_away_by_the_epilog(job: dict[str, str], tmp_path: Path) -> None:
+    other = target_file(job).with_name("1-gpu001.json")
+    other.write_text("[]")
+    with running(job, "job_exporter.sh", tmp_path) as process:
+        wait_for(target_file(job).exists)
+        os.killpg(process.pid, 9)
+        process.wait(20)
+        assert target_file(job).exists()
+        assert own_folder(job).exists()
+        subprocess.run([FOLDER / "epilog.sh"], env=job, check=True, timeout=30)
+        assert not target_file(job).exists()
+        assert not own_folder(job).exists()
+        assert other.exists()
+
+
+def test_two_jobs_on_one_node_do_not_meet(job: dict[str, str], tmp_path: Path) -> None:
+    second = {**job, "SLURM_JOB_ID": job["SLURM_JOB_ID"] + "1"}
+    with running(job, "job_exporter.sh", tmp_path), running(second, "job_exporter.sh", tmp_path):
+        (one,) = wait_for(lambda: json.loads(target_file(job).read_text()))
+        (two,) = wait_for(lambda: json.loads(target_file(second).read_text()))
+        assert one["targets"] != two["targets"]
+        assert page(one["targets"][0]) != page(two["targets"][0])
+
+
+def test_a_folder_that_is_somebody_elses_is_not_used(job: dict[str, str], tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    own_folder(job).symlink_to(elsewhere)
+    try:
+        done = subprocess.run(
+            [FOLDER / "job_exporter.sh"], env=job, capture_output=True, text=True, timeout=30, check=False
+        )
+    finally:
+        own_folder(job).unlink()
+    assert done.returncode == 1
+    assert "is somebody else's" in done.stderr
+    assert not any(elsewhere.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("missing", "said"), [("SLURM_JOB_ID", "for a step of a Slurm job"), ("stallscope", "pip install")]
+)
+def test_a_step_without_what_it_needs_says_so(job: dict[str, str], missing: str, said: str) -> None:
+    if missing == "stallscope":
+        Path(job["PATH"].partition(":")[0], "stallscope").unlink()
+        job["PATH"] = job["PATH"].partition(":")[0] + ":/usr/bin:/bin"
+        if shutil.which("stallscope", path=job["PATH"]):
+            pytest.skip("stallscope is installed for the whole machine")
+    else:
+        del job[missing]
+    done = subprocess.run(
+        [FOLDER / "job_exporter.sh"], env=job, capture_output=True, text=True, timeout=30, check=False
+    )
+    assert done.returncode == 1
+    assert said in done.stderr
+
+
+def test_an_exporter_that_does_not_start_tells_why_in_the_jobs_log(job: dict[str, str], tmp_path: Path) -> None:
+    done = subprocess.run(
+        [FOLDER / "job_exporter.sh", "--no-such-flag"], env=job, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 1
+    assert "no-such-flag" in done.stderr
+    assert not list(Path(job["STALLSCOPE_TARGETS"]).iterdir())
+    assert not own_folder(job).exists()
+
+
+def task_prolog(job: dict[str, str]) -> list[str]:
+    done = subprocess.run([FOLDER / "task_prolog.sh"], env=job, capture_output=True, text=True, timeout=30, check=True)
+    return done.stdout.splitlines()
+
+
+def test_a_run_is_named_after_its_job(job: dict[str, str]) -> None:
+    assert task_prolog({**job, "SLURM_JOB_ID": "42"}) == ["export STALLSCOPE_RUN=fine-tune__large____v2-42"]
+    assert task_prolog({**job, "SLURM_JOB_ID": "42", "SLURM_STEP_ID": "7", "SLURM_STEP_NUM_TASKS": "1"}) == [
+        "export STALLSCOPE_RUN=fine-tune__large____v2-42.7"
+    ]
+    assert task_prolog({**job, "SLURM_JOB_ID": "43", "SLURM_HET_JOB_ID": "42", "SLURM_STEP_NUM_TASKS": "8"}) == [
+        "export STALLSCOPE_RUN=fine-tune__large____v2-42"
+    ]
+
+
+def test_what_the_user_has_set_stays_and_partitions_for_trying_out_are_told(job: dict[str, str]) -> None:
+    assert task_prolog({**job, "STALLSCOPE_RUN": "mine"}) == []
+    trying = {**job, "STALLSCOPE_RUN": "mine", "SLURM_JOB_PARTITION": "debug-short"}
+    assert task_prolog(trying) == ["export STALLSCOPE_JOB_CLASS=experiment"]
+    assert task_prolog({**trying, "STALLSCOPE_JOB_CLASS": "production"}) == []
+
+
+@contextlib.contextmanager
+def node_exporter(scenario: str, folder: Path, log: str = "log") -> Iterator[str]:
+    """An exporter of the node with simulated GPUs; its URL."""
+    number = free_port()
+    command = [sys.executable, "-m", "stallscope", "exporter", f"--web.listen-address=127.0.0.1:{number}"]
+    command += ["--report.unix-socket=", "--report.udp-address=", "--sampling.interval=200ms"]
+    command += [f"--simulation.scenario={scenario}", "--simulation.onset=1s", "--simulation.host"]
+    with (folder / log).open("w") as out, subprocess.Popen(command, stderr=out) as process:
+        try:
+            wait_for(lambda: "stallscope_gpu_up{" in page(f"127.0.0.1:{number}"))
+            yield f"http://127.0.0.1:{number}"
+        finally:
+            process.terminate()
+            process.wait(20)
+
+
+def prolog(job: dict[str, str], url: str) -> subprocess.CompletedProcess[str]:
+    environment = {**job, "STALLSCOPE_NODE_URL": url}
+    return subprocess.run(
+        [FOLDER / "prolog.sh"], env=environment, capture_output=True, text=True, timeout=30, check=False
+    )
+
+
+needs_curl = pytest.mark.skipif(shutil.which("curl") is None, reason="the prolog and the epilog ask with curl")
+
+
+@needs_curl
+def test_no_job_starts_on_a_node_of_which_a_gpu_is_gone(job: dict[str, str], tmp_path: Path) -> None:
+    with node_exporter("gpu_lost", tmp_path) as url:
+        done = wait_for(lambda: refused if (refused := prolog(job, url)).returncode else None)
+        up = [line for line in page(url.removeprefix("http://")).splitlines() if line.startswith("stallscope_gpu_up{")]
+    assert done.returncode == 1
+    (lost,) = (line for line in up if line.endswith(" 0"))
+    number = lost.partition('gpu="')[2].partition('"')[0]
+    assert done.stderr == f"stallscope: GPU {number} of this node is gone; reboot it\n"
+
+
+@needs_curl
+def test_a_job_starts_on_a_healthy_node_and_where_nothing_answers(job: dict[str, str], tmp_path: Path) -> None:
+    with node_exporter("healthy", tmp_path) as url:
+        assert prolog(job, url).returncode == 0
+    assert prolog(job, url).returncode == 0
+
+
+@needs_curl
+def test_the_exporter_lets_go_of_gpus_while_the_epilog_resets_them(job: dict[str, str], tmp_path: Path) -> None:
+    binaries = Path(job["PATH"].partition(":")[0])
+    program(binaries, "nvidia-smi", f'#!/bin/sh\necho "$@" > {tmp_path}/reset\ncp {tmp_path}/log {tmp_path}/before\n')
+    with node_exporter("healthy", tmp_path) as url:
+        asked = {**job, "STALLSCOPE_NODE_URL": url, "STALLSCOPE_RELEASE_WAIT": "0", "SLURM_JOB_GPUS": "0,3"}
+        subprocess.run([FOLDER / "epilog.sh"], env=asked, check=True, timeout=30)
+        assert not (tmp_path / "reset").exists()
+        subprocess.run([FOLDER / "epilog.sh"], env={**asked, "STALLSCOPE_RESET_GPUS": "1"}, check=True, timeout=30)
+        log = (tmp_path / "log").read_text()
+    assert (tmp_path / "reset").read_text() == "--gpu-reset --id=0,3\n"
+    before = (tmp_path / "before").read_text()
+    assert "letting go" in before
+    assert "taking up the GPUs" not in before
+    assert "taking up the GPUs" in log
+
+
+@pytest.mark.parametrize("job_id", ["", "../x", "1 2"])
+def test_an_epilog_with_a_strange_job_number_removes_nothing(job: dict[str, str], job_id: str) -> None:
+    kept = Path(job["STALLSCOPE_TARGETS"], "x-gpu001.json")
+    kept.write_text("[]")
+    subprocess.run([FOLDER / "epilog.sh"], env={**job, "SLURM_JOB_ID": job_id}, check=True, timeout=30)
+    assert kept.exists()
+
+
+def test_on_a_recorded_node_each_job_is_told_as_the_owner_of_what_it_uses() -> None:
+    pids = (31337, 31338, 40400, 40700)
+    processes = Processes(TREE).look_up(pids)
+    occupancy = on(gpu(), *((pid, GIB) for pid in pids), used=len(pids) * GIB)
+    found = attribute(occupancy, [], processes, {})
+    owners = {pid: share.owner for share in found.shares for pid in share.pids}
+    assert owners.keys() == set(pids)
+    assert owners[31337] == Owner(slurm_job=processes[31337].slurm_job, user=processes[31337].user)
+    assert len({owner.slurm_job for owner in owners.values()} - {""}) > 1
+
+
+def test_promtool_takes_the_scrape_job(tmp_path: Path) -> None:
+    promtool = shutil.which("promtool")
+    assert promtool is not None, "promtool is not on PATH; sh tests/install_tools.sh installs it"
+    text = (FOLDER / "scrape.yml").read_text()
+    assert yaml.safe_load(text)["scrape_configs"][0]["honor_labels"] is True
+    # It looks for the files of targets too.
+    (tmp_path / "1.json").write_text('[{"targets": ["localhost:1"]}]')
+    (tmp_path / "nodes.yml").write_text('- targets: ["gpu001:19400"]\n')
+    text = text.replace("/shared/stallscope/targets", str(tmp_path))
+    text = text.replace("/etc/prometheus/stallscope-nodes.yml", str(tmp_path / "nodes.yml"))
+    (tmp_path / "prometheus.yml").write_text(text)
+    done = subprocess.run(
+        [promtool, "check", "config", tmp_path / "prometheus.yml"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
