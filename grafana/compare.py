@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from grafana.builders import Json, choices, variables, verdicts
 from grafana.builders.annotations import events
-from grafana.builders.choices import CLUSTER, RUN
+from grafana.builders.choices import NAMESPACE, RUN
 from grafana.builders.dashboard import Dashboard, Row
 from grafana.builders.field import RED, Override, by_name, fixed_colours
 from grafana.builders.links import to_dashboard
@@ -19,9 +19,9 @@ from grafana.builders.phases import PHASE_COLOURS
 from grafana.builders.query import Query
 
 LABELS = "cluster, namespace, run"
-BASE = f'{CLUSTER}, run="$base"'
+BASE = f'{NAMESPACE}, run="$base"'
 SHIFT = "offset $shift"
-_TO_RUN = to_dashboard("stallscope-run", "This run", {"run": "${__field.labels.run}"})
+_TO_RUN = to_dashboard("stallscope-run", "This run", {"run": "${__field.labels.run}"}, kept=["namespace"])
 
 
 def _mean(series: str, chosen: str = RUN) -> str:
@@ -62,7 +62,9 @@ _LOST = _recorded_each_minute(f"run_cause:time_lost:ratio5m{{{RUN}}}", "run:rank
 
 def _run_column() -> Override:
     return by_name(
-        "Run", links=[to_dashboard("stallscope-run", "This run", {"run": "${__data.fields.Run}"})], custom__minWidth=150
+        "Run",
+        links=[to_dashboard("stallscope-run", "This run", {"run": "${__data.fields.Run}"}, kept=["namespace"])],
+        custom__minWidth=150,
     )
 
 
@@ -350,6 +352,7 @@ def dashboard() -> Dashboard:
         variables=(
             variables.datasource(),
             choices.cluster(),
+            choices.namespace(),
             choices.run(everything=False),
             _base_choice(),
             variables.choice(

@@ -6,7 +6,7 @@ ranks against each other, hosts, memory.
 
 from __future__ import annotations
 
-from grafana.builders.choices import RUN, cluster, rank, run
+from grafana.builders.choices import RUN, cluster, namespace, rank, run
 from grafana.builders.dashboard import Dashboard
 from grafana.builders.variables import datasource, labels_of
 from grafana.run_rows import answer, events, gpus, hosts, learning, memory, ranks, ranks_over_time, steps
@@ -21,6 +21,7 @@ def dashboard() -> Dashboard:
         variables=(
             datasource(),
             cluster(),
+            namespace(),
             run(everything=False),
             # No value for all: Grafana then lists the run's nodes, and queries of hosts and GPUs read no others.
             labels_of(

@@ -12,7 +12,8 @@ from grafana.builders.variables import labels_of
 CLUSTER = 'cluster=~"$cluster"'
 HOST = f'{CLUSTER}, instance=~"$instance"'
 GPU = f'{HOST}, gpu=~"$gpu"'
-RUN = f'{CLUSTER}, run=~"$run"'
+NAMESPACE = f'{CLUSTER}, namespace=~"$namespace"'
+RUN = f'{NAMESPACE}, run=~"$run"'
 RANK = f'{RUN}, rank=~"$rank"'
 
 
@@ -51,12 +52,24 @@ def gpu() -> Json:
     )
 
 
+def namespace() -> Json:
+    """Choose namespaces of runs, where they have any: two may have a run of one name."""
+    return labels_of(
+        "namespace",
+        "namespace",
+        f"stallscope_training_rank_info{{{CLUSTER}}}",
+        title="namespace",
+        description="Namespace of the run's pods, where it runs in Kubernetes.",
+        all_value=".*",
+    )
+
+
 def run(*, everything: bool = True) -> Json:
     """Choose training runs, by the name that their code gave them."""
     return labels_of(
         "run",
         "run",
-        f"stallscope_training_rank_info{{{CLUSTER}}}",
+        f"stallscope_training_rank_info{{{NAMESPACE}}}",
         title="run",
         description="The training run, by the name that its code gave it.",
         everything=everything,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from grafana.builders import Json
 
@@ -13,7 +13,7 @@ RUNBOOKS = "https://github.com/stallscope/stallscope/blob/main/alerts/runbooks"
 """Where alerts' `runbook_url` leads: one page an alert."""
 
 
-def to_dashboard(uid: str, title: str, variables: Mapping[str, str], *, new_tab: bool = False) -> Json:
+def to_dashboard(uid: str, title: str, variables: Mapping[str, str], *, kept: Sequence[str] = ()) -> Json:
     """A link from a value to another dashboard.
 
     Args:
@@ -21,12 +21,13 @@ def to_dashboard(uid: str, title: str, variables: Mapping[str, str], *, new_tab:
         title: what the link says.
         variables: what its variables get: `{"run": "${__data.fields.Run}"}` in a table,
             `{"run": "${__field.labels.run}"}` from a curve, `{"run": "$run"}` from a panel with one run.
-        new_tab: whether it opens in a new tab.
+        kept: variables of both dashboards whose choice goes along.
     """
     # Left alone, Grafana encodes neither & nor # nor +, which names of runs may have.
     encoded = {name: value.replace("}", ":percentencode}") for name, value in variables.items()}
     given = "".join(f"&var-{name}={value}" for name, value in encoded.items())
-    return {"title": title, "url": f"/d/{uid}?{_KEPT}{given}", "targetBlank": new_tab}
+    given += "".join(f"&${{{name}:queryparam}}" for name in kept)
+    return {"title": title, "url": f"/d/{uid}?{_KEPT}{given}", "targetBlank": False}
 
 
 def web(title: str, url: str) -> Json:

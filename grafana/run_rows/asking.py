@@ -21,7 +21,10 @@ MANY = 32
 """Ranks in a table or a heat map."""
 SHARE_COLOURS: Json = {"mode": "continuous-GrYlRd"}
 TO_RANK = to_dashboard(
-    "stallscope-run", "This rank alone", {"run": "${__field.labels.run}", "rank": "${__field.labels.rank}"}
+    "stallscope-run",
+    "This rank alone",
+    {"run": "${__field.labels.run}", "rank": "${__field.labels.rank}"},
+    kept=["namespace"],
 )
 TO_HOST = to_dashboard("stallscope-host", "Host ${__field.labels.instance}", {"instance": "${__field.labels.instance}"})
 TO_GPU = to_dashboard(
@@ -30,13 +33,18 @@ TO_GPU = to_dashboard(
     {"instance": "${__field.labels.instance}", "gpu": "${__field.labels.gpu}"},
 )
 CELL_TO_RANK = to_dashboard(
-    "stallscope-run", "This rank alone", {"run": "${__data.fields.run}", "rank": "${__data.fields.rank}"}
+    "stallscope-run",
+    "This rank alone",
+    {"run": "${__data.fields.run}", "rank": "${__data.fields.rank}"},
+    kept=["namespace"],
 )
 CELL_TO_HOST = to_dashboard("stallscope-host", "Its host", {"instance": "${__data.fields.instance}"})
 CELL_TO_GPU = to_dashboard(
     "stallscope-gpu", "Its GPU", {"instance": "${__data.fields.instance}", "gpu": "${__data.fields.gpu}"}
 )
-TO_COMPARE = to_dashboard("stallscope-compare", "Compare with other runs", {"run": "${__field.labels.run}"})
+TO_COMPARE = to_dashboard(
+    "stallscope-compare", "Compare with other runs", {"run": "${__field.labels.run}"}, kept=["namespace"]
+)
 
 
 def of_ranks(expression: str) -> str:

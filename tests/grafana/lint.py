@@ -151,7 +151,7 @@ def templates(page: Json) -> Iterator[str]:
         listed = name == "instance" and "$run" in label_values(variable).series
         if variable["includeAll"] and not (variable["multi"] and (variable.get("allValue") in (".+", ".*") or listed)):
             yield f"variable {name} stands for all by a list of its values"
-        if variable.get("allValue") == ".*" and name != "cluster":
+        if variable.get("allValue") == ".*" and name not in ("cluster", "namespace"):
             yield f"variable {name} takes what has no such label"
         if not variable["includeAll"] and variable.get("allValue"):
             yield f"variable {name} has a value for all and no such choice"
