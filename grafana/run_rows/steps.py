@@ -78,13 +78,15 @@ def _activity_against_steps() -> Panel:
                 for name, style in (("steps between dips", "points"), ("steps between regular dips", "line"))
             ),
             by_name("steps between regular dips", custom__lineStyle={"fill": "dash", "dash": [8, 8]}),
-            # The step's scale would flatten the rest; its place is the tooltip.
+            # The step's scale would flatten the rest; its place is the tooltip, from which Grafana hides what it hides
+            # from view.
             by_name(
                 "step",
                 unit="locale",
                 decimals=0,
                 max=None,
-                custom__hideFrom={"viz": True, "legend": False, "tooltip": False},
+                custom__lineWidth=0,
+                custom__showPoints="never",
                 custom__axisPlacement="hidden",
             ),
         ],
