@@ -17,6 +17,7 @@ from grafana.builders.verdicts import (
     cause_colours,
     coded,
     columns,
+    in_colour,
     remedy_by_cause,
     runbook_by_cause,
     with_remedy,
@@ -251,8 +252,8 @@ def _alerts() -> Panel:
                         "info": Text("info", BLUE),
                     }
                 ),
-                custom__cellOptions={"type": "color-text"},
                 custom__width=80,
+                **in_colour(),
             ),
             by_name("Rank", links=[CELL_TO_RANK], custom__width=60),
             by_name("Node", links=[CELL_TO_HOST]),

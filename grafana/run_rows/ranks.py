@@ -7,7 +7,7 @@ from grafana.builders.dashboard import Row
 from grafana.builders.field import GREY, absent_as, by_name, fixed_colours, limit_line
 from grafana.builders.panel import Panel, table, time_series
 from grafana.builders.query import Query, threshold
-from grafana.builders.verdicts import title_column
+from grafana.builders.verdicts import in_colour, title_column
 from grafana.run_rows.asking import (
     BY_RANK,
     CELL_TO_GPU,
@@ -85,7 +85,7 @@ def _stragglers() -> Panel:
                     max=1,
                     mappings=absent_as("n/a"),
                     color=SHARE_COLOURS,
-                    custom__cellOptions={"type": "color-text"},
+                    **in_colour(),
                 )
                 for name in ("Straggler score", "Data wait", "Communication")
             ),

@@ -215,6 +215,41 @@ def links(panel: Json, columns: Collection[str] = ()) -> Iterator[Json]:
                     yield from found["value"]
 
 
+_KEPT = ("${__url_time_range}", "${datasource:queryparam}", "${cluster:queryparam}")
+
+
+def ways(page: Json) -> Iterator[str]:
+    """Links to dashboards take the time, the data source and the clusters along, and values that need encoding."""
+    for panel in panels(page):
+        for link in links(panel):
+            address, _mark, query = link["url"].partition("?")
+            if not address.startswith("/d/"):
+                continue
+            given = query.split("&")
+            for kept in _KEPT:
+                if kept not in given:
+                    yield f"{panel['title']} forgets {kept}"
+            for each in given:
+                if "=" in each and not each.endswith(":percentencode}"):
+                    yield f"{panel['title']} leaves {each} as it is"
+
+
+def cells(page: Json) -> Iterator[str]:
+    """Tables write labels as they are, and nothing into their cells that is meant for a table without rows."""
+    for panel in drawn(page):
+        if panel["type"] != "table":
+            continue
+        looks = {
+            (override["matcher"]["id"], found["id"]): found["value"]
+            for override in panel["fieldConfig"]["overrides"]
+            for found in override["properties"]
+        }
+        if looks.get(("byType", "unit")) != "string":
+            yield f"{panel['title']} takes labels of digits for numbers"
+        if not looks.get(("byRegexp", "noValue")) or looks.get(("byType", "noValue")) != "":
+            yield f"{panel['title']} fills its cells with words"
+
+
 def rates(page: Json) -> Iterator[str]:
     """Counters stand in a rate, and rates of scraped counters are taken over `$__rate_interval`."""
     for where, expression in asked(page):

@@ -19,6 +19,8 @@ RULES: tuple[Callable[[Json], Iterator[str]], ...] = (
     lint.datasource,
     lint.templates,
     lint.defined,
+    lint.ways,
+    lint.cells,
     lint.rates,
     lint.raw_on_first_screen,
     lint.gaps,

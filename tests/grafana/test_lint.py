@@ -11,7 +11,8 @@ import pytest
 from grafana.builders import choices
 from grafana.builders.annotations import events
 from grafana.builders.dashboard import Dashboard, Row
-from grafana.builders.panel import Panel, stat, state_timeline, time_series
+from grafana.builders.links import to_dashboard
+from grafana.builders.panel import Panel, stat, state_timeline, table, time_series
 from grafana.builders.query import Query
 from grafana.builders.variables import datasource
 from tests.grafana import lint
@@ -32,7 +33,7 @@ def _counted() -> Panel:
 
 
 def _sound() -> Json:
-    """Two panels above a closed row that has two more."""
+    """Two panels above a closed row that has three more."""
     states = state_timeline(
         "States",
         "What each does.",
@@ -40,13 +41,21 @@ def _sound() -> Json:
         mappings=[{"type": "value", "options": {}}],
     )
     gpus = f"count(gpu:up:max{{{choices.GPU}}})"
-    figure = stat("GPUs", "How many there are.", [Query(gpus)], unit="none")
+    listed = table(
+        "Listed",
+        "Each by name.",
+        [Query(f"gpu:up:max{{{choices.GPU}}}", table=True)],
+        columns={"gpu": "GPU"},
+        unit="none",
+    )
+    link = to_dashboard("stallscope-gpu", "This GPU", {"gpu": "${__field.labels.gpu}"})
+    figure = stat("GPUs", "How many there are.", [Query(gpus)], unit="none", links=[link])
     return Dashboard(
         uid="stallscope-example",
         title="Example",
         description="An example.",
         variables=(datasource(), choices.cluster(), choices.instance(), choices.gpu()),
-        rows=(Row("", (_counted(), figure)), Row("More", (_busy(), states), collapsed=True)),
+        rows=(Row("", (_counted(), figure)), Row("More", (_busy(), states, listed), collapsed=True)),
         annotations=(events("Alerts", f"ALERTS{{{choices.HOST}}}", title="t", colour="red"),),
     ).json()
 
@@ -60,12 +69,14 @@ def _complaints(page: Json) -> list[str]:
         lint.datasource,
         lint.templates,
         lint.defined,
+        lint.ways,
+        lint.cells,
         lint.rates,
         lint.raw_on_first_screen,
         lint.gaps,
     )
     found = [complaint for rule in rules for complaint in rule(page)]
-    found += lint.units(page, frozenset({"percentunit", "none"}))
+    found += lint.units(page, frozenset({"percentunit", "none", "string"}))
     return [*found, *(f"{where} wide by {label}" for where, _metric, label in lint.narrowing(page, chosen_by))]
 
 
@@ -78,6 +89,17 @@ def _closed(page: Json) -> Json:
     """A panel in the closed row."""
     panel: Json = page["panels"][-1]["panels"][0]
     return panel
+
+
+def _listed(page: Json) -> Json:
+    """The table there."""
+    panel: Json = page["panels"][-1]["panels"][2]
+    return panel
+
+
+def _change_link(page: Json, old: str, new: str) -> None:
+    link = page["panels"][1]["fieldConfig"]["defaults"]["links"][0]
+    link["url"] = link["url"].replace(old, new)
 
 
 def _asks(panel: Json, expression: str) -> None:
@@ -116,6 +138,10 @@ def test_a_sound_dashboard_has_no_complaints() -> None:
         (lambda page: page["templating"]["list"][2].update(multi=False), "all by a list of its values"),
         (lambda page: page["templating"]["list"].reverse(), "stands before what narrows it"),
         (lambda page: page["templating"]["list"].pop(3), "uses $gpu"),
+        (lambda page: _change_link(page, "&${cluster:queryparam}", ""), "GPUs forgets ${cluster:queryparam}"),
+        (lambda page: _change_link(page, ":percentencode", ""), "GPUs leaves var-gpu=${__field.labels.gpu} as it is"),
+        (lambda page: _listed(page)["fieldConfig"]["overrides"].pop(1), "Listed takes labels of digits for numbers"),
+        (lambda page: _listed(page)["fieldConfig"]["overrides"].pop(0), "Listed fills its cells with words"),
         (lambda page: _asks(_closed(page), _BUSY.replace("$__rate_interval", "5m")), "_total over 5m"),
         (lambda page: _asks(_closed(page), f"stallscope_gpu_dips_total{{{choices.GPU}}}"), "_total without a rate"),
         (lambda page: _asks(_closed(page), _BUSY.replace(', gpu=~"$gpu"', "")), "Again A wide by gpu"),
