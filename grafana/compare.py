@@ -15,7 +15,7 @@ from grafana.builders.dashboard import Dashboard, Row
 from grafana.builders.field import RED, Override, by_name, fixed_colours
 from grafana.builders.links import to_dashboard
 from grafana.builders.panel import Panel, bar_gauge, table, text, time_series
-from grafana.builders.phases import PHASE_COLOURS
+from grafana.builders.phases import PHASE_COLOURS, shares
 from grafana.builders.query import Query
 
 LABELS = "cluster, namespace, run"
@@ -219,7 +219,7 @@ def _phases() -> Panel:
         "Phases of $run",
         "What the loop's time goes into, as shares. The run whose data wait or communication is broader has its loss "
         "there.",
-        [Query(f"sum by (phase) (run_phase:time:rate5m{{{RUN}}})", "{{phase}}")],
+        [Query(shares(f"run_phase:time:rate5m{{{RUN}}}", "run"), "{{phase}}")],
         unit="percentunit",
         width=8,
         stacked="percent",

@@ -6,7 +6,7 @@ from grafana.builders.choices import HOST, RUN
 from grafana.builders.dashboard import Row
 from grafana.builders.field import Override, by_name, fixed_colours
 from grafana.builders.panel import Panel, heat_map, stat, table, time_series
-from grafana.builders.phases import PHASE_COLOURS
+from grafana.builders.phases import PHASE_COLOURS, shares
 from grafana.builders.query import Query
 from grafana.run_rows.asking import (
     BY_RANK,
@@ -200,7 +200,7 @@ def _phases(title: str, description: str, record: str) -> Panel:
     return time_series(
         title,
         description,
-        [Query(f"sum by (run, phase) ({record}{{{RUN}}})", "{{phase}}")],
+        [Query(shares(f"{record}{{{RUN}}}", "run"), "{{phase}}")],
         unit="percentunit",
         stacked="percent",
         maximum=1,
