@@ -224,8 +224,8 @@ def _alerts() -> Panel:
         "Alerts on the run and on the nodes and GPUs under it. Click a name for its runbook.",
         [
             Query(
-                f'max by ({labels}) (ALERTS{{alertstate="firing", {RUN}}}'
-                f' or (ALERTS{{alertstate="firing", {HOST}, run=""}}'
+                f'max by ({labels}) (ALERTS{{alertstate="firing", cause!="", {RUN}}}'
+                f' or (ALERTS{{alertstate="firing", cause!="", {HOST}, run=""}}'
                 f" and on (cluster, instance) run_node:known:info{{{RUN_HERE}}}))",
                 table=True,
             )

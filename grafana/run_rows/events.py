@@ -43,7 +43,7 @@ def marks() -> tuple[Json, ...]:
         ),
         events(
             "Alerts",
-            f'max by (alertname, severity, run) (ALERTS{{alertstate="firing", {RUN}}})',
+            f'max by (alertname, severity, run) (ALERTS{{alertstate="firing", cause!="", {RUN}}})',
             title="{{alertname}}",
             text="{{severity}}, run {{run}}",
             colour="#E0B400",
