@@ -27,20 +27,22 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
         # A source of GPUs is a source; of the other sources they know nothing.
         "gpus": "catalogue sampling sources",
         "integrations": "shim",
-        "intake": "catalogue report sampling trace_request",
+        "file_mark": "",
+        "intake": "catalogue file_mark report sampling signature trace_request",
         "logs": "",
         "nvidia": "gpus",
         "owners": "gpus",
         "report": "vocabulary",
         "sampling": "catalogue version",
-        "shim": "report trace_request version vocabulary",
+        "shim": "report signature trace_request version vocabulary",
+        "signature": "",
         "simulation": "gpus report sampling shim",
         "sources": "amd catalogue gpus nvidia owners sampling",
         "stack": "__init__ bundle simulation",
         "trace_request": "",
         "version": "",
         "vocabulary": "",
-        "web": "analysis catalogue causes configuration intake report sampling trace_request version",
+        "web": "analysis catalogue causes configuration file_mark intake report sampling trace_request version",
     }.items()
 }
 LIBRARIES: Mapping[str, frozenset[str]] = {

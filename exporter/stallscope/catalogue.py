@@ -869,6 +869,14 @@ EXPORTER_FAMILIES = (
         _COUNTER,
         "Training reports refused, by reason.",
         labels=("reason",),
+        values={
+            "reason": (
+                *("too_large", "not_json", "version", "missing_field", "bad_field", "bad_name"),
+                *("too_many_values", "too_many_phases", "too_many_gpus"),
+                *("future", "run_limit", "rank_limit", "superseded"),
+                *("unsigned", "unknown_token", "expired", "bad_signature", "replayed"),
+            )
+        },
         provider="intake.runs",
     ),
     _exporter("exporter_runs", _GAUGE, "Runs held.", provider="intake.runs"),

@@ -366,6 +366,35 @@ class Configuration:
             "File that keeps the newest reports, so that a restart shows them at once; nothing for off.",
         )
     )
+    report_token_file: Path | None = field(
+        metadata=_setting(
+            "report.token-file",
+            _parse_file,
+            "",
+            "FILE",
+            "File with a token in each line: reports over UDP and HTTP must be signed with one of them; read again "
+            "when it changes. Nothing for taking unsigned ones.",
+        )
+    )
+    report_token_window: float = field(
+        metadata=_setting(
+            "report.token-window",
+            _duration("1s", "1h"),
+            "2m",
+            "DURATION",
+            "How much the time of a signature may differ from this machine's clock, 1s to 1h.",
+            live=True,
+        )
+    )
+    report_socket_token: bool = field(
+        metadata=_setting(
+            "report.token-on-unix-socket",
+            parse_switch,
+            "false",
+            "",
+            "Ask for signatures on the UNIX socket too, not only over UDP and HTTP.",
+        )
+    )
     allow_trace_requests: bool = field(
         metadata=_setting(
             "report.allow-trace-requests",

@@ -28,6 +28,7 @@ from stallscope.sources.base import Environment, Source
 from tests.analysis.servers import answering, talking
 from tests.free_ports import free_port
 from tests.nvml_library.stand_in import GpuState, NvmlStandIn
+from tests.web.certificates import Authority, needs_openssl
 
 QUIET = ("--report.unix-socket=", "--report.udp-address=", "--collector.disable-defaults")
 REPORT = (
@@ -390,6 +391,52 @@ def test_users_of_the_web_configuration_file_are_asked_for_and_read_again_at_sig
     exporter.process.send_signal(signal.SIGHUP)
     exporter.logged("web configuration read again")
     assert "stallscope_exporter" in exporter.get("metrics")
+
+
+@needs_openssl
+def test_a_training_elsewhere_reports_over_tls_with_a_token_and_nobody_without(
+    run: Callable[..., Running], tmp_path: Path
+) -> None:
+    authority = Authority(tmp_path)
+    authority.sign("node")
+    hashed = bcrypt.hashpw(b"right", bcrypt.gensalt(4)).decode()
+    tokens, web = tmp_path / "tokens", tmp_path / "web.yml"
+    tokens.write_text("one token for all of them\n")
+    web.write_text(
+        f"tls_server_config: {{cert_file: node.crt, key_file: node.key}}\nbasic_auth_users: {{alice: {hashed}}}\n"
+    )
+    state = tmp_path / "runs.jsonl"
+    exporter = run(f"--web.config.file={web}", f"--report.token-file={tokens}", f"--report.state-file={state}")
+    address = exporter.logged(r"url=(https://\S+)/")[1]
+    script = "import stallscope; run = stallscope.Run(name='afar'); run.step(); run.finish()"
+    environment = {"STALLSCOPE_ADDRESS": address, "STALLSCOPE_CA_FILE": str(authority.certificate)}
+    for token, heard in (("", False), ("another token than theirs", False), ("one token for all of them", True)):
+        settings = {**os.environ, **environment, "STALLSCOPE_TOKEN": token}
+        command = [sys.executable, "-c", script]
+        told = subprocess.run(command, env=settings, capture_output=True, text=True, timeout=30, check=True).stderr
+        assert ("the exporter answered 403 to a report" in told) is not heard, told
+    exporter.process.terminate()
+    assert exporter.process.wait(10) == 0
+    assert state.read_text().count('"run":"afar"') == 1
+
+
+@pytest.mark.parametrize("flag", ["--report.udp-address=0.0.0.0:0", "--web.allow-remote-reports"])
+def test_reports_of_other_machines_without_tokens_are_warned_of(
+    flag: str, run: Callable[..., Running], tmp_path: Path
+) -> None:
+    run(flag).logged("reports of other machines are taken as they come: .*set report.token-file")
+    tokens = tmp_path / "tokens"
+    tokens.write_text("one token for all of them\n")
+    signed = run(flag, f"--report.token-file={tokens}")
+    signed.logged("answering")
+    assert not [line for line in signed.lines if "as they come" in line]
+
+
+def test_a_token_file_without_a_token_is_one_line_and_status_2(tmp_path: Path) -> None:
+    ended = once("exporter", *QUIET, f"--report.token-file={tmp_path / 'missing'}")
+    assert (ended.returncode, len(ended.stderr.splitlines())) == (2, 1)
+    assert "report.token-file: " in ended.stderr
+    assert "can't be read" in ended.stderr
 
 
 def test_a_broken_file_at_a_reload_leaves_the_running_configuration(

@@ -16,7 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.shim.transport import Datagrams, Post, transport
+from stallscope import signature
+from stallscope.shim.transport import Datagrams, Post, room, transport
+from stallscope.vocabulary import MAX_BYTES
+from tests.web.certificates import Authority
 
 
 def listening(family: int, address: object) -> socket.socket:
@@ -224,10 +227,13 @@ def door() -> Iterator[int]:
         thread.join()
 
 
-def test_a_report_is_posted_with_the_token(door: int) -> None:
+def test_a_report_is_posted_signed_and_the_token_stays_here(door: int) -> None:
     sender = transport({"STALLSCOPE_ADDRESS": f"http://127.0.0.1:{door}/", "STALLSCOPE_TOKEN": "secret"})
     assert sender(b"{}") is None
-    assert Door.taken == [("/api/v1/report", "Bearer secret", b"{}")]
+    ((path, authorization, body),) = Door.taken
+    assert (path, authorization) == ("/api/v1/report", None)
+    assert signature.is_genuine(body, signature.key("secret")[1])
+    assert signature.document_of(body) == b"{}"
     assert isinstance(sender, Post)
     assert sender.interval == 5
 
@@ -298,12 +304,15 @@ def test_a_host_is_looked_up_once(monkeypatch: pytest.MonkeyPatch, door: int, kn
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
-def test_a_report_travels_over_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known_name: str) -> None:
+@pytest.mark.parametrize("variable", ["SSL_CERT_FILE", "STALLSCOPE_CA_FILE"])
+def test_a_report_travels_over_tls(
+    variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known_name: str
+) -> None:
     certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
     command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
     command += ["-days", "1", "-subj", f"/CN={known_name}", "-addext", f"subjectAltName=DNS:{known_name}"]
     subprocess.run([*command, "-keyout", key, "-out", certificate], check=True, capture_output=True)
-    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    monkeypatch.setenv(variable, str(certificate))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
     Door.taken, Door.answer = [], 200
@@ -311,6 +320,53 @@ def test_a_report_travels_over_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         server.socket = context.wrap_socket(server.socket, server_side=True)
         thread = threading.Thread(target=server.handle_request)
         thread.start()
-        assert transport({"STALLSCOPE_ADDRESS": f"https://{known_name}:{server.server_address[1]}"})(b"{}") is None
+        address = f"https://{known_name}:{server.server_address[1]}"
+        assert transport({**os.environ, "STALLSCOPE_ADDRESS": address})(b"{}") is None
         thread.join()
     assert [body for _, _, body in Door.taken] == [b"{}"]
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
+@pytest.mark.parametrize("trusted", [False, True])
+def test_an_exporter_that_can_not_prove_who_it_is_gets_no_report(
+    trusted: bool, tmp_path: Path, known_name: str
+) -> None:
+    authority = Authority(tmp_path)
+    certificate, key = authority.sign("node", days=-1 if trusted else 2)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    environment = {"STALLSCOPE_CA_FILE": str(authority.certificate)} if trusted else {}
+    Door.taken = []
+    with http.server.HTTPServer(("127.0.0.1", 0), Door) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        thread = threading.Thread(target=server.handle_request)
+        thread.start()
+        sender = transport({**environment, "STALLSCOPE_ADDRESS": f"https://localhost:{server.server_address[1]}"})
+        assert sender(b"{}") == "error"
+        thread.join()
+    assert Door.taken == []
+
+
+def test_a_file_of_authorities_that_is_none_is_complained_of_and_reports_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    missing = str(tmp_path / "authority.crt")
+    sender = transport({"STALLSCOPE_ADDRESS": "https://127.0.0.1:1", "STALLSCOPE_CA_FILE": missing})
+    assert sender(b"1") == "absent"
+    assert f"STALLSCOPE_CA_FILE names {missing!r}, which can't be used" in caplog.text
+
+
+def test_a_signed_report_fits_one_datagram_as_an_unsigned_one_does(tmp_path: Path) -> None:
+    path = str(tmp_path / "report.sock")
+    sender = transport({"STALLSCOPE_ADDRESS": f"unix://{path}", "STALLSCOPE_TOKEN": "secret"})
+    assert room(sender) < MAX_BYTES == room(Datagrams([]))
+    with listening(socket.AF_UNIX, path) as listener:
+        assert sender(b"x" * room(sender)) is None
+        assert len(listener.recv(2 * MAX_BYTES)) == MAX_BYTES
+    sender.close()
+
+
+def test_without_a_token_nothing_that_signs_is_loaded() -> None:
+    script = "import sys; from stallscope.shim.transport import transport; transport({}); print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"hashlib", "hmac", "stallscope.signature", "stallscope.shim.signing"} & set(loaded)

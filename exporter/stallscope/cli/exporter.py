@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from stallscope.gpus.driver import Driver
     from stallscope.simulation.simulation import Simulation
     from stallscope.sources.base import Source
+    from stallscope.web.request import Request
     from stallscope.web.security import Security
     from stallscope.web.server import Answer
     from stallscope.web.status.look import Look
@@ -53,6 +54,7 @@ class Exporter:
             ConfigurationError: a setting names something that is not there.
             ListenError: an address can't be had.
         """
+        from stallscope.intake.authentication import TokenError
         from stallscope.intake.service import Intake, IntakeSettings
         from stallscope.sampling.sampler import Sampler
         from stallscope.sources.base import Environment
@@ -62,16 +64,22 @@ class Exporter:
 
         self.configuration = configuration
         self._sources = sources
-        self.intake = Intake(
-            IntakeSettings(
-                socket=configuration.report_unix_socket,
-                udp=configuration.report_udp_address,
-                state_file=configuration.report_state_file,
-                limits=_limits(configuration),
-                expiry=configuration.report_expiry,
-                trace_requests=configuration.allow_trace_requests,
+        try:
+            self.intake = Intake(
+                IntakeSettings(
+                    socket=configuration.report_unix_socket,
+                    udp=configuration.report_udp_address,
+                    state_file=configuration.report_state_file,
+                    limits=_limits(configuration),
+                    expiry=configuration.report_expiry,
+                    token_file=configuration.report_token_file,
+                    token_window=configuration.report_token_window,
+                    socket_needs_token=configuration.report_socket_token,
+                    trace_requests=configuration.allow_trace_requests,
+                )
             )
-        )
+        except TokenError as problem:
+            raise ConfigurationError(f"report.token-file: {problem}") from None
         self._simulation, root, driver = self._simulate()
         self._environment = Environment(
             root=root,
@@ -108,7 +116,7 @@ class Exporter:
             answer: Answer = self._application.answer
             tls = None
             if self._security is not None:
-                answer, tls = self._security.guard(answer), self._security.tls
+                answer, tls = self._security.guard(answer, self._is_signed), self._security.tls
             for address in configuration.listen_addresses:
                 self.servers.append(Server(address, answer, threads=configuration.max_threads, tls=tls))
         except BaseException:
@@ -125,6 +133,11 @@ class Exporter:
         self.sampler.start()
         if self._verdicts is not None:
             self._verdicts.start()
+        if self.intake.authentication is None and self._hears_others():
+            _logger.warning(
+                "reports of other machines are taken as they come: whoever reaches the port can tell of any run; "
+                "set report.token-file to take signed ones alone"
+            )
         fields = {"sources": ",".join(sorted(self._running)) or "none"}
         if self.configuration.scenario:
             fields["simulated"] = self.configuration.scenario
@@ -188,6 +201,9 @@ class Exporter:
         self.sampler.stale_after_intervals = self.configuration.stale_intervals
         self.intake.registry.limits = _limits(self.configuration)
         self.intake.registry.expiry = self.configuration.report_expiry
+        if self.intake.authentication is not None:
+            self.intake.authentication.window = self.configuration.report_token_window
+            self.intake.authentication.look_now()
         self.intake.traces.allowed = self.configuration.allow_trace_requests
         self._switch_sources()
         if self._security is not None:
@@ -195,6 +211,20 @@ class Exporter:
         _logger.info("configuration read again", extra={"fields": {"changed": ",".join(sorted(live)) or "nothing"}})
         if waiting:
             _logger.warning("%s changed too, which needs a restart", ", ".join(waiting))
+
+    def _hears_others(self) -> bool:
+        """Whether reports may come from other machines."""
+        from stallscope.web.application import is_loopback
+
+        udp = self.configuration.report_udp_address
+        elsewhere = udp is not None and udp.host != "localhost" and not is_loopback(udp.host)
+        return elsewhere or self.configuration.allow_remote_reports
+
+    def _is_signed(self, request: Request) -> bool:
+        """Whether the request says who sends it by the report's signature, so that it needs no user."""
+        from stallscope.web.application import REPORT_PATH
+
+        return request.path == REPORT_PATH and self.intake.authentication is not None
 
     def _switch_sources(self) -> None:
         """Run the sources that the configuration wants, and no others."""

@@ -15,7 +15,9 @@ import struct
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+from stallscope.intake.complaints import Complaints
 from stallscope.intake.runs import Transport
 from stallscope.report import MAX_BYTES, ReportError
 from stallscope.sampling.clock import Clock, SystemClock
@@ -32,8 +34,6 @@ _BURST = 64
 _RECEIVE_BUFFER = 4 << 20
 _MENDING_INTERVAL = 1.0
 """Seconds between two looks at whether each door is open and in its place."""
-_COMPLAINT_INTERVAL = 60.0
-"""Seconds between two log lines about refusals of one reason."""
 
 
 class Door:
@@ -46,6 +46,8 @@ class Door:
         self.problem = ""
         """Why the door is not open, or the empty string."""
         self.socket: socket.socket | None = None
+        self.sender = ""
+        """Where the newest datagram came from, as far as the door tells."""
         self.hopeless = False
         """Whether it is not worth another try: looking for a host holds up the other door."""
 
@@ -63,9 +65,10 @@ class Door:
         """The next datagram with the sender's pid where the kernel tells it, or None when there is none."""
         assert self.socket is not None
         try:
-            data, control, _flags, _sender = self.socket.recvmsg(MAX_BYTES + 1, _CONTROL_BYTES)
+            data, control, _flags, sender = self.socket.recvmsg(MAX_BYTES + 1, _CONTROL_BYTES)
         except OSError:  # nothing there, or an error that a datagram socket reports once and forgets
             return None
+        self.sender = self._origin(sender)
         for level, kind, content in control:
             if level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS and len(content) == _CREDENTIALS.size:
                 return data, _CREDENTIALS.unpack(content)[0]
@@ -83,6 +86,9 @@ class Door:
 
     def _bind(self) -> socket.socket:
         raise NotImplementedError
+
+    def _origin(self, _address: Any) -> str:
+        return ""
 
     def _remedy(self, error: OSError) -> str:
         raise NotImplementedError
@@ -184,6 +190,9 @@ class UdpDoor(Door):
             raise
         return bound
 
+    def _origin(self, address: Any) -> str:
+        return str(address[0])
+
     def _remedy(self, error: OSError) -> str:
         return "choose a free port" if error.errno == errno.EADDRINUSE else "choose an address of this machine"
 
@@ -199,12 +208,21 @@ def _identity(path: Path) -> tuple[int, int]:
 class DoorKeeper:
     """Reads every open door in one thread and hands on what comes."""
 
-    def __init__(self, doors: tuple[Door, ...], accept: Accept, clock: Clock | None = None) -> None:
-        """Take the doors, and what to call with data, transport and pid; it may raise ReportError."""
+    def __init__(
+        self,
+        doors: tuple[Door, ...],
+        accept: Accept,
+        clock: Clock | None = None,
+        complaints: Complaints | None = None,
+    ) -> None:
+        """Take the doors, and what to call with data, transport and pid; it may raise ReportError.
+
+        Senders of datagrams get no answer, so why one was refused goes to the complaints.
+        """
         self.doors = doors
         self._accept = accept
         self._clock = clock or SystemClock()
-        self._complained: dict[str, float] = {}
+        self._complaints = complaints or Complaints(self._clock)
         self._wake: socket.socket | None = None
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
@@ -275,13 +293,6 @@ class DoorKeeper:
             try:
                 self._accept(data, door.transport, pid)
             except ReportError as error:
-                self._complain(door, error)
+                self._complaints.tell(f"{door.address} from {door.sender}" if door.sender else door.address, error)
             except Exception:
                 _logger.exception("a report through %s could not be taken in", door.address)
-
-    def _complain(self, door: Door, error: ReportError) -> None:
-        """Say why, since a datagram's sender gets no answer; seldom, since it may come twice a second."""
-        now = self._clock.monotonic()
-        if now - self._complained.get(error.reason, -_COMPLAINT_INTERVAL) >= _COMPLAINT_INTERVAL:
-            self._complained[error.reason] = now
-            _logger.warning("refused a report through %s (%s): %s", door.address, error.reason, error.message)

@@ -29,12 +29,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from stallscope import signature
 from stallscope.catalogue import ACTIVITIES, RUN_STATES, family
+from stallscope.intake import authentication
+from stallscope.intake.authentication import Authentication
 from stallscope.intake.processes import Process, Processes
 from stallscope.report import (
     COUNTERS,
     GAUGES,
     INFO_KEYS,
+    MAX_BYTES,
     MAX_NAME_LENGTH,
     MAX_VALUES,
     REASONS,
@@ -73,7 +77,7 @@ SERIES_DROPPED = family("stallscope_exporter_series_dropped_total")
 
 Transport = Literal["unix", "udp", "http"]
 TRANSPORTS: tuple[Transport, ...] = ("unix", "udp", "http")
-REJECTION_REASONS = (*REASONS, "future", "run_limit", "rank_limit", "superseded")
+REJECTION_REASONS = (*REASONS, "future", "run_limit", "rank_limit", "superseded", *authentication.REASONS)
 DEFAULT_EXPIRY = 900.0
 MAX_CLOCK_LEAD = 3600.0
 """Seconds by which a session's start may lie ahead of this machine's clock; one far ahead could never be superseded."""
@@ -165,13 +169,20 @@ class RunRegistry:
         """Grows whenever something that is held changes."""
         return self._changes
 
-    def accept(self, data: bytes, transport: Transport, pid_seen: int | None = None) -> Report:
+    def accept(
+        self,
+        data: bytes,
+        transport: Transport,
+        pid_seen: int | None = None,
+        authentication: Authentication | None = None,
+    ) -> Report:
         """Take in one report.
 
         Args:
             data: the document's bytes.
             transport: the door.
             pid_seen: the sender's pid as the kernel tells it in this process' pid namespace, where it does.
+            authentication: refuses what it finds not to be its sender's; without it signatures are not looked at.
 
         Raises:
             ReportError: with a reason of `REJECTION_REASONS`; it is counted, and nothing held has changed.
@@ -179,7 +190,13 @@ class RunRegistry:
         with self._writing:
             self._arrived[transport] += 1
         try:
-            report = parse(data)
+            if len(data) > MAX_BYTES or not (authentication or signature.is_signed(data)):
+                report = parse(data)
+            elif authentication is None:
+                report = parse(signature.document_of(data))
+            else:
+                report = parse(authentication.opened(data))
+                authentication.refuse_replay(report)
             with self._writing:
                 self._admit(report, pid_seen or None)
         except ReportError as error:

@@ -15,11 +15,14 @@ import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from stallscope.intake.authentication import DEFAULT_WINDOW, Authentication
+from stallscope.intake.authentication import REASONS as AUTHENTICATION_REASONS
+from stallscope.intake.complaints import Complaints
 from stallscope.intake.doors import Door, DoorKeeper, UdpDoor, UnixDoor
 from stallscope.intake.journal import Journal
-from stallscope.intake.runs import DEFAULT_EXPIRY, Limits, RunRegistry
+from stallscope.intake.runs import DEFAULT_EXPIRY, Limits, RunRegistry, Transport
 from stallscope.intake.traces import TraceRequests
-from stallscope.report import DEFAULT_PORT, DEFAULT_SOCKET, ReportError
+from stallscope.report import DEFAULT_PORT, DEFAULT_SOCKET, Report, ReportError
 from stallscope.sampling.clock import Clock, SystemClock
 from stallscope.sampling.reading import Sample
 
@@ -27,7 +30,13 @@ _logger = logging.getLogger(__name__)
 
 _CHECK_INTERVAL = 1.0
 _SAVE_INTERVAL = 10.0
-_STATUS = {"too_large": 413, "superseded": 409, "run_limit": 429, "rank_limit": 429}
+_STATUS = {
+    **dict.fromkeys(AUTHENTICATION_REASONS, 403),
+    "too_large": 413,
+    "superseded": 409,
+    "run_limit": 429,
+    "rank_limit": 429,
+}
 """HTTP status by reason; 400 for every other."""
 
 
@@ -45,6 +54,12 @@ class IntakeSettings:
     limits: Limits = field(default_factory=Limits)
     expiry: float = DEFAULT_EXPIRY
     """Seconds for which an ended rank's series stay, and of silence until an unseen one is lost."""
+    token_file: Path | None = None
+    """Tokens that reports must be signed with; None where anybody may report who reaches a door."""
+    token_window: float = DEFAULT_WINDOW
+    """Seconds by which a signature's time may differ from this machine's."""
+    socket_needs_token: bool = False
+    """Whether reports through the UNIX socket must be signed too, and not only those over networks."""
     trace_requests: bool = False
     """Whether requests for traces are taken."""
 
@@ -59,8 +74,17 @@ class Intake:
             settings: see there.
             clock: the machine's own if left out.
             root: where `proc` lies, of the same pid namespace as this process.
+
+        Raises:
+            TokenError: the token file can't be used.
         """
         clock = clock or SystemClock()
+        self.authentication: Authentication | None = None
+        """Who may report over networks; None for anybody."""
+        if settings.token_file is not None:
+            self.authentication = Authentication(settings.token_file, window=settings.token_window, clock=clock)
+        self._socket_needs_token = settings.socket_needs_token
+        self._complaints = Complaints(clock)
         self.registry = RunRegistry(settings.limits, expiry=settings.expiry, clock=clock, root=root)
         folder = None if settings.socket is None else settings.socket.parent
         self.traces = TraceRequests(self.registry, folder, allowed=settings.trace_requests, clock=clock)
@@ -69,7 +93,7 @@ class Intake:
             doors.append(UnixDoor(settings.socket, settings.socket_mode))
         if settings.udp is not None:
             doors.append(UdpDoor(*settings.udp))
-        self._doors = DoorKeeper(tuple(doors), self.registry.accept, clock)
+        self._doors = DoorKeeper(tuple(doors), self._accept, clock, self._complaints)
         self._journal = None if settings.state_file is None else Journal(settings.state_file, clock=clock, root=root)
         self._clock = clock
         self._saved_changes = 0
@@ -113,8 +137,10 @@ class Intake:
             object with `error`, the reason's word, and `message`.
         """
         try:
-            report = self.registry.accept(body, "http")
+            report = self._accept(body, "http")
         except ReportError as error:
+            if error.reason in AUTHENTICATION_REASONS:
+                self._complaints.tell("HTTP", error)
             answer = json.dumps({"error": error.reason, "message": error.message})
             return _STATUS.get(error.reason, 400), answer.encode()
         wish = self.traces.answer(report)
@@ -129,6 +155,10 @@ class Intake:
                 self._save()
         except Exception:
             _logger.exception("the runs could not be checked; trying again")
+
+    def _accept(self, data: bytes, transport: Transport, pid_seen: int | None = None) -> Report:
+        spared = transport == "unix" and not self._socket_needs_token
+        return self.registry.accept(data, transport, pid_seen, None if spared else self.authentication)
 
     def _keep_house_for_ever(self) -> None:
         while not self._stopping.wait(_CHECK_INTERVAL):

@@ -25,7 +25,7 @@ from stallscope.shim.tolerance import (
     tolerate,
     warn,
 )
-from stallscope.shim.transport import transport
+from stallscope.shim.transport import room, transport
 from stallscope.shim.writing import amounts, quoted, texts, values, words
 
 TYPE_CHECKING = False
@@ -87,7 +87,8 @@ class Run:
     Calls belong in one thread. A forked child and a pickled copy are silent, and so is a run that a spawned worker
     creates while it imports the program. A newer run of the same name and rank in one process ends the older one.
 
-    Environment: STALLSCOPE_ADDRESS, STALLSCOPE_RUN, STALLSCOPE_TOKEN, STALLSCOPE_JOB_CLASS, STALLSCOPE_GIT_COMMIT,
+    Environment: STALLSCOPE_ADDRESS, STALLSCOPE_RUN, STALLSCOPE_TOKEN, STALLSCOPE_TOKEN_FILE,
+    STALLSCOPE_CA_FILE, STALLSCOPE_JOB_CLASS, STALLSCOPE_GIT_COMMIT,
     STALLSCOPE_RANK, STALLSCOPE_LOCAL_RANK, STALLSCOPE_WORLD_SIZE, STALLSCOPE_TRACE_DIR; STALLSCOPE_DISABLE=1 turns
     everything off, STALLSCOPE_STRICT=1 raises what would be logged.
 
@@ -188,6 +189,7 @@ class Run:
             if clock is None:
                 self._succeed()
             self._sender: Sender = transport(os.environ) if sender is None else sender
+            self._room = room(self._sender)
             self._probe: Probe | None = process
             if process is None and clock is None:
                 self._probe = ProcessProbe()
@@ -661,9 +663,9 @@ class Run:
                 self._refresh()
                 now = timeline.now()
             payload = self._written(now).encode()
-            if len(payload) > vocabulary.MAX_BYTES:
+            if len(payload) > self._room:
                 payload = self._shortened(payload)
-            cause = "too_large" if len(payload) > vocabulary.MAX_BYTES else self._sender(payload)
+            cause = "too_large" if len(payload) > self._room else self._sender(payload)
             if last and not self._scripted:
                 patience = time.monotonic() + _LAST_WORDS
                 # One that was there and is not may be on its way back.
@@ -687,7 +689,7 @@ class Run:
 
         self._dropped["shortened"] = self._dropped.get("shortened", 0) + 1
         warn("reports are too long for one datagram; values, phases or GPUs are left out: give shorter names")
-        return fit(json.loads(payload))[0]
+        return fit(json.loads(payload), self._room)[0]
 
     def _written(self, now: float) -> str:
         """The report as it travels."""

@@ -8,7 +8,7 @@ import time
 from errno import EHOSTUNREACH, EMSGSIZE, ENETDOWN, ENETUNREACH, ENOBUFS
 
 from stallscope.shim.tolerance import complain, warn
-from stallscope.vocabulary import DEFAULT_PORT, DEFAULT_SOCKET
+from stallscope.vocabulary import DEFAULT_PORT, DEFAULT_SOCKET, MAX_BYTES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,11 +16,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
 
+    from stallscope.shim.signing import Signing
+
     Address = str | tuple[Any, ...]
     """A socket address as the socket module has it."""
     Sender = Callable[[bytes], str | None]
     """Takes one encoded report without waiting; None where it went, else the cause of the drop. May have `interval`,
-    the fewest seconds between two reports, and `close()`."""
+    the fewest seconds between two reports, `sign`, which makes it longer, and `close()`."""
 
 _HTTP_TIMEOUT = 1.0
 _HTTP_ANSWER = 8192
@@ -43,20 +45,21 @@ class Datagrams:
     there a moment ago, within seconds where it never was, since looking for it must not cost more than telling it.
     """
 
-    def __init__(self, targets: list[tuple[int, Address]]) -> None:
-        """Take pairs of address family and socket address."""
+    def __init__(self, targets: list[tuple[int, Address]], sign: Signing | None = None) -> None:
+        """Take pairs of address family and socket address, and what signs."""
         self._targets = targets
         self._sockets: list[socket.socket | None] = [None] * len(targets)
         self._missed = 0
         self.interval = 0.0
         """Fewest seconds between two reports."""
+        self.sign = sign
 
     def __call__(self, payload: bytes) -> str | None:
         """Send; None, or why it was dropped.
 
         That is `absent`, `denied`, `unreachable`, `queue_full`, `too_large` or `error`.
         """
-        cause = self._send_to_first(payload)
+        cause = self._send_to_first(payload if self.sign is None else self.sign(payload))
         if cause in (None, "queue_full"):
             self._missed, self.interval = 0, 0.0
         else:
@@ -123,18 +126,21 @@ class Post:
     once, when the run begins.
     """
 
-    def __init__(self, scheme: str, host: str, port: int, path: str, token: str) -> None:
+    def __init__(
+        self, scheme: str, host: str, port: int, path: str, authorities: str = "", sign: Signing | None = None
+    ) -> None:
+        """Take the address in its parts, a file of certificates to trust in place of the system's, and what signs."""
+        self.sign = sign
         self._targets = _resolved(host, port, socket.SOCK_STREAM)
         self._host = host
         self._tls: ssl.SSLContext | None = None
         if scheme == "https":
             import ssl
 
-            self._tls = ssl.create_default_context()
+            self._tls = ssl.create_default_context(cafile=authorities or None)
         name = f"[{host}]" if ":" in host else host
-        authorization = f"Authorization: Bearer {token}\r\n" if token else ""
         self._head = (
-            f"POST {path} HTTP/1.1\r\nHost: {name}:{port}\r\nContent-Type: application/json\r\n{authorization}"
+            f"POST {path} HTTP/1.1\r\nHost: {name}:{port}\r\nContent-Type: application/json\r\n"
             "Connection: close\r\nContent-Length: "
         )
         self.interval = _HTTP_EVERY
@@ -143,6 +149,8 @@ class Post:
 
     def __call__(self, payload: bytes) -> str | None:
         """Send; None, or why it was dropped: `absent`, `timeout`, `too_large` or `error`."""
+        if self.sign is not None:
+            payload = self.sign(payload)
         try:
             answer = self._exchange(self._head.encode() + b"%d\r\n\r\n" % len(payload) + payload)
             status = int(answer.split(None, 2)[1])
@@ -209,29 +217,56 @@ class Post:
 def transport(environment: Mapping[str, str]) -> Datagrams | Post:
     """Choose by STALLSCOPE_ADDRESS; without it the node's UNIX socket, or else UDP to the local exporter."""
     address = environment.get("STALLSCOPE_ADDRESS", "").strip()
+    sign = _signing(environment)
     if not address:
-        return Datagrams([(socket.AF_UNIX, DEFAULT_SOCKET), (socket.AF_INET, ("127.0.0.1", DEFAULT_PORT))])
+        return Datagrams([(socket.AF_UNIX, DEFAULT_SOCKET), (socket.AF_INET, ("127.0.0.1", DEFAULT_PORT))], sign)
     scheme, separator, rest = address.partition("://")
     if separator and scheme == "unix" and rest.startswith("/") and len(os.fsencode(rest)) <= _LONGEST_PATH:
-        return Datagrams([(socket.AF_UNIX, rest)])
+        return Datagrams([(socket.AF_UNIX, rest)], sign)
     try:
         if separator and scheme == "udp":
             host, port = _host_and_port(rest, DEFAULT_PORT)
-            return Datagrams(_resolved(host, port))
+            return Datagrams(_resolved(host, port), sign)
         if separator and scheme in ("http", "https"):
             place, slash, path = rest.partition("/")
             host, port = _host_and_port(place, 443 if scheme == "https" else 80)
             path = (slash + path).rstrip("/") or "/api/v1/report"
-            token = environment.get("STALLSCOPE_TOKEN", "").strip()
-            if not (path + token).isprintable() or " " in path:
+            if not path.isprintable() or " " in path:
                 raise ValueError(path)
-            return Post(scheme, host, port, path, token)
+            return _post(scheme, host, port, path, environment.get("STALLSCOPE_CA_FILE", "").strip(), sign)
     except ValueError:
         pass
     complain(
         f"STALLSCOPE_ADDRESS is {address!r:.200}; expected unix:///path (of at most {_LONGEST_PATH} bytes),"
-        " udp://host:port or http://host:port; nothing is reported"
+        " udp://host:port, http://host:port or https://host:port; nothing is reported"
     )
+    return Datagrams([])
+
+
+def room(sender: Sender) -> int:
+    """Bytes that a report may have with that sender."""
+    if getattr(sender, "sign", None) is None:
+        return MAX_BYTES
+    from stallscope.signature import LENGTH
+
+    return MAX_BYTES - LENGTH
+
+
+def _signing(environment: Mapping[str, str]) -> Signing | None:
+    token = environment.get("STALLSCOPE_TOKEN", "").strip()
+    file = environment.get("STALLSCOPE_TOKEN_FILE", "").strip()
+    if not token and not file:
+        return None
+    from stallscope.shim.signing import Signing  # hashes, which most runs don't need
+
+    return Signing(token, "" if token else file)
+
+
+def _post(scheme: str, host: str, port: int, path: str, authorities: str, sign: Signing | None) -> Post | Datagrams:
+    try:
+        return Post(scheme, host, port, path, authorities, sign)
+    except OSError as error:
+        complain(f"STALLSCOPE_CA_FILE names {authorities!r:.200}, which can't be used ({error}); nothing is reported")
     return Datagrams([])
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from stallscope.configuration import ConfigurationError
+from stallscope.file_mark import Mark, mark
 from stallscope.web.configuration_file import read_web_configuration
 from stallscope.web.request import Request
 from stallscope.web.response import Response, text
@@ -33,13 +34,11 @@ LOOK_SECONDS = 2.0
 """Fewest seconds between two looks at whether a file has changed."""
 _COMPLAINT_SECONDS = 60.0
 
-_Mark = tuple[int, int, int] | None
-
 
 class _Rules(NamedTuple):
     """What is in force. Replaced as a whole."""
 
-    marks: Mapping[Path, _Mark]
+    marks: Mapping[Path, Mark]
     """What tells whether a file that was read has changed since."""
     users: BasicAuthentication | None
     headers: tuple[tuple[str, str], ...]
@@ -107,7 +106,7 @@ class Security:
     def _reload_if_changed(self) -> None:
         self._looked = time.monotonic()
         # After a problem it is tried each time: what mends it may be a file that is not in force yet.
-        if not self._problem and all(_mark(file) == mark for file, mark in self._rules.marks.items()):
+        if not self._problem and all(mark(file) == known for file, known in self._rules.marks.items()):
             return
         try:
             rules = _load(self._file)
@@ -139,7 +138,7 @@ class Security:
 
 
 def _load(file: Path) -> _Rules:
-    marks = {file: _mark(file)}  # before reading: what changes meanwhile is read again
+    marks = {file: mark(file)}  # before reading: what changes meanwhile is read again
     configuration = read_web_configuration(file)
     users = context = None
     if configuration.users:
@@ -150,16 +149,7 @@ def _load(file: Path) -> _Rules:
     if tls is not None:
         from stallscope.web.tls import context_of  # six megabytes that plain HTTP never needs
 
-        marks.update({path: _mark(path) for path in (tls.certificate, tls.key, tls.client_authorities) if path})
+        marks.update({path: mark(path) for path in (tls.certificate, tls.key, tls.client_authorities) if path})
         context = context_of(tls)
     headers = tuple((name.lower(), f"{name}: {value}") for name, value in configuration.headers)
     return _Rules(marks, users, headers, context)
-
-
-def _mark(file: Path) -> _Mark:
-    """What changes with a file's content, its permissions, and what a link leads to; None where there is none."""
-    try:
-        status = file.stat()
-    except OSError:
-        return None
-    return status.st_ino, status.st_ctime_ns, status.st_size

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from stallscope import signature
+from stallscope.shim.signing import Signing
+
+FIRST, SECOND = "the first token", "the second token"
+
+
+def signed_with(data: bytes) -> str:
+    """The token, or nothing."""
+    for token in (FIRST, SECOND):
+        if signature.is_signed(data) and signature.is_genuine(data, signature.key(token)[1]):
+            return token
+    return ""
+
+
+class Time:
+    """A clock that a test sets."""
+
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_the_first_token_of_a_file_signs_and_a_changed_file_counts_within_seconds(tmp_path: Path) -> None:
+    file, time = tmp_path / "token", Time()
+    file.write_text(f"# rotated each month\n\n{FIRST}\n{SECOND}\n")
+    sign = Signing("", str(file), time)
+    assert signed_with(sign(b"{}")) == FIRST
+    file.unlink()
+    file.write_text(f"{SECOND}\n")
+    assert signed_with(sign(b"{}")) == FIRST
+    time.now += 10.0
+    assert signed_with(sign(b"{}")) == SECOND
+
+
+@pytest.mark.parametrize("content", ["", "# nothing\n", "pässwort\n", None])
+def test_a_file_without_a_token_keeps_the_one_in_use(content: str | None, tmp_path: Path) -> None:
+    file, time = tmp_path / "token", Time()
+    file.write_text(FIRST)
+    sign = Signing("", str(file), time)
+    file.unlink()
+    if content is not None:
+        file.write_text(content, encoding="latin-1")
+    time.now += 10.0
+    assert signed_with(sign(b"{}")) == FIRST
+
+
+def test_a_file_that_is_not_there_is_complained_of_and_found_when_it_comes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file, time = tmp_path / "token", Time()
+    sign = Signing("", str(file), time)
+    assert sign(b"{}") == b"{}"
+    assert f"STALLSCOPE_TOKEN_FILE names {str(file)!r}, which holds no token" in caplog.text
+    file.write_text(FIRST)
+    time.now += 10.0
+    assert signed_with(sign(b"{}")) == FIRST
+
+
+def test_a_token_of_its_own_needs_no_file() -> None:
+    assert signed_with(Signing(SECOND)(b"{}")) == SECOND
