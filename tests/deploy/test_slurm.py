@@ -287,8 +287,8 @@ def node_exporter(scenario: str, folder: Path, log: str = "log") -> Iterator[str
             process.wait(20)
 
 
-def prolog(job: dict[str, str], url: str) -> subprocess.CompletedProcess[str]:
-    environment = {**job, "STALLSCOPE_NODE_URL": url}
+def prolog(job: dict[str, str], url: str, wait: str = "0.05") -> subprocess.CompletedProcess[str]:
+    environment = {**job, "STALLSCOPE_NODE_URL": url, "STALLSCOPE_PROLOG_WAIT": wait}
     return subprocess.run(
         [FOLDER / "prolog.sh"], env=environment, capture_output=True, text=True, timeout=30, check=False
     )
@@ -305,7 +305,7 @@ def test_no_job_starts_on_a_node_of_which_a_gpu_is_gone(job: dict[str, str], tmp
     assert done.returncode == 1
     (lost,) = (line for line in up if line.endswith(" 0"))
     number = lost.partition('gpu="')[2].partition('"')[0]
-    assert done.stderr == f"stallscope: GPU {number} of this node is gone; reboot it\n"
+    assert done.stderr == f"stallscope: gone from this node: GPU {number} (gpu_lost)\n"
 
 
 @needs_curl
@@ -313,6 +313,32 @@ def test_a_job_starts_on_a_healthy_node_and_where_nothing_answers(job: dict[str,
     with node_exporter("healthy", tmp_path) as url:
         assert prolog(job, url).returncode == 0
     assert prolog(job, url).returncode == 0
+
+
+@needs_curl
+def test_gpus_that_the_exporter_was_asked_to_let_go_of_keep_no_job_away(job: dict[str, str], tmp_path: Path) -> None:
+    with node_exporter("healthy", tmp_path) as url:
+        urllib.request.urlopen(f"{url}/-/release?for=60s", data=b"", timeout=5).close()
+        wait_for(lambda: 'reason="released"' in page(url.removeprefix("http://")))
+        assert prolog(job, url).returncode == 0
+
+
+@needs_curl
+def test_an_instance_of_mig_that_was_taken_apart_keeps_no_job_away(job: dict[str, str], tmp_path: Path) -> None:
+    pages = tmp_path / "pages"
+    pages.mkdir()
+    told = 'stallscope_gpu_lost_info{{gpu="0",uuid="MIG-1",mig="1g.10gb",reason="{reason}"}} 1\n'
+    number = free_port()
+    command = [sys.executable, "-m", "http.server", "--bind", "127.0.0.1", "--directory", str(pages), str(number)]
+    quiet = subprocess.DEVNULL
+    with subprocess.Popen(command, stdout=quiet, stderr=quiet) as server:
+        try:
+            for reason, started in (("mig_reconfigured", True), ("not_enumerated", False)):
+                (pages / "metrics").write_text(told.format(reason=reason))
+                assert wait_for(lambda: page(f"127.0.0.1:{number}"))
+                assert (prolog(job, f"http://127.0.0.1:{number}").returncode == 0) is started
+        finally:
+            server.terminate()
 
 
 @needs_curl
