@@ -219,7 +219,7 @@ def _phases() -> Panel:
         "Phases of $run",
         "What the loop's time goes into, as shares. The run whose data wait or communication is broader has its loss "
         "there.",
-        [Query(shares(f"run_phase:time:rate5m{{{RUN}}}", "run"), "{{phase}}")],
+        [Query(shares(f"run_phase:time:rate5m{{{RUN}}}"), "{{phase}}")],
         unit="percentunit",
         width=8,
         stacked="percent",

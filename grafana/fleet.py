@@ -178,8 +178,8 @@ def _alerts_by_severity() -> Panel:
 
 def _lost_over_time() -> Panel:
     return time_series(
-        "GPUs lost, by cause",
-        "How many GPUs' whole time each cause costs: GPU-hours lost in an hour. Attend to the broadest band first.",
+        "GPU time lost, by cause",
+        "How many GPUs' whole time each cause costs, which is GPU-hours in an hour. Attend to the broadest band first.",
         [Query(f"sum by (cause) (cause:gpus_lost:sum5m{{{CLUSTER}}})", "{{cause}}", least_step="1m")],
         unit="short",
         width=12,
