@@ -19,6 +19,7 @@ SWITCHES = {
     "mig": ("mig=true",),
     "host-processes": ("hostProcesses=true",),
     "without-hostpath": ("podResources=false",),
+    "signed-reports": ("reportTokensSecret=stallscope-report-tokens",),
     "prometheus-operator": ("prometheusOperator.enabled=true",),
     "grafana-sidecar": ("grafanaSidecar.enabled=true",),
 }

@@ -32,6 +32,7 @@ LEVELS = {
     "prometheus-operator": {"HostPath Volumes"},
     "grafana-sidecar": {"HostPath Volumes"},
     "amd": {"HostPath Volumes"},
+    "signed-reports": {"HostPath Volumes"},
     "mig": {"HostPath Volumes", "Capabilities"},
     "host-processes": {"HostPath Volumes", "Capabilities", "Host Namespaces"},
     "without-hostpath": set(),
@@ -281,12 +282,30 @@ class TestReports:
         assert isinstance(sender, Datagrams)
         sender.close()
 
+    def test_signed_ones_are_checked_with_the_secret_that_the_readme_makes(self) -> None:
+        daemonset = exporter_of("signed-reports")
+        file = configuration_of(daemonset).report_token_file
+        assert file is not None
+        (mount,) = [each for each in container(daemonset)["volumeMounts"] if each["mountPath"] == str(file.parent)]
+        assert mount["readOnly"] is True
+        (volume,) = [each for each in pod_of(daemonset)["volumes"] if each["name"] == mount["name"]]
+        assert "optional" not in volume["secret"]  # without the Secret nothing may be taken at all
+        readme = (ROOT / "deploy/kubernetes/README.md").read_text()
+        assert f"secret generic {volume['secret']['secretName']} --from-file={file.name}=token\n" in readme
+        (token,) = [
+            each["valueFrom"]["secretKeyRef"]
+            for each in container(only(kustomized("training-job"), "Job"))["env"]
+            if each["name"] == "STALLSCOPE_TOKEN"
+        ]
+        assert f"secret generic {token['name']} --from-file={token['key']}\n" in readme
+        assert token["optional"] is True
+
     def test_each_rank_of_the_training_job_is_told_its_own_number(self) -> None:
         job = only(kustomized("training-job"), "Job")
         told = {
             each["name"]: each["valueFrom"]["fieldRef"]["fieldPath"]
             for each in container(job)["env"]
-            if "valueFrom" in each
+            if "fieldRef" in each.get("valueFrom", {})
         }
         assert job["spec"]["completionMode"] == "Indexed"
         assert told["RANK"] == "metadata.annotations['batch.kubernetes.io/job-completion-index']"
