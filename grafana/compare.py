@@ -35,8 +35,8 @@ def _base(series: str) -> str:
 
 
 def _to_base(figure: str, of_base: str) -> str:
-    """Over the base's; absent where the base has none."""
-    return f"{figure} / on () group_left () ({of_base})"
+    """Over the base's; absent where the base has none, or did nothing."""
+    return f"{figure} / on () group_left () ({of_base} > 0)"
 
 
 _GPUS = _mean("run:gpus:count")
@@ -48,6 +48,10 @@ def _work_to_base(gpus: str = "", gpus_of_base: str = "") -> str:
         _to_base(f"({_mean(work)}{gpus})", f"{_base(work)}{gpus_of_base}")
         for work in ("run:samples:rate5m", "run:tokens:rate5m")
     )
+
+
+_ENERGY = f"{_mean('run:power:watts5m')} / ({_mean('run:samples:rate5m')} > 0)"
+"""Joules a sample; absent for a run that made none."""
 
 
 def _recorded_each_minute(of: str, over: str) -> str:
@@ -119,7 +123,7 @@ def _cost() -> Panel:
         ("MFU", _mean("run:mfu:ratio5m"), "percentunit", 1),
         ("Scaling efficiency", _mean("run:scaling_efficiency:ratio5m"), "percentunit", 0),
         ("Power", _mean("run:power:watts5m"), "watt", 0),
-        ("Energy a sample", f"{_mean('run:power:watts5m')} / {_mean('run:samples:rate5m')}", "joule", None),
+        ("Energy a sample", _ENERGY, "joule", None),
     )
     return table(
         "What it costs, and what costs most",
@@ -387,7 +391,7 @@ def dashboard() -> Dashboard:
                         "Energy a sample, mean",
                         "Power of the run's GPUs over its samples a second. It falls with everything that lets them "
                         "wait less.",
-                        f"{_mean('run:power:watts5m')} / {samples}",
+                        _ENERGY,
                         "joule",
                     ),
                 ),
