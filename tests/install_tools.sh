@@ -1,6 +1,7 @@
 #!/bin/sh
-# Real parts for the tests: Prometheus with promtool, Alertmanager with amtool, a C compiler, Chromium. Debian and
-# Ubuntu only; elsewhere they must be on PATH already. The packages' services are kept from starting: the tests run their own.
+# Real parts for the tests: Prometheus with promtool, Alertmanager with amtool, a C compiler, Chromium, curl, systemd. Debian
+# and Ubuntu only; elsewhere they must be on PATH already. The packages' services are kept from starting: the tests run their
+# own.
 set -eu
 
 has() { command -v "$1" >/dev/null; }
@@ -12,6 +13,9 @@ missing() {
   { has prometheus-alertmanager || has alertmanager; } && has amtool || echo prometheus-alertmanager
   has cc || echo gcc libc6-dev
   has openssl || echo openssl
+  has curl || echo curl
+  # Its tools alone are run, on the units of deploy/systemd; other distributions have them, or skip those tests.
+  has systemd-analyze || ! has apt-get || echo systemd
   # Ubuntu has it as a snap, which a container can't have: without one, the tests in a browser skip there.
   has chromium || has google-chrome || [ "$(distribution)" = ubuntu ] || echo chromium fonts-dejavu-core
 }

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import re
 import shutil
+import socketserver
 import subprocess
 import sys
+import tarfile
 import tempfile
+import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from functools import cache
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import yaml
@@ -103,6 +109,55 @@ def test_only_what_it_is_built_from_goes_to_the_engine() -> None:
         assert not name.startswith(("tests/", ".git", "dist/", "deploy/kubernetes/")), name
         assert "__pycache__" not in name
         assert not name.endswith((".pyc", ".env"))
+
+
+class Engine(BaseHTTPRequestHandler):
+    """As much of a container engine as takes what Docker's client sends to be built."""
+
+    received: ClassVar[list[bytes]] = []
+
+    def log_message(self, *_arguments: object) -> None:
+        """Say nothing: the address of a UNIX socket's client is empty, which the log can't take."""
+
+    def do_HEAD(self) -> None:
+        self.answer(b"")
+
+    def do_GET(self) -> None:
+        self.answer(b"OK" if self.path.endswith("_ping") else b"{}")
+
+    def do_POST(self) -> None:
+        body = b""
+        while chunk := self.rfile.read(int(self.rfile.readline(), 16)):
+            body += chunk
+            self.rfile.readline()
+        self.received.append(body)
+        self.answer(b'{"stream": "done"}')
+
+    def answer(self, body: bytes) -> None:
+        self.send_response(200)
+        self.send_header("Api-Version", "1.43")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+def test_dockers_client_sends_the_same_files_to_be_built(tmp_path: Path) -> None:
+    docker = shutil.which("docker")
+    if docker is None:
+        pytest.skip("Docker's client is not on PATH")
+    address = tmp_path / "engine.sock"
+    with socketserver.ThreadingUnixStreamServer(str(address), Engine) as engine:
+        threading.Thread(target=engine.serve_forever, daemon=True).start()
+        # The older way of building, in which the client reads .dockerignore; the newer has rules of the same meaning.
+        told = {**os.environ, "DOCKER_HOST": f"unix://{address}", "DOCKER_BUILDKIT": "0"}
+        command = [docker, "build", "--quiet", "--file", str(DOCKERFILE), str(ROOT)]
+        done = subprocess.run(command, env=told, capture_output=True, text=True, timeout=60, check=False)
+        engine.shutdown()
+    assert done.returncode == 0, done.stderr
+    (sent,) = Engine.received
+    with tarfile.open(fileobj=io.BytesIO(sent)) as archive:
+        names = {each.name for each in archive.getmembers() if each.isfile()}
+    assert names == {str(path) for path in dockerfile.context()} | {".dockerignore", "deploy/Dockerfile"}
 
 
 def test_the_daemonset_takes_this_image_as_it_is() -> None:
