@@ -9,6 +9,12 @@ here=$(cd "$(dirname "$0")" && pwd)
 checkout=$(dirname "$(dirname "$here")")
 to=${DESTDIR:-}
 python=${PYTHON:-python3}
+case $("$python" -c 'import os, sys; print(os.path.realpath(sys.executable))') in
+  /home/* | /root/*)
+    echo "the service may not enter homes, where $python lies: name another with PYTHON=/usr/bin/python3" >&2
+    [ -n "$to" ] || exit 1
+    ;;
+esac
 pip="-m pip --disable-pip-version-check --quiet"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT

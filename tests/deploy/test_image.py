@@ -265,12 +265,19 @@ def test_an_engine_builds_and_runs_it() -> None:
         pytest.skip("no container engine answers here")
     tag = "stallscope/stallscope-exporter:test"
     subprocess.run([docker, "build", "--file", str(DOCKERFILE), "--tag", tag, str(ROOT)], check=True, timeout=280)
-    secured = ["--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges", "--rm"]
-    done = subprocess.run(
-        [docker, "run", *secured, "--entrypoint=python", tag, "-c", "import os; print(os.getuid())"],
-        check=True,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.stdout.strip() == str(USER)
+    secured = ["--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges", "--rm", "--detach"]
+    container = run([docker, "run", *secured, tag])
+    try:
+        asked = [docker, "exec", container, *dockerfile.listed("HEALTHCHECK")]
+        deadline = time.monotonic() + 30
+        while subprocess.run(asked, capture_output=True, timeout=30, check=False).returncode:
+            assert time.monotonic() < deadline, run([docker, "logs", container])
+            time.sleep(0.2)
+        assert run([docker, "exec", container, "python", "-c", "import os; print(os.getuid())"]) == str(USER)
+    finally:
+        run([docker, "rm", "--force", container])
+
+
+def run(command: list[str]) -> str:
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
+    return done.stdout.strip()

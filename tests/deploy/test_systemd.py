@@ -175,6 +175,18 @@ def test_a_second_installation_keeps_the_settings(tmp_path: Path) -> None:
         kept.write_text("log: {level: debug}\n")
 
 
+def test_an_interpreter_in_a_home_which_the_service_may_not_enter_is_told_of(tmp_path: Path) -> None:
+    assert settings(EXPORTER)["ProtectHome"] == ["yes"]
+    python = tmp_path / "python"
+    for place, told in (("/root/.pyenv/bin/python3", True), ("/home/ada/python3", True), ("/usr/bin/python3", False)):
+        python.write_text(EMPTY_ENVIRONMENT.replace("for folder", f'[ "$1" != -c ] || exec echo {place}\nfor folder'))
+        python.chmod(0o755)
+        environment = {**os.environ, "DESTDIR": str(tmp_path / "root"), "PYTHON": str(python)}
+        command = ["sh", str(FOLDER / "install.sh")]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
+        assert ("may not enter homes" in done.stderr) is told
+
+
 def wait_for(what: Callable[[], object]) -> None:
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
