@@ -278,9 +278,15 @@ def _verdicts() -> Panel:
 def _lost_over_time() -> Panel:
     return time_series(
         "GPU time lost, by cause",
-        "Share of the run's GPU time that each cause takes. A cause that comes and goes is worth the moment that it "
-        "came: look at the marks of saves, restarts and alerts there.",
-        [Query(f"max by (cause) (run_cause:time_lost:ratio5m{{{RUN}}} > 0)", "{{cause}}")],
+        "Share of the run's GPU time that each cause takes; of several runs, the mean. A cause that comes and goes is "
+        "worth the moment that it came: look at the marks of saves, restarts and alerts there.",
+        [
+            Query(
+                f"sum by (cause) (run_cause:time_lost:ratio5m{{{RUN}}} > 0)"
+                f" / on () group_left () count(run:ranks:count{{{RUN}}})",
+                "{{cause}}",
+            )
+        ],
         unit="percentunit",
         stacked="normal",
         height=7,
