@@ -284,7 +284,8 @@ def _periods() -> Sequence[Panel]:
         ),
         _then_and_now(
             "GPU busy, now and $shift before",
-            "Dashed: the earlier period.",
+            "Dashed: the earlier period. If it has not risen after a change of the input, the input was "
+            "not what it waits for.",
             "run:gpu_busy:ratio5m",
             "percentunit",
             1,

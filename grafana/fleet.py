@@ -116,7 +116,7 @@ def _money_lost() -> Panel:
 def _share_lost() -> Panel:
     return stat(
         "Lost of what is held",
-        "GPU time lost to all causes over the GPU time that somebody holds.",
+        "GPU time lost to all causes over the GPU time that somebody holds. Begin with the greatest cause below.",
         [Query(f"{LOST} / (sum(cluster:gpus_held:count{{{CLUSTER}}}) > 0)", instant=True)],
         unit="percentunit",
         decimals=1,

@@ -449,7 +449,8 @@ def _missed_scrapes() -> Panel:
 def _up() -> Panel:
     return state_timeline(
         "Exporters that were silent",
-        f"Up to {SHOWN} exporters that are silent at the end of the time shown or were in its course.",
+        f"Up to {SHOWN} exporters that are silent at the end of the time shown or were in its course. One that "
+        "comes and goes is restarted again and again: read its log.",
         [
             Query(
                 f"up{{{EXPORTER}}} and on (cluster, job, instance) "

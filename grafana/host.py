@@ -328,7 +328,8 @@ def _throttled_time() -> Panel:
 def _pressure() -> Panel:
     return time_series(
         "Some task waited",
-        "Share of time in which at least one task waited for the resource (pressure information: some).",
+        "Share of time in which at least one task waited for the resource (pressure information: some). "
+        "Much for cpu: fewer workers; for io, while ranks wait for data: data nearer by, or larger pieces.",
         [Query(_rate("stallscope_host_pressure_waiting_seconds_total"), f"{_NODE} {{{{resource}}}}")],
         unit="percentunit",
         links=_CURVE,
@@ -339,7 +340,7 @@ def _stalled() -> Panel:
     return time_series(
         "Every task waited",
         "Share of time in which all tasks waited for the resource at once (pressure information: full): nothing was "
-        "computed on the host then.",
+        "computed on the host then. Anything here but a trace is worth mending, memory first.",
         [Query(_rate("stallscope_host_pressure_stalled_seconds_total"), f"{_NODE} {{{{resource}}}}")],
         unit="percentunit",
         links=_CURVE,
@@ -510,7 +511,8 @@ def _nfs_wait() -> Panel:
 def _nfs_in_flight() -> Panel:
     return time_series(
         "NFS: operations in flight",
-        "Mean number of operations that wait for the server; dashed, as many as fill the client's slots.",
+        "Mean number of operations that wait for the server; dashed, as many as fill the client's slots. "
+        "At the line: mount with nconnect, or read larger pieces.",
         [
             Query(_rate("stallscope_host_nfs_operation_wait_seconds_total"), f"{_NODE} {{{{mount}}}}"),
             threshold("nfs_in_flight", "many"),
