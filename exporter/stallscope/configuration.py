@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 ENVIRONMENT_PREFIX = "STALLSCOPE_EXPORTER_"
 MAX_FILE_BYTES = 65_536
-OWN_PATHS = ("/", "/-/healthy", "/-/ready", "/-/release", "/-/resume", "/api/v1/report")
+OWN_PATHS = ("/", "/-/healthy", "/-/ready", "/-/release", "/-/resume", "/api/v1/report", "/api/v1/trace")
 """Paths of the web server that the metrics can't be moved to."""
 
 _COLLECTOR = "collector."
@@ -244,6 +244,31 @@ class Configuration:
             "",
             "Take training reports, requests for traces and requests to release GPUs over HTTP from other machines "
             "too, not only from this one.",
+            live=True,
+        )
+    )
+    enable_status_page: bool = field(
+        metadata=_setting(
+            "web.enable-status-page", parse_switch, "true", "", "Answer / with the status page.", live=True
+        )
+    )
+    enable_reports: bool = field(
+        metadata=_setting(
+            "web.enable-reports",
+            parse_switch,
+            "true",
+            "",
+            "Take training reports by POST /api/v1/report; the UNIX socket and UDP have settings of their own.",
+            live=True,
+        )
+    )
+    enable_release: bool = field(
+        metadata=_setting(
+            "web.enable-release",
+            parse_switch,
+            "true",
+            "",
+            "Let go of GPUs and take them up again at POST /-/release and /-/resume; signals do so in any case.",
             live=True,
         )
     )

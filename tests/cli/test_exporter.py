@@ -233,6 +233,24 @@ def test_a_prometheus_that_gives_no_answer_leaves_the_status_page_up(
     assert "precious" in page
 
 
+def test_all_but_metrics_and_health_can_be_switched_off(run: Callable[..., Running], tmp_path: Path) -> None:
+    file = tmp_path / "exporter.yml"
+    switches = ("web.enable-status-page", "web.enable-reports", "web.enable-release", "report.allow-trace-requests")
+    file.write_text("".join(f"{switch}: false\n" for switch in switches))
+    exporter = run(f"--config.file={file}")
+    for path in ("", "api/v1/report", "api/v1/trace", "-/release", "-/resume"):
+        with pytest.raises(urllib.error.HTTPError, match="404") as refused:
+            exporter.post(path, REPORT)
+        with refused.value as answer:
+            assert b"is switched off here" in answer.read()
+    assert exporter.get("-/healthy") == "healthy\n"
+    exporter.eventually("metrics", lambda page: "stallscope_build_info" in page)
+    file.write_text("")
+    exporter.process.send_signal(signal.SIGHUP)
+    exporter.logged("configuration read again")
+    assert exporter.post("api/v1/report", REPORT)[0] == 204
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_it_cleanly(run: Callable[..., Running], number: signal.Signals) -> None:
     exporter = run()

@@ -288,6 +288,40 @@ def test_gpus_are_released_only_for_those_who_may_report(node: Node, path: str) 
     assert node.application.answer(request, "192.0.2.7").status == 202
 
 
+def test_with_signed_reports_another_machine_may_send_nothing_else(node: Node) -> None:
+    application = Application(
+        node.sampler,
+        post_report=node.intake.post,
+        post_trace=node.intake.traces.post,
+        status_page=node._status_page,
+        release=node._release,
+        allow_remote_reports=True,
+        signed_reports=True,
+    )
+    statuses = {
+        path: application.answer(Request("POST", path, {}, json.dumps(REPORT).encode(), keep_alive=True), "192.0.2.7")
+        for path in ("/api/v1/report", "/api/v1/trace", "/-/release", "/-/resume")
+    }
+    assert [answer.status for answer in statuses.values()] == [204, 403, 403, 403]
+    assert b"nothing but signed reports" in statuses["/-/release"].body
+    assert not node.released
+
+
+@pytest.mark.parametrize("path", ["/", "/api/v1/report", "/api/v1/trace", "/-/release", "/-/resume"])
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_what_is_switched_off_is_not_there_and_says_what_would_bring_it(node: Node, path: str, method: str) -> None:
+    node.application.switched_off = {path: "--web.enable-it"}
+    reply, body = node.ask(path, method, body=json.dumps(REPORT).encode() if method == "POST" else None)
+    assert reply.status == 404
+    assert json.loads(body) == {
+        "error": "off",
+        "message": f"{path} is switched off here; --web.enable-it switches it on",
+    }
+    assert node.ask("/metrics")[0].status == node.ask("/-/healthy")[0].status == 200
+    assert not node.released
+    assert not node.intake.registry.held
+
+
 @pytest.mark.parametrize(
     ("client", "loopback"),
     [

@@ -108,6 +108,8 @@ class Exporter:
             release=self.release,
             telemetry_path=configuration.telemetry_path,
             allow_remote_reports=configuration.allow_remote_reports,
+            signed_reports=self.intake.authentication is not None,
+            switched_off=_switched_off(configuration),
         )
         self.servers: list[Server] = []
         self._security: Security | None = None
@@ -198,6 +200,7 @@ class Exporter:
         self.configuration = replace(self.configuration, **live)
         logs.configure(self.configuration.log_level, self.configuration.log_format)
         self._application.allow_remote_reports = self.configuration.allow_remote_reports
+        self._application.switched_off = _switched_off(self.configuration)
         self.sampler.stale_after_intervals = self.configuration.stale_intervals
         self.intake.registry.limits = _limits(self.configuration)
         self.intake.registry.expiry = self.configuration.report_expiry
@@ -386,6 +389,20 @@ def _limits(configuration: Configuration) -> Any:
     from stallscope.intake.runs import Limits
 
     return Limits(runs=configuration.report_max_runs, ranks=configuration.report_max_ranks)
+
+
+def _switched_off(configuration: Configuration) -> dict[str, str]:
+    """Paths that are not to be answered, with the settings that would answer them."""
+    from stallscope.web.application import RELEASE_PATH, REPORT_PATH, RESUME_PATH, STATUS_PATH, TRACE_PATH
+
+    switches = {
+        STATUS_PATH: (configuration.enable_status_page, "--web.enable-status-page"),
+        REPORT_PATH: (configuration.enable_reports, "--web.enable-reports"),
+        TRACE_PATH: (configuration.allow_trace_requests, "--report.allow-trace-requests"),
+        RELEASE_PATH: (configuration.enable_release, "--web.enable-release"),
+        RESUME_PATH: (configuration.enable_release, "--web.enable-release"),
+    }
+    return {path: setting for path, (enabled, setting) in switches.items() if not enabled}
 
 
 def _verdict_watch(url: str) -> VerdictWatch | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from stallscope.configuration import parse_release_time
@@ -58,6 +58,8 @@ class Application:
         release: Callable[[float | None], str],
         telemetry_path: str = "/metrics",
         allow_remote_reports: bool = False,
+        signed_reports: bool = False,
+        switched_off: Mapping[str, str] | None = None,
     ) -> None:
         """Tie the paths to what answers them.
 
@@ -71,8 +73,13 @@ class Application:
             telemetry_path: where the metrics are.
             allow_remote_reports: whether other machines may post reports, ask for traces, and release GPUs; may be
                 changed later.
+            signed_reports: whether reports tell by a signature who sends them; then other machines may post nothing
+                else, since nothing else has one.
+            switched_off: paths that are not answered, with the setting that would answer them; may be replaced later.
         """
         self.allow_remote_reports = allow_remote_reports
+        self.switched_off: Mapping[str, str] = switched_off or {}
+        self._signed_reports = signed_reports
         self._pages = pages
         self._post_report = post_report
         self._post_trace = post_trace
@@ -89,6 +96,8 @@ class Application:
     def answer(self, request: Request, client: str) -> Response:
         """Answer one request of the client with that address."""
         path = request.path
+        if (setting := self.switched_off.get(path)) is not None:
+            return problem(404, "off", f"{path} is switched off here; {setting} switches it on")
         if path == REPORT_PATH:
             return self._answer_report(request, client)
         if path == TRACE_PATH:
@@ -167,9 +176,12 @@ class Application:
 
     def _refusal(self, request: Request, client: str, what: str) -> tuple[str, str] | None:
         """Why this client may not change anything: the reason's word and a sentence; None where it may."""
-        if not self.allow_remote_reports and not is_loopback(client):
-            sentence = f"{what} are taken from this machine alone, and {client} is another; "
-            return "remote", f"{sentence}start the exporter with --web.allow-remote-reports to take them"
+        if not is_loopback(client):
+            sentence = f"{what} are taken from this machine alone, and {client} is another"
+            if not self.allow_remote_reports:
+                return "remote", f"{sentence}; start the exporter with --web.allow-remote-reports to take them"
+            if self._signed_reports and request.path != REPORT_PATH:
+                return "remote", f"{sentence}; with --report.token-file nothing but signed reports comes from others"
         if "origin" in request.headers:
             # Any web page could post to this machine's own address; only browsers send this header.
             return "browser", f"{what} are not taken from web pages"

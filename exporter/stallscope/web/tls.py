@@ -36,6 +36,7 @@ def context_of(tls: Tls) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = _VERSIONS[tls.lowest]
     context.maximum_version = _VERSIONS[tls.highest]
+    context.options |= ssl.OP_NO_RENEGOTIATION  # work that a client could ask for without end
     if tls.server_chooses:
         context.options |= ssl.OP_CIPHER_SERVER_PREFERENCE
     else:
