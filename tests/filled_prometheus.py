@@ -66,7 +66,7 @@ def filled_prometheus(end: float | None = None) -> Iterator[FilledPrometheus]:
     last = 60.0 * math.floor((time.time() if end is None else end) / 60)
     start = last - (scrapes - 1) * runner.EVALUATION_SECONDS
     with prometheus() as server:
-        _write(server, [*scraped, *recorded], start, scrapes)
+        write([server.port], [*scraped, *recorded], start, scrapes)
         yield FilledPrometheus(server, start, last)
 
 
@@ -87,9 +87,17 @@ def _recorded(given: Sequence[Series]) -> list[Series]:
     return list(found.values())
 
 
-def _write(server: Server, everything: Sequence[Series], start: float, scrapes: int) -> None:
+def write(ports: Sequence[int], everything: Sequence[Series], start: float, scrapes: int) -> None:
+    """Write series into servers by their remote-write receivers.
+
+    Args:
+        ports: of the servers on this machine.
+        everything: what to write; a series that ends is marked as ended.
+        start: Unix time of the first scrape.
+        scrapes: how many the longest series has.
+    """
     times = times_of(start + runner.EVALUATION_SECONDS * np.arange(scrapes, dtype=np.float64))
-    receiver = Receiver(server.port)
+    receivers = [Receiver(port) for port in ports]
     pieces: list[bytes] = []
     for each in everything:
         values = moved(each.name, each.values, start)
@@ -102,7 +110,14 @@ def _write(server: Server, everything: Sequence[Series], start: float, scrapes: 
         labels = labels_of({"__name__": each.name, **each.labels})
         pieces += series_of(labels, samples_of(bits[kept], times[: len(values)][kept]))
         if sum(map(len, pieces[-4:])) * len(pieces) / 4 > _MESSAGE_BYTES:
-            receiver.post(b"".join(pieces))
-            pieces.clear()
-    receiver.post(b"".join(pieces))
-    receiver.close()
+            _post(receivers, pieces)
+    _post(receivers, pieces)
+    for receiver in receivers:
+        receiver.close()
+
+
+def _post(receivers: Sequence[Receiver], pieces: list[bytes]) -> None:
+    message = b"".join(pieces)
+    pieces.clear()
+    for receiver in receivers:
+        receiver.post(message)

@@ -47,23 +47,23 @@ class Alertmanager:
     """One that runs."""
 
     def __init__(self, address: str) -> None:
-        self._address = f"http://{address}"
+        self.address = f"http://{address}"
 
     @property
     def ready(self) -> bool:
         """Whether it answers."""
         with contextlib.suppress(requests.ConnectionError):
-            return requests.get(f"{self._address}/-/ready", timeout=PATIENCE).ok
+            return requests.get(f"{self.address}/-/ready", timeout=PATIENCE).ok
         return False
 
     def post(self, alerts: Iterable[Alert]) -> None:
         """Tell it of alerts, as Prometheus does."""
         posted = [alert.posted() for alert in alerts]
-        requests.post(f"{self._address}/api/v2/alerts", json=posted, timeout=PATIENCE).raise_for_status()
+        requests.post(f"{self.address}/api/v2/alerts", json=posted, timeout=PATIENCE).raise_for_status()
 
     def muted(self) -> set[frozenset[tuple[str, str]]]:
         """The labels of every alert that is muted now."""
-        found = requests.get(f"{self._address}/api/v2/alerts", timeout=PATIENCE).json()
+        found = requests.get(f"{self.address}/api/v2/alerts", timeout=PATIENCE).json()
         return {frozenset(each["labels"].items()) for each in found if each["status"]["state"] == "suppressed"}
 
 

@@ -1,0 +1,220 @@
+"""The examples of `prometheus/examples/`: valid, whole, and sending what they say."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from stallscope.bundle import bundle_folder
+from tests.alerting.alertmanager import running
+from tests.free_ports import free_port
+from tests.grafana.pages import PAGES, asked
+from tests.known_names import READ, RECORDED
+from tests.prometheus_server import Prometheus, RefusedError, Server, prometheus
+from tests.promql_names import names_in
+from tests.rules.rulebook import RULE_FILES, run_tool, tool
+
+FOLDER = bundle_folder("prometheus") / "examples"
+EXAMPLES = sorted(FOLDER.glob("*.yml"))
+AGENT = "agent.yml"
+ON_RECORDED_SERIES = ("stallscope-fleet", "stallscope-compare")
+"""Dashboards that the short list of series is enough for."""
+_SECONDS = 60.0
+
+
+@cache
+def content(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load((FOLDER / name).read_text(encoding="utf-8"))
+    return found
+
+
+def with_section(section: str) -> list[str]:
+    return [path.name for path in EXAMPLES if section in content(path.name)]
+
+
+def relabelling(name: str) -> Iterator[tuple[str, re.Pattern[str]]]:
+    """What an example does to the names of series that leave: each action with its expression."""
+    for target in content(name).get("remote_write", ()):
+        for step in target.get("write_relabel_configs", ()):
+            assert step["source_labels"] == ["__name__"]
+            yield step["action"], re.compile(step["regex"])
+
+
+def sent(name: str, series: str) -> bool:
+    """Whether a series of that name leaves."""
+    return all((action == "keep") == bool(regex.fullmatch(series)) for action, regex in relabelling(name))
+
+
+def shown_on(pages: tuple[str, ...]) -> set[str]:
+    """Every series that dashboards read."""
+    return {
+        metric
+        for page in pages
+        for each in asked(PAGES[page])
+        for metric in names_in(each.expression).metrics
+        if ":" in metric or metric.startswith(("stallscope_", "ALERTS"))
+    }
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_promtool_accepts_every_example(path: Path) -> None:
+    run_tool("promtool", "check", "config", *(["--agent"] if path.name == AGENT else []), str(path))
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_the_folder_tells_of_every_example(path: Path) -> None:
+    assert f"`{path.name}`" in (FOLDER / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", with_section("rule_files"))
+def test_where_rules_are_evaluated_all_of_them_are(name: str) -> None:
+    loaded = [path.resolve() for pattern in content(name)["rule_files"] for path in FOLDER.glob(pattern)]
+    assert sorted(loaded) == sorted(RULE_FILES)
+
+
+def test_an_agent_has_no_rules_and_sends_all_that_the_central_ones_read() -> None:
+    assert not {"rule_files", "alerting"} & content(AGENT).keys()
+    assert all(sent(AGENT, series) for series in READ)
+
+
+@pytest.mark.parametrize("name", with_section("scrape_configs"))
+def test_every_scrape_of_exporters_leaves_their_labels_alone(name: str) -> None:
+    jobs = [job for job in content(name)["scrape_configs"] if job["job_name"] != "prometheus"]
+    assert all(job["job_name"] == "stallscope" and job["honor_labels"] for job in jobs)
+
+
+@pytest.mark.parametrize("name", ["edge-rules.yml", "mimir.yml", "thanos-receive.yml"])
+def test_the_short_list_has_all_that_rules_record_and_two_dashboards_show(name: str) -> None:
+    missing = {series for series in RECORDED | shown_on(ON_RECORDED_SERIES) if not sent(name, series)}
+    assert not missing
+    assert not sent(name, "stallscope_gpu_signal_supported")
+
+
+def test_the_long_list_lacks_nothing_that_any_dashboard_shows() -> None:
+    name = "edge-rules-all-dashboards.yml"
+    assert not {series for series in RECORDED | shown_on(tuple(PAGES)) if not sent(name, series)}
+    assert not sent(name, "stallscope_training_step_seconds_bucket")
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_what_tells_replicas_apart_is_on_no_alert(path: Path) -> None:
+    labels = content(path.name)["global"].get("external_labels", {})
+    replica = [label for label in labels if "replica" in label]
+    steps = content(path.name).get("alerting", {}).get("alert_relabel_configs", ())
+    assert [step["regex"] for step in steps if step["action"] == "labeldrop"] == replica
+
+
+@pytest.mark.parametrize("name", with_section("remote_write"))
+def test_nothing_is_sent_in_the_clear(name: str) -> None:
+    for target in content(name)["remote_write"]:
+        assert target["url"].startswith("https://")
+        assert "password_file" in target["basic_auth"], "a password is in a file of its own"
+
+
+@contextmanager
+def started(example: dict[str, Any], folder: Path, *flags: str, central: Server | None = None) -> Iterator[Prometheus]:
+    """Run an example that scrapes itself every second, and sends to this server where it sends."""
+    address = f"127.0.0.1:{free_port()}"
+    intervals = {key: "1s" for key in example["global"] if key.endswith("_interval")}
+    jobs = [{**job, "static_configs": [{"targets": [address]}]} for job in example["scrape_configs"]]
+    changed = {**example, "global": {**example["global"], **intervals}, "scrape_configs": jobs}
+    if central:
+        (target,) = example["remote_write"]
+        target = {key: value for key, value in target.items() if key != "basic_auth"}
+        changed["remote_write"] = [{**target, "url": f"{central.address}/api/v1/write"}]
+    if "rule_files" in example:
+        changed["rule_files"] = [str(FOLDER / pattern) for pattern in example["rule_files"]]
+    folder.mkdir(exist_ok=True)
+    file = folder / "prometheus.yml"
+    file.write_text(yaml.safe_dump(changed), encoding="utf-8")
+    data = () if "--storage.agent.path" in " ".join(flags) else (f"--storage.tsdb.path={folder / 'data'}",)
+    command = [tool("prometheus"), f"--config.file={file}", f"--web.listen-address={address}", *data, *flags]
+    with (folder / "log").open("wb") as log, subprocess.Popen(command, stderr=log, cwd=folder) as process:
+        try:
+            yield Prometheus(f"http://{address}")
+        finally:
+            process.terminate()
+            process.wait(60)
+
+
+def awaited(server: Prometheus, query: str) -> list[dict[str, Any]]:
+    """The samples of a query as soon as there are any."""
+    deadline = time.monotonic() + _SECONDS
+    while not (found := _samples(server, query)):
+        assert time.monotonic() < deadline, f"nothing came for {query} within {_SECONDS:g} s"
+        time.sleep(0.2)
+    return found
+
+
+def _samples(server: Prometheus, query: str) -> list[dict[str, Any]]:
+    try:
+        return list(server.ask("query", query=query)["data"]["result"])
+    except (urllib.error.URLError, ConnectionError, RefusedError):
+        return []  # it has not come up
+
+
+@pytest.mark.slow
+def test_a_real_agent_sends_its_scrapes_under_its_cluster(tmp_path: Path) -> None:
+    known = subprocess.run([tool("prometheus"), "--help"], capture_output=True, text=True, check=False)
+    flag = "--agent" if "--agent " in known.stdout + known.stderr else "--enable-feature=agent"
+    flags = (flag, f"--storage.agent.path={tmp_path / 'agent'}")
+    with prometheus() as central, started(content(AGENT), tmp_path, *flags, central=central):
+        (up,) = awaited(central, 'up{job="stallscope"}')
+        assert up["metric"]["cluster"] == "east"
+        assert awaited(central, "prometheus_build_info")
+
+
+@pytest.mark.slow
+def test_a_real_edge_sends_what_its_rules_record_and_keeps_the_rest(tmp_path: Path) -> None:
+    with prometheus() as central, started(content("edge-rules.yml"), tmp_path, central=central) as edge:
+        thresholds = awaited(central, "stallscope:threshold")
+        assert {each["metric"]["cluster"] for each in thresholds} == {"east"}
+        awaited(central, 'ALERTS{alertname="Watchdog"}')
+        awaited(edge, "prometheus_build_info")
+        assert not _samples(central, '{__name__=~"up|prometheus_build_info"}')
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("relabelled", "alerts"), [(True, 1), (False, 2)], ids=["as it is", "with the label left on"])
+def test_alertmanager_has_an_alert_of_a_pair_once_for_want_of_the_replica(
+    tmp_path: Path, relabelled: bool, alerts: int
+) -> None:
+    configuration = {"route": {"receiver": "nobody"}, "receivers": [{"name": "nobody"}]}
+    with running(configuration, tmp_path / "alertmanager") as alertmanager, ExitStack() as stack:
+        targets = [{"static_configs": [{"targets": [alertmanager.address.removeprefix("http://")]}]}]
+        for replica in ("a", "b"):
+            pair = content("pair.yml")
+            labels = {**pair["global"]["external_labels"], "replica": replica}
+            alerting = {**pair["alerting"], "alertmanagers": targets}
+            if not relabelled:
+                del alerting["alert_relabel_configs"]
+            example = {**pair, "global": {**pair["global"], "external_labels": labels}, "alerting": alerting}
+            # Its first try comes before it has found Alertmanager; the next one is a minute later by default.
+            server = stack.enter_context(started(example, tmp_path / replica, "--rules.alert.resend-delay=1s"))
+            awaited(server, "prometheus_notifications_sent_total > 0")
+        with urllib.request.urlopen(f"{alertmanager.address}/api/v2/alerts", timeout=_SECONDS) as answer:
+            names = [each["labels"]["alertname"] for each in json.load(answer)]
+        assert names.count("Watchdog") == alerts
+
+
+def test_promtool_is_the_judge_of_these_tests(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.yml"
+    shutil.copy(FOLDER / "agent.yml", broken)
+    broken.write_text(broken.read_text(encoding="utf-8").replace("remote_write:", "remote_writes:"), encoding="utf-8")
+    done = subprocess.run(
+        [tool("promtool"), "check", "config", "--agent", str(broken)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode

@@ -1,0 +1,225 @@
+"""The bundle's rules in vmalert on VictoriaMetrics, beside the same rules in Prometheus on the same scrapes.
+
+Both look at an installation with every kind of trouble from the same moment on, without a past of their own.
+"""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.filled_prometheus import write
+from tests.installation import SCRAPE_SECONDS, series
+from tests.known_names import READ
+from tests.prometheus_examples.victoria_metrics import missing, victoria_metrics, vmalert
+from tests.prometheus_server import Prometheus, prometheus
+from tests.rules.rulebook import ALERT_FILES, RULE_FILES
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(420),
+    pytest.mark.skipif(
+        bool(missing()),
+        reason=f"not on PATH: {', '.join(missing())}; Debian has both in the package victoria-metrics",
+    ),
+]
+
+INTERVAL = 2
+"""Seconds between evaluations: vmalert needs one for each rule in a chain."""
+AHEAD = 300.0
+"""Seconds of scrapes that are still to come when both begin."""
+PATIENCE = 200.0
+SCORES = {
+    "run:verdict:ratio5m": "run_cause:verdict_score:ratio5m",
+    "rank:verdict:ratio5m": "rank_cause:verdict_score:ratio5m",
+    "gpu:verdict:ratio5m": "gpu_cause:verdict_score:ratio5m",
+}
+STORIES = {
+    "waiting": "input_few_workers",
+    "starving": "input_network_bound",
+    "straggling": "straggler_hw",
+    "hot": "thermal_throttle",
+    "broken": "power_brake",
+    "saving": "checkpoint_stall",
+    "stuttering": "step_outliers",
+    "restarting": "restart_loop",
+    "unknown": "insufficient_data",
+    "healthy": "compute_bound",
+}
+"""Runs and the causes that their stories have."""
+
+Labels = frozenset[tuple[str, str]]
+Samples = dict[str, dict[Labels, float]]
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What rules and alerts had recorded at one moment."""
+
+    samples: Samples
+
+    def verdicts(self, name: str) -> dict[Labels, str]:
+        """The cause of each run, rank or GPU."""
+        return {labels - {cause}: cause[1] for labels in self.samples.get(name, {}) if (cause := _cause_in(labels))}
+
+    def candidates(self, name: str) -> dict[Labels, set[str]]:
+        """The causes with the greatest score: more than one where they tie, and any of them may be the verdict."""
+        scores: dict[Labels, dict[str, float]] = {}
+        for labels, score in self.samples.get(SCORES[name], {}).items():
+            cause = _cause_in(labels)
+            scores.setdefault(labels - {cause}, {})[cause[1]] = score
+        return {
+            subject: {cause for cause, score in of.items() if math.isclose(score, max(of.values()), abs_tol=1e-3)}
+            for subject, of in scores.items()
+        }
+
+    @property
+    def firing(self) -> set[Labels]:
+        """Alerts, but for one that looks back an hour, over minutes of recorded series here."""
+        alerts = self.samples.get("ALERTS", {})
+        return {each for each in alerts if ("alertname", "TrainingGoodputLow") not in each}
+
+
+@dataclass(frozen=True)
+class Both:
+    """The same moment in both."""
+
+    prometheus: Recorded
+    victoria_metrics: Recorded
+
+    def differences(self, name: str) -> dict[Labels, tuple[set[str], str | None]]:
+        """Subjects of which VictoriaMetrics has a verdict that Prometheus could not have had."""
+        expected, found = self.prometheus.candidates(name), self.victoria_metrics.verdicts(name)
+        return {
+            subject: (expected.get(subject, set()), found.get(subject))
+            for subject in expected.keys() | found.keys()
+            if found.get(subject) not in expected.get(subject, set())
+        }
+
+    @property
+    def settled(self) -> bool:
+        """Whether both have seen enough to agree."""
+        stories = [_by_run(each) for each in (self.prometheus, self.victoria_metrics)]
+        return (
+            all(STORIES.items() <= each.items() for each in stories)
+            and not any(map(self.differences, SCORES))
+            and self.prometheus.firing == self.victoria_metrics.firing
+        )
+
+
+def _cause_in(labels: Labels) -> tuple[str, str]:
+    return next(each for each in labels if each[0] == "cause")
+
+
+def _by_run(recorded: Recorded) -> dict[str, str]:
+    return {dict(subject)["run"]: cause for subject, cause in recorded.verdicts("run:verdict:ratio5m").items()}
+
+
+def _recorded(server: Prometheus, moment: int) -> Recorded:
+    samples: Samples = {}
+    answer = server.ask("query", query='{__name__=~".+:.+|ALERTS"}', time=f"{moment}")
+    for each in answer["data"]["result"]:
+        labels: Mapping[str, str] = each["metric"]
+        rest = frozenset(pair for pair in labels.items() if pair[0] != "__name__")
+        samples.setdefault(labels["__name__"], {})[rest] = float(each["value"][1])
+    return Recorded(samples)
+
+
+def _quick(folder: Path) -> list[Path]:
+    """The bundle's files, so that minutes of evaluation are enough: their expressions stay, but for one moment."""
+    written = []
+    for path in RULE_FILES:
+        content: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
+        for group in content["groups"]:
+            group.pop("interval", None)
+            for rule in group["rules"]:
+                # Before 1.92 vmalert knows no `keep_firing_for`, and fails at words about labels that an alert lacks.
+                for timing in ("for", "keep_firing_for", "annotations"):
+                    rule.pop(timing, None)
+                # What is healthy is so after ten seconds in place of a minute.
+                rule["expr"] = rule["expr"].replace("rank:judged:info offset 1m", "rank:judged:info offset 10s")
+        written.append(folder / f"{path.parent.name}-{path.name}")
+        written[-1].write_text(yaml.safe_dump(content, sort_keys=False, allow_unicode=True), encoding="utf-8")
+    return written
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
+    folder = tmp_path_factory.mktemp("vmalert")
+    scraped = [each for each in series() if each.name in READ]
+    scrapes = max(len(each.values) for each in scraped)
+    files = _quick(folder)
+    with prometheus(interval=INTERVAL) as server, victoria_metrics(folder) as storage:
+        start = time.time() + AHEAD - (scrapes - 1) * SCRAPE_SECONDS
+        write([server.port, storage.port], scraped, start, scrapes)
+        server.configure(files, INTERVAL)
+        with vmalert(folder, storage, files, INTERVAL):
+            deadline = time.monotonic() + PATIENCE
+            while True:
+                # What was just evaluated takes a second to be seen.
+                moment = int(time.time()) - 2 * INTERVAL
+                found = Both(_recorded(server, moment), _recorded(storage, moment))
+                if found.settled or time.monotonic() > deadline:
+                    break
+                time.sleep(INTERVAL)
+            yield found
+
+
+@pytest.mark.parametrize("run", STORIES)
+def test_vmalert_finds_the_cause_of_a_story(both: Both, run: str) -> None:
+    assert _by_run(both.victoria_metrics)[run] == STORIES[run] == _by_run(both.prometheus)[run]
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_every_run_rank_and_gpu_has_the_verdict_that_prometheus_gives(both: Both, name: str) -> None:
+    assert len(both.prometheus.verdicts(name)) > 15
+    assert both.differences(name) == {}
+
+
+def test_the_shares_that_runs_lose_are_the_same_within_a_twentieth_of_the_time(both: Both) -> None:
+    """But of one that begins anew every few minutes: MetricsQL divides by the time for which a series has samples."""
+    name = "run_cause:time_lost:ratio5m"
+    expected, found = both.prometheus.samples[name], both.victoria_metrics.samples[name]
+    assert expected.keys() == found.keys()
+    far = {
+        labels: (share, found[labels])
+        for labels, share in expected.items()
+        if abs(share - found[labels]) > 0.05 and dict(labels)["run"] != "restarting"
+    }
+    assert far == {}
+
+
+def test_the_same_alerts_fire(both: Both) -> None:
+    assert len(both.prometheus.firing) > 30
+    assert both.victoria_metrics.firing == both.prometheus.firing
+
+
+def _refused(files: list[Path]) -> str:
+    """What vmalert has against files; nothing if it takes them."""
+    done = subprocess.run(
+        ["vmalert", "-dryRun", *(f"-rule={path}" for path in files)], capture_output=True, text=True, check=False
+    )
+    return done.stdout + done.stderr if done.returncode else ""
+
+
+def test_vmalert_takes_the_rule_files_as_they_are() -> None:
+    assert _refused([path for path in RULE_FILES if path not in ALERT_FILES]) == ""
+
+
+def test_vmalert_takes_the_alerts_but_for_a_field_that_it_knows_since_1_92(tmp_path: Path) -> None:
+    told = _refused(list(ALERT_FILES))
+    assert not told or "unknown fields in rule: keep_firing_for" in told
+    without = []
+    for path in ALERT_FILES:
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        without.append(tmp_path / path.name)
+        without[-1].write_text("".join(line for line in lines if "keep_firing_for:" not in line), encoding="utf-8")
+    assert _refused(without) == ""
