@@ -23,7 +23,8 @@ from tests.alerting.alertmanager import running
 from tests.free_ports import free_port
 from tests.grafana.pages import PAGES, asked
 from tests.known_names import READ, RECORDED
-from tests.prometheus_server import Prometheus, RefusedError, Server, prometheus
+from tests.prometheus_examples.victoria_metrics import missing, victoria_metrics
+from tests.prometheus_server import Prometheus, RefusedError, prometheus
 from tests.promql_names import names_in
 from tests.rules.rulebook import RULE_FILES, run_tool, tool
 
@@ -125,7 +126,9 @@ def test_nothing_is_sent_in_the_clear(name: str) -> None:
 
 
 @contextmanager
-def started(example: dict[str, Any], folder: Path, *flags: str, central: Server | None = None) -> Iterator[Prometheus]:
+def started(
+    example: dict[str, Any], folder: Path, *flags: str, central: Prometheus | None = None
+) -> Iterator[Prometheus]:
     """Run an example that scrapes itself every second, and sends to this server where it sends."""
     address = f"127.0.0.1:{free_port()}"
     intervals = {key: "1s" for key in example["global"] if key.endswith("_interval")}
@@ -177,14 +180,27 @@ def test_a_real_agent_sends_its_scrapes_under_its_cluster(tmp_path: Path) -> Non
         assert awaited(central, "prometheus_build_info")
 
 
-@pytest.mark.slow
-def test_a_real_edge_sends_what_its_rules_record_and_keeps_the_rest(tmp_path: Path) -> None:
-    with prometheus() as central, started(content("edge-rules.yml"), tmp_path, central=central) as edge:
+def check_edge(folder: Path, central: Prometheus) -> None:
+    """Expect there what an edge's rules record, and nothing of what is not on its list."""
+    with started(content("edge-rules.yml"), folder, central=central) as edge:
         thresholds = awaited(central, "stallscope:threshold")
         assert {each["metric"]["cluster"] for each in thresholds} == {"east"}
         awaited(central, 'ALERTS{alertname="Watchdog"}')
         awaited(edge, "prometheus_build_info")
         assert not _samples(central, '{__name__=~"up|prometheus_build_info"}')
+
+
+@pytest.mark.slow
+def test_a_real_edge_sends_what_its_rules_record_and_keeps_the_rest(tmp_path: Path) -> None:
+    with prometheus() as central:
+        check_edge(tmp_path, central)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(missing()), reason=f"not on PATH: {', '.join(missing())}")
+def test_victoria_metrics_takes_what_an_edge_sends(tmp_path: Path) -> None:
+    with victoria_metrics(tmp_path) as central:
+        check_edge(tmp_path, central)
 
 
 @pytest.mark.slow
