@@ -306,9 +306,15 @@ def test_the_watchdog_always_fires(rulebook: Rulebook) -> None:
 def test_the_text_gives_the_figure_and_the_speed_that_could_be_had(rulebook: Rulebook) -> None:
     url = "https://github.com/stallscope/stallscope/blob/main/alerts/runbooks/"
     rulebook.check_text(
-        exporter() + rank(wait=0.5, run="my run") + gpu(idle=0.5) + host(0.97),
+        exporter() + rank(wait=0.5, run="my run", namespace="a&b") + gpu(idle=0.5) + host(0.97),
         "TrainingInputCpuSaturated",
-        {"run": "my run", "severity": "warning", "cause": "input_cpu_saturated", "job_class": "production"},
+        {
+            "namespace": "a&b",
+            "run": "my run",
+            "severity": "warning",
+            "cause": "input_cpu_saturated",
+            "job_class": "production",
+        },
         {
             "summary": "Training run waits for data: its processors are full.",
             "description": (
@@ -319,7 +325,7 @@ def test_the_text_gives_the_figure_and_the_speed_that_could_be_had(rulebook: Rul
             ),
             "lost": "12.0 GPU-hours a day",
             "runbook_url": url + "TrainingInputCpuSaturated.md",
-            "dashboard_url": "/d/stallscope-run?var-run=my+run",
+            "dashboard_url": "/d/stallscope-run?var-run=my+run&var-namespace=a%26b",
         },
     )
 
