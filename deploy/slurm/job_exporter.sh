@@ -29,7 +29,7 @@ finish() {
   rm -rf "$folder"
 }
 trap finish EXIT
-trap 'exit 0' TERM INT HUP
+trap 'exit 0' TERM INT HUP USR1
 
 stallscope exporter --web.listen-address="${STALLSCOPE_LISTEN:-:0}" --report.udp-address= \
   --report.unix-socket="$folder/report.sock" "$@" 2>>"$folder/log" &

@@ -256,9 +256,11 @@ def task_prolog(job: dict[str, str]) -> list[str]:
 
 def test_a_run_is_named_after_its_job(job: dict[str, str]) -> None:
     assert task_prolog({**job, "SLURM_JOB_ID": "42"}) == ["export STALLSCOPE_RUN=fine-tune__large____v2-42"]
-    assert task_prolog({**job, "SLURM_JOB_ID": "42", "SLURM_STEP_ID": "7", "SLURM_STEP_NUM_TASKS": "1"}) == [
-        "export STALLSCOPE_RUN=fine-tune__large____v2-42.7"
-    ]
+    sweep = {**job, "SLURM_JOB_ID": "42", "SLURM_STEP_ID": "7", "SLURM_STEP_NUM_TASKS": "1"}
+    assert task_prolog(sweep) == ["export STALLSCOPE_RUN=fine-tune__large____v2-42.7"]
+    # As in a batch script's step, whose environment has what the script's own was given.
+    inherited = {**sweep, "STALLSCOPE_RUN": "fine-tune__large____v2-42"}
+    assert task_prolog(inherited) == ["export STALLSCOPE_RUN=fine-tune__large____v2-42.7"]
     assert task_prolog({**job, "SLURM_JOB_ID": "43", "SLURM_HET_JOB_ID": "42", "SLURM_STEP_NUM_TASKS": "8"}) == [
         "export STALLSCOPE_RUN=fine-tune__large____v2-42"
     ]
