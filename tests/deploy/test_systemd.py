@@ -38,6 +38,7 @@ os.execv(sys.argv[1], sys.argv[1:])
 
 # In the interpreter's place where nothing need be installed: makes environments whose own does nothing.
 EMPTY_ENVIRONMENT = """#!/bin/sh
+[ "$1" != -c ] || exec echo /usr/bin/python3
 for folder; do :; done
 mkdir -p "$folder/bin" && printf '#!/bin/sh\\n' > "$folder/bin/python" && chmod 755 "$folder/bin/python"
 """
@@ -179,7 +180,7 @@ def test_an_interpreter_in_a_home_which_the_service_may_not_enter_is_told_of(tmp
     assert settings(EXPORTER)["ProtectHome"] == ["yes"]
     python = tmp_path / "python"
     for place, told in (("/root/.pyenv/bin/python3", True), ("/home/ada/python3", True), ("/usr/bin/python3", False)):
-        python.write_text(EMPTY_ENVIRONMENT.replace("for folder", f'[ "$1" != -c ] || exec echo {place}\nfor folder'))
+        python.write_text(EMPTY_ENVIRONMENT.replace("/usr/bin/python3", place))
         python.chmod(0o755)
         environment = {**os.environ, "DESTDIR": str(tmp_path / "root"), "PYTHON": str(python)}
         command = ["sh", str(FOLDER / "install.sh")]
