@@ -36,7 +36,7 @@ INTERVAL = 2
 """Seconds between evaluations: vmalert needs one for each rule in a chain."""
 AHEAD = 300.0
 """Seconds of scrapes that are still to come when both begin."""
-PATIENCE = 200.0
+PATIENCE = 270.0
 SCORES = {
     "run:verdict:ratio5m": "run_cause:verdict_score:ratio5m",
     "rank:verdict:ratio5m": "rank_cause:verdict_score:ratio5m",
