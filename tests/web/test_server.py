@@ -271,14 +271,43 @@ def test_without_means_for_another_connection_those_that_are_open_go_on_and_late
     assert caplog.text.count("no new connection can be taken: Too many open files") == 1
 
 
-def test_connections_over_the_limit_are_closed(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_over_the_limit_the_connection_goes_that_was_silent_for_longest(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(server_module._Listener, "keep_alive_conn_limit", 5)
     with contextlib.ExitStack() as stack:
         connections = [stack.enter_context(connected(server)) for _ in range(8)]
+        for connection in connections[:3]:
+            assert connection.recv(1) == b""
+        for connection in connections[3:]:
+            connection.sendall(b"GET /client HTTP/1.1\r\n\r\n")
+            assert connection.recv(20).startswith(b"HTTP/1.1 200 ")
+
+
+def test_strangers_who_keep_their_connections_alive_keep_nobody_out(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module._Listener, "keep_alive_conn_limit", 5)
+    with contextlib.ExitStack() as stack:
+        for _ in range(7):
+            stranger = stack.enter_context(connected(server))
+            stranger.sendall(b"GET /client HTTP/1.1\r\n\r\n")
+            assert stranger.recv(20).startswith(b"HTTP/1.1 200 ")
+        assert get(server, "/client") == (200, b"127.0.0.1")
+
+
+def test_a_storm_of_connections_takes_no_more_than_twice_the_limit(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module._Listener, "keep_alive_conn_limit", 5)
+    monkeypatch.setattr(server._listener._connections, "_expire", lambda threshold: None)
+    with contextlib.ExitStack() as stack:
+        connections = [stack.enter_context(connected(server)) for _ in range(12)]
         # The poller takes them in order, so once the last is closed all have been looked at.
         assert connections[-1].recv(1) == b""
-        connections[0].sendall(b"GET /client HTTP/1.1\r\n\r\n")
-        assert connections[0].recv(20).startswith(b"HTTP/1.1 200 ")
+        assert connections[-2].recv(1) == b""
+        connections[9].sendall(b"GET /client HTTP/1.1\r\n\r\n")
+        assert connections[9].recv(20).startswith(b"HTTP/1.1 200 ")
 
 
 def test_an_answer_that_raises_is_a_500_and_logged(server: Server, caplog: pytest.LogCaptureFixture) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from stallscope.report import MAX_BYTES
+from stallscope.web import server as server_module
 from stallscope.web.address import Address
 from stallscope.web.configuration_file import CIPHER_SUITES, CURVES, Tls
 from stallscope.web.response import TEXT, Response
@@ -95,6 +96,14 @@ def test_clients_that_never_shake_hands_hold_up_nobody(server: Server, authority
             if number % 2:
                 silent.sendall(b"\x16\x03\x01\x02\x00")
         assert ask(server, authority.trusting()) == BODY
+
+
+def test_a_client_that_never_shakes_hands_is_cut_off(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "REQUEST_SECONDS", 0.3)
+    with socket.create_connection(("127.0.0.1", server.address.port), timeout=10) as silent:
+        silent.sendall(b"\x16\x03\x01\x02\x00")
+        with contextlib.suppress(ConnectionError):
+            assert silent.recv(100) == b""
 
 
 def test_old_protocol_versions_are_refused(server: Server, authority: Authority) -> None:

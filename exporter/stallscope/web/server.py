@@ -34,7 +34,7 @@ REQUEST_SECONDS = 10.0
 IDLE_SECONDS = 90
 """How long a connection stays open between two requests: longer than the usual scrape interval."""
 MAX_CONNECTIONS = 256
-"""Connections open at once on one address; more are closed as they come."""
+"""Connections open at once on one address; for one more the one goes that has been silent for longest."""
 _WAITING_REQUESTS = 128
 _RECEIVE_BYTES = MAX_HEAD_BYTES + MAX_BYTES
 _OUT_OF_MEANS = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
@@ -249,10 +249,22 @@ class _Listener(HTTPServer):
         """Give a connection to a worker, but a new one to the poller until it says something."""
         if conn.last_used is not None:
             super().process_conn(conn)
-        elif self.can_add_keepalive_connection:
+        elif self.can_add_keepalive_connection or self._make_room():
             self.put_conn(conn)
         else:
             conn.close()
+
+    def _make_room(self) -> bool:
+        """Let go of the connection that has been silent for longest, or strangers could keep all others out.
+
+        It goes at the poller's next look for expired ones, a moment later, in which there are twice as many at most.
+        """
+        connections = [each for _number, each in self._connections._selector.connections if each is not self]  # noqa: SLF001 - as above
+        waiting = [each for each in connections if each.last_used]
+        if not waiting or len(connections) >= 2 * self.keep_alive_conn_limit:
+            return False
+        min(waiting, key=lambda each: each.last_used).last_used = 0.0
+        return True
 
     def put_conn(self, conn: _Connection) -> None:
         """Give a connection to the poller; one in the middle of a request expires sooner than an idle one."""

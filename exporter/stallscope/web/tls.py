@@ -41,10 +41,15 @@ def context_of(tls: Tls) -> ssl.SSLContext:
         context.options |= ssl.OP_CIPHER_SERVER_PREFERENCE
     else:
         context.options &= ~ssl.OP_CIPHER_SERVER_PREFERENCE
-    if tls.cipher_suites:
-        context.set_ciphers(":".join(tls.cipher_suites))
-    if tls.curve:
-        context.set_ecdh_curve(tls.curve)
+    try:
+        if tls.cipher_suites:
+            context.set_ciphers(":".join(tls.cipher_suites))
+        if tls.curve:
+            context.set_ecdh_curve(tls.curve)
+    except (ssl.SSLError, ValueError) as problem:  # a library that was built without some
+        raise ConfigurationError(
+            f"{_SECTION}: this machine's TLS has no such cipher suite or curve: {problem}"
+        ) from None
     context.verify_mode = _VERIFICATION[tls.client_authentication]
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     files = (tls.certificate, tls.key, *([tls.client_authorities] if tls.client_authorities else []))
