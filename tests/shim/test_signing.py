@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
 
-from stallscope import signature
+from stallscope import Run, signature
+from stallscope.report import MAX_BYTES, MAX_VALUES, parse
 from stallscope.shim.signing import Signing
 
 FIRST, SECOND = "the first token", "the second token"
@@ -65,3 +67,27 @@ def test_a_file_that_is_not_there_is_complained_of_and_found_when_it_comes(
 
 def test_a_token_of_its_own_needs_no_file() -> None:
     assert signed_with(Signing(SECOND)(b"{}")) == SECOND
+
+
+def test_a_run_that_tells_too_much_is_shortened_to_what_fits_with_its_signature(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(tmp_path / "report.sock")
+    monkeypatch.setattr("stallscope.shim.transport.MAX_BYTES", 8000)
+    monkeypatch.setenv("STALLSCOPE_ADDRESS", f"unix://{path}")
+    monkeypatch.setenv("STALLSCOPE_TOKEN", FIRST)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.bind(path)
+        listener.settimeout(10)
+        run = Run("long", interval=0.0)
+        for number in range(MAX_VALUES):
+            run.value("𝄞" * 120 + str(number), 0.5)
+        run.finish()
+        report = None
+        while report is None or report.state != "finished":
+            data = listener.recv(2 * MAX_BYTES)
+            assert len(data) <= 8000
+            assert signed_with(data) == FIRST
+            report = parse(signature.document_of(data))
+    assert 0 < len(report.values) < MAX_VALUES
+    assert report.dropped["shortened"] >= 1
