@@ -71,7 +71,8 @@ def test_a_thousand_faults_leave_no_thread_no_file_and_no_memory_behind(new_mach
     machine.until(lambda page: Resources(machine.process.pid).threads <= base.threads)
     machine.until(lambda page: Resources(machine.process.pid).files <= base.files)
     assert len(machine.page().uuids()) <= 8 + MOST_GONE
-    assert machine.node.control.event_sets == 1, "event sets are given back to the driver"
+    # Between one set and the next there is none.
+    machine.until(lambda _page: machine.node.control.event_sets == 1)
     assert machine.node.control.gpm_samples <= 2 * 8, "and so are samples"
     growth = Resources(machine.process.pid).memory - early.memory
     print(f"{REPETITIONS} repetitions of each fault: resident memory grew by {growth >> 10} KiB")
