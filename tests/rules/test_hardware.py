@@ -100,7 +100,7 @@ def test_a_gpu_is_lost_unless_its_rank_makes_steps_while_the_driver_says_nothing
         source = series(
             "stallscope_exporter_source_last_success_timestamp_seconds", last_word, source="nvidia", **TARGET
         )
-        return node(instance, rank(last_step=last_step) + gpu(up=until(10), idle=None) + [source])
+        return node(instance, rank(run=instance, last_step=last_step) + gpu(up=until(10), idle=None) + [source])
 
     rulebook.check_nodes(
         {
