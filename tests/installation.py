@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from stallscope.catalogue import FAMILIES
 from tests.rules.rulebook import GROUPS
 from tests.scenarios.case import Case, render
 from tests.scenarios.cases import CASES
@@ -295,12 +294,6 @@ def _renamed(label: str, value: str, part: Part, number: int) -> str:
     if label == "uuid":
         return f"{value[:4]}{number:04x}{value[8:]}"
     return value
-
-
-def not_scraped() -> set[str]:
-    """Names of the catalogue's series that no part has."""
-    shown = {each.name for each in series()}
-    return {name for family in FAMILIES.values() for name in family.series_names} - shown
 
 
 _BY_NAME: Mapping[str, Part] = {part.name: part for part in PARTS}

@@ -344,3 +344,20 @@ def size(text: str) -> Iterator[str]:
     """A file that is loaded at once."""
     if len(text.encode()) > _BYTES:
         yield f"{len(text.encode())} bytes"
+
+
+RULES: tuple[Callable[[Json], Iterator[str]], ...] = (
+    identity,
+    layout,
+    words,
+    targets,
+    datasource,
+    templates,
+    defined,
+    ways,
+    cells,
+    rates,
+    raw_on_first_screen,
+    gaps,
+)
+"""Those that need nothing but the dashboard; each yields its complaints."""

@@ -11,20 +11,6 @@ from tests.grafana import lint
 from tests.grafana.pages import PAGES, Json
 from tests.known_names import chosen_by
 
-RULES: tuple[Callable[[Json], Iterator[str]], ...] = (
-    lint.identity,
-    lint.layout,
-    lint.words,
-    lint.targets,
-    lint.datasource,
-    lint.templates,
-    lint.defined,
-    lint.ways,
-    lint.cells,
-    lint.rates,
-    lint.raw_on_first_screen,
-    lint.gaps,
-)
 WIDE_ON_PURPOSE = {
     ("stallscope-run", "rank:verdict:ratio5m", "instance"): "ranks are chosen by run and rank, which say their nodes",
 }
@@ -32,7 +18,7 @@ WIDE_ON_PURPOSE = {
 
 
 @pytest.mark.parametrize("uid", PAGES)
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+@pytest.mark.parametrize("rule", lint.RULES, ids=lambda rule: rule.__name__)
 def test_a_dashboard_keeps_the_rule(rule: Callable[[Json], Iterator[str]], uid: str) -> None:
     assert list(rule(PAGES[uid])) == []
 

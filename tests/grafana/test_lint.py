@@ -61,21 +61,7 @@ def _sound() -> Json:
 
 
 def _complaints(page: Json) -> list[str]:
-    rules = (
-        lint.identity,
-        lint.layout,
-        lint.words,
-        lint.targets,
-        lint.datasource,
-        lint.templates,
-        lint.defined,
-        lint.ways,
-        lint.cells,
-        lint.rates,
-        lint.raw_on_first_screen,
-        lint.gaps,
-    )
-    found = [complaint for rule in rules for complaint in rule(page)]
+    found = [complaint for rule in lint.RULES for complaint in rule(page)]
     found += lint.units(page, frozenset({"percentunit", "none", "string"}))
     return [*found, *(f"{where} wide by {label}" for where, _metric, label in lint.narrowing(page, chosen_by))]
 

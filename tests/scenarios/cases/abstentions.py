@@ -7,22 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from tests.scenarios.case import Case
-from tests.scenarios.cases.settings import CLOUD_WORK, LAPTOP_WORK, NODE_WORK, WELL, taking, told
+from tests.scenarios.cases.settings import CLOUD_WORK, INPUT_CHILDREN, LAPTOP_WORK, NODE_WORK, WELL, taking, told
 from tests.scenarios.machines import CLOUD, LAPTOP, PAIR, SERVER, SERVER_4, SINGLE
 from tests.scenarios.story import Story
 
-_CHILDREN = frozenset(
-    {
-        "input_cpu_saturated",
-        "input_cgroup_throttled",
-        "input_few_workers",
-        "input_single_thread",
-        "input_too_many_workers",
-        "input_disk_bound",
-        "input_network_bound",
-        "input_remote_latency",
-    }
-)
 _NO_DATA = "insufficient_data"
 
 
@@ -45,7 +33,7 @@ def _cases() -> Iterator[Case]:
         told(LAPTOP, before=taking(LAPTOP_WORK, "data_wait", 0.3), phases=False),
         acceptable=frozenset({"underused"}),
         allowed=frozenset({"GpuUnderused"}),
-        forbidden=frozenset({"sync_stall", "input_bound", "healthy", "compute_bound"}) | _CHILDREN,
+        forbidden=frozenset({"sync_stall", "input_bound", "healthy", "compute_bound"}) | INPUT_CHILDREN,
     )
     # The driver says nothing more, and steps go on: the GPUs are not lost.
     yield _unknown(
@@ -60,7 +48,7 @@ def _cases() -> Iterator[Case]:
     yield _unknown(
         "first_minutes_of_a_run",
         told(SINGLE, before=taking(NODE_WORK, "data_wait", 0.5), start=1.0, initialization=0.5),
-        forbidden=frozenset({"input_bound", "healthy", "compute_bound"}) | _CHILDREN,
+        forbidden=frozenset({"input_bound", "healthy", "compute_bound"}) | INPUT_CHILDREN,
         onset=3.0,
         length=7.0,
     )
@@ -69,7 +57,7 @@ def _cases() -> Iterator[Case]:
         told(LAPTOP, taking(LAPTOP_WORK, "data_wait", 0.3), more={"absent": ("stallscope_host_",)}),
         cause="input_bound",
         alerts=frozenset({"TrainingInputBound"}),
-        forbidden=_CHILDREN,
+        forbidden=INPUT_CHILDREN,
         lost=0.3,
     )
     yield _unknown(
@@ -96,7 +84,7 @@ def _cases() -> Iterator[Case]:
         ),
         acceptable=frozenset({"input_bound"}),
         allowed=frozenset({"TrainingInputBound"}),
-        forbidden=frozenset({"healthy", "compute_bound", "small_batch", "sync_stall"}) | _CHILDREN,
+        forbidden=frozenset({"healthy", "compute_bound", "small_batch", "sync_stall"}) | INPUT_CHILDREN,
     )
     # One of two machines is not scraped at all: half of the world is missing.
     yield _unknown(

@@ -82,6 +82,21 @@ def slowed(work: Work, factor: float) -> Work:
     )
 
 
+INPUT_CHILDREN = frozenset(
+    {
+        "input_cpu_saturated",
+        "input_cgroup_throttled",
+        "input_few_workers",
+        "input_single_thread",
+        "input_too_many_workers",
+        "input_disk_bound",
+        "input_network_bound",
+        "input_remote_latency",
+    }
+)
+"""Why a run waits for data, where the host shows it."""
+
+
 def told(
     node: Node,
     after: Work | None = None,

@@ -14,7 +14,6 @@ from tests.scenarios.cases.held_out.grounds import (
     G4,
     HGX_H200,
     INPUT,
-    INPUT_CHILDREN,
     LAB,
     SLICES,
     TWO_H200,
@@ -26,7 +25,7 @@ from tests.scenarios.cases.held_out.grounds import (
     scene,
     unknown,
 )
-from tests.scenarios.cases.settings import WELL, slowed, taking
+from tests.scenarios.cases.settings import INPUT_CHILDREN, WELL, slowed, taking
 from tests.scenarios.story import ALWAYS, From, Gpu, Host, Kernels, Run, Story
 
 

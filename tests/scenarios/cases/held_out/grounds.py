@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from tests.scenarios.case import Case
-from tests.scenarios.cases.settings import WELL
+from tests.scenarios.cases.settings import INPUT_CHILDREN, WELL
 from tests.scenarios.story import ALWAYS, GIB, Card, From, Gpu, Host, Kernels, Node, Pause, Run, Story, Work
 
 T = TypeVar("T")
@@ -196,18 +196,6 @@ SLICES = Ground(
 )
 """Two instances of one GPU, twelve processors for each."""
 
-INPUT_CHILDREN = frozenset(
-    {
-        "input_cpu_saturated",
-        "input_cgroup_throttled",
-        "input_few_workers",
-        "input_single_thread",
-        "input_too_many_workers",
-        "input_disk_bound",
-        "input_network_bound",
-        "input_remote_latency",
-    }
-)
 INPUT = INPUT_CHILDREN | {"input_bound"}
 WAITING = frozenset({"TrainingInputBound", "TrainingInputFewWorkers", "TrainingInputDiskBound"})
 """A loader that hangs is waited for: true until it is known to hang."""
