@@ -72,7 +72,7 @@ COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.10 --no-
 lock: ## renew the locks: development tools, frameworks, and what deploy/ installs
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet uv
-	$(COMPILE) --group dev --extra exporter pyproject.toml -o requirements-dev.lock
+	$(COMPILE) --group dev --extra all pyproject.toml -o requirements-dev.lock
 	$(COMPILE) --group frameworks --constraint requirements-dev.lock pyproject.toml \
 	  | sed -E '/^(cuda|nvidia|triton)[a-z0-9-]*==/d; s/^(torch==[0-9.]+)\+[a-z0-9.]+/\1/' > requirements-frameworks.lock
 	$(COMPILE) --generate-hashes --constraint requirements-dev.lock --extra exporter pyproject.toml \
