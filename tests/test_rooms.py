@@ -53,6 +53,8 @@ LIBRARIES: Mapping[str, frozenset[str]] = {
     "psutil": frozenset({"sources", "stack"}),
     "pynvml": frozenset({"nvidia"}),
     "requests": frozenset({"analysis", "stack"}),
+    "rich": frozenset({"cli"}),
+    "shtab": frozenset({"cli"}),
     "torch": frozenset({"shim"}),  # where the training process has it, and only once it is needed
     "urllib3": frozenset({"analysis"}),  # beneath requests, with errors that it lets through
     "yaml": frozenset({"configuration", "stack", "web"}),
