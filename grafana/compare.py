@@ -15,8 +15,9 @@ from grafana.builders.dashboard import Dashboard, Row
 from grafana.builders.field import RED, Override, by_name, fixed_colours
 from grafana.builders.links import to_dashboard
 from grafana.builders.panel import Panel, bar_gauge, table, text, time_series
-from grafana.builders.phases import PHASE_COLOURS, shares
+from grafana.builders.phases import shares
 from grafana.builders.query import Query
+from stallscope.causes import PHASE_COLOURS
 
 LABELS = "cluster, namespace, run"
 BASE = f'{NAMESPACE}, run="$base"'

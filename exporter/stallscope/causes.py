@@ -745,3 +745,16 @@ COLOURS: dict[Domain, str] = {
 }
 """One colour for each kind of cause, readable on light and dark ground."""
 REMAINDER_COLOURS: dict[str, str] = {"healthy": "#37872D", "insufficient_data": "#808080"}
+PHASE_COLOURS: dict[str, str] = {
+    "data_wait": "#3274D9",
+    "host_copy": "#8AB8FF",
+    "forward": "#37872D",
+    "backward": "#73BF69",
+    "communication": "#E0B400",
+    "optimizer": "#96D98D",
+    "checkpoint": "#FF780A",
+    "evaluation": "#FFB357",
+    "logging": "#B07D55",
+    "other": "#808080",
+}
+"""One colour for each phase of a step: that of the causes which it tells of, green where work is done."""

@@ -1,19 +1,6 @@
-"""Phases of a step: their shares, and their colours, the same in every panel, so that runs can be compared at sight."""
+"""Phases of a step: their shares of the time."""
 
 from __future__ import annotations
-
-PHASE_COLOURS = {
-    "data_wait": "#3274D9",
-    "host_copy": "#8AB8FF",
-    "forward": "#37872D",
-    "backward": "#73BF69",
-    "communication": "#E0B400",
-    "optimizer": "#96D98D",
-    "checkpoint": "#FF780A",
-    "evaluation": "#FFB357",
-    "logging": "#B07D55",
-    "other": "#808080",
-}
 
 
 def shares(record: str, *labels: str) -> str:

@@ -6,7 +6,7 @@ from grafana.builders.choices import HOST, RUN
 from grafana.builders.dashboard import Row
 from grafana.builders.field import Override, by_name, fixed_colours
 from grafana.builders.panel import Panel, heat_map, stat, table, time_series
-from grafana.builders.phases import PHASE_COLOURS, shares
+from grafana.builders.phases import shares
 from grafana.builders.query import Query
 from grafana.run_rows.asking import (
     BY_RANK,
@@ -19,6 +19,7 @@ from grafana.run_rows.asking import (
     TO_COMPARE,
     of_gpus,
 )
+from stallscope.causes import PHASE_COLOURS
 
 
 def _activity_against_steps() -> Panel:
