@@ -6,10 +6,13 @@ A server that is slow, absent or no Prometheus at all costs the caller so many s
 from __future__ import annotations
 
 import json
+import re
 import time
-from collections.abc import Mapping
-from typing import Any, NamedTuple
-from urllib.parse import urlsplit, urlunsplit
+from array import array
+from bisect import bisect_right
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeVar
+from urllib.parse import quote, urlsplit, urlunsplit
 
 import requests
 from urllib3.exceptions import HTTPError, ReadTimeoutError
@@ -21,14 +24,38 @@ MAX_BYTES = 16 << 20
 _PIECE_BYTES = 65_536
 _SHOWN = 200
 """Characters that are shown of what a server said."""
+_NONSENSE = "its answer is none that Prometheus gives; see what listens at that address"
+_HERE = frozenset({"localhost", "127.0.0.1", "::1"})
+_TOO_LARGE = re.compile(r"too many|too large|too long|exceed|limit|maximum|timed out|max[A-Z]", re.ASCII)
+"""In the words of servers that would answer a smaller question: Prometheus, Thanos, Mimir and VictoriaMetrics."""
+_TOO_LARGE_STATUSES = frozenset({408, 413, 504})
+_PASSING_STATUSES = frozenset({429, 500, 502, 503, 504})
+
+_Answer = TypeVar("_Answer")
 
 
 class PrometheusError(Exception):
     """Prometheus did not answer a question; the message is one line with what was wrong, where, and what to do."""
 
+    def __init__(self, message: str, *, passing: bool = False, too_large: bool = False) -> None:
+        """Say what was wrong, and what may help.
+
+        Args:
+            message: one line.
+            passing: the same question may be answered later.
+            too_large: a smaller question may be answered: of less time, or fewer series.
+        """
+        super().__init__(message)
+        self.passing = passing
+        self.too_large = too_large
+
 
 class _Unusable(requests.RequestException):
     """An answer came that can't be used; in words."""
+
+
+class _TooLong(_Unusable):
+    """An answer is longer than is read."""
 
 
 class Series(NamedTuple):
@@ -37,6 +64,16 @@ class Series(NamedTuple):
     labels: Mapping[str, str]
     value: float
     """As Prometheus has it: may be NaN or infinite."""
+
+
+class RangeSeries(NamedTuple):
+    """One series over time, 16 bytes a sample; `numpy.frombuffer` takes both arrays as they are."""
+
+    labels: Mapping[str, str]
+    times: array[float]
+    """Unix seconds, ascending; where the series has no sample there is no time."""
+    values: array[float]
+    """As many; as Prometheus has them: may be NaN or infinite."""
 
 
 class Prometheus:
@@ -51,47 +88,129 @@ class Prometheus:
             max_bytes: longest answer that is read.
         """
         self.name = without_password(url)
-        self._endpoint = url.rstrip("/") + "/api/v1/query"
+        self._api = url.rstrip("/") + "/api/v1/"
         self._timeout = timeout
         self._max_bytes = max_bytes
         self._session = requests.Session()
         self._session.headers["User-Agent"] = f"stallscope/{__version__}"
+        if urlsplit(url).hostname in _HERE:
+            self._session.headers["Accept-Encoding"] = "identity"  # to pack an answer takes longer than to hand it over
 
-    def query(self, expression: str) -> list[Series]:
-        """The series that an expression has now.
+    def query(self, expression: str, at: float | None = None) -> list[Series]:
+        """The series that an expression has at a moment.
+
+        Args:
+            expression: of PromQL.
+            at: Unix time; the server's now where left out.
 
         Raises:
             PrometheusError: it gave no such answer.
         """
-        try:
-            status, body = self._post({"query": expression, "timeout": f"{self._timeout:g}s"})
-        except (requests.RequestException, HTTPError) as problem:  # the latter while an answer is read
-            raise PrometheusError(f"{self.name}: {_reason(problem, self._timeout)}") from None
-        document = _document(body)
-        if status != requests.codes.ok:
-            raise PrometheusError(f"{self.name}: {_refusal(status, document)}")
-        try:
-            return _vector(document)
-        except (LookupError, TypeError, ValueError):
-            nonsense = "its answer is none that Prometheus gives; see what listens at that address"
-            raise PrometheusError(f"{self.name}: {nonsense}") from None
+        return self._asked("query", {"query": expression, **_moment("time", at)}, _vector)
+
+    def query_range(self, expression: str, start: float, end: float, step: float) -> list[RangeSeries]:
+        """What an expression was from one moment to another. See `ranges` for more than a server answers at once.
+
+        Args:
+            expression: of PromQL.
+            start: Unix time of the first moment.
+            end: Unix time that no moment exceeds.
+            step: seconds from one moment to the next.
+
+        Raises:
+            PrometheusError: it gave no such answer.
+        """
+        form = {"query": expression, **_moment("start", start), **_moment("end", end), "step": f"{step:.3f}"}
+        return self._asked("query_range", form, _matrix)
+
+    def samples(self, selector: str, start: float, end: float) -> list[RangeSeries]:
+        """The samples of series as they were scraped, with the times of their scrapes.
+
+        Args:
+            selector: of PromQL, without a range: `stallscope_gpu_up{instance="a"}`.
+            start: Unix time after which they lie.
+            end: Unix time of the last that counts.
+
+        Raises:
+            PrometheusError: it gave no such answer.
+        """
+        milliseconds = max(1, round((end - start) * 1000))
+        form = {"query": f"{selector}[{milliseconds}ms]", **_moment("time", end)}
+        return [_after(start, each) for each in self._asked("query", form, _matrix)]
+
+    def label_values(
+        self, label: str, selector: str, start: float | None = None, end: float | None = None
+    ) -> list[str]:
+        """The values that a label has in a selector's series. They come from an index: quick, to the hour or the day.
+
+        Args:
+            label: its name.
+            selector: of PromQL: `stallscope_training_rank_info{run="a"}`.
+            start: Unix time; as far back as the server remembers where left out.
+            end: Unix time; the server's now where left out.
+
+        Raises:
+            PrometheusError: it gave no such answer.
+        """
+        parameters = {"match[]": selector, **_moment("start", start), **_moment("end", end)}
+        return self._asked(f"label/{quote(label)}/values", parameters, _words, method="GET")
+
+    def now(self) -> float:
+        """The server's clock, in Unix seconds: what it has is dated by it, however wrong the clock here is.
+
+        Raises:
+            PrometheusError: it gave no such answer.
+        """
+        found = self.query("vector(time())")
+        if not found:
+            raise PrometheusError(f"{self.name}: {_NONSENSE}")
+        return found[0].value
 
     def close(self) -> None:
         """Let the connection go."""
         self._session.close()
 
-    def _post(self, form: Mapping[str, str]) -> tuple[int, bytes]:
-        """Ask with POST, since names of runs may make a question longer than an address may be."""
+    def _asked(
+        self, path: str, form: Mapping[str, str], read: Callable[[Any], _Answer], *, method: str = "POST"
+    ) -> _Answer:
+        """Ask, and make of the answer's data what is wanted."""
+        if method == "POST":
+            form = {**form, "timeout": f"{self._timeout:g}s"}
+        try:
+            status, body = self._answer(method, path, form)
+        except (requests.RequestException, HTTPError) as problem:  # the latter while an answer is read
+            raise PrometheusError(f"{self.name}: {_reason(problem, self._timeout)}", **_remedies(problem)) from None
+        document = _document(body)
+        if status != requests.codes.ok:
+            words = _refusal(status, document)
+            large = status in _TOO_LARGE_STATUSES or _TOO_LARGE.search(words) is not None
+            passing = status in _PASSING_STATUSES
+            raise PrometheusError(f"{self.name}: {words}", passing=passing, too_large=large)
+        try:
+            if document["status"] != "success":
+                raise ValueError
+            return read(document["data"])
+        except (LookupError, TypeError, ValueError):
+            raise PrometheusError(f"{self.name}: {_NONSENSE}") from None
+
+    def _answer(self, method: str, path: str, form: Mapping[str, str]) -> tuple[int, bytes]:
+        """Ask with POST where it is taken, since names of runs may make a question longer than an address may be."""
         deadline = time.monotonic() + self._timeout
-        with self._session.post(
-            self._endpoint, data=form, timeout=self._timeout, stream=True, allow_redirects=False
+        with self._session.request(
+            method,
+            self._api + path,
+            data=form if method == "POST" else None,
+            params=form if method == "GET" else None,
+            timeout=self._timeout,
+            stream=True,
+            allow_redirects=False,
         ) as response:
             body = bytearray()
             # Piece by piece as they come: the library's timeout is for each of them, not for all.
             while piece := response.raw.read1(_PIECE_BYTES, decode_content=True):
                 body += piece
                 if len(body) > self._max_bytes:
-                    raise _Unusable(f"its answer is longer than {self._max_bytes} bytes")
+                    raise _TooLong(f"its answer is longer than {self._max_bytes} bytes")
                 if time.monotonic() > deadline:
                     raise requests.Timeout
             if response.is_redirect:
@@ -106,11 +225,24 @@ def without_password(url: str) -> str:
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2])).rstrip("/")
 
 
+def _moment(name: str, moment: float | None) -> dict[str, str]:
+    return {} if moment is None else {name: f"{moment:.3f}"}
+
+
 def _document(body: bytes) -> Any:
     try:
-        return json.loads(body)
-    except (ValueError, RecursionError):
+        return json.loads(body, object_hook=_compact)
+    except (ValueError, TypeError, RecursionError):
         return None
+
+
+def _compact(found: dict[str, Any]) -> Any:
+    """Keep a series' samples as two arrays from the moment that it is read: as lists they are ten times as large."""
+    samples = found.get("values")
+    if not isinstance(samples, list):
+        return found
+    times = array("d", [moment for moment, _ in samples])
+    return RangeSeries(found["metric"], times, array("d", [float(value) for _, value in samples]))
 
 
 def _refusal(status: int, document: Any) -> str:
@@ -124,14 +256,49 @@ def _refusal(status: int, document: Any) -> str:
     return f"it answers with HTTP {status}"
 
 
-def _vector(document: Any) -> list[Series]:
-    if document["status"] != "success" or document["data"]["resultType"] != "vector":
+def _vector(data: Any) -> list[Series]:
+    if data["resultType"] != "vector":
         raise ValueError
-    series = [Series(each["metric"], float(each["value"][1])) for each in document["data"]["result"]]
-    for labels, _value in series:
-        if not isinstance(labels, dict) or not all(isinstance(text, str) for text in labels.values()):
+    return [Series(_labels(each["metric"]), float(each["value"][1])) for each in data["result"]]
+
+
+def _matrix(data: Any) -> list[RangeSeries]:
+    if data["resultType"] != "matrix":
+        raise ValueError
+    for each in data["result"]:
+        if not isinstance(each, RangeSeries):
             raise TypeError
-    return series
+        _labels(each.labels)
+    return list(data["result"])
+
+
+def _labels(found: Any) -> Mapping[str, str]:
+    if not isinstance(found, dict) or not all(isinstance(text, str) for text in found.values()):
+        raise TypeError
+    return found
+
+
+def _words(data: Any) -> list[str]:
+    if not isinstance(data, list) or not all(isinstance(each, str) for each in data):
+        raise TypeError
+    return data
+
+
+def _after(start: float, series: RangeSeries) -> RangeSeries:
+    """The series without what lies at its start: some servers count that in, and pieces would overlap."""
+    if not series.times or series.times[0] > start:
+        return series
+    first = bisect_right(series.times, start)
+    return RangeSeries(series.labels, series.times[first:], series.values[first:])
+
+
+def _remedies(problem: Exception) -> dict[str, bool]:
+    """What may help against a question that got no answer."""
+    slow = isinstance(problem, (requests.Timeout, ReadTimeoutError))
+    return {
+        "too_large": slow or isinstance(problem, _TooLong),
+        "passing": not isinstance(problem, (_Unusable, requests.exceptions.SSLError, ValueError)),
+    }
 
 
 def _reason(problem: Exception, timeout: float) -> str:

@@ -1,0 +1,73 @@
+"""Which Prometheus a command asks: the flags, alike in every command, and the client that they stand for."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import TYPE_CHECKING
+
+from stallscope.configuration import parse_duration, parse_server
+
+if TYPE_CHECKING:
+    from stallscope.analysis.prometheus import Prometheus
+
+VARIABLE = "STALLSCOPE_PROMETHEUS_URL"
+DEFAULT_URL = "http://localhost:9090"
+DEFAULT_TIMEOUT = 60.0
+"""Seconds: half of what Prometheus gives a question unless told otherwise."""
+_MAX_BYTES = 128 << 20
+"""Longest answer that is read: some five million samples. What is longer is asked for in pieces."""
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Give a command `--prometheus.url` and `--prometheus.timeout`."""
+    group = parser.add_argument_group("Prometheus")
+    group.add_argument(
+        "--prometheus.url",
+        dest="prometheus_url",
+        # argparse reads a default that is text as it would read the flag: a wrong variable is refused likewise.
+        default=os.environ.get(VARIABLE) or DEFAULT_URL,
+        type=_url,
+        metavar="URL",
+        help=f"server that holds the measurements, with its path prefix, if any (default: {VARIABLE}, "
+        f"or else {DEFAULT_URL})",
+    )
+    group.add_argument(
+        "--prometheus.timeout",
+        dest="prometheus_timeout",
+        default=DEFAULT_TIMEOUT,
+        type=_timeout,
+        metavar="DURATION",
+        help=f"how long one question may take (default: {DEFAULT_TIMEOUT:g}s)",
+    )
+
+
+def client(parsed: argparse.Namespace) -> Prometheus:
+    """The server that the flags name; nothing is asked yet.
+
+    Raises:
+        ModuleNotFoundError: the library that asks is not installed.
+    """
+    from stallscope.analysis.prometheus import Prometheus
+
+    return Prometheus(parsed.prometheus_url, timeout=parsed.prometheus_timeout, max_bytes=_MAX_BYTES)
+
+
+def _url(text: str) -> str:
+    try:
+        url = parse_server(text)
+    except ValueError:
+        url = ""
+    if not url:
+        raise argparse.ArgumentTypeError(f"{text!r} is no address; expected http://HOST:PORT or https://HOST:PORT")
+    return url
+
+
+def _timeout(text: str) -> float:
+    try:
+        seconds = parse_duration(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no duration; expected {error}") from None
+    if not 0.1 <= seconds <= 3600:
+        raise argparse.ArgumentTypeError(f"{text!r} is not from 100ms to 1h")
+    return seconds
