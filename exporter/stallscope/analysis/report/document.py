@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from math import isfinite
+from itertools import pairwise
+from math import inf, isfinite
 from typing import Literal
 
 Kind = Literal[
@@ -229,7 +230,7 @@ class Histogram:
     """How often values fall between edges."""
 
     edges: tuple[float, ...]
-    """One more than there are counts, ascending; those of native and classic histograms alike."""
+    """One more than there are counts, finite and ascending; they need not be evenly spaced."""
     counts: tuple[float, ...]
     kind: Kind = "seconds"
     """Of the edges."""
@@ -241,6 +242,8 @@ class Histogram:
         """Hold counts to the edges."""
         if len(self.edges) != len(self.counts) + 1:
             raise InconsistentBlock(f"histogram: {len(self.counts)} counts between {len(self.edges)} edges")
+        if not all(isfinite(low) and low < high < inf for low, high in pairwise(self.edges)):
+            raise InconsistentBlock(f"histogram: edges are not finite and ascending: {self.edges}")
 
 
 @dataclass(frozen=True)
