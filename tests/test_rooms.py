@@ -22,16 +22,19 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
         "catalogue": "",
         "causes": "",
         "cli": "analysis bundle configuration gpus intake logs nvidia sampling shim simulation sources stack"
-        " trace_request version web",
+        " terminal trace_request version web",
         "configuration": "logs report web",
         # A source of GPUs is a source; of the other sources they know nothing.
         "gpus": "catalogue sampling sources",
         "integrations": "shim",
         "file_mark": "",
+        "gpu_losses": "",
         "intake": "catalogue file_mark report sampling signature trace_request",
         "logs": "",
         "nvidia": "gpus",
         "owners": "gpus",
+        "phase_shares": "catalogue",
+        "readable": "",
         "report": "vocabulary",
         "sampling": "catalogue version",
         "shim": "report signature trace_request version vocabulary",
@@ -39,10 +42,12 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
         "simulation": "gpus report sampling shim",
         "sources": "amd catalogue gpus nvidia owners sampling",
         "stack": "__init__ bundle simulation",
+        "terminal": "analysis catalogue causes gpu_losses phase_shares readable version",
         "trace_request": "",
         "version": "",
         "vocabulary": "",
-        "web": "analysis catalogue causes configuration file_mark intake report sampling trace_request version",
+        "web": "analysis catalogue causes configuration file_mark gpu_losses intake phase_shares readable report"
+        " sampling trace_request version",
     }.items()
 }
 LIBRARIES: Mapping[str, frozenset[str]] = {
@@ -53,8 +58,9 @@ LIBRARIES: Mapping[str, frozenset[str]] = {
     "psutil": frozenset({"sources", "stack"}),
     "pynvml": frozenset({"nvidia"}),
     "requests": frozenset({"analysis", "stack"}),
-    "rich": frozenset({"cli"}),
+    "rich": frozenset({"cli", "terminal"}),
     "shtab": frozenset({"cli"}),
+    "textual": frozenset({"terminal"}),
     "torch": frozenset({"shim"}),  # where the training process has it, and only once it is needed
     "urllib3": frozenset({"analysis"}),  # beneath requests, with errors that it lets through
     "yaml": frozenset({"configuration", "stack", "web"}),

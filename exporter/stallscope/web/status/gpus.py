@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from stallscope.analysis.verdicts import Verdicts
 from stallscope.catalogue import family
+from stallscope.gpu_losses import explained
+from stallscope.readable import ago, percent, size_of
 from stallscope.sampling.reading import Sample
 from stallscope.web.status.history import History
 from stallscope.web.status.judgement import gpu_verdict_line
 from stallscope.web.status.look import Look
-from stallscope.web.status.markup import (
-    NOT_TOLD_TEXT,
-    ago,
-    bar,
-    entry,
-    foreign,
-    line,
-    percent,
-    size_of,
-)
+from stallscope.web.status.markup import NOT_TOLD_TEXT, bar, entry, foreign, line
 
 INFO = family("stallscope_gpu_info")
 UP = family("stallscope_gpu_up")
@@ -41,21 +34,6 @@ MAX_INSTANCES = 8
 _MAX_OWNERS = 3
 
 _NUMBERS = frozenset((UP, LAST_READING, UTILIZATION, MEMORY_TOTAL, MEMORY_USED, POWER, POWER_LIMIT))
-_REASONS: Mapping[str, str] = {
-    "gpu_lost": "It fell off the bus: drain the node and reboot.",
-    "gpu_not_found": "It fell off the bus: drain the node and reboot.",
-    "reset_required": "It needs a reset: end what uses it, then nvidia-smi --gpu-reset.",
-    "not_enumerated": "The driver no longer lists it.",
-    "hung": "A driver call does not come back; if it hangs again, reboot.",
-    "driver_not_loaded": "The driver is not loaded; GPUs come back by themselves when it is.",
-    "library_not_found": "The driver's library is gone; GPUs come back by themselves when it is there.",
-    "version_mismatch": "The driver was upgraded: reload its kernel module or reboot, and restart the exporter.",
-    "no_permission": "The exporter may not open the device files.",
-    "released": "It was let go on request.",
-    "mig_reconfigured": "The instance was taken apart.",
-    "suspended": "The kernel put it to sleep.",
-}
-"""What became of a GPU and what to do, by the reason of `lost_info`; the log knows more of those not here."""
 
 
 @dataclass
@@ -184,8 +162,8 @@ def _trouble(gpu: ShownGpu, look: Look) -> str:
         return ""
     read = gpu.number(LAST_READING.name)
     when = f" Last reading {ago(look.at - read)}." if read is not None else ""
-    why = _REASONS.get(gpu.reason, "The exporter's log has the driver's own words.")
-    return f"<p><strong><code>{foreign(gpu.reason or 'unknown')}</code></strong> {why}{when}</p>"
+    reason = foreign(gpu.reason or "unknown")
+    return f"<p><strong><code>{reason}</code></strong> {explained(gpu.reason)}{when}</p>"
 
 
 def _memory(gpu: ShownGpu) -> str:

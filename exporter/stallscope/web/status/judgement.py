@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from stallscope.analysis.verdicts import Verdict, Verdicts
 from stallscope.causes import CAUSES, REMAINDERS
-from stallscope.web.status.markup import ago, foreign, percent
+from stallscope.readable import ago, percent
+from stallscope.web.status.markup import foreign
 
 _REASON_LENGTH = 300
 

@@ -9,13 +9,14 @@ from typing import NamedTuple
 
 from stallscope.analysis.verdicts import VerdictWatch
 from stallscope.catalogue import family
+from stallscope.readable import percent
 from stallscope.version import __version__
 from stallscope.web.application import HEALTHY_PATH, READY_PATH, REFRESH_SECONDS, RELEASE_PATH, RESUME_PATH
 from stallscope.web.status.gpus import MAX_GPUS, UTILIZATION, ShownGpu, gpu_section, gpus_of, shown_first
 from stallscope.web.status.history import History
 from stallscope.web.status.judgement import provenance
 from stallscope.web.status.look import Look
-from stallscope.web.status.markup import NOT_TOLD_TEXT, attribute, entry, foreign, percent
+from stallscope.web.status.markup import NOT_TOLD_TEXT, attribute, entry, foreign
 from stallscope.web.status.runs import run_name, run_section
 from stallscope.web.status.selection import Selection, select
 from stallscope.web.status.sources import source_section

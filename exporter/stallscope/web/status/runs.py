@@ -6,31 +6,17 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from stallscope.analysis.verdicts import RunName, Verdicts
-from stallscope.catalogue import OUTSIDE_PHASES, PHASES
 from stallscope.intake.runs import Held
+from stallscope.phase_shares import KNOWN, phase_shares
+from stallscope.readable import ago, count, duration, percent
 from stallscope.web.status.history import History, Recent
 from stallscope.web.status.judgement import verdict_line
 from stallscope.web.status.look import Look
-from stallscope.web.status.markup import (
-    NOT_TOLD_TEXT,
-    Part,
-    ago,
-    bar,
-    count,
-    duration,
-    entry,
-    foreign,
-    percent,
-    stacked,
-)
+from stallscope.web.status.markup import NOT_TOLD_TEXT, Part, bar, entry, foreign, stacked
 from stallscope.web.status.selection import Selection, ShownRun
 
 SILENT_SECONDS = 30.0
 """A rank reports twice a second at most, and in a long step not at all: so much silence is worth a word."""
-_ORDER: Mapping[str, int] = {name: place for place, name in enumerate(dict.fromkeys((*PHASES, *OUTSIDE_PHASES)))}
-_NAMED_FROM = 0.01
-"""Share from which a phase is named by itself."""
-_MAX_NAMED = 10
 _STATES: Mapping[str, str] = {"running": "good", "failed": "bad", "lost": "bad"}
 """How a state looks that is better or worse than any other."""
 _OWN_COLOURS = 3
@@ -214,26 +200,17 @@ def _rank_row(line: _RankLine, look: Look) -> str:
 
 
 def _shares(recents: Iterable[Recent]) -> list[_Share]:
-    """Phases by their share of the time, in the order of a step; small ones as one."""
+    """Phases by their share of the time, with their colours."""
     seconds: dict[str, float] = {}
     for recent in recents:
         for name, amount in recent.phases.items():
             seconds[name] = seconds.get(name, 0.0) + amount
-    total = sum(seconds.values())
-    if total <= 0:
-        return []
-    large = {name for name, amount in seconds.items() if amount / total >= _NAMED_FROM}
-    named = sorted(large, key=seconds.__getitem__, reverse=True)[:_MAX_NAMED]
-    own = sorted(name for name in named if name not in _ORDER)
-    colours = {name: f"p-own{place % _OWN_COLOURS}" for place, name in enumerate(own)}
-    shares = [
-        _Share(name.replace("_", " "), colours.get(name, f"p-{name}"), seconds[name] / total)
-        for name in sorted(named, key=lambda name: (_ORDER.get(name, _ORDER["other"] - 0.5), name))
+    shares = phase_shares(seconds)
+    own = sorted(each.name for each in shares if each.name and each.name not in KNOWN)
+    colours = {"": "p-rest"} | {name: f"p-own{place % _OWN_COLOURS}" for place, name in enumerate(own)}
+    return [
+        _Share(name.replace("_", " ") or "the rest", colours.get(name, f"p-{name}"), share) for name, share in shares
     ]
-    rest = 1 - sum(each.share for each in shares)
-    if rest >= 0.005:
-        shares.append(_Share("the rest", "p-rest", rest))
-    return shares
 
 
 def _bar_of(shares: Iterable[_Share]) -> str:

@@ -1,0 +1,26 @@
+"""What became of a GPU that is down and what to do, by the reason of `stallscope_gpu_lost_info`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+LOSSES: Mapping[str, str] = {
+    "gpu_lost": "It fell off the bus: drain the node and reboot.",
+    "gpu_not_found": "It fell off the bus: drain the node and reboot.",
+    "reset_required": "It needs a reset: end what uses it, then nvidia-smi --gpu-reset.",
+    "not_enumerated": "The driver no longer lists it.",
+    "hung": "A driver call does not come back; if it hangs again, reboot.",
+    "driver_not_loaded": "The driver is not loaded; GPUs come back by themselves when it is.",
+    "library_not_found": "The driver's library is gone; GPUs come back by themselves when it is there.",
+    "version_mismatch": "The driver was upgraded: reload its kernel module or reboot, and restart the exporter.",
+    "no_permission": "The exporter may not open the device files.",
+    "released": "It was let go on request.",
+    "mig_reconfigured": "The instance was taken apart.",
+    "suspended": "The kernel put it to sleep.",
+}
+"""The exporter's log knows more of reasons that are not here."""
+
+
+def explained(reason: str) -> str:
+    """What became of it and what to do, in a sentence."""
+    return LOSSES.get(reason, "The exporter's log has the driver's own words.")

@@ -1,0 +1,1 @@
+"""`stallscope top`: what a node's exporter says, as a terminal shows it, live or once."""
