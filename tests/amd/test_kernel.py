@@ -176,6 +176,7 @@ class TestSignals:
                 gpu.clocks_configured,
                 gpu.pcie_throughput,
                 gpu.persistence_mode,
+                gpu.compute_mode,
                 lambda gpu=gpu: gpu.utilization_samples("gpu", 0),
                 lambda gpu=gpu: gpu.process_utilization(0),
             ):

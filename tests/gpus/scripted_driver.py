@@ -9,6 +9,7 @@ from stallscope.gpus.driver import (
     Activity,
     Bar1,
     ClockKind,
+    ComputeMode,
     Counters,
     Device,
     DriverUnavailable,
@@ -143,6 +144,10 @@ class ScriptedDevice:
 
     def persistence_mode(self) -> bool:
         answer: bool = self._answer("persistence_mode")
+        return answer
+
+    def compute_mode(self) -> ComputeMode:
+        answer: ComputeMode = self._answer("compute_mode")
         return answer
 
     def instances(self) -> Sequence[Device] | None:

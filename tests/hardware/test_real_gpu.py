@@ -6,11 +6,11 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from typing import TypeVar, get_args
 
 import pytest
 
-from stallscope.gpus.driver import Device, DriverError, DriverUnavailable, Unsupported
+from stallscope.gpus.driver import ComputeMode, Device, DriverError, DriverUnavailable, Unsupported
 from stallscope.nvidia.library import PynvmlLibrary
 from stallscope.nvidia.nvml import NvmlDriver
 from stallscope.sampling.reading import Distribution
@@ -178,6 +178,7 @@ def test_processes_and_instances_can_be_asked_for(device: Device) -> None:
         assert identity.parent_uuid == device.identity().uuid
         assert instance.memory().total > 1 << 30
     assert isinstance(supported(device.persistence_mode), bool)
+    assert supported(device.compute_mode) in get_args(ComputeMode)
     assert device.rejected == {}
 
 

@@ -26,6 +26,7 @@ QUESTIONS = (
     "processes()",
     "process_utilization(0)",
     "persistence_mode()",
+    "compute_mode()",
 )
 
 
@@ -244,6 +245,12 @@ def test_persistence_mode_is_told(asking: Asking, nvml_stand_in: NvmlStandIn) ->
     assert asking.ask("gpu.persistence_mode()") is True
     nvml_stand_in.gpu[0].persistence = 0
     assert asking.ask("gpu.persistence_mode()") is False
+
+
+def test_the_compute_mode_is_told_by_name(asking: Asking, nvml_stand_in: NvmlStandIn) -> None:
+    assert asking.ask("gpu.compute_mode()") == "default"
+    nvml_stand_in.gpu[0].compute_mode = 3
+    assert asking.ask("gpu.compute_mode()") == "exclusive_process"
 
 
 def test_what_serves_a_signal_is_named_once_it_was_asked(asking: Asking) -> None:

@@ -169,6 +169,7 @@ struct gpu {
   uint64_t fans;
   uint64_t fan_percent;
   uint64_t persistence;
+  uint64_t compute_mode;
 
   uint64_t pcie_generation;
   uint64_t pcie_generation_max;

@@ -179,7 +179,7 @@ NUMBER(nvmlDeviceGetPerformanceState, IDENTITY, unsigned, 0)
 NUMBER(nvmlDeviceGetPersistenceMode, PERSISTENCE, unsigned, gpu->persistence)
 NUMBER(nvmlDeviceGetDisplayActive, IDENTITY, unsigned, 0)
 NUMBER(nvmlDeviceGetDisplayMode, IDENTITY, unsigned, 0)
-NUMBER(nvmlDeviceGetComputeMode, IDENTITY, unsigned, 0)
+NUMBER(nvmlDeviceGetComputeMode, IDENTITY, unsigned, gpu->compute_mode)
 
 /* Health */
 

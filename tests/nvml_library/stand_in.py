@@ -270,6 +270,7 @@ class Gpu(ctypes.Structure):
     fans: int
     fan_percent: int
     persistence: int
+    compute_mode: int
     pcie_generation: int
     pcie_generation_max: int
     pcie_width: int

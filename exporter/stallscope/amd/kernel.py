@@ -21,6 +21,7 @@ from stallscope.gpus.driver import (
     Activity,
     Bar1,
     ClockKind,
+    ComputeMode,
     Counters,
     Device,
     DriverError,
@@ -401,6 +402,10 @@ class AmdDevice:
     def persistence_mode(self) -> bool:
         """There is no such mode."""
         raise Unsupported("amdgpu keeps every GPU initialised")
+
+    def compute_mode(self) -> ComputeMode:
+        """There is no such mode."""
+        raise Unsupported("amdgpu lets every process compute that may open the GPU")
 
     def instances(self) -> Sequence[Device] | None:
         """Never any: a partition has no sensors of its own."""

@@ -17,6 +17,8 @@ SampleKind = Literal["gpu", "memory", "encoder", "decoder", "jpeg", "ofa"]
 ENGINES: tuple[SampleKind, ...] = ("encoder", "decoder", "jpeg", "ofa")
 """Fixed-function engines, a kind of samples each."""
 ProcessKind = Literal["compute", "graphics", "mps"]
+ComputeMode = Literal["default", "exclusive_thread", "prohibited", "exclusive_process"]
+"""Who may compute on a GPU: anybody, one thread, nobody, one process."""
 Rejection = Literal[
     "sentinel", "not_a_number", "out_of_range", "zero_timestamp", "future_timestamp", "backwards", "malformed_text"
 ]
@@ -296,6 +298,9 @@ class Device(Protocol):
 
     def persistence_mode(self) -> bool:
         """Whether the driver keeps the GPU initialised while nobody uses it."""
+
+    def compute_mode(self) -> ComputeMode:
+        """Who may compute on it, as its administrator has set."""
 
     def instances(self) -> Sequence[Device] | None:
         """The MIG instances cut from this GPU, the same objects as long as they are; None where MIG is off."""

@@ -6,14 +6,14 @@ of its own with a time limit, since a GPU that hangs never answers.
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from stallscope.catalogue import GPU_FAMILIES, Family
 from stallscope.gpus.gpu import INFO, PEAK_FLOPS, PERSISTENCE_MODE, SIGNAL_SUPPORTED, XID_EVENTS, XID_LAST, Gpu
 from stallscope.gpus.peak_flops import TABLE_DATE
+from stallscope.gpus.side_by_side import Attempt, side_by_side
 from stallscope.gpus.source import LOST_INFO, GpuSource
 from stallscope.sampling.reader import ReaderState, SourceState
 from stallscope.sampling.reading import Sample
@@ -66,23 +66,6 @@ class Survey:
     gpus: tuple[SurveyedGpu, ...] = ()
 
 
-@dataclass
-class _Attempt:
-    """One reader's newest reading."""
-
-    samples: tuple[Sample, ...] = ()
-    error: Exception | None = None
-    ended: threading.Event = field(default_factory=threading.Event)
-
-    def state(self, now: float) -> ReaderState:
-        """The same as the sampler would tell it."""
-        if not self.ended.is_set():
-            return ReaderState(busy_since=now, attempts=1)
-        if self.error is not None:
-            return ReaderState(error=self.error, attempts=1)
-        return ReaderState(samples=self.samples, read_at=now, attempts=1)
-
-
 def survey(source: GpuSource, *, readings: int = 3, pause: float = 1.0, limit: float = 10.0) -> Survey:
     """Read all GPUs of a source, and close it unless something hangs.
 
@@ -92,26 +75,27 @@ def survey(source: GpuSource, *, readings: int = 3, pause: float = 1.0, limit: f
         pause: seconds between two readings.
         limit: seconds after which an answer is not waited for any more.
     """
-    attempts: dict[str, _Attempt] = {}
+    attempts: dict[str, Attempt[Iterable[Sample]]] = {}
     calls: dict[str, int] = {}
     problem = ""
     for number in range(readings):
         if number:
             time.sleep(pause)
-        (main,) = _attempt({"": source.read}, limit).values()
+        (main,) = side_by_side({"driver": source.read}, limit, "survey").values()
         if not main.ended.is_set():
             return Survey(source.name, f"the driver did not answer within {limit:g} s", hung=True)
         problem = str(main.error or "")
         before = {uuid: gpu.calls for uuid, gpu in source.gpus.items()}
         hanging = {key: each for key, each in attempts.items() if not each.ended.is_set()}
-        attempts = hanging | _attempt({key: read for key, read in source.parts().items() if key not in hanging}, limit)
+        readers = {key: read for key, read in source.parts().items() if key not in hanging}
+        attempts = hanging | side_by_side(readers, limit, "survey")
         calls = {uuid: gpu.calls - before[uuid] for uuid, gpu in source.gpus.items() if uuid in before}
     now = time.monotonic()
     state = SourceState(
         now=now,
         stale_after=readings * (pause + limit),
         main=ReaderState(error=main.error, attempts=readings),
-        parts={key: each.state(now) for key, each in attempts.items()},
+        parts={key: _state(each, now) for key, each in attempts.items()},
     )
     samples: dict[str, list[Sample]] = {uuid: [] for uuid in source.gpus}
     for sample in source.collect(state):
@@ -126,27 +110,18 @@ def survey(source: GpuSource, *, readings: int = 3, pause: float = 1.0, limit: f
     return Survey(source.name, problem, gpus=gpus)
 
 
-def _attempt(readers: Mapping[str, Callable[[], Iterable[Sample]]], limit: float) -> dict[str, _Attempt]:
-    """Let all readers read once, side by side."""
-    attempts = {key: _Attempt() for key in readers}
-
-    def run(key: str) -> None:
-        attempt = attempts[key]
-        try:
-            attempt.samples = tuple(readers[key]())
-        except Exception as error:  # noqa: BLE001 - told to the person who asked
-            attempt.error = error
-        attempt.ended.set()
-
-    for key in readers:
-        threading.Thread(target=run, args=(key,), name=f"survey {key}", daemon=True).start()
-    deadline = time.monotonic() + limit
-    for attempt in attempts.values():
-        attempt.ended.wait(max(0.0, deadline - time.monotonic()))
-    return attempts
+def _state(attempt: Attempt[Iterable[Sample]], now: float) -> ReaderState:
+    """The same as the sampler would tell of a reader."""
+    if not attempt.ended.is_set():
+        return ReaderState(busy_since=now, attempts=1)
+    if attempt.error is not None:
+        return ReaderState(error=attempt.error, attempts=1)
+    return ReaderState(samples=tuple(attempt.answer or ()), read_at=now, attempts=1)
 
 
-def _surveyed(gpu: Gpu, samples: Sequence[Sample], attempt: _Attempt | None, calls: int, limit: float) -> SurveyedGpu:
+def _surveyed(
+    gpu: Gpu, samples: Sequence[Sample], attempt: Attempt[Iterable[Sample]] | None, calls: int, limit: float
+) -> SurveyedGpu:
     place = SIGNAL_SUPPORTED.labels.index("signal")
     supported = {sample.labels[place]: bool(sample.value) for sample in samples if sample.family is SIGNAL_SUPPORTED}
     served = {**gpu.served, PEAK_FLOPS.signal: f"table of {TABLE_DATE}"}

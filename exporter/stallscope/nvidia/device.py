@@ -9,6 +9,7 @@ from stallscope.gpus.driver import (
     Activity,
     Bar1,
     ClockKind,
+    ComputeMode,
     Counters,
     Device,
     DeviceLost,
@@ -92,6 +93,8 @@ _PROCESS_LISTS: Mapping[ProcessKind, str] = {
 }
 _ECC_KINDS = {"corrected": 0, "uncorrected": 1}
 _VOLATILE = 0
+_COMPUTE_MODES: Sequence[ComputeMode] = ("default", "exclusive_thread", "prohibited", "exclusive_process")
+"""By the number of nvmlComputeMode_t."""
 _RETIREMENT_CAUSES = {"single_bit": 0, "double_bit": 1}
 _PCIE_TRANSMITTED, _PCIE_RECEIVED = 0, 1
 
@@ -372,6 +375,11 @@ class NvmlDevice:
     def persistence_mode(self) -> bool:
         """Whether the driver keeps the GPU initialised."""
         return bool(self._scrutiny.needed("persistence mode", self.call("nvmlDeviceGetPersistenceMode"), 1))
+
+    def compute_mode(self) -> ComputeMode:
+        """Who may compute on it."""
+        number: int = self.call("nvmlDeviceGetComputeMode")
+        return _COMPUTE_MODES[self._scrutiny.needed("compute mode", number, len(_COMPUTE_MODES) - 1)]
 
     def instances(self) -> Sequence[Device] | None:
         """The MIG instances; None where MIG is off or this GPU has none to offer."""

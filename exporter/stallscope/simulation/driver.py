@@ -13,6 +13,7 @@ from stallscope.gpus.driver import (
     Activity,
     Bar1,
     ClockKind,
+    ComputeMode,
     Counters,
     Device,
     DeviceLost,
@@ -368,6 +369,11 @@ class SimulatedDevice:
         """On."""
         self._require_answer("persistence_mode")
         return True
+
+    def compute_mode(self) -> ComputeMode:
+        """Anybody may compute."""
+        self._require_answer()
+        return "default"
 
     def instances(self) -> Sequence[Device] | None:
         """MIG is off."""

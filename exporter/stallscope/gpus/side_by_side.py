@@ -1,0 +1,48 @@
+"""Asks several things at once and waits for so long: a GPU that hangs never answers, and must hide no other."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+_Answer = TypeVar("_Answer")
+
+
+@dataclass
+class Attempt(Generic[_Answer]):
+    """What came of one question; `answer` and `error` hold once it has ended."""
+
+    answer: _Answer | None = None
+    error: Exception | None = None
+    ended: threading.Event = field(default_factory=threading.Event)
+
+
+def side_by_side(
+    questions: Mapping[str, Callable[[], _Answer]], limit: float, purpose: str
+) -> dict[str, Attempt[_Answer]]:
+    """Ask all questions, each on a thread of its own, and return when they have ended or the time is over.
+
+    Args:
+        questions: what to call, by any name.
+        limit: seconds for all of them together; those that take longer go on, and their attempts end later or never.
+        purpose: what the threads are called.
+    """
+    attempts: dict[str, Attempt[_Answer]] = {key: Attempt() for key in questions}
+
+    def ask(key: str) -> None:
+        attempt = attempts[key]
+        try:
+            attempt.answer = questions[key]()
+        except Exception as error:  # noqa: BLE001 - told to the person who asked
+            attempt.error = error
+        attempt.ended.set()
+
+    for key in questions:
+        threading.Thread(target=ask, args=(key,), name=f"{purpose} {key}", daemon=True).start()
+    deadline = time.monotonic() + limit
+    for attempt in attempts.values():
+        attempt.ended.wait(max(0.0, deadline - time.monotonic()))
+    return attempts
