@@ -1,0 +1,268 @@
+"""Find a run on a server by its name: whose it is, where its ranks were, which GPUs they claimed, from when to when."""
+
+from __future__ import annotations
+
+import datetime as dt
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil
+from typing import NamedTuple, Protocol
+
+from stallscope.analysis.expressions import any_of, quoted
+from stallscope.analysis.prometheus import RangeSeries, Series
+from stallscope.analysis.ranges import Ranges, joined
+
+GOES_ON_SECONDS = 300.0
+"""A run whose newest scrape is no older than this goes on, unless its ranks said that they ended."""
+_LOOKS = 200
+"""Windows that a time is divided into, to find out in which of them there is something."""
+_SHORTEST_WINDOW = 60.0
+_NEAREST = 3
+_LISTED = 8
+_GOING_ON = frozenset({"starting", "running"})
+
+
+class Server(Protocol):
+    """What answers; `stallscope.analysis.prometheus.Prometheus` is one."""
+
+    name: str
+
+    def query(self, expression: str, at: float | None = None) -> list[Series]:
+        """The series that an expression has at a moment."""
+
+    def query_range(self, expression: str, start: float, end: float, step: float) -> list[RangeSeries]:
+        """What an expression was from one moment to another."""
+
+    def samples(self, selector: str, start: float, end: float) -> list[RangeSeries]:
+        """The samples of series as they were scraped."""
+
+    def label_values(
+        self, label: str, selector: str, start: float | None = None, end: float | None = None
+    ) -> list[str]:
+        """The values that a label has in a selector's series."""
+
+
+class RunError(Exception):
+    """A run can't be told of; the message is one line with what was wrong and what to do."""
+
+
+class UnknownRunError(RunError):
+    """There is no such run in that time."""
+
+
+class AmbiguousRunError(RunError):
+    """Several runs have that name, and it was not said which is meant."""
+
+
+class NoDataError(RunError):
+    """The server has nothing of any run in that time."""
+
+
+class Place(NamedTuple):
+    """Where a rank was."""
+
+    rank: str
+    job: str
+    instance: str
+
+
+class Claim(NamedTuple):
+    """A GPU on which a rank computes, as the rank names it."""
+
+    rank: str
+    job: str
+    instance: str
+    gpu: str
+    """Index; empty where the rank knows the UUID only."""
+    uuid: str
+    """Empty where the rank knows the index only."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run, as a server knows it from a time that somebody asked about."""
+
+    name: str
+    namespace: str
+    """As its ranks told it; empty where they told none."""
+    cluster: str
+    """As scraping labels it; empty where it does not."""
+    start: float
+    """Unix time of the first scrape in which one of its ranks was."""
+    end: float
+    """Unix time of the last one."""
+    goes_on: bool
+    """Whether it was alive at the end of the time that was asked about."""
+    states: Mapping[str, int]
+    """How many ranks were in which state at its end."""
+    places: tuple[Place, ...]
+    """Of each rank, by number; a rank that moved has several."""
+    claims: tuple[Claim, ...]
+    """Of its ranks, in the same order."""
+    told: Mapping[str, str]
+    """What its first rank told last of itself: framework, world_size, user, job_class, git_commit, slurm_job ..."""
+
+    @property
+    def instances(self) -> tuple[str, ...]:
+        """The exporters that told of its ranks, by the names under which they are scraped."""
+        return tuple(dict.fromkeys(place.instance for place in self.places))
+
+    @property
+    def ranks(self) -> tuple[str, ...]:
+        """Those that reported, by number."""
+        return tuple(dict.fromkeys(place.rank for place in self.places))
+
+    @property
+    def world_size(self) -> int | None:
+        """Ranks that it should have, where told."""
+        size = self.told.get("world_size", "")
+        return int(size) if size.isdecimal() else None
+
+    @property
+    def matchers(self) -> str:
+        """PromQL's matchers of what its ranks told: `stallscope_training_…{HERE}`."""
+        return f"cluster={quoted(self.cluster)}, run={quoted(self.name)}, instance=~{any_of(self.instances)}"
+
+
+def find_run(
+    server: Server,
+    name: str,
+    start: float,
+    end: float,
+    *,
+    cluster: str | None = None,
+    namespace: str | None = None,
+    reader: Ranges | None = None,
+) -> Run:
+    """Find a run by its name.
+
+    Args:
+        server: whom to ask.
+        name: the run's.
+        start: Unix time after which it is looked for.
+        end: Unix time until which it is.
+        cluster: which is meant, where several have a run of that name.
+        namespace: likewise.
+        reader: asks long questions; one is made where left out.
+
+    Raises:
+        UnknownRunError: there is none in that time; the message offers the nearest names.
+        AmbiguousRunError: there are several; the message lists them.
+        NoDataError: there is no run at all in that time.
+        PrometheusError: the server gave no answer.
+    """
+    reader = reader or Ranges(server)
+    window = ceil(max(_SHORTEST_WINDOW, (end - start) / _LOOKS))
+    info = f"stallscope_training_rank_info{{run={quoted(name)}}}"
+    described = _seen(reader, info, start, end, window)
+    if not described:
+        raise _unknown(server, name, start, end)
+    described = _chosen(described, name, cluster, namespace)
+    labels = described[-1].labels
+    chosen = f"cluster={quoted(labels.get('cluster', ''))}, run={quoted(name)}"
+    of_it = f"namespace={quoted(labels.get('namespace', ''))}, {chosen}"
+    first = min(each.times[0] for each in described)
+    last = max(each.times[-1] for each in described)
+    places = sorted({_place(each.labels) for each in described}, key=_by_number)
+    exact = f"stallscope_training_rank_info{{{of_it}}}"
+    begins = [each.times[0] for each in reader.scraped(exact, max(start, first - window), first)]
+    ends = [each.times[-1] for each in reader.scraped(exact, max(start, last - window), last)]
+    began, ended = min(begins, default=first), max(ends, default=last)
+    known = set(places)
+    states: dict[str, int] = {}
+    for each in server.query(f"last_over_time(stallscope_training_state{{{chosen}}}[5m]) == 1", at=ended):
+        if _place(each.labels) in known:
+            state = each.labels.get("state", "")
+            states[state] = states.get(state, 0) + 1
+    claims = {
+        Claim(*_place(each.labels), each.labels.get("gpu", ""), each.labels.get("uuid", ""))
+        for each in _seen(reader, f"stallscope_training_rank_gpu_info{{{chosen}}}", start, end, window)
+        if _place(each.labels) in known
+    }
+    newest = max(described, key=lambda each: (each.times[-1], -int(_by_number(_place(each.labels))[0])))
+    return Run(
+        name=name,
+        namespace=labels.get("namespace", ""),
+        cluster=labels.get("cluster", ""),
+        start=began,
+        end=ended,
+        goes_on=end - ended <= GOES_ON_SECONDS and not (states and not _GOING_ON & states.keys()),
+        states=states,
+        places=tuple(places),
+        claims=tuple(sorted(claims, key=_by_number)),
+        told=newest.labels,
+    )
+
+
+def run_names(server: Server, start: float, end: float) -> list[str]:
+    """The names of all runs of that time, give or take the hours that the server's index is exact to.
+
+    Raises:
+        PrometheusError: the server gave no answer.
+    """
+    return server.label_values("run", "stallscope_training_rank_info", start, end)
+
+
+def _seen(reader: Ranges, selector: str, start: float, end: float, window: int) -> list[RangeSeries]:
+    """The series of a selector that there are in a time, each with the ends of the windows in which it is."""
+    number = ceil((end - start) / window)
+    return joined(reader.stepped(f"count_over_time({selector}[{window}s])", end - (number - 1) * window, end, window))
+
+
+def _chosen(
+    described: Sequence[RangeSeries], name: str, cluster: str | None, namespace: str | None
+) -> list[RangeSeries]:
+    """Those of the one run that is meant."""
+    by_run: dict[tuple[str, str], list[RangeSeries]] = {}
+    for each in described:
+        by_run.setdefault((each.labels.get("cluster", ""), each.labels.get("namespace", "")), []).append(each)
+    meant = [key for key in by_run if cluster in (None, key[0]) and namespace in (None, key[1])]
+    if len(meant) == 1:
+        return by_run[meant[0]]
+    several = meant or sorted(by_run)
+    words = "; ".join(
+        f"cluster {cluster_or_none or '(none)'}, namespace {namespace_or_none or '(none)'}"
+        for cluster_or_none, namespace_or_none in sorted(several)
+    )
+    if not meant:
+        raise UnknownRunError(f"there is a run {name!r} elsewhere only: {words}")
+    parts = [part for part, place in (("--cluster", 0), ("--namespace", 1)) if len({key[place] for key in meant}) > 1]
+    raise AmbiguousRunError(f"several runs are called {name!r}; choose one with {' and '.join(parts)}: {words}")
+
+
+def _unknown(server: Server, name: str, start: float, end: float) -> RunError:
+    """What to say where there is no such run."""
+    when = f"between {_shown(start)} and {_shown(end)}"
+    if server.label_values("run", f"stallscope_training_rank_info{{run={quoted(name)}}}"):
+        return UnknownRunError(f"the run {name!r} reported nothing {when}; ask about another time (--since, --end)")
+    names = run_names(server, start, end)
+    if names:
+        nearest = difflib.get_close_matches(name, names, n=_NEAREST, cutoff=0.5)
+        if nearest:
+            return UnknownRunError(f"there is no run {name!r} {when}; did you mean {' or '.join(nearest)}?")
+        more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+        return UnknownRunError(f"there is no run {name!r} {when}; there are {', '.join(names[:_LISTED])}{more}")
+    exporters = server.label_values("instance", "stallscope_build_info", start, end)
+    if exporters:
+        return NoDataError(
+            f"{server.name} scrapes {len(exporters)} of Stallscope's exporters, but no training reported to them "
+            f"{when}; start it with `stallscope run`, or see `stallscope doctor`"
+        )
+    return NoDataError(
+        f"{server.name} has no data of Stallscope {when}; is it the right server, and does it scrape the exporters?"
+    )
+
+
+def _place(labels: Mapping[str, str]) -> Place:
+    return Place(labels.get("rank", ""), labels.get("job", ""), labels.get("instance", ""))
+
+
+def _by_number(subject: Iterable[str]) -> tuple[int, tuple[str, ...]]:
+    """Sorts by rank, as numbers are sorted."""
+    told = tuple(subject)
+    return int(told[0]) if told[0].isdecimal() else 0, told
+
+
+def _shown(moment: float) -> str:
+    return dt.datetime.fromtimestamp(moment, dt.timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
