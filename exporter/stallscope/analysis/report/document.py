@@ -167,7 +167,7 @@ class Areas:
     """Stacked areas over time; a moment at which nothing is told is a gap."""
 
     times: tuple[float, ...]
-    """Unix times, ascending."""
+    """Unix times, ascending and evenly spaced."""
     parts: tuple[Series, ...]
     kind: Kind = "share"
     greatest: float | None = None
@@ -248,7 +248,7 @@ class Histogram:
 
 @dataclass(frozen=True)
 class Lines:
-    """Lines or points over time or another quantity; a gap is not bridged."""
+    """Lines or points over time or another quantity; a gap, which is a value that is None, is not bridged."""
 
     x: tuple[float, ...]
     """Ascending."""
