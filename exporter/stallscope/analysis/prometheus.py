@@ -166,6 +166,14 @@ class Prometheus:
             raise PrometheusError(f"{self.name}: {_NONSENSE}")
         return found[0].value
 
+    def get(self, path: str) -> Any:
+        """What another part of its API tells: `rules`, `targets`, `status/config`; not every server has them.
+
+        Raises:
+            PrometheusError: it gave no such answer.
+        """
+        return self._asked(path, {}, lambda data: data, method="GET")
+
     def close(self) -> None:
         """Let the connection go."""
         self._session.close()
