@@ -8,10 +8,12 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from stallscope.analysis.report.document import Document, Kind, Value
 from stallscope.causes import CAUSES, COLOURS, PHASE_COLOURS, REMAINDER_COLOURS, REMAINDERS
+from stallscope.readable import count, duration, readable
 
 NOT_TOLD = "not told"
 """Where there is no value: absent must not look like zero."""
-_CENTURY = 3.2e9
+LONGEST_TEXT = 2000
+"""Characters of a text that are shown: of a sentence all, of a name that somebody makes endless not."""
 _LATEST = 253_402_300_799.0
 """The last second of the year 9999."""
 _SCALES: Mapping[Kind, tuple[tuple[float, str], ...]] = {
@@ -51,7 +53,7 @@ class Words:
         if value is None:
             return NOT_TOLD
         if isinstance(value, str):
-            return title_of(value) if kind == "cause" else printable(value)
+            return title_of(value) if kind == "cause" else readable(value, LONGEST_TEXT)
         if kind == "time":
             return self.moment(value)
         if kind == "money":
@@ -89,7 +91,7 @@ def title_of(name: str) -> str:
         return REMAINDERS[name][0]
     if name in PHASE_COLOURS:
         return name.replace("_", " ").capitalize()
-    return printable(name)
+    return readable(name)
 
 
 def colour_of(name: str) -> str:
@@ -97,31 +99,6 @@ def colour_of(name: str) -> str:
     if name in CAUSES:
         return COLOURS[CAUSES[name].domain]
     return REMAINDER_COLOURS.get(name) or PHASE_COLOURS.get(name, "")
-
-
-def printable(text: str) -> str:
-    """A text from outside, with what can't be seen spelt out: line breaks, marks that turn the direction."""
-    if text.isprintable():
-        return text
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
-
-
-def duration(seconds: float) -> str:
-    """A time as two units at most."""
-    if seconds < 0:
-        return f"-{duration(-seconds)}"
-    if not seconds < _CENTURY:
-        return "over a century"
-    if seconds < 1:
-        return f"{1000 * seconds:.3g} ms" if seconds else "0 s"
-    if seconds < 100:
-        return f"{seconds:.3g} s"
-    whole = round(seconds)
-    for name, below, length, part in (("d", "h", 86_400, 3600), ("h", "min", 3600, 60), ("min", "s", 60, 1)):
-        if whole >= length:
-            rest = whole % length // part
-            return f"{whole // length} {name} {rest} {below}" if rest else f"{whole // length} {name}"
-    return f"{whole} s"
 
 
 def plain(value: float) -> str:
@@ -146,9 +123,9 @@ def _number(value: float, kind: Kind) -> str:
     if kind == "share":
         return _percent(value)
     if kind == "seconds":
-        return duration(value)
+        return duration(value) if value >= 0 else f"-{duration(-value)}"
     if kind == "count":
-        return f"{value:,.0f}" if abs(value) < 1e15 else f"{value:.3g}"
+        return count(value)
     scale, unit = unit_of(kind, abs(value))
     return f"{plain(value / scale)} {unit}".rstrip()
 
