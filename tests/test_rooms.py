@@ -21,8 +21,8 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
         "bundle": "",
         "catalogue": "",
         "causes": "",
-        "cli": "analysis bundle configuration gpus intake logs nvidia sampling shim simulation sources stack"
-        " terminal trace_request version web",
+        "cli": "analysis bundle causes configuration gpus intake logs nvidia readable sampling shim simulation sources"
+        " stack terminal trace_request version web",
         "configuration": "logs report web",
         # A source of GPUs is a source; of the other sources they know nothing.
         "gpus": "catalogue sampling sources",

@@ -7,63 +7,18 @@ comparison.against[0].scaling.efficiency, comparison.batch_sizes
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from stallscope.analysis.batch_size import BatchSizeStudy, Measured, NoStudy, study_batch_sizes
+from stallscope.analysis.run_figures import SHORT_SECONDS, RunFigures, Work
 from stallscope.analysis.scaling import Scaling, scaling
 
 UNEXPLAINED = "unexplained"
 """Stands for a cause: the part of a difference for which no cause has been recorded."""
-Work = Literal["samples", "tokens", "steps"]
 
 _ALIKE = 0.02
 """Figures that differ by no more than this share are the same: means of a few minutes scatter so."""
-SHORT_SECONDS = 300.0
-"""Means of less time than one window of the rules tell mostly how the window fills."""
-
-
-@dataclass(frozen=True)
-class RunFigures:
-    """Means over the time that a run trained. None where a figure is not recorded."""
-
-    name: str
-    """As it is shown; no two runs of a comparison share it."""
-    seconds: float
-    """Length of the time over which the means are."""
-    running: bool = False
-    """Whether it goes on, so that the means may change."""
-    gpus: float | None = None
-    batch: float | None = None
-    """Samples of a step of all ranks together."""
-    samples: float | None = None
-    """A second, of all ranks together."""
-    tokens: float | None = None
-    step_seconds: float | None = None
-    operations: float | None = None
-    """Floating-point operations a second, of all ranks together."""
-    gpu_busy: float | None = None
-    memory_used: float | None = None
-    """Share of GPU memory that is held."""
-    memory_peak: float | None = None
-    """Highest share of GPU memory that tensors took."""
-    watts: float | None = None
-    """Of all its GPUs together."""
-    time_lost: float | None = None
-    """Share of GPU time that all causes together cost; None where nothing was judged."""
-    lost: Mapping[str, float] = field(default_factory=dict)
-    """The same by cause."""
-
-    @property
-    def batch_on_gpu(self) -> float | None:
-        """Samples of a step on each GPU."""
-        return self.batch / self.gpus if self.batch and self.gpus else None
-
-    def rate(self, work: Work) -> float | None:
-        """What it does in a second."""
-        if work == "steps":
-            return 1 / self.step_seconds if self.step_seconds else None
-        return self.samples if work == "samples" else self.tokens
 
 
 class Part(NamedTuple):
@@ -194,8 +149,8 @@ def _notes(runs: Sequence[RunFigures], work: Work) -> Iterator[str]:
         yield "not all runs tell samples or tokens: steps are compared, which says something for equal batches only"
     if work == "tokens" and all(run.samples for run in runs):
         yield "a sample has not as many tokens in all runs: tokens are compared"
-    if not _alike([_ratio(run.operations, run.rate(work)) for run in runs]):
-        yield f"the operations for each of the {work} differ: other models, or other inputs"
+    if not _alike([run.operations for run in runs]):
+        yield "a sample takes not as many operations in all runs: other models, or other inputs"
     batches = [run.batch_on_gpu for run in runs]
     if not _alike(batches) and not _alike([run.gpus for run in runs]):
         yield "both GPUs and the batch on each differ: what is said of one is due to the other as well"

@@ -1,0 +1,149 @@
+"""The figures by which runs are compared: means over the time that a run trained, read from what the rules record.
+
+figures = read_figures(server, 'run="resnet50"', "resnet50", start, end)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import isfinite
+from typing import Literal, Protocol
+
+from stallscope.analysis.expressions import quoted
+from stallscope.analysis.prometheus import Series
+from stallscope.analysis.runs import Run
+
+Work = Literal["samples", "tokens", "steps"]
+"""What is counted of what a run does."""
+SHORT_SECONDS = 300.0
+"""Means of less time than one window of the rules tell mostly how the window fills."""
+_RANK = "cluster, job, instance, run, rank"
+
+
+class Server(Protocol):
+    """What answers; `stallscope.analysis.prometheus.Prometheus` is one."""
+
+    def query(self, expression: str, at: float | None = None) -> list[Series]:
+        """The series that an expression has at a moment."""
+
+
+@dataclass(frozen=True)
+class RunFigures:
+    """Means over the time that a run trained. None where a figure is not recorded."""
+
+    name: str
+    """As it is shown; no two runs of a comparison share it."""
+    seconds: float
+    """Length of the time over which the means are."""
+    running: bool = False
+    """Whether it goes on, so that the means may change."""
+    gpus: float | None = None
+    batch: float | None = None
+    """Samples of a step of all ranks together."""
+    samples: float | None = None
+    """A second, of all ranks together."""
+    tokens: float | None = None
+    step_seconds: float | None = None
+    operations: float | None = None
+    """Floating-point operations for each sample, as the training told."""
+    gpu_busy: float | None = None
+    memory_used: float | None = None
+    """Share of GPU memory that is held."""
+    memory_peak: float | None = None
+    """Highest share of GPU memory that tensors took."""
+    watts: float | None = None
+    """Of all its GPUs together."""
+    time_lost: float | None = None
+    """Share of GPU time that all causes together cost; None where nothing was judged."""
+    lost: Mapping[str, float] = field(default_factory=dict)
+    """The same by cause."""
+
+    @property
+    def batch_on_gpu(self) -> float | None:
+        """Samples of a step on each GPU."""
+        return self.batch / self.gpus if self.batch and self.gpus else None
+
+    def rate(self, work: Work) -> float | None:
+        """What it does in a second."""
+        if work == "steps":
+            return 1 / self.step_seconds if self.step_seconds else None
+        return self.samples if work == "samples" else self.tokens
+
+
+def read_figures(server: Server, run: Run) -> RunFigures:
+    """Read the figures of one run, from the time that it was looked for in.
+
+    The first five minutes of its steps don't count where there are more: until then, the windows of the rules reach
+    back to a time without steps.
+
+    Raises:
+        PrometheusError: the server gave no answer.
+    """
+    matchers = f"cluster={quoted(run.cluster)}, namespace={quoted(run.namespace)}, run={quoted(run.name)}"
+    start, end = _steps(server, matchers, run.start, run.end)
+    start = max(start, min(start + SHORT_SECONDS, end - SHORT_SECONDS))
+    question = _question(matchers, run.matchers, end - start)
+    found = [each for each in server.query(question, at=end) if isfinite(each.value)]
+    figures = {each.labels["figure"]: each.value for each in found if "figure" in each.labels}
+    lost = {each.labels["cause"]: each.value for each in found if "cause" in each.labels}
+    return RunFigures(run.name, end - start, run.goes_on, lost=lost, **figures)
+
+
+def _steps(server: Server, run: str, start: float, end: float) -> tuple[float, float]:
+    """Unix time of the first and the last moment at which steps are recorded; the whole time where none are."""
+    moments = f"timestamp(run:step:seconds5m{{{run}}})[{_window(end - start)}:1m]"
+    found = [
+        each.value
+        for function in ("min_over_time", "max_over_time")
+        for each in server.query(f"{function}({moments})", at=end)
+    ]
+    return (min(found), max(found)) if found else (start, end)
+
+
+def _question(run: str, ranks: str, seconds: float) -> str:
+    """Every figure by its name in the label `figure`, and every cause by its own."""
+    window = _window(seconds)
+    each = {
+        "gpus": _or(_usual("run:gpus:count", run, window), _usual("run:ranks:count", run, window)),
+        "batch": _usual("run:batch_size:sum", run, window),
+        "samples": _mean("run:samples:rate5m", run, window),
+        "tokens": _mean("run:tokens:rate5m", run, window),
+        "step_seconds": _mean("run:step:seconds5m", run, window),
+        "operations": f"{_made('flops', run, ranks)} / ({_made('samples', run, ranks)} > 0)",
+        "gpu_busy": _mean("run:gpu_busy:ratio5m", run, window),
+        "memory_used": _mean("run:gpu_memory_used:ratio", run, window),
+        "memory_peak": f"max(last_over_time(rank:allocator_peak:ratio{{{run}}}[2m]))",
+        "watts": _mean("run:power:watts5m", run, window),
+        "time_lost": _mean("run:time_lost:ratio5m", run, window),
+    }
+    figures = [f'label_replace({expression}, "figure", "{name}", "", "")' for name, expression in each.items()]
+    # A cause is not there while it costs nothing: the mean is over the time that the run lived.
+    lost = (
+        f"sum by (cause) (sum_over_time(run_cause:time_lost:ratio5m{{{run}}}[{window}:1m]))"
+        f" / on () group_left () sum(count_over_time(run:ranks:count{{{run}}}[{window}:1m]))"
+    )
+    return _or(*figures, lost)
+
+
+def _mean(series: str, run: str, window: str) -> str:
+    return f"avg(avg_over_time({series}{{{run}}}[{window}]))"
+
+
+def _usual(series: str, run: str, window: str) -> str:
+    """What it mostly was: a count that a missed scrape doesn't make a fraction of."""
+    return f"avg(quantile_over_time(0.5, {series}{{{run}}}[{window}]))"
+
+
+def _made(work: str, run: str, ranks: str) -> str:
+    """What the ranks made within the last five minutes, a second."""
+    rate = f"sum by ({_RANK}) (rate(stallscope_training_{work}_total{{{ranks}}}[5m]))"
+    return f"sum(last_over_time(rank:live:info{{{run}}}[2m]) * on ({_RANK}) group_left () {rate})"
+
+
+def _or(*expressions: str) -> str:
+    return " or ".join(f"({each})" for each in expressions)
+
+
+def _window(seconds: float) -> str:
+    return f"{max(1.0, seconds):.0f}s"

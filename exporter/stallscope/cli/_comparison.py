@@ -1,0 +1,201 @@
+"""A comparison of runs as `stallscope compare` shows it: in 80 columns, or as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from textwrap import wrap
+from typing import Any
+
+from stallscope.analysis.batch_size import BatchSizeStudy
+from stallscope.analysis.comparison import UNEXPLAINED, Against, Comparison
+from stallscope.analysis.run_figures import RunFigures
+from stallscope.causes import CAUSES
+from stallscope.readable import duration, readable
+
+_WIDTH = 79
+_NAME = 23
+_SHOWN = 0.005
+"""Least share of the base's GPU time that a cause must explain to be told."""
+_GOOD_FIT = 0.05
+"""A line that misses a run by more is told with its distance."""
+_COLUMNS = (("GPUs", 6), ("batch", 9), ("{work}/s", 11), ("times", 7), ("a GPU", 8), ("step", 9), ("lost", 6))
+_NOT_TOLD = "-"
+
+
+def text(comparison: Comparison) -> str:
+    """The whole comparison, for a terminal or a file."""
+    return "\n".join(_lines(comparison)) + "\n"
+
+
+def document(comparison: Comparison) -> dict[str, Any]:
+    """The same as JSON has it: seconds, shares from 0 to 1, null for what is not told."""
+    study = comparison.batch_sizes
+    return {
+        "base": comparison.base.name,
+        "work": comparison.work,
+        "runs": [dataclasses.asdict(run) for run in comparison.runs],
+        "against_base": [
+            {
+                "run": each.run.name,
+                "scaling": None if each.scaling is None else each.scaling._asdict(),
+                "gpu_time": each.gpu_time,
+                "causes": [part._asdict() for part in each.parts],
+            }
+            for each in comparison.against
+        ],
+        "batch_sizes": None if study is None else _study(study, comparison.studied),
+        "no_batch_sizes": comparison.no_batch_sizes,
+        "notes": list(comparison.notes),
+    }
+
+
+def _study(study: BatchSizeStudy, runs: tuple[RunFigures, ...]) -> dict[str, Any]:
+    return {
+        "runs": [run.name for run in runs],
+        "fixed_seconds": study.step.fixed,
+        "seconds_per_sample": study.step.slope,
+        "deviation": study.step.deviation,
+        "most_samples_per_second_per_gpu": study.most_samples_per_second,
+        "largest_batch_that_fits": study.largest_that_fits,
+        "next_batch": study.next_batch,
+        "next_samples_per_second_per_gpu": study.samples_per_second(study.next_batch),
+    }
+
+
+def _lines(comparison: Comparison) -> Iterator[str]:
+    yield "".join(["run".ljust(_NAME), *(title.format(work=comparison.work).rjust(size) for title, size in _COLUMNS)])
+    found = {each.run.name: each for each in comparison.against}
+    for run in comparison.runs:
+        yield _row(run, found.get(run.name), comparison)
+    yield ""
+    yield from _wrapped(
+        f"times and a GPU: against {_name(comparison.base, _WIDTH)}, in all and on each GPU. lost: share of GPU time."
+    )
+    for against in comparison.against:
+        yield from _difference(against, comparison)
+    yield ""
+    yield "Batch size"
+    if comparison.batch_sizes is None:
+        yield from _wrapped(f"no study: {comparison.no_batch_sizes}", indent=2)
+    else:
+        yield from _batch_sizes(comparison.batch_sizes, comparison.studied)
+    if comparison.notes:
+        yield ""
+        yield "To keep in mind"
+        for note in comparison.notes:
+            yield from _wrapped(readable(note, 300), indent=2)
+
+
+def _row(run: RunFigures, against: Against | None, comparison: Comparison) -> str:
+    found = None if against is None else against.scaling
+    is_base = against is None
+    cells = (
+        _number(run.gpus),
+        _number(run.batch),
+        _number(run.rate(comparison.work)),
+        "base" if is_base else _NOT_TOLD if found is None else f"{found.speed_up:.2f}",
+        "base" if is_base else _NOT_TOLD if found is None else _share(found.efficiency),
+        _NOT_TOLD if run.step_seconds is None else duration(run.step_seconds),
+        _share(run.time_lost),
+    )
+    return "".join(
+        [
+            _name(run, _NAME - 1).ljust(_NAME),
+            *(cell.rjust(size) for cell, (_, size) in zip(cells, _COLUMNS, strict=True)),
+        ]
+    )
+
+
+def _difference(against: Against, comparison: Comparison) -> Iterator[str]:
+    """What the GPU time of a sample goes into that differs from the base's."""
+    if against.gpu_time is None:
+        return
+    yield ""
+    one = comparison.work.removesuffix("s")
+    yield from _wrapped(
+        f"{_name(against.run, _WIDTH)} takes {_change(against.gpu_time)} GPU time for each {one}"
+        + (", of which" if any(_told(part.explains) for part in against.parts) else "")
+    )
+    for part in against.parts:
+        if part.explains is None or not _told(part.explains):
+            continue
+        if part.cause == UNEXPLAINED:
+            yield f"  {100 * part.explains:+6.1f} %  unexplained by what was recorded"
+        else:
+            title = CAUSES[part.cause].title if part.cause in CAUSES else readable(part.cause, 40)
+            yield f"  {100 * part.explains:+6.1f} %  {title} ({_share(part.base)} there, {_share(part.run)} here)"
+    worst = next((part for part in against.parts if part.cause in CAUSES and (part.explains or 0.0) > _SHOWN), None)
+    if worst is not None:
+        yield from _wrapped(CAUSES[worst.cause].remedy, indent=12)
+    found, gpus, fewer = against.scaling, against.run.gpus, comparison.base.gpus
+    if found is not None and gpus and fewer and gpus > fewer and found.efficiency < 1:
+        yield from _wrapped(
+            f"Scaling from {_number(fewer)} to {_number(gpus)} GPUs: {_share(found.efficiency)}, as if "
+            f"{found.gpus_lost:.2g} of them did nothing."
+        )
+
+
+def _batch_sizes(study: BatchSizeStudy, runs: tuple[RunFigures, ...]) -> Iterator[str]:
+    smallest = min(run.batch_on_gpu or 0.0 for run in runs)
+    gpus = runs[0].gpus or 1.0
+    where = "on one GPU" if gpus == 1 else f"on each of {gpus:.0f} GPUs"
+    fixed, each = duration(study.step.fixed), duration(study.step.slope)
+    yield from _wrapped(
+        f"A step takes {fixed} whatever its batch, and {each} for each sample {where}: "
+        f"{_share(study.fixed_share(smallest))} of the step is fixed at a batch of {_number(smallest)}, "
+        f"{_share(study.fixed_share(study.largest))} at {_number(study.largest)}.",
+        indent=2,
+    )
+    if study.next_batch > study.largest:
+        rate, now = study.samples_per_second(study.next_batch), study.samples_per_second(study.largest)
+        yield from _wrapped(
+            f"A batch of {_number(study.next_batch)} {where} would do {_number(gpus * rate)} samples/s, "
+            f"{rate / now:.2f} times as many as {_number(study.largest)}; no batch does more than "
+            f"{_number(gpus * study.most_samples_per_second)}.",
+            indent=2,
+        )
+    fits = study.largest_that_fits
+    yield from _wrapped(
+        "How large a batch fits into memory is not known: the framework doesn't tell what tensors take of it, or it "
+        "doesn't grow with the batch."
+        if fits is None
+        else f"By what tensors took of memory at most, {_number(fits)} {where} is the largest batch that fits.",
+        indent=2,
+    )
+    if study.step.places == 2:
+        yield from _wrapped("Two batch sizes make a line, but don't test it; a third one would.", indent=2)
+    elif study.step.deviation > _GOOD_FIT:
+        yield from _wrapped(
+            f"The line misses one of the runs by {_share(study.step.deviation)}: so may the prediction be off.",
+            indent=2,
+        )
+
+
+def _told(explains: float | None) -> bool:
+    return explains is not None and abs(explains) >= _SHOWN
+
+
+def _change(share: float) -> str:
+    """By how much more or less."""
+    if abs(share) < _SHOWN:
+        return "as much"
+    return f"{100 * abs(share):.1f} % {'more' if share > 0 else 'less'}"
+
+
+def _name(run: RunFigures, longest: int) -> str:
+    return readable(run.name, longest)
+
+
+def _share(share: float | None) -> str:
+    return _NOT_TOLD if share is None else f"{100 * share:.0f} %"
+
+
+def _number(number: float | None) -> str:
+    if number is None:
+        return _NOT_TOLD
+    return f"{number:,.0f}" if abs(number) >= 100 or number == round(number) else f"{number:.3g}"
+
+
+def _wrapped(sentence: str, indent: int = 0) -> list[str]:
+    return wrap(sentence, _WIDTH, initial_indent=" " * indent, subsequent_indent=" " * indent)
