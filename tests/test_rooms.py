@@ -42,12 +42,13 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
         "simulation": "gpus report sampling shim",
         "sources": "amd catalogue gpus nvidia owners sampling",
         "stack": "__init__ bundle simulation",
-        "terminal": "analysis catalogue causes gpu_losses phase_shares readable version",
+        "terminal": "analysis catalogue gpu_losses phase_shares readable verdict_words version",
         "trace_request": "",
+        "verdict_words": "analysis causes readable",
         "version": "",
         "vocabulary": "",
         "web": "analysis catalogue causes configuration file_mark gpu_losses intake phase_shares readable report"
-        " sampling trace_request version",
+        " sampling trace_request verdict_words version",
     }.items()
 }
 LIBRARIES: Mapping[str, frozenset[str]] = {

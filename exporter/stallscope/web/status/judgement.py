@@ -3,35 +3,30 @@
 from __future__ import annotations
 
 from stallscope.analysis.verdicts import Verdict, Verdicts
-from stallscope.causes import CAUSES, REMAINDERS
+from stallscope.causes import CAUSES
 from stallscope.readable import ago, percent
+from stallscope.verdict_words import words_of
 from stallscope.web.status.markup import foreign
 
 _REASON_LENGTH = 300
 
 
 def verdict_line(verdict: Verdict, *, with_gpus: bool = True) -> str:
-    """A verdict with its cost, which is a run's own time where it has no GPU, and what to change first."""
-    cause = CAUSES.get(verdict.cause)
-    if cause is None:
-        title, remedy = REMAINDERS.get(verdict.cause, (foreign(verdict.cause), ""))
-        return f'<p class="quiet">Verdict: {title}. {remedy}</p>'
-    css = {"critical": "bad", "warning": "warn"}.get(cause.severity or "", "quiet")
-    cost = ""
-    if verdict.share > 0:
-        cost = f" It costs {percent(verdict.share)} of {'the GPU' if with_gpus else 'its'} time"
-        if verdict.lost is not None and verdict.lost - verdict.share >= 0.01:
-            cost += f", all causes together {percent(verdict.lost)}"
-        cost += "."
-    return f'<p class="verdict {css}"><strong>Verdict: {cause.title}.</strong>{cost} {cause.remedy}</p>'
+    """A verdict with its cost and what to change first."""
+    words = words_of(verdict, with_gpus=with_gpus)
+    if verdict.cause not in CAUSES:
+        return f'<p class="quiet">Verdict: {foreign(words.title)}. {words.remedy}</p>'
+    css = {"critical": "bad", "warning": "warn"}.get(words.severity or "", "quiet")
+    cost = f" {words.cost}" if words.cost else ""
+    return f'<p class="verdict {css}"><strong>Verdict: {words.title}.</strong>{cost} {words.remedy}</p>'
 
 
 def gpu_verdict_line(verdict: Verdict) -> str:
     """The same of a GPU. Where the cause is that of its run, the run says what to change, perhaps on another GPU."""
-    cause = CAUSES.get(verdict.cause)
-    if cause is None or cause.subject == "gpu":
-        return verdict_line(verdict)
-    return f'<p class="quiet">Verdict of its run: {cause.title}, {percent(verdict.share)}.</p>'
+    words = words_of(verdict)
+    if words.of_run:
+        return f'<p class="quiet">Verdict of its run: {words.title}, {percent(verdict.share)}.</p>'
+    return verdict_line(verdict)
 
 
 def provenance(verdicts: Verdicts | None) -> str:
