@@ -7,7 +7,7 @@ has, its drawing stays small: what is narrower than can be seen is merged, so th
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import cycle
 from typing import Any, NamedTuple
 
@@ -46,8 +46,10 @@ from stallscope.analysis.report.words import Words, colour_of, plain, title_of, 
 
 WIDTH = 760
 """Of a drawing; lengths are in its own units, in which its type has a height of 11."""
-_LEFT, _RIGHT, _TOP, _BOTTOM = 118, 18, 12, 44
+_LEFT, _RIGHT, _TOP, _BOTTOM = 118, 18, 12, 28
 """Margins; the same for all that have time as their axis, so that moments stand below one another."""
+_LINE = 15
+"""Height of a line of type."""
 _TYPE = 11
 _CHARACTER = 6.2
 """Width of one, about."""
@@ -59,9 +61,10 @@ _MOST_VERTICES = 3000
 _MOST_CELLS = 60_000
 _MOST_ROWS = 256
 _MOST_SPANS = 1200
-_MOST_MARKS_NAMED = 12
+_MARK_LINES = 2
+"""Above a drawing, for the names of its marks."""
 
-_OTHERS = ("#0e7490", "#b45309", "#6366f1", "#be185d", "#4d7c0f", "#7c3aed", "#0284c7", "#9f1239")
+_OTHERS = ("#1590ae", "#c2640c", "#7577f2", "#d6427f", "#5f962a", "#9a63f0", "#0c8bd0", "#c04a63")
 """Colours of what has none of its own; of middling lightness, so that they stand out from light and from dark."""
 _SHADES = (0.0, -0.35, 0.35, -0.55, 0.55)
 """Of causes of one kind, which share a colour, in one plot: darker below zero, lighter above."""
@@ -159,7 +162,7 @@ def _bars(plot: Bars, key: str, words: Words) -> Drawing:
         return NOTHING
     labels = [_shortened(title_of(row), _LONGEST_BAR_LABEL) for row in plot.rows]
     left = max(60, 14 + int(_CHARACTER * max(map(len, labels))))
-    canvas, axes = _canvas(26 * len(labels), left=left, right=70)
+    canvas, axes = _canvas(26 * len(labels), left=left, right=70, named=False)
     totals = values.sum(axis=0)
     scale, unit = unit_of(plot.kind, float(totals.max()), words.currency)
     alone = len(plot.parts) == 1
@@ -225,7 +228,7 @@ def _states(plot: States, key: str, words: Words) -> Drawing:
     if not names:
         return NOTHING
     height = 22 if len(spans) <= 24 else max(2.5, 400 / len(spans))
-    canvas, axes = _canvas(height * len(spans), top=_TOP + (14 if plot.marks else 0))
+    canvas, axes = _canvas(height * len(spans), plot.marks)
     colours = dict(zip(names, colours_of(names), strict=True))
     if sum(map(len, spans)) > _MOST_SPANS:
         columns = _columns(len(spans))
@@ -290,7 +293,7 @@ def _histogram(plot: Histogram, key: str, words: Words) -> Drawing:
         edges[0] = edges[1] / 2
     scale, unit = unit_of(plot.kind, float(edges[-1]), words.currency)
     marks = [mark for mark in plot.marks if edges[0] <= mark.at <= edges[-1]]
-    canvas, axes = _canvas(170, top=_TOP + (14 if marks else 0))
+    canvas, axes = _canvas(170, marks, named=False)
     axes.stairs(counts, edges / scale, fill=True, color=_OTHERS[0], edgecolor=CARD, linewidth=0.6)
     if plot.logarithmic:
         axes.set_xscale("log")
@@ -311,7 +314,7 @@ def _lines(plot: Lines, key: str, words: Words) -> Drawing:
         return NOTHING
     least, greatest = _range(values, plot.least, plot.greatest)
     scale, unit = unit_of(plot.kind, greatest, words.currency)
-    canvas, axes = _canvas(190, top=_TOP + (14 if plot.marks else 0))
+    canvas, axes = _canvas(190, plot.marks)
     on_time = plot.x_kind == "time"
     x_scale, x_unit = (86_400.0, "") if on_time else unit_of(plot.x_kind, float(x[-1]), words.currency)
     colours = colours_of([series.name for series in plot.series])
@@ -343,11 +346,15 @@ def _lines(plot: Lines, key: str, words: Words) -> Drawing:
     return Drawing(inline_svg(canvas, key), legend if len(legend) > 1 or plot.series[0].label else ())
 
 
-def _canvas(height: float, *, left: int = _LEFT, right: int = _RIGHT, top: int = _TOP) -> tuple[Canvas, Axes]:
-    """A canvas whose axes are so high."""
-    whole = top + height + _BOTTOM
+def _canvas(
+    height: float, marks: Sequence[Mark] = (), *, left: int = _LEFT, right: int = _RIGHT, named: bool = True
+) -> tuple[Canvas, Axes]:
+    """A canvas whose axes are so high, with room for the names of marks above and that of the axis below."""
+    top = _TOP + _LINE * min(_MARK_LINES, len(marks))
+    bottom = _BOTTOM + (_LINE if named else 0)
+    whole = top + height + bottom
     canvas = Canvas(figsize=(WIDTH / 72, whole / 72), dpi=72)
-    axes = canvas.add_axes((left / WIDTH, _BOTTOM / whole, 1 - (left + right) / WIDTH, height / whole))
+    axes = canvas.add_axes((left / WIDTH, bottom / whole, 1 - (left + right) / WIDTH, height / whole))
     return canvas, axes
 
 
@@ -392,33 +399,35 @@ def _columns(rows: int) -> int:
     return max(48, _MOST_CELLS // max(rows, 125))
 
 
-def _draw_marks(axes: Axes, marks: Sequence[Mark], place: Any) -> None:
-    """Draw upright lines, with a label above as far as there is room for it."""
+def _draw_marks(axes: Axes, marks: Sequence[Mark], place: Callable[[float], float]) -> None:
+    """Draw upright lines, each with its name above as far as there is room for it."""
     low, high = axes.get_xlim()
-    free = low
-    character = (high - low) * _CHARACTER / (WIDTH - _LEFT - _RIGHT)
-    logarithmic = axes.get_xscale() == "log"
-    for number, mark in enumerate(sorted(marks, key=lambda each: each.at)):
+    width = axes.get_position().width * WIDTH
+    free = [0.0] * _MARK_LINES
+    for mark in sorted(marks, key=lambda each: each.at):
         at = place(mark.at)
         if not low <= at <= high:
             continue
-        colour = colour_of(mark.colour_of) or INK
-        axes.axvline(at, color=colour, linewidth=1.2, linestyle=(0, (4, 2)))
+        axes.axvline(at, color=colour_of(mark.colour_of) or INK, linewidth=1.2, linestyle=(0, (4, 2)))
         label = _shortened(mark.label, 28)
-        there = low + (high - low) * np.log(at / low) / np.log(high / low) if logarithmic else at
-        if number < _MOST_MARKS_NAMED and there >= free:
-            beyond = there + character * len(label) > high
+        length = _CHARACTER * len(label)
+        left, _ = axes.transAxes.inverted().transform(axes.transData.transform((at, 0.0))) * width
+        beyond = left + length > width
+        if beyond:
+            left -= length
+        line = next((number for number, end in enumerate(free) if left >= end), None)
+        if line is not None:
             axes.annotate(
                 label,
                 (at, 1.0),
-                (0, 4),
+                (0, 4 + _LINE * line),
                 xycoords=("data", "axes fraction"),
                 textcoords="offset points",
                 ha="right" if beyond else "left",
                 color=SOFT,
                 annotation_clip=False,
             )
-            free = there + character * (2 if beyond else len(label) + 2)
+            free[line] = left + length + _CHARACTER
 
 
 def _legend(series: Iterable[Series], colours: Iterable[str], *, lines: bool = False) -> tuple[Key, ...]:

@@ -26,7 +26,7 @@ _SCALES: Mapping[Kind, tuple[tuple[float, str], ...]] = {
 }
 """For each kind what its values are divided by, and their unit then: the first that is not too large, else the last."""
 
-_UNITS: Mapping[Kind, str] = {"times": "times", "gpu_hours": "h", "per_second": "a second"}
+_UNITS: Mapping[Kind, str] = {"times": "times", "gpu_hours": "h", "per_second": "/s"}
 _DURATIONS = ((3600.0, "h", 2.0), (60.0, "min", 5.0), (1.0, "s", 1.0), (1e-3, "ms", 0.0))
 """Units of an axis of durations, and how many of them it must be long at least."""
 

@@ -1,0 +1,63 @@
+"""A report as one page that needs nothing else: no network, no script; on a phone, on a desk, on paper."""
+
+from __future__ import annotations
+
+from itertools import count
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from stallscope.analysis.report.document import Document, Figure, Recommendation
+from stallscope.analysis.report.plots import Drawing, draw
+from stallscope.analysis.report.words import LONGEST_TEXT, Words, colour_of, title_of
+from stallscope.readable import readable
+from stallscope.version import __version__
+
+_TEMPLATE = "page.html.jinja"
+_TEXTS = ("text", "cause", "time")
+"""Kinds of values that are set flush left."""
+
+
+def write(document: Document, *, refresh_seconds: float | None = None) -> str:
+    """The whole page.
+
+    Args:
+        document: what it says.
+        refresh_seconds: how often a browser is to load the page again; None for never.
+    """
+    words = Words(document)
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+        finalize=_shown,
+    )
+    numbers = count(1)
+
+    def drawn(figure: Figure) -> Drawing:
+        return draw(figure.plot, f"figure-{next(numbers)}", words)
+
+    environment.filters.update(kind=lambda block: type(block).__name__, drawn=drawn, inline=Markup, title=title_of)
+    environment.filters.update(words=words.of, moment=words.moment, iso=words.machine_readable, colour=colour_of)
+    return environment.get_template(_TEMPLATE).render(
+        document=document,
+        first=_shown_above(document),
+        refresh_seconds=refresh_seconds,
+        texts=_TEXTS,
+        version=__version__,
+        zone=words.zone_name,
+    )
+
+
+def _shown(value: object) -> object:
+    """Texts from outside with what can't be seen spelt out; what is markup stays as it is."""
+    return readable(value, LONGEST_TEXT) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+def _shown_above(document: Document) -> Recommendation | None:
+    """The first recommendation, where no reader of the first section sees it."""
+    first = document.first_recommendation
+    return None if document.sections and first in document.sections[0].blocks else first
