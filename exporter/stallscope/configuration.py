@@ -578,32 +578,73 @@ class _Parser(argparse.ArgumentParser):
         raise ConfigurationError(f"command line: {message}")
 
 
-def _from_flags(arguments: Sequence[str], table: Mapping[str, Setting]) -> dict[str, _Given]:
+_GROUPS = {
+    "config": "configuration",
+    "web": "web server",
+    "log": "log",
+    "collector": "collectors",
+    "sampling": "readings",
+    "gpu": "GPUs",
+    "nvidia": "GPUs",
+    "path": "readings",
+    "report": "training reports",
+    "prometheus": "verdicts on the status page",
+    "simulation": "simulation",
+}
+"""What help calls the settings that begin with these words."""
+_NOTES = f"""\
+A switch ([BOOLEAN]) is turned off by its --no- form. A flag beats the file of
+--config.file, the file beats the environment variable
+({ENVIRONMENT_PREFIX}LOG_LEVEL for --log.level), and that the default.
+SIGHUP reads file and environment again. SIGUSR1, or POST /-/release?for=2m,
+lets go of the GPUs' device files so that their driver can be reloaded; SIGUSR2,
+or POST /-/resume, takes them up again at once. A driver call that hangs can
+only be ended with the process: --sampling.exit-after-hang does so.
+
+Exit status: 0 after SIGTERM or SIGINT, 1 when it can't be served, 2 for a wrong
+configuration, 75 after a reading that hung for too long.
+
+examples:
+  # this node's metrics at http://localhost:19400/metrics
+  stallscope exporter
+  # a node that others may reach: certificates and users, and signed reports
+  stallscope exporter --web.config.file web.yml --report.token-file tokens
+  # without hardware
+  stallscope exporter --simulation.scenario thermal_throttle --simulation.host
+"""
+
+
+def flag_parser(table: Mapping[str, Setting]) -> argparse.ArgumentParser:
+    """The command line of the exporter, with a flag for each of these settings, in groups."""
     parser = _Parser(
         prog="stallscope exporter",
         usage="stallscope exporter [flags]",
         description="Serves this node's GPU, host and training metrics to Prometheus.",
-        epilog="A switch ([BOOLEAN]) is turned off by its --no- form. A flag beats the file of --config.file, the file "
-        f"beats the environment variable ({ENVIRONMENT_PREFIX}LOG_LEVEL for --log.level), and that the default. SIGHUP "
-        "reads file and environment again. SIGUSR1, or POST /-/release?for=2m, lets go of the GPUs' device files so "
-        "that their driver can be reloaded; SIGUSR2, or POST /-/resume, takes them up again at once. A driver call "
-        "that hangs can only be ended with the process: --sampling.exit-after-hang does so, with status 75.",
+        epilog=_NOTES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    groups = {title: parser.add_argument_group(title) for title in dict.fromkeys(_GROUPS.values())}
     for setting in table.values():
+        group = groups[_GROUPS[setting.name.partition(".")[0]]]
         default = f" Default: {setting.default}." if setting.default else ""
         text = (setting.help + default).replace("%", "%%")
         if setting.switch:
-            parser.add_argument(
+            group.add_argument(
                 f"--{setting.name}", dest=setting.name, nargs="?", const="true", metavar="BOOLEAN", help=text
             )
             no_form = f"--no-{setting.name}"
-            parser.add_argument(no_form, dest=setting.name, action="store_const", const="false", help=argparse.SUPPRESS)
+            group.add_argument(no_form, dest=setting.name, action="store_const", const="false", help=argparse.SUPPRESS)
         else:
             action = "append" if setting.repeatable else "store"
-            parser.add_argument(
+            group.add_argument(
                 f"--{setting.name}", dest=setting.name, action=action, metavar=setting.metavar, help=text
             )
+    return parser
+
+
+def _from_flags(arguments: Sequence[str], table: Mapping[str, Setting]) -> dict[str, _Given]:
+    parser = flag_parser(table)
     parsed, unknown = parser.parse_known_args(list(arguments))
     if unknown:
         name = unknown[0].partition("=")[0]

@@ -201,7 +201,7 @@ def test_a_program_that_reports_by_itself_is_not_said_to_be_unmeasured(programs:
     [
         ((), 2, "what is to be run?"),
         (("-m",), 2, "what is to be run?"),
-        (("--nam", "x", "train.py"), 2, "there is no option '--nam'"),
+        (("--nam", "x", "train.py"), 2, "unknown flag --nam; did you mean --name?"),
         (("--name",), 2, "--name needs a name"),
         (("missing.py",), 2, "can't open file 'missing.py': [Errno 2] No such file or directory"),
         (("-m", "no.such.module"), 1, "No module named 'no'"),

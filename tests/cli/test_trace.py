@@ -151,7 +151,7 @@ def test_without_an_exporter_there_is_one_line(capsys: pytest.CaptureFixture[str
         (["job", "--rank", "a"], "are no ranks"),
         (["job", "--first-step", "-1"], "first-step"),
         (["job", "--exporter", "ftp://x"], "expected http://host:port"),
-        (["job", "more"], "unrecognized"),
+        (["job", "more"], "unexpected argument more"),
     ],
 )
 def test_a_wrong_command_line_is_told_in_one_line(

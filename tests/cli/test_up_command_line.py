@@ -11,9 +11,9 @@ from stallscope.simulation.scenarios import SCENARIOS
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--scenari", "x"], "unknown argument --scenari; did you mean --scenario?"),
-        (["--no-instal"], "unknown argument --no-instal; did you mean --no-install?"),
-        (["now"], "unknown argument now"),
+        (["--scenari", "x"], "unknown flag --scenari; did you mean --scenario?"),
+        (["--no-instal"], "unknown flag --no-instal; did you mean --no-install?"),
+        (["now"], "unexpected argument now"),
         (["--scenario", "gpu_lst"], "--scenario: there is no scenario 'gpu_lst'; did you mean gpu_lost?"),
         (["--grafana.port", "x"], "argument --grafana.port: 'x' is no port"),
     ],

@@ -1,12 +1,13 @@
 """The `stallscope` command: one file of this folder a subcommand.
 
-A command is a module with `main(arguments) -> int`, and the first line of the file says in its docstring what it does.
-Only the module that is asked for is imported, so that `stallscope --help` answers at once.
+A command is a module with `main(arguments) -> int` and `parser()`, and the first line of the file says in its
+docstring what it does. Only the module that is asked for is imported, so that `stallscope --help` answers at once.
 """
 
 from __future__ import annotations
 
 import importlib
+import os
 import pkgutil
 import sys
 from collections.abc import Sequence
@@ -14,7 +15,20 @@ from pathlib import Path
 
 from stallscope.version import __version__
 
+GROUPS = {
+    "observe": ("gpus", "top"),
+    "train": ("pick", "run", "trace"),
+    "understand": ("compare", "frames", "report"),
+    "set up": ("completion", "doctor", "exporter", "record", "up"),
+}
+"""What commands are for, in the order in which help lists them."""
+
 _USAGE_ERROR = 2
+_INTERRUPTED = 130
+_BROKEN_PIPE = 141
+"""As a shell tells of a program that SIGINT or SIGPIPE ended."""
+_PROGRAM_OF_ITS_OWN = "run"
+"""The command whose exceptions are those of the program that it runs."""
 
 
 def commands() -> dict[str, str]:
@@ -28,10 +42,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command that the first argument names.
 
     Returns:
-        The exit status: 0 when it went well, 1 when it failed, 2 when the command line was wrong.
+        The exit status: 0 when it went well, 1 when it failed, 2 when the command line was wrong, 130 after Ctrl-C,
+        141 when what read the output went away.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments[:1] == [_PROGRAM_OF_ITS_OWN]:
+        return _run(arguments)
+    try:
+        status = _run(arguments)
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    except BrokenPipeError:
+        # What is left to be written goes nowhere, so that the interpreter's own last flush says nothing.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _BROKEN_PIPE
+    return status
+
+
+def _run(arguments: Sequence[str]) -> int:
     first = arguments[0] if arguments else ""
+    if first == "help" and len(arguments) > 1:
+        first, arguments = arguments[1], [arguments[1], "--help"]
     if first in ("-h", "--help", "help"):
         print(_help())
         return 0
@@ -58,15 +90,11 @@ def _summary(file: Path) -> str:
 
 
 def _help() -> str:
-    lines = [
-        "usage: stallscope COMMAND [flags]",
-        "",
-        "Where does my GPU time go, and what do I change?",
-        "",
-        "commands:",
-    ]
-    lines += [f"  {name:<12}{summary}".rstrip() for name, summary in commands().items()]
-    lines += ["", "`stallscope COMMAND --help` tells of a command's flags; `stallscope --version` of the version."]
+    summaries = commands()
+    lines = ["usage: stallscope COMMAND [flags]", "", "Where does my GPU time go, and what do I change?"]
+    for group, names in GROUPS.items():
+        lines += ["", f"{group}:", *(f"  {name:<12}{summaries[name]}" for name in names)]
+    lines += ["", "`stallscope help COMMAND` tells of a command's flags, `stallscope --version` of the version."]
     return "\n".join(lines)
 
 
@@ -74,6 +102,6 @@ def _unknown(name: str) -> str:
     import difflib  # only this path needs it
 
     known = list(commands())
-    nearest = difflib.get_close_matches(name, known, n=1)
+    nearest = difflib.get_close_matches(name, [*known, "help", "--help", "--version"], n=1)
     hint = f"did you mean {nearest[0]}?" if nearest else f"commands are: {', '.join(known)}"
-    return f"stallscope: unknown command {name!r}; {hint}"
+    return f"stallscope: unknown {'flag' if name.startswith('-') else 'command'} {name!r}; {hint}"

@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from stallscope import logs
-from stallscope.configuration import Configuration, ConfigurationError, load
+from stallscope.configuration import Configuration, ConfigurationError, flag_parser, load, settings
 
 if TYPE_CHECKING:
+    import argparse
+
     from stallscope.analysis.verdicts import VerdictWatch
     from stallscope.gpus.driver import Driver
     from stallscope.simulation.simulation import Simulation
@@ -318,6 +320,17 @@ class Exporter:
             reads_gpus=any(isinstance(source, GpuSource) for source in list(self._running.values())),
             simulated=self.configuration.scenario,
         )
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line; without switches for collectors where what they need is not installed."""
+    try:
+        from stallscope.sources.base import available
+
+        sources = {name: source.summary for name, source in available().items()}
+    except ModuleNotFoundError:
+        sources = {}
+    return flag_parser(settings(sources))
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
 import sys
 import textwrap
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from stallscope.cli._parser import Parser
 
 if TYPE_CHECKING:
     from stallscope.gpus.driver import Driver
@@ -41,12 +42,6 @@ _NO_GPU = (
 )
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        """Refuse in one line, without argparse's usage before it."""
-        self.exit(2, f"{self.prog}: {message}\n")
-
-
 class _Cost(NamedTuple):
     """What one function of the driver's library took."""
 
@@ -57,20 +52,31 @@ class _Cost(NamedTuple):
     longest: float
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Show the GPUs; return 0 when all of them answer, 1 where one does not or there is none, 2 for wrong flags."""
-    parser = _Parser(
-        prog="stallscope gpus",
+def parser() -> Parser:
+    """The command line."""
+    made = Parser(
+        "gpus",
         usage="stallscope gpus [--json] [--simulation.scenario NAME]",
         description="Read every GPU as the exporter would, a few times a second apart, and show what it is, which of "
         "the optional signals it has, by which call of the driver, what calls cost, and what stands in the way.",
-        allow_abbrev=False,
+        examples={
+            "stallscope gpus": "this machine's GPUs",
+            "stallscope gpus --json | jq '.gpus[].trouble'": "for scripts",
+            "stallscope gpus --simulation.scenario thermal_throttle": "what a GPU would show, without having one",
+        },
+        notes="Exit status: 0 when all GPUs answer, 1 where one does not or there is none, 2 for a wrong command line.",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON document instead of tables")
-    parser.add_argument(
+    made.add_argument("--json", action="store_true", help="print one JSON document instead of tables")
+    made.add_argument(
         "--simulation.scenario", dest="scenario", metavar="NAME", help="show simulated GPUs, which need no hardware"
     )
-    parsed = parser.parse_args(list(arguments))
+    return made
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Show the GPUs; return 0 when all of them answer, 1 where one does not or there is none, 2 for wrong flags."""
+    command_line = parser()
+    parsed = command_line.parse_args(arguments)
     # What the sources have to say of their GPUs stands among the warnings.
     logging.getLogger("stallscope").addHandler(logging.NullHandler())
     try:
@@ -81,7 +87,7 @@ def main(arguments: Sequence[str]) -> int:
         print(f"stallscope gpus needs {error.name}: pip install 'stallscope[exporter]'", file=sys.stderr)
         return 1
     except ValueError as error:
-        parser.error(f"--simulation.scenario: {error}")
+        command_line.error(f"--simulation.scenario: {error}")
     gpus = [gpu for each in surveys for gpu in each.gpus]
     costs = _costs(recording)
     warnings = _warnings(surveys, costs, recording)

@@ -16,8 +16,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
+from stallscope.cli._parser import Parser
 from stallscope.nvidia.capture import Call, Capture, Header, text
 from stallscope.nvidia.identifiers import masked
 from stallscope.nvidia.library import Library, PynvmlLibrary
@@ -44,12 +45,6 @@ _OF_THE_PROCESS = re.compile(
 """Lines of a page that tell of the process, and are never twice the same."""
 _FRACTION = re.compile(r"(?<= )\d+\.\d+(?:e[+-]\d+)?$", re.MULTILINE)
 """A value of the page that is no whole number."""
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        """Refuse in one line, without argparse's usage before it."""
-        self.exit(2, f"{self.prog}: {message}\n")
 
 
 class RecordError(Exception):
@@ -209,36 +204,46 @@ def file_name(capture: Capture) -> str:
     return "__".join((maker, _slug(model), _slug(header.driver), *mig)) + ".capture.jsonl"
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Record; return 0 when a capture was written, 1 where that failed or a call hung, 2 for a wrong command line."""
-    parser = _Parser(
-        prog="stallscope record",
+def parser() -> Parser:
+    """The command line."""
+    made = Parser(
+        "record",
         usage="stallscope record [flags]",
         description="Run the exporter's own readings of this machine's NVIDIA GPUs for a while and write down every "
         "driver call with its answer. Needs no rights beyond those of nvidia-smi, and changes nothing. Committed under "
         "tests/captures/, the file is replayed by the tests.",
-        allow_abbrev=False,
+        examples={
+            "stallscope record": "half a minute of this machine's GPUs",
+            "stallscope record --duration 2m --output h100.capture.jsonl": "longer, to a file of that name",
+        },
+        notes="Exit status: 0 when a capture was written, 1 where that failed or a call hung, 2 for a wrong command "
+        "line. Ctrl-C ends the recording early and writes what there is.",
     )
-    parser.add_argument(
+    made.add_argument(
         "--duration",
         type=_seconds,
         default=30.0,
         metavar="TIME",
         help="how long, such as 30s or 2m (default: 30s)",
     )
-    parser.add_argument(
+    made.add_argument(
         "--output", type=Path, metavar="FILE", help="file to write (default: nvidia__MODEL__DRIVER.capture.jsonl)"
     )
-    parser.add_argument(
+    made.add_argument(
         "--keep-identifiers",
         action="store_true",
         help="keep UUIDs, serials, bus ids and process ids, which are replaced by numbers otherwise",
     )
-    parser.add_argument("--force", action="store_true", help="replace a file that is there")
-    parser.add_argument(
+    made.add_argument("--force", action="store_true", help="replace a file that is there")
+    made.add_argument(
         "--stand-in", action="store_true", help="say in the file that what answers is no real driver, but a test's"
     )
-    parsed = parser.parse_args(list(arguments))
+    return made
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Record; return 0 when a capture was written, 1 where that failed or a call hung, 2 for a wrong command line."""
+    parsed = parser().parse_args(arguments)
     # What the source has to say of the GPUs is no news of the recording.
     logging.getLogger("stallscope").addHandler(logging.NullHandler())
     output: Path | None = parsed.output

@@ -11,28 +11,52 @@ from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stallscope.shim import automatic
 
-_HELP = """\
-usage: stallscope run [--name NAME] [--] SCRIPT.py [ARG...]
-       stallscope run [--name NAME] -m MODULE [ARG...]
-       stallscope run [--name NAME] COMMAND [ARG...]
+if TYPE_CHECKING:
+    from stallscope.cli._parser import Parser
 
-Run a PyTorch training as it is, with no line changed: waits for data loaders, forward and backward passes, optimizer
-steps and evaluation are told to the node's exporter. A script or module runs in this process, and its exit status,
-signals and tracebacks are its own; a command (torchrun, accelerate, python, a shell script) takes this process' place,
-and every Python that it starts is watched. Under a launcher: torchrun --no-python stallscope run SCRIPT.py.
-
-  --name NAME   the run's name, the same on all ranks (default: from the script and the job's number or start)
-
-STALLSCOPE_ADDRESS says where the exporter is, if it isn't this node's; STALLSCOPE_DISABLE=1 runs without watching.
-"""
 _USAGE_ERROR = 2
 _NOT_EXECUTABLE = 126
 _NOT_FOUND = 127
 _PACKAGE = str(Path(__file__).parents[1])
+
+
+def parser() -> Parser:
+    """The command line, for help alone: `main` reads it itself, since the program's own flags are not to be judged."""
+    import argparse  # this and the next are imported where somebody asks, and not before every training
+
+    from stallscope.cli._parser import Parser
+
+    made = Parser(
+        "run",
+        usage="""stallscope run [--name NAME] [--] SCRIPT.py [ARG...]
+       stallscope run [--name NAME] -m MODULE [ARG...]
+       stallscope run [--name NAME] COMMAND [ARG...]""",
+        description="Run a PyTorch training as it is, with no line changed: waits for data loaders, forward and "
+        "backward passes, optimizer steps and evaluation are told to the node's exporter. A script or module runs in "
+        "this process, and its exit status, signals and tracebacks are its own; a command (torchrun, accelerate, "
+        "python, a shell script) takes this process' place, and every Python that it starts is watched.",
+        examples={
+            "stallscope run train.py --epochs 3": "a script",
+            "stallscope run --name resnet50 -m trainer.main": "a module, under a name of its own",
+            "stallscope run torchrun --nproc-per-node 8 train.py": "all ranks of this node",
+            "torchrun --nproc-per-node 8 --no-python stallscope run train.py": "the same, under the launcher",
+        },
+        notes="STALLSCOPE_ADDRESS says where the exporter is, if it isn't this node's; STALLSCOPE_DISABLE=1 runs "
+        "without watching.\n\nExit status: the program's own; 2 for a wrong command line, 126 and 127 for a command "
+        "that can't be run or is not there.",
+    )
+    made.add_argument(
+        "--name",
+        metavar="NAME",
+        help="the run's name, the same on all ranks (default: from the script and the job's number or start)",
+    )
+    made.add_argument("-m", metavar="MODULE", help="run a module, as python -m does")
+    made.add_argument("program", nargs=argparse.REMAINDER, metavar="PROGRAM", help="what to run, with its arguments")
+    return made
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -41,12 +65,14 @@ def main(arguments: Sequence[str]) -> int:
     while rest and rest[0].startswith("-") and rest[0] != "-m":
         option, equals, value = rest.pop(0).partition("=")
         if option in ("-h", "--help"):
-            print(_HELP, end="")
+            parser().print_help()
             return 0
         if option == "--":
             break
         if option != "--name":
-            return _complain(f"there is no option {option!r}; see stallscope run --help")
+            from stallscope.cli._parser import nearest
+
+            return _complain(f"unknown flag {option}{nearest(option, ('--name', '--help'))}")
         if not equals:
             if not rest:
                 return _complain("--name needs a name")

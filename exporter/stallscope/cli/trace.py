@@ -8,8 +8,9 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any
 
+from stallscope.cli._parser import Parser
 from stallscope.trace_request import MAX_RANKS, MAX_STEPS
 
 _PATH = "/api/v1/trace"
@@ -18,14 +19,52 @@ _TIMEOUT = 5.0
 _LONGEST_ANSWER = 1 << 20
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        """Refuse in one line, without argparse's usage before it."""
-        self.exit(2, f"{self.prog}: {message}\n")
-
-
 class _Refused(Exception):
     """An exporter said no, or nothing; the message is one line."""
+
+
+def parser() -> Parser:
+    """The command line."""
+    made = Parser(
+        "trace",
+        usage="stallscope trace RUN [flags]",
+        description="Ask the ranks of a run for a trace of each of their next steps, the same on all ranks, for "
+        "Perfetto or chrome://tracing. Each rank writes its own, into its STALLSCOPE_TRACE_DIR. Both ends must allow "
+        "it: the exporter by --report.allow-trace-requests, the training by STALLSCOPE_TRACE_DIR or "
+        "trace(on_request=True).",
+        examples={
+            "stallscope trace resnet50": "the next step of every rank of a run on this node",
+            "stallscope trace resnet50 --steps 5 --rank 0-3": "five steps of the first four ranks",
+            "stallscope trace llama --exporter node1:19400 --exporter node2:19400": "a run on two nodes",
+        },
+        notes="Exit status: 0 when every exporter took the request, 1 when one did not, 2 for a wrong command line.",
+    )
+    made.add_argument("run", metavar="RUN", help="the run's name, as its metrics have it")
+    made.add_argument(
+        "--steps", type=_steps, default=1, metavar="NUMBER", help=f"steps to trace, 1 to {MAX_STEPS} (default: 1)"
+    )
+    made.add_argument(
+        "--rank",
+        type=_ranks,
+        default=[],
+        metavar="RANKS",
+        help="only these ranks: 0, 0-3 or 0,8,16-23 (default: all)",
+    )
+    made.add_argument(
+        "--first-step",
+        type=_first_step,
+        metavar="NUMBER",
+        help="step to begin with, by the number of steps before it (default: as soon as all ranks can have heard)",
+    )
+    made.add_argument(
+        "--exporter",
+        action="append",
+        type=_url,
+        metavar="URL",
+        help=f"exporter of the node; again for each further node of the job (default: {_DEFAULT_EXPORTER})",
+    )
+    made.add_argument("--json", action="store_true", help="print one JSON document: what each exporter answered")
+    return made
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -34,56 +73,25 @@ def main(arguments: Sequence[str]) -> int:
     Returns:
         0 when every exporter took the request, 1 when one didn't, 2 for a wrong command line.
     """
-    parser = _Parser(
-        prog="stallscope trace",
-        usage="stallscope trace RUN [flags]",
-        description="Ask the ranks of a run for a trace of each of their next steps, the same on all ranks, for "
-        "Perfetto or chrome://tracing. Each rank writes its own, into its STALLSCOPE_TRACE_DIR. Both ends must allow "
-        "it: the exporter by --report.allow-trace-requests, the training by STALLSCOPE_TRACE_DIR or "
-        "trace(on_request=True).",
-        allow_abbrev=False,
-    )
-    parser.add_argument("run", metavar="RUN", help="the run's name, as its metrics have it")
-    parser.add_argument(
-        "--steps", type=_steps, default=1, metavar="NUMBER", help=f"steps to trace, 1 to {MAX_STEPS} (default: 1)"
-    )
-    parser.add_argument(
-        "--rank",
-        type=_ranks,
-        default=[],
-        metavar="RANKS",
-        help="only these ranks: 0, 0-3 or 0,8,16-23 (default: all)",
-    )
-    parser.add_argument(
-        "--first-step",
-        type=_first_step,
-        metavar="NUMBER",
-        help="step to begin with, by the number of steps before it (default: as soon as all ranks can have heard)",
-    )
-    parser.add_argument(
-        "--exporter",
-        action="append",
-        type=_url,
-        metavar="URL",
-        help=f"exporter of the node; again for each further node of the job (default: {_DEFAULT_EXPORTER})",
-    )
-    told = parser.parse_args(arguments)
+    told = parser().parse_args(arguments)
     wish = {"run": told.run, "steps": told.steps, "ranks": told.rank}
     first = told.first_step
-    failed = False
+    answers: list[dict[str, Any]] = []
     for exporter in told.exporter or [_DEFAULT_EXPORTER]:
         try:
             answer = _ask(exporter, wish if first is None else {**wish, "first_step": first})
         except _Refused as refused:
-            print(f"stallscope trace: {exporter}: {refused}", file=sys.stderr)
-            failed = True
-            continue
-        first = answer["first_step"]  # the other nodes' ranks trace the same
-        print(_summary(exporter, answer))
+            answer = {"problem": str(refused)}
+        else:
+            first = answer["first_step"]  # the other nodes' ranks trace the same
+            if not told.json:
+                print(_summary(exporter, answer))
+        answers.append({"exporter": exporter, **answer})
         if answer.get("problem"):
             print(f"stallscope trace: {exporter}: {answer['problem']}", file=sys.stderr)
-            failed = True
-    return 1 if failed else 0
+    if told.json:
+        print(json.dumps(answers, indent=2))
+    return int(any(answer.get("problem") for answer in answers))
 
 
 def _ask(exporter: str, wish: dict[str, Any]) -> dict[str, Any]:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import difflib
-import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
+from stallscope.cli._parser import Parser
 from stallscope.simulation.scenarios import SCENARIOS, scenario
 
 _DEFAULT_SCENARIO = "thermal_throttle"
@@ -24,37 +22,37 @@ _HIGHEST_PORT = 65_535
 _LONGEST_SECONDS = 86_400.0
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        """Refuse in one line, without argparse's usage before it."""
-        self.exit(2, f"{self.prog}: {message}\n")
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Run the command; return 0 when it was stopped, 1 when something failed, 2 for a wrong command line."""
-    parser = _Parser(
-        prog="stallscope up",
+def parser() -> Parser:
+    """The command line."""
+    made = Parser(
+        "up",
         usage="stallscope up [flags]",
         description="Run exporter, Prometheus, Alertmanager (and Grafana where it is installed) with the bundle's own "
         "configuration and a small real training job, wait until data flows, and tell of alerts until Ctrl-C. "
         "Everything listens on 127.0.0.1 only. Where no NVIDIA driver answers, GPUs are simulated.",
-        allow_abbrev=False,
+        examples={
+            "stallscope up": "everything, with an overheating GPU simulated where there is none",
+            "stallscope up --scenario gpu_lost --scenario.onset 5": "another fault, soon",
+            "stallscope up --once --data-dir stack": "whether all of it comes up; what it wrote is kept",
+        },
+        notes="Exit status: 0 when it was stopped, 1 when something failed, 2 for a wrong command line.",
     )
+    ports = made.add_argument_group("ports")
     for service, title, number in _SERVICES:
-        parser.add_argument(
+        ports.add_argument(
             f"--{service}.port",
             type=_port,
             default=number,
             metavar="PORT",
             help=f"port of {title} (default: %(default)s)",
         )
-    parser.add_argument(
+    made.add_argument(
         "--scenario",
         default=_DEFAULT_SCENARIO,
         metavar="NAME",
         help=f"what the simulated GPUs and their job play: {', '.join(SCENARIOS)} (default: %(default)s)",
     )
-    parser.add_argument(
+    made.add_argument(
         "--scenario.onset",
         dest="onset",
         type=_seconds,
@@ -62,38 +60,39 @@ def main(arguments: Sequence[str]) -> int:
         metavar="SECONDS",
         help="time from the start to the scenario's fault (default: %(default)g)",
     )
-    parser.add_argument(
+    made.add_argument(
         "--training-job",
         action=argparse.BooleanOptionalAction,
         default=True,
         help="run the small training job (default: yes)",
     )
-    parser.add_argument(
+    made.add_argument(
         "--alertmanager.webhook", dest="webhook", metavar="URL", help="post notifications there (default: nowhere)"
     )
-    parser.add_argument(
+    made.add_argument(
         "--data-dir", type=Path, metavar="FOLDER", help="write there and keep it (default: a temporary folder)"
     )
-    parser.add_argument(
+    made.add_argument(
         "--install",
         action=argparse.BooleanOptionalAction,
         default=True,
         help="on Debian and Ubuntu, install what is missing with apt-get (default: yes)",
     )
-    parser.add_argument("--once", action="store_true", help="stop as soon as data flows")
-    parser.add_argument(
+    made.add_argument("--once", action="store_true", help="stop as soon as data flows")
+    made.add_argument(
         "--timeout",
         type=_seconds,
         default=120.0,
         metavar="SECONDS",
         help="time until data must flow (default: %(default)g)",
     )
-    parsed, unknown = parser.parse_known_args(list(arguments))
-    if unknown:
-        name = unknown[0].partition("=")[0]
-        flags = re.findall(r"--[a-z.-]+", parser.format_help())
-        nearest = difflib.get_close_matches(name, flags, n=1)
-        parser.error(f"unknown argument {name}" + (f"; did you mean {nearest[0]}?" if nearest else ""))
+    return made
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command; return 0 when it was stopped, 1 when something failed, 2 for a wrong command line."""
+    command_line = parser()
+    parsed = command_line.parse_args(arguments)
 
     try:
         from stallscope.stack import launcher
@@ -122,13 +121,11 @@ def main(arguments: Sequence[str]) -> int:
             timeout=parsed.timeout,
         )
     except ValueError as error:
-        parser.error(f"--scenario: {error}")
+        command_line.error(f"--scenario: {error}")
     try:
         return launcher.run(settings)
     except StackError as error:
         print(f"stallscope up: {error}", file=sys.stderr)
-        return 1
-    except (KeyboardInterrupt, BrokenPipeError):
         return 1
 
 
