@@ -19,10 +19,12 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
         "amd": "gpus",
         "analysis": "version",
         "bundle": "",
+        # Of the terminal only the reading of an exporter's page.
+        "capacity": "bundle catalogue gpus owners readable terminal",
         "catalogue": "",
         "causes": "",
-        "cli": "analysis bundle causes configuration gpus intake logs nvidia readable sampling shim simulation sources"
-        " stack terminal trace_request version web",
+        "cli": "analysis bundle capacity causes configuration gpus intake logs nvidia readable sampling shim simulation"
+        " sources stack terminal trace_request version web",
         "configuration": "logs report web",
         # A source of GPUs is a source; of the other sources they know nothing.
         "gpus": "catalogue sampling sources",

@@ -1,0 +1,211 @@
+"""Which GPUs have the room that is wanted, and why the others have not. No state, no files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from stallscope.capacity.claims import SETTLED_SECONDS, Claim
+from stallscope.capacity.gpu import GpuNow, Holder
+from stallscope.capacity.host import Host
+from stallscope.readable import duration, percent, readable, size
+
+_UNOCCUPIED = 512 << 20
+"""Bytes in use on a GPU that counts as free: a driver's own, and those of a desktop."""
+_HOLDERS_SHOWN = 3
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What somebody looks for."""
+
+    count: int = 1
+    memory: int = 0
+    """Bytes on each GPU."""
+    exclusive: bool = False
+    """Whether nobody else may be on the GPU."""
+    max_utilization: float = 0.5
+    cores: float = 0.0
+    """Idle cores of the host for each GPU."""
+    host_memory: int = 0
+    """Bytes of the host's memory for each GPU."""
+    spread: bool = False
+    """Whether the emptiest GPU comes first, and not the one that fits best."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One GPU and what speaks against it."""
+
+    gpu: GpuNow
+    room: int | None
+    """Bytes that are neither in use nor claimed; None where the GPU does not tell."""
+    claims: tuple[Claim, ...]
+    against: tuple[str, ...]
+    """Nothing where it will do."""
+
+
+def judge(
+    gpus: Sequence[GpuNow], wanted: Wanted, claims: Iterable[Claim], allowed: frozenset[str] | None = None
+) -> list[Judged]:
+    """Say of every GPU what speaks against it.
+
+    Args:
+        gpus: as they are now.
+        wanted: what is looked for.
+        claims: those that stand.
+        allowed: UUIDs to choose from; None for all.
+    """
+    by_uuid: dict[str, list[Claim]] = {}
+    for claim in claims:
+        by_uuid.setdefault(claim.uuid, []).append(claim)
+    found = []
+    for gpu in gpus:
+        mine = tuple(by_uuid.get(gpu.identity.uuid, ()))
+        room = _room(gpu, mine)
+        found.append(Judged(gpu, room, mine, tuple(_against(gpu, wanted, mine, room, allowed))))
+    return found
+
+
+def choose(judged: Sequence[Judged], wanted: Wanted) -> tuple[GpuNow, ...]:
+    """The GPUs to take, or none where there are too few.
+
+    Unclaimed ones come first; then the one that fits best, so that large rooms are left for those who need them.
+    Several are taken from one NUMA node where one has enough.
+    """
+    fitting = [each for each in judged if not each.against]
+    if len(fitting) < wanted.count:
+        return ()
+
+    def rank(each: Judged) -> tuple[float, ...]:
+        room = float("inf") if each.room is None else float(each.room)
+        return (len(each.claims), -room if wanted.spread else room, each.gpu.identity.index)
+
+    fitting.sort(key=rank)
+    for first in fitting:
+        node = first.gpu.numa_node
+        near = [each.gpu for each in fitting if each.gpu.numa_node == node]
+        if node is not None and len(near) >= wanted.count:
+            return tuple(near[: wanted.count])
+    return tuple(each.gpu for each in fitting[: wanted.count])
+
+
+def host_against(host: Host, wanted: Wanted) -> tuple[str, ...]:
+    """What the host lacks."""
+    found = []
+    cores, memory = wanted.cores * wanted.count, wanted.host_memory * wanted.count
+    if cores and host.idle_cores is not None and host.idle_cores < cores:
+        found.append(f"{host.idle_cores:.1f} of the host's {host.cores:g} cores idle, {cores:g} wanted")
+    if memory and host.memory_available is not None and host.memory_available < memory:
+        found.append(f"{size(host.memory_available)} of the host's memory is free, {size(memory)} wanted")
+    return tuple(found)
+
+
+def held_by(holders: Sequence[Holder]) -> str:
+    """Who holds a GPU's memory, the largest first."""
+    largest = sorted(holders, key=lambda holder: -(holder.memory or 0))
+    parts = [
+        " ".join(
+            part
+            for part in (
+                readable(holder.user),
+                readable(holder.command),
+                f"(process {holder.pid})",
+                size(holder.memory) if holder.memory is not None else "",
+            )
+            if part
+        )
+        for holder in largest[:_HOLDERS_SHOWN]
+    ]
+    more = len(largest) - _HOLDERS_SHOWN
+    return ", ".join([*parts, *([f"{more} more"] if more > 0 else [])])
+
+
+def _room(gpu: GpuNow, claims: Sequence[Claim]) -> int | None:
+    """Free memory less what was claimed and is not in use yet."""
+    if gpu.memory_free is None:
+        return None
+    outstanding = 0
+    for claim in claims:
+        taken = sum(holder.memory or 0 for holder in gpu.holders if claim.pid in holder.ancestors)
+        outstanding += max(0, claim.memory - taken)
+    return max(0, gpu.memory_free - outstanding)
+
+
+def _against(
+    gpu: GpuNow, wanted: Wanted, claims: Sequence[Claim], room: int | None, allowed: frozenset[str] | None
+) -> Iterable[str]:
+    if gpu.trouble:
+        yield f"down: {gpu.trouble}"
+        return
+    if gpu.cut:
+        yield "MIG is on: only its instances can be taken"
+        return
+    if allowed is not None and gpu.identity.uuid not in allowed:
+        yield "CUDA_VISIBLE_DEVICES leaves it out"
+    if gpu.identity.mig and wanted.count > 1:
+        yield "a program can use one MIG instance only, and several GPUs are wanted"
+    yield from gpu.ills
+    if gpu.throttled:
+        yield f"it is slowed down now ({', '.join(sorted(gpu.throttled))})"
+    yield from _against_sharing(gpu, wanted, claims)
+    yield from _against_memory(gpu, wanted, claims, room)
+    yield from _against_load(gpu, wanted)
+
+
+def _against_sharing(gpu: GpuNow, wanted: Wanted, claims: Sequence[Claim]) -> Iterable[str]:
+    computing = [holder for holder in gpu.holders if holder.kind != "graphics"]
+    if gpu.compute_mode == "prohibited":
+        yield "its compute mode is prohibited: nvidia-smi -c DEFAULT lets programs use it"
+    if gpu.compute_mode in ("exclusive_process", "exclusive_thread") and computing and not gpu.mps:
+        yield f"its compute mode is {gpu.compute_mode}, and it is in use: {held_by(computing)}"
+    for claim in claims:
+        if wanted.exclusive or claim.exclusive or claim.age < SETTLED_SECONDS:
+            yield f"claimed {claim.described}"
+    if wanted.exclusive and computing:
+        yield f"in use: {held_by(computing)}"
+
+
+def _against_memory(gpu: GpuNow, wanted: Wanted, claims: Sequence[Claim], room: int | None) -> Iterable[str]:
+    if gpu.memory_free is None or gpu.memory_total is None or room is None:
+        if wanted.memory:
+            yield "it does not tell how much memory is free"
+        return
+    if wanted.exclusive and _in_use(gpu) and all(holder.kind == "graphics" for holder in gpu.holders):
+        used = size(gpu.memory_total - gpu.memory_free)
+        yield f"{used} in use: {held_by(gpu.holders) or 'by processes that are not to be seen from here'}"
+    if room < wanted.memory:
+        parts = [f"{size(gpu.memory_free)} of {size(gpu.memory_total)} free, {size(wanted.memory)} wanted"]
+        if gpu.holders:
+            parts.append(held_by(gpu.holders))
+        if room < gpu.memory_free:
+            parts.append(f"{size(gpu.memory_free - room)} more claimed by {_claimers(claims)}")
+        yield "; ".join(parts)
+
+
+def _against_load(gpu: GpuNow, wanted: Wanted) -> Iterable[str]:
+    occupied = bool(gpu.holders) or _in_use(gpu)
+    busy, seconds, what = gpu.busy_now, 0.0, "busy"
+    if occupied and gpu.busy is not None and gpu.busy > (busy or 0.0):
+        busy, seconds = gpu.busy, gpu.busy_seconds
+    if gpu.mps and gpu.sm_active is not None:
+        # Only under MPS can programs use a GPU's parts at the same time; otherwise they take turns.
+        busy, seconds, what = gpu.sm_active, 0.0, "SMs active"
+    if busy is None:
+        if occupied:
+            yield "it is in use, and does not tell how busy it is"
+    elif busy > wanted.max_utilization:
+        over = f" over {duration(round(seconds))}" if seconds >= 1 else " now"
+        runs = f" (run {', '.join(gpu.runs)})" if gpu.runs else ""
+        yield f"{what} {percent(busy)}{over}, {percent(wanted.max_utilization)} allowed{runs}"
+
+
+def _in_use(gpu: GpuNow) -> bool:
+    """Whether more memory is in use than that of a driver or a desktop."""
+    if gpu.memory_free is None or gpu.memory_total is None:
+        return False
+    return gpu.memory_total - gpu.memory_free >= min(_UNOCCUPIED, gpu.memory_total // 8)
+
+
+def _claimers(claims: Sequence[Claim]) -> str:
+    return ", ".join(sorted({claim.user for claim in claims}))

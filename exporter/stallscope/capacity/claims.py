@@ -1,0 +1,336 @@
+"""Claims on GPUs: what keeps several users who look for one at the same time apart.
+
+A claim is a small file in a folder that all users share. While a command runs on the GPUs, the file is locked (flock)
+by a descriptor that the command inherits, so that the kernel itself takes the claim back when the command ends, however
+it ends. Without a command the claim stands for a minute: long enough to start a program by hand. Whoever chooses holds
+one lock for the moment of choosing, so that no two see the same room.
+
+Nothing in the folder is trusted: links are not followed, only regular files are opened, and only to be read; what
+can't be meant is told of and passed over. In a folder where everybody may write, only its sticky bit keeps users from
+removing each other's files, so that it must have one. Containers must have the host's folder mounted to see the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import pwd
+import re
+import secrets
+import stat
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from stallscope.readable import ago, readable, size
+
+SETTLED_SECONDS = 60.0
+"""So long after a claim its program is not believed to show yet what it takes, and nobody else is let onto the GPU."""
+FOLDERS = (Path("/run/lock"), Path("/tmp"))  # noqa: S108 - sticky, and no file there is trusted
+"""The first of them that every user may write to is everybody's choice."""
+
+_MUTEX = "stallscope-pick.lock"
+_PREFIX = "stallscope-claim."
+_UNSAFE = re.compile(r"[^A-Za-z0-9-]")
+_LONGEST = 4096
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_ATTEMPTS = 100
+_MOST_MEMORY = 1 << 60
+
+
+class ClaimsFailed(Exception):
+    """The folder is of no use; the message says why and what to do, in one line."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One user's claim on one GPU."""
+
+    uuid: str
+    memory: int
+    """Bytes."""
+    exclusive: bool
+    pid: int
+    """Of the command, or of what made the claim for a minute."""
+    user: str
+    age: float
+    """Seconds."""
+    held: bool
+    """Whether a command runs under it."""
+
+    @property
+    def described(self) -> str:
+        """Such as `12 s ago by alice for 20.0 GiB (process 4711)`."""
+        what = f" for {size(self.memory)}" if self.memory else ""
+        return f"{ago(self.age)} by {self.user}{what}" + (f" (process {self.pid})" if self.held else "")
+
+
+def shared_folder(candidates: tuple[Path, ...] = FOLDERS) -> Path:
+    """The folder that every user of this machine finds.
+
+    Raises:
+        ClaimsFailed: there is none.
+    """
+    for folder in candidates:
+        try:
+            mode = folder.lstat().st_mode
+        except OSError:
+            continue
+        if stat.S_ISDIR(mode) and mode & stat.S_ISVTX and mode & stat.S_IWOTH:
+            return folder
+    names = " nor ".join(map(str, candidates))
+    raise ClaimsFailed(
+        f"neither {names} is a folder that every user may write to; name one with --lock-folder, made by "
+        "root: install -d -m 1777 FOLDER"
+    )
+
+
+class Claims:
+    """The claims in one folder."""
+
+    def __init__(self, folder: Path, now: Callable[[], float] = time.time) -> None:
+        """Open the folder.
+
+        Args:
+            folder: root's or our own, and sticky where others may write to it.
+            now: wall clock.
+
+        Raises:
+            ClaimsFailed: it is no such folder.
+        """
+        self._path = folder
+        self._now = now
+        try:
+            self._folder = os.open(folder, _READ | os.O_DIRECTORY)
+        except OSError as error:
+            raise ClaimsFailed(
+                f"the lock folder {folder} can't be used: {error.strerror} (links are not followed)"
+            ) from None
+        about = os.fstat(self._folder)
+        if about.st_uid not in (0, os.geteuid()):
+            self.close()
+            raise ClaimsFailed(
+                f"the lock folder {folder} belongs to {_user(about.st_uid)}, who could take everybody's claims away: "
+                "use one of root's or your own"
+            )
+        if about.st_mode & (stat.S_IWOTH | stat.S_IWGRP) and not about.st_mode & stat.S_ISVTX:
+            self.close()
+            raise ClaimsFailed(f"in the lock folder {folder} users can remove each other's files: chmod +t {folder}")
+
+    def close(self) -> None:
+        """Let go of the folder; claims stay."""
+        os.close(self._folder)
+
+    @contextmanager
+    def choosing(self, patience: float = 10.0) -> Iterator[None]:
+        """Be the only one who chooses, in the block.
+
+        Raises:
+            ClaimsFailed: somebody else has been choosing for so many seconds, or the lock is not what it should be.
+        """
+        deadline = time.monotonic() + patience
+        while True:
+            descriptor = self._mutex()
+            try:
+                while not _locked(descriptor):
+                    if time.monotonic() > deadline:
+                        raise ClaimsFailed(
+                            f"somebody has held {self._path / _MUTEX} for {patience:g} s (it belongs to "
+                            f"{_user(os.fstat(descriptor).st_uid)}): a stallscope pick that is stopped? "
+                            f"fuser -v {self._path / _MUTEX} shows whose it is"
+                        )
+                    time.sleep(0.01)
+                if self._is(_MUTEX, descriptor):
+                    yield
+                    return
+            finally:
+                os.close(descriptor)
+
+    def standing(self) -> tuple[list[Claim], list[str]]:
+        """Every claim that stands, and complaints about what is no claim; files of those that are over are removed."""
+        claims: list[Claim] = []
+        complaints: list[str] = []
+        for name in sorted(os.listdir(self._folder)):  # noqa: PTH208 - by its descriptor, whatever the path is now
+            if not name.startswith(_PREFIX):
+                continue
+            try:
+                claim = self._read(name)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                complaints.append(f"{self._shown(name)} is passed over: {error.strerror}")
+                continue
+            except _NoClaim as problem:
+                complaints.append(f"{self._shown(name)} is passed over: {problem}")
+                continue
+            if claim is not None:
+                claims.append(claim)
+        return claims, complaints
+
+    def make(self, uuid: str, *, memory: int, exclusive: bool, seconds: float | None) -> int:
+        """Claim a GPU; only while `choosing`.
+
+        Args:
+            uuid: the GPU's or instance's.
+            memory: bytes.
+            exclusive: whether nobody else may have any of it.
+            seconds: how long the claim stands by itself; None for as long as the descriptor is open anywhere.
+
+        Returns:
+            A descriptor that holds the lock; it is not inherited unless it is made to be.
+
+        Raises:
+            ClaimsFailed: the file can't be written.
+        """
+        name = f"{_PREFIX}{_UNSAFE.sub('_', uuid)}.{os.getpid()}-{secrets.token_hex(4)}"
+        content = {"uuid": uuid, "memory": memory, "exclusive": exclusive, "pid": os.getpid(), "seconds": seconds}
+        try:
+            descriptor = os.open(name, _NEW, 0o644, dir_fd=self._folder)
+        except OSError as error:
+            raise ClaimsFailed(f"no claim can be made in {self._path}: {error.strerror}") from None
+        try:
+            os.fchmod(descriptor, 0o644)  # whatever the umask: others must be able to see it
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.write(descriptor, json.dumps(content).encode())
+        except OSError as error:
+            os.close(descriptor)
+            with contextlib.suppress(OSError):
+                os.unlink(name, dir_fd=self._folder)
+            raise ClaimsFailed(f"no claim can be made in {self._path}: {error.strerror}") from None
+        return descriptor
+
+    def _mutex(self) -> int:
+        """Open the lock, made by whoever chose first.
+
+        Raises:
+            ClaimsFailed: it is no regular file, or not for us.
+        """
+        path = self._path / _MUTEX
+        for _ in range(_ATTEMPTS):
+            try:
+                descriptor = os.open(_MUTEX, _READ, dir_fd=self._folder)
+            except FileNotFoundError:
+                with contextlib.suppress(FileExistsError):
+                    self._make_mutex()
+                continue
+            except OSError as error:
+                raise ClaimsFailed(f"{path} can't be used ({error.strerror}): have root remove it") from None
+            if (problem := _suspicion(os.fstat(descriptor))) is not None:
+                os.close(descriptor)
+                raise ClaimsFailed(f"{path} can't be used ({problem}): have root remove it")
+            return descriptor
+        raise ClaimsFailed(f"somebody removes {path} all the time")
+
+    def _make_mutex(self) -> None:
+        try:
+            descriptor = os.open(_MUTEX, _NEW, 0o644, dir_fd=self._folder)
+        except FileExistsError:
+            raise
+        except OSError as error:
+            raise ClaimsFailed(f"no lock can be made in {self._path}: {error.strerror}") from None
+        os.fchmod(descriptor, 0o644)
+        os.close(descriptor)
+
+    def _is(self, name: str, descriptor: int) -> bool:
+        """Whether the file is still the one of that name."""
+        try:
+            there = os.stat(name, dir_fd=self._folder, follow_symlinks=False)
+        except OSError:
+            return False
+        return os.path.samestat(there, os.fstat(descriptor))
+
+    def _read(self, name: str) -> Claim | None:
+        """A claim; None where it is over.
+
+        Raises:
+            _NoClaim: it is something else.
+            OSError: it can't be opened.
+        """
+        descriptor = os.open(name, _READ, dir_fd=self._folder)
+        try:
+            about = os.fstat(descriptor)
+            if (problem := _suspicion(about)) is not None:
+                raise _NoClaim(problem)
+            held = not _locked(descriptor, fcntl.LOCK_SH)
+            content = _content(os.read(descriptor, _LONGEST + 1))
+        finally:
+            os.close(descriptor)
+        age = self._now() - about.st_mtime
+        if not held and not (content.seconds is not None and abs(age) < content.seconds):
+            with contextlib.suppress(OSError):  # another user's stays until the next start of the machine
+                os.unlink(name, dir_fd=self._folder)
+            return None
+        return Claim(
+            uuid=content.uuid,
+            memory=content.memory,
+            exclusive=content.exclusive,
+            pid=content.pid,
+            user=_user(about.st_uid),
+            age=max(0.0, age),
+            held=held,
+        )
+
+    def _shown(self, name: str) -> str:
+        return readable(str(self._path / name))
+
+
+class _NoClaim(Exception):
+    """A file that is no claim; the message says why."""
+
+
+@dataclass(frozen=True)
+class _Content:
+    uuid: str
+    memory: int
+    exclusive: bool
+    pid: int
+    seconds: float | None
+
+
+def _content(text: bytes) -> _Content:
+    if len(text) > _LONGEST:
+        raise _NoClaim("it is too long")
+    try:
+        told = json.loads(text)
+        uuid, memory, exclusive, pid, seconds = (told[key] for key in ("uuid", "memory", "exclusive", "pid", "seconds"))
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise _NoClaim("it does not read as a claim") from None
+    right = (
+        type(uuid) is str
+        and type(memory) is int
+        and 0 <= memory <= _MOST_MEMORY
+        and type(exclusive) is bool
+        and type(pid) is int
+        and (seconds is None or (type(seconds) in (int, float) and 0 <= seconds <= 3600))
+    )
+    if not right:
+        raise _NoClaim("it does not read as a claim")
+    return _Content(uuid, memory, exclusive, pid, seconds)
+
+
+def _suspicion(about: os.stat_result) -> str | None:
+    """Why a file is not one of ours."""
+    if not stat.S_ISREG(about.st_mode):
+        return "it is no regular file"
+    return "it has several names" if about.st_nlink > 1 else None
+
+
+def _locked(descriptor: int, how: int = fcntl.LOCK_EX) -> bool:
+    """Lock the file if that is possible at once, and say whether it was."""
+    try:
+        fcntl.flock(descriptor, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _user(number: int) -> str:
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return str(number)

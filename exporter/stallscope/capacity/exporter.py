@@ -1,0 +1,102 @@
+"""What the node's exporter knows and one look at the driver does not: activity by its counters, Xids, training runs.
+
+Two pages some seconds apart are compared. The exporter is welcome and not needed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from stallscope.bundle import bundle_folder
+from stallscope.capacity.gpu import GpuNow
+from stallscope.catalogue import Family, family
+from stallscope.readable import ago, readable
+from stallscope.terminal.exposition import Page
+
+_BUSY = family("stallscope_gpu_busy_seconds_total")
+_SM_ACTIVE = family("stallscope_gpu_sm_active_seconds_total")
+_LAST_READING = family("stallscope_gpu_last_reading_timestamp_seconds")
+_XID_LAST = family("stallscope_gpu_xid_last_timestamp_seconds")
+_RANK_GPU = family("stallscope_training_rank_gpu_info")
+_NUMBERS = (_BUSY, _SM_ACTIVE, _LAST_READING)
+
+WANTED = frozenset(each.name for each in (*_NUMBERS, _XID_LAST, _RANK_GPU))
+"""Names of the samples that a page is read for."""
+_XID_SECONDS = 3600.0
+"""How long a GPU is avoided after an error of its hardware: as long as the error is its verdict."""
+_XID_CLASS = re.compile(r'class: hw, action: "([^"]*)"\}\n +expr: .*\{xid=~"([0-9|]+)"')
+
+
+@dataclass
+class _Told:
+    """What a page tells of one GPU."""
+
+    numbers: dict[Family, float] = field(default_factory=dict)
+    xids: dict[str, float] = field(default_factory=dict)
+    """When each was heard of last."""
+    runs: set[str] = field(default_factory=set)
+
+
+def with_exporter(gpus: Sequence[GpuNow], earlier: Page, later: Page, now: float) -> list[GpuNow]:
+    """GPUs with what two pages tell of them; what the driver told itself stands.
+
+    Args:
+        gpus: as the driver tells.
+        earlier: a page.
+        later: another page, from some seconds after.
+        now: wall clock.
+    """
+    before, after = _told(earlier), _told(later)
+    actions = xids_of_hardware() if any(each.xids for each in after.values()) else {}
+    nothing = _Told()
+    found = []
+    for gpu in gpus:
+        uuid = gpu.identity.uuid
+        then, told = before.get(uuid, nothing), after.get(uuid, nothing)
+        seconds = told.numbers.get(_LAST_READING, 0.0) - then.numbers.get(_LAST_READING, 0.0)
+        busy, active = (_share(then, told, each, seconds) for each in (_BUSY, _SM_ACTIVE))
+        if gpu.busy is None and busy is not None:
+            gpu = replace(gpu, busy=busy, busy_seconds=seconds, busy_now=busy)
+        xids = after.get(gpu.identity.parent_uuid or uuid, nothing).xids
+        ills = [
+            f"Xid {xid} {ago(now - when)}: {actions[xid]}"
+            for xid, when in sorted(xids.items())
+            if xid in actions and now - when < _XID_SECONDS
+        ]
+        found.append(
+            replace(
+                gpu,
+                sm_active=active if gpu.sm_active is None else gpu.sm_active,
+                ills=(*gpu.ills, *ills),
+                runs=tuple(sorted(told.runs)),
+            )
+        )
+    return found
+
+
+def xids_of_hardware() -> Mapping[str, str]:
+    """What to do about each Xid that the hardware is to blame for, by its number: as the rules have it."""
+    rules = (bundle_folder("prometheus") / "rules/xid.yml").read_text(encoding="utf-8")
+    return {xid: action for action, xids in _XID_CLASS.findall(rules) for xid in xids.split("|")}
+
+
+def _told(page: Page) -> dict[str, _Told]:
+    """What a page tells, by UUID."""
+    found: dict[str, _Told] = {}
+    for each in _NUMBERS:
+        for labels, value in page.samples(each):
+            found.setdefault(labels.get("uuid", ""), _Told()).numbers[each] = value
+    for labels, value in page.samples(_XID_LAST):
+        found.setdefault(labels.get("uuid", ""), _Told()).xids[labels.get("xid", "")] = value
+    for labels, _ in page.samples(_RANK_GPU):
+        found.setdefault(labels.get("uuid", ""), _Told()).runs.add(readable(labels.get("run", "")))
+    return found
+
+
+def _share(before: _Told, after: _Told, counter: Family, seconds: float) -> float | None:
+    if seconds <= 0 or counter not in before.numbers or counter not in after.numbers:
+        return None
+    growth = after.numbers[counter] - before.numbers[counter]
+    return min(growth / seconds, 1.0) if growth >= 0 else None
