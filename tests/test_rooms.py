@@ -17,14 +17,12 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
         "__init__": "shim version",
         "__main__": "cli",
         "amd": "gpus",
-        "analysis": "version",
+        "analysis": "catalogue version",
         "bundle": "",
-        # Of the terminal only the reading of an exporter's page.
-        "capacity": "bundle catalogue gpus owners readable terminal",
         "catalogue": "",
         "causes": "",
-        "cli": "analysis bundle capacity causes configuration gpus intake logs nvidia readable sampling shim simulation"
-        " sources stack terminal trace_request version web",
+        "cli": "analysis bundle causes configuration gpus intake logs nvidia readable sampling shim simulation sources"
+        " stack terminal trace_request version web",
         "configuration": "logs report web",
         # A source of GPUs is a source; of the other sources they know nothing.
         "gpus": "catalogue sampling sources",
@@ -57,8 +55,10 @@ LIBRARIES: Mapping[str, frozenset[str]] = {
     "bcrypt": frozenset({"web"}),
     "cheroot": frozenset({"web"}),
     "h2": frozenset({"owners"}),
-    "numpy": frozenset({"stack"}),
+    "numpy": frozenset({"analysis", "stack"}),
+    "pandas": frozenset({"analysis"}),
     "psutil": frozenset({"sources", "stack"}),
+    "pyarrow": frozenset({"analysis"}),
     "pynvml": frozenset({"nvidia"}),
     "requests": frozenset({"analysis", "stack"}),
     "rich": frozenset({"cli", "terminal"}),

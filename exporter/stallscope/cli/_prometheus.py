@@ -3,42 +3,44 @@
 from __future__ import annotations
 
 import argparse
-import os
 from typing import TYPE_CHECKING
 
+from stallscope.analysis.address import LOCAL, VARIABLE, default_url
 from stallscope.configuration import parse_duration, parse_server
 
 if TYPE_CHECKING:
     from stallscope.analysis.prometheus import Prometheus
 
-VARIABLE = "STALLSCOPE_PROMETHEUS_URL"
-DEFAULT_URL = "http://localhost:9090"
 DEFAULT_TIMEOUT = 60.0
 """Seconds: half of what Prometheus gives a question unless told otherwise."""
 _MAX_BYTES = 128 << 20
 """Longest answer that is read: some five million samples. What is longer is asked for in pieces."""
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Give a command `--prometheus.url` and `--prometheus.timeout`."""
+def add_flags(parser: argparse.ArgumentParser, *, timeout: float = DEFAULT_TIMEOUT) -> None:
+    """Give a command `--prometheus.url` and `--prometheus.timeout`.
+
+    Args:
+        parser: of the command.
+        timeout: seconds that one question may take unless told.
+    """
     group = parser.add_argument_group("Prometheus")
     group.add_argument(
         "--prometheus.url",
         dest="prometheus_url",
         # argparse reads a default that is text as it would read the flag: a wrong variable is refused likewise.
-        default=os.environ.get(VARIABLE) or DEFAULT_URL,
+        default=default_url(),
         type=_url,
         metavar="URL",
-        help=f"server that holds the measurements, with its path prefix, if any (default: {VARIABLE}, "
-        f"or else {DEFAULT_URL})",
+        help=f"server that holds the measurements, with its path prefix, if any (default: {VARIABLE}, or else {LOCAL})",
     )
     group.add_argument(
         "--prometheus.timeout",
         dest="prometheus_timeout",
-        default=DEFAULT_TIMEOUT,
+        default=timeout,
         type=_timeout,
         metavar="DURATION",
-        help=f"how long one question may take (default: {DEFAULT_TIMEOUT:g}s)",
+        help=f"how long one question may take (default: {timeout:g}s)",
     )
 
 

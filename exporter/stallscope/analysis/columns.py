@@ -1,0 +1,165 @@
+"""Which columns data frames have, and from which series each comes: made of the catalogue, alike for every run.
+
+Counters become what they tell of an interval. Time becomes a ratio (`busy_ratio`: share of the interval), or `cores`
+where several count at once; bytes and joules become `bytes_per_second` and `watts`; work becomes `samples_per_second`;
+events stay counts (`slow_steps`: how many in the interval). Gauges stay what they are. A name ends with its unit. What
+a label tells apart is part of the name (`throttled_sw_thermal_ratio`), unless nobody knows its values beforehand:
+disks, network interfaces and mounts are summed, and of disks' busy time that of the busiest one counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from enum import Enum
+from types import MappingProxyType
+from typing import NamedTuple
+
+from stallscope.catalogue import GPU_FAMILIES, HOST_FAMILIES, TRAINING_FAMILIES, Family, MetricType
+
+
+class Kind(str, Enum):
+    """How a column comes from samples."""
+
+    GAUGE = "gauge"
+    RATE = "rate"
+    """What a counter grew by, for each second."""
+    COUNT = "count"
+    """What a counter grew by."""
+    MEAN = "mean"
+    """What a sum grew by, over what its count grew by."""
+    LAST = "last"
+    """The gauge whose value is not averaged, since a mean tells nothing: a step's number."""
+    LABEL = "label"
+    """The label of whichever series is 1."""
+
+
+class Column(NamedTuple):
+    """One column of a data frame."""
+
+    name: str
+    kind: Kind
+    unit: str
+    """`ratio`, `cores`, `seconds`, `bytes_per_second`, `count` ...; empty where there is none."""
+    series: str
+    """As queries name it; of a mean, the sum."""
+    label: str = ""
+    """Of that label ..."""
+    value: str = ""
+    """... this value; of kind `label` any."""
+    combined: str = "sum"
+    """What becomes of several series: `sum` or `max`."""
+    over: str = ""
+    """Of a mean, the count."""
+
+
+_PER_SECOND = frozenset({"samples", "tokens", "flops"})
+_CORES = frozenset({"stallscope_host_cpu_seconds_total", "stallscope_training_process_cpu_seconds_total"})
+"""More than one processor may be busy at once."""
+_GREATEST = frozenset({"stallscope_host_disk_busy_seconds_total", "stallscope_gpu_fan_speed_ratio"})
+_SPECIAL = MappingProxyType(
+    {"stallscope_host_nfs_operation_wait_seconds_total": ("nfs_operations_in_flight", Kind.RATE, "count")}
+)
+"""What is called otherwise than its unit would have it."""
+_NOT_MEANT = frozenset(
+    {
+        # What never changes while a run goes on, or is no measurement.
+        *("stallscope_gpu_signal_supported", "stallscope_gpu_peak_flops", "stallscope_gpu_temperature_limit_celsius"),
+        *(
+            "stallscope_gpu_power_limit_default_watts",
+            "stallscope_gpu_bar1_total_bytes",
+            "stallscope_gpu_bar1_used_bytes",
+        ),
+        *("stallscope_gpu_pcie_link_generation_max", "stallscope_gpu_pcie_link_width_max"),
+        *("stallscope_gpu_persistence_mode", "stallscope_gpu_dip_interval_seconds_sumsq"),
+        "stallscope_gpu_utilization_samples",
+        "stallscope_training_shim_dropped_reports_total",
+        # Of owners, of whom a GPU has any number.
+        *("stallscope_gpu_owner_memory_used_bytes", "stallscope_gpu_owner_busy_seconds_total"),
+    }
+)
+_PHASE_PREFIX = "stallscope_training_phase_"
+_LABELLED = frozenset({"stallscope_training_state", "stallscope_training_activity"})
+_LAST = frozenset(
+    {f"stallscope_training_{name}" for name in ("step", "epoch", "steps_planned", "batch_size", "dataloader_workers")}
+)
+VALUE_SERIES = "stallscope_training_value"
+
+
+def _columns(families: Iterable[Family], prefix: str, own: frozenset[str]) -> tuple[Column, ...]:
+    """The columns of families.
+
+    Args:
+        families: of one subject.
+        prefix: that their names share and columns lack.
+        own: labels that tell subjects apart.
+    """
+    return tuple(column for family in families if _is_meant(family) for column in _of(family, prefix, own))
+
+
+def _is_meant(family: Family) -> bool:
+    return (
+        family.name not in _NOT_MEANT
+        and not family.name.startswith(_PHASE_PREFIX)
+        and not family.name.endswith(("_info", "_timestamp_seconds"))
+        and family.name != VALUE_SERIES
+    )
+
+
+def _of(family: Family, prefix: str, own: frozenset[str]) -> Iterable[Column]:
+    stem = family.name.removeprefix(prefix)
+    if family.name in _LABELLED:
+        (label,) = (label for label in family.labels if label not in own)
+        yield Column(stem, Kind.LABEL, "", family.name, label)
+        return
+    if family.type in (MetricType.HISTOGRAM, MetricType.SUMMARY):
+        yield Column(stem, Kind.MEAN, family.unit, f"{family.name}_sum", over=f"{family.name}_count")
+        if family.type is MetricType.HISTOGRAM:
+            yield Column(f"{stem.removesuffix('_seconds')}s", Kind.COUNT, "count", f"{family.name}_count")
+        return
+    combined = "max" if family.name in _GREATEST else "sum"
+    name, kind, unit = _SPECIAL.get(family.name) or _meaning(family, stem)
+    further = [(label, values) for label, values in family.values if label not in own]
+    if not further:
+        yield Column(name, kind, unit, family.name, combined=combined)
+        return
+    ((label, values),) = further
+    base = name.removesuffix(f"_{unit}")
+    for value in values:
+        parts = (base, value.replace(".", "_"), unit if base != name else "")
+        yield Column("_".join(filter(None, parts)), kind, unit, family.name, label, value, combined)
+
+
+def _meaning(family: Family, stem: str) -> tuple[str, Kind, str]:
+    """Name, kind and unit."""
+    if family.type is not MetricType.COUNTER:
+        return stem, Kind.LAST if family.name in _LAST else Kind.GAUGE, family.unit
+    stem = stem.removesuffix("_total")
+    base = stem.removesuffix(f"_{family.unit}")
+    if family.unit == "seconds":
+        unit = "cores" if family.name in _CORES else "ratio"
+        return f"{base}_{unit}", Kind.RATE, unit
+    if family.unit == "bytes":
+        return f"{stem}_per_second", Kind.RATE, "bytes_per_second"
+    if family.unit == "joules":
+        return f"{base}_watts", Kind.RATE, "watts"
+    if stem in _PER_SECOND:
+        return f"{stem}_per_second", Kind.RATE, "per_second"
+    return stem, Kind.COUNT, "count"
+
+
+GPU_COLUMNS = _columns(GPU_FAMILIES, "stallscope_gpu_", frozenset({"gpu", "uuid", "mig"}))
+HOST_COLUMNS = _columns(HOST_FAMILIES, "stallscope_host_", frozenset())
+STEP_COLUMNS = _columns(TRAINING_FAMILIES, "stallscope_training_", frozenset({"run", "rank"}))
+PHASE_COLUMNS = (
+    Column("seconds", Kind.COUNT, "seconds", f"{_PHASE_PREFIX}seconds_total"),
+    Column("ratio", Kind.RATE, "ratio", f"{_PHASE_PREFIX}seconds_total"),
+    Column("gpu_seconds", Kind.COUNT, "seconds", f"{_PHASE_PREFIX}gpu_seconds_total"),
+    Column("occurrences", Kind.COUNT, "count", f"{_PHASE_PREFIX}occurrences_total"),
+    Column("max_seconds", Kind.GAUGE, "seconds", f"{_PHASE_PREFIX}max_seconds"),
+)
+VALUE_COLUMNS = (Column("value", Kind.GAUGE, "", VALUE_SERIES),)
+
+
+def units(columns: Iterable[Column]) -> Mapping[str, str]:
+    """The unit of each column that has one."""
+    return {column.name: column.unit for column in columns if column.unit}

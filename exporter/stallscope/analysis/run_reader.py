@@ -1,0 +1,333 @@
+"""Reads a run's data frames window by window; `data_frames` says what they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from stallscope.analysis.columns import (
+    GPU_COLUMNS,
+    HOST_COLUMNS,
+    PHASE_COLUMNS,
+    STEP_COLUMNS,
+    VALUE_COLUMNS,
+    Column,
+    Kind,
+    units,
+)
+from stallscope.analysis.expressions import quoted
+from stallscope.analysis.ranges import Advance, Question, Ranges, joined
+from stallscope.analysis.runs import Run
+from stallscope.analysis.tables import Block, Floats, Growth, Table, Track, at, track
+from stallscope.catalogue import ACTIVITIES, RUN_STATES
+
+COLUMNS: Mapping[str, tuple[Column, ...]] = {
+    "steps": STEP_COLUMNS,
+    "phases": PHASE_COLUMNS,
+    "gpu": GPU_COLUMNS,
+    "host": HOST_COLUMNS,
+    "values": VALUE_COLUMNS,
+}
+"""The columns of each data frame, but for those that say whose a row is."""
+IDENTITY: Mapping[str, tuple[str, ...]] = {
+    "steps": ("rank", "instance"),
+    "phases": ("rank", "instance", "phase"),
+    "gpu": ("rank", "instance", "gpu", "uuid", "mig"),
+    "host": ("rank", "instance"),
+    "values": ("rank", "instance", "name"),
+}
+"""Those that do. `step` and `interval_seconds` follow them."""
+CODES: Mapping[str, tuple[str, ...]] = {"state": RUN_STATES, "activity": ACTIVITIES}
+"""Words of the columns that are made of a label."""
+_CLAIMS = "stallscope_training_rank_gpu_info"
+_PHASES = 9
+"""That a rank has, to judge sizes by."""
+_LOOKBACK = 300.0
+"""Seconds before the beginning in which the scrape is looked for at which the first interval begins."""
+_SCRAPES_OF_A_RATE = 4
+
+_Key = tuple[str, ...]
+_Blocks = Mapping[_Key, Block]
+_Subject = Callable[[Mapping[str, str]], "_Key | None"]
+"""By a series' labels whose it is: instance, job and more; None where it is nobody's of the run."""
+
+
+class _Wanted(NamedTuple):
+    """One series name that is read once, and the columns that come from it."""
+
+    series: str
+    kind: Kind
+    """GAUGE, LAST or RATE: how it is asked for."""
+    columns: tuple[Column, ...]
+
+
+class _Window(NamedTuple):
+    """A time that is read."""
+
+    start: float
+    """Unix time after which rows lie."""
+    end: float
+    advance: Advance
+    """Told of each question's progress."""
+
+
+class _Rows(NamedTuple):
+    """Rows of one subject and one rank."""
+
+    rank: int
+    identity: _Key
+    """The other columns that say whose they are."""
+    times: Floats
+    columns: Mapping[str, NDArray[Any]]
+
+    def where(self, chosen: NDArray[np.bool_]) -> _Rows:
+        """Some of the rows."""
+        columns = {name: values[chosen] for name, values in self.columns.items()}
+        return self._replace(times=self.times[chosen], columns=columns)
+
+
+class RunReader:
+    """Reads one run; each window must begin where the one before ended, or be the first."""
+
+    def __init__(self, reader: Ranges, run: Run, scrapes: float, step: float | None) -> None:
+        """Take what is to be read; nothing is asked yet.
+
+        Args:
+            reader: asks.
+            run: whose data frames are wanted.
+            scrapes: seconds between two scrapes.
+            step: seconds from row to row, where the server is to make them.
+        """
+        self.scrapes = scrapes
+        self._reader = reader
+        self._run = run
+        self._step = step
+        self._growth = Growth()
+        self._newest: dict[tuple[str, _Key], float] = {}
+        """Time of the newest row of each subject."""
+        self._begun = False
+
+    @property
+    def resolution(self) -> float:
+        """Seconds between two rows of a subject."""
+        return self.scrapes if self._step is None else self._step
+
+    def bytes(self, seconds: float) -> float:
+        """What all frames of so long a time take in memory, roughly."""
+        run = self._run
+        cells = len(run.places) * (len(STEP_COLUMNS) + _PHASES * (len(PHASE_COLUMNS) + 3))
+        cells += len(run.instances) * len(HOST_COLUMNS) + len(run.claims) * len(GPU_COLUMNS)
+        return 8.0 * cells * seconds / self.resolution
+
+    def read(self, start: float, end: float, advance: Advance) -> dict[str, pd.DataFrame]:
+        """The rows after the start, until the end.
+
+        Args:
+            start: Unix time.
+            end: Unix time.
+            advance: told of progress, in shares that sum to 1.
+
+        Raises:
+            PrometheusError: the server gave no answer.
+        """
+        questions = 1 + sum(len(_wanted(columns)) for columns in COLUMNS.values())
+        window = _Window(start, end, lambda share: advance(share / questions))
+        places: set[_Key] = {(place.instance, place.job, place.rank) for place in self._run.places}
+        nodes: set[_Key] = {place[:2] for place in places}
+
+        def of_rank(*further: str) -> _Subject:
+            return lambda labels: _key(labels, "rank", *further, known=places)
+
+        def of_node(*further: str) -> _Subject:
+            return lambda labels: _key(labels, *further, known=nodes)
+
+        told = f"run={quoted(self._run.name)}"
+        steps = self._blocks("steps", told, of_rank(), window)
+        phases = self._blocks("phases", told, of_rank("phase"), window)
+        values = self._blocks("values", told, of_rank("name"), window)
+        claims = self._claims(told, of_rank("gpu", "uuid"), window)
+        gpus = self._blocks("gpu", "", of_node("gpu", "uuid", "mig"), window)
+        hosts = self._blocks("host", "", of_node(), window)
+        self._begun = True
+        return {
+            "steps": _frame("steps", _of_ranks(steps, steps)),
+            "phases": _frame("phases", _of_ranks(phases, steps)),
+            "gpu": _frame("gpu", _of_gpus(gpus, claims, steps)),
+            "host": _frame("host", _of_hosts(hosts, steps)),
+            "values": _frame("values", _of_ranks(values, steps)),
+        }
+
+    def _blocks(self, name: str, matcher: str, subject: _Subject, window: _Window) -> dict[_Key, Block]:
+        """All that subjects told in a window."""
+        table = Table()
+        wanted = _wanted(COLUMNS[name])
+        for each in wanted:
+            for told in self._tracks(each, matcher, window):
+                whose = subject(told.labels)
+                if whose is not None:
+                    _put(table, whose, each, told)
+        means = [column for column in COLUMNS[name] if column.kind is Kind.MEAN]
+        return {
+            whose: self._dated(name, whose, _with_means(block, means), window.start)
+            for whose, block in table.blocks().items()
+        }
+
+    def _dated(self, name: str, whose: _Key, block: Block, start: float) -> Block:
+        """With the lengths of intervals, and without what lies before the window."""
+        newest = self._newest.get((name, whose), np.nan)
+        intervals = (
+            np.diff(block.times, prepend=newest) if self._step is None else np.full(len(block.times), self._step)
+        )
+        self._newest[name, whose] = float(block.times[-1])
+        first = int(np.searchsorted(block.times, start, side="right"))
+        columns = {**block.columns, "interval_seconds": intervals}
+        return Block(block.times[first:], {column: values[first:] for column, values in columns.items()})
+
+    def _claims(self, matcher: str, subject: _Subject, window: _Window) -> list[tuple[_Key, Floats]]:
+        """Instance, job, rank, index and UUID of each claim of a GPU, and when it stood; the first rank's first."""
+        told = [
+            (whose, each.times)
+            for each in self._tracks(_Wanted(_CLAIMS, Kind.LAST, ()), matcher, window)
+            if (whose := subject(each.labels)) is not None
+        ]
+        return sorted(told, key=lambda claim: (int(claim[0][2]), claim[0]))
+
+    def _tracks(self, wanted: _Wanted, matcher: str, window: _Window) -> Iterator[Track]:
+        """What the series of one name tell of a window."""
+        matchers = ", ".join(filter(None, (f"cluster={quoted(self._run.cluster)}", matcher)))
+
+        def question(expression: str) -> Question:
+            before, after = expression.split("SELECTOR")
+            return Question(
+                lambda part: f"{before}{wanted.series}{{{matchers}, {part}}}{after}", "instance", self._run.instances
+            )
+
+        if self._step is not None:
+            expression = self._expression(wanted.kind, self._step)
+            first = window.start + self._step
+            asked = self._reader.stepped(question(expression), first, window.end, self._step, window.advance)
+            for series in joined(asked):
+                told = track(series)
+                # What the server tells by the second is what the step brought, as the rest of this expects.
+                yield (
+                    told
+                    if wanted.kind is not Kind.RATE
+                    else told._replace(values=told.values * self._step, seconds=self._step)
+                )
+            return
+        first = window.start if self._begun else window.start - _LOOKBACK
+        for series in joined(self._reader.scraped(question("SELECTOR"), first, window.end, window.advance)):
+            yield self._growth.of(wanted.series, series) if wanted.kind is Kind.RATE else track(series)
+
+    def _expression(self, kind: Kind, step: float) -> str:
+        if kind is Kind.RATE:
+            return f"rate(SELECTOR[{max(step, _SCRAPES_OF_A_RATE * self.scrapes) * 1000:.0f}ms])"
+        function = "last_over_time" if kind is Kind.LAST else "avg_over_time"
+        return f"{function}(SELECTOR[{step * 1000:.0f}ms])"
+
+
+def _wanted(columns: Iterable[Column]) -> list[_Wanted]:
+    """Each series that columns come from, once."""
+    found: dict[tuple[str, Kind], list[Column]] = {}
+    for column in columns:
+        kind = {Kind.GAUGE: Kind.GAUGE, Kind.LAST: Kind.LAST, Kind.LABEL: Kind.LAST}.get(column.kind, Kind.RATE)
+        for series in filter(None, (column.series, column.over)):
+            found.setdefault((series, kind), []).append(column)
+    return [_Wanted(series, kind, tuple(those)) for (series, kind), those in found.items()]
+
+
+def _key(labels: Mapping[str, str], *names: str, known: set[_Key]) -> _Key | None:
+    """Instance, job and further labels, if the first of them are known."""
+    key = tuple(labels.get(name, "") for name in ("instance", "job", *names))
+    return key if key[: len(next(iter(known)))] in known else None
+
+
+def _put(table: Table, whose: _Key, wanted: _Wanted, told: Track) -> None:
+    """Take what one series tells into the columns that come from it."""
+    for column in wanted.columns:
+        if column.kind is Kind.LABEL:
+            word, words = told.labels.get(column.label, ""), CODES[column.name]
+            if word in words:
+                now = told.values == 1
+                code = np.full(int(now.sum()), words.index(word), np.int8)
+                table.put(whose, column.name, told.times[now], code)
+        elif column.kind is Kind.MEAN:
+            table.put(whose, _part(column, wanted.series), told.times, told.values)
+        elif not column.label or told.labels.get(column.label) == column.value:
+            values = told.values / told.seconds if column.kind is Kind.RATE else told.values
+            table.put(whose, column.name, told.times, values, column.combined)
+
+
+def _part(column: Column, series: str) -> str:
+    """Under which name a mean's sum or count is kept until they are divided."""
+    return f"{column.name} {series}"
+
+
+def _with_means(block: Block, means: Sequence[Column]) -> Block:
+    for column in means:
+        total = block.columns.pop(_part(column, column.series), None)
+        number = block.columns.pop(_part(column, column.over), None)
+        if total is not None and number is not None:
+            divisor = np.where(number > 0, number, np.nan)
+            block.columns[column.name] = total / divisor
+    return block
+
+
+def _of_ranks(blocks: _Blocks, steps: _Blocks) -> Iterator[_Rows]:
+    """Rows of ranks, or of what they tell apart."""
+    for (instance, job, rank, *further), block in blocks.items():
+        number = at(steps.get((instance, job, rank)), "step", block.times)
+        yield _Rows(int(rank), (instance, *further), block.times, {**block.columns, "step": number})
+
+
+def _of_gpus(gpus: _Blocks, claims: Sequence[tuple[_Key, Floats]], steps: _Blocks) -> Iterator[_Rows]:
+    """Rows of GPUs, each under the first rank that claims it then."""
+    for (instance, job, gpu, uuid, mig), block in gpus.items():
+        free = np.ones(len(block.times), dtype=bool)
+        for (*node, rank, index, name), stood in claims:
+            if node == [instance, job] and (name == uuid if name else index == gpu and not mig):
+                its = free & np.isin(block.times, stood)
+                free &= ~its
+                number = at(steps.get((instance, job, rank)), "step", block.times)
+                rows = _Rows(int(rank), (instance, gpu, uuid, mig), block.times, {**block.columns, "step": number})
+                yield rows.where(its)
+
+
+def _of_hosts(hosts: _Blocks, steps: _Blocks) -> Iterator[_Rows]:
+    """Rows of machines, each under the first rank that is there then."""
+    for (instance, job), block in hosts.items():
+        free = np.ones(len(block.times), dtype=bool)
+        for key in sorted((key for key in steps if key[:2] == (instance, job)), key=lambda key: int(key[2])):
+            its = free & np.isin(block.times, steps[key].times)
+            free &= ~its
+            number = at(steps[key], "step", block.times)
+            yield _Rows(int(key[2]), (instance,), block.times, {**block.columns, "step": number}).where(its)
+
+
+def _frame(name: str, rows: Iterable[_Rows]) -> pd.DataFrame:
+    """Put rows together in the order of time, those of one moment by rank."""
+    there = sorted((each for each in rows if len(each.times)), key=lambda each: (each.rank, each.identity))
+    lengths = np.array([len(each.times) for each in there], dtype=np.int64)
+    times = np.concatenate([np.empty(0), *(each.times for each in there)])
+    order = np.argsort(times, kind="stable")
+    columns: dict[str, Any] = {"rank": np.repeat(np.array([each.rank for each in there], np.int32), lengths)[order]}
+    for place, label in enumerate(IDENTITY[name][1:]):
+        words = sorted({each.identity[place] for each in there})
+        codes = np.array([words.index(each.identity[place]) for each in there], np.int64)
+        columns[label] = pd.Categorical.from_codes(np.repeat(codes, lengths)[order], pd.Index(words, dtype=str))
+    own = [column.name for column in COLUMNS[name] if column.name != "step"]
+    for column in ("step", "interval_seconds", *own):
+        absent: float = -1 if column in CODES else np.nan
+        parts = [each.columns.get(column, np.broadcast_to(absent, len(each.times))) for each in there]
+        values = np.concatenate([np.empty(0, np.int8 if column in CODES else np.float64), *parts])[order]
+        columns[column] = (
+            pd.Categorical.from_codes(values.astype(np.int8), pd.Index(CODES[column])) if column in CODES else values
+        )
+    moments = np.round(times[order] * 1000).astype(np.int64).view("datetime64[ms]")
+    frame: pd.DataFrame = pd.DataFrame(columns, index=pd.DatetimeIndex(moments, name="time").tz_localize("UTC"))
+    frame.attrs["units"] = {**units(COLUMNS[name]), "interval_seconds": "seconds"}
+    return frame

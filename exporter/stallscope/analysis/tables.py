@@ -1,0 +1,121 @@
+"""From series to columns of numbers: what grew in each interval, and all that one subject told, moment by moment."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stallscope.analysis.prometheus import RangeSeries
+
+Floats = NDArray[np.float64]
+Labels = tuple[tuple[str, str], ...]
+
+
+class Track(NamedTuple):
+    """What one series tells, at the ends of intervals."""
+
+    labels: Mapping[str, str]
+    times: Floats
+    """Unix seconds."""
+    values: Floats
+    """A gauge's values, or what a counter grew by in the interval."""
+    seconds: Floats | float = 1.0
+    """Length of each interval; of a gauge meaningless."""
+
+
+class Block(NamedTuple):
+    """All that one subject told."""
+
+    times: Floats
+    """When it told anything at all, ascending."""
+    columns: dict[str, NDArray[Any]]
+    """One value for each time; NaN where it told none, or -1 where the column is of codes."""
+
+
+def track(series: RangeSeries) -> Track:
+    """A gauge's samples as they are."""
+    return Track(series.labels, np.frombuffer(series.times), np.frombuffer(series.values))
+
+
+class Growth:
+    """What counters grew by from each sample to the next, also over the border of two windows.
+
+    Where a counter falls it began anew, and has grown by what it then shows: as Prometheus has it. Its first sample of
+    all tells of no interval.
+    """
+
+    def __init__(self) -> None:
+        self._last: dict[tuple[str, Labels], tuple[float, float]] = {}
+
+    def of(self, name: str, series: RangeSeries) -> Track:
+        """What a counter grew by, at the end of each interval.
+
+        Args:
+            name: the counter's.
+            series: its samples, which follow those that were given before.
+        """
+        times, values = np.frombuffer(series.times), np.frombuffer(series.values)
+        told = np.isfinite(values)
+        if not told.all():
+            times, values = times[told], values[told]
+        if not len(times):
+            return Track(series.labels, times, values, times)
+        key = name, tuple(sorted(series.labels.items()))
+        before = self._last.get(key)
+        self._last[key] = float(times[-1]), float(values[-1])
+        if before is not None:
+            times, values = np.concatenate([[before[0]], times]), np.concatenate([[before[1]], values])
+        grown = np.diff(values)
+        return Track(series.labels, times[1:], np.where(grown < 0, values[1:], grown), np.diff(times))
+
+
+class Table:
+    """Puts together what is told of many subjects."""
+
+    def __init__(self) -> None:
+        self._told: dict[Hashable, list[tuple[str, Floats, NDArray[Any], str]]] = {}
+
+    def put(self, subject: Hashable, column: str, times: Floats, values: NDArray[Any], combined: str = "sum") -> None:
+        """Take values of a column; where several come for one moment, they are summed, or the greatest counts."""
+        if len(times):
+            self._told.setdefault(subject, []).append((column, times, values, combined))
+
+    def blocks(self) -> dict[Any, Block]:
+        """All that was told, by subject."""
+        return {subject: _block(told) for subject, told in self._told.items()}
+
+
+def _block(told: Iterable[tuple[str, Floats, NDArray[Any], str]]) -> Block:
+    told = list(told)
+    times = told[0][1]
+    for _, each, _, _ in told[1:]:
+        if each is not times and not np.array_equal(each, times):
+            times = np.union1d(times, each)
+    columns: dict[str, NDArray[Any]] = {}
+    for name, moments, values, combined in told:
+        places = slice(None) if len(moments) == len(times) else np.searchsorted(times, moments)
+        whole: NDArray[Any]
+        whole = np.full(len(times), np.nan) if values.dtype.kind == "f" else np.full(len(times), -1, values.dtype)
+        whole[places] = values
+        known = columns.get(name)
+        if known is None:
+            columns[name] = whole
+        elif combined == "max" or values.dtype.kind != "f":
+            columns[name] = np.fmax(known, whole)
+        else:
+            columns[name] = np.where(np.isnan(known), whole, known + np.nan_to_num(whole))
+    return Block(times, columns)
+
+
+def at(block: Block | None, column: str, times: Floats) -> Floats:
+    """A column's values at exactly those times; NaN where there is none."""
+    found = np.full(len(times), np.nan)
+    if block is None or column not in block.columns or not len(block.times):
+        return found
+    places = np.minimum(np.searchsorted(block.times, times), len(block.times) - 1)
+    there = block.times[places] == times
+    found[there] = block.columns[column][places[there]]
+    return found
