@@ -19,11 +19,15 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
         "amd": "gpus",
         "analysis": "catalogue version",
         "bundle": "",
+        # Of the terminal only the reading of an exporter's page.
+        "capacity": "bundle catalogue gpus owners readable terminal",
         "catalogue": "",
         "causes": "",
-        "cli": "analysis bundle causes configuration gpus intake logs nvidia readable sampling shim simulation sources"
-        " stack terminal trace_request version web",
+        "cli": "analysis bundle capacity causes configuration doctor gpus intake logs nvidia readable sampling shim simulation"
+        " sources stack terminal trace_request version web",
         "configuration": "logs report web",
+        # Of the terminal only the reading of an exporter's page.
+        "doctor": "analysis bundle catalogue configuration gpus nvidia owners report shim sources terminal version",
         # A source of GPUs is a source; of the other sources they know nothing.
         "gpus": "catalogue sampling sources",
         "integrations": "shim",
@@ -60,13 +64,13 @@ LIBRARIES: Mapping[str, frozenset[str]] = {
     "psutil": frozenset({"sources", "stack"}),
     "pyarrow": frozenset({"analysis"}),
     "pynvml": frozenset({"nvidia"}),
-    "requests": frozenset({"analysis", "stack"}),
+    "requests": frozenset({"analysis", "doctor", "stack"}),
     "rich": frozenset({"cli", "terminal"}),
     "shtab": frozenset({"cli"}),
     "textual": frozenset({"terminal"}),
     "torch": frozenset({"shim"}),  # where the training process has it, and only once it is needed
     "urllib3": frozenset({"analysis"}),  # beneath requests, with errors that it lets through
-    "yaml": frozenset({"configuration", "stack", "web"}),
+    "yaml": frozenset({"configuration", "doctor", "stack", "web"}),
 }
 """Rooms that may know a library; what stands here for no room is of the standard library alone."""
 
