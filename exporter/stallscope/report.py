@@ -65,6 +65,7 @@ from stallscope.vocabulary import (
     PRECISIONS,
     SHIM_STATES,
     STEP_BUCKET_COUNT,
+    TRIAL_RUN,
     VERSION,
 )
 
@@ -90,6 +91,7 @@ __all__ = [
     "REASONS",
     "SHIM_STATES",
     "STEP_BUCKET_COUNT",
+    "TRIAL_RUN",
     "VERSION",
     "Gpu",
     "Phase",

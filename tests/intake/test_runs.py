@@ -10,7 +10,7 @@ import pytest
 
 from stallscope.catalogue import RUN_STATES, TRAINING_FAMILIES
 from stallscope.intake.runs import REJECTION_REASONS, Limits, RunRegistry
-from stallscope.report import ReportError
+from stallscope.report import TRIAL_RUN, ReportError
 from stallscope.sampling.clock import ScriptedClock
 from stallscope.sampling.reading import Distribution, Sample, checked
 
@@ -496,6 +496,15 @@ class TestLifeCycle:
         clock.advance(900)
         registry.check_processes()
         assert (state(registry, rank="0"), state(registry, rank="1")) == ("running", None)
+
+
+def test_a_trial_report_is_counted_and_checked_like_any_and_nothing_is_held_of_it(
+    registry: RunRegistry, make_report: MakeReport
+) -> None:
+    registry.accept(make_report(run=TRIAL_RUN), "unix")
+    assert values(registry, "stallscope_exporter_reports_total")[("unix",)] == 1
+    assert (registry.held, registry.changes) == ((), 0)
+    assert refused(registry, make_report(run=TRIAL_RUN, rank=-1)).reason == "bad_field"
 
 
 def test_collecting_goes_on_while_other_threads_report(

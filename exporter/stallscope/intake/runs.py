@@ -42,6 +42,7 @@ from stallscope.report import (
     MAX_NAME_LENGTH,
     MAX_VALUES,
     REASONS,
+    TRIAL_RUN,
     Phase,
     Report,
     ReportError,
@@ -176,7 +177,7 @@ class RunRegistry:
         pid_seen: int | None = None,
         authentication: Authentication | None = None,
     ) -> Report:
-        """Take in one report.
+        """Take in one report; one of `TRIAL_RUN` is refused or counted as any other, but nothing is held of it.
 
         Args:
             data: the document's bytes.
@@ -197,8 +198,9 @@ class RunRegistry:
             else:
                 report = parse(authentication.opened(data))
                 authentication.refuse_replay(report)
-            with self._writing:
-                self._admit(report, pid_seen or None)
+            if report.run != TRIAL_RUN:
+                with self._writing:
+                    self._admit(report, pid_seen or None)
         except ReportError as error:
             with self._writing:
                 self._rejected[error.reason] += 1

@@ -1,0 +1,156 @@
+"""Check a node's or a cluster's set-up, and say what to fix."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import textwrap
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from stallscope.analysis.address import VARIABLE
+from stallscope.cli._parser import Parser, nearest
+from stallscope.cli._progress import progress
+from stallscope.cli._prometheus import add_flags
+
+if TYPE_CHECKING:
+    from stallscope.doctor.checkup import Result, Subject
+
+PARTS = {
+    "node": "drivers, GPUs, and what the exporter's user may open",
+    "exporter": "whether it answers, and what it says of itself",
+    "reports": "the way from a training to the exporter, by a trial report that leaves no run behind",
+    "prometheus": "scrapes, rules, thresholds, alerts",
+    "cluster": "all exporters, as Prometheus sees them",
+}
+_COLUMNS = 100
+_COLOURS = {"ok": "32", "warning": "33", "failed": "31", "skipped": "2"}
+_TIMEOUT = 5.0
+"""Seconds for one question: what takes longer is worth a complaint."""
+
+
+def parser() -> Parser:
+    """The command line."""
+    listed = "; ".join(f"{name}: {what}" for name, what in PARTS.items())
+    made = Parser(
+        "doctor",
+        usage="stallscope doctor [PART...] [flags]",
+        description="Check a set-up part by part and say, for whatever is wrong, where it is and what to do. "
+        f"The parts are {listed}. Without a name all are checked; Prometheus is left out where none is named and none "
+        "answers on this machine.",
+        examples={
+            "stallscope doctor": "this node, as the user that trains; run it as root to see all permissions",
+            "stallscope doctor prometheus cluster --prometheus.url http://prometheus:9090": "a cluster, from anywhere",
+            "STALLSCOPE_ADDRESS=udp://10.0.0.7 stallscope doctor reports": "whether a container's reports arrive",
+            "stallscope doctor --json | jq '.results[] | select(.status == \"failed\")'": "for scripts",
+        },
+        notes="Exit status: 0 when nothing failed (warnings don't count), 1 when something did, 2 for a wrong command "
+        "line. NO_COLOR=1 leaves colours out.",
+    )
+    made.add_argument("parts", nargs="*", metavar="PART", help=f"what to check: {', '.join(PARTS)} (default: all)")
+    made.add_argument("--json", action="store_true", help="print one JSON document")
+    made.add_argument(
+        "--exporter.url",
+        dest="exporter_url",
+        type=_exporter,
+        metavar="URL",
+        help="the exporter's metrics (default: the host of STALLSCOPE_ADDRESS, or else http://127.0.0.1:19400)",
+    )
+    add_flags(made, timeout=_TIMEOUT)
+    return made
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Examine; return 0 when nothing failed, 1 when something did, 2 for a wrong command line."""
+    command_line = parser()
+    parsed = command_line.parse_args(arguments)
+    for name in parsed.parts:
+        if name not in PARTS:
+            command_line.error(f"there is no part {name!r}{nearest(name, PARTS)}")
+    # Without a word of where it is, nobody needs one on this machine.
+    named = VARIABLE in os.environ or any(each.startswith("--prometheus.url") for each in arguments)
+    subject = _subject(parsed, os.environ, prometheus_named=named)
+    results = _examine([name for name in PARTS if name in (parsed.parts or PARTS)], subject, show=not parsed.json)
+    counts = Counter[str](each.finding.status for each in results)
+    if parsed.json:
+        print(json.dumps({"results": [_entry(each) for each in results], "counts": dict(counts)}, indent=2))
+    else:
+        print(f"\n{', '.join(f'{counts[status]} {status}' for status in _COLOURS if counts[status])}")
+    return int(counts["failed"] > 0)
+
+
+def _examine(names: Sequence[str], subject: Subject, *, show: bool) -> list[Result]:
+    """Make the checks, each part's shown as soon as it is over."""
+    from stallscope.doctor.checkup import examined
+    from stallscope.doctor.examination import PARTS as CHECKS
+
+    results: list[Result] = []
+    for name in names:
+        with progress(f"Checking {name}"):
+            found = list(examined(CHECKS[name], subject))
+        results += found
+        if show:
+            print(("\n" if len(results) > len(found) else "") + _shown(name, found), flush=True)
+    return results
+
+
+def _shown(part: str, results: Iterable[Result]) -> str:
+    coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    lines = [f"\033[1m{part}\033[0m" if coloured else part]
+    for _, check, (status, message, remedy) in results:
+        word = f"{status:<7}"
+        start = f"  {word}  {check + ':':<18}"
+        first, *others = textwrap.wrap(message, _COLUMNS, initial_indent=start, subsequent_indent=" " * len(start))
+        lines += [first.replace(word, f"\033[{_COLOURS[status]}m{word}\033[0m", 1) if coloured else first, *others]
+        if remedy:
+            lines += textwrap.wrap(
+                f"-> {remedy}", _COLUMNS, initial_indent=" " * len(start), subsequent_indent=" " * (len(start) + 3)
+            )
+    return "\n".join(lines)
+
+
+def _entry(result: Result) -> dict[str, str]:
+    return {"part": result.part, "check": result.check, **result.finding._asdict()}
+
+
+def _subject(parsed: argparse.Namespace, environment: Mapping[str, str], *, prometheus_named: bool) -> Subject:
+    from stallscope.doctor.checkup import Subject
+
+    return Subject(
+        exporter_url=parsed.exporter_url or _exporter_of(environment.get("STALLSCOPE_ADDRESS", "").strip()),
+        prometheus_url=parsed.prometheus_url,
+        prometheus_named=prometheus_named,
+        environment=environment,
+        prometheus_timeout=parsed.prometheus_timeout,
+    )
+
+
+def _exporter_of(address: str) -> str:
+    """Where the metrics are of the exporter that reports go to: on the same host, and usually the same port."""
+    from urllib.parse import urlsplit
+
+    from stallscope.terminal.exporter_client import DEFAULT_PORT
+
+    scheme, separator, place = address.partition("://")
+    if not separator or scheme not in ("udp", "http", "https"):
+        return f"http://127.0.0.1:{DEFAULT_PORT}"
+    try:
+        parts = urlsplit(f"//{place}")
+        port = parts.port or {"http": 80, "https": 443}.get(scheme, DEFAULT_PORT)
+        host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
+    except ValueError:
+        return f"http://127.0.0.1:{DEFAULT_PORT}"
+    return f"{'https' if scheme == 'https' else 'http'}://{host}:{port}"
+
+
+def _exporter(text: str) -> str:
+    from stallscope.terminal.exporter_client import ExporterClient
+
+    try:
+        ExporterClient(text)
+    except ValueError as problem:
+        raise argparse.ArgumentTypeError(str(problem)) from None
+    return text

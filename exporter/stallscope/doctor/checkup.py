@@ -1,0 +1,143 @@
+"""What a check is and what it finds, and how checks are made so that none can hold up the rest."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
+
+Status = Literal["ok", "warning", "failed", "skipped"]
+STATUSES: tuple[Status, ...] = ("failed", "warning", "skipped", "ok")
+"""The gravest first."""
+
+_Found = TypeVar("_Found")
+
+
+class Finding(NamedTuple):
+    """What a check came to."""
+
+    status: Status
+    message: str
+    """One line: what is, or what is wrong and where."""
+    remedy: str = ""
+    """One line: what to do."""
+
+
+def ok(message: str) -> Finding:
+    """All is well."""
+    return Finding("ok", message)
+
+
+def warning(message: str, remedy: str) -> Finding:
+    """Something works, but not as well as it should."""
+    return Finding("warning", message, remedy)
+
+
+def failed(message: str, remedy: str) -> Finding:
+    """Something does not work."""
+    return Finding("failed", message, remedy)
+
+
+def skipped(message: str, remedy: str = "") -> Finding:
+    """There is nothing to check, or no way to."""
+    return Finding("skipped", message, remedy)
+
+
+class Stop(Exception):
+    """A part or a check can't go on; the finding says why."""
+
+    def __init__(self, finding: Finding) -> None:
+        """Take what it came to."""
+        super().__init__(finding.message)
+        self.finding = finding
+
+
+class Result(NamedTuple):
+    """A finding, and which check of which part it is of."""
+
+    part: str
+    check: str
+    finding: Finding
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is examined."""
+
+    exporter_url: str
+    """With the path of the metrics, if that is not `/metrics`."""
+    prometheus_url: str
+    prometheus_named: bool
+    """Whether somebody said that Prometheus is there; else it is fine if nothing is."""
+    environment: Mapping[str, str]
+    """As a training would have it."""
+    root: Path = field(default=Path("/"))
+    """Where `dev`, `proc`, `sys` and the sockets lie."""
+    exporter_timeout: float = 5.0
+    """Seconds that a page may take."""
+    prometheus_timeout: float = 5.0
+    """Seconds that one question may take."""
+
+
+Context = TypeVar("Context")
+
+
+@dataclass(frozen=True)
+class Part(Generic[Context]):
+    """Checks that look at one thing."""
+
+    name: str
+    begin: Callable[[Subject], Context]
+    """Finds the thing, or raises Stop."""
+    checks: Sequence[tuple[str, Callable[[Context], Iterable[Finding]]]]
+    limit: float = 60.0
+    """Seconds that a check may take."""
+
+
+def examined(part: Part[Any], subject: Subject) -> Iterator[Result]:
+    """Make all checks of a part, one after the other, each with its time limit."""
+    try:
+        context = _within(part.limit, lambda: part.begin(subject))
+    except Stop as stop:
+        yield Result(part.name, "there", stop.finding)
+        return
+    for name, check in part.checks:
+        for finding in _findings(part.limit, check, context):
+            yield Result(part.name, name, finding)
+
+
+def _findings(limit: float, check: Callable[[Context], Iterable[Finding]], context: Context) -> list[Finding]:
+    try:
+        return _within(limit, lambda: list(check(context)))
+    except Stop as stop:
+        return [stop.finding]
+    except Exception as error:  # noqa: BLE001 - one check that breaks must not take the others along
+        return [failed(str(error) or type(error).__name__, "see the message; the other checks are not affected")]
+
+
+def _within(limit: float, work: Callable[[], _Found]) -> _Found:
+    """Do the work on a thread of its own, and leave that behind if it takes longer than so many seconds.
+
+    Raises:
+        Stop: it takes longer.
+        Exception: whatever the work raises.
+    """
+    found: list[_Found] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            found.append(work())
+        except BaseException as error:  # noqa: BLE001 - raised again on the thread that waits
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="check", daemon=True)
+    thread.start()
+    thread.join(limit)
+    if thread.is_alive():
+        raise Stop(failed(f"this check did not end within {limit:g} s", "look for a file system or device that hangs"))
+    if errors:
+        raise errors[0]
+    return found[0]

@@ -1,0 +1,125 @@
+"""All exporters together, as Prometheus sees them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+
+from stallscope.doctor.checkup import Finding, Part, failed, ok, warning
+from stallscope.doctor.exporter import MOST_AGE, MOST_SKEW, RESET_CLOCKS
+from stallscope.doctor.server import EXPORTERS, Server, begin, listed
+from stallscope.version import __version__
+
+_LAST_SUCCESS = "stallscope_exporter_source_last_success_timestamp_seconds"
+_FOREIGN_GPUS = (
+    ("dcgm-exporter", "DCGM_FI_DEV_GPU_UTIL", "UUID"),
+    ("dcgm-exporter", "DCGM_FI_DEV_FB_USED", "UUID"),
+    ("nvidia_gpu_exporter", "nvidia_smi_utilization_gpu_ratio", "uuid"),
+    ("nvitop-exporter", "gpu_utilization", "uuid"),
+)
+"""Exporters of others, a metric that each has for every GPU, and the label with the GPU's UUID."""
+
+
+def _exporters(server: Server) -> Iterator[Finding]:
+    states = {_name(labels): bool(value) for labels, value in server.prometheus.query(f"up{{{EXPORTERS}}}")}
+    down = sorted(name for name, up in states.items() if not up)
+    if down:
+        yield failed(
+            f"{len(down)} of {len(states)} exporters do not answer: {listed(down)}",
+            "see whether they run, and whether Prometheus reaches their port; `stallscope doctor` there tells more",
+        )
+    elif states:
+        yield ok(f"all {len(states)} exporters answer")
+    else:
+        yield failed("there is no exporter", "see the targets of Prometheus")
+
+
+def _versions(server: Server) -> Iterator[Finding]:
+    versions: dict[str, list[str]] = defaultdict(list)
+    for labels, _ in server.prometheus.query("stallscope_build_info"):
+        versions[labels.get("version", "")].append(_name(labels))
+    if len(versions) > 1:
+        usual = max(versions, key=lambda version: len(versions[version]))
+        for version, names in sorted(versions.items()):
+            if version != usual:
+                yield warning(
+                    f"{listed(sorted(names))}: version {version}, and {usual} on most nodes",
+                    "install one version on all nodes, that of the rules",
+                )
+    elif versions:
+        (version,) = versions
+        if version == __version__:
+            yield ok(f"all exporters are of version {version}")
+        else:
+            yield warning(
+                f"all exporters are of version {version}, and this command of {__version__}",
+                "compare the rules with those of the exporters' version",
+            )
+
+
+def _sources(server: Server) -> Iterator[Finding]:
+    failing: dict[str, list[str]] = defaultdict(list)
+    for labels, _ in server.prometheus.query("stallscope_exporter_source_up == 0"):
+        failing[labels.get("source", "")].append(_name(labels))
+    for source, names in sorted(failing.items()):
+        yield failed(
+            f"source {source} fails on {listed(sorted(names))}",
+            "`stallscope doctor` there, and its log, tell the reason",
+        )
+    if not failing:
+        yield ok("no source of an exporter fails")
+
+
+def _clocks(server: Server) -> Iterator[Finding]:
+    """Newest readings, by the nodes' clocks, against their scrapes, by Prometheus'."""
+    ages = server.prometheus.query(f"min by (cluster, job, instance) (timestamp({_LAST_SUCCESS}) - {_LAST_SUCCESS})")
+    ahead = sorted(_name(labels) for labels, age in ages if age < -MOST_SKEW)
+    behind = sorted(_name(labels) for labels, age in ages if age > MOST_AGE)
+    if ahead:
+        yield failed(f"clocks are ahead of Prometheus' by more than {MOST_SKEW:g} s: {listed(ahead)}", RESET_CLOCKS)
+    if behind:
+        yield failed(
+            f"newest readings are more than {MOST_AGE:g} s old by Prometheus' clock: {listed(behind)}",
+            f"{RESET_CLOCKS}; if they are, nothing is read there any more",
+        )
+    if ages and not ahead and not behind:
+        yield ok("all nodes' clocks agree with Prometheus'")
+
+
+def _foreign(server: Server) -> Iterator[Finding]:
+    """GPUs that others' exporters tell of, and ours do not."""
+    ours = {_uuid(labels.get("uuid", "")) for labels, _ in server.prometheus.query("stallscope_gpu_up")}
+    only: dict[str, set[str]] = defaultdict(set)
+    for exporter, metric, label in _FOREIGN_GPUS:
+        for labels, _ in server.prometheus.query(metric):
+            uuid = labels.get(label, "")
+            if uuid and _uuid(uuid) not in ours:
+                only[exporter].add(labels.get("Hostname") or _name(labels))
+    for exporter, names in sorted(only.items()):
+        yield warning(
+            f"GPUs of {listed(sorted(names))} are told of by {exporter} alone: no pauses, owners or training there",
+            "run Stallscope's exporter on these nodes too (deploy/)",
+        )
+    if not only:
+        yield ok("no GPU is told of by others' exporters alone")
+
+
+def _name(labels: Mapping[str, str]) -> str:
+    return labels.get("instance", "unknown")
+
+
+def _uuid(text: str) -> str:
+    return text.lower().removeprefix("gpu-")
+
+
+PART = Part(
+    "cluster",
+    begin,
+    (
+        ("exporters", _exporters),
+        ("versions", _versions),
+        ("sources", _sources),
+        ("clocks", _clocks),
+        ("foreign exporters", _foreign),
+    ),
+)

@@ -1,0 +1,68 @@
+"""What GPU drivers answer, as JSON: `python -m stallscope.doctor.driver_question SECONDS`.
+
+A process of its own, since a driver call that hangs can only be left behind with its process. One reading of each GPU
+as the exporter would make it; each may take so many seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from typing import Any
+
+from stallscope.gpus.source import GpuSource
+from stallscope.gpus.survey import survey
+from stallscope.nvidia.library import MissingFunction, NvmlFailure, PynvmlLibrary
+from stallscope.nvidia.nvml import NvmlDriver
+from stallscope.sources.base import Environment, available
+
+
+def main(limit: float) -> None:
+    """Print what each maker's driver answers."""
+    logging.getLogger("stallscope").addHandler(logging.NullHandler())
+    print(json.dumps([_answer(name, limit) for name, each in available().items() if issubclass(each, GpuSource)]))
+    sys.stdout.flush()
+    os._exit(0)  # whatever hangs stays behind
+
+
+def _answer(name: str, limit: float) -> dict[str, Any]:
+    library = PynvmlLibrary()
+    environment = Environment(driver=(lambda: NvmlDriver(library)) if name == "nvidia" else None)
+    source = available()[name](environment)
+    assert isinstance(source, GpuSource)
+    found = survey(source, readings=1, limit=limit)
+    return {
+        "source": name,
+        "problem": found.problem,
+        "hung": found.hung,
+        "nvml": "" if found.hung or any(gpu.hung for gpu in found.gpus) else _nvml_version(library),
+        "gpus": [
+            {
+                "name": f"GPU {gpu.info['gpu']}" + (f" MIG {gpu.info['mig']}" if gpu.info.get("mig") else ""),
+                "uuid": gpu.info["uuid"],
+                "driver": gpu.info["driver_version"],
+                "trouble": gpu.trouble,
+                "persistence_off": gpu.persistence_off,
+            }
+            for gpu in found.gpus
+        ],
+    }
+
+
+def _nvml_version(library: PynvmlLibrary) -> str:
+    try:
+        library.load()
+        library.call("nvmlInit")
+        try:
+            version = library.call("nvmlSystemGetNVMLVersion")
+        finally:
+            library.call("nvmlShutdown")
+    except (NvmlFailure, MissingFunction, OSError):
+        return ""
+    return version if isinstance(version, str) else version.decode(errors="replace")
+
+
+if __name__ == "__main__":
+    main(float(sys.argv[1]))

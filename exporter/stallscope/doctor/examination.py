@@ -1,0 +1,13 @@
+"""Every part that is examined, in the order in which trouble is best looked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from stallscope.doctor import cluster, exporter, node, reports, server
+from stallscope.doctor.checkup import Part
+
+PARTS: Mapping[str, Part[Any]] = {
+    each.name: each for each in (node.PART, exporter.PART, reports.PART, server.PART, cluster.PART)
+}

@@ -1,0 +1,374 @@
+"""The machine itself: drivers, GPUs, and what the exporter's user may open."""
+
+from __future__ import annotations
+
+import contextlib
+import grp
+import json
+import os
+import pwd
+import re
+import select
+import signal
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from stallscope.doctor.checkup import Finding, Part, Stop, Subject, failed, ok, skipped, warning
+from stallscope.owners.pod_resources import SOCKET as POD_RESOURCES_SOCKET
+from stallscope.report import DEFAULT_SOCKET
+
+_CALL_LIMIT = 5.0
+"""Seconds that each GPU, and each driver's list of them, may take to answer."""
+_ANSWER_LIMIT = 40.0
+"""Seconds that all of it may take, start of the asking process on a busy machine included."""
+_PCI_MAKERS = {"0x10de": "NVIDIA", "0x1002": "AMD"}
+_PCI_GPU_CLASSES = ("0x0300", "0x0302", "0x0380", "0x1200")
+"""Display controllers, and AMD's processing accelerators."""
+_READ, _WRITE, _SEARCH = 4, 2, 1
+_DEVICE_FILES = re.compile(r"nvidia(ctl|\d+)|kfd")
+
+
+class User(NamedTuple):
+    """Whom an exporter runs as."""
+
+    pid: int
+    uid: int
+    groups: frozenset[int]
+
+    def __str__(self) -> str:
+        """As the checks name it."""
+        return f"user {_user_name(self.uid)} of the exporter (process {self.pid})"
+
+
+class Node(NamedTuple):
+    """What the checks look at."""
+
+    subject: Subject
+    exporters: tuple[User, ...]
+    """One a user."""
+
+
+def _begin(subject: Subject) -> Node:
+    return Node(subject, tuple(_exporters(subject.root / "proc")))
+
+
+def _drivers(node: Node) -> Iterator[Finding]:
+    present = _pci_gpus(node.subject.root)
+    answers = _answers()
+    for maker, answer in (("NVIDIA", answers["nvidia"]), ("AMD", answers["amd"])):
+        gpus, problem = answer["gpus"], answer["problem"]
+        if answer["hung"]:
+            yield failed(
+                f"{maker}'s driver hangs: {problem}", "see dmesg for the reason; as a rule only a reboot ends it"
+            )
+        elif gpus:
+            versions = f"driver {gpus[0]['driver']}" + (f", NVML {answer['nvml']}" if answer["nvml"] else "")
+            yield ok(f"{maker}'s driver answers: {versions}")
+            yield from _gpus(maker, gpus, present.get(maker, 0))
+        elif present.get(maker):
+            yield failed(
+                f"this machine has {present[maker]} GPUs of {maker}, and {problem}",
+                "`nvidia-smi` must work first: install or load the driver; start containers with their GPUs "
+                "(docker run --gpus all)"
+                if maker == "NVIDIA"
+                else "load the kernel driver (modprobe amdgpu); start containers with /dev/kfd and /dev/dri",
+            )
+    if not present and not any(answer["gpus"] or answer["hung"] for answer in answers.values()):
+        yield skipped("there is no GPU of NVIDIA or AMD in this machine")
+
+
+def _gpus(maker: str, gpus: Iterable[dict[str, Any]], present: int) -> Iterator[Finding]:
+    whole = [gpu for gpu in gpus if "MIG" not in gpu["name"]]
+    for gpu in gpus:
+        if gpu["trouble"]:
+            yield failed(
+                f"{gpu['name']} ({gpu['uuid']}) can't be read: {gpu['trouble']}",
+                "see dmesg for the driver's messages; a lost GPU needs a reset or a reboot",
+            )
+    if any(gpu["persistence_off"] for gpu in whole):
+        yield warning(
+            "persistence mode is off: the first use of an idle GPU takes up to seconds",
+            "turn it on with nvidia-persistenced, or nvidia-smi -pm 1",
+        )
+    if present > len(whole):
+        yield warning(
+            f"the PCI bus has {present} GPUs of {maker}, and its driver shows {len(whole)}",
+            "see dmesg for what became of the others; a container is shown only those that it was given",
+        )
+    answering = sum(not gpu["trouble"] for gpu in gpus)
+    if answering == len(list(gpus)):
+        yield ok(f"{answering} GPUs and instances of {maker} answer")
+
+
+def _answers() -> dict[str, dict[str, Any]]:
+    """What each maker's driver says, by the source's name.
+
+    Raises:
+        Stop: the exporter's libraries are not installed, or nothing answers in time.
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-m", "stallscope.doctor.driver_question", f"{_CALL_LIMIT:g}"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    with process.stdout, process.stderr:
+        ready, _, _ = select.select([process.stdout], [], [], _ANSWER_LIMIT)
+        # One line, and not to the end: a process that is stuck in the kernel has none.
+        said = process.stdout.readline() if ready else ""
+        complaint = process.stderr.read() if ready and not said else ""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(1)
+    if not ready:
+        raise Stop(
+            failed(
+                f"GPU drivers do not answer within {_ANSWER_LIMIT:g} s",
+                "see dmesg for the reason; as a rule only a reboot ends it",
+            )
+        )
+    if not said:
+        missing = re.search(r"ModuleNotFoundError: No module named '([\w.]+)'", complaint)
+        if missing:
+            raise Stop(skipped(f"{missing[1]} is not installed", "pip install 'stallscope[exporter]'"))
+        last = complaint.strip().rpartition("\n")[2]
+        raise Stop(failed(f"drivers can't be asked: {last}", "see `stallscope gpus`"))
+    return {answer["source"]: answer for answer in json.loads(said)}
+
+
+def _pci_gpus(root: Path) -> dict[str, int]:
+    """GPUs on the PCI bus by maker, whether or not a driver has taken them on."""
+    found: dict[str, int] = {}
+    for device in (root / "sys/bus/pci/devices").glob("*"):
+        maker = _PCI_MAKERS.get(_text(device / "vendor"))
+        if maker and _text(device / "class").startswith(_PCI_GPU_CLASSES):
+            found[maker] = found.get(maker, 0) + 1
+    return found
+
+
+def _device_files(node: Node) -> Iterator[Finding]:
+    _need_exporter(node)
+    for user in node.exporters:
+        view = _view(node.subject.root, user)
+        files = [each for each in sorted((view / "dev").glob("*")) if _DEVICE_FILES.fullmatch(each.name)]
+        closed = [each for each in files if not _may(view, f"dev/{each.name}", user, _READ | _WRITE)]
+        for each in closed:
+            status = each.stat()
+            yield failed(
+                f"{user} can't open /dev/{each.name} ({_mode(status)})",
+                f"add it to group {_group_name(status.st_gid)} (SupplementaryGroups= in its unit), or let the driver "
+                "make the files for everybody (NVreg_DeviceFileMode=0666)",
+            )
+        if files and not closed:
+            yield ok(f"{user} may open {len(files)} device files of GPUs")
+        elif not files:
+            yield skipped("there is no device file of a GPU")
+
+
+def _processes(node: Node) -> Iterator[Finding]:
+    _need_exporter(node)
+    for user in node.exporters:
+        options = _proc_options(_text(node.subject.root / f"proc/{user.pid}/mounts"))
+        hidden = options.get("hidepid", "0") not in ("0", "off")
+        if user.uid and hidden and int(options.get("gid", "-1")) not in user.groups:
+            yield failed(
+                f"{user} does not see other users' processes: /proc is mounted with hidepid={options['hidepid']}",
+                "owners of GPUs can't be told: add it to the group of the mount's gid= option, or set "
+                "ProtectProc=default in its unit",
+            )
+        elif user.uid:
+            yield warning(
+                f"{user} is not root: it does not read the environment of other users' processes",
+                "Slurm jobs and containers are still told by cgroup; where pods share a GPU, run it as root or with "
+                "CAP_SYS_PTRACE",
+            )
+        else:
+            yield ok(f"{user} sees all processes")
+
+
+def _pod_resources(node: Node) -> Iterator[Finding]:
+    _need_exporter(node)
+    if not (node.subject.root / POD_RESOURCES_SOCKET).parent.parent.is_dir():
+        yield skipped("this is no node of Kubernetes")
+        return
+    for user in node.exporters:
+        view = _view(node.subject.root, user)
+        try:
+            (view / POD_RESOURCES_SOCKET).stat()
+            reachable = _may(view, POD_RESOURCES_SOCKET, user, _READ | _WRITE)
+        except PermissionError:
+            yield skipped(f"/{POD_RESOURCES_SOCKET} can't be looked at", "run stallscope doctor as root")
+        except FileNotFoundError:
+            yield failed(
+                f"{user} finds no /{POD_RESOURCES_SOCKET}",
+                "mount the folder /var/lib/kubelet/pod-resources into its container, as deploy/kubernetes does",
+            )
+        else:
+            if reachable:
+                yield ok(f"{user} may ask the kubelet which pod has which GPU")
+            else:
+                yield failed(
+                    f"{user} can't open /{POD_RESOURCES_SOCKET}",
+                    "the kubelet answers root alone: run the exporter's container as root, as deploy/kubernetes does",
+                )
+
+
+def _report_socket(node: Node) -> Iterator[Finding]:
+    address = node.subject.environment.get("STALLSCOPE_ADDRESS", "").strip()
+    if address and not address.startswith("unix://"):
+        yield skipped(f"reports go to {address}")
+        return
+    name = address.removeprefix("unix://") or DEFAULT_SOCKET
+    path = node.subject.root / name.lstrip("/")
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        yield warning(
+            f"there is no socket for reports at {name}: they go over UDP to this machine, where no sender is seen",
+            "start the exporter with --report.unix-socket, from a user that may write to the folder; in a container, "
+            "mount the folder",
+        )
+        return
+    except PermissionError:
+        yield failed(f"{name} is in a folder that this user can't search", "chmod 0755 on the folders above it")
+        return
+    if not stat.S_ISSOCK(status.st_mode):
+        yield failed(f"{name} is no socket", "remove it, and start the exporter again")
+    elif not _answers_at(path):
+        yield failed(f"nobody listens at {name}", "start the exporter; one that was killed has left its socket behind")
+    elif status.st_mode & 0o222 != 0o222:
+        yield warning(
+            f"{name} is not open to all users ({_mode(status)}): others' trainings can't report",
+            f"chmod 0666 {name}, or start the exporter again, which does so",
+        )
+    else:
+        yield ok(f"every user may report to {name}")
+
+
+def _answers_at(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as caller:
+        try:
+            caller.connect(str(path))
+        except ConnectionRefusedError:
+            return False
+        except OSError:
+            return True  # somebody is there, and the mode says who may talk to it
+    return True
+
+
+def _need_exporter(node: Node) -> None:
+    if not node.exporters:
+        raise Stop(
+            skipped(
+                "no exporter's process is seen from here",
+                "run stallscope doctor where it runs: on the host, or in its pod",
+            )
+        )
+
+
+def _exporters(proc: Path) -> Iterator[User]:
+    """Exporters that run here, one a user."""
+    seen: set[int] = set()
+    for folder in proc.glob("[0-9]*"):
+        words = _text(folder / "cmdline").split("\0")
+        if not any(Path(word).name == "stallscope" and next_ == "exporter" for word, next_ in pairwise(words)):
+            continue
+        status = dict(line.split(":", 1) for line in _text(folder / "status").split("\n") if ":" in line)
+        try:
+            uid, group = (int(status[key].split()[1]) for key in ("Uid", "Gid"))
+            groups = frozenset((group, *map(int, status.get("Groups", "").split())))
+        except (KeyError, ValueError, IndexError):
+            continue  # it has ended meanwhile
+        if uid not in seen:
+            seen.add(uid)
+            yield User(int(folder.name), uid, groups)
+
+
+def _view(root: Path, user: User) -> Path:
+    """The file system as the exporter sees it, if this user may look; else this one."""
+    own = root / f"proc/{user.pid}/root"
+    with contextlib.suppress(OSError):
+        if (own / "dev").is_dir():
+            return own
+    return root
+
+
+def _may(root: Path, name: str, user: User, wanted: int) -> bool:
+    """Whether modes let the user do that with a file, and search the folders between the root and it.
+
+    Raises:
+        OSError: the file can't be looked at.
+    """
+    path = root / name
+    folders = [each for each in path.parents if each.is_relative_to(root)]
+    return user.uid == 0 or (
+        _allows(path.stat(), user, wanted) and all(_allows(each.stat(), user, _SEARCH) for each in folders)
+    )
+
+
+def _allows(status: os.stat_result, user: User, wanted: int) -> bool:
+    if status.st_uid == user.uid:
+        bits = status.st_mode >> 6
+    elif status.st_gid in user.groups:
+        bits = status.st_mode >> 3
+    else:
+        bits = status.st_mode
+    return bits & wanted == wanted
+
+
+def _proc_options(mounts: str) -> dict[str, str]:
+    """The options that `/proc` is mounted with; the last mount counts."""
+    for line in reversed(mounts.split("\n")):
+        words = line.split(" ")
+        if len(words) > 3 and words[1:3] == ["/proc", "proc"]:
+            return dict(option.partition("=")[::2] for option in words[3].split(","))
+    return {}
+
+
+def _mode(status: os.stat_result) -> str:
+    return f"{stat.filemode(status.st_mode)}, {_user_name(status.st_uid)}:{_group_name(status.st_gid)}"
+
+
+def _user_name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def _group_name(gid: int) -> str:
+    try:
+        return grp.getgrgid(gid).gr_name
+    except KeyError:
+        return str(gid)
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(errors="replace").strip("\n")
+    except OSError:
+        return ""
+
+
+PART = Part(
+    "node",
+    _begin,
+    (
+        ("drivers", _drivers),
+        ("device files", _device_files),
+        ("processes", _processes),
+        ("pod resources", _pod_resources),
+        ("report socket", _report_socket),
+    ),
+)
