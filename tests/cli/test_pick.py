@@ -1,0 +1,247 @@
+"""`stallscope pick` on the stand-in library: real processes, real locks, real races."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stallscope.capacity.claims import Claims
+from stallscope.cli import pick as command
+from stallscope.gpus.driver import GpuProcess, Memory, Utilization
+from tests.gpus.scripted_driver import ScriptedDevice, ScriptedDriver
+from tests.nvml_library.stand_in import DriverState, GpuState, NvmlStandIn
+
+GIB = 1 << 30
+QUICK = ("--over", "1s")
+NOWHERE = "http://127.0.0.1:9"
+"""No exporter listens there; the one of the machine that runs the tests has no say."""
+
+
+class Node:
+    """A machine of four GPUs with a lock folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.gpus = NvmlStandIn(folder, gpus=4)
+        self.locks = folder / "locks"
+        self.locks.mkdir()
+        self.locks.chmod(0o1777)
+
+    def start(self, *words: str, **environment: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "stallscope", "pick", *QUICK, *words],
+            env=os.environ | self.gpus.environment | {"STALLSCOPE_LOCK_FOLDER": str(self.locks)} | environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def pick(self, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        with self.start(*words, **environment) as process:
+            out, complaints = process.communicate(timeout=60)
+        return subprocess.CompletedProcess(words, process.returncode, out, complaints)
+
+    def claimed(self) -> list[str]:
+        """UUIDs of the GPUs that are claimed."""
+        claims = Claims(self.locks)
+        with claims.choosing():
+            found, complaints = claims.standing()
+        claims.close()
+        assert complaints == []
+        return sorted(claim.uuid for claim in found)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path)
+
+
+def first_line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def test_ten_who_race_for_four_gpus_get_each_another_one_or_none(node: Node) -> None:
+    racing = [node.start() for _ in range(10)]
+    ends = [(process.communicate(timeout=60), process.returncode) for process in racing]
+    found = [out.strip() for (out, _), status in ends if status == 0]
+    assert sorted(found) == [NvmlStandIn.uuid(index) for index in range(4)]
+    assert [status for _, status in ends].count(1) == 6
+    assert all("claimed" in complaints for (_, complaints), status in ends if status)
+
+
+def test_a_command_runs_on_what_was_picked_and_holds_it_until_it_is_killed(node: Node) -> None:
+    script = "import os, sys; print(os.environ['CUDA_VISIBLE_DEVICES'], os.getpid(), flush=True); sys.stdin.read()"
+    process = node.start("-n", "2", "--", sys.executable, "-c", script)
+    uuids, pid = first_line(process).split()
+    assert int(pid) == process.pid, "the command has taken the process' place"
+    assert sorted(uuids.split(",")) == node.claimed()
+    assert len(node.claimed()) == 2
+    process.kill()
+    process.communicate()
+    assert node.claimed() == []
+
+
+def test_signals_and_exit_status_are_the_commands_own(node: Node) -> None:
+    script = (
+        "import signal, sys\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(17))\n"
+        "print('ready', flush=True)\n"
+        "signal.pause()"
+    )
+    process = node.start("--", sys.executable, "-c", script)
+    assert first_line(process) == "ready"
+    process.send_signal(signal.SIGTERM)
+    process.communicate()
+    assert process.returncode == 17
+    assert node.pick("--", "sh", "-c", "kill -PIPE $$").returncode == -signal.SIGPIPE
+
+
+def test_what_stands_in_the_way_is_told_by_gpu(node: Node) -> None:
+    held, lost, ill, taken = node.gpus.gpu
+    held.memory_used = 60 * GIB
+    held.run((os.getpid(), 60 * GIB, False))
+    lost.state = GpuState.LOST
+    ill.remapped_rows[2] = 1
+    taken.compute_mode = 2
+    finished = node.pick("--memory", "20GiB")
+    assert (finished.returncode, finished.stdout) == (1, "")
+    said = " ".join(finished.stderr.split())
+    assert said.startswith("stallscope pick: no GPU with 20.0 GiB free, at most 50 % busy now")
+    assert f"GPU 0: 19.2 GiB of 79.6 GiB free, 20.0 GiB wanted; {_me()}" in said
+    assert "GPU 1: down: gpu_lost" in said
+    assert "GPU 2: a memory row waits to be remapped" in said
+    assert "GPU 3: its compute mode is prohibited" in said
+    assert node.claimed() == []
+
+
+def _me() -> str:
+    return pwd.getpwuid(os.getuid()).pw_name
+
+
+def test_an_instance_is_picked_by_its_uuid_and_shown_in_the_table(node: Node) -> None:
+    for gpu in node.gpus.gpu:
+        gpu.cut(("1g.10gb", 10 * GIB), ("2g.20gb", 20 * GIB))
+    finished = node.pick("--memory", "15GiB", "--format", "env", "--explain", CUDA_VISIBLE_DEVICES="2")
+    assert finished.stdout == f"CUDA_VISIBLE_DEVICES={node.gpus.gpu[2].instance[1].uuid.decode()}\n"
+    assert "taken" in next(line for line in finished.stderr.splitlines() if line.startswith("GPU 2 MIG 2g.20gb"))
+    assert "MIG is on" in next(line for line in finished.stderr.splitlines() if line.startswith("GPU 2 "))
+    assert max(map(len, finished.stderr.splitlines())) <= 80
+    assert "has no index" in node.pick("--memory", "5GiB", "--format", "indices").stderr
+
+
+def test_json_tells_everything_and_a_pick_for_no_time_claims_nothing(node: Node) -> None:
+    finished = node.pick("--json", "--reserve", "0s", CUDA_VISIBLE_DEVICES="3,1")
+    told: dict[str, Any] = json.loads(finished.stdout)
+    assert told["cuda_visible_devices"] == NvmlStandIn.uuid(1)
+    assert [gpu["taken"] for gpu in told["gpus"]] == [False, True, False, False]
+    assert told["gpus"][0]["against"] == ["CUDA_VISIBLE_DEVICES leaves it out"]
+    assert told["host"]["cores"] > 0
+    assert node.claimed() == []
+
+
+def test_without_a_driver_it_says_what_to_do(node: Node) -> None:
+    node.gpus.set_driver(DriverState.NOT_LOADED)
+    finished = node.pick("--wait")
+    assert finished.returncode == 1
+    assert "the NVIDIA driver does not answer" in finished.stderr
+    assert "nvidia-smi" in finished.stderr
+    assert finished.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["-n", "0"], "'0' is no number of GPUs from 1"),
+        (["--memory", "20"], "did you mean 20GiB?"),
+        (["--memory", "-1GiB"], "--memory"),
+        (["--max-utilization", "30"], "did you mean 30%?"),
+        (["--over", "10ms"], "not between 1s and 60s"),
+        (["--reserve", "2h"], "more than 1h"),
+        (["--wait", "--timeout", "2"], "a duration with its unit"),
+        (["--timeout", "2s"], "how long to --wait"),
+        (["python", "train.py"], "a command comes after --: stallscope pick [flags] -- python train.py"),
+        (["--"], "what is to be run?"),
+        (["--json", "--", "true"], "without a command"),
+        (["--exporter.url", "not a url"], "no address of an exporter"),
+        (["--nonsense"], "unknown flag --nonsense"),
+    ],
+)
+def test_a_wrong_command_line_is_refused_in_one_line(
+    words: list[str], complaint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        command.main(["--lock-folder", str(tmp_path), *words])
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert said.startswith("stallscope pick: ")
+    assert complaint in said
+    assert said.count("\n") == 1
+
+
+def test_a_command_that_is_not_there_is_told_before_any_choice(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["--", "no-such-command"]) == 127
+    assert "no-such-command: command not found" in capsys.readouterr().err
+
+
+def test_a_lock_folder_that_is_no_good_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tmp_path.chmod(0o777)
+    assert command.main(["--lock-folder", str(tmp_path)]) == 1
+    assert f"chmod +t {tmp_path}" in capsys.readouterr().err
+
+
+class TestWaiting:
+    """In this process, on scripted GPUs, and on time that passes when it is waited for."""
+
+    @pytest.fixture
+    def device(self, monkeypatch: pytest.MonkeyPatch) -> ScriptedDevice:
+        scripted = ScriptedDevice(
+            memory=Memory(80 * GIB, 60 * GIB, None), processes=[GpuProcess(1, None)], utilization=Utilization(0, 0)
+        )
+        monkeypatch.setattr(command, "_driver", lambda: ScriptedDriver(scripted))
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        return scripted
+
+    def picker(self, tmp_path: Path, pause: Callable[[float], None], *words: str) -> command._Picker:
+        flags = ("--lock-folder", str(tmp_path), "--exporter.url", NOWHERE, "--wait", *words)
+        return command._Picker(command.parser().parse_args(flags), ["true"], pause)
+
+    def test_it_ends_when_there_is_room_and_says_once_what_it_waits_for(
+        self, device: ScriptedDevice, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        pauses: list[float] = []
+
+        def pause(seconds: float) -> None:
+            pauses.append(seconds)
+            if len(pauses) == 6:
+                device.answers["memory"] = Memory(80 * GIB, 20 * GIB, None)
+
+        look = self.picker(tmp_path, pause, "--memory", "30GiB").until_found(None)
+        assert [gpu.identity.uuid for gpu in look.chosen] == ["GPU-0"]
+        assert pauses == [2.0, 10.0] * 3 + [2.0]
+        for descriptor in look.descriptors:
+            os.close(descriptor)
+        said = capsys.readouterr().err
+        assert said.count("waiting") == 1
+        assert "GPU 0: 20.0 GiB of 80.0 GiB free, 30.0 GiB wanted" in " ".join(said.split())
+
+    def test_it_waits_no_longer_than_told(self, device: ScriptedDevice, tmp_path: Path) -> None:
+        now = 100.0
+
+        def pause(seconds: float) -> None:
+            nonlocal now
+            now += seconds
+
+        look = self.picker(tmp_path, pause).until_found(25, clock=lambda: now)
+        assert look.chosen == ()
+        # The time may end within a look, but not within a pause.
+        assert 125 <= now <= 127
