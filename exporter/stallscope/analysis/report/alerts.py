@@ -1,0 +1,177 @@
+"""Which alerts fired, how often, for how long, and when it was worst.
+
+Read from the server's own record of alerts, `ALERTS`. An alert that another one mutes fires as well, and counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from stallscope.analysis.report.asking import Asker
+from stallscope.analysis.report.document import Block, Column, Notice, Paragraph, Section, Table
+from stallscope.analysis.report.lost_time import LostTime
+
+KEY = "alerts"
+_LABELS = "alertname, severity, cause, run, rank, instance, gpu"
+_SEVERITIES = ("critical", "warning", "info")
+_ROWS = 40
+
+
+class Fired(NamedTuple):
+    """One alert on one subject."""
+
+    name: str
+    severity: str
+    cause: str
+    subject: str
+    """Whom it names, in words; empty for the run itself."""
+    times: int
+    """How often it began to fire."""
+    seconds: float
+    """For how long it fired, altogether."""
+    first: float
+    """Unix time at which it was first seen to fire."""
+    last: float
+    """Unix time at which it was last seen to fire."""
+
+
+@dataclass(frozen=True)
+class Alerts:
+    """All that fired."""
+
+    fired: tuple[Fired, ...]
+    """The gravest first, and of these whatever fired longest."""
+    rules_loaded: bool
+    """Whether the server has the alert rules: the one that always fires, did."""
+
+    def causes(self, *severities: str) -> set[str]:
+        """Those whose alert fired with one of these severities."""
+        return {alert.cause for alert in self.fired if alert.severity in severities and alert.cause}
+
+
+def alerts(asker: Asker) -> Alerts:
+    """Ask what fired for the subject."""
+    firing = f"max by ({_LABELS}) ({_selected(asker)})"
+    resolution = f"{asker.resolution:.0f}s"
+    seconds = {_key(each.labels): each for each in asker.ask(asker.seconds_there(firing))}
+    # At a moment of the sum at which it fires and did not the moment before.
+    begins = {
+        _key(each.labels): each.value
+        for each in asker.ask(
+            asker.over_time("count_over_time", f"{firing} unless max by ({_LABELS}) ({_selected(asker, resolution)})")
+        )
+    }
+    first = {_key(each.labels): each.value for each in asker.ask(_moment_of(asker, "min_over_time", firing))}
+    last = {_key(each.labels): each.value for each in asker.ask(_moment_of(asker, "max_over_time", firing))}
+    fired = [
+        Fired(
+            name=series.labels.get("alertname", ""),
+            severity=series.labels.get("severity", ""),
+            cause=series.labels.get("cause", ""),
+            subject=_subject(asker, series.labels),
+            times=max(1, round(begins.get(key, 1.0))),
+            seconds=series.value,
+            first=first.get(key, asker.subject.start),
+            last=last.get(key, asker.subject.end),
+        )
+        for key, series in seconds.items()
+    ]
+    fired.sort(key=lambda alert: (_gravity(alert.severity), -alert.seconds, alert.name, alert.subject))
+    watchdog = asker.ask(asker.seconds_there('ALERTS{alertname="Watchdog", alertstate="firing"}'))
+    return Alerts(tuple(fired), rules_loaded=bool(watchdog))
+
+
+def section(asker: Asker, found: Alerts, lost: LostTime) -> Section:
+    """Tell it."""
+    return Section(KEY, "Alerts that fired", tuple(_blocks(asker, found, lost)))
+
+
+def _blocks(asker: Asker, found: Alerts, lost: LostTime) -> list[Block]:
+    if not found.fired and not found.rules_loaded:
+        return [
+            Notice(
+                "warning",
+                "The server has no alert rules of Stallscope (its Watchdog never fired): what would have fired is not "
+                "known.",
+            )
+        ]
+    if not found.fired:
+        return [Paragraph("No alert fired.")]
+    rows = []
+    for alert in found.fired[:_ROWS]:
+        loss = lost.by_cause.get(alert.cause)
+        # The worst moment of a cause is known for the whole subject; it is told where the alert speaks of that.
+        worst = loss.worst_at if loss is not None else None
+        rows.append(
+            (
+                alert.name,
+                alert.severity,
+                alert.subject or "the run",
+                alert.times,
+                alert.seconds,
+                alert.first,
+                alert.last,
+                worst,
+                loss.worst_share if loss is not None else None,
+            )
+        )
+    left = found.fired[_ROWS:]
+    note = (
+        f"Seen every {asker.resolution:.0f} s: what came and went in between is not counted. An alert that another one "
+        "mutes is counted as well. The worst moment is that of the cause, over all of the subject."
+    )
+    if left:
+        note += f" {len(left)} more, less grave or shorter, are left out."
+    columns = (
+        Column("Alert"),
+        Column("Severity"),
+        Column("On"),
+        Column("Fired", "count", "how often it began to fire"),
+        Column("For", "seconds", "altogether"),
+        Column("First", "time"),
+        Column("Last", "time"),
+        Column("Worst at", "time"),
+        Column("Worst", "share", "of GPU time lost to its cause then"),
+    )
+    return [Table(columns, tuple(rows), title="Alerts, the gravest first", note=note)]
+
+
+def _selected(asker: Asker, before: str = "") -> str:
+    offset = f" offset {before}" if before else ""
+    subject = asker.subject
+    if subject.run is None:
+        on_nodes = f", {subject.told_by_nodes}" if subject.instances else ""
+        return f'ALERTS{{alertstate="firing", cause!=""{on_nodes}}}{offset}'
+    nodes = f"run_node:known:info{{{subject.told_by_run}}}{offset}"
+    return (
+        f'ALERTS{{alertstate="firing", cause!="", {subject.told_by_run}}}{offset} or '
+        f'(ALERTS{{alertstate="firing", cause!="", run="", {subject.told_by_nodes}}}{offset}'
+        f" and on (cluster, instance) {nodes})"
+    )
+
+
+def _moment_of(asker: Asker, function: str, firing: str) -> str:
+    return asker.over_time(function, f"time() * ({firing})")
+
+
+def _key(labels: Mapping[str, str]) -> frozenset[tuple[str, str]]:
+    return frozenset(labels.items())
+
+
+def _subject(asker: Asker, labels: Mapping[str, str]) -> str:
+    words = []
+    if asker.subject.run is None and labels.get("run"):
+        words.append(f"run {labels['run']}")
+    if labels.get("rank"):
+        words.append(f"rank {labels['rank']}")
+    if labels.get("gpu"):
+        words.append(f"GPU {labels['gpu']}")
+    if labels.get("instance"):
+        words.append(("of " if labels.get("gpu") else "") + labels["instance"])
+    return " ".join(words)
+
+
+def _gravity(severity: str) -> int:
+    return _SEVERITIES.index(severity) if severity in _SEVERITIES else len(_SEVERITIES)

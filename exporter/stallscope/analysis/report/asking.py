@@ -1,0 +1,159 @@
+"""How a report's sections ask: always for the subject's time, and so that the server does the work.
+
+A figure is aggregated by the server, a curve has a few hundred points, however long the time and however many the GPUs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from math import isfinite
+from typing import NamedTuple, Protocol
+
+from stallscope.analysis.prometheus import RangeSeries, Series
+from stallscope.analysis.report.document import Numbers
+from stallscope.analysis.report.options import Options
+from stallscope.analysis.report.subject import Subject
+from stallscope.analysis.report.words import zone
+
+RULES_SECONDS = 30.0
+"""Finest resolution of sums over time: what rules record changes no faster."""
+_MOST_MOMENTS = 10_080
+"""That a sum over time is made of: a week by the minute."""
+_CURVE_POINTS = 300
+
+
+class Server(Protocol):
+    """What answers; `stallscope.analysis.prometheus.Prometheus` is one."""
+
+    name: str
+
+    def query(self, expression: str, at: float | None = None) -> list[Series]:
+        """The series of an expression at a moment."""
+
+    def query_range(self, expression: str, start: float, end: float, step: float) -> list[RangeSeries]:
+        """The same over time."""
+
+
+class Curve(NamedTuple):
+    """A series at the report's moments."""
+
+    labels: Mapping[str, str]
+    values: Numbers
+    """One for each of the moments; None where there is none."""
+
+
+class Curves(NamedTuple):
+    """Series over the subject's time, at the same moments."""
+
+    times: tuple[float, ...]
+    """Each is the end of the step that the value tells of."""
+    step: float
+    curves: tuple[Curve, ...]
+
+
+class Asker:
+    """One report's questions."""
+
+    def __init__(self, server: Server, subject: Subject, options: Options) -> None:
+        """Take the server; nothing is asked yet."""
+        self.subject = subject
+        self.options = options
+        self.questions = 0
+        """How many were asked."""
+        self.server = server
+        self._zone = zone(options.zone)
+
+    @property
+    def resolution(self) -> float:
+        """Seconds between the moments of a sum over time."""
+        return multiple_of(RULES_SECONDS, self.subject.seconds / _MOST_MOMENTS)
+
+    @property
+    def step(self) -> float:
+        """Seconds between the points of a curve."""
+        return self.step_of(_CURVE_POINTS)
+
+    def step_of(self, points: int) -> float:
+        """Seconds between the points of a curve that has so many at most."""
+        return multiple_of(RULES_SECONDS, self.subject.seconds / points)
+
+    @property
+    def window(self) -> str:
+        """The subject's time as PromQL's range."""
+        return f"{self.subject.seconds:.0f}s"
+
+    def over_time(self, function: str, expression: str, window: float | None = None) -> str:
+        """PromQL of an `_over_time` function of any expression over the subject's time, or another window.
+
+        The window is a second less, so that not both of its ends count.
+        """
+        seconds = self.subject.seconds if window is None else window
+        return f"{function}(({expression})[{max(1.0, seconds - 1):.0f}s:{self.resolution:.0f}s])"
+
+    def integral(self, expression: str, window: float | None = None) -> str:
+        """PromQL of an expression times seconds, summed over the subject's time, or another window."""
+        return f"{self.over_time('sum_over_time', expression, window)} * {self.resolution:.0f}"
+
+    def seconds_there(self, expression: str) -> str:
+        """PromQL of the seconds for which an expression had a value."""
+        return f"{self.over_time('count_over_time', expression)} * {self.resolution:.0f}"
+
+    def ask(self, expression: str) -> list[Series]:
+        """The finite values of an expression at the end of the subject's time."""
+        self.questions += 1
+        return [each for each in self.server.query(expression, at=self.subject.end) if isfinite(each.value)]
+
+    def figure(self, expression: str) -> float | None:
+        """The one value of an expression; None where it has none."""
+        found = self.ask(expression)
+        return found[0].value if found else None
+
+    def by(self, label: str, expression: str) -> dict[str, float]:
+        """The values of an expression by one of its labels."""
+        return {each.labels.get(label, ""): each.value for each in self.ask(expression)}
+
+    def curves(self, expression: str, step: float | None = None) -> Curves:
+        """The series of an expression over the subject's time."""
+        step = step or self.step
+        self.questions += 1
+        # Whole steps, as the server aligns the moments of sums over time: whoever asks again finds the same points.
+        first = step * -(-self.subject.start // step)
+        last = step * (self.subject.end // step)
+        times = [first + step * number for number in range(1 + int((last - first) / step))] if last >= first else []
+        if not times:
+            return Curves((), step, ())
+        found = self.server.query_range(expression, first, last, step)
+        return Curves(
+            tuple(times), step, tuple(Curve(each.labels, _at(each, first, step, len(times))) for each in found)
+        )
+
+    def moment(self, seconds: float) -> str:
+        """A Unix time as texts have it, to the minute."""
+        return datetime.fromtimestamp(seconds, self._zone).strftime("%Y-%m-%d %H:%M")
+
+
+def multiple_of(unit: float, least: float) -> float:
+    """The smallest multiple of a unit that is not less, one at least."""
+    return unit * max(1, -(-least // unit))
+
+
+def first_by(label: str, series: Sequence[Series]) -> dict[str, Series]:
+    """The first series for each value of a label."""
+    found: dict[str, Series] = {}
+    for each in series:
+        found.setdefault(each.labels.get(label, ""), each)
+    return found
+
+
+def _at(series: RangeSeries, first: float, step: float, number: int) -> Numbers:
+    values: list[float | None] = [None] * number
+    for moment, value in zip(series.times, series.values, strict=True):
+        place = round((moment - first) / step)
+        if 0 <= place < number and isfinite(value):
+            values[place] = value
+    return tuple(values)
+
+
+Advance = Callable[[str], None]
+"""Called with a section's title before it is asked for."""

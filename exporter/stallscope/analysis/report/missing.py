@@ -1,0 +1,208 @@
+"""What was missing: signals, scrapes, rules; and clocks that disagree. All that makes the rest less certain."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from stallscope.analysis.report.alerts import Alerts
+from stallscope.analysis.report.asking import Asker
+from stallscope.analysis.report.document import Block, Column, Notice, Paragraph, Section, Table, Value
+from stallscope.analysis.report.ranks import Ranks
+from stallscope.readable import duration
+
+KEY = "missing"
+_REASONS = {
+    "reports": "No fresh reports: see whether the process lives, and where STALLSCOPE_ADDRESS leads.",
+    "steps": "Too few steps yet.",
+    "warmup": "The run had only begun.",
+    "data_wait": 'Phase data_wait is not told: wrap the loader, or use phase("data_wait").',
+    "gpu_idle": "The rank's GPU told nothing: see the exporter's health.",
+}
+_ALWAYS = {
+    "stallscope:threshold": "thresholds.yml",
+    "gpu:up:max": "subjects.yml",
+    "gpu:busy:ratio5m": "input.yml",
+    "gpu:verdict:ratio5m": "verdicts.yml",
+    "cluster:gpus_known:count": "totals.yml",
+    "stallscope:cause:code": "causes.yml",
+}
+"""Series that rules record wherever a GPU is known, and the file of each."""
+
+
+_CLOCK_SECONDS = 1
+"""Lead of a clock that is told: less is rounding, and the time that passes between reading a clock and using it."""
+
+
+class Failure(NamedTuple):
+    """A section that could not be asked for."""
+
+    title: str
+    reason: str
+
+
+def section(asker: Asker, found: Ranks | None, fired: Alerts | None, failures: list[Failure]) -> Section:
+    """Tell it."""
+    blocks: list[Block] = [Notice("warning", f"{each.title}: {each.reason}") for each in failures]
+    for part in (_rules(asker, fired), _signals(asker, found), _gpu_signals(asker), _scrapes(asker), _clocks(asker)):
+        blocks += part
+    if not blocks:
+        blocks.append(Paragraph("Nothing that this report asks for was missing."))
+    return Section(KEY, "What was missing", tuple(blocks))
+
+
+def _rules(asker: Asker, fired: Alerts | None) -> list[Block]:
+    """Recording rules that recorded nothing, or not all the time."""
+    blocks: list[Block] = []
+    there = asker.by(
+        "record",
+        " or ".join(
+            f'label_replace(count(last_over_time({name}[{asker.window}])), "record", "{name}", "", "")'
+            for name in _ALWAYS
+        ),
+    )
+    absent = [file for name, file in _ALWAYS.items() if name not in there]
+    if absent:
+        blocks.append(
+            Notice(
+                "critical" if len(absent) == len(_ALWAYS) else "warning",
+                f"Recording rules of {', '.join(absent)} recorded nothing in this time: what is built upon them is "
+                "missing above. Load all files of prometheus/rules.",
+            )
+        )
+    elif asker.subject.seconds > 0:
+        recorded = asker.figure(asker.seconds_there("count(stallscope:threshold)")) or 0.0
+        gap = asker.subject.seconds - recorded
+        if gap > 2 * asker.resolution:
+            blocks.append(
+                Notice(
+                    "warning",
+                    f"For {duration(gap)} of {duration(asker.subject.seconds)} no rules were evaluated: the server was "
+                    "down, or had none yet. Nothing of that time is judged.",
+                )
+            )
+    if fired is not None and not fired.rules_loaded:
+        blocks.append(Notice("warning", "The alert rules are not loaded: their Watchdog never fired."))
+    return blocks
+
+
+def _signals(asker: Asker, found: Ranks | None) -> list[Block]:
+    """Why ranks could not be judged, and for how long."""
+    if asker.subject.run is None or found is None:
+        return []
+    which = asker.subject.told_by_run
+    times = asker.by("missing", asker.integral(f"count by (missing) (rank:missing:info{{{which}}})"))
+    live = asker.figure(asker.integral(f"sum(run:ranks:count{{{which}}})"))
+    rows: list[tuple[Value, ...]] = [
+        (reason, seconds / live if live else None, seconds, _REASONS.get(reason, ""))
+        for reason, seconds in sorted(times.items(), key=lambda each: -each[1])
+    ]
+    blocks: list[Block] = []
+    if rows:
+        blocks.append(
+            Table(
+                (
+                    Column("Missing"),
+                    Column("Share", "share", "of the ranks' time"),
+                    Column("Time", "seconds", "summed over the ranks"),
+                    Column("What it means"),
+                ),
+                tuple(rows),
+                title="Why ranks could not be judged",
+                note="While one of these is missing, a rank has no verdict on its performance.",
+            )
+        )
+    run = asker.subject.run
+    if run.world_size is not None and run.world_size > len(found.places):
+        blocks.append(
+            Notice(
+                "warning",
+                f"The run has {run.world_size} ranks by its own account, and {len(found.places)} reported: "
+                "the others' exporters are not scraped, or they don't reach one.",
+            )
+        )
+    return blocks
+
+
+def _gpu_signals(asker: Asker) -> list[Block]:
+    """What GPUs, drivers and sources do not tell."""
+    which = asker.subject.told_by_nodes
+    window = asker.window
+    untold = asker.by(
+        "signal", f"count by (signal) (max_over_time(stallscope_gpu_signal_supported{{{which}}}[{window}]) == 0)"
+    )
+    blocks: list[Block] = []
+    if untold:
+        said = ", ".join(f"{signal} ({number:.0f})" for signal, number in sorted(untold.items()))
+        blocks.append(Paragraph(f"Not supported by GPU or driver, with the number of GPUs: {said}."))
+    down = asker.ask(f"1 - avg_over_time(stallscope_exporter_source_up{{{which}}}[{window}]) > 0")
+    if down:
+        rows: list[tuple[Value, ...]] = [
+            (each.labels.get("source", ""), each.labels.get("instance", ""), each.value)
+            for each in sorted(down, key=lambda each: -each.value)
+        ]
+        blocks.append(
+            Table(
+                (Column("Source"), Column("Node"), Column("Failed", "share", "of the time")),
+                tuple(rows[: asker.options.rows]),
+                title="Sources of the exporters that failed",
+                note=f"{len(rows) - asker.options.rows} more are left out." if len(rows) > asker.options.rows else "",
+            )
+        )
+    return blocks
+
+
+def _scrapes(asker: Asker) -> list[Block]:
+    """Nodes whose exporter did not answer, or was not asked."""
+    if not asker.subject.instances:
+        return []
+    up = f"up{{{asker.subject.told_by_nodes}}}"
+    there = asker.by("instance", f"max by (instance) ({asker.seconds_there(up)})")
+    answered = asker.by("instance", f"max by (instance) (avg_over_time({up}[{asker.window}]))")
+    rows: list[tuple[Value, ...]] = []
+    for instance in asker.subject.instances:
+        unasked = max(0.0, asker.subject.seconds - there.get(instance, 0.0))
+        down = 1 - answered[instance] if instance in answered else None
+        if unasked > 2 * asker.resolution or down:
+            rows.append((instance, down, unasked))
+    if not rows:
+        return []
+    rows.sort(key=lambda row: (-float(row[1] or 0.0), -float(row[2] or 0.0), str(row[0])))
+    return [
+        Table(
+            (
+                Column("Node"),
+                Column("Did not answer", "share", "of the scrapes"),
+                Column("Not scraped", "seconds", "no scrape for over five minutes"),
+            ),
+            tuple(rows[: asker.options.rows]),
+            title="Gaps in scrapes",
+            note="What happened meanwhile is not known. Counters make up for gaps while an exporter lives: their "
+            "sums are right, their curves flat."
+            + (f" {len(rows) - asker.options.rows} more nodes are left out." if len(rows) > asker.options.rows else ""),
+        )
+    ]
+
+
+def _clocks(asker: Asker) -> list[Block]:
+    """Clocks of nodes and ranks that are ahead of whoever heard of them: that can't be delay."""
+    blocks: list[Block] = []
+    told = f"stallscope_exporter_source_last_success_timestamp_seconds{{{asker.subject.told_by_nodes}}}"
+    ahead = f"max by (instance) ({told} - timestamp({told}))"
+    blocks += _ahead(asker, ahead, "instance", "node", "the server's")
+    if asker.subject.run is not None:
+        which = asker.subject.told_by_ranks
+        step, push = (f"stallscope_training_last_{what}_timestamp_seconds{{{which}}}" for what in ("step", "push"))
+        blocks += _ahead(asker, f"max by (rank) ({step} - {push})", "rank", "rank", "its exporter's")
+    return blocks
+
+
+def _ahead(asker: Asker, expression: str, label: str, kind: str, whose: str) -> list[Block]:
+    most = asker.ask(f"topk(3, {asker.over_time('max_over_time', expression)} > {_CLOCK_SECONDS})")
+    return [
+        Notice(
+            "warning",
+            f"The clock of {kind} {each.labels.get(label, '')} was up to {duration(each.value)} ahead of {whose}: "
+            "times and ages that come from it are off by as much. Set the clocks by NTP.",
+        )
+        for each in most
+    ]

@@ -1,0 +1,263 @@
+"""What the job was and what came of it, in facts: time, ranks, GPUs, work done, losses, energy, money."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from stallscope.analysis.expressions import any_of
+from stallscope.analysis.report.asking import Asker
+from stallscope.analysis.report.document import Block, Column, Fact, Facts, Notice, Paragraph, Section, Table, Value
+from stallscope.analysis.report.lost_time import LostTime
+from stallscope.analysis.report.ranks import Ranks
+from stallscope.analysis.report.subject import GPU_LABELS, RUN_LABELS
+from stallscope.analysis.report.words import title_of
+from stallscope.analysis.runs import Run
+
+KEY = "summary"
+_ENDED = frozenset({"finished", "failed", "lost"})
+_TOLD = {
+    "framework": "Framework",
+    "user": "User",
+    "git_commit": "Commit",
+    "job_class": "Class",
+    "slurm_job": "Slurm job",
+    "pod": "Pod of the first rank",
+}
+
+
+def section(asker: Asker, lost: LostTime, found: Ranks | None) -> Section:
+    """Tell it."""
+    run = asker.subject.run
+    if run is None or found is None:
+        return Section(KEY, "Summary", tuple(_of_gpus(asker, lost)))
+    blocks = [*_lead(asker, lost), _job(asker, run, lost, found), _work(asker, lost), _cost(asker, lost)]
+    return Section(KEY, "Summary", tuple(blocks))
+
+
+def highlights(asker: Asker, lost: LostTime) -> tuple[Fact, ...]:
+    """The few numbers at the top."""
+    hours = None if lost.lost is None else lost.lost / 3600
+    verdict = lost.most_under_verdict
+    facts = [
+        Fact("Mostly", verdict, "cause", "the verdict that held longest"),
+        Fact("Lost", lost.share, "share", f"of the {lost.unit} time"),
+        Fact(f"{lost.unit}-hours lost", hours, "gpu_hours", f"of {lost.gpu_seconds / 3600:,.1f}"),
+    ]
+    money = asker.options.money(hours, None)
+    if money is not None:
+        facts.append(Fact("Money lost", money, "money", "at the GPU-hour's price"))
+    return tuple(facts)
+
+
+def _lead(asker: Asker, lost: LostTime) -> list[Block]:
+    """The whole in a sentence."""
+    what = "run" if asker.subject.run is not None else "GPUs"
+    if lost.share is None:
+        return [Notice("warning", f"The {what} could not be judged in this time: what was missing stands at the end.")]
+    costliest = lost.losses[0] if lost.losses else None
+    text = f"{100 * lost.share:.0f} % of the {lost.unit} time was lost"
+    if costliest is None:
+        return [Notice("good", f"No loss of {lost.unit} time was found.")]
+    text += f", most of it to “{title_of(costliest.cause)}” ({100 * costliest.share:.0f} %)."
+    return [Paragraph(text)]
+
+
+def _job(asker: Asker, run: Run, lost: LostTime, found: Ranks) -> Facts:
+    which, window = asker.subject.told_by_ranks, asker.window
+    start = asker.figure(f"min(min_over_time(stallscope_training_start_timestamp_seconds{{{which}}}[{window}]))")
+    heard = asker.figure(f"max(max_over_time(stallscope_training_last_push_timestamp_seconds{{{which}}}[{window}]))")
+    restarts = asker.figure(f"max(sum by (rank) (increase(stallscope_training_restarts_total{{{which}}}[{window}])))")
+    batch = asker.figure(f"quantile_over_time(0.5, run:batch_size:sum{{{asker.subject.told_by_run}}}[{window}])")
+    precision = asker.ask(
+        f"group by (precision) (last_over_time(stallscope_training_precision_info{{{which}}}[{window}]))"
+    )
+    facts = [
+        Fact("Run", run.name),
+        *([Fact("Cluster", run.cluster)] if run.cluster else []),
+        *([Fact("Namespace", run.namespace)] if run.namespace else []),
+        Fact("State", _state(run)),
+        Fact("Began", start, "time", "by the clock of its first rank"),
+        Fact("Last heard" if run.goes_on else "Ended", heard, "time"),
+        Fact("Lived", lost.seconds, "seconds", "in the time that is told of, with live ranks"),
+        Fact("Restarts", restarts, "count", "of the rank with most"),
+        Fact(
+            "Ranks",
+            float(len(found.places)),
+            "count",
+            f"of {run.world_size} by its own account" if run.world_size else "",
+        ),
+        Fact("Nodes", float(len(run.instances)), "count", _few(run.instances)),
+        Fact("GPUs", _models(asker)),
+        Fact("Batch", batch, "count", "samples in a step of all ranks"),
+        Fact("Precision", ", ".join(sorted(each.labels.get("precision", "") for each in precision)) or None),
+        *(Fact(title, run.told[label]) for label, title in _TOLD.items() if run.told.get(label)),
+    ]
+    return Facts(tuple(facts), title="The job")
+
+
+def _state(run: Run) -> str:
+    if not run.states:
+        return "goes on" if run.goes_on else "not told"
+    several = len(run.states) > 1 or sum(run.states.values()) > 1
+    said = ", ".join(f"{state} ({number} ranks)" if several else state for state, number in sorted(run.states.items()))
+    return said if run.goes_on or _ENDED & run.states.keys() else f"{said}, but not heard of any more"
+
+
+def _models(asker: Asker) -> str | None:
+    """GPUs by model and driver."""
+    info = f"last_over_time(stallscope_gpu_info{{{asker.subject.told_by_nodes}}}[{asker.window}])"
+    if asker.subject.run is not None:
+        info += (
+            f" and on ({GPU_LABELS}) last_over_time(rank_gpu:claim:info{{{asker.subject.told_by_run}}}[{asker.window}])"
+        )
+    each_once = f"group by ({GPU_LABELS}, model, driver_version) ({info})"
+    found = asker.ask(f"count by (model, driver_version) ({each_once})")
+    said = []
+    for each in sorted(found, key=lambda each: -each.value):
+        model, driver = (each.labels.get(label) or "unknown" for label in ("model", "driver_version"))
+        said.append(f"{each.value:.0f} {model}, driver {driver}")
+    return "; ".join(said) or None
+
+
+def _work(asker: Asker, lost: LostTime) -> Facts:
+    which, window = asker.subject.told_by_run, asker.window
+    facts = []
+    for unit in ("samples", "tokens"):
+        done = _done(asker, unit)
+        if done:
+            facts.append(Fact(unit.capitalize(), done, "count", "done in this time, steps made twice counted twice"))
+            facts.append(
+                Fact(
+                    f"{unit.capitalize()} a second",
+                    done / lost.seconds if lost.seconds else None,
+                    "per_second",
+                    "mean over the time that it lived",
+                )
+            )
+    if not facts:
+        facts.append(Fact("Samples", None, "count", "the run tells no samples or tokens"))
+    facts += [
+        Fact(
+            "Goodput",
+            asker.figure(f"avg(avg_over_time(run:goodput:ratio1h{{{which}}}[{window}]))"),
+            "share",
+            "productive step time over wall time: mean of hourly means",
+        ),
+        Fact(
+            "Model FLOP/s used",
+            asker.figure(f"avg(avg_over_time(run:mfu:ratio5m{{{which}}}[{window}]))"),
+            "share",
+            "of the GPUs' peak; needs the model's operations",
+        ),
+        Fact(
+            "GPU busy", asker.figure(f"avg(avg_over_time(run:gpu_busy:ratio5m{{{which}}}[{window}]))"), "share", "mean"
+        ),
+    ]
+    return Facts(tuple(facts), title="Work done")
+
+
+def _done(asker: Asker, unit: str) -> float | None:
+    """What all ranks did in this time."""
+    total = f"stallscope_training_{unit}_total{{{asker.subject.told_by_ranks}}}"
+    return asker.figure(f"sum(increase({total}[{asker.window}]))")
+
+
+def _cost(asker: Asker, lost: LostTime) -> Facts:
+    hours, joules = lost.gpu_seconds / 3600, asker.figure(asker.subject.joules(asker.window))
+    facts = [
+        Fact(f"{lost.unit}-hours", hours, "gpu_hours", f"of these {100 * lost.judged / lost.gpu_seconds:.0f} % judged")
+        if lost.gpu_seconds
+        else Fact("GPU-hours", None, "gpu_hours", "none recorded"),
+        Fact("Lost", None if lost.lost is None else lost.lost / 3600, "gpu_hours", "to all causes together"),
+        Fact("Energy", joules, "joules", "of its GPUs"),
+        Fact("Energy lost", lost.joules, "joules", "that went into lost time"),
+    ]
+    if asker.subject.run is not None and joules is not None:
+        samples = _done(asker, "samples")
+        facts.append(Fact("Energy a sample", joules / samples if samples else None, "joules"))
+    money = asker.options.money(hours, joules)
+    if money is not None:
+        facts += [
+            Fact("Money", money, "money", "for these GPU-hours, and the energy where it has a price"),
+            Fact(
+                "Money lost", asker.options.money(None if lost.lost is None else lost.lost / 3600, lost.joules), "money"
+            ),
+        ]
+    return Facts(tuple(facts), title="What it cost")
+
+
+def _of_gpus(asker: Asker, lost: LostTime) -> list[Block]:
+    """Summary of nodes, or of everything."""
+    subject = asker.subject
+    facts = [
+        Fact("GPUs", lost.gpu_seconds / lost.seconds if lost.seconds else None, "number", "mean of this time"),
+        Fact("Models", _models(asker)),
+        Fact("Busy", _busy(asker), "share", "mean of all of them"),
+    ]
+    if subject.instances:
+        facts.insert(0, Fact("Nodes", float(len(subject.instances)), "count", _few(subject.instances)))
+    return [*_lead(asker, lost), Facts(tuple(facts), title="The GPUs"), _cost(asker, lost), *_runs(asker)]
+
+
+def _busy(asker: Asker) -> float | None:
+    if asker.subject.scope == "everything":
+        busy, known = (f"sum({asker.integral(f'cluster:gpus_{which}')})" for which in ("busy:sum5m", "known:count"))
+        return asker.figure(f"{busy} / ({known} > 0)")
+    return asker.figure(f"avg(avg_over_time(gpu:busy:ratio5m{{{asker.subject.told_by_nodes}}}[{asker.window}]))")
+
+
+def _runs(asker: Asker) -> list[Block]:
+    """The runs of this time, those first that lost most."""
+    subject = asker.subject
+    here = ""
+    if subject.instances:
+        known = f"last_over_time(run_node:known:info{{{subject.told_by_nodes}}}[{asker.window}])"
+        here = f" and on ({RUN_LABELS}) {known}"
+    gpus = "(run:gpus:count or run:ranks:count)"
+    hours = f"sum by ({RUN_LABELS}) ({asker.integral(gpus)}) / 3600{here}"
+    gpus_lost = f"run:time_lost:ratio5m * on ({RUN_LABELS}) group_left () {gpus}"
+    lost = f"sum by ({RUN_LABELS}) ({asker.integral(gpus_lost)}) / 3600{here}"
+    number = asker.figure(f"count({hours})")
+    if not number:
+        return [Paragraph("No run lived in this time.")]
+    rows: list[tuple[Value, ...]] = []
+    by_run = {_run_of(each.labels): each.value for each in asker.ask(hours)}
+    costliest = sorted(asker.ask(f"topk({asker.options.rows}, {lost})"), key=lambda each: -each.value)
+    among = any_of([each.labels.get("run", "") for each in costliest])
+    verdicts: dict[tuple[str, str, str], tuple[float, str]] = {}
+    if costliest:
+        held = f"count_over_time(run:verdict:ratio5m{{run=~{among}}}[{asker.window}])"
+        for each in asker.ask(f"max by ({RUN_LABELS}, cause) ({held})"):
+            run, told = _run_of(each.labels), (each.value, each.labels.get("cause", ""))
+            verdicts[run] = max(verdicts.get(run, told), told)
+    for each in costliest:
+        run = _run_of(each.labels)
+        total = by_run.get(run)
+        verdict = verdicts[run][1] if run in verdicts else None
+        rows.append((run[2], run[1], run[0], verdict, total, each.value, each.value / total if total else None))
+    left = round(number) - len(rows)
+    return [
+        Table(
+            (
+                Column("Run"),
+                Column("Namespace"),
+                Column("Cluster"),
+                Column("Mostly", "cause", "the verdict that held longest"),
+                Column("GPU-hours", "gpu_hours"),
+                Column("Lost", "gpu_hours"),
+                Column("Share", "share", "of its GPU time"),
+            ),
+            tuple(rows),
+            title="Runs, those first that lost most",
+            note=f"{left} more runs lost less, or could not be judged." if left > 0 else "",
+        )
+    ]
+
+
+def _run_of(labels: Mapping[str, str]) -> tuple[str, str, str]:
+    return labels.get("cluster", ""), labels.get("namespace", ""), labels.get("run", "")
+
+
+def _few(instances: tuple[str, ...]) -> str:
+    more = f" and {len(instances) - 4} more" if len(instances) > 4 else ""
+    return ", ".join(instances[:4]) + more

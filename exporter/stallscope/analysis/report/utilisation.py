@@ -1,0 +1,177 @@
+"""How busy each GPU was: percentiles, time under 10 %, memory, power, temperature, and all of it over time."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from stallscope.analysis.expressions import any_of
+from stallscope.analysis.report.asking import Asker
+from stallscope.analysis.report.document import (
+    Block,
+    Column,
+    Figure,
+    HeatMap,
+    Notice,
+    Section,
+    Table,
+    Value,
+)
+from stallscope.analysis.report.ranks import Ranks, numerically
+from stallscope.analysis.report.subject import GPU_LABELS
+
+KEY = "utilisation"
+_HEAT_COLUMNS = 120
+_HEAT_ROWS = 64
+
+
+class Gpu(NamedTuple):
+    """One GPU or MIG instance."""
+
+    instance: str
+    gpu: str
+    uuid: str
+    rank: str
+    """Of the run; empty where the subject is none."""
+    busy: float
+    """Mean share of time with a kernel resident."""
+
+    @property
+    def name(self) -> str:
+        """In a few words."""
+        rank = f"rank {self.rank}, " if self.rank else ""
+        return f"{rank}{self.instance} GPU {self.gpu}"
+
+
+def section(asker: Asker, found: Ranks | None) -> Section:
+    """Tell it."""
+    return Section(KEY, "Use of each GPU", tuple(_blocks(asker, found)))
+
+
+def _blocks(asker: Asker, found: Ranks | None) -> list[Block]:
+    every = _gpus(asker)
+    if not every:
+        return [
+            Notice(
+                "warning",
+                "No GPU told how busy it was"
+                + (", or none that a rank of the run claims." if asker.subject.run is not None else "."),
+            )
+        ]
+    least = sorted(every, key=lambda gpu: gpu.busy)
+    shown = least[: asker.options.rows]
+    if found is not None:  # whom others wait for belongs here however busy
+        shown = list(dict.fromkeys([*(gpu for gpu in every if gpu.rank in found.worst[:4]), *shown]))[
+            : asker.options.rows
+        ]
+    shown.sort(key=_order)
+    blocks: list[Block] = [_table(asker, shown, len(every))]
+    heat = _heat_map(asker, sorted(least[:_HEAT_ROWS], key=_order), len(every))
+    if heat is not None:
+        blocks.append(heat)
+    return blocks
+
+
+def _gpus(asker: Asker) -> list[Gpu]:
+    """Every GPU with its mean, the least busy among them."""
+    subject = asker.subject
+    if subject.run is not None:
+        joined = (
+            f"gpu:busy:ratio5m{{{subject.told_by_nodes}}} * on ({GPU_LABELS}) group_left (rank) "
+            f"(max by ({GPU_LABELS}, rank) (rank_gpu:claim:info{{{subject.told_by_run}}}))"
+        )
+        # The join is at the coarser moments of a curve: for a mean that is fine, and it is asked of every GPU.
+        window = f"{max(1.0, subject.seconds - 1):.0f}s:{asker.step:.0f}s"
+        expression = f"avg by (instance, gpu, uuid, rank) (avg_over_time(({joined})[{window}]))"
+    else:
+        nodes = f"{{{subject.told_by_nodes}}}" if subject.instances else ""
+        expression = f"avg by (instance, gpu, uuid) (avg_over_time(gpu:busy:ratio5m{nodes}[{asker.window}]))"
+    return [
+        Gpu(
+            each.labels.get("instance", ""),
+            each.labels.get("gpu", ""),
+            each.labels.get("uuid", ""),
+            each.labels.get("rank", ""),
+            each.value,
+        )
+        for each in asker.ask(expression)
+    ]
+
+
+def _table(asker: Asker, shown: list[Gpu], number: int) -> Table:
+    which = f"{asker.subject.told_by_nodes}, uuid=~{any_of(gpu.uuid for gpu in shown)}"
+    own = asker.subject.of_its_gpus
+
+    def over_time(function: str, expression: str, argument: str = "") -> dict[str, float]:
+        inner = f"max by ({GPU_LABELS}) ({expression}){own}"
+        window = f"{max(1.0, asker.subject.seconds - 1):.0f}s:{asker.resolution:.0f}s"
+        return asker.by("uuid", f"max by (uuid) ({function}({argument}({inner})[{window}]))")
+
+    utilisation = f"stallscope_gpu_utilization_ratio{{{which}}}"
+    rate = "5m"
+    figures = [
+        over_time("max_over_time", utilisation),
+        *(over_time("quantile_over_time", utilisation, f"{share}, ") for share in (0.99, 0.95, 0.5, 0.05)),
+        over_time("min_over_time", utilisation),
+        over_time("avg_over_time", f"gpu:busy:ratio5m{{{which}}}"),
+        over_time("avg_over_time", f'rate(stallscope_gpu_below_seconds_total{{{which}, level="0.1"}}[{rate}])'),
+        over_time("avg_over_time", f"gpu:sm_active:ratio5m{{{which}}}"),
+        over_time(
+            "max_over_time",
+            f"stallscope_gpu_memory_used_bytes{{{which}}} / stallscope_gpu_memory_total_bytes{{{which}}}",
+        ),
+        over_time("avg_over_time", f"rate(stallscope_gpu_energy_joules_total{{{which}}}[{rate}])"),
+        over_time("max_over_time", f'stallscope_gpu_temperature_celsius{{{which}, sensor="gpu"}}'),
+        over_time("min_over_time", f"gpu:sm_clock:ratio5m{{{which}}}"),
+    ]
+    rows: list[tuple[Value, ...]] = [(gpu.name, *(figure.get(gpu.uuid) for figure in figures)) for gpu in shown]
+    note = (
+        "Percentiles are of utilisation as each scrape read it, not of means: a dip between two scrapes shows only in "
+        "the time under 10 %, which the exporter counts at the driver's own rate."
+    )
+    if number > len(shown):
+        note += f" {len(shown)} of {number} GPUs: the least busy, and those that the others wait for."
+    return Table(
+        (
+            Column("GPU"),
+            Column("Most", "share", "utilisation"),
+            Column("99 %", "share", "percentile of utilisation"),
+            Column("95 %", "share", "percentile of utilisation"),
+            Column("Median", "share", "of utilisation"),
+            Column("5 %", "share", "percentile of utilisation"),
+            Column("Least", "share", "utilisation"),
+            Column("Busy", "share", "mean time with a kernel resident"),
+            Column("Under 10 %", "share", "mean time in which utilisation was that low"),
+            Column("SMs active", "share", "mean"),
+            Column("Memory", "share", "most that was held"),
+            Column("Power", "watts", "mean"),
+            Column("Hottest", "celsius"),
+            Column("Lowest clock", "share", "of the SMs, over the highest, a mean of five minutes"),
+        ),
+        tuple(rows),
+        title="Utilisation of each GPU",
+        note=note,
+    )
+
+
+def _heat_map(asker: Asker, shown: list[Gpu], number: int) -> Figure | None:
+    which = f"{asker.subject.told_by_nodes}, uuid=~{any_of(gpu.uuid for gpu in shown)}"
+    step = asker.step_of(_HEAT_COLUMNS)
+    busy = f"max by ({GPU_LABELS}) (gpu:busy:ratio5m{{{which}}}){asker.subject.of_its_gpus}"
+    curves = asker.curves(f"max by (uuid) ({asker.over_time('avg_over_time', busy, step)})", step)
+    by_uuid = {curve.labels.get("uuid", ""): curve.values for curve in curves.curves}
+    rows = [gpu for gpu in shown if gpu.uuid in by_uuid]
+    if not rows:
+        return None
+    least, most = min(rows, key=lambda gpu: gpu.busy), max(rows, key=lambda gpu: gpu.busy)
+    said = f"Busy between {100 * least.busy:.0f} % ({least.name}) and {100 * most.busy:.0f} % in the mean"
+    title = "Time with a kernel resident, by GPU"
+    if number > len(rows):
+        title += f" ({len(rows)} of {number}, the least busy)"
+    times = tuple(moment - curves.step for moment in curves.times)
+    return Figure(
+        title, HeatMap(tuple(gpu.name for gpu in rows), times, tuple(by_uuid[gpu.uuid] for gpu in rows)), f"{said}."
+    )
+
+
+def _order(gpu: Gpu) -> tuple[tuple[int, str], str, tuple[int, str]]:
+    return numerically(gpu.rank), gpu.instance, numerically(gpu.gpu)

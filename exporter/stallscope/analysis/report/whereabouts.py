@@ -1,0 +1,71 @@
+"""Where each cause showed, in words: which ranks, which GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from stallscope.analysis.report.asking import Asker
+from stallscope.analysis.report.ranks import Ranks
+from stallscope.readable import duration
+
+_NAMED = 3
+
+
+def whereabouts(asker: Asker, found: Ranks | None) -> dict[str, str]:
+    """By cause that was the verdict of a rank, or of a GPU where the subject is no run; of stragglers, who they are.
+
+    Args:
+        asker: of the subject.
+        found: the run's ranks; None where it is no run.
+    """
+    subject = asker.subject
+    if found is None:
+        nodes = f"{{{subject.told_by_nodes}}}" if subject.instances else ""
+        verdicts = f"sum by (cause, instance, gpu, uuid) (sum_over_time(gpu:verdict:ratio5m{nodes}[{asker.window}]))"
+        return _by_cause(asker, verdicts, "GPUs", _gpu)
+    ranks: Ranks = found
+
+    def rank(labels: Mapping[str, str]) -> str:
+        return ranks.name(labels.get("rank", ""))
+
+    which = subject.told_by_run
+    verdicts = f"sum by (cause, rank) (sum_over_time(rank:verdict:ratio5m{{{which}}}[{asker.window}]))"
+    said = _by_cause(asker, verdicts, "ranks", rank, len(ranks.places))
+    # Of those who are held up each loses alike, and says nothing of who holds them up.
+    for cause in {straggler.cause for straggler in ranks.stragglers}:
+        waited_for = [each for each in ranks.stragglers if each.cause == cause]
+        names = listed(f"{ranks.name(each.rank)} for {duration(each.seconds)}" for each in waited_for)
+        said[cause] = f"the others waited for {names}"
+    return said
+
+
+def listed(names: Iterable[str], most: int = _NAMED) -> str:
+    """A few names, and how many more there are."""
+    every = [name for name in dict.fromkeys(names) if name]
+    more = f" and {len(every) - most} more" if len(every) > most else ""
+    return ", ".join(every[:most]) + more
+
+
+def _by_cause(
+    asker: Asker, verdicts: str, kind: str, name: Callable[[Mapping[str, str]], str], of: int | None = None
+) -> dict[str, str]:
+    numbers = asker.by("cause", f"count by (cause) ({verdicts})")
+    names: dict[str, list[tuple[float, str]]] = {}
+    for each in asker.ask(f"topk by (cause) ({_NAMED}, {verdicts})"):
+        names.setdefault(each.labels.get("cause", ""), []).append((each.value, name(each.labels)))
+    said = {}
+    for cause, found in names.items():
+        number = round(numbers.get(cause, len(found)))
+        worst = ", ".join(each for _, each in sorted(found, key=lambda pair: (-pair[0], pair[1])))
+        if number <= _NAMED:
+            said[cause] = f"on {worst}"
+        elif number == of:
+            said[cause] = f"on all {number} {kind}"
+        else:
+            total = f" of {of}" if of is not None else ""
+            said[cause] = f"on {number}{total} {kind}, most on {worst}"
+    return said
+
+
+def _gpu(labels: Mapping[str, str]) -> str:
+    return f"GPU {labels.get('gpu', '')} of {labels.get('instance', '')}"
