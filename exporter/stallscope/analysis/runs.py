@@ -166,8 +166,8 @@ def find_run(
     last = max(each.times[-1] for each in described)
     places = sorted({_place(each.labels) for each in described}, key=_by_number)
     exact = f"stallscope_training_rank_info{{{of_it}}}"
-    begins = [each.times[0] for each in reader.scraped(exact, max(start, first - window), first)]
-    ends = [each.times[-1] for each in reader.scraped(exact, max(start, last - window), last)]
+    begins = [each.times[0] for each in reader.scraped(exact, max(start, first - window), first) if each.times]
+    ends = [each.times[-1] for each in reader.scraped(exact, max(start, last - window), last) if each.times]
     began, ended = min(begins, default=first), max(ends, default=last)
     known = set(places)
     states: dict[str, int] = {}
