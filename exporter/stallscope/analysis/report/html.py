@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from html import escape
 from itertools import count
 from pathlib import Path
 
@@ -61,3 +63,19 @@ def _shown_above(document: Document) -> Recommendation | None:
     """The first recommendation, where no reader of the first section sees it."""
     first = document.first_recommendation
     return None if document.sections and first in document.sections[0].blocks else first
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A document that a notebook shows as the page that it is, in a frame of its own."""
+
+    document: Document
+
+    def __repr__(self) -> str:
+        """What a terminal shows instead."""
+        return f"<{self.document.title!r}: {', '.join(section.title for section in self.document.sections)}>"
+
+    def _repr_html_(self) -> str:
+        """What Jupyter asks for."""
+        page = escape(write(self.document))
+        return f'<iframe sandbox srcdoc="{page}" style="width:100%;height:48rem;border:0"></iframe>'
