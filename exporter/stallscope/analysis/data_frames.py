@@ -15,7 +15,8 @@ rank's newest report, which is a few seconds old. A GPU has the step of the rank
 and rows only while one does; a host has that of the first rank on it.
 
 With `step=60` a row is a minute instead, made by the server: figures are means over the minute before it (a counter's
-by PromQL's `rate`, over four scrapes at least), `step` and its like are the last of it.
+by PromQL's `rate`, over four scrapes at least), `step` and its like are the last of it. What is left at the end, less
+than a minute, is left out.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from stallscope.analysis.expressions import quoted
 from stallscope.analysis.prometheus import Prometheus
 from stallscope.analysis.ranges import MAX_SECONDS, Advance, Ranges, natural_step, unwatched
 from stallscope.analysis.run_reader import RunReader
-from stallscope.analysis.runs import Run, find_run
+from stallscope.analysis.runs import Run, RunError, UnknownRunError, find_run
 
 MAX_BYTES = 512 << 20
 """What data frames of one run may take in memory, roughly, before a longer step is chosen."""
@@ -129,7 +130,7 @@ def frames(
         advance: told of progress, in shares that sum to 1.
 
     Raises:
-        RunError: there is no such run, or more than one.
+        RunError: there is no such run, or more than one, or it is shorter than a step.
         PrometheusError: the server gave no answer.
         ValueError: a time is none, or the end does not lie after the start.
     """
@@ -175,7 +176,7 @@ def pieces(
         advance: told of progress, in shares that sum to 1.
 
     Raises:
-        RunError: there is no such run, or more than one.
+        RunError: there is no such run, or more than one, or it is shorter than a step.
         PrometheusError: the server gave no answer.
         ValueError: a time is none, or the end does not lie after the start.
     """
@@ -226,6 +227,8 @@ class _Told:
         """One that has read nothing yet."""
         if step is not None and not (isfinite(step) and step >= 1):
             raise ValueError(f"a step of {step} s is none; it is a second at least")
+        if step is not None and step > self.end - self.start:
+            raise RunError(f"the run's {self.end - self.start:.0f} s have no row of {step:g} s; choose a shorter step")
         scrapes = scrape_interval(self.server, self.run)
         subjects = max(len(self.run.places), len(self.run.claims), 1)
         longest = _SAMPLES_A_QUESTION * scrapes / (subjects * _SERIES_A_SUBJECT)
@@ -281,7 +284,7 @@ def _found(
     begin = max(_unix(start) or 0.0, run.start - 0.001)
     finish = min(_unix(end) or run.end, run.end)
     if not begin < finish:
-        raise ValueError(f"the run {run.name!r} has no scrapes then")
+        raise UnknownRunError(f"the run {run.name!r} was not scraped in that time")
     return _Told(server, run, begin, finish, (*notes, *_missing(run)))
 
 

@@ -1,0 +1,132 @@
+"""Write a run's data frames to files, Parquet or CSV, however long it was: a piece of it is in memory at a time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+
+from stallscope.analysis.data_frames import NAMES, Frames
+from stallscope.analysis.runs import Run
+from stallscope.analysis.whole_files import whole_files
+
+FORMATS = ("parquet", "csv")
+
+
+@dataclass(frozen=True)
+class Written:
+    """One file."""
+
+    name: str
+    """Of the data frame."""
+    path: Path
+    rows: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Export:
+    """What was written."""
+
+    run: Run
+    start: float
+    """Unix time after which the rows lie."""
+    end: float
+    resolution: float
+    """Seconds between two rows of a subject."""
+    files: tuple[Written, ...]
+    gaps: int
+    """Intervals of ranks that are longer than three usual ones."""
+    notes: tuple[str, ...]
+
+
+def export(pieces: Iterable[Frames], folder: Path, form: str) -> Export:
+    """Write `steps`, `phases`, `gpu`, `host` and `values`, each as a file of that name.
+
+    All of them take the place of what was there, or none: what fails on the way leaves nothing behind.
+
+    Args:
+        pieces: of one run, in the order of time, at least one.
+        folder: where to; made if it is not there.
+        form: `parquet` or `csv`.
+
+    Raises:
+        OSError: a file can't be written.
+        PrometheusError: the server gave no answer.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / f"{name}.{form}" for name in NAMES]
+    first = last = None
+    gaps = 0
+    with whole_files(paths) as files:
+        with ExitStack() as stack:
+            sheets = [_Sheet(file, form) for file in files]
+            for sheet in sheets:
+                stack.callback(sheet.close)
+            for piece in pieces:
+                for sheet, (_, frame) in zip(sheets, piece.items(), strict=True):
+                    sheet.add(frame)
+                first, last = first or piece, piece
+                gaps += piece.gaps
+        if first is None or last is None:
+            raise ValueError("there is no piece to write")
+        sizes = [file.tell() for file in files]
+    written = tuple(
+        Written(name, path, sheet.rows, size)
+        for name, path, sheet, size in zip(NAMES, paths, sheets, sizes, strict=True)
+    )
+    return Export(first.run, first.start, last.end, first.resolution, written, gaps, first.notes)
+
+
+class _Sheet:
+    """One file that data frames of the same columns are added to."""
+
+    def __init__(self, file: BinaryIO, form: str) -> None:
+        self.rows = 0
+        self._file = file
+        self._form = form
+        self._schema: Any = None
+        self._writer: Any = None
+
+    def add(self, frame: pd.DataFrame) -> None:
+        """Add the rows of one."""
+        if self._writer is None:
+            self._schema = _schema(frame)
+            self._writer = (
+                pyarrow.csv.CSVWriter(self._file, self._schema)
+                if self._form == "csv"
+                else pyarrow.parquet.ParquetWriter(self._file, self._schema, compression="zstd")
+            )
+        self._writer.write_table(pa.Table.from_pandas(frame, schema=self._schema))
+        self.rows += len(frame)
+
+    def close(self) -> None:
+        """Write what stands at a file's end."""
+        if self._writer is not None:
+            self._writer.close()
+
+
+def _schema(frame: pd.DataFrame) -> Any:
+    """The columns as Arrow has them: time first, words always of one type, whatever words a piece has."""
+    found = pa.Schema.from_pandas(frame)
+    word = pa.dictionary(pa.int32(), pa.string())
+    units = frame.attrs["units"]
+    fields = [
+        pa.field(
+            field.name,
+            word if pa.types.is_dictionary(field.type) else field.type,
+            metadata={"unit": units[field.name]} if field.name in units else None,
+        )
+        for field in found
+    ]
+    # pandas reads its attributes from there.
+    metadata = {**found.metadata, b"PANDAS_ATTRS": json.dumps(frame.attrs).encode()}
+    return pa.schema([fields[-1], *fields[:-1]], metadata=metadata)
