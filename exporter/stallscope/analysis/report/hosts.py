@@ -38,7 +38,7 @@ _EVIDENCE = (
     _Evidence(
         "Shared memory used", "share", "host:shared_memory_used:ratio{{{}}}", "shared_memory_used", "of /dev/shm"
     ),
-    _Evidence("Network, of its link", "share", "host:network_data:ratio5m{{{}}}", "network_high", "data that comes in"),
+    _Evidence("Network link used", "share", "host:network_data:ratio5m{{{}}}", "network_high", "data that comes in"),
     _Evidence(
         "Received by network",
         "bytes_per_second",
@@ -96,7 +96,7 @@ def _blocks(asker: Asker) -> list[Block]:
         if chosen:
             blocks.append(_table(title, kind, chosen))  # type: ignore[arg-type]
     if untold:
-        blocks.append(Paragraph(f"Not told, or never there: {', '.join(untold)}."))
+        blocks.append(Paragraph(f"Not told, or never there: {'; '.join(untold)}."))
     return blocks
 
 

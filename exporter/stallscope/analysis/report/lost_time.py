@@ -21,6 +21,7 @@ from stallscope.analysis.report.document import (
     Value,
 )
 from stallscope.analysis.report.words import title_of
+from stallscope.readable import duration
 
 KEY = "lost-time"
 _JUDGED = ""
@@ -165,8 +166,8 @@ def _table(asker: Asker, found: LostTime) -> Table:
         Column("Lost", "gpu_hours", f"{found.unit}-hours"),
         Column("Energy", "joules", "that the GPUs took while they lost that time"),
         *([Column("Money", "money")] if money else []),
-        Column("Worst", "share", "in the worst step of the curve below"),
-        Column("Worst at", "time", "end of that step"),
+        Column("Worst", "share", f"in the worst {duration(found.curves.step)}"),
+        Column("Worst at", "time", "end of that time"),
     ]
     rows: list[tuple[Value, ...]] = []
     for loss in found.losses:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from math import inf
+from typing import NamedTuple
 
 from stallscope.analysis.expressions import quoted
 from stallscope.analysis.report.asking import Asker, Curves, multiple_of
@@ -12,6 +14,7 @@ from stallscope.analysis.report.document import (
     Fact,
     Facts,
     Figure,
+    HeatMap,
     Histogram,
     Lines,
     Mark,
@@ -21,16 +24,37 @@ from stallscope.analysis.report.document import (
     Section,
     Series,
     Table,
+    Value,
 )
 from stallscope.analysis.report.ranks import Ranks
 from stallscope.analysis.report.words import plain
 from stallscope.readable import duration
 
 KEY = "steps"
-_QUANTILES = ((0.5, "median"), (0.95, "95 %"), (0.99, "99 %"))
+_SHARES = (0.5, 0.95, 0.99)
+_HEAT_COLUMNS = 120
 _MOST_OUTLIERS = 8
 _SCRAPES_SECONDS = 120.0
 """Least time in which there are enough scrapes to tell what a counter grew by."""
+
+
+class _Bucket(NamedTuple):
+    """Steps of about one length."""
+
+    over: float
+    at_most: float
+    """Infinite in the last one."""
+    number: float
+
+    @property
+    def name(self) -> str:
+        """Its limits in words."""
+        upper = (
+            f"{duration(self.over)} to {duration(self.at_most)}"
+            if self.at_most < inf
+            else f"over {duration(self.over)}"
+        )
+        return upper if self.over > 0 else f"up to {duration(self.at_most)}"
 
 
 def section(asker: Asker, found: Ranks) -> Section:
@@ -39,101 +63,140 @@ def section(asker: Asker, found: Ranks) -> Section:
 
 
 def _blocks(asker: Asker, found: Ranks) -> list[Block]:
-    buckets = f"sum by (le) (run:step_seconds_bucket:rate5m{{{asker.subject.told_by_run}}})"
-    by_edge = asker.by("le", asker.integral(buckets))
-    counts = sorted((float(edge), number) for edge, number in by_edge.items() if edge)
-    if not counts or counts[-1][1] <= 0:
+    by_edge = f"sum by (le) (run:step_seconds_bucket:rate5m{{{asker.subject.told_by_run}}})"
+    counts = asker.by("le", asker.integral(by_edge))
+    buckets = _buckets({edge: number for edge, number in counts.items() if edge})
+    if not buckets:
         return [
             Notice(
                 "warning", "No step was recorded in this time: either none was made, or the rules were not evaluated."
             )
         ]
-    quantiles = {
-        name: asker.figure(f"histogram_quantile({share}, sum by (le) ({asker.integral(buckets)}))")
-        for share, name in _QUANTILES
-    }
-    blocks: list[Block] = [_facts(asker, found, quantiles, [edge for edge, _ in counts])]
-    histogram = _histogram(counts, quantiles)
-    if histogram is not None:
-        blocks.append(histogram)
-    blocks += [_over_time(asker, buckets), *_outliers(asker), *_throughput(asker)]
-    return blocks
+    mean = _mean(asker, found)
+    return [
+        _facts(asker, found, mean),
+        _percentiles(buckets),
+        _histogram(buckets, mean),
+        _spread_over_time(asker, by_edge, buckets),
+        _mean_over_time(asker),
+        *_outliers(asker),
+        *_throughput(asker),
+    ]
 
 
-def _facts(asker: Asker, found: Ranks, quantiles: dict[str, float | None], edges: list[float]) -> Facts:
+def _buckets(counts: dict[str, float]) -> list[_Bucket]:
+    """Those with steps in them and between them, from cumulative counts by upper edge."""
+    edges = [(0.0, 0.0), *sorted((float(edge), number) for edge, number in counts.items())]
+    every = [_Bucket(low[0], high[0], max(0.0, high[1] - low[1])) for low, high in pairwise(edges)]
+    filled = [place for place, bucket in enumerate(every) if bucket.number >= 0.5]
+    return every[filled[0] : filled[-1] + 1] if filled else []
+
+
+def _of_first(asker: Asker, found: Ranks) -> str:
+    """Matchers of what the first rank tells."""
+    return f"{asker.subject.told_by_ranks}, rank={quoted(found.first or '')}"
+
+
+def _mean(asker: Asker, found: Ranks) -> float | None:
+    """Of the first rank, exact; ranks that train together take equally long."""
+    total, number = (
+        f"sum(increase(stallscope_training_step_seconds_{part}{{{_of_first(asker, found)}}}[{asker.window}]))"
+        for part in ("sum", "count")
+    )
+    return asker.figure(f"{total} / ({number} > 0)")
+
+
+def _facts(asker: Asker, found: Ranks, mean: float | None) -> Facts:
     which, window = asker.subject.told_by_run, asker.window
-    made = None
-    if found.first is not None:
-        rank = f"{asker.subject.told_by_ranks}, rank={quoted(found.first)}"
-        made = asker.figure(f"sum(increase(stallscope_training_step_seconds_count{{{rank}}}[{window}]))")
+    count = f"stallscope_training_step_seconds_count{{{_of_first(asker, found)}}}"
     reached = asker.figure(f"max(last_over_time(run:step:max{{{which}}}[{window}]))")
     planned = asker.figure(f"max(last_over_time(run:steps_planned:max{{{which}}}[{window}]))")
-    mean = asker.figure(f"avg(avg_over_time(run:step:seconds5m{{{which}}}[{window}]))")
-    facts = [
-        Fact("Steps made", made, "count", "by the first rank in this time; steps made twice count twice"),
-        Fact("Step reached", reached, "count", f"of {plain(planned)} planned" if planned else ""),
-        Fact("Mean", mean, "seconds", "from one step's boundary to the next"),
-        *(
-            Fact("Median" if name == "median" else f"{name} take at most", value, "seconds", _exactness(value, edges))
-            for name, value in quantiles.items()
+    return Facts(
+        (
+            Fact(
+                "Steps made",
+                asker.figure(f"sum(increase({count}[{window}]))"),
+                "count",
+                "by the first rank in this time; steps made twice count twice",
+            ),
+            Fact("Step reached", reached, "count", f"of {plain(planned)} planned" if planned else ""),
+            Fact("Mean length", mean, "seconds", "from one step's boundary to the next"),
         ),
-    ]
-    return Facts(tuple(facts), title="Length of steps")
-
-
-def _exactness(value: float | None, edges: list[float]) -> str:
-    """Between which edges of the histogram a quantile was interpolated."""
-    if value is None:
-        return ""
-    above = next((edge for edge in edges if edge >= value), inf)
-    below = max((edge for edge in edges if edge < value), default=0.0)
-    return f"about: the histogram tells that it lies between {duration(below)} and " + (
-        duration(above) if above < inf else "any length"
     )
 
 
-def _histogram(counts: list[tuple[float, float]], quantiles: dict[str, float | None]) -> Figure | None:
-    """How steps are spread; steps over the last finite edge lie in a bucket twice as long."""
-    edges, between, before = [], [], 0.0
-    for edge, number in counts:
-        edges.append(edge)
-        between.append(max(0.0, number - before))
-        before = max(before, number)
+def _percentiles(buckets: list[_Bucket]) -> Table:
+    """Between which edges each percentile lies: nothing is interpolated, for in a bucket steps may lie anywhere."""
+    total = sum(bucket.number for bucket in buckets)
+    rows: list[tuple[Value, ...]] = []
+    for share in _SHARES:
+        below = 0.0
+        for bucket in buckets:
+            below += bucket.number
+            if below >= share * total:
+                longest = bucket.at_most if bucket.at_most < inf else None
+                rows.append(("Median" if share == 0.5 else f"{100 * share:.0f} %", bucket.over, longest))
+                break
+    return Table(
+        (Column("Percentile"), Column("Over", "seconds"), Column("At most", "seconds")),
+        tuple(rows),
+        title="Percentiles of the length of steps, of all ranks",
+        note="A percentile lies between two edges of the histogram, which has three a decade.",
+    )
+
+
+def _histogram(buckets: list[_Bucket], mean: float | None) -> Figure:
+    """How steps are spread. An end that has no edge is drawn where the next edge would be."""
+    edges = [buckets[0].over, *(bucket.at_most for bucket in buckets)]
+    if edges[0] <= 0:
+        edges[0] = edges[1] / 2
     if edges[-1] == inf:
-        edges[-1] = 2 * edges[-2] if len(edges) > 1 else 1.0
-    filled = [place for place, number in enumerate(between) if number >= 0.5]
-    if not filled:
-        return None
-    first, last = max(0, filled[0] - 1), min(len(edges) - 1, filled[-1] + 1)
-    lowest = edges[first - 1] if first else edges[0] / 2
-    kept = tuple(between[first : last + 1])
-    marks = tuple(Mark(value, name) for name, value in quantiles.items() if value)
-    said = ", ".join(f"{name} {duration(value)}" for name, value in quantiles.items() if value)
+        edges[-1] = 2 * edges[-2]
+    total = sum(bucket.number for bucket in buckets)
+    said = "; ".join(f"{bucket.name}: {100 * bucket.number / total:.1f} %" for bucket in buckets)
+    marks = (Mark(mean, "mean"),) if mean is not None else ()
+    counts = tuple(bucket.number for bucket in buckets)
     return Figure(
         "How the lengths of steps are spread",
-        Histogram((lowest, *edges[first : last + 1]), kept, "seconds", marks, logarithmic=True),
-        f"Steps of all ranks, about: {said}.",
+        Histogram(tuple(edges), counts, "seconds", marks, logarithmic=True),
+        f"{said}.",
     )
 
 
-def _over_time(asker: Asker, buckets: str) -> Figure:
-    mean = f"avg(run:step:seconds5m{{{asker.subject.told_by_run}}})"
-    expressions = {"mean": asker.over_time("avg_over_time", mean, asker.step)}
-    for share, name in _QUANTILES:
-        expressions[name] = f"histogram_quantile({share}, sum by (le) ({asker.integral(buckets, asker.step)}))"
-    series: list[Series] = []
-    said = []
-    for name, expression in expressions.items():
-        curves = asker.curves(expression)
-        values = _only(curves)
-        series.append(Series(name, values, style="line" if name == "mean" else "dashed"))
-        told = [value for value in values if value is not None]
-        if told:
-            said.append(f"{name} between {duration(min(told))} and {duration(max(told))}")
+def _spread_over_time(asker: Asker, by_edge: str, buckets: list[_Bucket]) -> Figure:
+    """The share of steps in each bucket, step by step of the curve."""
+    step = asker.step_of(_HEAT_COLUMNS)
+    whole = f'sum(run:step_seconds_bucket:rate5m{{le="+Inf", {asker.subject.told_by_run}}})'
+    curves = asker.curves(
+        f"{asker.integral(by_edge, step)} / on () group_left () ({asker.integral(whole, step)} > 0)", step
+    )
+    by_upper = {float(curve.labels.get("le", "nan")): curve.values for curve in curves.curves}
+    rows: list[Numbers] = []
+    for bucket in reversed(buckets):
+        values: list[float | None] = []
+        lower, upper = by_upper.get(bucket.over), by_upper.get(bucket.at_most)
+        for place in range(len(curves.times)):
+            above = upper[place] if upper is not None else None
+            below = lower[place] if lower is not None else 0.0
+            values.append(None if above is None else max(0.0, above - (below or 0.0)))
+        rows.append(tuple(values))
+    names = tuple(bucket.name for bucket in reversed(buckets))
+    times = tuple(moment - curves.step for moment in curves.times)
     return Figure(
-        "Length of steps over time",
-        Lines(curves.times, tuple(series), "seconds", least=0.0),
-        "; ".join(said) + ". Percentiles are as exact as the histogram's edges.",
+        "How they are spread over time",
+        HeatMap(names, times, tuple(rows)),
+        "One band is a steady run; a second one above it is a kind of step that takes longer, as those that save.",
+    )
+
+
+def _mean_over_time(asker: Asker) -> Figure:
+    record = f"avg(run:step:seconds5m{{{asker.subject.told_by_run}}})"
+    curves = asker.curves(asker.over_time("avg_over_time", record, asker.step))
+    values = _only(curves)
+    told = [value for value in values if value is not None]
+    said = f"Between {duration(min(told))} and {duration(max(told))}." if told else "Nothing is told."
+    return Figure(
+        "Mean length of steps over time", Lines(curves.times, (Series("mean", values),), "seconds", least=0.0), said
     )
 
 
@@ -155,33 +218,28 @@ def _outliers(asker: Asker) -> list[Block]:
     lost = asker.figure(most("_excess_seconds_total", asker.window)) or 0.0
     step = multiple_of(_SCRAPES_SECONDS, asker.step)
     curves = asker.curves(most("_excess_seconds_total", f"{step:.0f}s"), step)
-    times, seconds, numbers = curves.times, _only(curves), _only(asker.curves(most("s_total", f"{step:.0f}s"), step))
-    worst = sorted(
-        (
-            (second, moment, number_then or 0.0)
-            for moment, number_then, second in zip(times, numbers, seconds, strict=True)
-            if second
-        ),
-        reverse=True,
-    )
-    rows = tuple(
-        (moment, count, second) for second, moment, count in sorted(worst[:_MOST_OUTLIERS], key=lambda e: e[1])
-    )
+    numbers = _only(asker.curves(most("s_total", f"{step:.0f}s"), step))
+    every = [
+        (moment, number, seconds)
+        for moment, number, seconds in zip(curves.times, numbers, _only(curves), strict=True)
+        if seconds
+    ]
+    worst = sorted(sorted(every, key=lambda each: -(each[2] or 0.0))[:_MOST_OUTLIERS])
     return [
         Paragraph(
             f"{total:,.0f} steps were outliers on the rank with most, and took {duration(lost)} longer together than "
-            "usual ones: over the median of those before them by three times their usual deviation, and by a tenth. Steps "
-            "in which a phase such as a save says why do not count."
+            "usual ones: over the median of those before them by three times their usual deviation, and by a tenth. "
+            "Steps in which a phase such as a save says why do not count."
         ),
         Table(
             (
-                Column("Until", "time", f"end of a time of {duration(step)}"),
+                Column("Until", "time", f"end of {duration(step)}"),
                 Column("Slow steps", "count"),
                 Column("Lost", "seconds", "that they took longer than usual ones"),
             ),
-            rows,
+            tuple(worst),
             title="When slow steps cost most",
-            note=f"The {len(rows)} worst of {len(worst)} such times, in their order; the rank with most at each.",
+            note=f"The {len(worst)} worst of {len(every)} times with slow steps; the rank with most at each.",
         ),
     ]
 
@@ -190,16 +248,17 @@ def _throughput(asker: Asker) -> list[Block]:
     blocks: list[Block] = []
     for unit in ("samples", "tokens"):
         record = f"run:{unit}:rate5m{{{asker.subject.told_by_run}}}"
-        curves = asker.curves(f"max({asker.over_time('avg_over_time', record, asker.step)})")
+        # A rate of five minutes is too low until there are five minutes to take it from.
+        settled = f"{record} and {record} offset 5m"
+        curves = asker.curves(f"max({asker.over_time('avg_over_time', settled, asker.step)})")
         values = _only(curves)
         told = [value for value in values if value is not None]
         if told and max(told) > 0:
-            mean = sum(told) / len(told)
             blocks.append(
                 Figure(
                     f"{unit.capitalize()} a second",
                     Lines(curves.times, (Series(unit, values, "all ranks"),), "per_second", least=0.0),
-                    f"{plain(mean)} {unit} a second in the mean, between {plain(min(told))} and {plain(max(told))}.",
+                    f"Between {plain(min(told))} and {plain(max(told))} a second, over five minutes.",
                 )
             )
     return blocks

@@ -43,9 +43,9 @@ def highlights(asker: Asker, lost: LostTime) -> tuple[Fact, ...]:
         Fact("Lost", lost.share, "share", f"of the {lost.unit} time"),
         Fact(f"{lost.unit}-hours lost", hours, "gpu_hours", f"of {lost.gpu_seconds / 3600:,.1f}"),
     ]
-    money = asker.options.money(hours, None)
+    money = asker.options.money(hours, lost.joules)
     if money is not None:
-        facts.append(Fact("Money lost", money, "money", "at the GPU-hour's price"))
+        facts.append(Fact("Money lost", money, "money", "for these hours and their energy, where they have a price"))
     return tuple(facts)
 
 
@@ -148,9 +148,6 @@ def _work(asker: Asker, lost: LostTime) -> Facts:
             asker.figure(f"avg(avg_over_time(run:mfu:ratio5m{{{which}}}[{window}]))"),
             "share",
             "of the GPUs' peak; needs the model's operations",
-        ),
-        Fact(
-            "GPU busy", asker.figure(f"avg(avg_over_time(run:gpu_busy:ratio5m{{{which}}}[{window}]))"), "share", "mean"
         ),
     ]
     return Facts(tuple(facts), title="Work done")

@@ -74,17 +74,11 @@ def _blocks(asker: Asker, found: Ranks | None) -> list[Block]:
 def _gpus(asker: Asker) -> list[Gpu]:
     """Every GPU with its mean, the least busy among them."""
     subject = asker.subject
+    busy = f"max by ({GPU_LABELS}) (rate(stallscope_gpu_busy_seconds_total{{{subject.told_by_nodes}}}[{asker.window}]))"
     if subject.run is not None:
-        joined = (
-            f"gpu:busy:ratio5m{{{subject.told_by_nodes}}} * on ({GPU_LABELS}) group_left (rank) "
-            f"(max by ({GPU_LABELS}, rank) (rank_gpu:claim:info{{{subject.told_by_run}}}))"
-        )
-        # The join is at the coarser moments of a curve: for a mean that is fine, and it is asked of every GPU.
-        window = f"{max(1.0, subject.seconds - 1):.0f}s:{asker.step:.0f}s"
-        expression = f"avg by (instance, gpu, uuid, rank) (avg_over_time(({joined})[{window}]))"
-    else:
-        nodes = f"{{{subject.told_by_nodes}}}" if subject.instances else ""
-        expression = f"avg by (instance, gpu, uuid) (avg_over_time(gpu:busy:ratio5m{nodes}[{asker.window}]))"
+        claims = f"last_over_time(rank_gpu:claim:info{{{subject.told_by_run}}}[{asker.window}])"
+        busy = f"group by ({GPU_LABELS}, rank) ({claims}) * on ({GPU_LABELS}) group_left () {busy}"
+    expression = f"max by (instance, gpu, uuid, rank) ({busy})"
     return [
         Gpu(
             each.labels.get("instance", ""),
@@ -101,25 +95,29 @@ def _table(asker: Asker, shown: list[Gpu], number: int) -> Table:
     which = f"{asker.subject.told_by_nodes}, uuid=~{any_of(gpu.uuid for gpu in shown)}"
     own = asker.subject.of_its_gpus
 
+    def rate(counter: str, labels: str = "") -> dict[str, float]:
+        """Mean of what a counter integrates, exact over the whole time."""
+        return asker.by("uuid", f"max by (uuid) (rate({counter}{{{which}{labels}}}[{asker.window}]))")
+
     def over_time(function: str, expression: str, argument: str = "") -> dict[str, float]:
+        """Of a state, at the moments at which the GPU is the subject's."""
         inner = f"max by ({GPU_LABELS}) ({expression}){own}"
         window = f"{max(1.0, asker.subject.seconds - 1):.0f}s:{asker.resolution:.0f}s"
         return asker.by("uuid", f"max by (uuid) ({function}({argument}({inner})[{window}]))")
 
     utilisation = f"stallscope_gpu_utilization_ratio{{{which}}}"
-    rate = "5m"
     figures = [
         over_time("max_over_time", utilisation),
         *(over_time("quantile_over_time", utilisation, f"{share}, ") for share in (0.99, 0.95, 0.5, 0.05)),
         over_time("min_over_time", utilisation),
-        over_time("avg_over_time", f"gpu:busy:ratio5m{{{which}}}"),
-        over_time("avg_over_time", f'rate(stallscope_gpu_below_seconds_total{{{which}, level="0.1"}}[{rate}])'),
-        over_time("avg_over_time", f"gpu:sm_active:ratio5m{{{which}}}"),
+        {gpu.uuid: gpu.busy for gpu in shown},
+        rate("stallscope_gpu_below_seconds_total", ', level="0.1"'),
+        rate("stallscope_gpu_sm_active_seconds_total"),
         over_time(
             "max_over_time",
             f"stallscope_gpu_memory_used_bytes{{{which}}} / stallscope_gpu_memory_total_bytes{{{which}}}",
         ),
-        over_time("avg_over_time", f"rate(stallscope_gpu_energy_joules_total{{{which}}}[{rate}])"),
+        rate("stallscope_gpu_energy_joules_total"),
         over_time("max_over_time", f'stallscope_gpu_temperature_celsius{{{which}, sensor="gpu"}}'),
         over_time("min_over_time", f"gpu:sm_clock:ratio5m{{{which}}}"),
     ]

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
+from stallscope.analysis.expressions import any_of, quoted
 from stallscope.analysis.report.asking import Asker
 from stallscope.analysis.report.ranks import Ranks
+from stallscope.analysis.report.words import title_of
+from stallscope.causes import CAUSES
 from stallscope.readable import duration
 
 _NAMED = 3
@@ -35,7 +38,7 @@ def whereabouts(asker: Asker, found: Ranks | None) -> dict[str, str]:
     for cause in {straggler.cause for straggler in ranks.stragglers}:
         waited_for = [each for each in ranks.stragglers if each.cause == cause]
         names = listed(f"{ranks.name(each.rank)} for {duration(each.seconds)}" for each in waited_for)
-        said[cause] = f"the others waited for {names}"
+        said[cause] = f"the others waited for {names}{_hardware(asker, waited_for[0].rank)}"
     return said
 
 
@@ -44,6 +47,15 @@ def listed(names: Iterable[str], most: int = _NAMED) -> str:
     every = [name for name in dict.fromkeys(names) if name]
     more = f" and {len(every) - most} more" if len(every) > most else ""
     return ", ".join(every[:most]) + more
+
+
+def _hardware(asker: Asker, rank: str) -> str:
+    """What the rank's own GPU suffers from, where it suffers from anything."""
+    hardware = [cause.name for cause in CAUSES.values() if cause.domain == "hardware"]
+    which = f"{asker.subject.told_by_run}, rank={quoted(rank)}, cause=~{any_of(hardware)}"
+    lost = f"sum by (cause) (sum_over_time(gpu_cause:time_lost:ratio5m{{{which}}}[{asker.window}]))"
+    found = asker.ask(f"topk(1, {lost} > 0)")
+    return f", whose GPU had trouble of its own: {title_of(found[0].labels.get('cause', ''))}" if found else ""
 
 
 def _by_cause(
