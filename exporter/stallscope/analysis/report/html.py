@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from stallscope.analysis.report.document import Document, Figure, Recommendation
 from stallscope.analysis.report.plots import Drawing, draw
-from stallscope.analysis.report.words import LONGEST_TEXT, Words, colour_of, title_of
+from stallscope.analysis.report.words import LONGEST_TEXT, Words, colour_of, runbook_of, title_of
 from stallscope.readable import readable
 from stallscope.version import __version__
 
@@ -44,6 +44,7 @@ def write(document: Document, *, refresh_seconds: float | None = None) -> str:
 
     environment.filters.update(kind=lambda block: type(block).__name__, drawn=drawn, inline=Markup, title=title_of)
     environment.filters.update(words=words.of, moment=words.moment, iso=words.machine_readable, colour=colour_of)
+    environment.filters.update(runbook=runbook_of)
     return environment.get_template(_TEMPLATE).render(
         document=document,
         first=_shown_above(document),

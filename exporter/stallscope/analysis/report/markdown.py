@@ -20,7 +20,7 @@ from stallscope.analysis.report.document import (
     Table,
     Value,
 )
-from stallscope.analysis.report.words import LONGEST_TEXT, Words, title_of
+from stallscope.analysis.report.words import LONGEST_TEXT, Words, runbook_of, title_of
 from stallscope.readable import readable
 
 _ALERTS = {"good": "TIP", "info": "NOTE", "warning": "WARNING", "critical": "CAUTION"}
@@ -142,7 +142,9 @@ def _sparklines(figure: Figure, words: Words) -> Iterator[str]:
 
 
 def _recommendation(advised: Recommendation, words: Words) -> str:
-    parts = [f"### {advised.rank}. {escaped(title_of(advised.cause))}", f"**{escaped(advised.advice)}**"]
+    runbook = runbook_of(advised.cause)
+    advice = f"**{escaped(advised.advice)}**" + (f" [Runbook]({runbook})" if runbook else "")
+    parts = [f"### {advised.rank}. {escaped(title_of(advised.cause))}", advice]
     parts.append(_facts(advised.gain, words))
     parts += [escaped(text) for text in (advised.arithmetic, advised.evidence)]
     return "\n\n".join(part for part in parts if part)

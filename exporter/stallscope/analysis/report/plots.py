@@ -46,7 +46,7 @@ from stallscope.analysis.report.words import Words, colour_of, plain, title_of, 
 
 WIDTH = 760
 """Of a drawing; lengths are in its own units, in which its type has a height of 11."""
-_LEFT, _RIGHT, _TOP, _BOTTOM = 118, 18, 12, 28
+_LEFT, _RIGHT, _TOP, _BOTTOM = 118, 30, 12, 28
 """Margins; the same for all that have time as their axis, so that moments stand below one another."""
 _LINE = 15
 """Height of a line of type."""

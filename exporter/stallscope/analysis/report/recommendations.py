@@ -18,7 +18,6 @@ from stallscope.causes import CAUSES, REMAINDERS
 from stallscope.readable import duration
 
 KEY = "recommendations"
-RUNBOOKS = "https://github.com/stallscope/stallscope/blob/main/alerts/runbooks"
 _MOST = 10
 _TIMES = "\N{MULTIPLICATION SIGN}"
 _SEVERITIES = ("critical", "warning")
@@ -108,7 +107,7 @@ def _of_loss(asker: Asker, found: Found, loss: Loss) -> _Advice:
     if money is not None:
         gain.append(Fact("Money", money, "money"))
         words += "; " + _price(asker, hours, loss.joules, money)
-    return _Advice(loss.cause, tuple(gain), words + ".", _advice(loss.cause), _evidence(asker, found, loss))
+    return _Advice(loss.cause, tuple(gain), words + ".", CAUSES[loss.cause].remedy, _evidence(asker, found, loss))
 
 
 def _price(asker: Asker, hours: float, joules: float | None, money: float) -> str:
@@ -131,15 +130,9 @@ def _of_alert(found: Found, cause: str) -> _Advice:
         cause,
         (none,),
         "No share of time is recorded for this cause: it stands behind those that have one.",
-        _advice(cause),
+        CAUSES[cause].remedy,
         evidence,
     )
-
-
-def _advice(cause: str) -> str:
-    alert = CAUSES[cause].alert
-    runbook = f" Runbook: {RUNBOOKS}/{alert}.md" if alert else ""
-    return CAUSES[cause].remedy + runbook
 
 
 def _evidence(asker: Asker, found: Found, loss: Loss) -> str:

@@ -30,6 +30,8 @@ _UNITS: Mapping[Kind, str] = {"times": "times", "gpu_hours": "h", "per_second": 
 _DURATIONS = ((3600.0, "h", 2.0), (60.0, "min", 5.0), (1.0, "s", 1.0), (1e-3, "ms", 0.0))
 """Units of an axis of durations, and how many of them it must be long at least."""
 
+_RUNBOOKS = "https://github.com/stallscope/stallscope/blob/main/alerts/runbooks"
+
 
 class UnknownZone(ValueError):
     """There is no such time zone; the message says so in one line."""
@@ -99,6 +101,12 @@ def colour_of(name: str) -> str:
     if name in CAUSES:
         return COLOURS[CAUSES[name].domain]
     return REMAINDER_COLOURS.get(name) or PHASE_COLOURS.get(name, "")
+
+
+def runbook_of(name: str) -> str:
+    """Address of the page that tells how to find and mend a cause; empty for what has none."""
+    alert = CAUSES[name].alert if name in CAUSES else None
+    return f"{_RUNBOOKS}/{alert}.md" if alert else ""
 
 
 def plain(value: float) -> str:
