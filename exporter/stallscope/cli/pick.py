@@ -266,8 +266,8 @@ class _Picker:
         try:
             gpus = read(_driver(), look=self._over, pause=self._pause)
         except DriverError as error:
-            advice = "pip install 'stallscope[exporter]'" if error.reason == "binding_missing" else _NO_DRIVER
-            raise _Failed(f"{error}; {advice}") from None
+            # A missing package is told with its remedy.
+            raise _Failed(str(error) if error.reason.startswith("binding_") else f"{error}; {_NO_DRIVER}") from None
         if not gpus:
             raise _Failed(f"the NVIDIA driver shows no GPU; {_NO_DRIVER}")
         later = self._page() if earlier is not None else None

@@ -255,10 +255,13 @@ def main(arguments: Sequence[str]) -> int:
     try:
         found = record(PynvmlLibrary(), duration=parsed.duration, stop=stop, stand_in=parsed.stand_in)
     except RecordError as error:
-        return _fail(
-            f"{error}; `nvidia-smi` must work first: install or load NVIDIA's driver, and start containers with their "
-            "GPUs (docker run --gpus all)"
+        advice = (
+            ""  # a missing package is told with its remedy
+            if "pip install" in str(error)
+            else "; `nvidia-smi` must work first: install or load NVIDIA's driver, and start containers with their GPUs "
+            "(docker run --gpus all)"
         )
+        return _fail(f"{error}{advice}")
     capture = found.capture if parsed.keep_identifiers else masked(found.capture)
     output = output or Path(file_name(capture))
     if problem := _refused(output, force=parsed.force):
