@@ -258,8 +258,8 @@ def main(arguments: Sequence[str]) -> int:
         advice = (
             ""  # a missing package is told with its remedy
             if "pip install" in str(error)
-            else "; `nvidia-smi` must work first: install or load NVIDIA's driver, and start containers with their GPUs "
-            "(docker run --gpus all)"
+            else "; `nvidia-smi` must work first: install or load NVIDIA's driver, and start containers with their "
+            "GPUs (docker run --gpus all)"
         )
         return _fail(f"{error}{advice}")
     capture = found.capture if parsed.keep_identifiers else masked(found.capture)
