@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import http.client
+import re
 import socket
 import ssl
 import time
@@ -41,15 +42,14 @@ class ExporterClient:
         Raises:
             ValueError: it is no such address; the message says what is.
         """
-        parts = urlsplit(url if "://" in url else f"http://{url}")
-        wanted = f"{url!r} is no address of an exporter; one is http://localhost:{DEFAULT_PORT}"
         try:
+            parts = urlsplit(url if "://" in url else f"http://{url}")
             port = parts.port
+            sound = parts.scheme in ("http", "https") and bool(parts.hostname) and port != 0
         except ValueError:
-            raise ValueError(wanted) from None
-        sound = parts.scheme in ("http", "https") and parts.hostname and port != 0 and url.isascii()
-        if not sound or not url.isprintable() or " " in url:
-            raise ValueError(wanted)
+            sound = False
+        if not sound or not re.fullmatch(r"[\x21-\x7e]+", url):
+            raise ValueError(f"{url!r} is no address of an exporter; one is http://localhost:{DEFAULT_PORT}")
         self._host: str = parts.hostname or ""
         self._secure = parts.scheme == "https"
         # A port left out is the web's own only where the scheme says that this is the web.
@@ -114,6 +114,8 @@ class ExporterClient:
                     raise ExporterError(f"its page is longer than {self._max_bytes} bytes")
                 if time.monotonic() > deadline:
                     raise TimeoutError
+            if response.length:
+                raise ExporterError("it broke off in the middle of its page")
             if response.status != http.HTTPStatus.OK:
                 raise ExporterError(_refusal(response.status, response.headers.get("Location", "")))
         try:

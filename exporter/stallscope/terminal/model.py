@@ -96,6 +96,11 @@ class Owner(NamedTuple):
     memory: float | None = None
     """Bytes of frame buffer that its processes hold."""
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Everything that it is called."""
+        return self.namespace, self.pod, self.container, self.slurm_job, self.user
+
 
 @dataclass(frozen=True)
 class Gpu:
@@ -196,6 +201,11 @@ class Rank:
     def ended(self) -> bool:
         """Whether nothing more is to come of it."""
         return self.state in ENDED
+
+    @property
+    def step_seconds(self) -> float | None:
+        """Mean time of a step: of those made lately, else of all."""
+        return self.recent.step_seconds / self.recent.steps if self.recent.steps > 0 else self.mean_step
 
 
 @dataclass(frozen=True)

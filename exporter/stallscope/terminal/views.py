@@ -6,9 +6,11 @@ A view is a function of these alone, so that the live screen, one plain print an
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from functools import cached_property
 
-from stallscope.analysis.verdicts import Verdict, Verdicts
+from stallscope.analysis.verdicts import RunName, Verdict, Verdicts
+from stallscope.catalogue import OWNER_LABELS
 from stallscope.gpu_losses import explained
 from stallscope.phase_shares import phase_shares
 from stallscope.readable import ago, count, duration, percent, readable, size, size_of
@@ -41,33 +43,49 @@ _NAME = 128
 """Characters of a name that are shown where it has a line to itself."""
 
 
-class Screen(NamedTuple):
+@dataclass(frozen=True)
+class Screen:
     """What there is to show at one moment."""
 
     seen: tuple[Seen, ...]
     verdicts: Verdicts | None
     """None where no Prometheus is known."""
 
-    @property
+    @cached_property
     def runs(self) -> tuple[Run, ...]:
         """Of all nodes together."""
         return runs_of(rank for each in self.seen if each.node is not None for rank in each.node.ranks)
 
     @property
+    def run_names(self) -> list[RunName]:
+        """What Prometheus knows them by."""
+        return [run.name for run in self.runs]
+
+    @property
+    def gpu_names(self) -> list[str]:
+        """UUIDs of all GPUs."""
+        return [gpu.uuid for each in self.seen if each.node is not None for gpu in each.node.gpus]
+
+    def of(self, owner: str) -> Screen:
+        """Only the GPUs and ranks of whoever has this in a name; all for nothing."""
+        if not owner:
+            return self
+        return replace(
+            self,
+            seen=tuple(
+                each if each.node is None else each._replace(node=_of_owner(each.node, owner.casefold()))
+                for each in self.seen
+            ),
+        )
+
+    @cached_property
     def stale_runs(self) -> frozenset[str]:
         """Names of runs that a node tells of whose page is an old one."""
         return frozenset(rank.run for each in self.seen if each.problem and each.node for rank in each.node.ranks)
 
 
-class Arrangement(NamedTuple):
-    """How somebody wants to see it."""
-
-    sort: str = "number"
-    owner: str = ""
-    """Only what belongs to whoever has this in one of their names."""
-
-
 SORTS = ("number", "activity", "memory", "power", "owner")
+"""What GPUs can be sorted by."""
 
 
 def title(screen: Screen, clock: str) -> Line:
@@ -89,7 +107,7 @@ def title(screen: Screen, clock: str) -> Line:
     return line(*parts)
 
 
-def overview(screen: Screen, arrangement: Arrangement, width: int) -> list[Line]:
+def overview(screen: Screen, sort: str, width: int) -> list[Line]:
     """All that matters on one page: what is wrong, host, GPUs, runs."""
     lines: list[Line] = []
     for seen in screen.seen:
@@ -98,15 +116,15 @@ def overview(screen: Screen, arrangement: Arrangement, width: int) -> list[Line]
             continue
         part = _host_line(seen.node.host, width)
         part += _wrong(seen.node, width, MAX_WRONG)
-        part += _gpu_table(_chosen(seen.node.gpus, arrangement), screen.verdicts, width)
+        part += _gpu_table(_sorted(seen.node.gpus, sort), screen.verdicts, width)
         lines += [*_as_of(seen, part), ()]
-    for run in _chosen_runs(screen, arrangement):
+    for run in screen.runs:
         block = _run_block(run, screen, width)
         lines += [*(_stale(block) if run.name.run in screen.stale_runs else block), ()]
     return [*lines, *_provenance(screen.verdicts, width)]
 
 
-def gpus(screen: Screen, arrangement: Arrangement, width: int) -> list[Line]:
+def gpus(screen: Screen, sort: str, width: int) -> list[Line]:
     """Everything about each GPU."""
     lines: list[Line] = []
     for seen in screen.seen:
@@ -114,22 +132,22 @@ def gpus(screen: Screen, arrangement: Arrangement, width: int) -> list[Line]:
         if seen.node is None:
             continue
         now = seen.node.time or 0.0
-        blocks = [_gpu_block(gpu, now, screen.verdicts, width) for gpu in _chosen(seen.node.gpus, arrangement)]
+        blocks = [_gpu_block(gpu, now, screen.verdicts, width) for gpu in _sorted(seen.node.gpus, sort)]
         part = [each for block in blocks for each in (*block, ())]
         lines += _as_of(seen, part or [line(Span("No GPU.", "quiet")), ()])
     return lines
 
 
-def runs(screen: Screen, arrangement: Arrangement, width: int) -> list[Line]:
+def runs(screen: Screen, _sort: str, width: int) -> list[Line]:
     """Runs with their ranks."""
     lines: list[Line] = []
-    for run in _chosen_runs(screen, arrangement):
+    for run in screen.runs:
         block = [*_run_block(run, screen, width), *_rank_table(run, _now(screen), width)]
         lines += [*(_stale(block) if run.name.run in screen.stale_runs else block), ()]
     return lines or [line(Span("No training run has reported.", "quiet"))]
 
 
-def owners(screen: Screen, arrangement: Arrangement, width: int) -> list[Line]:
+def owners(screen: Screen, sort: str, width: int) -> list[Line]:
     """Who holds which GPUs, and how much of them is at work."""
     lines: list[Line] = []
     for seen in screen.seen:
@@ -137,7 +155,7 @@ def owners(screen: Screen, arrangement: Arrangement, width: int) -> list[Line]:
         if seen.node is None:
             continue
         held: dict[str, list[tuple[Gpu, Owner | None]]] = {}
-        for gpu in _chosen(seen.node.gpus, arrangement):
+        for gpu in _sorted(seen.node.gpus, sort):
             for owner in gpu.owners or (None,):
                 held.setdefault(owner_name(owner) if owner else "", []).append((gpu, owner))
         rows = [_owner_row(name, each) for name, each in sorted(held.items(), key=lambda item: (not item[0], item[0]))]
@@ -152,7 +170,7 @@ def owners(screen: Screen, arrangement: Arrangement, width: int) -> list[Line]:
     return lines
 
 
-def nodes(screen: Screen, _arrangement: Arrangement, width: int) -> list[Line]:
+def nodes(screen: Screen, _sort: str, width: int) -> list[Line]:
     """The machines and their exporters' sources."""
     lines: list[Line] = []
     for seen in screen.seen:
@@ -162,9 +180,29 @@ def nodes(screen: Screen, _arrangement: Arrangement, width: int) -> list[Line]:
     return lines
 
 
-View = Callable[[Screen, Arrangement, int], list[Line]]
+View = Callable[[Screen, str, int], list[Line]]
 VIEWS: Mapping[str, View] = {"Overview": overview, "GPUs": gpus, "Runs": runs, "Owners": owners, "Nodes": nodes}
 """By their names, in their order."""
+
+
+HELP: list[Line] = [
+    line(Span("Keys", "title")),
+    line("  left, right, tab   another view"),
+    line("  up, down, page     scroll"),
+    line("  s                  sort GPUs by number, activity, memory, power, owner"),
+    line("  f                  only what belongs to an owner: part of a user, pod, namespace or job"),
+    line("  p                  pause, and go on"),
+    line("  q                  quit"),
+    (),
+    line(Span("What is shown", "title")),
+    line("  Activity   share of the time with a kernel on the GPU, since the last look"),
+    line("  Slowed     share of the last seconds in which clocks were held down: see GPUs"),
+    line("  Proc       processes that have the GPU open"),
+    line("  Phases     where training spends its time, in the last quarter to half minute"),
+    line("  Verdict    what Prometheus finds costs most, and what to change first"),
+    line("  Grey       the exporter does not answer; how old it is stands above"),
+    line("  -          not told by this GPU, driver or exporter"),
+]
 
 
 def owner_name(owner: Owner) -> str:
@@ -183,17 +221,26 @@ def owner_name(owner: Owner) -> str:
 # Choosing
 
 
-def _chosen(gpus: Iterable[Gpu], arrangement: Arrangement) -> list[Gpu]:
-    """GPUs of the owner that is asked for, sorted."""
-    wanted = arrangement.owner.casefold()
-    chosen = [gpu for gpu in gpus if not wanted or any(_named(owner[:5], wanted) for owner in gpu.owners)]
-    if arrangement.sort == "owner":
-        return sorted(chosen, key=lambda gpu: [owner_name(owner) for owner in gpu.owners] or ["\U0010ffff"])
-    value = _SORTED_BY.get(arrangement.sort)
-    return sorted(chosen, key=value, reverse=True) if value else chosen
+def _of_owner(node: Node, wanted: str) -> Node:
+    def owned(names: Iterable[str]) -> bool:
+        return any(wanted in name.casefold() for name in names)
+
+    return replace(
+        node,
+        gpus=tuple(gpu for gpu in node.gpus if any(owned(owner.names) for owner in gpu.owners)),
+        ranks=tuple(rank for rank in node.ranks if owned(rank.info.get(name, "") for name in OWNER_LABELS)),
+    )
+
+
+def _sorted(gpus: Sequence[Gpu], by: str) -> Sequence[Gpu]:
+    if by == "owner":
+        return sorted(gpus, key=lambda gpu: (not gpu.owners, [owner_name(owner) for owner in gpu.owners]))
+    value = _SORTED_BY.get(by)
+    return sorted(gpus, key=value, reverse=True) if value else gpus
 
 
 def _known(number: float | None) -> float:
+    """Where there is no number, less than any."""
     return -1.0 if number is None else number
 
 
@@ -202,20 +249,6 @@ _SORTED_BY: Mapping[str, Callable[[Gpu], float]] = {
     "memory": lambda gpu: _known(gpu.memory_used),
     "power": lambda gpu: _known(gpu.power),
 }
-
-
-def _chosen_runs(screen: Screen, arrangement: Arrangement) -> list[Run]:
-    wanted = arrangement.owner.casefold()
-    names = ("namespace", "pod", "slurm_job", "user")
-    return [
-        run
-        for run in screen.runs
-        if not wanted or any(_named((rank.info.get(name, "") for name in names), wanted) for rank in run.ranks)
-    ]
-
-
-def _named(names: Iterable[object], wanted: str) -> bool:
-    return any(wanted in name.casefold() for name in names if isinstance(name, str))
 
 
 # Nodes
@@ -244,7 +277,8 @@ def _host_line(host: Host, width: int) -> list[Line]:
         busiest = "" if host.busiest_cpu is None else f", busiest {share(host.busiest_cpu).strip()}"
         items.append(line("CPU ", *bar(host.cpu, _BAR), f" {share(host.cpu)}{busiest}"))
     if host.memory_used is not None and host.memory_total:
-        items.append(line(f"memory {_of(host.memory_used, host.memory_total)}"))
+        used = host.memory_used / host.memory_total
+        items.append(line(f"memory {share(used).strip()} of {size(host.memory_total)}"))
     if host.pressure:
         waits = ", ".join(
             f"{_RESOURCES.get(name, readable(name))} {share(each).strip()}" for name, each in host.pressure.items()
@@ -488,7 +522,7 @@ def _run_block(run: Run, screen: Screen, width: int) -> list[Line]:
         drawn, rest = phase_bar(shares, width - len(indent))
         since = "since the start" if run.since is None else f"in the last {duration(round(run.since))}"
         lines.append((Span(indent), *drawn))
-        lines += wrapped(f"time {since}{f'; not named above: {rest}' if rest else ''}", width, "quiet", indent)
+        lines += wrapped(f"Phases {since}{f'; besides: {rest}' if rest else ''}.", width, "quiet", indent)
     if screen.verdicts is not None:
         lines += _run_verdict(run, screen.verdicts, width, indent)
     return lines
@@ -532,9 +566,9 @@ def _run_facts(run: Run, now: float) -> list[Line]:
     restarts = sum(rank.restarts for rank in run.ranks)
     if restarts:
         facts.append(f"{_several(int(restarts), 'restart')}")
-    for when, what in ((run.last_step, "last step"), (run.last_push, "last report")):
-        if when is not None:
-            facts.append(f"{what} {ago(now - when)}")
+    ages = [f"{what} {ago(now - when)}" for when, what in ((run.last_step, "step"), (run.last_push, "report")) if when]
+    if ages:
+        facts.append(f"last {', '.join(ages)}")
     return [line(fact) for fact in facts]
 
 
@@ -580,14 +614,13 @@ def _rank_table(run: Run, now: float, width: int) -> list[Line]:
 def _rank_row(rank: Rank, now: float) -> tuple[Line, ...]:
     shares = phase_shares(rank.recent.phases)
     most = max(shares, key=lambda each: each.share, default=None)
-    seconds = rank.recent.step_seconds / rank.recent.steps if rank.recent.steps > 0 else rank.mean_step
     role = "bad" if rank.state in ("lost", "failed") else ""
     return (
         line(str(rank.number)),
         or_untold(", ".join(readable(each, 8) for each in rank.gpus) or None),
         line(Span(readable(rank.state, 24) or "-", role)),
         or_untold(None if rank.step is None else count(rank.step)),
-        or_untold(None if seconds is None else duration(seconds)),
+        or_untold(None if rank.step_seconds is None else duration(rank.step_seconds)),
         or_untold(None) if most is None else (*bar(most.share, _BAR), Span(f" {share(most.share)} {phase_name(most)}")),
         or_untold(_since(now, rank.last_push)),
     )

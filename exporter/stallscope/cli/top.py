@@ -1,0 +1,220 @@
+"""GPUs and training runs of a node, live in a terminal or once as text or JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from stallscope.cli._parser import Parser
+from stallscope.configuration import parse_duration, parse_server
+
+if TYPE_CHECKING:
+    from stallscope.analysis.verdicts import VerdictWatch
+    from stallscope.terminal.exporter_client import ExporterClient
+    from stallscope.terminal.feed import Feed
+    from stallscope.terminal.lines import Line
+
+_DEFAULT_EXPORTER = "http://localhost:19400"
+_PROMETHEUS_VARIABLE = "STALLSCOPE_PROMETHEUS_URL"
+_SHORTEST, _LONGEST = 0.2, 3600.0
+"""Seconds between two looks."""
+_LEAST_COLUMNS = 20
+
+
+def parser() -> Parser:
+    """The command line."""
+    made = Parser(
+        "top",
+        usage="stallscope top [--exporter.url URL]... [flags]",
+        description="Show what a node's exporter says: each GPU's activity, memory, power, temperature, clocks and "
+        "owners, training runs with their phases, progress and throughput, the host, and what is wrong. With a "
+        "Prometheus that holds Stallscope's rules: what costs most, and what to change. Everything comes from the "
+        "exporter; the GPUs' driver is not asked.",
+        examples={
+            "stallscope top": "this node, live; ? in it tells of keys",
+            "stallscope top --exporter.url node1:19400 --exporter.url node2:19400": "two nodes on one screen",
+            "stallscope top --prometheus.url http://prometheus:9090": "with verdicts",
+            "stallscope top --once | less": "as plain text, once",
+            "stallscope top --json | jq '.nodes[].gpus[] | select(.owners == []) | .gpu'": "GPUs that nobody holds",
+        },
+        notes="Once and as JSON two looks are taken, an interval apart, since rates need two. Where output is no "
+        "terminal, or a dumb one, the screen is printed once. NO_COLOR is honoured.\n\n"
+        "Exit status: 0 when all was well, 1 when an exporter did not answer (once), 2 for a wrong command line.",
+    )
+    made.add_argument(
+        "--exporter.url",
+        dest="exporters",
+        action="append",
+        type=_exporter,
+        metavar="URL",
+        help=f"exporter of the node; again for each further node (default: {_DEFAULT_EXPORTER})",
+    )
+    made.add_argument(
+        "--prometheus.url",
+        dest="prometheus",
+        type=_prometheus,
+        # argparse reads a default that is text as it would read the flag: a wrong variable is refused likewise.
+        default=os.environ.get(_PROMETHEUS_VARIABLE) or None,
+        metavar="URL",
+        help=f"Prometheus that is asked for verdicts (default: {_PROMETHEUS_VARIABLE}, or else none)",
+    )
+    made.add_argument(
+        "--interval", type=_interval, default=2.0, metavar="DURATION", help="time between two looks (default: 2s)"
+    )
+    made.add_argument("--once", action="store_true", help="print the screen as plain text and end")
+    made.add_argument("--json", action="store_true", help="print one JSON document with everything and end")
+    made.add_argument(
+        "--owner",
+        default="",
+        metavar="TEXT",
+        help="only GPUs and runs of whoever has this in the name of user, pod, namespace or job",
+    )
+    return made
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command; return 0 when all was well, 1 where an exporter did not answer, 2 for a wrong command line."""
+    parsed = parser().parse_args(arguments)
+    # What a library has to say must not stand across the screen.
+    logging.getLogger("stallscope").addHandler(logging.NullHandler())
+    from stallscope.terminal.feed import Feed
+
+    clients: list[ExporterClient] = parsed.exporters or [_exporter(_DEFAULT_EXPORTER)]
+    feeds = [Feed(client, parsed.interval) for client in clients]
+    try:
+        watch = _watch(parsed.prometheus)
+    except ModuleNotFoundError as error:
+        print(
+            f"stallscope top --prometheus.url needs {error.name}: pip install 'stallscope[exporter]'", file=sys.stderr
+        )
+        return 1
+    try:
+        if parsed.once or parsed.json or not _is_live_terminal():
+            return _once(feeds, watch, parsed)
+        return _live(feeds, watch, parsed)
+    except KeyboardInterrupt:
+        return 1
+    except BrokenPipeError:
+        # Whoever read had seen enough. What is still to be flushed would complain when the interpreter ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _watch(url: str | None) -> VerdictWatch | None:
+    if url is None:
+        return None
+    from stallscope.analysis.prometheus import Prometheus
+    from stallscope.analysis.verdicts import VerdictWatch
+
+    return VerdictWatch(Prometheus(url))
+
+
+def _is_live_terminal() -> bool:
+    # Textual draws on standard error.
+    ends = (sys.stdin, sys.stdout, sys.stderr)
+    return all(end.isatty() for end in ends) and os.environ.get("TERM", "dumb") != "dumb"
+
+
+def _live(feeds: list[Feed], watch: VerdictWatch | None, parsed: argparse.Namespace) -> int:
+    try:
+        from stallscope.terminal.live import Top
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("stallscope"):
+            raise
+        print(
+            f"stallscope top needs {error.name}: pip install 'stallscope[terminal]'; --once and --json do without",
+            file=sys.stderr,
+        )
+        return 1
+    colours = not os.environ.get("NO_COLOR")
+    Top(feeds, watch, owner=parsed.owner, colours=colours, ascii_only=not _speaks_unicode()).run(mouse=False)
+    return 0
+
+
+def _once(feeds: list[Feed], watch: VerdictWatch | None, parsed: argparse.Namespace) -> int:
+    from stallscope.terminal.views import SORTS, Screen, overview, title
+
+    began = time.monotonic()
+    _all_at_once([feed.ask for feed in feeds])
+    if any(feed.look().node is not None for feed in feeds):
+        time.sleep(max(0.0, began + parsed.interval - time.monotonic()))
+        _all_at_once([feed.ask for feed in feeds])
+    seen = tuple(feed.look() for feed in feeds)
+    failed = [each for each in seen if each.problem]
+    screen = Screen(seen, None)
+    if watch is not None and len(failed) < len(seen):
+        watch.look(screen.run_names, screen.gpu_names)
+        watch.ask()
+        screen = Screen(seen, watch.look(screen.run_names, screen.gpu_names))
+    screen = screen.of(parsed.owner)
+    if parsed.json:
+        from stallscope.terminal.document import document
+
+        print(json.dumps(document(screen), indent=2))
+    elif len(failed) < len(seen):
+        columns = max(_LEAST_COLUMNS, shutil.get_terminal_size().columns)
+        print(_printed([title(screen, time.strftime("%H:%M:%S")), *overview(screen, SORTS[0], columns)]), end="")
+    for each in failed:
+        print(f"stallscope top: {each.name}: {each.problem}", file=sys.stderr)
+    sys.stdout.flush()
+    return int(bool(failed))
+
+
+def _all_at_once(questions: Sequence[Callable[[], None]]) -> None:
+    """Ask everybody, so that those who hang hang together."""
+    threads = [threading.Thread(target=question) for question in questions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def _printed(lines: Sequence[Line]) -> str:
+    from stallscope.terminal.lines import ASCII, plain
+
+    text = "\n".join(plain(each) for each in lines).rstrip("\n") + "\n"
+    if _speaks_unicode():
+        return text
+    encoding = sys.stdout.encoding or "ascii"
+    return text.translate(ASCII).encode(encoding, "backslashreplace").decode(encoding)
+
+
+def _speaks_unicode() -> bool:
+    return (sys.stdout.encoding or "").lower().replace("-", "").startswith("utf")
+
+
+def _exporter(text: str) -> ExporterClient:
+    from stallscope.terminal.exporter_client import ExporterClient
+
+    try:
+        return ExporterClient(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _prometheus(text: str) -> str:
+    try:
+        url = parse_server(text)
+    except ValueError:
+        url = ""
+    if not url:
+        raise argparse.ArgumentTypeError(f"{text!r} is no address; expected http://HOST:PORT or https://HOST:PORT")
+    return url
+
+
+def _interval(text: str) -> float:
+    try:
+        seconds = parse_duration(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no duration; expected {error}") from None
+    if not _SHORTEST <= seconds <= _LONGEST:
+        raise argparse.ArgumentTypeError(f"{text!r} is not from 200ms to 1h")
+    return seconds

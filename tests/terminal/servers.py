@@ -1,0 +1,78 @@
+"""Exporters that behave, and others that don't."""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import socket
+import threading
+from collections.abc import Callable, Iterator
+
+Answer = tuple[int, bytes]
+
+
+@contextlib.contextmanager
+def exporter(answer: Callable[[], Answer], headers: dict[str, str] | None = None) -> Iterator[tuple[str, list[str]]]:
+    """A web server on one kept connection after another: its address, and the requests that came, as `METHOD path`."""
+    seen: list[str] = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            seen.append(f"{self.path} {self.headers.get('Authorization', '')}".strip())
+            status, body = answer()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            for name, value in (headers or {}).items():
+                self.send_header(name, value)
+            self.end_headers()
+            with contextlib.suppress(ConnectionError):
+                self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            """Keep quiet."""
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield f"127.0.0.1:{server.server_port}", seen
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@contextlib.contextmanager
+def speaking(*pieces: bytes, then_close: bool = True) -> Iterator[str]:
+    """Whatever is no exporter: for each connection it says these pieces, and closes it or says nothing more."""
+    ended = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(0.02)
+
+        def serve() -> None:
+            held = []
+            while not ended.is_set():
+                try:
+                    connection, _ = listener.accept()
+                except TimeoutError:
+                    continue
+                connection.recv(65_536)
+                with contextlib.suppress(OSError):
+                    for piece in pieces:
+                        connection.sendall(piece)
+                if then_close:
+                    connection.close()
+                else:
+                    held.append(connection)
+            for connection in held:
+                connection.close()
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield f"127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            ended.set()
+            thread.join()

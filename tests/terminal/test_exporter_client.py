@@ -1,0 +1,139 @@
+"""A page comes, or one line says why not."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+
+from stallscope.terminal.exporter_client import ExporterClient, ExporterError
+from tests.free_ports import free_port
+from tests.terminal.servers import exporter, speaking
+
+
+def problem_of(url: str, **settings: float) -> str:
+    client = ExporterClient(url, **settings)  # type: ignore[arg-type]
+    with contextlib.closing(client), pytest.raises(ExporterError) as caught:
+        client.read()
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_pages_come_over_one_connection() -> None:
+    pages = iter([b"one 1\n", 'zwei{a="ü"} 2\n'.encode()])
+    with exporter(lambda: (200, next(pages))) as (url, seen):
+        client = ExporterClient(url)
+        assert client.read() == "one 1\n"
+        assert client.read() == 'zwei{a="ü"} 2\n'
+        client.close()
+    assert seen == ["/metrics", "/metrics"]
+
+
+@pytest.mark.parametrize(
+    ("url", "name"),
+    [
+        ("node1", "node1:19400"),
+        ("node1:9", "node1:9"),
+        ("http://node1", "node1:80"),
+        ("https://node1", "node1:443"),
+        ("http://node1:9/", "node1:9"),
+        ("http://node1:9/other/metrics?x=1", "node1:9/other/metrics?x=1"),
+        ("http://[::1]:9", "[::1]:9"),
+        ("http://alice:secret@node1:9", "node1:9"),
+    ],
+)
+def test_an_address_may_be_short(url: str, name: str) -> None:
+    assert ExporterClient(url).name == name
+
+
+@pytest.mark.parametrize(
+    "url", ["", "http://", "ftp://node1", "node1:0", "node1:x", "node 1", "nöde", "a\x1b[2J", "http://[x"]
+)
+def test_what_is_no_address_is_refused(url: str) -> None:
+    with pytest.raises(ValueError, match=r"is no address of an exporter; one is http://localhost:19400"):
+        ExporterClient(url)
+
+
+def test_a_user_and_a_password_are_sent() -> None:
+    with exporter(lambda: (200, b"")) as (url, seen):
+        client = ExporterClient(f"http://alice:open%20sesame@{url}/m")
+        client.read()
+        client.close()
+    assert seen == ["/m Basic YWxpY2U6b3BlbiBzZXNhbWU="]
+
+
+def test_nobody_there() -> None:
+    said = problem_of(f"127.0.0.1:{free_port()}")
+    assert said == "it can't be reached: Connection refused; start it with `stallscope exporter`"
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        (401, "it wants another user or password (HTTP 401)"),
+        (404, "it has no metrics there (HTTP 404)"),
+        (500, "it answers with HTTP 500"),
+        (302, "it sends the question on to 'http://elsewhere/'"),
+    ],
+)
+def test_refusals(status: int, words: str) -> None:
+    with exporter(lambda: (status, b""), {"Location": "http://elsewhere/"}) as (url, _):
+        assert words in problem_of(url)
+
+
+def test_an_answer_that_is_no_text() -> None:
+    with exporter(lambda: (200, b"\xff\xfe")) as (url, _):
+        assert "no page of metrics" in problem_of(url)
+
+
+def test_an_endless_answer() -> None:
+    with exporter(lambda: (200, b"x" * 5000)) as (url, _):
+        assert problem_of(url, max_bytes=4000) == "its page is longer than 4000 bytes"
+
+
+def test_no_answer_in_time() -> None:
+    with speaking(then_close=False) as url:
+        assert problem_of(url, timeout=0.1) == "no answer within 0.1 s"
+
+
+def test_half_an_answer() -> None:
+    with speaking(b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\nstall", then_close=False) as url:
+        assert problem_of(url, timeout=0.1) == "no answer within 0.1 s"
+
+
+@pytest.mark.parametrize(
+    "said", [b"", b"\r\n", b"SSH-2.0-OpenSSH_9.2\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\nx"]
+)
+def test_what_is_no_web_server(said: bytes) -> None:
+    with speaking(said) as url:
+        assert problem_of(url) in (
+            "it broke off the connection, or is no web server",
+            "it broke off in the middle of its page",
+            "it can't be reached: Connection reset by peer",
+        )
+
+
+def test_a_connection_that_the_server_let_go_is_made_anew() -> None:
+    with exporter(lambda: (200, b"a 1\n")) as (url, seen):
+        client = ExporterClient(url)
+        client.read()
+        assert client._connection is not None
+        client._connection.sock.shutdown(2)
+        assert client.read() == "a 1\n"
+        client.close()
+    assert len(seen) == 2
+
+
+def test_after_a_failure_the_next_page_comes() -> None:
+    answers = iter([(500, b""), (200, b"a 1\n")])
+    with exporter(lambda: next(answers)) as (url, _):
+        client = ExporterClient(url)
+        with pytest.raises(ExporterError):
+            client.read()
+        assert client.read() == "a 1\n"
+        client.close()
+
+
+def test_tls_that_nobody_speaks() -> None:
+    with speaking(b"HTTP/1.1 400 Bad Request\r\n\r\n") as url:
+        assert problem_of(f"https://{url}") == "it does not speak TLS; try http://"

@@ -1,0 +1,67 @@
+"""A page is read as the client library's parser reads it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+
+from stallscope.catalogue import family
+from stallscope.terminal.exposition import Page, labels_of
+from stallscope.terminal.model import WANTED
+from tests.captures.golden import captures, golden
+from tests.terminal.pages import rendered, sample, text
+
+LOSS = family("stallscope_training_loss")
+Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+def as_the_library_reads(page: str) -> Series:
+    return {
+        (each.name, frozenset(each.labels.items())): each.value
+        for found in text_string_to_metric_families(page)
+        for each in found.samples
+        if each.name in WANTED
+    }
+
+
+def as_we_read(page: str) -> Series:
+    read = Page(page, WANTED)
+    return {
+        (name, frozenset(labels_of(labels).items())): value
+        for name in WANTED
+        for labels, value in read._series[name].items()
+    }
+
+
+@pytest.mark.parametrize("path", [golden(each) for each in captures()], ids=lambda path: path.name)
+def test_captured_pages_are_read_alike(path: Path) -> None:
+    page = path.read_text(encoding="utf-8")
+    assert as_we_read(page)
+    assert as_we_read(page) == as_the_library_reads(page)
+
+
+def test_a_page_with_everything_that_is_wanted_is_read_alike() -> None:
+    assert as_we_read(text()) == as_the_library_reads(text())
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])), st.floats(allow_nan=False, allow_infinity=False))
+def test_a_label_comes_back_whatever_it_holds(run: str, value: float) -> None:
+    page = Page(rendered([sample(LOSS, (run, "0"), value)]), WANTED)
+    assert list(page.samples(LOSS)) == [({"run": run, "rank": "0"}, value)]
+
+
+@pytest.mark.parametrize(
+    "nonsense", ["", "\n", "<html>", "stallscope_training_loss", "stallscope_training_loss{} x", "}"]
+)
+def test_nonsense_holds_nothing(nonsense: str) -> None:
+    assert not Page(nonsense, WANTED)
+
+
+def test_what_is_no_finite_number_is_left_out() -> None:
+    labels = '{run="a",rank="0"}'
+    page = Page("".join(f"stallscope_training_loss{labels} {value}\n" for value in ("NaN", "+Inf")), WANTED)
+    assert not list(page.samples(LOSS))

@@ -1,0 +1,160 @@
+"""What a terminal shows of a node is what its pages say, and nothing that they don't."""
+
+from __future__ import annotations
+
+import pytest
+
+from stallscope.analysis.verdicts import RunName
+from stallscope.terminal import model
+from stallscope.terminal.model import Observer, Owner, runs_of
+from tests.captures.golden import captures, golden
+from tests.terminal.pages import GIB, NOW, PHASE_SHARES, node, page, sample
+
+
+def test_a_gpu_is_told_from_two_pages() -> None:
+    gpu = node(1000, 1002).gpus[1]
+    assert (gpu.index, gpu.uuid, gpu.model, gpu.up, gpu.mig) == ("1", "GPU-1", "NVIDIA L40S", True, "")
+    # Of the two seconds between the pages, whatever the gauge of the newest second says.
+    assert gpu.utilization == pytest.approx(0.9)
+    assert gpu.sm_active == pytest.approx(0.6)
+    assert gpu.throttled == {"hw_thermal": pytest.approx(0.25)}
+    assert (gpu.memory_used, gpu.memory_total) == (21 * GIB, 48 * GIB)
+    assert (gpu.power, gpu.power_limit, gpu.temperature) == (251.4, 350, 61)
+    assert (gpu.clock, gpu.clock_max) == (2.49e9, 2.52e9)
+    assert gpu.processes == 2
+    assert gpu.owners == (Owner("", "", "", "41", "alice", 18 * GIB),)
+
+
+def test_one_page_has_the_gauge_and_no_rates() -> None:
+    found = node(1000)
+    assert found.gpus[0].utilization == 0.5
+    assert found.gpus[0].sm_active is None
+    assert found.gpus[1].throttled == {}
+    assert found.host.cpu is None
+    assert found.host.pressure == {}
+
+
+def test_what_no_page_tells_is_none() -> None:
+    left_out = (
+        *(model.UTILIZATION, model.BUSY, model.POWER, model.TEMPERATURE, model.CLOCK, model.PROCESSES),
+        *(model.MEMORY_USED, model.OWNER_INFO, model.CPU_SECONDS, model.SAMPLES, model.LOSS, model.STEPS_PLANNED),
+    )
+    found = node(1000, 1002, without=left_out)
+    gpu, run = found.gpus[0], runs_of(found.ranks)[0]
+    assert gpu.utilization is gpu.power is gpu.temperature is gpu.clock is gpu.processes is gpu.memory_used is None
+    assert gpu.owners == ()
+    assert found.host.cpu is found.host.busiest_cpu is None
+    assert run.samples_per_second is run.loss is run.steps_planned is run.seconds_left is None
+
+
+def test_an_idle_gpu_reads_as_zero_and_not_as_untold() -> None:
+    idle = [sample(model.BUSY, ("0", "GPU-0"), 7.0)]
+    assert node(1000, 1002, without=[model.BUSY], extra=idle).gpus[0].utilization == 0
+
+
+def test_a_gpu_that_was_not_read_again_keeps_its_gauge() -> None:
+    observer = Observer()
+    observer.observe(page(1000), 0)
+    assert observer.observe(page(1000), 2).gpus[0].utilization == 0.5
+
+
+def test_a_lost_gpu_says_why() -> None:
+    lost = [sample(model.GPU_UP, ("7", "GPU-7"), 0), sample(model.LOST_INFO, ("7", "GPU-7", "gpu_lost"))]
+    gpu = node(1000, 1002, extra=lost).gpus[-1]
+    assert (gpu.index, gpu.up, gpu.reason, gpu.model) == ("7", False, "gpu_lost", "")
+
+
+def test_the_host_is_told_from_two_pages() -> None:
+    host = node(1000, 1002).host
+    assert host.cpu == pytest.approx(0.3)
+    assert host.iowait == pytest.approx(0.1)
+    assert host.busiest_cpu == pytest.approx(0.95)
+    assert host.pressure == {"cpu": pytest.approx(0.125), "io": pytest.approx(0.03125)}
+    assert host.disks == {"nvme0n1": pytest.approx(0.5)}
+    assert (host.read, host.written, host.received, host.sent) == (1024, 512, 2048, 256)
+    assert (host.memory_used, host.memory_total) == (64 * GIB, 256 * GIB)
+
+
+def test_a_run_is_told_since_its_start_at_first() -> None:
+    (run,) = runs_of(node(1000, 1002).ranks)
+    assert run.name == RunName("resnet50", "")
+    assert run.since is None
+    assert run.states == {"running": 2}
+    assert run.activities == ("training",)
+    assert (run.step, run.steps_planned, run.world_size) == (2004, 10_000, 2)
+    assert run.step_seconds == pytest.approx(0.5)
+    assert run.samples_per_second == pytest.approx(2 * 64)
+    total = sum(run.phases.values())
+    assert {name: seconds / total for name, seconds in run.phases.items()} == pytest.approx(PHASE_SHARES)
+    assert [rank.gpus for rank in run.ranks] == [("0",), ("1",)]
+
+
+def test_then_of_the_last_half_minute() -> None:
+    """The pages of a quarter to half a minute ago are the ones that count."""
+    (run,) = runs_of(node(*range(1000, 1042, 2)).ranks)
+    assert run.since is not None
+    assert 15 <= run.since <= 30
+    assert run.ranks[0].recent.steps == run.since * 2
+    assert run.seconds_left == pytest.approx((10_000 - 2080) * 0.5)
+    assert run.last_step == NOW + 1039
+
+
+def test_a_rank_that_began_anew_counts_from_its_start() -> None:
+    observer = Observer()
+    observer.observe(page(1000), 0)
+    rank = observer.observe(page(20, without=[model.BUSY]), 20).ranks[0]
+    assert rank.recent.since is None
+    assert rank.recent.steps == 40
+
+
+def test_an_exporter_that_began_anew_has_no_past() -> None:
+    observer = Observer()
+    observer.observe(page(1000), 0)
+    again = observer.observe(page(5), 20)
+    assert again.gpus[0].utilization == 0.5
+    assert again.host.cpu is None
+
+
+def test_time_outside_steps_lowers_the_throughput() -> None:
+    pause = [sample(model.PHASE_SECONDS, ("resnet50", str(rank), "evaluation"), 1000.0) for rank in range(2)]
+    (run,) = runs_of(node(1000, extra=pause).ranks)
+    assert run.samples_per_second == pytest.approx(64)
+
+
+def test_an_ended_run_has_no_throughput_and_stands_last() -> None:
+    ended = [
+        sample(model.RANK_INFO, ("alexnet", "0", *[""] * 10)),
+        sample(model.RANK_STATE, ("alexnet", "0", "failed")),
+        sample(model.SAMPLES, ("alexnet", "0"), 100.0),
+    ]
+    first, last = runs_of(node(1000, 1002, extra=ended).ranks)
+    assert (first.name.run, last.name.run) == ("resnet50", "alexnet")
+    assert last.samples_per_second is None
+    assert last.states == {"failed": 1}
+
+
+def test_ranks_on_several_nodes_are_one_run() -> None:
+    one = node(1000, ranks=1)
+    other = node(1000, ranks=2)
+    (run,) = runs_of([*one.ranks, *other.ranks[1:]])
+    assert [rank.number for rank in run.ranks] == [0, 1]
+
+
+@pytest.mark.parametrize("number", ["-1", "first", "9" * 5000, "²"])
+def test_a_rank_without_a_number_is_passed_over(number: str) -> None:
+    assert not node(1000, ranks=0, extra=[sample(model.RANK_INFO, ("a", number, *[""] * 10))]).ranks
+
+
+def test_instances_stand_behind_their_gpu() -> None:
+    capture = next(each for each in captures() if "mig" in each.name)
+    found = Observer().observe(model.wanted(golden(capture).read_text(encoding="utf-8")), 0.0)
+    assert [gpu.mig for gpu in found.gpus[:3]] == ["", "1c.3g.71gb", "1g.18gb"]
+    assert {gpu.index for gpu in found.gpus} == {"0", "1"}
+
+
+def test_series_that_lack_their_labels_are_borne() -> None:
+    bare = "".join(f"{name} 1\n" for name in sorted(model.WANTED))
+    observer = Observer()
+    for second in (0.0, 20.0):
+        found = observer.observe(model.wanted(bare), second)
+    assert [gpu.uuid for gpu in found.gpus] == [""]
