@@ -5,13 +5,15 @@ Read from the server's own record of alerts, `ALERTS`. An alert that another one
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from stallscope.analysis.report.asking import Asker
+from stallscope.analysis.expressions import any_of
+from stallscope.analysis.report.asking import Asker, highest
 from stallscope.analysis.report.document import Block, Column, Notice, Paragraph, Section, Table
 from stallscope.analysis.report.lost_time import LostTime
+from stallscope.readable import duration
 
 KEY = "alerts"
 _LABELS = "alertname, severity, cause, run, rank, instance, gpu"
@@ -35,6 +37,18 @@ class Fired(NamedTuple):
     """Unix time at which it was first seen to fire."""
     last: float
     """Unix time at which it was last seen to fire."""
+    card: Card | None = None
+    """What it cost its GPU; None where it names none, or where no loss is recorded."""
+
+
+class Card(NamedTuple):
+    """What a cause cost one GPU."""
+
+    gpu_seconds: float
+    worst_share: float | None
+    """Of its time, in the worst step of a curve."""
+    worst_at: float | None
+    """Unix time at which that step ended."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +63,11 @@ class Alerts:
     def causes(self, *severities: str) -> set[str]:
         """Those whose alert fired with one of these severities."""
         return {alert.cause for alert in self.fired if alert.severity in severities and alert.cause}
+
+    def gpu_seconds(self, cause: str) -> float:
+        """What a cause cost the GPUs that its alerts name."""
+        cards = {alert.subject: alert.card.gpu_seconds for alert in self.fired if alert.cause == cause and alert.card}
+        return sum(cards.values())
 
 
 def alerts(asker: Asker) -> Alerts:
@@ -65,6 +84,7 @@ def alerts(asker: Asker) -> Alerts:
     }
     first = {_key(each.labels): each.value for each in asker.ask(_moment_of(asker, "min_over_time", firing))}
     last = {_key(each.labels): each.value for each in asker.ask(_moment_of(asker, "max_over_time", firing))}
+    cards = _cards(asker, [series.labels for series in seconds.values() if series.labels.get("gpu")])
     fired = [
         Fired(
             name=series.labels.get("alertname", ""),
@@ -75,12 +95,32 @@ def alerts(asker: Asker) -> Alerts:
             seconds=series.value,
             first=first.get(key, asker.subject.start),
             last=last.get(key, asker.subject.end),
+            card=cards.get(_card(series.labels)),
         )
         for key, series in seconds.items()
     ]
     fired.sort(key=lambda alert: (_gravity(alert.severity), -alert.seconds, alert.name, alert.subject))
     watchdog = asker.ask(asker.seconds_there('ALERTS{alertname="Watchdog", alertstate="firing"}'))
     return Alerts(tuple(fired), rules_loaded=bool(watchdog))
+
+
+def _cards(asker: Asker, named: Sequence[Mapping[str, str]]) -> dict[tuple[str, str, str], Card]:
+    """What causes cost the GPUs that alerts name, by cause, node and index."""
+    if not named:
+        return {}
+    among = ", ".join(
+        f"{label}=~{any_of(sorted({labels.get(label, '') for labels in named}))}"
+        for label in ("cause", "instance", "gpu")
+    )
+    share = f"max by (cause, instance, gpu) (gpu_cause:share:ratio5m{{{among}}})"
+    seconds = {_card(each.labels): each.value for each in asker.ask(asker.integral(share))}
+    curves = asker.curves(asker.over_time("avg_over_time", share, asker.step))
+    worst = {_card(curve.labels): highest(curve, curves.times) for curve in curves.curves}
+    return {card: Card(lost, *worst.get(card, (None, None))) for card, lost in seconds.items() if lost > 0}
+
+
+def _card(labels: Mapping[str, str]) -> tuple[str, str, str]:
+    return labels.get("cause", ""), labels.get("instance", ""), labels.get("gpu", "")
 
 
 def section(asker: Asker, found: Alerts, lost: LostTime) -> Section:
@@ -101,9 +141,8 @@ def _blocks(asker: Asker, found: Alerts, lost: LostTime) -> list[Block]:
         return [Paragraph("No alert fired.")]
     rows = []
     for alert in found.fired[:_ROWS]:
-        loss = lost.by_cause.get(alert.cause)
-        # The worst moment of a cause is known for the whole subject; it is told where the alert speaks of that.
-        worst = loss.worst_at if loss is not None else None
+        # Of a GPU's alert the GPU's own, else that of all the subject.
+        worst = alert.card or lost.by_cause.get(alert.cause)
         rows.append(
             (
                 alert.name,
@@ -113,14 +152,14 @@ def _blocks(asker: Asker, found: Alerts, lost: LostTime) -> list[Block]:
                 alert.seconds,
                 alert.first,
                 alert.last,
-                worst,
-                loss.worst_share if loss is not None else None,
+                worst.worst_at if worst is not None else None,
+                worst.worst_share if worst is not None else None,
             )
         )
     left = found.fired[_ROWS:]
     note = (
         f"Seen every {asker.resolution:.0f} s: what came and went in between is not counted. An alert that another one "
-        "mutes is counted as well. The worst moment is that of the cause, over all of the subject."
+        "mutes is counted as well. Where an alert names a GPU, the worst moment is that GPU's."
     )
     if left:
         note += f" {len(left)} more, less grave or shorter, are left out."
@@ -133,7 +172,7 @@ def _blocks(asker: Asker, found: Alerts, lost: LostTime) -> list[Block]:
         Column("First", "time"),
         Column("Last", "time"),
         Column("Worst at", "time"),
-        Column("Worst", "share", "of GPU time lost to its cause then"),
+        Column("Worst", "share", f"of GPU time lost to its cause, in {duration(asker.step)}"),
     )
     return [Table(columns, tuple(rows), title="Alerts, the gravest first", note=note)]
 

@@ -5,7 +5,7 @@ A figure is aggregated by the server, a curve has a few hundred points, however 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from math import isfinite
 from typing import NamedTuple, Protocol
@@ -138,12 +138,10 @@ def multiple_of(unit: float, least: float) -> float:
     return unit * max(1, -(-least // unit))
 
 
-def first_by(label: str, series: Sequence[Series]) -> dict[str, Series]:
-    """The first series for each value of a label."""
-    found: dict[str, Series] = {}
-    for each in series:
-        found.setdefault(each.labels.get(label, ""), each)
-    return found
+def highest(curve: Curve, times: Sequence[float]) -> tuple[float, float] | tuple[None, None]:
+    """The greatest value of a curve, and the first moment of it; none where it is never over zero."""
+    told = [(value, moment) for value, moment in zip(curve.values, times, strict=True) if value]
+    return max(told, key=lambda each: (each[0], -each[1]), default=(None, None))
 
 
 def _at(series: RangeSeries, first: float, step: float, number: int) -> Numbers:
@@ -153,7 +151,3 @@ def _at(series: RangeSeries, first: float, step: float, number: int) -> Numbers:
         if 0 <= place < number and isfinite(value):
             values[place] = value
     return tuple(values)
-
-
-Advance = Callable[[str], None]
-"""Called with a section's title before it is asked for."""

@@ -30,7 +30,7 @@ from stallscope.analysis.report.asking import Asker, Server
 from stallscope.analysis.report.document import Document, Notice, Section
 from stallscope.analysis.report.options import Options
 from stallscope.analysis.report.subject import Subject
-from stallscope.analysis.report.whereabouts import whereabouts
+from stallscope.analysis.report.whereabouts import verdicts_of_each, whereabouts
 
 PARTS = 14
 """How often `progress` is called for a whole report, at most."""
@@ -71,7 +71,7 @@ def build(
     fired = alerts_of.alerts(asker)
     progress("recommendations")
     number = len(found.places) if found is not None else round(lost.gpu_seconds / max(1.0, lost.seconds))
-    advice = recommendations.Found(lost, fired, whereabouts(asker, found), number)
+    advice = recommendations.Found(lost, fired, whereabouts(asker, found), verdicts_of_each(asker), number)
     advised = recommendations.recommendations(asker, advice)
 
     parts: list[tuple[str, str, Callable[[], Section]]] = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from stallscope.analysis.report.asking import Asker, Curves
+from stallscope.analysis.report.asking import Asker, Curves, highest
 from stallscope.analysis.report.document import (
     Areas,
     Bars,
@@ -107,10 +107,11 @@ def lost_time(asker: Asker) -> LostTime:
         f"{lost_gpus} / on () group_left () sum({all_gpus})"
         f' or label_replace(0 * sum({judged_gpus}), "cause", "{_JUDGED}", "", "")'
     )
+    worst_of = {curve.labels.get("cause", ""): highest(curve, curves.times) for curve in curves.curves}
     losses = []
     for cause, seconds in sorted(by_cause.items(), key=lambda each: -each[1]):
         if seconds > 0:
-            worst, at = _worst(curves, cause)
+            worst, at = worst_of.get(cause, (None, None))
             share = min(1.0, seconds / gpu_seconds) if gpu_seconds else 0.0
             losses.append(Loss(cause, seconds, share, joules.get(cause), worst, at))
     return LostTime(
@@ -223,15 +224,6 @@ def _areas(found: LostTime) -> Figure:
     )
     plot = Areas(curves.times, tuple(parts), "share", 1.0)
     return Figure(f"Share of {found.unit} time lost over time, by cause", plot, said or "No point of a curve.")
-
-
-def _worst(curves: Curves, cause: str) -> tuple[float | None, float | None]:
-    for curve in curves.curves:
-        if curve.labels.get("cause") == cause:
-            told = [(value, moment) for value, moment in zip(curve.values, curves.times, strict=True) if value]
-            if told:
-                return max(told, key=lambda each: (each[0], -each[1]))
-    return None, None
 
 
 def _claims_gpus(asker: Asker) -> bool:

@@ -5,7 +5,7 @@ Nothing is judged here: a cause is recommended against where the rules made it a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from stallscope.analysis.report.alerts import Alerts
@@ -20,8 +20,6 @@ from stallscope.readable import duration
 KEY = "recommendations"
 _MOST = 10
 _TIMES = "\N{MULTIPLICATION SIGN}"
-_SEVERITIES = ("critical", "warning")
-"""For which an alert without lost time is worth a recommendation, the graver first; `info` is context."""
 
 
 class Found(NamedTuple):
@@ -30,27 +28,32 @@ class Found(NamedTuple):
     lost: LostTime
     alerts: Alerts
     where: Mapping[str, str]
-    """By cause, in words; its keys are what was the verdict of some rank or GPU."""
+    """By cause, in words."""
+    verdicts: Collection[str]
+    """Causes that were the verdict of some rank or GPU."""
     number: int
     """Of ranks, or of GPUs where the subject is no run; of one alone it goes without saying where."""
 
 
 def recommendations(asker: Asker, found: Found) -> tuple[Recommendation, ...]:
     """The advice, in order."""
-    judged = {cause for cause, seconds in found.lost.under_verdict.items() if seconds > 0} | set(found.where)
+    judged = {cause for cause, seconds in found.lost.under_verdict.items() if seconds > 0} | set(found.verdicts)
     judged |= found.alerts.causes("critical", "warning", "info")
-    losses = [loss for loss in found.lost.losses if loss.cause in judged and loss.cause in CAUSES]
-    advised = [_of_loss(asker, found, loss) for loss in losses]
-    without = [
-        _of_alert(found, cause)
-        for severity in _SEVERITIES
-        for cause in sorted(found.alerts.causes(severity) - {loss.cause for loss in losses})
-        if cause in CAUSES
+    advised = [
+        _of_loss(asker, found, loss) for loss in found.lost.losses if loss.cause in judged and loss.cause in CAUSES
     ]
-    every = [*advised, *without][:_MOST]
+    grave = found.alerts.causes("critical", "warning") - {each.cause for each in advised}
+    advised += [_of_alert(asker, found, cause) for cause in sorted(grave) if cause in CAUSES]
+    critical = found.alerts.causes("critical")
+
+    def order(each: _Advice) -> tuple[bool, float, bool]:
+        """Broken hardware first, for what else is lost may follow from it; then the greatest gain; then severity."""
+        broken = CAUSES[each.cause].tier == "hardware" and each.cause in critical
+        return not broken, -each.gpu_seconds, each.cause not in critical
+
     return tuple(
         Recommendation(number, each.cause, each.gain, each.arithmetic, each.advice, each.evidence)
-        for number, each in enumerate(every, 1)
+        for number, each in enumerate(sorted(advised, key=order)[:_MOST], 1)
     )
 
 
@@ -61,7 +64,8 @@ def section(lost: LostTime, advised: tuple[Recommendation, ...]) -> Section:
         blocks.append(
             Paragraph(
                 "Each gain is what is won at most if that cause alone goes away. Causes lie behind one another: mend "
-                "the first, then look again."
+                "the first, then look again. Broken hardware stands before all else, since other losses may follow "
+                "from it."
             )
         )
     else:
@@ -80,6 +84,8 @@ def _nothing(lost: LostTime) -> Block:
 
 class _Advice(NamedTuple):
     cause: str
+    gpu_seconds: float
+    """That are won at most."""
     gain: tuple[Fact, ...]
     arithmetic: str
     advice: str
@@ -107,7 +113,9 @@ def _of_loss(asker: Asker, found: Found, loss: Loss) -> _Advice:
     if money is not None:
         gain.append(Fact("Money", money, "money"))
         words += "; " + _price(asker, hours, loss.joules, money)
-    return _Advice(loss.cause, tuple(gain), words + ".", CAUSES[loss.cause].remedy, _evidence(asker, found, loss))
+    return _Advice(
+        loss.cause, loss.gpu_seconds, tuple(gain), words + ".", CAUSES[loss.cause].remedy, _evidence(asker, found, loss)
+    )
 
 
 def _price(asker: Asker, hours: float, joules: float | None, money: float) -> str:
@@ -120,19 +128,27 @@ def _price(asker: Asker, hours: float, joules: float | None, money: float) -> st
     return f"{' + '.join(parts)} = {money:,.2f} {options.currency}".rstrip()
 
 
-def _of_alert(found: Found, cause: str) -> _Advice:
+def _of_alert(asker: Asker, found: Found, cause: str) -> _Advice:
+    """Of an alert whose cause costs the subject no time, or none that is recorded as its own."""
     fired = [alert for alert in found.alerts.fired if alert.cause == cause]
     where = listed(alert.subject for alert in fired)
-    seconds = max(alert.seconds for alert in fired)
-    evidence = f"{fired[0].name} fired for {duration(seconds)}{f' ({where})' if where else ''}."
-    none = Fact("GPU time", None, "share", "none lost as yet, or none that can be told")
-    return _Advice(
-        cause,
-        (none,),
-        "No share of time is recorded for this cause: it stands behind those that have one.",
-        CAUSES[cause].remedy,
-        evidence,
+    evidence = (
+        f"{fired[0].name} fired for {duration(max(alert.seconds for alert in fired))}, first at "
+        f"{asker.moment(min(alert.first for alert in fired))}{f': {where}' if where else ''}."
     )
+    seconds = found.alerts.gpu_seconds(cause)
+    if not seconds:
+        none = Fact("GPU time", None, "share", "none lost as yet, or none that can be told")
+        words = "No time is recorded as lost to this cause, so there is nothing to reckon with."
+        return _Advice(cause, 0.0, (none,), words, CAUSES[cause].remedy, evidence)
+    hours = seconds / 3600
+    gain = [Fact("GPU-hours", hours, "gpu_hours", "of the GPUs that the alert names, whoever had them")]
+    words = f"The shares of time lost on these GPUs, summed over time: {plain(hours)} GPU-hours"
+    money = asker.options.money(hours, None)
+    if money is not None:
+        gain.append(Fact("Money", money, "money"))
+        words += "; " + _price(asker, hours, None, money)
+    return _Advice(cause, seconds, tuple(gain), words + ".", CAUSES[cause].remedy, evidence)
 
 
 def _evidence(asker: Asker, found: Found, loss: Loss) -> str:

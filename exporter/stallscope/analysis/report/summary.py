@@ -98,8 +98,11 @@ def _job(asker: Asker, run: Run, lost: LostTime, found: Ranks) -> Facts:
 def _state(run: Run) -> str:
     if not run.states:
         return "goes on" if run.goes_on else "not told"
-    several = len(run.states) > 1 or sum(run.states.values()) > 1
-    said = ", ".join(f"{state} ({number} ranks)" if several else state for state, number in sorted(run.states.items()))
+    ranks = sum(run.states.values())
+    said = ", ".join(
+        state if number == ranks else f"{state} ({number} of {ranks} ranks)"
+        for state, number in sorted(run.states.items())
+    )
     return said if run.goes_on or _ENDED & run.states.keys() else f"{said}, but not heard of any more"
 
 

@@ -15,7 +15,7 @@ _NAMED = 3
 
 
 def whereabouts(asker: Asker, found: Ranks | None) -> dict[str, str]:
-    """By cause that was the verdict of a rank, or of a GPU where the subject is no run; of stragglers, who they are.
+    """By cause that cost a rank time, or a GPU where the subject is no run; of stragglers, who they are.
 
     Args:
         asker: of the subject.
@@ -23,23 +23,36 @@ def whereabouts(asker: Asker, found: Ranks | None) -> dict[str, str]:
     """
     subject = asker.subject
     if found is None:
-        nodes = f"{{{subject.told_by_nodes}}}" if subject.instances else ""
-        verdicts = f"sum by (cause, instance, gpu, uuid) (sum_over_time(gpu:verdict:ratio5m{nodes}[{asker.window}]))"
-        return _by_cause(asker, verdicts, "GPUs", _gpu)
+        which = subject.told_by_nodes
+        lost = (
+            f"sum by (cause, instance, gpu, uuid) (sum_over_time(gpu_cause:share:ratio5m{{{which}}}[{asker.window}]))"
+        )
+        return _by_cause(asker, lost, "GPUs", _gpu)
     ranks: Ranks = found
 
     def rank(labels: Mapping[str, str]) -> str:
         return ranks.name(labels.get("rank", ""))
 
-    which = subject.told_by_run
-    verdicts = f"sum by (cause, rank) (sum_over_time(rank:verdict:ratio5m{{{which}}}[{asker.window}]))"
-    said = _by_cause(asker, verdicts, "ranks", rank, len(ranks.places))
+    lost = (
+        f"sum by (cause, rank) (sum_over_time(rank_cause:time_lost:ratio5m{{{subject.told_by_run}}}[{asker.window}]))"
+    )
+    said = _by_cause(asker, lost, "ranks", rank, len(ranks.places))
     # Of those who are held up each loses alike, and says nothing of who holds them up.
     for cause in {straggler.cause for straggler in ranks.stragglers}:
         waited_for = [each for each in ranks.stragglers if each.cause == cause]
         names = listed(f"{ranks.name(each.rank)} for {duration(each.seconds)}" for each in waited_for)
         said[cause] = f"the others waited for {names}{_hardware(asker, waited_for[0].rank)}"
     return said
+
+
+def verdicts_of_each(asker: Asker) -> set[str]:
+    """Causes that were the verdict of some rank, or of some GPU where the subject is no run."""
+    subject = asker.subject
+    if subject.run is not None:
+        verdicts = f"rank:verdict:ratio5m{{{subject.told_by_run}}}"
+    else:
+        verdicts = f"gpu:verdict:ratio5m{{{subject.told_by_nodes}}}"
+    return set(asker.by("cause", f"count by (cause) (last_over_time({verdicts}[{asker.window}]))"))
 
 
 def listed(names: Iterable[str], most: int = _NAMED) -> str:
@@ -59,20 +72,21 @@ def _hardware(asker: Asker, rank: str) -> str:
 
 
 def _by_cause(
-    asker: Asker, verdicts: str, kind: str, name: Callable[[Mapping[str, str]], str], of: int | None = None
+    asker: Asker, lost: str, kind: str, name: Callable[[Mapping[str, str]], str], of: int | None = None
 ) -> dict[str, str]:
-    numbers = asker.by("cause", f"count by (cause) ({verdicts})")
+    """Whom each cause cost time, in words; `of` is how many there are."""
+    numbers = asker.by("cause", f"count by (cause) ({lost} > 0)")
     names: dict[str, list[tuple[float, str]]] = {}
-    for each in asker.ask(f"topk by (cause) ({_NAMED}, {verdicts})"):
+    for each in asker.ask(f"topk by (cause) ({_NAMED}, {lost} > 0)"):
         names.setdefault(each.labels.get("cause", ""), []).append((each.value, name(each.labels)))
     said = {}
     for cause, found in names.items():
         number = round(numbers.get(cause, len(found)))
         worst = ", ".join(each for _, each in sorted(found, key=lambda pair: (-pair[0], pair[1])))
-        if number <= _NAMED:
-            said[cause] = f"on {worst}"
-        elif number == of:
+        if number == of:
             said[cause] = f"on all {number} {kind}"
+        elif number <= _NAMED:
+            said[cause] = f"on {worst}"
         else:
             total = f" of {of}" if of is not None else ""
             said[cause] = f"on {number}{total} {kind}, most on {worst}"
