@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import sys
 import textwrap
 from collections import Counter
@@ -27,7 +28,8 @@ PARTS = {
     "cluster": "all exporters, as Prometheus sees them",
 }
 _COLUMNS = 100
-_COLOURS = {"ok": "32", "warning": "33", "failed": "31", "skipped": "2"}
+_COLOURS = {"failed": "31", "warning": "33", "skipped": "2", "ok": "32"}
+"""By status, the gravest first."""
 _TIMEOUT = 5.0
 """Seconds for one question: what takes longer is worth a complaint."""
 
@@ -99,17 +101,22 @@ def _examine(names: Sequence[str], subject: Subject, *, show: bool) -> list[Resu
 
 def _shown(part: str, results: Iterable[Result]) -> str:
     coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    columns = min(_COLUMNS, shutil.get_terminal_size((_COLUMNS, 0)).columns)
     lines = [f"\033[1m{part}\033[0m" if coloured else part]
     for _, check, (status, message, remedy) in results:
         word = f"{status:<7}"
-        start = f"  {word}  {check + ':':<18}"
-        first, *others = textwrap.wrap(message, _COLUMNS, initial_indent=start, subsequent_indent=" " * len(start))
+        start = f"  {word}  {check + ':':<19}"
+        first, *others = _wrapped(message, columns, start, " " * len(start))
         lines += [first.replace(word, f"\033[{_COLOURS[status]}m{word}\033[0m", 1) if coloured else first, *others]
         if remedy:
-            lines += textwrap.wrap(
-                f"-> {remedy}", _COLUMNS, initial_indent=" " * len(start), subsequent_indent=" " * (len(start) + 3)
-            )
+            lines += _wrapped(f"-> {remedy}", columns, " " * len(start), " " * (len(start) + 3))
     return "\n".join(lines)
+
+
+def _wrapped(text: str, columns: int, first: str, others: str) -> list[str]:
+    return textwrap.wrap(
+        text, columns, initial_indent=first, subsequent_indent=others, break_on_hyphens=False, break_long_words=False
+    )
 
 
 def _entry(result: Result) -> dict[str, str]:

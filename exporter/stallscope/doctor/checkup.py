@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 Status = Literal["ok", "warning", "failed", "skipped"]
-STATUSES: tuple[Status, ...] = ("failed", "warning", "skipped", "ok")
-"""The gravest first."""
 
 _Found = TypeVar("_Found")
 
@@ -101,7 +99,7 @@ def examined(part: Part[Any], subject: Subject) -> Iterator[Result]:
     try:
         context = _within(part.limit, lambda: part.begin(subject))
     except Stop as stop:
-        yield Result(part.name, "there", stop.finding)
+        yield Result(part.name, "reachable", stop.finding)
         return
     for name, check in part.checks:
         for finding in _findings(part.limit, check, context):

@@ -33,11 +33,12 @@ def _answer(name: str, limit: float) -> dict[str, Any]:
     source = available()[name](environment)
     assert isinstance(source, GpuSource)
     found = survey(source, readings=1, limit=limit)
+    asks_nvml = name == "nvidia" and bool(found.gpus)
     return {
         "source": name,
         "problem": found.problem,
         "hung": found.hung,
-        "nvml": "" if found.hung or any(gpu.hung for gpu in found.gpus) else _nvml_version(library),
+        "nvml": _nvml_version(library) if asks_nvml and not any(gpu.hung for gpu in found.gpus) else "",
         "gpus": [
             {
                 "name": f"GPU {gpu.info['gpu']}" + (f" MIG {gpu.info['mig']}" if gpu.info.get("mig") else ""),

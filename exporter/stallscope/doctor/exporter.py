@@ -86,7 +86,7 @@ def _begin(subject: Subject) -> Exporter:
         raise Stop(
             failed(
                 f"no metrics at {client.name}: {error}",
-                "start it with `stallscope exporter`, or say where it is with --exporter.url",
+                "see whether it runs there (`stallscope exporter`), or say where it is with --exporter.url",
             )
         ) from None
     if not page:

@@ -70,6 +70,11 @@ def _drivers(node: Node) -> Iterator[Finding]:
         elif gpus:
             versions = f"driver {gpus[0]['driver']}" + (f", NVML {answer['nvml']}" if answer["nvml"] else "")
             yield ok(f"{maker}'s driver answers: {versions}")
+            if problem:
+                yield failed(
+                    f"{maker}'s driver does not show all: {problem}",
+                    "see dmesg for the driver's messages; a lost GPU needs a reset or a reboot",
+                )
             yield from _gpus(maker, gpus, present.get(maker, 0))
         elif present.get(maker):
             yield failed(

@@ -28,6 +28,7 @@ _MOST_BYTES = 64 << 20
 _OLD_EVALUATIONS = 3
 """Intervals without an evaluation from which a group counts as standing still."""
 _SHOWN = 5
+_HERE = ("localhost", "127.0.0.1", "::1")
 _RULES = "load prometheus/rules/*.yml and alerts/*.yml of this version (rule_files in prometheus.yml), and reload it"
 
 
@@ -243,21 +244,18 @@ def _received(server: Server, url: str, *, firing: bool) -> Finding:
     """Whether an Alertmanager has the alert that always fires."""
     import requests
 
-    host = urlsplit(url).hostname or ""
-    if host in ("localhost", "127.0.0.1", "::1") and urlsplit(server.url).hostname not in (
-        "localhost",
-        "127.0.0.1",
-        "::1",
-    ):
+    here = urlsplit(url).hostname in _HERE
+    if here and urlsplit(server.url).hostname not in _HERE:
         return skipped(f"the Alertmanager at {url} is to be asked from Prometheus' own machine")
     try:
         with requests.get(url, {"filter": 'alertname="Watchdog"'}, timeout=server.timeout) as answer:
             answer.raise_for_status()
             alerts = answer.json()
     except (requests.RequestException, ValueError) as error:
-        return warning(
+        report = failed if here else warning
+        return report(
             f"the Alertmanager at {url} gives this machine no answer ({type(error).__name__})",
-            "see whether it runs; if only Prometheus is to reach it, all may be well",
+            "see whether it runs" + ("" if here else "; where only Prometheus is to reach it, all may be well"),
         )
     if firing and not alerts:
         return failed(f"the Alertmanager at {url} never got the alert Watchdog", "see Prometheus' log for the reason")

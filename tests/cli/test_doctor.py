@@ -1,0 +1,93 @@
+"""`stallscope doctor` as a person, and a script, meet it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from stallscope.cli import doctor, main
+from stallscope.doctor.examination import PARTS
+from tests.doctor.test_exporter import page
+from tests.doctor.web_servers import Served, serving
+from tests.free_ports import free_port
+
+
+@pytest.fixture
+def exporter(monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
+    for variable in ("STALLSCOPE_ADDRESS", "STALLSCOPE_PROMETHEUS_URL"):
+        monkeypatch.delenv(variable, raising=False)
+    with serving() as served:
+        served.texts = {"/metrics": page(time.time()), "/-/ready": "ready"}
+        yield served
+
+
+def test_each_result_has_one_line_and_what_failed_says_what_to_do(
+    exporter: Served, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["doctor", "exporter", "--exporter.url", exporter.url]) == 0
+    told = capsys.readouterr().out
+    assert told.startswith("exporter\n  ok       version:")
+    assert told.endswith("\n8 ok\n")
+    assert "\033" not in told
+
+    exporter.texts["/metrics"] = page(time.time()).replace('up{source="cpu"} 1', 'up{source="cpu"} 0')
+    assert main(["doctor", "exporter", "--exporter.url", exporter.url]) == 1
+    told = capsys.readouterr().out
+    assert "  failed   sources:           source cpu fails\n" in told
+    assert "-> see the exporter's log for the reason, or switch it off with --no-collector.cpu" in " ".join(
+        told.split()
+    )
+    assert told.endswith("\n1 failed, 7 ok\n")
+
+
+def test_warnings_are_no_failure_and_json_tells_the_same(exporter: Served, capsys: pytest.CaptureFixture[str]) -> None:
+    exporter.texts["/metrics"] = page(time.time()).replace('limit="series"} 0', 'limit="series"} 4')
+    assert main(["doctor", "exporter", "--exporter.url", exporter.url, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["counts"] == {"ok": 7, "warning": 1}
+    (warned,) = (each for each in told["results"] if each["status"] == "warning")
+    assert (warned["part"], warned["check"], warned["message"]) == (
+        "exporter",
+        "series",
+        "4 series were left out since it started: limit series",
+    )
+
+
+def test_a_prometheus_that_nobody_named_may_be_missing(
+    exporter: Served, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nowhere = f"http://127.0.0.1:{free_port()}"
+    monkeypatch.setattr("stallscope.analysis.address.LOCAL", nowhere)
+    assert main(["doctor", "prometheus"]) == 0
+    assert "skipped  reachable:" in capsys.readouterr().out
+    assert main(["doctor", "prometheus", "--prometheus.url", nowhere]) == 1
+    assert f"failed   reachable:         {nowhere}: it can't be reached" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("address", "url"),
+    [
+        ("", "http://127.0.0.1:19400"),
+        ("unix:///run/stallscope/report.sock", "http://127.0.0.1:19400"),
+        ("udp://10.0.0.7", "http://10.0.0.7:19400"),
+        ("udp://[fd00::1]:20000", "http://[fd00::1]:20000"),
+        ("https://gpu7/api/v1/report", "https://gpu7:443"),
+        ("udp://[", "http://127.0.0.1:19400"),
+    ],
+)
+def test_the_exporter_is_looked_for_where_reports_go(address: str, url: str) -> None:
+    assert doctor._exporter_of(address) == url
+
+
+def test_an_unknown_part_is_refused_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["doctor", "exporters"])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == "stallscope doctor: there is no part 'exporters'; did you mean exporter?\n"
+
+
+def test_help_names_every_part_in_the_order_in_which_they_are_checked() -> None:
+    assert list(doctor.PARTS) == list(PARTS)

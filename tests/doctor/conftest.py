@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stallscope.doctor.checkup import Subject
+from tests.doctor.web_servers import Served, serving
+from tests.free_ports import free_port
+
+MakeSubject = Callable[..., Subject]
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    with serving() as each:
+        yield each
+
+
+@pytest.fixture
+def make_subject(tmp_path: Path) -> MakeSubject:
+    """A subject in which nothing is there but what is named."""
+
+    def make(**changes: Any) -> Subject:
+        nowhere = f"http://127.0.0.1:{free_port()}"
+        told: dict[str, Any] = {"exporter_url": nowhere, "prometheus_url": nowhere, "prometheus_named": True}
+        return Subject(**{**told, "environment": {}, "root": tmp_path, **changes})
+
+    return make

@@ -1,0 +1,96 @@
+"""Many exporters, as Prometheus sees them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from stallscope.doctor.cluster import PART
+from stallscope.doctor.server import EXPORTERS
+from stallscope.version import __version__
+from tests.doctor.conftest import MakeSubject
+from tests.doctor.web_servers import Served, Vector, findings, statuses
+
+UP = f"up{{{EXPORTERS}}}"
+LAST = "stallscope_exporter_source_last_success_timestamp_seconds"
+AGES = f"min by (cluster, job, instance) (timestamp({LAST}) - {LAST})"
+CHECKS = ("exporters", "versions", "sources", "clocks", "foreign exporters")
+
+
+def nodes(value: float, **labels: str) -> list[tuple[dict[str, str], float]]:
+    return [({"instance": f"node{number}:19400", **labels}, value) for number in range(12)]
+
+
+def in_order() -> dict[str, Vector | Callable[[], Vector]]:
+    """Twelve nodes; others' exporters tell of the same GPUs."""
+    return {
+        "vector(time())": lambda: [({}, time.time())],
+        UP: nodes(1),
+        "stallscope_build_info": nodes(1, version=__version__),
+        AGES: nodes(0.5),
+        "stallscope_gpu_up": [({"uuid": "GPU-ABC"}, 1)],
+        "DCGM_FI_DEV_GPU_UTIL": [({"UUID": "GPU-abc", "Hostname": "node1"}, 50)],
+        "nvidia_smi_utilization_gpu_ratio": [({"uuid": "abc", "instance": "node1:9835"}, 0.5)],
+    }
+
+
+def test_a_cluster_in_order_is_ok_in_every_check(served: Served, make_subject: MakeSubject) -> None:
+    served.vectors = in_order()
+    found = findings(PART, make_subject(prometheus_url=served.url))
+    assert statuses(found) == {check: {"ok"} for check in CHECKS}, found
+
+
+@pytest.mark.parametrize(
+    ("check", "status", "expression", "answer", "words"),
+    [
+        ("exporters", "failed", UP, [*nodes(1), ({"instance": "node99:19400"}, 0)], "1 of 13 exporters do not answer"),
+        (
+            "exporters",
+            "failed",
+            UP,
+            nodes(0),
+            "node0:19400, node10:19400, node11:19400, node1:19400, node2:19400 and 7",
+        ),
+        ("exporters", "failed", UP, [], "no exporter"),
+        (
+            *("versions", "warning", "stallscope_build_info"),
+            [*nodes(1, version=__version__), ({"instance": "node99:19400", "version": "0.0.1"}, 1)],
+            f"node99:19400: version 0.0.1, and {__version__} on most nodes",
+        ),
+        ("versions", "warning", "stallscope_build_info", nodes(1, version="0.0.1"), "of version 0.0.1"),
+        (
+            *("sources", "failed", "stallscope_exporter_source_up == 0"),
+            [({"instance": "node3:19400", "source": "nvidia"}, 0)],
+            "source nvidia fails on node3:19400",
+        ),
+        (
+            "clocks",
+            "failed",
+            AGES,
+            [({"instance": "node3:19400"}, -30)],
+            "ahead of Prometheus' by more than 5 s: node3",
+        ),
+        (
+            "clocks",
+            "failed",
+            AGES,
+            [({"instance": "node3:19400"}, 30)],
+            "more than 15 s old by Prometheus' clock: node3",
+        ),
+        (
+            *("foreign exporters", "warning", "DCGM_FI_DEV_GPU_UTIL"),
+            [({"UUID": "GPU-def", "Hostname": "node77"}, 50)],
+            "GPUs of node77 are told of by dcgm-exporter alone",
+        ),
+    ],
+)
+def test_what_is_wrong_is_found_by_its_own_check(
+    check: str, status: str, expression: str, answer: Vector, words: str, served: Served, make_subject: MakeSubject
+) -> None:
+    served.vectors = {**in_order(), expression: answer}
+    found = findings(PART, make_subject(prometheus_url=served.url))
+    assert statuses(found) == {each: {status if each == check else "ok"} for each in CHECKS}, found
+    assert words in found[check][0].message
+    assert found[check][0].remedy

@@ -1,0 +1,220 @@
+"""What Prometheus tells of scrapes, rules, thresholds and alerts; the bundle's own rules are what it should have."""
+
+from __future__ import annotations
+
+import copy
+import datetime as dt
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from stallscope.doctor.server import EXPORTERS, PART, bundled_groups, bundled_thresholds
+from tests.doctor.conftest import MakeSubject
+from tests.doctor.web_servers import Served, findings, statuses
+
+CHECKS = (
+    *("version", "clock", "targets", "jobs", "honor labels", "rules", "thresholds", "freshness", "alertmanagers"),
+)
+OTHER_JOBS = f"count by (job) (stallscope_build_info unless stallscope_build_info{{{EXPORTERS}}})"
+LOST_NAMESPACES = (
+    'count by (job) ({__name__=~"stallscope_training_rank_info|stallscope_gpu_owner_info", exported_namespace!=""})'
+)
+WATCHDOG = 'ALERTS{alertname="Watchdog", alertstate="firing"}'
+
+
+def moment(age: float) -> str:
+    """As Go writes it: nine digits."""
+    at = dt.datetime.fromtimestamp(time.time() - age, dt.timezone.utc)
+    return at.strftime("%Y-%m-%dT%H:%M:%S.%f") + "123Z"
+
+
+def in_order(served: Served) -> None:
+    """A Prometheus that has everything."""
+    target = {
+        "labels": {"job": "stallscope", "instance": "node1:19400"},
+        "scrapeUrl": "http://node1:19400/metrics",
+        "health": "up",
+        "lastError": "",
+        "lastScrapeDuration": 0.01,
+        "scrapeInterval": "15s",
+        "scrapeTimeout": "10s",
+    }
+    groups = [
+        {
+            "name": name,
+            "file": f"{name}.yml",
+            "interval": 15,
+            "evaluationTime": 0.02,
+            "lastEvaluation": moment(3),
+            "rules": [{"name": rule, "health": "ok"} for rule in rules],
+        }
+        for name, rules in bundled_groups().items()
+    ]
+    served.data = {
+        "status/buildinfo": {"version": "3.1.0"},
+        "status/config": {"yaml": "scrape_configs: [{job_name: stallscope, honor_labels: true}, {job_name: node}]"},
+        "targets": {"activeTargets": [target, {**target, "labels": {"job": "node"}, "health": "down"}]},
+        "rules": {"groups": groups},
+        "alertmanagers": {"activeAlertmanagers": [{"url": f"{served.url}/api/v2/alerts"}]},
+    }
+    served.texts["/api/v2/alerts"] = '[{"labels": {"alertname": "Watchdog"}}]'
+    served.vectors = {
+        "vector(time())": lambda: [({}, time.time())],
+        "stallscope:threshold": [({"name": name}, 1.0) for name in bundled_thresholds()],
+        "max(timestamp(stallscope:threshold))": lambda: [({}, time.time() - 5)],
+        WATCHDOG: [({"alertname": "Watchdog"}, 1.0)],
+    }
+
+
+def test_a_server_in_order_is_ok_in_every_check(served: Served, make_subject: MakeSubject) -> None:
+    in_order(served)
+    found = findings(PART, make_subject(prometheus_url=served.url))
+    assert statuses(found) == {check: {"ok"} for check in CHECKS}, found
+
+
+def target(served: Served) -> dict[str, Any]:
+    found: dict[str, Any] = served.data["targets"]["activeTargets"][0]
+    return found
+
+
+def group(served: Served) -> dict[str, Any]:
+    found: dict[str, Any] = served.data["rules"]["groups"][0]
+    return found
+
+
+FAULTS: dict[str, tuple[str, str, Callable[[Served], object], str]] = {
+    "a clock that is ahead": (
+        *("clock", "failed"),
+        lambda served: served.vectors.update({"vector(time())": lambda: [({}, time.time() + 60)]}),
+        "60 s ahead of",
+    ),
+    "no target": (*("targets", "failed"), lambda served: served.data["targets"]["activeTargets"].pop(0), "no exporter"),
+    "a target that is down": (
+        *("targets", "failed"),
+        lambda served: target(served).update(health="down", lastError="connection refused"),
+        "node1:19400 can't be scraped: connection refused",
+    ),
+    "seldom scrapes": (
+        *("targets", "failed"),
+        lambda served: target(served).update(scrapeInterval="1m0s"),
+        "scraped every 1m0s",
+    ),
+    "slow scrapes": (
+        *("targets", "warning"),
+        lambda served: target(served).update(lastScrapeDuration=6.0),
+        "longer than half of their time limit: node1:19400",
+    ),
+    "a job of another name": (
+        *("jobs", "failed"),
+        lambda served: served.vectors.update({OTHER_JOBS: [({"job": "gpus"}, 3.0)]}),
+        "3 exporters are scraped by job 'gpus'",
+    ),
+    "labels that are not honoured": (
+        *("honor labels", "warning"),
+        lambda served: served.data.update({"status/config": {"yaml": "scrape_configs: [{job_name: stallscope}]"}}),
+        "job stallscope does not honour labels",
+    ),
+    "labels that were lost": (
+        *("honor labels", "failed"),
+        lambda served: served.vectors.update({LOST_NAMESPACES: [({"job": "stallscope"}, 2.0)]}),
+        "2 series of job 'stallscope' lost their namespace",
+    ),
+    "a group that is not loaded": (
+        *("rules", "failed"),
+        lambda served: served.data["rules"]["groups"].pop(0),
+        "groups of rules are not loaded",
+    ),
+    "a rule that is not loaded": (
+        *("rules", "warning"),
+        lambda served: group(served)["rules"].pop(0),
+        "it is of another version",
+    ),
+    "a group that is loaded twice": (
+        *("rules", "failed"),
+        lambda served: served.data["rules"]["groups"].append(copy.deepcopy(group(served))),
+        "loaded twice",
+    ),
+    "a rule that fails": (
+        *("rules", "failed"),
+        lambda served: group(served)["rules"][0].update(health="err", lastError="many-to-many matching"),
+        "1 rules fail",
+    ),
+    "a group that stands still": (
+        *("rules", "failed"),
+        lambda served: group(served).update(lastEvaluation=moment(600)),
+        "was last evaluated 600 s ago",
+    ),
+    "a group that takes too long": (
+        *("rules", "failed"),
+        lambda served: group(served).update(evaluationTime=20.0),
+        "takes 20.0 s of its 15 s",
+    ),
+    "a missing threshold": (
+        *("thresholds", "failed"),
+        lambda served: served.vectors.update(
+            {"stallscope:threshold": [({"name": name}, 1.0) for name in bundled_thresholds() if name != "input_notice"]}
+        ),
+        "1 thresholds are missing, and what reads them says nothing: input_notice",
+    ),
+    "rules that stopped": (
+        *("freshness", "failed"),
+        lambda served: served.vectors.update(
+            {"max(timestamp(stallscope:threshold))": lambda: [({}, time.time() - 200)]}
+        ),
+        "recorded nothing for 200 s",
+    ),
+    "no Alertmanager": (
+        *("alertmanagers", "failed"),
+        lambda served: served.data["alertmanagers"]["activeAlertmanagers"].clear(),
+        "alerts go nowhere",
+    ),
+    "an Alertmanager that got nothing": (
+        *("alertmanagers", "failed"),
+        lambda served: served.texts.update({"/api/v2/alerts": "[]"}),
+        "never got the alert Watchdog",
+    ),
+    "an Alertmanager that is not there": (
+        *("alertmanagers", "failed"),
+        lambda served: served.texts.clear(),
+        "gives this machine no answer",
+    ),
+    "a Watchdog that is silent": (
+        *("alertmanagers", "failed"),
+        lambda served: served.vectors.pop(WATCHDOG),
+        "Watchdog, which always fires, does not",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_what_is_wrong_is_found_by_its_own_check(fault: str, served: Served, make_subject: MakeSubject) -> None:
+    check, status, breaks, words = FAULTS[fault]
+    in_order(served)
+    breaks(served)
+    found = findings(PART, make_subject(prometheus_url=served.url))
+    told = [finding for finding in found[check] if finding.status == status]
+    assert any(words in finding.message and finding.remedy for finding in told), found[check]
+    # A clock that is wrong makes everything look old or new.
+    others = {each: kinds for each, kinds in statuses(found).items() if each != check and check != "clock"}
+    assert all(kinds == {"ok"} for kinds in others.values()), others
+
+
+def test_what_only_prometheus_itself_tells_is_skipped_elsewhere(served: Served, make_subject: MakeSubject) -> None:
+    in_order(served)
+    served.data = {}
+    found = findings(PART, make_subject(prometheus_url=served.url))
+    skipped = {check for check, kinds in statuses(found).items() if kinds == {"skipped"}}
+    assert skipped == {"targets", "honor labels", "rules", "alertmanagers"}
+
+
+def test_a_server_that_is_not_there_fails_only_where_it_was_named(make_subject: MakeSubject) -> None:
+    assert statuses(findings(PART, make_subject())) == {"reachable": {"failed"}}
+    assert statuses(findings(PART, make_subject(prometheus_named=False))) == {"reachable": {"skipped"}}
+
+
+def test_the_bundle_is_read_whole() -> None:
+    assert {"stallscope-thresholds", "stallscope-alerts-stallscope"} <= bundled_groups().keys()
+    assert "Watchdog" in bundled_groups()["stallscope-alerts-stallscope"]
+    assert {"warmup_steps", "input_notice"} <= set(bundled_thresholds())

@@ -1,0 +1,88 @@
+"""Web servers that say what a test wants: an exporter's pages, and Prometheus' API."""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import json
+import threading
+import time
+import urllib.parse
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from stallscope.doctor.checkup import Finding, Part, Subject, examined
+
+Vector = Sequence[tuple[Mapping[str, str], float]]
+
+
+class Served:
+    """What a server answers; may be changed while it runs."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.texts: dict[str, str] = {}
+        """Pages by path."""
+        self.data: dict[str, Any] = {}
+        """Prometheus' `data` by path under `/api/v1/`, without parameters."""
+        self.vectors: dict[str, Vector | Callable[[], Vector]] = {}
+        """Answers to queries, by the expression; the others have no series."""
+
+    def answer(self, path: str, form: Mapping[str, Sequence[str]]) -> str | None:
+        if path in self.texts:
+            return self.texts[path]
+        name = path.removeprefix("/api/v1/")
+        if name == "query":
+            found = self.vectors.get(form["query"][0], [])
+            result = [
+                {"metric": labels, "value": [time.time(), str(value)]}
+                for labels, value in (found() if callable(found) else found)
+            ]
+            return json.dumps({"status": "success", "data": {"resultType": "vector", "result": result}})
+        return json.dumps({"status": "success", "data": self.data[name]}) if name in self.data else None
+
+
+@contextlib.contextmanager
+def serving() -> Iterator[Served]:
+    """Answer on a free port."""
+    served = Served()
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0)).decode()
+            found = served.answer(self.path.partition("?")[0], urllib.parse.parse_qs(body))
+            self.send_response(404 if found is None else 200)
+            answer = (found or "").encode()
+            self.send_header("Content-Length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+        def do_POST(self) -> None:
+            self.do_GET()
+
+        def log_message(self, *arguments: Any) -> None:
+            """Say nothing."""
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    served.url = f"http://127.0.0.1:{server.server_port}"
+    try:
+        yield served
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def findings(part: Part[Any], subject: Subject) -> dict[str, list[Finding]]:
+    """What each check of a part came to."""
+    found: dict[str, list[Finding]] = {}
+    for _, check, finding in examined(part, subject):
+        found.setdefault(check, []).append(finding)
+    return found
+
+
+def statuses(found: Mapping[str, Sequence[Finding]]) -> dict[str, set[str]]:
+    """The same without words."""
+    return {check: {finding.status for finding in each} for check, each in found.items()}
