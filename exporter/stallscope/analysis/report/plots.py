@@ -340,7 +340,7 @@ def _lines(plot: Lines, key: str, words: Words) -> Drawing:
         margin = 0.02 * float(x[-1] - x[0]) or 1.0
         axes.set_xlim((float(x[0]) - margin) / x_scale, (float(x[-1]) + margin) / x_scale)
         _number_axis(axes.xaxis, x_unit)
-        axes.set_xlabel(plot.x_name)
+        axes.set_xlabel(_shortened(plot.x_name, 60))
     _draw_marks(axes, plot.marks, lambda at: at / x_scale)
     legend = _legend(plot.series, colours, lines=True)
     return Drawing(inline_svg(canvas, key), legend if len(legend) > 1 or plot.series[0].label else ())

@@ -22,18 +22,23 @@ def inline_svg(canvas: Figure, key: str) -> str:
     written = StringIO()
     canvas.savefig(written, format="svg", metadata={"Date": None}, facecolor="none")
     svg = written.getvalue()
-    svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg[svg.index("<svg") :], flags=re.DOTALL)
-    svg = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", svg, count=1)
-    svg = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1)
-    svg = re.sub(r"""font: ([\d.]+px) [^;"]*""", r"font-size: \1", svg)
-    svg = re.sub(r' d="([^"]*)"', _short_path, svg)
-    for sentinel, colour in _PAGE_COLOURS.items():
-        svg = svg.replace(sentinel, colour)
-    used = set(re.findall(r'(?:url\(|href=")#([^)"]+)', svg))
-    svg = re.sub(r' id="([^"]*)"', lambda found: found[0] if found[1] in used else "", svg)
-    for name in used:
-        svg = re.sub(rf'(id="|url\(#|href="#){re.escape(name)}(?=[")])', rf"\g<1>{key}-{name}", svg)
+    svg = re.sub(r"<(metadata|style).*?</\1>\s*", "", svg[svg.index("<svg") :], flags=re.DOTALL)
+    # The page says how wide it is, and beside it in words what it shows.
+    svg = re.sub(r'<svg[^>]*? (viewBox="[^"]*")[^>]*>', r'<svg \1 aria-hidden="true">', svg, count=1)
+    used = frozenset(re.findall(r'(?:url\(|href=")#([^)"]+)', svg))
+    # Only what stands in tags: texts are somebody's own words.
+    svg = re.sub(r"<[^>]*>", lambda tag: _tag(tag[0], key, used), svg)
     return re.sub(r">\s+<", "><", svg).strip()
+
+
+def _tag(tag: str, key: str, used: frozenset[str]) -> str:
+    """A tag in the page's colours and type, with no more digits and identifiers than are of use."""
+    tag = re.sub(r' d="([^"]*)"', _short_path, tag)
+    tag = re.sub(r"""font: ([\d.]+px) [^;"]*""", r"font-size: \1", tag)
+    for sentinel, colour in _PAGE_COLOURS.items():
+        tag = tag.replace(sentinel, colour)
+    tag = re.sub(r' id="([^"]*)"', lambda own: f' id="{key}-{own[1]}"' if own[1] in used else "", tag)
+    return re.sub(r'(url\(|href=")#', rf"\g<1>#{key}-", tag)
 
 
 def _short_path(path: re.Match[str]) -> str:

@@ -30,6 +30,7 @@ _UNITS: Mapping[Kind, str] = {"times": "times", "gpu_hours": "h", "per_second": 
 _DURATIONS = ((3600.0, "h", 2.0), (60.0, "min", 5.0), (1.0, "s", 1.0), (1e-3, "ms", 0.0))
 """Units of an axis of durations, and how many of them it must be long at least."""
 
+_LONGEST_CURRENCY = 12
 _RUNBOOKS = "https://github.com/stallscope/stallscope/blob/main/alerts/runbooks"
 
 
@@ -48,7 +49,7 @@ class Words:
         """
         self.zone_name = document.zone
         self.zone = zone(document.zone)
-        self.currency = document.currency
+        self.currency = readable(document.currency, _LONGEST_CURRENCY)
 
     def of(self, value: Value, kind: Kind) -> str:
         """A value in words; `NOT_TOLD` for None."""
@@ -129,7 +130,7 @@ def unit_of(kind: Kind, greatest: float, currency: str = "") -> tuple[float, str
 
 def _number(value: float, kind: Kind) -> str:
     if kind == "share":
-        return _percent(value)
+        return percent(value)
     if kind == "seconds":
         return duration(value) if value >= 0 else f"-{duration(-value)}"
     if kind == "count":
@@ -138,7 +139,7 @@ def _number(value: float, kind: Kind) -> str:
     return f"{plain(value / scale)} {unit}".rstrip()
 
 
-def _percent(ratio: float) -> str:
+def percent(ratio: float) -> str:
     """What is there never reads as nothing, and what is not all never as all."""
     if 0 < ratio < 0.0005:
         return "under 0.1 %"

@@ -1,0 +1,146 @@
+"""The report in a real Chromium: at every width, in both colour schemes, on paper, and whatever a run is called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Page
+
+from stallscope.analysis.report import html
+from tests.analysis.report import example
+from tests.browser import chromium
+
+pytestmark = pytest.mark.skipif(chromium.find() is None, reason="Chromium is not installed")
+
+DOCUMENTS = {"ordinary": example.ordinary, "nothing": example.nothing, "hostile": example.hostile}
+WIDTHS = (80, 320, 768, 1280, 1600)
+PAPER = 688
+"""Width of what is printed on A4, in pixels of CSS."""
+TOO_WIDE = """width => [...document.querySelectorAll('body *')]
+    .filter(each => !each.closest('.scroll, .skip'))
+    .filter(each => each.getBoundingClientRect().right > width + 0.5)
+    .map(each => `${each.tagName} ${each.textContent.slice(0, 60)}`)"""
+
+Open = Callable[..., Page]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium.started() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The reports as files, as people open them."""
+    folder = tmp_path_factory.mktemp("reports")
+    for name, document in DOCUMENTS.items():
+        (folder / f"{name}.html").write_text(html.write(document()), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def show(browser: Browser, folder: Path) -> Iterator[Open]:
+    contexts = []
+
+    def open_page(name: str, width: int = 1280, **settings: Any) -> Page:
+        context = browser.new_context(viewport={"width": width, "height": 900}, **settings)
+        contexts.append(context)
+        page = context.new_page()
+        page.goto(f"file://{folder / name}.html")
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_nothing_is_wider_than_the_window(show: Open, name: str) -> None:
+    page = show(name)
+    for width in WIDTHS:
+        page.set_viewport_size({"width": width, "height": 900})
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert not page.evaluate(TOO_WIDE, width)
+
+
+@pytest.mark.parametrize(("name", "scheme"), [("ordinary", "light"), ("ordinary", "dark"), ("hostile", "light")])
+def test_axe_finds_no_barrier(show: Open, name: str, scheme: str) -> None:
+    found = Axe().run(show(name, color_scheme=scheme))
+    assert not [
+        (each["id"], [node["html"][:200] for node in each["nodes"][:3]]) for each in found.response["violations"]
+    ]
+
+
+@pytest.mark.parametrize("name", ["ordinary", "hostile"])
+def test_it_asks_for_nothing_and_runs_nothing_whatever_it_shows(show: Open, browser: Browser, name: str) -> None:
+    page = show("nothing")
+    asked: list[str] = []
+    said: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.on("console", lambda message: said.append(message.text))
+    page.on("dialog", lambda dialog: said.append(dialog.message))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    address = page.url.replace("nothing", name)
+    page.goto(address)
+    assert [each for each in asked if not each.startswith("data:")] == [address]
+    assert not said
+    assert not page.query_selector_all("script, img, template, iframe, #taken, main style, main title")
+    assert page.title().endswith(" · Stallscope")
+
+
+def test_hostile_names_are_shown_as_they_are_written(show: Open) -> None:
+    page = show("hostile")
+    assert page.locator("h1").inner_text() == example.HOSTILE[0]
+    assert "\\u202eright to left" in page.locator("main").inner_text()
+    drawn = page.locator("figure svg text").all_text_contents()
+    assert any(text.startswith("<script>") for text in drawn)
+    assert any(text.startswith("$\\frac{1}{0}$") for text in drawn)
+
+
+@pytest.mark.parametrize("name", ["ordinary", "hostile"])
+def test_nothing_is_cut_off_on_paper(show: Open, name: str) -> None:
+    page = show(name, PAPER)
+    page.emulate_media(media="print")
+    assert not page.evaluate(TOO_WIDE.replace(".scroll, ", ""), PAPER)
+    assert page.pdf(format="A4").startswith(b"%PDF")
+
+
+def test_the_first_thing_to_change_is_on_the_first_screen(show: Open) -> None:
+    page = show("ordinary", 1280)
+    box = page.get_by_text("Read from local NVMe or memory").first.bounding_box()
+    assert box is not None
+    assert box["y"] + box["height"] < 900
+
+
+def test_no_label_of_a_drawing_lies_over_another(show: Open) -> None:
+    over = show("ordinary", 1280).evaluate(
+        """[...document.querySelectorAll('figure svg')].flatMap(svg => {
+            const boxes = [...svg.querySelectorAll('text')]
+                .map(each => [each.textContent, each.getBoundingClientRect()]);
+            return boxes.flatMap(([one, a], place) => boxes.slice(place + 1).filter(([, b]) =>
+                a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 3 && b.top < a.bottom - 3)
+                .map(([other]) => `${one} | ${other}`));
+        })"""
+    )
+    assert not over
+
+
+def test_a_screen_reader_hears_sections_tables_and_what_figures_show(show: Open) -> None:
+    heard = show("ordinary").locator("body").aria_snapshot()
+    for line in (
+        "- banner:",
+        '- navigation "Contents":',
+        '- region "What to change":',
+        'heading "1 Waiting for data: disk" [level=3]',
+        '- table "Causes":',
+        '- columnheader "Worst at"',
+        'rowheader "Waiting for data: disk"',
+        "40.7 hours were lost to the disk",
+        "- contentinfo:",
+    ):
+        assert line in heard
