@@ -136,7 +136,8 @@ class Prometheus:
         """
         milliseconds = max(1, round((end - start) * 1000))
         form = {"query": f"{selector}[{milliseconds}ms]", **_moment("time", end)}
-        return [_after(start, each) for each in self._asked("query", form, _matrix)]
+        found = (_after(start, each) for each in self._asked("query", form, _matrix))
+        return [each for each in found if each.times]
 
     def label_values(
         self, label: str, selector: str, start: float | None = None, end: float | None = None

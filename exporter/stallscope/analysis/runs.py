@@ -18,6 +18,8 @@ GOES_ON_SECONDS = 300.0
 _LOOKS = 200
 """Windows that a time is divided into, to find out in which of them there is something."""
 _SHORTEST_WINDOW = 60.0
+_BORDER = 0.001
+"""Seconds: some servers count a sample on a window's border in, and others don't."""
 _NEAREST = 3
 _LISTED = 8
 _GOING_ON = frozenset({"starting", "running"})
@@ -166,8 +168,10 @@ def find_run(
     last = max(each.times[-1] for each in described)
     places = sorted({_place(each.labels) for each in described}, key=_by_number)
     exact = f"stallscope_training_rank_info{{{of_it}}}"
-    begins = [each.times[0] for each in reader.scraped(exact, max(start, first - window), first) if each.times]
-    ends = [each.times[-1] for each in reader.scraped(exact, max(start, last - window), last) if each.times]
+    begins = [
+        each.times[0] for each in reader.scraped(exact, max(start, first - window) - _BORDER, first) if each.times
+    ]
+    ends = [each.times[-1] for each in reader.scraped(exact, max(start, last - window) - _BORDER, last)]
     began, ended = min(begins, default=first), max(ends, default=last)
     known = set(places)
     states: dict[str, int] = {}

@@ -44,7 +44,7 @@ class Growth:
     """What counters grew by from each sample to the next, also over the border of two windows.
 
     Where a counter falls it began anew, and has grown by what it then shows: as Prometheus has it. Its first sample of
-    all tells of no interval.
+    all tells of no interval: it is NaN.
     """
 
     def __init__(self) -> None:
@@ -64,12 +64,10 @@ class Growth:
         if not len(times):
             return Track(series.labels, times, values, times)
         key = name, tuple(sorted(series.labels.items()))
-        before = self._last.get(key)
+        before = self._last.get(key, (np.nan, np.nan))
         self._last[key] = float(times[-1]), float(values[-1])
-        if before is not None:
-            times, values = np.concatenate([[before[0]], times]), np.concatenate([[before[1]], values])
-        grown = np.diff(values)
-        return Track(series.labels, times[1:], np.where(grown < 0, values[1:], grown), np.diff(times))
+        grown = np.diff(values, prepend=before[1])
+        return Track(series.labels, times, np.where(grown < 0, values, grown), np.diff(times, prepend=before[0]))
 
 
 class Table:

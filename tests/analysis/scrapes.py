@@ -1,0 +1,122 @@
+"""What a Prometheus scraped of small runs, told by hand: each figure is one that a test can name."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import time
+from collections.abc import Iterator, Mapping, Sequence
+
+import pytest
+
+from tests.filled_prometheus import write
+from tests.prometheus_server import prometheus
+from tests.scenarios.series import Series
+
+SCRAPES = 61
+INTERVAL = 30
+STEPS = 60.0
+"""That a rank does from one scrape to the next."""
+BUSY = 0.75
+DATA_WAIT = 0.2
+"""Share of the time; the rest is `forward`."""
+
+Values = list[float | None]
+
+
+@contextlib.contextmanager
+def scraped(everything: Sequence[Series]) -> Iterator[tuple[str, float]]:
+    """A Prometheus that scraped that in the last half hour; its address, and the time of the first scrape."""
+    if shutil.which("prometheus") is None:
+        pytest.skip("prometheus is not installed")
+    with prometheus() as server:
+        start = float(round(time.time()) - INTERVAL * SCRAPES)
+        write([server.port], everything, start, SCRAPES)
+        yield server.address, start
+
+
+def counter(per_scrape: float) -> Values:
+    """One that grew evenly, and was there before the first scrape."""
+    return [1000.0 + per_scrape * number for number in range(SCRAPES)]
+
+
+def gauge(value: float) -> Values:
+    """One that stayed as it was."""
+    return [float(value)] * SCRAPES
+
+
+def there(values: Values, *scrapes: range) -> Values:
+    """The same, in these scrapes alone."""
+    return [value if any(number in each for each in scrapes) else None for number, value in enumerate(values)]
+
+
+def of_rank(
+    run: str,
+    rank: int = 0,
+    *,
+    instance: str = "",
+    cluster: str = "",
+    namespace: str = "",
+    world_size: int = 1,
+    state: str = "running",
+    uuid: str | None = None,
+    only: range = range(SCRAPES),
+    steps: Values | None = None,
+) -> Iterator[Series]:
+    """What a rank told.
+
+    Args:
+        run: its name.
+        rank: its number.
+        instance: exporter; `RUN:19400` unless said.
+        cluster: label of all of its series.
+        namespace: as the rank tells it.
+        world_size: likewise.
+        state: the one that it is in.
+        uuid: of the GPU that it claims, with the rank's number for index; none if left out.
+        only: scrapes in which it is.
+        steps: done at each scrape.
+    """
+    labels = {"cluster": cluster, "job": "stallscope", "instance": instance or f"{run}:19400", "run": run}
+    labels["rank"] = str(rank)
+    told = {"namespace": namespace, "world_size": str(world_size), "framework": "pytorch"}
+    done = counter(STEPS) if steps is None else steps
+    seconds = counter(INTERVAL)
+    phases: Mapping[str, float] = {"data_wait": DATA_WAIT, "forward": 1 - DATA_WAIT}
+
+    def series(name: str, values: Values, **more: str) -> Series:
+        return Series(f"stallscope_training_{name}", {**labels, **more}, there(values, only))
+
+    yield series("rank_info", gauge(1), **told)
+    if uuid is not None:
+        yield series("rank_gpu_info", gauge(1), gpu=str(rank), uuid=uuid)
+    for each in ("starting", "running", "finished"):
+        yield series("state", gauge(float(each == state)), state=each)
+    yield series("step", done)
+    yield series("step_seconds_count", done)
+    yield series("step_seconds_sum", seconds)
+    for phase, share in phases.items():
+        yield series("phase_seconds_total", counter(share * INTERVAL), phase=phase)
+
+
+def of_gpu(instance: str, index: int, uuid: str, *, only: range = range(SCRAPES)) -> Iterator[Series]:
+    """What an exporter told of a GPU that was busy for three quarters of the time."""
+    labels = {"job": "stallscope", "instance": instance, "gpu": str(index), "uuid": uuid}
+    for name, values in {
+        "up": gauge(1),
+        "busy_seconds_total": counter(BUSY * INTERVAL),
+        "energy_joules_total": counter(300.0 * INTERVAL),
+        "temperature_celsius": gauge(65),
+    }.items():
+        more = {"sensor": "memory"} if name == "temperature_celsius" else {}
+        yield Series(f"stallscope_gpu_{name}", {**labels, **more}, there(values, only))
+
+
+def of_host(instance: str) -> Iterator[Series]:
+    """What an exporter told of its machine: two disks, of which the second is the busier."""
+    labels = {"job": "stallscope", "instance": instance}
+    yield Series("stallscope_host_cpus", labels, gauge(32))
+    for device, share in (("nvme0n1", 0.1), ("nvme1n1", 0.4)):
+        disk = {**labels, "device": device}
+        yield Series("stallscope_host_disk_busy_seconds_total", disk, counter(share * INTERVAL))
+        yield Series("stallscope_host_disk_read_bytes_total", disk, counter(1e6 * INTERVAL))

@@ -1,0 +1,302 @@
+"""Data frames of runs that a real Prometheus scraped: the figures that were told, at the steps told with them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from stallscope.analysis import Frames, frames, pieces
+from stallscope.analysis.prometheus import Prometheus
+from stallscope.analysis.runs import RunError, UnknownRunError
+from tests.analysis.scrapes import (
+    BUSY,
+    DATA_WAIT,
+    INTERVAL,
+    SCRAPES,
+    STEPS,
+    Values,
+    counter,
+    of_gpu,
+    of_host,
+    of_rank,
+    scraped,
+    there,
+)
+from tests.installation import part
+from tests.scenarios.case import render
+from tests.scenarios.series import Series
+
+NODE = "plain:19400"
+RESTART = 31
+"""The first scrape after it."""
+AWAY = range(20, 40)
+"""Scrapes that an exporter did not answer."""
+RESTARTED: Values = [1000 + STEPS * n if n < RESTART else 5 + STEPS * (n - RESTART) for n in range(SCRAPES)]
+
+
+def everything() -> Iterator[Series]:
+    yield from of_rank("plain", 0, uuid="GPU-a", world_size=2)
+    yield from of_rank("plain", 1, uuid="GPU-b", instance=NODE, world_size=2, steps=RESTARTED)
+    for index, uuid in enumerate(("GPU-a", "GPU-b", "GPU-of-nobody")):
+        yield from of_gpu(NODE, index, uuid)
+    yield from of_host(NODE)
+    yield Series("stallscope_training_value", {**rank_of("plain"), "name": "accuracy"}, counter(0.001))
+    for each in (*of_rank("away", uuid="GPU-c"), *of_gpu("away:19400", 0, "GPU-c")):
+        values = there(each.values, range(AWAY.start), range(AWAY.stop, SCRAPES))
+        yield Series(each.name, each.labels, values)
+    # Half of a run, of which the one rank claims a GPU by its index alone, and until the middle.
+    yield from of_rank("half", 0, world_size=4, uuid="", only=range(SCRAPES // 2))
+    yield from of_rank("half", 2, instance="half:19400", world_size=4)
+    yield from of_gpu("half:19400", 0, "GPU-d")
+    for rank in (0, 1):
+        for each in of_rank("together", rank, uuid="GPU-e"):
+            yield Series(each.name, {**each.labels, **({"gpu": "0"} if "gpu" in each.labels else {})}, each.values)
+    yield from of_gpu("together:19400", 0, "GPU-e")
+    yield from story()
+
+
+def rank_of(run: str) -> dict[str, str]:
+    return {"job": "stallscope", "instance": f"{run}:19400", "run": run, "rank": "0"}
+
+
+def story() -> list[Series]:
+    """Two nodes of two GPUs each, as the scenarios tell of a training that is well."""
+    told = render(part("healthy").case, 1, noise=False, labels={"cluster": "east"}, scrape_seconds=INTERVAL)
+    return [Series(each.name, each.labels, each.values[:SCRAPES]) for each in told]
+
+
+@dataclass(frozen=True)
+class Held:
+    """What the tests ask."""
+
+    server: Prometheus
+    start: float
+    """Unix time of the first scrape."""
+
+    @property
+    def end(self) -> float:
+        return self.start + (SCRAPES - 1) * INTERVAL
+
+    def frames(self, run: str, step: float | None = None) -> Frames:
+        return frames(run, prometheus=self.server, start=self.start - 60, end=self.end + 60, step=step)
+
+    def pieces(self, run: str, step: float | None, rows: int) -> list[Frames]:
+        start, end = self.start - 60, self.end + 60
+        return list(pieces(run, prometheus=self.server, start=start, end=end, step=step, piece_bytes=rows * 1000))
+
+
+@pytest.fixture(scope="module")
+def held() -> Iterator[Held]:
+    with scraped(list(everything())) as (url, start):
+        server = Prometheus(url, timeout=30)
+        yield Held(server, start)
+        server.close()
+
+
+def only(frame: pd.DataFrame, **which: object) -> pd.DataFrame:
+    for column, value in which.items():
+        frame = frame[frame[column] == value]
+    assert len(frame)
+    return frame
+
+
+def test_a_row_is_a_scrape_with_its_time(held: Held) -> None:
+    steps = only(held.frames("plain").steps, rank=0)
+    scrapes = [pd.Timestamp(held.start + INTERVAL * number, unit="s", tz="UTC") for number in range(SCRAPES)]
+    assert list(steps.index) == scrapes
+    assert np.isnan(steps["interval_seconds"].iloc[0])
+    assert set(steps["interval_seconds"].iloc[1:]) == {float(INTERVAL)}
+
+
+def test_every_row_has_the_step_that_its_own_scrape_told(held: Held) -> None:
+    run = held.frames("plain")
+    told = [counter(STEPS), RESTARTED]
+    for frame in (run.steps, run.gpu, only(run.phases, phase="forward")):
+        for rank in (0, 1):
+            assert list(only(frame, rank=rank)["step"]) == told[rank]
+    assert list(run.host["step"]) == told[0]
+    assert list(run.values["step"]) == told[0]
+
+
+def test_counters_become_what_they_tell_of_the_interval(held: Held) -> None:
+    run = held.frames("plain")
+    gpu, steps = only(run.gpu, rank=0), only(run.steps, rank=0)
+    assert gpu["busy_ratio"].iloc[1:].to_numpy() == pytest.approx(BUSY)
+    assert gpu["energy_watts"].iloc[1:].to_numpy() == pytest.approx(300)
+    assert gpu["temperature_memory_celsius"].to_numpy() == pytest.approx(65)
+    assert steps["steps"].iloc[1:].to_numpy() == pytest.approx(STEPS)
+    assert steps["step_seconds"].iloc[1:].to_numpy() == pytest.approx(INTERVAL / STEPS)
+    waits = only(run.phases, rank=0, phase="data_wait")
+    assert waits["seconds"].iloc[1:].to_numpy() == pytest.approx(DATA_WAIT * INTERVAL)
+    assert waits["ratio"].iloc[1:].to_numpy() == pytest.approx(DATA_WAIT)
+    # Before the first scrape nobody knows when they began.
+    assert gpu["busy_ratio"].isna().iloc[0]
+
+
+def test_after_a_restart_a_counter_has_grown_by_what_it_shows(held: Held) -> None:
+    steps = only(held.frames("plain").steps, rank=1)["steps"]
+    assert steps.iloc[RESTART] == 5
+    assert steps.drop(steps.index[RESTART]).iloc[1:].to_numpy() == pytest.approx(STEPS)
+
+
+def test_over_a_gap_the_interval_is_as_long_and_nothing_is_lost_or_made_up(held: Held) -> None:
+    run = held.frames("away")
+    after = run.steps.iloc[AWAY.start]
+    assert len(run.steps) == SCRAPES - len(AWAY)
+    assert after["interval_seconds"] == (len(AWAY) + 1) * INTERVAL
+    assert after["steps"] == STEPS * (len(AWAY) + 1)
+    assert run.gpu["busy_ratio"].iloc[AWAY.start] == pytest.approx(BUSY)
+    assert run.gaps == 1
+
+
+def test_what_was_not_told_is_absent_and_its_column_is_there(held: Held) -> None:
+    run = held.frames("plain")
+    assert run.gpu["sm_active_ratio"].isna().all()
+    assert run.gpu["temperature_gpu_celsius"].isna().all()
+    assert run.steps["loss"].isna().all()
+    assert run.steps["activity"].isna().all()
+    story = held.frames("resnet50")
+    for name, frame in run.items():
+        assert list(frame.columns) == list(getattr(story, name).columns)
+
+
+def test_disks_are_summed_and_of_their_busy_time_the_busiest_counts(held: Held) -> None:
+    host = held.frames("plain").host
+    assert host["disk_read_bytes_per_second"].iloc[1:].to_numpy() == pytest.approx(2e6)
+    assert host["disk_busy_ratio"].iloc[1:].to_numpy() == pytest.approx(0.4)
+    assert set(host["cpus"]) == {32.0}
+
+
+def test_states_are_words(held: Held) -> None:
+    steps = held.frames("plain").steps
+    assert set(steps["state"]) == {"running"}
+    assert steps["state"].dtype == "category"
+
+
+def test_columns_tell_their_units(held: Held) -> None:
+    units = held.frames("plain").gpu.attrs["units"]
+    assert units["busy_ratio"] == "ratio"
+    assert units["energy_watts"] == "watts"
+    assert "up" not in units
+
+
+def test_a_gpu_that_nobody_claims_has_no_rows(held: Held) -> None:
+    assert set(held.frames("plain").gpu["uuid"]) == {"GPU-a", "GPU-b"}
+
+
+def test_a_gpu_has_rows_only_while_it_is_claimed_if_only_by_its_index(held: Held) -> None:
+    gpu = held.frames("half").gpu
+    assert set(gpu["uuid"]) == {"GPU-d"}
+    assert len(gpu) == SCRAPES // 2
+
+
+def test_a_gpu_of_two_ranks_has_the_step_of_the_first_and_each_row_once(held: Held) -> None:
+    gpu = held.frames("together").gpu
+    assert len(gpu) == SCRAPES
+    assert set(gpu["rank"]) == {0}
+
+
+def test_what_a_run_lacks_is_noted(held: Held) -> None:
+    assert held.frames("half").notes == (
+        "2 of 4 ranks reported; missing: 1, 3",
+        "no GPU is known of rank 2: its rows are missing in `gpu`",
+    )
+    assert not held.frames("plain").notes
+
+
+def test_the_server_makes_longer_rows(held: Held) -> None:
+    run = held.frames("plain", step=300)
+    steps = only(run.steps, rank=0)
+    assert set(np.diff(steps.index) / np.timedelta64(1, "s")) == {300.0}
+    assert set(steps["interval_seconds"]) == {300.0}
+    assert steps["steps"].to_numpy() == pytest.approx(10 * STEPS)
+    assert only(run.gpu, rank=0)["busy_ratio"].to_numpy() == pytest.approx(BUSY)
+    assert steps["step"].is_monotonic_increasing
+    assert set(steps["step"]) < set(counter(STEPS))  # the last that was told, and no mean of several
+
+
+def test_a_run_shorter_than_a_row_is_refused(held: Held) -> None:
+    with pytest.raises(RunError, match=r"the run's 1800 s have no row of 3600 s; choose a shorter step"):
+        held.frames("plain", step=3600)
+    with pytest.raises(ValueError, match="a second at least"):
+        held.frames("plain", step=0)
+
+
+@pytest.mark.parametrize(("step", "rows"), [(None, 250), (120.0, 50)])
+def test_pieces_put_together_are_the_whole(held: Held, step: float | None, rows: int) -> None:
+    for name in ("plain", "away"):
+        parts = held.pieces(name, step, rows)
+        assert len(parts) > 1
+        for frame_name, frame in held.frames(name, step).items():
+            joined = pd.concat([getattr(each, frame_name) for each in parts])
+            words = {column: str for column in frame if isinstance(frame[column].dtype, pd.CategoricalDtype)}
+            pd.testing.assert_frame_equal(joined.astype(words), frame.astype(words))
+
+
+def test_what_would_not_fit_gets_a_step_that_does_and_says_so(held: Held) -> None:
+    shares: list[float] = []
+    with pytest.warns(UserWarning, match=r"a row is 300 s; `pieces` reads the scrapes themselves"):
+        run = frames(
+            "plain",
+            prometheus=held.server,
+            start=held.start - 60,
+            end=held.end,
+            max_bytes=40_000,
+            advance=shares.append,
+        )
+    assert run.resolution == 300
+    assert "a row is 300 s" in run.notes[-1]
+    assert sum(shares) == pytest.approx(1)
+
+
+def test_an_unknown_run_and_a_time_without_it_are_told(held: Held) -> None:
+    with pytest.raises(UnknownRunError, match="did you mean plain"):
+        held.frames("plian")
+    with pytest.raises(UnknownRunError, match="'plain' reported nothing between"):
+        frames("plain", prometheus=held.server, start=held.start - 7200, end=held.start - 3600)
+    with pytest.raises(ValueError, match="the end does not lie after the start"):
+        frames("plain", prometheus=held.server, start=held.end, end=held.start)
+
+
+def test_a_clock_that_is_wrong_here_is_noted_and_times_are_the_servers(
+    held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("time.time", lambda: held.end + 7200)
+    run = frames("plain", prometheus=held.server)
+    assert len(only(run.steps, rank=0)) == SCRAPES
+    (note,) = run.notes
+    assert note.startswith("the clocks here and of ")
+    assert note.endswith(" s apart; times are the server's")
+
+
+def test_a_storys_figures_are_those_that_were_told(held: Held) -> None:
+    run = held.frames("resnet50")
+    assert run.run.cluster == "east"
+    assert len(run.run.claims) == 4
+    compared = 0
+    for each in story():
+        labels, grown = each.labels, np.diff(np.array(each.values, float))
+        if each.name == "stallscope_gpu_sm_active_seconds_total":
+            gpu = only(run.gpu, uuid=labels["uuid"])
+            assert gpu["sm_active_ratio"].iloc[1:].to_numpy() == pytest.approx(grown / INTERVAL)
+            compared += 1
+        elif each.name == "stallscope_training_phase_gpu_seconds_total":
+            phase = only(run.phases, rank=int(labels["rank"]), phase=labels["phase"])
+            assert phase["gpu_seconds"].iloc[1:].to_numpy() == pytest.approx(grown)
+            compared += 1
+    assert compared >= 4 + 4 * 4
+    # Phases sum to the time that there was.
+    sums = run.phases.groupby(["time", "rank"])["seconds"].sum(min_count=1).dropna()
+    assert sums.to_numpy() == pytest.approx(INTERVAL, rel=0.1)
+
+
+def test_the_package_alone_loads_no_library() -> None:
+    heavy = "{'pandas', 'numpy', 'requests', 'pyarrow'} & set(sys.modules)"
+    program = f"import sys, stallscope.analysis.verdicts; sys.exit(', '.join({heavy}) or 0)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
