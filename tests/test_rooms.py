@@ -46,7 +46,7 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
         "simulation": "gpus report sampling shim",
         "sources": "amd catalogue gpus nvidia owners sampling",
         "stack": "__init__ bundle simulation",
-        "terminal": "analysis catalogue gpu_losses phase_shares readable verdict_words version",
+        "terminal": "analysis catalogue causes gpu_losses phase_shares readable verdict_words version",
         "trace_request": "",
         "verdict_words": "analysis causes readable",
         "version": "",

@@ -22,10 +22,12 @@ class Span(NamedTuple):
 
 Line = tuple[Span, ...]
 
-ASCII = str.maketrans({"█": "#", **dict.fromkeys("▏▎▍▌▋▊▉", "#"), "·": ".", "…": "~", "°": " ", "│": "|"})
+ASCII = str.maketrans("█▏▎▍▌▋▊▉·…°│←→↑↓", "########.~ |<>^v")
 """For terminals that know nothing else."""
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 _UNTOLD = Span("-", "quiet")
+_LEAST_WIDTH = 20
+"""Cells that a sentence takes even on a narrower screen."""
 
 
 class Column(NamedTuple):
@@ -93,13 +95,15 @@ def _cut(text: str, width: int) -> str:
 
 
 def wrapped(text: str, width: int, role: str = "", indent: str = "") -> list[Line]:
-    """A sentence over as many lines as it takes, all but its first character's place kept free by the indent."""
-    return [
-        (Span(each, role),)
-        for each in textwrap.wrap(
-            text, max(20, width), initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
-        )
-    ]
+    """A sentence over as many lines as it takes; a number is not parted from its percent sign."""
+    pieces = textwrap.wrap(
+        text.replace(" %", "\u00a0%"),
+        max(_LEAST_WIDTH, width),
+        initial_indent=indent,
+        subsequent_indent=indent,
+        break_on_hyphens=False,
+    )
+    return [(Span(piece.replace("\u00a0%", " %"), role),) for piece in pieces]
 
 
 def flow(items: Iterable[Line], width: int, indent: str = "", gap: str = "   ") -> list[Line]:
@@ -107,7 +111,9 @@ def flow(items: Iterable[Line], width: int, indent: str = "", gap: str = "   ") 
     lines: list[Line] = []
     now: Line = (Span(indent),)
     taken = len(indent)
-    for item in items:
+    room = width - len(indent)
+    for each in items:
+        item = each if length_of(each) <= room else fit(each, room)
         length = length_of(item)
         first = taken == len(indent)
         if not first and taken + len(gap) + length > width:
@@ -145,7 +151,8 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[Line]], width: int,
         for place in shown:
             spans += fit(cells[place], natural[place], right=columns[place].right)
             spans.append(Span(" " * gap))
-        return tuple(spans[:-1])
+        row = tuple(spans[:-1])
+        return row if length_of(row) <= width else fit(row, width)
 
     head = laid([(Span(column.title, "head"),) for column in columns])
     return [head, *(laid(row) for row in rows)]

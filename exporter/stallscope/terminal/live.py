@@ -17,7 +17,7 @@ from typing import ClassVar, Protocol
 from rich.segment import Segment
 from rich.style import Style
 from textual.app import App, ComposeResult
-from textual.binding import BindingType
+from textual.binding import Binding, BindingType
 from textual.events import Resize
 from textual.geometry import Size
 from textual.message import Message
@@ -123,8 +123,11 @@ class Top(App[None]):
         ("s", "sort", "sort"),
         ("f,slash", "filter", "filter"),
         ("question_mark,h", "help", "help"),
-        ("right,tab", "view(1)", "next view"),
-        ("left,shift+tab", "view(-1)", "view before"),
+        ("right", "view(1)", "next view"),
+        ("left", "view(-1)", "view before"),
+        # Before the screen's own, which go from widget to widget.
+        Binding("tab", "view(1)", "next view", priority=True),
+        Binding("shift+tab", "view(-1)", "view before", priority=True),
         ("down,j", "scroll(1)", "down"),
         ("up,k", "scroll(-1)", "up"),
         ("pagedown", "page(1)", "page down"),

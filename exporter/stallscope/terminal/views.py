@@ -353,7 +353,7 @@ _GPU_COLUMNS = (
     Column("Memory", right=True),
     Column("Power", right=True, dispensable=3),
     Column("Temp", right=True, dispensable=4),
-    Column("Clock", right=True, dispensable=6),
+    Column("MHz", right=True, dispensable=6),
     Column("Slowed", right=True, dispensable=5),
     Column("Proc", right=True, dispensable=7),
     Column("Owner", least=8, dispensable=2),
@@ -395,7 +395,7 @@ def _gpu_row(gpu: Gpu) -> tuple[Line, ...]:
         or_untold(_memory(gpu)),
         or_untold(_power(gpu)),
         or_untold(_temperature(gpu)),
-        or_untold(None if gpu.clock is None else f"{gpu.clock / 1e6:.0f} MHz"),
+        or_untold(None if gpu.clock is None else f"{gpu.clock / 1e6:.0f}"),
         line(Span(share(max(gpu.throttled.values())), "warn")) if gpu.throttled else or_untold(None),
         or_untold(None if gpu.processes is None else str(gpu.processes)),
         _owner_cell(gpu),
@@ -632,8 +632,7 @@ def _rank_row(rank: Rank, now: float) -> tuple[Line, ...]:
 def _provenance(verdicts: Verdicts | None, width: int) -> list[Line]:
     """Where verdicts come from and how old they are, or why there are none."""
     if verdicts is None:
-        text = "Verdicts are shown where a Prometheus with Stallscope's rules is known: --prometheus.url."
-        return wrapped(text, width, "quiet")
+        return wrapped("No verdicts: --prometheus.url names a Prometheus with Stallscope's rules.", width, "quiet")
     if verdicts.problem:
         rest = "No verdict is known" if verdicts.age is None else f"The verdicts shown were told {ago(verdicts.age)}"
         return wrapped(f"No newer verdicts: {readable(verdicts.problem, 300)}. {rest}.", width, "bad")

@@ -1,0 +1,271 @@
+"""The live screen, driven by Textual's own pilot: keys, sizes, and what happens when an exporter is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+
+import pytest
+from textual.pilot import Pilot
+from textual.strip import Strip
+from textual.widgets import Input
+
+from stallscope.analysis.verdicts import RunName, Verdicts
+from stallscope.terminal.feed import Seen
+from stallscope.terminal.live import Top
+from stallscope.terminal.model import Node
+from tests.terminal.pages import node
+from tests.terminal.test_views import LATER, OVERVIEW, VERDICTS
+
+CLOCK = "12:34:56"
+Steps = Callable[[Pilot[None]], Awaitable[None]]
+
+
+class Told:
+    """A feed that says what a test tells it."""
+
+    def __init__(self, found: Node | None = None) -> None:
+        self.seen = Seen("node1:19400", found, None if found is None else 0.4, "")
+        self.changed: Callable[[], object] | None = None
+        self.stopped = False
+
+    def start(self, changed: Callable[[], object]) -> None:
+        self.changed = changed
+
+    def stop(self) -> None:
+        self.stopped = True
+
+    def look(self) -> Seen:
+        return self.seen
+
+    async def tell(self, pilot: Pilot[None], **changes: object) -> None:
+        """Say something new, as a feed does from its own thread."""
+        self.seen = self.seen._replace(**changes)  # type: ignore[arg-type]
+        assert self.changed is not None
+        await asyncio.to_thread(self.changed)
+        await pilot.pause()
+
+
+class Verdicted:
+    """A Prometheus that has made up its mind."""
+
+    def __init__(self) -> None:
+        self.looked_for: tuple[list[RunName], list[str]] = ([], [])
+
+    def start(self) -> None:
+        """Nothing to begin."""
+
+    def stop(self) -> None:
+        """Nothing to end."""
+
+    def look(self, runs: Sequence[RunName], gpus: Sequence[str]) -> Verdicts:
+        self.looked_for = (list(runs), list(gpus))
+        return VERDICTS
+
+
+def strips(app: Top) -> list[Strip]:
+    """What is on the screen."""
+    return [
+        widget.render_line(y)
+        for widget in (app.query_one(f"#{name}") for name in ("head", "body", "keys"))
+        for y in range(widget.size.height)
+    ]
+
+
+def screen(pilot: Pilot[None]) -> str:
+    app = pilot.app
+    assert isinstance(app, Top)
+    return "\n".join(strip.text.rstrip() for strip in strips(app))
+
+
+def live(feed: Told, steps: Steps, *, size: tuple[int, int] = (80, 24), **settings: object) -> Top:
+    app = Top([feed], settings.pop("verdicts", None), clock=lambda: CLOCK, **settings)  # type: ignore[arg-type]
+
+    async def run() -> None:
+        async with app.run_test(size=size) as pilot:
+            await pilot.pause()
+            await steps(pilot)
+
+    asyncio.run(run())
+    return app
+
+
+KEYS = "q quit  ←→ view  ↑↓ scroll  s sort: number  f filter  p pause  ? help"
+HEAD = f"stallscope top  {CLOCK}  2 GPUs  1 run\n[Overview]  GPUs   Runs   Owners   Nodes\n"
+
+
+def test_everything_is_on_one_screen_of_80_by_24() -> None:
+    async def steps(pilot: Pilot[None]) -> None:
+        below = 24 - 3 - len(OVERVIEW.splitlines())
+        assert screen(pilot) == HEAD + OVERVIEW + "\n" * (below + 1) + KEYS
+
+    live(Told(node(*LATER)), steps)
+
+
+def test_a_wider_screen_has_the_verdicts_in_the_table() -> None:
+    verdicts = Verdicted()
+
+    async def steps(pilot: Pilot[None]) -> None:
+        lines = screen(pilot).splitlines()
+        assert len(lines) == 40
+        assert any(line.endswith("alice, job 41 Slowed by heat, 13 %") for line in lines)
+
+    live(Told(node(*LATER)), steps, size=(120, 40), verdicts=verdicts)
+    assert verdicts.looked_for == ([RunName("resnet50", "")], ["GPU-0", "GPU-1"])
+
+
+def test_another_size_is_laid_out_anew() -> None:
+    async def steps(pilot: Pilot[None]) -> None:
+        await pilot.resize_terminal(60, 30)
+        await pilot.pause()
+        lines = screen(pilot).splitlines()
+        assert len(lines) == 30
+        assert max(len(line) for line in lines) <= 60
+        assert any(line.startswith("1 ") and line.endswith("alice, job…") for line in lines)
+
+    live(Told(node(*LATER)), steps)
+
+
+@pytest.mark.parametrize(
+    ("keys", "chosen"),
+    [
+        (["right"], "GPUs"),
+        (["tab", "tab"], "Runs"),
+        (["left"], "Nodes"),
+        (["shift+tab", "shift+tab"], "Owners"),
+        (["right"] * 5, "Overview"),
+    ],
+)
+def test_arrows_and_tab_go_from_view_to_view(keys: list[str], chosen: str) -> None:
+    async def steps(pilot: Pilot[None]) -> None:
+        await pilot.press(*keys)
+        assert f"[{chosen}]" in screen(pilot).splitlines()[1]
+
+    live(Told(node(*LATER)), steps)
+
+
+def test_a_long_view_is_scrolled() -> None:
+    async def steps(pilot: Pilot[None]) -> None:
+        await pilot.press("right")
+        assert "GPU 0   NVIDIA" in screen(pilot)
+        await pilot.press("pagedown")
+        await pilot.pause()
+        assert "GPU 0   NVIDIA" not in screen(pilot)
+        await pilot.press("end")
+        await pilot.pause()
+        assert "GPU 7   NVIDIA" in screen(pilot)
+        await pilot.press("home", "down")
+        await pilot.pause()
+        assert screen(pilot).splitlines()[2].startswith("GPU 0")
+
+    live(Told(node(*LATER, gpus=8)), steps)
+
+
+def test_sorting_is_shown_where_its_key_is() -> None:
+    async def steps(pilot: Pilot[None]) -> None:
+        await pilot.press("s", "s")
+        lines = screen(pilot).splitlines()
+        assert "s sort: memory" in lines[-1]
+        assert lines[6].startswith("1 ")
+
+    live(Told(node(*LATER)), steps)
+
+
+def test_an_owner_is_looked_for_by_part_of_the_name() -> None:
+    async def steps(pilot: Pilot[None]) -> None:
+        await pilot.press("f", *"alice")
+        assert pilot.app.query_one("#filter", Input).display
+        await pilot.press("enter")
+        said = screen(pilot)
+        assert "1 GPU  0 runs" in said
+        assert "bob" not in said
+        assert "f owner: alice" in said
+        await pilot.press("f", *["backspace"] * 5, "enter")
+        assert "2 GPUs  1 run" in screen(pilot)
+        await pilot.press("f", *"qp", "escape")  # keys that mean something else outside
+        assert "2 GPUs  1 run" in screen(pilot)
+
+    live(Told(node(*LATER)), steps)
+
+
+def test_help_comes_and_goes() -> None:
+    async def steps(pilot: Pilot[None]) -> None:
+        await pilot.press("question_mark")
+        assert "Slowed     share of the last seconds in which clocks were held down" in screen(pilot)
+        await pilot.press("escape")
+        assert screen(pilot).startswith(HEAD)
+
+    live(Told(node(*LATER)), steps)
+
+
+def test_what_is_new_is_shown() -> None:
+    feed = Told()
+
+    async def steps(pilot: Pilot[None]) -> None:
+        assert "node1:19400  asking" in screen(pilot)
+        await feed.tell(pilot, node=node(*LATER), age=0.4)
+        assert "step 2,080 of 10,000" in screen(pilot)
+
+    live(feed, steps)
+    assert feed.stopped
+
+
+def test_a_pause_keeps_what_is_shown() -> None:
+    feed = Told(node(*LATER))
+
+    async def steps(pilot: Pilot[None]) -> None:
+        await pilot.press("p")
+        before = screen(pilot)
+        assert "paused" in before.splitlines()[0]
+        await feed.tell(pilot, node=node(1000))
+        assert screen(pilot) == before
+        await pilot.press("p")
+        assert "step 2,000 of 10,000" in screen(pilot)
+
+    live(feed, steps)
+
+
+def test_a_lost_exporter_leaves_the_last_values_with_their_age() -> None:
+    feed = Told(node(*LATER))
+
+    async def steps(pilot: Pilot[None]) -> None:
+        await feed.tell(pilot, problem="no answer within 5 s", age=14.2)
+        said = screen(pilot)
+        assert "node1:19400: no answer within 5 s. What is shown is 14 s old." in said
+        assert "step 2,080 of 10,000" in said
+        await feed.tell(pilot, problem="", age=0.1)
+        assert screen(pilot).startswith(HEAD + OVERVIEW)
+
+    live(feed, steps)
+
+
+@pytest.mark.parametrize("colours", [True, False])
+def test_without_colours_there_are_none(colours: bool) -> None:
+    feed = Told(node(*LATER))
+
+    async def steps(pilot: Pilot[None]) -> None:
+        app = pilot.app
+        assert isinstance(app, Top)
+        styles = [segment.style for strip in strips(app) for segment in strip if segment.style is not None]
+        assert any(style.color or style.bgcolor for style in styles) is colours
+        assert any(style.bold for style in styles)
+
+    live(feed, steps, colours=colours)
+
+
+def test_a_terminal_that_knows_ascii_alone() -> None:
+    async def steps(pilot: Pilot[None]) -> None:
+        said = screen(pilot)
+        assert said.isascii()
+        assert "#######" in said
+
+    live(Told(node(*LATER)), steps, ascii_only=True)
+
+
+def test_q_ends_it() -> None:
+    async def steps(pilot: Pilot[None]) -> None:
+        await pilot.press("q")
+        await pilot.pause()
+        assert not pilot.app.is_running
+
+    assert live(Told(node(*LATER)), steps).return_code == 0

@@ -1,0 +1,232 @@
+"""What stands on the screen, as text."""
+
+from __future__ import annotations
+
+import pytest
+
+from stallscope.analysis.verdicts import RunName, Verdict, Verdicts
+from stallscope.catalogue import FAMILIES, MetricType
+from stallscope.phase_shares import PhaseShare
+from stallscope.sampling.reading import Sample
+from stallscope.terminal import model
+from stallscope.terminal.feed import Seen
+from stallscope.terminal.lines import ASCII, Span, fit, length_of, phase_bar, plain, width_of
+from stallscope.terminal.model import Node, Observer
+from stallscope.terminal.views import HELP, SORTS, VIEWS, Screen, overview, title
+from tests.terminal.pages import node, rendered, sample
+
+LATER = (1000, 1014, 1028, 1040)
+"""Long enough for rates of training."""
+VERDICTS = Verdicts(
+    server="http://prometheus:9090",
+    runs={RunName("resnet50", ""): Verdict("input_few_workers", 0.23, 0.31)},
+    ambiguous=frozenset(),
+    gpus={"GPU-0": Verdict("input_few_workers", 0.23), "GPU-1": Verdict("thermal_throttle", 0.126)},
+    age=12.0,
+    problem="",
+)
+
+
+def screen(
+    found: Node | None, *, verdicts: Verdicts | None = None, problem: str = "", name: str = "node1:19400"
+) -> Screen:
+    return Screen((Seen(name, found, None if found is None else 14.2 if problem else 0.4, problem),), verdicts)
+
+
+def shown(of: Screen, width: int = 80, view: str = "Overview", sort: str = "number") -> str:
+    return "\n".join(plain(each) for each in VIEWS[view](of, sort, width))
+
+
+def test_the_overview_in_eighty_columns() -> None:
+    of = screen(node(*LATER))
+    assert plain(title(of, "12:34:56")) == "stallscope top  12:34:56  2 GPUs  1 run"
+    assert shown(of) == OVERVIEW
+
+
+OVERVIEW = """\
+node1:19400
+CPU ██▍·····  30 %, busiest 95 %   memory 25 % of 256.0 GiB
+waiting for CPU 12 %, I/O 3 %
+GPU Activity              Memory     Power  Temp  MHz Slowed Proc Owner
+0   ███████▎  90 % 20.0/48.0 GiB 250/350 W 61 °C 2490      -    2 bob, job 40
+1   ███████▎  90 % 21.0/48.0 GiB 251/350 W 61 °C 2490   25 %    2 alice, job 41
+
+resnet50   running   2 ranks   training
+  step 2,080 of 10,000, 20 %, 1 h 6 min left   500 ms a step   128 samples/s
+  loss 0.25   last step 1 s ago, report 0 s ago
+  │data wait 30 %        │forward 20 %   │backward 40 %                 │10 %
+  Phases in the last 26 s; besides: other 10 %.
+
+No verdicts: --prometheus.url names a Prometheus with Stallscope's rules."""
+
+
+def test_verdicts_stand_with_the_run_and_under_a_gpu_that_is_itself_the_cause() -> None:
+    said = shown(screen(node(*LATER), verdicts=VERDICTS))
+    below = said.splitlines()[said.splitlines().index(OVERVIEW.splitlines()[5]) + 1]
+    assert below == "    Slowed by heat. It costs 13 % of the GPU time. Check airflow, fans and inlet"
+    assert (
+        "  Verdict: Waiting for data: too few workers. It costs 23 % of the GPU time, all\n"
+        "  causes together 31 %. Raise num_workers and prefetch_factor, and keep workers\n"
+        "  alive between epochs.\n"
+    ) in said
+    assert said.endswith("Verdicts: http://prometheus:9090, told 12 s ago.")
+
+
+def test_verdicts_have_a_column_where_there_is_room() -> None:
+    lines = shown(screen(node(*LATER), verdicts=VERDICTS), 120).splitlines()
+    (head,) = (line for line in lines if line.startswith("GPU"))
+    assert head.endswith("Verdict")
+    assert lines[lines.index(head) + 2].endswith("alice, job 41 Slowed by heat, 13 %")
+
+
+def test_a_verdict_that_can_not_be_told() -> None:
+    said = shown(screen(node(*LATER), verdicts=VERDICTS._replace(runs={}, ambiguous=frozenset(VERDICTS.runs))))
+    assert "Verdict: unknown. Prometheus knows several runs of this name" in said
+    lost = VERDICTS._replace(runs={}, gpus={}, age=None, problem="http://prometheus:9090: no answer within 5 s")
+    said = shown(screen(node(*LATER), verdicts=lost), 100)
+    assert said.endswith("No newer verdicts: http://prometheus:9090: no answer within 5 s. No verdict is known.")
+
+
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("width", [20, 40, 60, 80, 120, 200])
+def test_no_line_is_wider_than_the_screen(view: str, width: int) -> None:
+    lines = VIEWS[view](screen(node(*LATER, gpus=4, ranks=4), verdicts=VERDICTS), "number", width)
+    widest = max(lines, key=length_of)
+    assert length_of(widest) <= width, plain(widest)
+
+
+def test_what_is_not_told_is_not_zero() -> None:
+    untold = (model.BUSY, model.UTILIZATION, model.POWER, model.TEMPERATURE, model.PROCESSES, model.OWNER_INFO)
+    (row,) = (
+        line for line in shown(screen(node(*LATER, gpus=1, ranks=0, without=untold))).splitlines() if line[:1] == "0"
+    )
+    assert row.split() == ["0", "-", "20.0/48.0", "GiB", "-", "-", "2490", "-", "-", "-"]
+
+
+def test_troubles_stand_above_the_gpus() -> None:
+    extra = [
+        sample(model.GPU_UP, ("7", "GPU-7"), 0),
+        sample(model.LOST_INFO, ("7", "GPU-7", "gpu_lost")),
+        sample(model.LAST_READING, ("7", "GPU-7"), 1_700_000_980.0),
+        sample(model.SOURCE_UP, ("owners",), 0),
+        sample(model.SERIES_DROPPED, ("max_series",), 17),
+    ]
+    of = screen(node(1000, extra=extra))
+    assert plain(title(of, "")) == "stallscope top  3 GPUs (1 down)  1 run"
+    said = shown(of)
+    assert (
+        "GPU 7 is down (gpu_lost). It fell off the bus: drain the node and reboot. Last\nreading 20 s ago.\n"
+        "Source owners is down (last reading never): see the exporter's log.\n"
+        "17 series were left out at the exporter's limits.\nGPU "
+    ) in said
+    assert "\n7   down gpu_lost" in said
+
+
+def test_many_troubles_leave_room_for_the_rest() -> None:
+    down = [sample(model.GPU_UP, (str(index), f"GPU-{index}"), 0) for index in range(10, 40)]
+    assert "and 22 more\n" in shown(screen(node(1000, extra=down)))
+
+
+def test_what_is_old_is_grey_and_says_how_old() -> None:
+    lines = overview(screen(node(*LATER), problem="no answer within 5 s"), "number", 80)
+    assert lines[0] == (Span("node1:19400: no answer within 5 s. What is shown is 14 s old.", "bad"),)
+    roles = {span.role for each in lines[1:-1] for span in each}
+    assert roles == {"stale"}
+
+
+def test_an_exporter_that_never_answered() -> None:
+    assert shown(screen(None)).splitlines()[0] == "node1:19400  asking"
+    assert shown(screen(None, problem="it can't be reached")).splitlines()[0] == "node1:19400: it can't be reached."
+
+
+@pytest.mark.parametrize(
+    ("sort", "first"), [("number", "0"), ("memory", "1"), ("power", "1"), ("owner", "1"), ("activity", "0")]
+)
+def test_gpus_are_sorted(sort: str, first: str) -> None:
+    assert sort in SORTS
+    lines = shown(screen(node(*LATER)), sort=sort).splitlines()
+    assert lines[lines.index(OVERVIEW.splitlines()[3]) + 1][0] == first
+
+
+def test_an_owner_may_be_looked_for() -> None:
+    of = screen(node(*LATER)).of("ALI")
+    assert [gpu.index for gpu in of.seen[0].node.gpus] == ["1"]  # type: ignore[union-attr]
+    assert not of.runs  # bob's
+    assert [run.name.run for run in screen(node(*LATER)).of("bob").runs] == ["resnet50"]
+    assert not screen(node(*LATER)).of("nobody").gpu_names
+
+
+def test_the_other_views() -> None:
+    of = screen(node(*LATER), verdicts=VERDICTS)
+    assert "slowed by hw_thermal 25 % of the time\n    held by alice, job 41 (18.0 GiB)" in shown(of, view="GPUs")
+    assert "     1    1  running  2,080     500 ms  ███▎····  40 % backward  0 s ago" in shown(of, view="Runs")
+    assert "alice, job 41     1  1      ███████▎  90 %  18.0 GiB" in shown(of, view="Owners")
+    assert "nvme0n1 busy 50 %   Stallscope 1.2.3\n" in shown(of, view="Nodes")
+
+
+def test_of_a_thousand_ranks_those_in_trouble_are_shown() -> None:
+    extra = [sample(model.RANK_STATE, ("resnet50", "999", "lost"))]
+    without = [model.RANK_STATE]
+    said = shown(screen(node(1000, ranks=1000, without=without, extra=extra)), view="Runs")
+    assert "936 more ranks are not shown" in said
+    assert "999  999  lost" in said
+
+
+HOSTILE = "\x1b]0;owned\x07\x1b[2J\u202eevil\x9b31m\r\n\ud83d日本語"
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_no_name_from_outside_steers_the_terminal(view: str) -> None:
+    """Every label of every family that is read says the worst that there is."""
+    samples: list[Sample] = []
+    for name in sorted(model.WANTED):
+        found = FAMILIES.get(name)
+        if found is not None and found.type is not MetricType.HISTOGRAM:
+            labels = ["0" if label == "rank" else HOSTILE for label in found.all_labels]
+            samples.append(Sample(found, tuple(labels), 1.0))
+    samples.append(sample(model.LOST_INFO, ("1", "GPU-1", HOSTILE)))
+    samples.append(sample(model.GPU_UP, ("1", "GPU-1"), 0.0))
+    page = rendered(samples)
+    observer = Observer()
+    for second in (0.0, 20.0):
+        found_node = observer.observe(model.wanted(page), second)
+    verdicts = VERDICTS._replace(
+        server=HOSTILE,
+        problem=HOSTILE,
+        runs={run.name: Verdict(HOSTILE, 0.5) for run in screen(found_node).runs},
+        gpus=dict.fromkeys((gpu.uuid for gpu in found_node.gpus), Verdict(HOSTILE, 0.5)),
+    )
+    of = screen(found_node, verdicts=verdicts, problem=HOSTILE, name=HOSTILE)
+    lines = [title(of, ""), *VIEWS[view](of, "number", 80)]
+    assert any("evil" in plain(each) for each in lines)
+    assert all(span.text.isprintable() for each in lines for span in each)
+
+
+def test_phases_fill_the_bar_and_are_named_once() -> None:
+    shares = [PhaseShare("forward", 0.6), PhaseShare("my_own", 0.37), PhaseShare("", 0.03)]
+    bar, rest = phase_bar(shares, 40)
+    assert plain(bar) == "│forward 60 %           │my own 37 %   │"
+    assert [span.role for span in bar] == ["phase:forward", "phase:my_own", "phase:"]
+    assert rest == "the rest 3 %"
+
+
+@pytest.mark.parametrize(
+    ("text", "width", "cut"),
+    [
+        ("short", 7, "short  "),
+        ("longer", 4, "lon…"),
+        ("日本語", 5, "日本…"),
+        ("日本語", 4, "日… "),
+        ("é" * 3, 3, "ééé"),
+    ],
+)
+def test_a_text_is_cut_to_its_cells(text: str, width: int, cut: str) -> None:
+    spans = fit((Span(text),), width)
+    assert "".join(span.text for span in spans) == cut
+    assert sum(width_of(span.text) for span in spans) == width
+
+
+def test_all_signs_have_a_stand_in_for_terminals_that_know_ascii_alone() -> None:
+    of = screen(node(*LATER), verdicts=VERDICTS, problem="gone")
+    lines = [each for view in VIEWS.values() for width in (40, 80) for each in view(of, "number", width)]
+    assert all(span.text.translate(ASCII).isascii() for each in [*lines, *HELP] for span in each)
