@@ -6,6 +6,7 @@ docstring what it does. Only the module that is asked for is imported, so that `
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import pkgutil
@@ -23,10 +24,12 @@ GROUPS = {
 }
 """What commands are for, in the order in which help lists them."""
 
+_FAILED = 1
 _USAGE_ERROR = 2
 _INTERRUPTED = 130
 _BROKEN_PIPE = 141
 """As a shell tells of a program that SIGINT or SIGPIPE ended."""
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 _PROGRAM_OF_ITS_OWN = "run"
 """The command whose exceptions are those of the program that it runs."""
 
@@ -48,16 +51,36 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments[:1] == [_PROGRAM_OF_ITS_OWN]:
         return _run(arguments)
+    _open_what_is_closed()
     try:
-        status = _run(arguments)
-        sys.stdout.flush()
+        try:
+            return _run(arguments)
+        finally:
+            sys.stdout.flush()
     except KeyboardInterrupt:
         return _INTERRUPTED
     except BrokenPipeError:
-        # What is left to be written goes nowhere, so that the interpreter's own last flush says nothing.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         return _BROKEN_PIPE
-    return status
+    except OSError as error:
+        # Those of a name are no output's.
+        if error.errno not in _NO_ROOM or error.filename is not None:
+            raise
+        _discard_output()
+        print(f"stallscope: the output can't be written: {error.strerror}", file=sys.stderr)
+        return _FAILED
+
+
+def _open_what_is_closed() -> None:
+    """Let output that whoever started us has closed go nowhere."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
+
+
+def _discard_output() -> None:
+    """Let what is left to be written go nowhere, so that the interpreter's own last flush says nothing."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(arguments: Sequence[str]) -> int:
