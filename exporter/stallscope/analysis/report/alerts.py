@@ -147,7 +147,7 @@ def _blocks(asker: Asker, found: Alerts, lost: LostTime) -> list[Block]:
             (
                 alert.name,
                 alert.severity,
-                alert.subject or "the run",
+                alert.subject or asker.subject.title,
                 alert.times,
                 alert.seconds,
                 alert.first,
@@ -182,7 +182,7 @@ def _selected(asker: Asker, before: str = "") -> str:
     subject = asker.subject
     if subject.run is None:
         on_nodes = f", {subject.told_by_nodes}" if subject.instances else ""
-        return f'ALERTS{{alertstate="firing", cause!=""{on_nodes}}}{offset}'
+        return f'ALERTS{{alertstate="firing", alertname!="Watchdog", cause!=""{on_nodes}}}{offset}'
     nodes = f"run_node:known:info{{{subject.told_by_run}}}{offset}"
     return (
         f'ALERTS{{alertstate="firing", cause!="", {subject.told_by_run}}}{offset} or '

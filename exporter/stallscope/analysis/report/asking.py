@@ -18,6 +18,8 @@ from stallscope.analysis.report.words import zone
 
 RULES_SECONDS = 30.0
 """Finest resolution of sums over time: what rules record changes no faster."""
+SCRAPES_SECONDS = 120.0
+"""Least time in which there are enough scrapes to tell what a counter grew by."""
 _MOST_MOMENTS = 10_080
 """That a sum over time is made of: a week by the minute."""
 _CURVE_POINTS = 300
@@ -77,6 +79,10 @@ class Asker:
     def step_of(self, points: int) -> float:
         """Seconds between the points of a curve that has so many at most."""
         return multiple_of(RULES_SECONDS, self.subject.seconds / points)
+
+    def step_of_counters(self, points: int = _CURVE_POINTS) -> float:
+        """The same for a curve of what counters grew by from one point to the next."""
+        return multiple_of(SCRAPES_SECONDS, self.subject.seconds / points)
 
     @property
     def window(self) -> str:

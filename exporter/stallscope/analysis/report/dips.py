@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from stallscope.analysis.expressions import quoted
 from stallscope.analysis.report.asking import Asker
-from stallscope.analysis.report.document import Block, Column, Fact, Facts, Notice, Paragraph, Section, Table, Value
+from stallscope.analysis.report.document import Block, Column, Notice, Paragraph, Section, Table, Value
 from stallscope.analysis.report.phases import EVERY_STEP
 from stallscope.analysis.report.ranks import Ranks
 from stallscope.analysis.report.subject import GPU_LABELS
 from stallscope.analysis.report.words import plain, title_of
 
 KEY = "dips"
+_DIP = "Dip of its GPU"
 
 
 def section(asker: Asker, found: Ranks | None) -> Section:
@@ -70,7 +73,7 @@ def _regular(asker: Asker) -> list[Block] | None:
         if first in steps
         else f"every {seconds[first]:.1f} s"
     )
-    text = f"{first[0]} GPU {first[1]} dips {period}. What the loop does at that interval is the cause: see below."
+    text = f"{first[0]} GPU {first[1]} dips {period}. What the loop does at that interval is the cause."
     return [Notice("warning", text), table]
 
 
@@ -93,35 +96,35 @@ def _comes_back(asker: Asker, found: Ranks, first: str) -> list[Block]:
         f'{{{rank}, phase!~"{EVERY_STEP}|initialization|restore|paused"}}[{window}]))',
     )
     every = {
-        "Dip of its GPU": dips,
+        _DIP: dips,
         "Slow step": slow,
         **{title_of(phase): number for phase, number in phases.items()},
     }
     told = {name: number for name, number in every.items() if number is not None}
     if not told:
         return [Notice("info", "Neither dips nor slow steps nor phases of their own are told.")]
+    came = {name: number for name, number in told.items() if number >= 1}
+    if not came:
+        return [Paragraph(f"In {steps:,.0f} steps of {found.name(first)} there was no {_or(told)}.")]
     between_dips = steps / dips if dips else None
     rows: list[tuple[Value, ...]] = [
-        (
-            name,
-            number,
-            steps / number if number else None,
-            steps / number / between_dips if number and between_dips and name != "Dip of its GPU" else None,
-        )
-        for name, number in sorted(told.items(), key=lambda each: -each[1])
+        (name, number, steps / number, steps / number / between_dips if between_dips and name != _DIP else None)
+        for name, number in sorted(came.items(), key=lambda each: -each[1])
     ]
-    facts = Facts((Fact("Steps of that rank", steps, "count", "in this time"),))
     return [
-        facts,
         Table(
             (
                 Column("What"),
                 Column("Times", "count", f"on {found.name(first)}"),
-                Column("Every … steps", "number", "mean"),
+                Column("Every … steps", "number", f"mean of {steps:,.0f} steps"),
                 Column("Of the dips' interval", "times", "1: it comes as often as the dips"),
             ),
             tuple(rows),
             title="What comes back every so many steps",
-            note="The phase that comes as often as the dips is their cause: do it less often, or beside the loop.",
-        ),
+            note="A phase that comes as often as the dips is their cause: do it less often, or beside the loop.",
+        )
     ]
+
+
+def _or(names: Iterable[str]) -> str:
+    return " and no ".join(name[:1].lower() + name[1:] for name in names)

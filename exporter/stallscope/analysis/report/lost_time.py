@@ -20,7 +20,7 @@ from stallscope.analysis.report.document import (
     Table,
     Value,
 )
-from stallscope.analysis.report.words import title_of
+from stallscope.analysis.report.words import percent, plain, title_of
 from stallscope.readable import duration
 
 KEY = "lost-time"
@@ -145,12 +145,14 @@ def _blocks(asker: Asker, found: LostTime) -> list[Block]:
     blocks: list[Block] = []
     if found.unit == "rank":
         blocks.append(Notice("info", "No rank claims a GPU: the hours are hours of ranks, and energy is not known."))
-    blocks.append(_table(asker, found))
-    if found.losses:
-        blocks += [_bars(found), _areas(found)]
-    else:
-        blocks.append(Paragraph("No cause cost any time that could be told."))
-    return blocks
+    if not found.losses:
+        return [*blocks, Paragraph(f"No cause cost any time. {_judged(found)}")]
+    return [*blocks, _table(asker, found), _bars(found), _areas(found)]
+
+
+def _judged(found: LostTime) -> str:
+    share = min(1.0, found.judged / found.gpu_seconds)
+    return f"Of {plain(found.gpu_seconds / 3600)} {found.unit}-hours {percent(share)} could be judged."
 
 
 def _no_gpus(asker: Asker) -> str:
@@ -178,10 +180,7 @@ def _table(asker: Asker, found: LostTime) -> Table:
     hours = (found.lost or 0.0) / 3600
     joules = found.joules
     cost = [asker.options.money(hours, joules)] if money else []
-    note = (
-        f"Of {found.gpu_seconds / 3600:,.1f} {found.unit}-hours; "
-        f"{100 * min(1.0, found.judged / found.gpu_seconds):.0f} % of them could be judged."
-    )
+    note = _judged(found)
     if sum(loss.gpu_seconds for loss in found.losses) > 1.01 * (found.lost or 0.0):
         note += " Causes overlap, so that they add up to more than all together: mending one may mend part of another."
     return Table(
@@ -218,7 +217,7 @@ def _areas(found: LostTime) -> Figure:
         if loss.cause in by_cause
     ]
     said = "; ".join(
-        f"{title_of(loss.cause)} at most {100 * loss.worst_share:.0f} %"
+        f"{title_of(loss.cause)} at most {percent(loss.worst_share)}"
         for loss in found.losses
         if loss.worst_share is not None
     )

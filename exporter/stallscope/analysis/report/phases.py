@@ -17,10 +17,16 @@ from stallscope.analysis.report.document import (
 )
 from stallscope.analysis.report.ranks import Ranks
 from stallscope.analysis.report.words import title_of
+from stallscope.catalogue import OUTSIDE_PHASES
 
 KEY = "phases"
 EVERY_STEP = "data_wait|host_copy|forward|backward|communication|optimizer|other"
 """Phases that every step has."""
+
+_HOW = (
+    "Wrap the data loader in `stallscope.track`, or time parts of the step with `run.phase(…)`, to learn what the "
+    "loop's time goes into."
+)
 
 
 def section(asker: Asker, found: Ranks) -> Section:
@@ -36,12 +42,13 @@ def _blocks(asker: Asker, found: Ranks) -> list[Block]:
         return [
             Notice(
                 "warning",
-                "No phases are told: wrap the data loader in `stallscope.track`, or time parts of the step with "
-                "`run.phase(…)`, to learn what the loop's time goes into.",
+                f"No phases are told. {_HOW}",
             )
         ]
     blocks: list[Block] = []
-    if set(times) <= {"other", "data_wait"}:
+    if set(times) == {"other"}:
+        blocks.append(Notice("warning", f"No phase is measured: `other` is all of the step. {_HOW}"))
+    elif set(times) <= {"other", "data_wait"}:
         blocks.append(
             Notice(
                 "info",
@@ -64,7 +71,7 @@ def _table(asker: Asker, found: Ranks, times: dict[str, float]) -> Table:
         gpu = on_gpu.get(phase)
         rows.append(
             (
-                title_of(phase),
+                _title(phase),
                 seconds / total,
                 seconds / 3600,
                 seconds / steps if steps else None,
@@ -116,5 +123,9 @@ def _areas(asker: Asker, times: dict[str, float]) -> Figure:
     found = {curve.labels.get("phase", ""): curve.values for curve in curves.curves}
     parts = tuple(Series(phase, found[phase]) for phase in order if phase in found)
     total = sum(times.values())
-    said = ", ".join(f"{title_of(phase)} {100 * times[phase] / total:.0f} %" for phase in order[:6])
+    said = ", ".join(f"{_title(phase)} {100 * times[phase] / total:.0f} %" for phase in order[:6])
     return Figure("Phases over time", Areas(curves.times, parts, "share", 1.0), f"Share of the loop's time: {said}.")
+
+
+def _title(phase: str) -> str:
+    return phase.capitalize() if phase in OUTSIDE_PHASES else title_of(phase)

@@ -136,9 +136,9 @@ def _table(asker: Asker, found: Ranks) -> Table:
             f"{step_sum} / ({step_count} > 0)",
             f"avg by (rank) (avg_over_time(rank:data_wait:ratio5m{{{among}}}[{window}]))",
             f"avg by (rank) (avg_over_time(run_rank:communication:ratio5m{{{among}}}[{window}]))",
-            _of_gpus(asker, "rate(stallscope_gpu_busy_seconds_total", among),
-            _of_gpus(asker, "rate(stallscope_gpu_sm_active_seconds_total", among),
-            _of_gpus(asker, "avg_over_time(gpu:sm_clock:ratio5m", among),
+            _of_gpus(asker, "gpu:busy:ratio5m", among),
+            _of_gpus(asker, "gpu:sm_active:ratio5m", among),
+            _of_gpus(asker, "gpu:sm_clock:ratio5m", among),
         )
     ]
     rows: list[tuple[Value, ...]] = []
@@ -171,11 +171,12 @@ def _table(asker: Asker, found: Ranks) -> Table:
     )
 
 
-def _of_gpus(asker: Asker, function_of: str, among: str) -> str:
-    """A function of a series, the mean of the GPUs that a rank claims."""
-    claims = f"group by ({GPU_LABELS}, rank) (last_over_time(rank_gpu:claim:info{{{among}}}[{asker.window}]))"
-    figure = f"max by ({GPU_LABELS}) ({function_of}{{{asker.subject.told_by_nodes}}}[{asker.window}]))"
-    return f"avg by (rank) ({claims} * on ({GPU_LABELS}) group_left () {figure})"
+def _of_gpus(asker: Asker, record: str, among: str) -> str:
+    """A figure of the GPUs that a rank claims, at the moments before which it did for five minutes."""
+    claim = f"rank_gpu:claim:info{{{among}}}"
+    figure = f"max by ({GPU_LABELS}) ({record}{{{asker.subject.told_by_nodes}}})"
+    joined = f"({claim} and {claim} offset 5m) * on ({GPU_LABELS}) group_left () {figure}"
+    return asker.over_time("avg_over_time", f"avg by (rank) ({joined})")
 
 
 def numerically(text: str) -> tuple[int, str]:

@@ -13,12 +13,13 @@ from stallscope.analysis.report.asking import Asker
 from stallscope.analysis.report.document import Block, Fact, Notice, Paragraph, Recommendation, Section
 from stallscope.analysis.report.lost_time import Loss, LostTime
 from stallscope.analysis.report.whereabouts import listed
-from stallscope.analysis.report.words import plain, title_of
+from stallscope.analysis.report.words import percent, plain, title_of
 from stallscope.causes import CAUSES, REMAINDERS
 from stallscope.readable import duration
 
 KEY = "recommendations"
 _MOST = 10
+_SMALL = "What is lost nevertheless came to no verdict: the rules take it as small enough."
 _TIMES = "\N{MULTIPLICATION SIGN}"
 
 
@@ -60,12 +61,13 @@ def recommendations(asker: Asker, found: Found) -> tuple[Recommendation, ...]:
 def section(lost: LostTime, advised: tuple[Recommendation, ...]) -> Section:
     """Tell it."""
     blocks: list[Block] = list(advised)
+    hardware_first = len(advised) > 1 and CAUSES[advised[0].cause].tier == "hardware"
     if advised:
         blocks.append(
             Paragraph(
                 "Each gain is what is won at most if that cause alone goes away. Causes lie behind one another: mend "
-                "the first, then look again. Broken hardware stands before all else, since other losses may follow "
-                "from it."
+                "the first, then look again."
+                + (" Broken hardware comes first: other losses may follow from it." if hardware_first else "")
             )
         )
     else:
@@ -78,8 +80,8 @@ def _nothing(lost: LostTime) -> Block:
         return Notice("warning", "Nothing could be judged, so there is no advice. What was missing stands at the end.")
     verdict = lost.most_under_verdict
     if verdict is not None and verdict not in REMAINDERS:
-        return Notice("good", f"{title_of(verdict)}: {CAUSES[verdict].remedy}")
-    return Notice("good", "No cause came to a verdict or an alert: nothing to change.")
+        return Notice("good", f"{title_of(verdict)}: {CAUSES[verdict].remedy} {_SMALL if lost.losses else ''}".rstrip())
+    return Notice("good", f"No cause came to an alert: nothing to change. {_SMALL if lost.losses else ''}".rstrip())
 
 
 class _Advice(NamedTuple):
@@ -155,9 +157,9 @@ def _evidence(asker: Asker, found: Found, loss: Loss) -> str:
     said = []
     verdict = found.lost.under_verdict.get(loss.cause, 0.0)
     if verdict:
-        said.append(f"the verdict for {100 * verdict / found.lost.gpu_seconds:.0f} % of the time")
+        said.append(f"the verdict for {percent(verdict / found.lost.gpu_seconds)} of the time")
     if loss.worst_share is not None and loss.worst_at is not None:
-        said.append(f"worst at {asker.moment(loss.worst_at)} ({100 * loss.worst_share:.0f} % of GPU time)")
+        said.append(f"worst at {asker.moment(loss.worst_at)} ({percent(loss.worst_share)} of GPU time)")
     if loss.cause in found.where and found.number > 1:
         said.append(found.where[loss.cause])
     text = ", ".join(said)

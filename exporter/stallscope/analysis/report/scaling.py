@@ -24,8 +24,10 @@ def section(asker: Asker, run: Run) -> Section:
 
 
 def _alone(asker: Asker) -> Block:
-    efficiency = f"run:scaling_efficiency:ratio5m{{{asker.subject.told_by_run}}}"
-    mean = asker.figure(f"avg(avg_over_time({efficiency}[{asker.window}]))")
+    record = f"run:scaling_efficiency:ratio5m{{{asker.subject.told_by_run}}}"
+    # A rate of five minutes is too low until there are five minutes to take it from.
+    settled = f"{record} and {record} offset 5m"
+    mean = asker.figure(f"avg({asker.over_time('avg_over_time', settled)})")
     if mean is None:
         return Notice(
             "info",
@@ -36,7 +38,7 @@ def _alone(asker: Asker) -> Block:
             Fact("Efficiency", mean, "share", "samples of each GPU, of what one GPU does alone as the run told it"),
             Fact(
                 "At least",
-                asker.figure(f"min(min_over_time({efficiency}[{asker.window}]))"),
+                asker.figure(f"min({asker.over_time('min_over_time', settled)})"),
                 "share",
                 "in five minutes",
             ),

@@ -7,7 +7,7 @@ from math import inf
 from typing import NamedTuple
 
 from stallscope.analysis.expressions import quoted
-from stallscope.analysis.report.asking import Asker, Curves, multiple_of
+from stallscope.analysis.report.asking import Asker, Curves
 from stallscope.analysis.report.document import (
     Block,
     Column,
@@ -34,8 +34,6 @@ KEY = "steps"
 _SHARES = (0.5, 0.95, 0.99)
 _HEAT_COLUMNS = 120
 _MOST_OUTLIERS = 8
-_SCRAPES_SECONDS = 120.0
-"""Least time in which there are enough scrapes to tell what a counter grew by."""
 
 
 class _Bucket(NamedTuple):
@@ -216,7 +214,7 @@ def _outliers(asker: Asker) -> list[Block]:
             Paragraph("No step was an outlier: over the median by three times its usual deviation, and by a tenth.")
         ]
     lost = asker.figure(most("_excess_seconds_total", asker.window)) or 0.0
-    step = multiple_of(_SCRAPES_SECONDS, asker.step)
+    step = asker.step_of_counters()
     curves = asker.curves(most("_excess_seconds_total", f"{step:.0f}s"), step)
     numbers = _only(asker.curves(most("s_total", f"{step:.0f}s"), step))
     every = [

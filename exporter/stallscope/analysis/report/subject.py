@@ -53,8 +53,9 @@ class Subject:
             return f"Run {self.run.name}"
         if self.scope == "everything":
             return "All runs and GPUs"
-        shown = ", ".join(self.instances[:3])
-        return f"Node {shown}" if len(self.instances) == 1 else f"{len(self.instances)} nodes: {shown} …"
+        if len(self.instances) == 1:
+            return f"Node {self.instances[0]}"
+        return f"{len(self.instances)} nodes: {', '.join(self.instances[:3])}{' …' if len(self.instances) > 3 else ''}"
 
     @property
     def told_by_run(self) -> str:
@@ -153,6 +154,13 @@ class Subject:
         if self.scope == "run":
             return f" and on ({GPU_LABELS}) rank_gpu:claim:info{{{self.told_by_run}}}"
         return ""
+
+    @property
+    def settled(self) -> str:
+        """What has no series but for GPUs that have counted for five minutes, to be put behind a rate of so long."""
+        if self.scope == "run":
+            return f" and on ({GPU_LABELS}) rank_gpu:claim:info{{{self.told_by_run}}} offset 5m"
+        return f" and on ({GPU_LABELS}) gpu:up:max{{{self.told_by_nodes}}} offset 5m"
 
     def _of_gpus(self, share: str) -> str:
         return f"sum by (cause) ({share} * on ({RUN_LABELS}) group_left () {self.gpus})"

@@ -10,7 +10,7 @@ from stallscope.analysis.report.document import Block, Column, Fact, Facts, Noti
 from stallscope.analysis.report.lost_time import LostTime
 from stallscope.analysis.report.ranks import Ranks
 from stallscope.analysis.report.subject import GPU_LABELS, RUN_LABELS
-from stallscope.analysis.report.words import title_of
+from stallscope.analysis.report.words import percent, plain, title_of
 from stallscope.analysis.runs import Run
 
 KEY = "summary"
@@ -41,7 +41,7 @@ def highlights(asker: Asker, lost: LostTime) -> tuple[Fact, ...]:
     facts = [
         Fact("Mostly", verdict, "cause", "the verdict that held longest"),
         Fact("Lost", lost.share, "share", f"of the {lost.unit} time"),
-        Fact(f"{lost.unit}-hours lost", hours, "gpu_hours", f"of {lost.gpu_seconds / 3600:,.1f}"),
+        Fact(f"{lost.unit}-hours lost", hours, "gpu_hours", f"of {plain(lost.gpu_seconds / 3600)}"),
     ]
     money = asker.options.money(hours, lost.joules)
     if money is not None:
@@ -55,10 +55,12 @@ def _lead(asker: Asker, lost: LostTime) -> list[Block]:
     if lost.share is None:
         return [Notice("warning", f"The {what} could not be judged in this time: what was missing stands at the end.")]
     costliest = lost.losses[0] if lost.losses else None
-    text = f"{100 * lost.share:.0f} % of the {lost.unit} time was lost"
+    text = f"{percent(lost.share)} of the {lost.unit} time was lost"
+    unjudged = max(0.0, lost.gpu_seconds - lost.judged) / lost.gpu_seconds if lost.gpu_seconds else 0.0
+    besides = f" {percent(unjudged)} could not be judged." if unjudged else ""
     if costliest is None:
-        return [Notice("good", f"No loss of {lost.unit} time was found.")]
-    text += f", most of it to “{title_of(costliest.cause)}” ({100 * costliest.share:.0f} %)."
+        return [Notice("good", f"No loss of {lost.unit} time was found.{besides}")]
+    text += f", most of it to “{title_of(costliest.cause)}” ({percent(costliest.share)}).{besides}"
     return [Paragraph(text)]
 
 
@@ -124,6 +126,8 @@ def _models(asker: Asker) -> str | None:
 
 def _work(asker: Asker, lost: LostTime) -> Facts:
     which, window = asker.subject.told_by_run, asker.window
+    # An hour's mean says little before there is an hour to take it from.
+    goodput = f"run:goodput:ratio1h{{{which}}} and run:ranks:count{{{which}}} offset 1h"
     facts = []
     for unit in ("samples", "tokens"):
         done = _done(asker, unit)
@@ -142,9 +146,9 @@ def _work(asker: Asker, lost: LostTime) -> Facts:
     facts += [
         Fact(
             "Goodput",
-            asker.figure(f"avg(avg_over_time(run:goodput:ratio1h{{{which}}}[{window}]))"),
+            asker.figure(f"avg({asker.over_time('avg_over_time', goodput)})"),
             "share",
-            "productive step time over wall time: mean of hourly means",
+            "productive step time over wall time: mean of whole hours, from the run's first on",
         ),
         Fact(
             "Model FLOP/s used",
@@ -165,7 +169,7 @@ def _done(asker: Asker, unit: str) -> float | None:
 def _cost(asker: Asker, lost: LostTime) -> Facts:
     hours, joules = lost.gpu_seconds / 3600, asker.figure(asker.subject.joules(asker.window))
     facts = [
-        Fact(f"{lost.unit}-hours", hours, "gpu_hours", f"of these {100 * lost.judged / lost.gpu_seconds:.0f} % judged")
+        Fact(f"{lost.unit}-hours", hours, "gpu_hours", f"of these {percent(lost.judged / lost.gpu_seconds)} judged")
         if lost.gpu_seconds
         else Fact("GPU-hours", None, "gpu_hours", "none recorded"),
         Fact("Lost", None if lost.lost is None else lost.lost / 3600, "gpu_hours", "to all causes together"),

@@ -12,12 +12,14 @@ from stallscope.analysis.report.document import (
     Figure,
     HeatMap,
     Notice,
+    Numbers,
     Section,
     Table,
     Value,
 )
 from stallscope.analysis.report.ranks import Ranks, numerically
 from stallscope.analysis.report.subject import GPU_LABELS
+from stallscope.analysis.report.words import percent
 
 KEY = "utilisation"
 _HEAT_COLUMNS = 120
@@ -30,6 +32,8 @@ class Gpu(NamedTuple):
     instance: str
     gpu: str
     uuid: str
+    mig: str
+    """Profile of a MIG instance; empty for a whole GPU."""
     rank: str
     """Of the run; empty where the subject is none."""
     busy: float
@@ -39,7 +43,7 @@ class Gpu(NamedTuple):
     def name(self) -> str:
         """In a few words."""
         rank = f"rank {self.rank}, " if self.rank else ""
-        return f"{rank}{self.instance} GPU {self.gpu}"
+        return f"{rank}{self.instance} GPU {self.gpu}{f' ({self.mig})' if self.mig else ''}"
 
 
 def section(asker: Asker, found: Ranks | None) -> Section:
@@ -74,16 +78,18 @@ def _blocks(asker: Asker, found: Ranks | None) -> list[Block]:
 def _gpus(asker: Asker) -> list[Gpu]:
     """Every GPU with its mean, the least busy among them."""
     subject = asker.subject
-    busy = f"max by ({GPU_LABELS}) (rate(stallscope_gpu_busy_seconds_total{{{subject.told_by_nodes}}}[{asker.window}]))"
+    which = subject.told_by_nodes
+    busy = f"max by ({GPU_LABELS}) (avg_over_time(gpu:busy:ratio5m{{{which}}}[{asker.window}]))"
     if subject.run is not None:
         claims = f"last_over_time(rank_gpu:claim:info{{{subject.told_by_run}}}[{asker.window}])"
         busy = f"group by ({GPU_LABELS}, rank) ({claims}) * on ({GPU_LABELS}) group_left () {busy}"
-    expression = f"max by (instance, gpu, uuid, rank) ({busy})"
+    expression = f"max by (instance, gpu, uuid, mig, rank) ({busy})"
     return [
         Gpu(
             each.labels.get("instance", ""),
             each.labels.get("gpu", ""),
             each.labels.get("uuid", ""),
+            each.labels.get("mig", ""),
             each.labels.get("rank", ""),
             each.value,
         )
@@ -96,8 +102,8 @@ def _table(asker: Asker, shown: list[Gpu], number: int) -> Table:
     own = asker.subject.of_its_gpus
 
     def rate(counter: str, labels: str = "") -> dict[str, float]:
-        """Mean of what a counter integrates, exact over the whole time."""
-        return asker.by("uuid", f"max by (uuid) (rate({counter}{{{which}{labels}}}[{asker.window}]))")
+        """Mean of what a counter integrates, at the moments before which the GPU was the subject's for five minutes."""
+        return over_time("avg_over_time", f"rate({counter}{{{which}{labels}}}[5m]){asker.subject.settled}")
 
     def over_time(function: str, expression: str, argument: str = "") -> dict[str, float]:
         """Of a state, at the moments at which the GPU is the subject's."""
@@ -110,7 +116,7 @@ def _table(asker: Asker, shown: list[Gpu], number: int) -> Table:
         over_time("max_over_time", utilisation),
         *(over_time("quantile_over_time", utilisation, f"{share}, ") for share in (0.99, 0.95, 0.5, 0.05)),
         over_time("min_over_time", utilisation),
-        {gpu.uuid: gpu.busy for gpu in shown},
+        rate("stallscope_gpu_busy_seconds_total"),
         rate("stallscope_gpu_below_seconds_total", ', level="0.1"'),
         rate("stallscope_gpu_sm_active_seconds_total"),
         over_time(
@@ -153,15 +159,15 @@ def _table(asker: Asker, shown: list[Gpu], number: int) -> Table:
 
 def _heat_map(asker: Asker, shown: list[Gpu], number: int) -> Figure | None:
     which = f"{asker.subject.told_by_nodes}, uuid=~{any_of(gpu.uuid for gpu in shown)}"
-    step = asker.step_of(_HEAT_COLUMNS)
-    busy = f"max by ({GPU_LABELS}) (gpu:busy:ratio5m{{{which}}}){asker.subject.of_its_gpus}"
-    curves = asker.curves(f"max by (uuid) ({asker.over_time('avg_over_time', busy, step)})", step)
+    step = asker.step_of_counters(_HEAT_COLUMNS)
+    busy = f"max by ({GPU_LABELS}) (rate(stallscope_gpu_busy_seconds_total{{{which}}}[{step:.0f}s]))"
+    curves = asker.curves(f"max by (uuid) ({busy}{asker.subject.of_its_gpus})", step)
     by_uuid = {curve.labels.get("uuid", ""): curve.values for curve in curves.curves}
     rows = [gpu for gpu in shown if gpu.uuid in by_uuid]
     if not rows:
         return None
-    least, most = min(rows, key=lambda gpu: gpu.busy), max(rows, key=lambda gpu: gpu.busy)
-    said = f"Busy between {100 * least.busy:.0f} % ({least.name}) and {100 * most.busy:.0f} % in the mean"
+    means = sorted((_mean(by_uuid[gpu.uuid]), gpu.name) for gpu in rows)
+    said = f"Busy for {percent(means[0][0])} ({means[0][1]}) to {percent(means[-1][0])} of the time, in the mean"
     title = "Time with a kernel resident, by GPU"
     if number > len(rows):
         title += f" ({len(rows)} of {number}, the least busy)"
@@ -169,6 +175,11 @@ def _heat_map(asker: Asker, shown: list[Gpu], number: int) -> Figure | None:
     return Figure(
         title, HeatMap(tuple(gpu.name for gpu in rows), times, tuple(by_uuid[gpu.uuid] for gpu in rows)), f"{said}."
     )
+
+
+def _mean(values: Numbers) -> float:
+    told = [value for value in values if value is not None]
+    return sum(told) / len(told) if told else 0.0
 
 
 def _order(gpu: Gpu) -> tuple[tuple[int, str], str, tuple[int, str]]:
