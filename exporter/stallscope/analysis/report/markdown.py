@@ -51,7 +51,8 @@ def escaped(text: str) -> str:
     """A text from outside as Markdown that says just that, on one line."""
     text = re.sub(r"[\\`*\[\]<>|~$&]", r"\\\g<0>", readable(text, LONGEST_TEXT))
     text = re.sub(r"(?<![^\W_])_|_(?![^\W_])", r"\\_", text)  # within a word it means nothing
-    return re.sub(r"^(\s*\d*)([#+=.)-])", r"\1\\\2", text)
+    # At its beginning it might be a heading, a rule or an item of a list.
+    return re.sub(r"^(\d+(?=[.)](?:\s|$))|(?=[#+-](?:[#\s-]|$)))", r"\1\\", text)
 
 
 def sparkline(values: Sequence[float | None]) -> str:

@@ -42,7 +42,8 @@ from stallscope.analysis.report.thinning import (
     spacing,
     stretches,
 )
-from stallscope.analysis.report.words import Words, colour_of, plain, title_of, unit_of
+from stallscope.analysis.report.words import LONGEST_TEXT, Words, colour_of, plain, title_of, unit_of
+from stallscope.readable import readable
 
 WIDTH = 760
 """Of a drawing; lengths are in its own units, in which its type has a height of 11."""
@@ -466,6 +467,7 @@ def _day(seconds: float) -> float:
 
 def _shortened(text: str, longest: int) -> str:
     """A label whose middle is left out where it is too long: names of nodes differ at their ends."""
+    text = readable(text, LONGEST_TEXT)
     if len(text) <= longest:
         return text
     head = (longest - 1) // 2

@@ -33,7 +33,7 @@ def inline_svg(canvas: Figure, key: str) -> str:
 
 def _tag(tag: str, key: str, used: frozenset[str]) -> str:
     """A tag in the page's colours and type, with no more digits and identifiers than are of use."""
-    tag = re.sub(r' d="([^"]*)"', _short_path, tag)
+    tag = re.sub(r' d="([^"]*)"', _short_path, tag).replace("xlink:href", "href")
     tag = re.sub(r"""font: ([\d.]+px) [^;"]*""", r"font-size: \1", tag)
     for sentinel, colour in _PAGE_COLOURS.items():
         tag = tag.replace(sentinel, colour)
