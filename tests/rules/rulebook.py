@@ -15,7 +15,10 @@ from tests.rules.together import Document, Together
 
 ROOT = Path(__file__).parents[2]
 _STAGES = ("thresholds", "subjects", "verdicts", "totals")
-_FOUND = {path.stem: path for path in sorted((ROOT / "prometheus" / "rules").glob("*.yml"))}
+_ALL = {path.stem: path for path in sorted((ROOT / "prometheus" / "rules").glob("*.yml"))}
+CANONICAL_FILES = tuple(path for stem, path in _ALL.items() if stem.startswith("canonical"))
+"""What makes series of ours from those of other exporters. Where there are none, they do nothing."""
+_FOUND = {stem: path for stem, path in _ALL.items() if path not in CANONICAL_FILES}
 CAUSE_FILES = tuple(path for stem, path in _FOUND.items() if stem not in _STAGES)
 """The causes, one subject a file. None drives another: in which order they are evaluated must not matter."""
 ALERT_FILES = tuple(path for path in sorted((ROOT / "alerts").glob("*.yml")) if path.name != "alertmanager.yml")
@@ -30,6 +33,7 @@ GROUPS = (
     *(f"stallscope-alerts-{path.stem.replace('_', '-')}" for path in ALERT_FILES),
 )
 """In the order in which a server's evaluations settle."""
+_CANONICAL_GROUPS = tuple(f"stallscope-{path.stem.replace('_', '-')}" for path in CANONICAL_FILES)
 
 INTERVAL = 30
 """Seconds between scrapes and between evaluations."""
@@ -390,7 +394,7 @@ class Rulebook:
             {
                 "rule_files": [str(path) for path in rule_files],
                 "evaluation_interval": f"{INTERVAL}s",
-                "group_eval_order": list(GROUPS),
+                "group_eval_order": [*_CANONICAL_GROUPS, *GROUPS],
                 "tests": [
                     {
                         "interval": f"{INTERVAL}s",

@@ -1,0 +1,438 @@
+"""Other people's exporters: their series become ours, once, and the verdicts come out as with an exporter of ours."""
+
+from __future__ import annotations
+
+import re
+import runpy
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.known_names import BY_SERIES_NAME, rules
+from tests.rules.rulebook import (
+    CANONICAL_FILES,
+    LENGTH,
+    ROOT,
+    RULE_FILES,
+    TARGET,
+    Rulebook,
+    Story,
+    gpu,
+    growing,
+    host,
+    rank,
+    run_tool,
+    scrapes,
+    series,
+    steady,
+    until,
+)
+
+PAGES = Path(__file__).parent / "expositions"
+_NUMBER = "8f1f4d06-07fd-27a7-52d5-e58aa060d256"
+"""Of the NVIDIA GPU on all pages; on a node of a story its own name stands for it."""
+FILES = (
+    *CANONICAL_FILES,
+    *(
+        path
+        for path in RULE_FILES
+        if path.stem not in ("hours", "memory", "ranks", "causes") and path.parent.name == "rules"
+    ),
+    *(path for path in RULE_FILES if path.stem == "gpu_hardware"),
+)
+"""What judges GPUs, and what a run waits for."""
+IDLE = ("canonical", "canonical_dcgm", "subjects", "input", "use", "verdicts")
+"""What judges an idle GPU, beside the thresholds."""
+SUBJECT = {"instance": "well:9400", "gpu": "0", "uuid": "GPU-well"}
+_SAMPLE = re.compile(r"^(\w+)(?:\{(.*)\})? (\S+)$")
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+
+
+def page(text: str, values: Mapping[str, str], **target: str) -> Story:
+    """What scrapes of a page give: each value for an hour, but for those that are named."""
+    story = [series("up", steady(1), **target)]
+    for line in text.splitlines():
+        if sample := _SAMPLE.match(line):
+            name, labels, value = sample.groups()
+            found = dict(_LABEL.findall(labels or ""))
+            story.append(series(name, values.get(name, steady(float(value))), **found | target))
+    return story
+
+
+def told(file: str, values: Mapping[str, str] | None = None, *, uuid: str = "", **target: str) -> Story:
+    """A recorded page, scraped; its GPU has the name of the node, where no other is given."""
+    at = {"job": "gpu", "instance": "node1:9400"} | target
+    text = (PAGES / f"{file}.prom").read_text(encoding="utf-8")
+    return page(text.replace(_NUMBER, uuid or at["instance"].partition(":")[0]), values or {}, **at)
+
+
+def ours(*, values: str = steady(1), **target: str) -> Story:
+    """An exporter of ours."""
+    labels = {**TARGET, **target}
+    return [series("up", steady(1), **labels), series("stallscope_build_info", values, version="1", **labels)]
+
+
+def without(story: Story, *names: str) -> Story:
+    """All but some series."""
+    return [each for each in story if each[0].partition("{")[0] not in names]
+
+
+def labelled(story: Story, **labels: str) -> Story:
+    """The story with labels besides."""
+    more = "".join(f',{name}="{value}"' for name, value in labels.items())
+    return [(name.removesuffix("}") + more + "}", values) for name, values in story]
+
+
+A, B, C = "dcgm_exporter_4_8", "dcgm_exporter_aliases", "dcgm_exporter_4_9"
+DIALECTS: Mapping[str, Mapping[str, tuple[str, Mapping[str, str]]]] = {
+    A: {
+        "idle": ("", {"DCGM_FI_DEV_GPU_UTIL": steady(0)}),
+        "low": ("underused", {"DCGM_FI_DEV_GPU_UTIL": steady(50)}),
+        "hot": (
+            "thermal_throttle",
+            {"DCGM_FI_DEV_CLOCKS_EVENT_REASONS": steady(8 + 64), "DCGM_FI_DEV_SM_CLOCK": steady(990)},
+        ),
+        "capped": ("healthy", {"DCGM_FI_DEV_CLOCKS_EVENT_REASONS": steady(1 + 4), "DCGM_FI_DEV_SM_CLOCK": steady(990)}),
+        "xid": ("xid_hw", {"DCGM_FI_DEV_XID_ERRORS": until(15, 0, 79)}),
+        "old xid": ("healthy", {"DCGM_FI_DEV_XID_ERRORS": steady(79)}),
+    },
+    B: {
+        "idle": ("", {"DCGM_FI_DEV_GPU_UTIL_RATIO": steady(0)}),
+        "low": ("underused", {"DCGM_FI_DEV_GPU_UTIL_RATIO": steady(50)}),
+        "hot": (
+            "thermal_throttle",
+            {
+                "DCGM_FI_DEV_CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN_NS": growing(1e9),
+                "DCGM_FI_DEV_SM_CLOCK": steady(990),
+            },
+        ),
+        "xid": ("xid_hw", {"DCGM_FI_DEV_XID_ERROR": until(15, 0, 79)}),
+    },
+    C: {
+        "idle": ("", {"DCGM_FI_DEV_GPU_UTIL_RATIO": steady(0)}),
+        "low": ("underused", {"DCGM_FI_DEV_GPU_UTIL_RATIO": steady(0.5)}),
+        "hot": (
+            "thermal_throttle",
+            {
+                "DCGM_FI_DEV_GPU_THERMAL_THROTTLE_SECONDS_TOTAL": growing(1),
+                "DCGM_FI_DEV_SM_CLOCK_HERTZ": steady(0.99e9),
+            },
+        ),
+        "xid": ("xid_hw", {"DCGM_FI_DEV_XID_ERROR": until(15, 0, 79)}),
+    },
+}
+"""Of each dialect what is the matter with a GPU, the verdict, and what tells it."""
+
+
+def test_the_files_are_what_is_generated() -> None:
+    generated = runpy.run_path(str(ROOT / "exporter" / "canonical_rules.py"))
+    assert {path.stem for path in CANONICAL_FILES} == set(generated["FILES"])
+    for path in CANONICAL_FILES:
+        assert path.read_text(encoding="utf-8") == generated["rule_file"](path.stem), "run `make generate`"
+
+
+def test_promtool_accepts_the_files() -> None:
+    run_tool("promtool", "check", "rules", "--lint-fatal", *map(str, CANONICAL_FILES))
+
+
+def test_what_is_recorded_is_in_the_catalogue_or_named_as_rules_are() -> None:
+    for path in CANONICAL_FILES:
+        for rule in rules((path,)):
+            assert rule["record"] in BY_SERIES_NAME or re.fullmatch(r"\w+:\w+:\w+", rule["record"])
+            family = BY_SERIES_NAME.get(rule["record"])
+            own = {"measured_by"} | ({*family.all_labels, "le"} if family else {"pipe", "reason"})
+            assert rule.get("labels", {}).keys() <= own, rule["record"]
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_dcgm_alone_gets_its_gpus_the_verdicts_that_ours_would_have_given_them(
+    dialect: str, rulebook: Rulebook
+) -> None:
+    nodes = {f"{trouble}:9400": case for trouble, case in DIALECTS[dialect].items() if case[0]}
+    nodes["well:9400"] = ("healthy", {})
+    rulebook.check(
+        [each for instance, (_cause, values) in nodes.items() for each in told(dialect, values, instance=instance)],
+        {
+            "sum by (instance, cause) (gpu:verdict:ratio5m >= bool 0)": [
+                ({"instance": instance, "cause": cause}, 1) for instance, (cause, _values) in nodes.items()
+            ],
+            # What the verdicts rest on: all dialects and units come to the same.
+            'round(100 * rate(stallscope_gpu_busy_seconds_total{instance="well:9400"}[5m]))': [
+                ({"job": "gpu", "measured_by": "dcgm-exporter", **SUBJECT}, 95)
+            ],
+            'round(stallscope_gpu_memory_used_bytes{instance="well:9400"} / 2^20)': [
+                ({"job": "gpu", "measured_by": "dcgm-exporter", **SUBJECT}, 40544)
+            ],
+            'stallscope_gpu_clock_hertz{instance="well:9400", clock="sm"} / 1e9': [
+                ({"job": "gpu", "measured_by": "dcgm-exporter", "clock": "sm", **SUBJECT}, 1.98)
+            ],
+        },
+        at="20m",
+        rule_files=FILES,
+    )
+
+
+def test_a_gpu_that_a_pod_holds_idle_is_found_in_each_dialect_and_one_that_is_free_is_not(
+    tmp_path: Path, rulebook: Rulebook
+) -> None:
+    story = [
+        each for dialect in DIALECTS for each in told(dialect, DIALECTS[dialect]["idle"][1], instance=f"{dialect}:9400")
+    ]
+    free = [
+        (re.sub(',(pod|namespace|container)="[^"]*"', "", name), values)
+        for name, values in told(A, DIALECTS[A]["idle"][1], instance="free:9400")
+    ]
+    # With honor_labels off the holder's labels are exported_pod and so on, and the pod is the exporter's own.
+    behind = [
+        (re.sub(r"(,|{)(pod|namespace|container)=", r"\1exported_\2=", name), values)
+        for name, values in told(A, DIALECTS[A]["idle"][1], instance="behind:9400")
+    ]
+    own = {"namespace": "monitoring", "pod": "dcgm-exporter-x"}
+    story += labelled(free, **own) + labelled(behind, **own)
+    soon = tmp_path / "thresholds.yml"
+    thresholds = next(path for path in FILES if path.stem == "thresholds").read_text(encoding="utf-8")
+    soon.write_text(re.sub(r"({name: idle_seconds}\n +expr:) .+", r"\1 vector(600)", thresholds))
+    rulebook.check(
+        story,
+        {
+            'count by (instance) (gpu:verdict:ratio5m{cause="idle_allocated"})': [
+                ({"instance": f"{node}:9400"}, 1) for node in (*DIALECTS, "behind")
+            ],
+            'count by (pod, namespace) (stallscope_gpu_owner_info{instance=~"free.*|behind.*"})': [
+                ({"pod": "train-0", "namespace": "team"}, 1)
+            ],
+        },
+        at="20m",
+        rule_files=[soon, *(path for path in FILES if path.stem in IDLE)],
+    )
+
+
+def test_a_run_on_a_gpu_of_another_exporter_gets_its_verdict(rulebook: Rulebook) -> None:
+    waiting = {"DCGM_FI_DEV_GPU_UTIL": steady(50)}
+    nodes = {
+        # The rank names its GPU: it is found wherever it is scraped.
+        "uuid": told(A, waiting, uuid="mine", instance="10.0.0.7:9400"),
+        # It only knows the index: the exporter is found by the host of its address, or by the host that it names.
+        "address": told(A, waiting, instance="address:9400"),
+        "name": [
+            (name.replace('hostname="node1"', 'hostname="name"'), values)
+            for name, values in told(A, waiting, uuid="other", instance="10.0.0.8:9400")
+        ],
+        "nvidia_smi": told(
+            "nvidia_gpu_exporter", {"nvidia_smi_utilization_gpu_ratio": steady(0.5)}, instance="nvidia_smi:9835"
+        ),
+        "unknown": told(A, waiting, uuid="elsewhere", instance="10.0.0.9:9400"),
+        "busy": told(A, instance="busy:9400"),
+    }
+    gpus = {"uuid": ("0", "GPU-mine"), "nvidia_smi": ("0", "GPU-nvidia_smi"), "busy": ("0", "GPU-busy")}
+    story: Story = []
+    for node, page_of_it in nodes.items():
+        at = f"{node}:19400"
+        story += page_of_it + ours(instance=at) + host(0.2, instance=at)
+        story += rank(run=node, wait=0.5, gpus=[gpus.get(node, ("0", ""))], instance=at)
+    causes = dict.fromkeys(nodes, "input_bound") | {"unknown": "insufficient_data", "busy": "compute_bound"}
+    rulebook.check(
+        story,
+        {
+            "sum by (run, cause) (run:verdict:ratio5m >= bool 0)": [
+                ({"run": r, "cause": c}, 1) for r, c in causes.items()
+            ]
+        },
+        at="20m",
+        rule_files=FILES,
+    )
+
+
+def test_ours_goes_first_and_another_takes_over_when_it_dies_until_it_is_back(rulebook: Rulebook) -> None:
+    story = (
+        away(ours() + gpu(uuid="GPU-node1", idle=0.5, low_samples=1.0))
+        + told(A, {"DCGM_FI_DEV_GPU_UTIL": steady(50)})
+        # Beside dcgm-exporter it is never needed.
+        + told("nvidia_gpu_exporter", instance="node1:9835", job="smi")
+    )
+    for at, instance, measured_by in (
+        ("9m", "node1:19400", []),
+        ("19m", "node1:9400", [({"measured_by": "dcgm-exporter"}, 1)]),
+        ("28m", "node1:19400", []),
+    ):
+        rulebook.check(
+            story,
+            {
+                "count by (instance) (gpu:up:max)": [({"instance": instance}, 1)],
+                'count by (measured_by) (stallscope_gpu_power_watts{measured_by!=""})': measured_by,
+                "sum(cluster:gpus_known:count)": [({}, 1)],
+                "sum by (instance, cause) (gpu:verdict:ratio5m >= bool 0)": [
+                    ({"instance": instance, "cause": "underused"}, 1)
+                ],
+            },
+            at=at,
+            rule_files=FILES,
+        )
+
+
+def away(story: Story) -> Story:
+    """What can't be had from the tenth to the 20th minute."""
+    begin, end = scrapes(10), scrapes(20)
+
+    def interrupted(values: str) -> str:
+        first, step = (float(each) for each in values.removesuffix(f"x{LENGTH}").split("+"))
+        return f"{first:g}+{step:g}x{begin} stale _x{end - begin - 2} {first + step * end:g}+{step:g}x{LENGTH - end}"
+
+    return [(name, interrupted(values)) for name, values in story]
+
+
+def test_where_ours_measures_all_the_files_record_nothing(rulebook: Rulebook) -> None:
+    rulebook.check(
+        ours() + gpu() + rank() + host(0.2),
+        {
+            '{measured_by!=""}': [],
+            "gpu:found:info or gpu:chosen:info or gpu:identity:info or host:found:info or host:identity:info": [],
+            "count(host:exporter:info)": [({}, 1)],
+        },
+        rule_files=FILES,
+    )
+
+
+def test_a_gpu_that_its_exporter_no_longer_tells_of_is_lost_if_it_tells_of_others(rulebook: Rulebook) -> None:
+    second = [(name.replace('gpu="0"', 'gpu="1"'), values) for name, values in told(A, uuid="twin")]
+    gone = [(name, values.replace(f"x{LENGTH}", "x20 stale")) for name, values in without(second, "up")]
+    nodes = {
+        "lost": gone,
+        # A rank on it goes on: it is the exporter that has lost it.
+        "steps": gone + ours(instance="steps:19400") + rank(gpus=[("1", "GPU-twin")], instance="steps:19400"),
+        # It was cut into instances, which its exporter tells of in its place.
+        "cut": gone + labelled(without(second, "up"), GPU_I_PROFILE="1g.10gb", GPU_I_ID="7"),
+    }
+    story: Story = []
+    for node, of_second in nodes.items():
+        for name, values in of_second + told(A, instance=f"{node}:9400"):
+            story.append((name.replace("node1:9400", f"{node}:9400").replace("twin", f"{node}-twin"), values))
+    # All is gone: that is the exporter.
+    silent = without(told(A, instance="silent:9400"), "up")
+    story += [(name, values.replace(f"x{LENGTH}", "x20 stale")) for name, values in silent]
+    rulebook.check(
+        story,
+        {
+            "count by (instance, uuid) (stallscope_gpu_up == 0)": [
+                ({"instance": "lost:9400", "uuid": "GPU-lost-twin"}, 1)
+            ],
+            'count by (instance, gpu) (ALERTS{alertname="GpuLost", alertstate="firing"})': [
+                ({"instance": "lost:9400", "gpu": "1"}, 1)
+            ],
+        },
+        at="20m",
+        rule_files=FILES,
+    )
+
+
+def test_a_mig_instance_is_busy_as_its_engines_are_and_has_nothing_of_the_card(rulebook: Rulebook) -> None:
+    instances = [
+        each
+        for number in ("7", "8")
+        for each in labelled(without(told(A), "up"), GPU_I_PROFILE="1g.10gb", GPU_I_ID=number)
+    ]
+    rulebook.check(
+        [series("up", steady(1), job="gpu", instance="node1:9400"), *instances],
+        {
+            "round(100 * gpu:busy:ratio5m)": [
+                (
+                    {
+                        "job": "gpu",
+                        "instance": "node1:9400",
+                        "gpu": "0",
+                        "uuid": f"GPU-node1/{number}",
+                        "mig": "1g.10gb",
+                    },
+                    95,
+                )
+                for number in ("7", "8")
+            ],
+            "count(stallscope_gpu_memory_used_bytes)": [({}, 2)],
+            "stallscope_gpu_power_watts or stallscope_gpu_energy_joules_total": [],
+        },
+        rule_files=FILES,
+    )
+
+
+def test_what_may_mean_two_things_is_not_told(rulebook: Rulebook) -> None:
+    percent = "DCGM_FI_DEV_GPU_UTIL_RATIO"
+    without_proof = ("DCGM_FI_DEV_FB_USED_BYTES", "DCGM_FI_DEV_SM_CLOCK_HERTZ", "DCGM_FI_DEV_MEMORY_UTIL_RATIO")
+    engines = "DCGM_FI_PROF_GR_ENGINE_UTIL_RATIO"
+    violation = series(
+        "DCGM_FI_DEV_THERMAL_VIOLATION", growing(1e9), job="gpu", instance="a:9400", gpu="0", UUID="GPU-a"
+    )
+    story = [
+        *told(B, {percent: steady(1)}, instance="a:9400"),
+        violation,
+        *told(A, instance="d:9400"),
+        # Once it was over 1, it is a percentage.
+        *told(B, {percent: "50+0x10 1+0x110"}, instance="b:9400"),
+        *without(
+            told(C, {percent: steady(1)}, instance="c:9400"),
+            *without_proof,
+            "DCGM_FI_DEV_GPU_ENERGY_JOULES_TOTAL",
+            engines,
+        ),
+    ]
+    rulebook.check(
+        story,
+        {
+            "sum by (instance) (stallscope_gpu_utilization_ratio)": [
+                ({"instance": "b:9400"}, 0.01),
+                ({"instance": "d:9400"}, 0.95),
+            ],
+            'stallscope_gpu_throttled_seconds_total{instance="a:9400", reason=~"sw_thermal|power_cap"}': [],
+            "stallscope_gpu_nvlink_receive_bytes_total or stallscope_gpu_nvlink_transmit_bytes_total": [],
+        },
+        rule_files=FILES,
+    )
+
+
+def test_other_exporters_of_gpus_alone_get_verdicts_too(rulebook: Rulebook) -> None:
+    smi = "nvidia_gpu_exporter"
+    story = [
+        *told(smi, {"nvidia_smi_utilization_gpu_ratio": steady(0.5)}, instance="low:9835"),
+        *told(
+            smi,
+            {
+                "nvidia_smi_clocks_event_reasons_counters_hw_thermal_slowdown_seconds": growing(1),
+                "nvidia_smi_clocks_current_sm_clock_hz": steady(0.9e9),
+            },
+            instance="hot:9835",
+        ),
+        *told(smi, instance="xid:9835"),
+        *(
+            series(name, values, uuid="xid", xid="79", job="gpu", instance="xid:9835")
+            for name, values in (
+                ("nvidia_smi_xid_errors_total", steady(1)),
+                ("nvidia_smi_xid_last_timestamp_seconds", steady(900)),
+            )
+        ),
+        *told(smi, instance="well:9835"),
+        *told("amd_device_metrics_exporter", {"gpu_gfx_activity": steady(50)}, instance="amd:5000"),
+        # An exporter of ours there has the card already, under another name.
+        *told("amd_device_metrics_exporter", instance="both:5000"),
+        *ours(instance="both:19400"),
+        series("stallscope_exporter_source_up", steady(1), source="amd", job="stallscope", instance="both:19400"),
+    ]
+    rulebook.check(
+        [
+            (name.replace("80e0-c6d49f5b0d86", "both") if "both:5000" in name else name, values)
+            for name, values in story
+        ],
+        {
+            "sum by (instance, cause) (gpu:verdict:ratio5m >= bool 0)": [
+                ({"instance": "low:9835", "cause": "underused"}, 1),
+                ({"instance": "hot:9835", "cause": "thermal_throttle"}, 1),
+                ({"instance": "xid:9835", "cause": "xid_hw"}, 1),
+                ({"instance": "well:9835", "cause": "healthy"}, 1),
+                ({"instance": "amd:5000", "cause": "underused"}, 1),
+            ],
+            'round(sum by (instance) (rate(stallscope_gpu_energy_joules_total{instance="well:9835"}[5m])))': [
+                ({"instance": "well:9835"}, 627)
+            ],
+        },
+        at="20m",
+        rule_files=FILES,
+    )
