@@ -209,8 +209,8 @@ class Top(App[None]):
             self._draw()
 
     def on_resize(self, _event: Resize) -> None:
-        """Lay everything out anew."""
-        self._draw()
+        """Lay everything out anew, once the widgets have their new sizes."""
+        self.call_after_refresh(self._draw)
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         """Show what belongs to that owner."""
