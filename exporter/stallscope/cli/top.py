@@ -96,16 +96,9 @@ def main(arguments: Sequence[str]) -> int:
             f"stallscope top --prometheus.url needs {error.name}: pip install 'stallscope[exporter]'", file=sys.stderr
         )
         return 1
-    try:
-        if parsed.once or parsed.json or not _is_live_terminal():
-            return _once(feeds, watch, parsed)
-        return _live(feeds, watch, parsed)
-    except KeyboardInterrupt:
-        return 1
-    except BrokenPipeError:
-        # Whoever read had seen enough. What is still to be flushed would complain when the interpreter ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+    if parsed.once or parsed.json or not _is_live_terminal():
+        return _once(feeds, watch, parsed)
+    return _live(feeds, watch, parsed)
 
 
 def _watch(url: str | None) -> VerdictWatch | None:
