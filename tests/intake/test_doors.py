@@ -303,6 +303,24 @@ def test_stopping_takes_in_what_arrived_and_ends_the_thread(reception: Reception
     assert not [thread for thread in threading.enumerate() if thread.name == "doors"]
 
 
+def test_reports_that_come_while_one_is_taken_in_find_room_however_many(path: Path) -> None:
+    arrived = queue.SimpleQueue[bytes]()
+
+    def hear_six_more(data: bytes, transport: Transport, pid: int | None) -> None:
+        arrived.put(data)
+        if data.startswith(b"slow"):
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as others:
+                others.setblocking(False)  # as the shim does: a report that finds no room is dropped
+                for _ in range(6):
+                    others.sendto(b"quick", str(path))
+
+    keeper = DoorKeeper((UnixDoor(path),), hear_six_more)
+    keeper.start()
+    send(path, b"slow", b"slow", b"slow")
+    assert [arrived.get(timeout=10) for _ in range(21)].count(b"quick") == 18
+    keeper.stop()
+
+
 def test_a_flood_does_not_hold_up_a_stop(path: Path) -> None:
     received = threading.Event()
 

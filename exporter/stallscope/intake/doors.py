@@ -13,9 +13,10 @@ import socket
 import stat
 import struct
 import threading
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from stallscope.intake.complaints import Complaints
 from stallscope.intake.runs import Transport
@@ -36,6 +37,16 @@ _MENDING_INTERVAL = 1.0
 """Seconds between two looks at whether each door is open and in its place."""
 
 
+class Datagram(NamedTuple):
+    """What came through a door."""
+
+    data: bytes
+    pid: int | None
+    """The sender's, where the kernel tells it."""
+    origin: str
+    """Where it came from, as far as the door tells."""
+
+
 class Door:
     """One datagram socket."""
 
@@ -46,8 +57,6 @@ class Door:
         self.problem = ""
         """Why the door is not open, or the empty string."""
         self.socket: socket.socket | None = None
-        self.sender = ""
-        """Where the newest datagram came from, as far as the door tells."""
         self.hopeless = False
         """Whether it is not worth another try: looking for a host holds up the other door."""
 
@@ -61,18 +70,17 @@ class Door:
             self.problem = f"no reports through {self.address}: {error.strerror or error}; {self._remedy(error)}"
         return self.socket is not None
 
-    def receive(self) -> tuple[bytes, int | None] | None:
-        """The next datagram with the sender's pid where the kernel tells it, or None when there is none."""
+    def receive(self) -> Datagram | None:
+        """The next datagram, or None when there is none."""
         assert self.socket is not None
         try:
             data, control, _flags, sender = self.socket.recvmsg(MAX_BYTES + 1, _CONTROL_BYTES)
         except OSError:  # nothing there, or an error that a datagram socket reports once and forgets
             return None
-        self.sender = self._origin(sender)
         for level, kind, content in control:
             if level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS and len(content) == _CREDENTIALS.size:
-                return data, _CREDENTIALS.unpack(content)[0]
-        return data, None
+                return Datagram(data, _CREDENTIALS.unpack(content)[0], self._origin(sender))
+        return Datagram(data, None, self._origin(sender))
 
     def in_place(self) -> bool:
         """Whether senders can find the open socket."""
@@ -285,14 +293,22 @@ class DoorKeeper:
             _logger.warning("%s", door.problem)
 
     def _read(self, door: Door) -> None:
-        for _ in range(_BURST):
-            received = door.receive()
-            if received is None:
+        waiting: deque[Datagram] = deque()
+        left = _BURST
+        while True:
+            # Between any two: the kernel's queue for a UNIX socket has room for eleven, and ranks report at once.
+            while left and (datagram := door.receive()) is not None:
+                waiting.append(datagram)
+                left -= 1
+            if not waiting:
                 return
-            data, pid = received
-            try:
-                self._accept(data, door.transport, pid)
-            except ReportError as error:
-                self._complaints.tell(f"{door.address} from {door.sender}" if door.sender else door.address, error)
-            except Exception:
-                _logger.exception("a report through %s could not be taken in", door.address)
+            self._take(door, waiting.popleft())
+
+    def _take(self, door: Door, datagram: Datagram) -> None:
+        try:
+            self._accept(datagram.data, door.transport, datagram.pid)
+        except ReportError as error:
+            where = f"{door.address} from {datagram.origin}" if datagram.origin else door.address
+            self._complaints.tell(where, error)
+        except Exception:
+            _logger.exception("a report through %s could not be taken in", door.address)
