@@ -8,7 +8,17 @@ import os
 import platform
 from pathlib import Path
 
-from tests.benchmarks import accuracy, rules, sampling_round, scrape, shim_cost, status_page, training_step
+from tests.benchmarks import (
+    accuracy,
+    reports,
+    rules,
+    sampling_round,
+    scrape,
+    scraped_cluster,
+    shim_cost,
+    status_page,
+    training_step,
+)
 from tests.benchmarks.processes import CLIENT_PROCESSOR
 
 RESULTS = Path(__file__).with_name("RESULTS.md")
@@ -48,9 +58,10 @@ def main() -> None:
     before = load()
     parts = ["### The shim", shim_cost.table().strip(), training_step.table().strip()]
     # Prometheus may use every processor.
-    rule_cost = ["### Rules", rules.table()]
+    rule_cost = ["### Rules", rules.table(), "### A cluster that is scraped", scraped_cluster.table()]
     os.sched_setaffinity(0, {CLIENT_PROCESSOR})
     parts += ["### Scrapes", scrape.table()]
+    parts += ["### Taking reports", reports.table()]
     parts += ["### The status page", status_page.table()]
     parts += ["### A sampling round", sampling_round.table()]
     parts += ["### Accuracy", accuracy.table(), *rule_cost]
