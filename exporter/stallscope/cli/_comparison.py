@@ -17,6 +17,8 @@ _WIDTH = 79
 _NAME = 23
 _SHOWN = 0.005
 """Least share of the base's GPU time that a cause must explain to be told."""
+_WORTH_CHANGING = 0.05
+"""The same for the advice to be told what to change."""
 _GOOD_FIT = 0.05
 """A line that misses a run by more is told with its distance."""
 _COLUMNS = (("GPUs", 6), ("batch", 9), ("{work}/s", 11), ("times", 7), ("a GPU", 8), ("step", 9), ("lost", 6))
@@ -75,7 +77,7 @@ def _lines(comparison: Comparison) -> Iterator[str]:
     for against in comparison.against:
         yield from _difference(against, comparison)
     yield ""
-    yield "Batch size"
+    yield "Batch size, if nothing else differs between the runs"
     if comparison.batch_sizes is None:
         yield from _wrapped(f"no study: {comparison.no_batch_sizes}", indent=2)
     else:
@@ -125,7 +127,9 @@ def _difference(against: Against, comparison: Comparison) -> Iterator[str]:
         else:
             title = CAUSES[part.cause].title if part.cause in CAUSES else readable(part.cause, 40)
             yield f"  {100 * part.explains:+6.1f} %  {title} ({_share(part.base)} there, {_share(part.run)} here)"
-    worst = next((part for part in against.parts if part.cause in CAUSES and (part.explains or 0.0) > _SHOWN), None)
+    worst = next(
+        (part for part in against.parts if part.cause in CAUSES and (part.explains or 0.0) > _WORTH_CHANGING), None
+    )
     if worst is not None:
         yield from _wrapped(CAUSES[worst.cause].remedy, indent=12)
     found, gpus, fewer = against.scaling, against.run.gpus, comparison.base.gpus
