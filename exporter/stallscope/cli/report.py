@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-import time
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
+from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
 
 from stallscope.analysis.report.formats import SUFFIXES, format_of, load, written
@@ -160,7 +160,7 @@ def _watch(server: Prometheus, told: Any) -> Document:
     """Write the report again and again until what it tells of has ended; the last good one stays."""
     last: Document | None = None
     while True:
-        began = time.monotonic()
+        began = monotonic()
         try:
             last = _write(server, told)
         except _RefusedError as refused:
@@ -171,7 +171,7 @@ def _watch(server: Prometheus, told: Any) -> Document:
         else:
             if not last.live:
                 return last
-        time.sleep(max(0.0, told.watch - (time.monotonic() - began)))
+        sleep(max(0.0, told.watch - (monotonic() - began)))
 
 
 def _write(server: Prometheus, told: Any) -> Document:

@@ -1,0 +1,199 @@
+"""`stallscope report` on a real Prometheus that holds half an hour of two runs, one of which goes on."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stallscope.cli import report
+from tests.filled_prometheus import write
+from tests.free_ports import free_port
+from tests.prometheus_server import prometheus
+from tests.scenarios.series import Series
+
+SCRAPES = 61
+"""One every half a minute."""
+pytestmark = pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is not installed")
+
+
+def told(run: str, state: str) -> Iterator[Series]:
+    rank = {"namespace": "vision", "run": run, "rank": "0", "job": "stallscope", "instance": f"{run}:19400"}
+    labels = {"namespace": "vision", "run": run}
+    for name, more, value in (
+        ("stallscope_training_rank_info", {**rank, "world_size": "1"}, 1.0),
+        ("stallscope_training_state", {**rank, "state": state}, 1.0),
+        ("stallscope_build_info", {"job": "stallscope", "instance": f"{run}:19400"}, 1.0),
+        ("run:ranks:count", labels, 1.0),
+        ("run:gpus:count", labels, 2.0),
+        ("run:time_lost:ratio5m", labels, 0.25),
+        ("run_cause:time_lost:ratio5m", {**labels, "cause": "input_disk_bound"}, 0.25),
+        ("run:verdict:ratio5m", {**labels, "cause": "input_disk_bound"}, 0.25),
+    ):
+        yield Series(name, more, [value] * SCRAPES)
+
+
+@contextmanager
+def filled() -> Iterator[str]:
+    with prometheus() as running:
+        start = time.time() - 30 * (SCRAPES - 1)
+        everything = [*told("resnet50", "running"), *told("resnet18", "finished")]
+        write([running.port], everything, start, SCRAPES)
+        yield running.address
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    with filled() as address:
+        yield address
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_page_is_written_and_what_to_change_first_is_said(
+    server: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert report.main(["--prometheus.url", server, "--run", "resnet50"]) == 0
+    page = (here / "report.html").read_text(encoding="utf-8")
+    assert "<h1>Run resnet50" in page
+    assert 'http-equiv="refresh"' not in page
+    assert capsys.readouterr().out.splitlines() == [
+        "wrote report.html",
+        "change first: Waiting for data: disk. Read from local NVMe or memory, in larger sequential shards.",
+    ]
+    assert [each.name for each in here.iterdir()] == ["report.html"]
+
+
+def test_the_name_of_the_file_says_how_it_is_written(server: str, here: Path) -> None:
+    assert report.main(["--prometheus.url", server, "--run", "resnet50", "--out", "it.md"]) == 0
+    assert (here / "it.md").read_text(encoding="utf-8").startswith("# Run resnet50\n")
+
+
+def test_other_formats_go_to_standard_output_with_what_was_lost_in_money(
+    server: str, here: Path, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    prices = ["--price-per-gpu-hour", "2.5", "--currency", "EUR"]
+    assert report.main(["--prometheus.url", server, "--run", "resnet18", "--format", "json", *prices]) == 0
+    document = json.loads(capsysbinary.readouterr().out)
+    (advised,) = [
+        block for section in document["sections"] for block in section["blocks"] if block["type"] == "Recommendation"
+    ]
+    gain = {fact["kind"]: fact["value"] for fact in advised["gain"]}
+    assert advised["cause"] == "input_disk_bound"
+    assert gain["share"] == pytest.approx(0.25, abs=0.01)
+    # A quarter of the time of two GPUs for half an hour.
+    assert gain["gpu_hours"] == pytest.approx(0.25, abs=0.02)
+    assert gain["money"] == pytest.approx(2.5 * gain["gpu_hours"])
+    assert not list(here.iterdir())
+
+
+def test_nodes_are_found_with_and_without_their_port(server: str, here: Path) -> None:
+    for name in ("resnet50", "resnet50:19400"):
+        assert report.main(["--prometheus.url", server, "--instance", name, "--out", "it.html"]) == 0
+        assert "<h1>Node resnet50:19400" in (here / "it.html").read_text(encoding="utf-8")
+
+
+def test_a_notebook_has_the_run_and_the_server_filled_in(server: str, here: Path) -> None:
+    address = server.replace("http://", "http://user:secret@")
+    assert report.main(["--prometheus.url", address, "--run", "resnet50", "--notebook", "it.ipynb"]) == 0
+    notebook = (here / "it.ipynb").read_text(encoding="utf-8")
+    assert "secret" not in notebook
+    cells = json.loads(notebook)["cells"]
+    (parameters,) = [cell for cell in cells if "parameters" in cell["metadata"].get("tags", ())]
+    values: dict[str, Any] = {}
+    exec("".join(parameters["source"]), values)
+    assert (values["RUN"], values["SERVER"], values["NAMESPACE"], values["END"]) == ("resnet50", server, "vision", None)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--run", "resnet5"], "there is no run 'resnet5' between"),
+        (["--run", "resnet5"], "did you mean resnet50"),
+        (["--run", "resnet50", "--against", "resnet"], "there is no run 'resnet' between"),
+        (["--run", "resnet50", "--since", "2020-01-01", "--end", "2020-01-02"], "ask about another time"),
+        (["--run", "resnet50", "--namespace", "speech"], "namespace vision"),
+        (["--since", "2026-02-01", "--end", "2026-01-01"], "--since must lie before --end"),
+        (["--instance", "resnet"], "no exporter is scraped as 'resnet' in that time; did you mean resnet50:19400"),
+        (["--run", "resnet50", "--out", "no/such/folder.html"], "can't be written: No such file or directory"),
+        (["--run", "resnet50", "--prometheus.url", f"http://127.0.0.1:{free_port()}"], "Connection refused"),
+    ],
+)
+def test_what_fails_is_told_in_a_line_and_the_report_that_is_there_stays(
+    server: str, here: Path, capsys: pytest.CaptureFixture[str], flags: list[str], said: str
+) -> None:
+    (here / "report.html").write_text("the last one")
+    assert report.main(["--prometheus.url", server, *flags]) == 1
+    shown = capsys.readouterr()
+    assert shown.err.startswith("stallscope report: ")
+    assert shown.err.count("\n") == 1
+    assert said in shown.err
+    assert shown.out == ""
+    assert [(each.name, each.read_text()) for each in here.iterdir()] == [("report.html", "the last one")]
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--run", "a", "--instance", "b"], "not allowed with argument"),
+        (["--against", "b"], "--against is about a run; name it with --run"),
+        (["--notebook", "it.ipynb"], "--notebook tells of a run; name it with --run"),
+        (["--run", "a", "--against", "a"], "--against 'a' is the run itself; name another"),
+        (["--run", "a", "--watch", "60s", "--out", "-"], "name it with --out"),
+        (["--run", "a", "--watch", "60s", "--end", "1h"], "--watch follows what goes on; leave --end out"),
+        (["--run", "a", "--watch", "1s"], "'1s' is too short; expected 5s or more"),
+        (["--run", "a", "--watch", "60"], "did you mean 60s?"),
+        (["--run", "a", "--price-per-gpu-hour", "-1"], "'-1' is no price; expected a number such as 2.50"),
+        (["--run", "a", "--timezone", "Mars/Olympus"], "time zone 'Mars/Olympus' is not known here"),
+        (["--run", "a", "--format", "pdf"], "invalid choice: 'pdf'"),
+        (["--runs", "a"], "unknown flag --runs; did you mean --run?"),
+    ],
+)
+def test_a_wrong_command_line_is_refused(capsys: pytest.CaptureFixture[str], flags: list[str], said: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        report.main(flags)
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+def test_watching_ends_with_the_run_and_a_page_that_renews_itself_no_more(
+    server: str, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stallscope.cli.report.sleep", lambda _seconds: pytest.fail("the run has ended"))
+    assert report.main(["--prometheus.url", server, "--run", "resnet18", "--watch", "60s"]) == 0
+    assert 'http-equiv="refresh"' not in (here / "report.html").read_text(encoding="utf-8")
+
+
+def test_watching_keeps_the_last_good_report_while_the_server_is_gone(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pages: list[str] = []
+    with ExitStack() as until_gone:
+        address = until_gone.enter_context(filled())
+
+        def sleep(seconds: float) -> None:
+            assert 0 < seconds <= 60
+            pages.append((here / "report.html").read_text(encoding="utf-8"))
+            until_gone.close()
+            if len(pages) == 3:
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr("stallscope.cli.report.sleep", sleep)
+        with pytest.raises(KeyboardInterrupt):
+            report.main(["--prometheus.url", address, "--run", "resnet50", "--watch", "60s"])
+    assert '<meta http-equiv="refresh" content="60">' in pages[0]
+    assert pages[2] == pages[0]
+    complaints = capsys.readouterr().err.splitlines()
+    assert len(complaints) == 2
+    assert "it can't be reached" in complaints[0]
+    assert complaints[0].endswith("stays, and is tried again")
