@@ -60,24 +60,17 @@ def parser() -> Parser:
         metavar="SECONDS",
         help="time from the start to the scenario's fault (default: %(default)g)",
     )
-    made.add_argument(
-        "--training-job",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="run the small training job (default: yes)",
-    )
+    # Help comes afterwards, since Python 3.10 would add its own words on the default.
+    job = made.add_argument("--training-job", action=argparse.BooleanOptionalAction, default=True)
+    job.help = "run the small training job (default: yes)"
     made.add_argument(
         "--alertmanager.webhook", dest="webhook", metavar="URL", help="post notifications there (default: nowhere)"
     )
     made.add_argument(
         "--data-dir", type=Path, metavar="FOLDER", help="write there and keep it (default: a temporary folder)"
     )
-    made.add_argument(
-        "--install",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="on Debian and Ubuntu, install what is missing with apt-get (default: yes)",
-    )
+    install = made.add_argument("--install", action=argparse.BooleanOptionalAction, default=True)
+    install.help = "on Debian and Ubuntu, install what is missing with apt-get (default: yes)"
     made.add_argument("--once", action="store_true", help="stop as soon as data flows")
     made.add_argument(
         "--timeout",

@@ -1,0 +1,77 @@
+"""All commands as one parser: what completion scripts and the man page are made of, and no command line is read by."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from pathlib import Path
+from typing import Any
+
+from stallscope.cli import GROUPS, commands
+from stallscope.cli._parser import HelpFormatter
+from stallscope.version import __version__
+
+DESCRIPTION = (
+    "Stallscope says where GPU time goes in training, and what to change. An exporter on each node serves metrics of "
+    "GPUs, host and training to Prometheus, whose rules find the cause of lost time; the commands set that up, run "
+    "trainings under it, and read back what it found."
+)
+_METAVARS_OF_FILES = ("FILE", "PATH", "SCRIPT", "PROGRAM")
+_METAVARS_OF_FOLDERS = ("FOLDER", "DIRECTORY")
+
+
+class WholeParser(argparse.ArgumentParser):
+    """The parser of `stallscope`, and those of its commands."""
+
+    def __init__(self, **settings: Any) -> None:
+        """Take what argparse takes."""
+        super().__init__(**settings)
+        self.commands: dict[str, WholeParser] = {}
+        """In the order of help; those of commands have none."""
+
+    @property
+    def arguments(self) -> list[argparse.Action]:
+        """Every argument of its own."""
+        return self._actions
+
+
+def whole_parser() -> WholeParser:
+    """`stallscope` with every command as a subparser, in the order of its help."""
+    whole = WholeParser(
+        prog="stallscope",
+        usage="stallscope COMMAND [flags]",
+        description=DESCRIPTION,
+        formatter_class=HelpFormatter,
+        allow_abbrev=False,
+    )
+    whole.add_argument("--version", action="version", version=__version__, help="print the version")
+    summaries = commands()
+    subparsers = whole.add_subparsers(metavar="COMMAND", title="commands")
+    for name in (name for names in GROUPS.values() for name in names):
+        own: argparse.ArgumentParser = importlib.import_module(f"stallscope.cli.{name}").parser()
+        whole.commands[name] = subparsers.add_parser(
+            name,
+            parents=[own],  # type: ignore[list-item]  # any parser will do
+            add_help=False,
+            allow_abbrev=False,
+            help=summaries[name],
+            usage=own.usage,
+            description=own.description,
+            epilog=own.epilog,
+            formatter_class=own.formatter_class,
+        )
+    helping = whole.commands["help"] = subparsers.add_parser(
+        "help", help="Tell of a command and its flags.", usage="stallscope help [COMMAND]"
+    )
+    helping.add_argument("command", nargs="?", choices=list(summaries), metavar="COMMAND", help="the command")
+    return whole
+
+
+def takes_file(action: argparse.Action) -> bool:
+    """Whether what the user writes there is the name of a file."""
+    return action.metavar in _METAVARS_OF_FILES or (action.type is Path and not takes_folder(action))
+
+
+def takes_folder(action: argparse.Action) -> bool:
+    """Whether what the user writes there is the name of a folder."""
+    return action.metavar in _METAVARS_OF_FOLDERS

@@ -1,0 +1,59 @@
+"""Print a script that completes commands and flags in bash, zsh, fish or tcsh."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from stallscope.cli._parser import Parser
+
+SHELLS = ("bash", "zsh", "fish", "tcsh")
+
+
+def parser() -> Parser:
+    """The command line."""
+    made = Parser(
+        "completion",
+        usage="stallscope completion SHELL",
+        description="Print a script that lets a shell complete stallscope's commands, flags, scenarios and files at "
+        "the Tab key. It asks nothing of stallscope while one types; print it anew after an update.",
+        examples={
+            'eval "$(stallscope completion bash)"': "try it in this bash",
+            "stallscope completion bash > ~/.local/share/bash-completion/completions/stallscope": "for bash",
+            "stallscope completion zsh > ~/.zfunc/_stallscope": "for zsh, with fpath+=(~/.zfunc) before compinit",
+            "stallscope completion fish > ~/.config/fish/completions/stallscope.fish": "for fish",
+        },
+        notes="Exit status: 0 when it was printed, 1 where that takes something that is not installed, 2 for a wrong "
+        "command line.",
+    )
+    made.add_argument("shell", choices=SHELLS, metavar="SHELL", help=", ".join(SHELLS))
+    return made
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print the script; return 0, 1 where the library is missing, 2 for a wrong command line."""
+    told = parser().parse_args(arguments)
+    try:
+        import shtab
+    except ModuleNotFoundError:
+        print("stallscope completion needs shtab: pip install 'stallscope[exporter]'", file=sys.stderr)
+        return 1
+    from stallscope.cli._whole import takes_file, takes_folder, whole_parser
+    from stallscope.cli.doctor import PARTS
+    from stallscope.simulation.scenarios import SCENARIOS
+
+    if told.shell not in shtab.SUPPORTED_SHELLS:
+        print(f"stallscope completion: this shtab is too old for {told.shell}: pip install -U shtab", file=sys.stderr)
+        return 1
+    whole = whole_parser()
+    for action in (action for command in whole.commands.values() for action in command.arguments):
+        if action.dest in ("scenario", "simulation.scenario"):
+            action.choices = tuple(SCENARIOS)
+        elif action.dest == "parts":
+            action.choices = tuple(PARTS)
+        elif takes_folder(action):
+            action.complete = shtab.DIRECTORY  # type: ignore[attr-defined]  # shtab's own place for it
+        elif takes_file(action):
+            action.complete = shtab.FILE  # type: ignore[attr-defined]
+    print(shtab.complete(whole, shell=told.shell))
+    return 0

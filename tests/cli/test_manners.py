@@ -1,0 +1,197 @@
+"""What holds for every command: help, complaints, ways to end, completion, and the manual page."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import runpy
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from stallscope.cli import GROUPS, commands, main
+from stallscope.cli._progress import progress
+from stallscope.cli.completion import SHELLS
+
+EXPORTER = Path(__file__).parents[2] / "exporter"
+COMMANDS = tuple(commands())
+SERVER = "exporter"
+"""Takes over the process' signals, so that it is tried in one of its own."""
+EXTRAS = (
+    *("bcrypt", "cheroot", "h2", "jinja2", "matplotlib", "numpy", "pandas", "prometheus_client", "psutil", "pyarrow"),
+    *("pynvml", "requests", "rich", "shtab", "textual", "urllib3", "yaml"),
+)
+
+
+def ended(arguments: Sequence[str]) -> int:
+    try:
+        return main(arguments)
+    except SystemExit as end:
+        return int(end.code or 0)
+
+
+def python(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_every_command_is_listed_once_with_what_it_is_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert sorted(name for names in GROUPS.values() for name in names) == list(COMMANDS)
+    assert main(["--help"]) == 0
+    told = capsys.readouterr().out
+    assert all(f"\n  {name:<12}{summary}\n" in told for name, summary in commands().items())
+    assert all(summary.endswith(".") for summary in commands().values())
+
+
+def test_help_of_all_commands_loads_no_library_and_no_command() -> None:
+    shown = python("import sys; from stallscope.cli import main; main(['--help']); print(*sys.modules)")
+    loaded = set(shown.stdout.split())
+    assert "stallscope.cli" in loaded
+    assert not loaded & {"argparse", "json", "logging", *EXTRAS, *(f"stallscope.cli.{name}" for name in COMMANDS)}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_has_usage_examples_and_exit_statuses(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    if name != SERVER:
+        assert ended([name, "--help"]) == ended(["help", name]) == 0
+        first, _, second = capsys.readouterr().out.partition("usage: ")[2].partition("usage: ")
+        assert first == second
+    told = importlib.import_module(f"stallscope.cli.{name}").parser().format_help()
+    assert told.startswith(f"usage: stallscope {name}")
+    assert "\nExit status:" in told
+    assert "\nexamples:\n  # " in told
+    assert f"stallscope {name}" in told.partition("\nexamples:\n")[2]
+    prose = told.partition("\nexamples:\n")[0].partition("\n\n")[2]
+    assert max(map(len, prose.splitlines())) <= 80
+    assert name == SERVER or told.count("\n") <= 90
+
+
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name != SERVER])
+def test_an_unknown_flag_is_refused_in_one_line_with_the_nearest(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ended([name, "--hlep"]) == 2
+    told = capsys.readouterr()
+    assert (told.out, told.err) == ("", f"stallscope {name}: unknown flag --hlep; did you mean --help?\n")
+
+
+def test_every_parser_is_there_without_any_extra() -> None:
+    made = python(
+        "import importlib, sys\n"
+        f"sys.modules.update(dict.fromkeys({EXTRAS}))\n"
+        "from stallscope.cli import commands\n"
+        "for name in commands():\n"
+        "    print(importlib.import_module(f'stallscope.cli.{name}').parser().prog)\n"
+    )
+    assert made.stdout.splitlines() == [f"stallscope {name}" for name in COMMANDS], made.stderr
+
+
+def test_ctrl_c_ends_with_130_and_no_word(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(_: Sequence[str]) -> NoReturn:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("stallscope.cli.gpus.main", interrupted)
+    assert main(["gpus"]) == 130
+    assert capsys.readouterr() == ("", "")
+    # What it runs is a program of its own, whose traceback is shown.
+    monkeypatch.setattr("stallscope.cli.run.main", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        main(["run", "train.py"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--hlep"], "unknown flag '--hlep'; did you mean --help?"),
+        (["hepl"], "unknown command 'hepl'; did you mean help?"),
+        (["help", "dokter"], "unknown command 'dokter'; did you mean doctor?"),
+    ],
+)
+def test_an_unknown_command_is_refused_with_the_nearest(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    assert capsys.readouterr().err == f"stallscope: {words}\n"
+
+
+@pytest.fixture(scope="module")
+def scripts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the completion script of each shell."""
+    folder = tmp_path_factory.mktemp("completion")
+    for shell in SHELLS:
+        with (folder / shell).open("w") as script, pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "stdout", script)
+            assert main(["completion", shell]) == 0
+    return folder
+
+
+@pytest.mark.parametrize("shell", [shell for shell in SHELLS if shell != "tcsh"])
+def test_a_completion_script_is_one_that_its_shell_understands(shell: str, scripts: Path) -> None:
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed")
+    subprocess.run([shell, "-n", scripts / shell], check=True, timeout=30)
+
+
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("stallscope comp", ["compare", "completion"]),
+        ("stallscope doctor --prom", ["--prometheus.url", "--prometheus.timeout"]),
+        ("stallscope doctor clu", ["cluster"]),
+        ("stallscope up --scenario thermal", ["thermal_throttle"]),
+        ("stallscope exporter --collector.nv", ["--collector.nvidia"]),
+        ("stallscope help rec", ["record"]),
+        (f"stallscope exporter --config.file {EXPORTER}/stallscope.", [f"{EXPORTER}/stallscope.1"]),
+    ],
+)
+def test_bash_completes_what_is_begun(line: str, offered: list[str], scripts: Path) -> None:
+    words = line.split()
+    asked = (
+        f"source {scripts / 'bash'}; COMP_WORDS=({' '.join(words)}); COMP_CWORD={len(words) - 1}; "
+        'compopt() { :; }; _shtab_stallscope; printf "%s\\n" "${COMPREPLY[@]}"'
+    )
+    told = subprocess.run(["bash", "-c", asked], capture_output=True, text=True, timeout=30, check=True)
+    assert (sorted(told.stdout.split()), told.stderr) == (sorted(offered), "")
+
+
+def test_the_manual_page_is_what_the_parsers_say() -> None:
+    printed = runpy.run_path(str(EXPORTER / "manual.py"))["page"]()
+    assert (EXPORTER / "stallscope.1").read_text(encoding="utf-8") == printed, "run `make generate`"
+
+
+@pytest.mark.skipif(shutil.which("groff") is None, reason="groff is not installed")
+def test_the_manual_page_is_set_without_a_warning() -> None:
+    page = EXPORTER / "stallscope.1"
+    done = subprocess.run(["groff", "-man", "-Tutf8", "-ww", page], capture_output=True, timeout=60, check=True)
+    assert done.stderr == b""
+    assert b"doctor" in done.stdout
+
+
+class TestProgress:
+    def test_nothing_is_shown_where_nobody_watches(self, capsys: pytest.CaptureFixture[str]) -> None:
+        with progress("Reading", total=2) as advance:
+            advance()
+            advance(1)
+        assert capsys.readouterr() == ("", "")
+
+    def test_a_bar_is_shown_on_a_terminal_and_only_on_standard_error(self) -> None:
+        pytest.importorskip("rich")
+        main_end, terminal = os.openpty()
+        code = "with progress('Reading', total=1) as advance: advance()\nprint('read')"
+        done = subprocess.run(
+            [sys.executable, "-c", f"from stallscope.cli._progress import progress\n{code}"],
+            stdout=subprocess.PIPE,
+            stderr=terminal,
+            timeout=60,
+            check=True,
+        )
+        os.close(terminal)
+        shown = os.read(main_end, 65_536)
+        os.close(main_end)
+        assert done.stdout == b"read\n"
+        assert b"Reading" in shown
