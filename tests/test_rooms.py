@@ -17,7 +17,7 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
         "__init__": "shim version",
         "__main__": "cli",
         "amd": "gpus",
-        "analysis": "catalogue version",
+        "analysis": "catalogue causes readable version",
         "bundle": "",
         # Of the terminal only the reading of an exporter's page.
         "capacity": "bundle catalogue gpus owners readable terminal",
@@ -59,6 +59,8 @@ LIBRARIES: Mapping[str, frozenset[str]] = {
     "bcrypt": frozenset({"web"}),
     "cheroot": frozenset({"web"}),
     "h2": frozenset({"owners"}),
+    "jinja2": frozenset({"analysis"}),
+    "matplotlib": frozenset({"analysis"}),
     "numpy": frozenset({"analysis", "stack"}),
     "pandas": frozenset({"analysis"}),
     "psutil": frozenset({"sources", "stack"}),

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import http.server
+import math
+import re
 import socket
 import subprocess
 import threading
 import time
 import urllib.error
 import urllib.request
+from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from stallscope.analysis.prometheus import PrometheusError, RangeSeries
 from tests.free_ports import free_port
 
 Rule = tuple[str, Mapping[str, str], float]
@@ -116,3 +120,62 @@ def talking(say: Callable[[socket.socket, threading.Event], None]) -> Iterator[s
             listening.shutdown(socket.SHUT_RDWR)
         listening.close()
         thread.join(10)
+
+
+Asked = tuple[tuple[str, ...], float, float]
+"""Instances that were asked for, and from when to when."""
+
+
+class LimitedServer:
+    """One series an instance, whose value is the time; it refuses what is too much, and fails as often as told.
+
+    Args:
+        instances: what it has.
+        points: of a series, at most.
+        samples: of an answer, at most.
+        failures: with which it answers the first questions.
+    """
+
+    def __init__(
+        self,
+        instances: Sequence[str],
+        *,
+        points: float = math.inf,
+        samples: float = math.inf,
+        failures: Sequence[PrometheusError] = (),
+    ) -> None:
+        self.asked: list[Asked] = []
+        self.refused: list[Asked] = []
+        self.slept: list[float] = []
+        """For those who ask it to wait there."""
+        self._instances = instances
+        self._points = points
+        self._samples = samples
+        self._failures = list(failures)
+
+    def query_range(self, expression: str, start: float, end: float, step: float) -> list[RangeSeries]:
+        """Every series at each step."""
+        number = math.floor((end - start) / step + 1e-9) + 1
+        return self._answer(expression, start, end, [start + place * step for place in range(number)])
+
+    def samples(self, selector: str, start: float, end: float) -> list[RangeSeries]:
+        """Scrapes, one in seven seconds, after the start."""
+        first = math.floor(start / 7) + 1
+        return self._answer(selector, start, end, [7.0 * place for place in range(first, math.floor(end / 7) + 1)])
+
+    def _answer(self, expression: str, start: float, end: float, times: Sequence[float]) -> list[RangeSeries]:
+        found = re.search(r'instance=~"([^"]*)"', expression)
+        assert found, expression
+        wanted = tuple(name for name in found[1].split("|") if name in self._instances)
+        asked = wanted, start, end
+        self.asked.append(asked)
+        if self._failures:
+            raise self._failures.pop(0)
+        if len(times) > self._points or len(times) * len(wanted) > self._samples:
+            self.refused.append(asked)
+            raise PrometheusError("it refuses the question: too many samples", too_large=True)
+        return [
+            RangeSeries({"instance": name}, array("d", times), array("d", [each + place for each in times]))
+            for place, name in enumerate(self._instances)
+            if name in wanted and times
+        ]

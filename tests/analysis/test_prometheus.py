@@ -185,6 +185,85 @@ def test_a_password_is_sent_and_never_shown() -> None:
     assert "secret" not in refusal("http://ada:secret@127.0.0.1:1")
 
 
+@pytest.mark.parametrize(
+    ("status", "body", "passing", "too_large"),
+    [
+        (400, b'{"error": "parse error: unexpected <eof>"}', False, False),
+        (400, b'{"error": "exceeded maximum resolution of 11,000 points per timeseries. Try a smaller"}', False, True),
+        (422, b'{"error": "query processing would load too many samples into memory in query"}', False, True),
+        (422, b'{"error": "found duplicate series for the match group"}', False, False),
+        (422, b'{"error": "the query exceeded the maximum number of chunks (limit: 2000000)"}', False, True),
+        (413, b"", False, True),
+        (429, b"", True, False),
+        (500, b"", True, False),
+        (503, b'{"error": "query timed out in expression evaluation"}', True, True),
+        (504, b"", True, True),
+        (401, b"", False, False),
+    ],
+)
+def test_a_refusal_tells_whether_a_smaller_question_or_a_later_one_may_be_answered(
+    status: int, body: bytes, passing: bool, too_large: bool
+) -> None:
+    with answering(status, body) as (url, _seen), pytest.raises(PrometheusError) as refused:
+        answer(Prometheus(url))
+    assert (refused.value.passing, refused.value.too_large) == (passing, too_large)
+
+
+@pytest.mark.parametrize(
+    ("say", "passing", "too_large"), [(never, True, True), (half, True, False), (gibberish, True, False)]
+)
+def test_so_does_an_answer_that_does_not_come(say: Any, passing: bool, too_large: bool) -> None:
+    with talking(say) as url, pytest.raises(PrometheusError) as broken:
+        answer(Prometheus(url, timeout=0.3))
+    assert (broken.value.passing, broken.value.too_large) == (passing, too_large)
+
+
+def test_a_range_has_the_values_at_its_steps_and_no_time_where_there_is_none(real: Prometheus) -> None:
+    now = real.now()
+    (series,) = real.query_range("vector(time()) > " + f"{now - 10:.3f}", now - 60, now, 5)
+    assert series.labels == {}
+    assert list(series.times) == list(series.values)
+    assert 1 <= len(series.times) <= 2
+    assert real.query_range("absent_series", now - 60, now, 5) == []
+
+
+def test_samples_are_told_as_they_were_scraped(real: Prometheus) -> None:
+    now = real.now()
+    found = real.samples('told{name="dot.star*"}', now - 60, now)
+    (series,) = found
+    assert series.labels == {"__name__": "told", "name": "dot.star*"}
+    assert set(series.values) == {float(NAMES.index("dot.star*"))}
+    # A sample on the border belongs to the time before.
+    first = series.times[0]
+    assert all(each.times[0] > first for each in real.samples('told{name="dot.star*"}', first, now))
+    assert real.samples('told{name="dot.star*"}', first - 60, first)[0].times[-1] == first
+
+
+def test_label_values_are_those_of_the_selectors_series(real: Prometheus) -> None:
+    assert set(real.label_values("name", "told")) == set(NAMES)
+    assert real.label_values("name", f"told{{name=~{any_of([NAMES[1]])}}}") == [NAMES[1]]
+    assert real.label_values("name", "absent_series", 0, 1) == []
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"status": "success", "data": {"resultType": "matrix", "result": [{"metric": {}}]}}',
+        b'{"status": "success", "data": {"resultType": "matrix", "result": [{"metric": {}, "values": [1]}]}}',
+        b'{"status": "success", "data": {"resultType": "matrix", "result": [{"metric": {}, "values": [[1, "x"]]}]}}',
+        b'{"status": "success", "data": {"resultType": "matrix", "result": [{"metric": 1, "values": [[1, "1"]]}]}}',
+        b'{"status": "success", "data": {"resultType": "matrix", "result": [{"values": [[1, "1"]]}]}}',
+        b'{"status": "success", "data": {"resultType": "vector", "result": []}}',
+    ],
+)
+def test_nonsense_for_a_range_is_not_believed_either(body: bytes) -> None:
+    with answering(body=body) as (url, _seen):
+        client = Prometheus(url)
+        with pytest.raises(PrometheusError, match="its answer is none that Prometheus gives"):
+            client.query_range("up", 0, 1, 1)
+        client.close()
+
+
 def test_values_may_be_no_finite_numbers(real: Prometheus) -> None:
     (series,) = real.query('told{name="resnet50"} / 0')
     assert series.value != series.value

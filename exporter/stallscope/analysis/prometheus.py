@@ -241,7 +241,7 @@ def _moment(name: str, moment: float | None) -> dict[str, str]:
 def _document(body: bytes) -> Any:
     try:
         return json.loads(body, object_hook=_compact)
-    except (ValueError, TypeError, RecursionError):
+    except (ValueError, TypeError, LookupError, RecursionError):
         return None
 
 

@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 from stallscope.analysis.expressions import any_of, quoted
 from stallscope.analysis.prometheus import RangeSeries, Series
 from stallscope.analysis.ranges import Ranges, joined
+from stallscope.readable import readable
 
 GOES_ON_SECONDS = 300.0
 """A run whose newest scrape is no older than this goes on, unless its ranks said that they ended."""
@@ -226,8 +227,8 @@ def _chosen(
         return by_run[meant[0]]
     several = meant or sorted(by_run)
     words = "; ".join(
-        f"cluster {cluster_or_none or '(none)'}, namespace {namespace_or_none or '(none)'}"
-        for cluster_or_none, namespace_or_none in sorted(several)
+        f"cluster {readable(each_cluster) or '(none)'}, namespace {readable(each_namespace) or '(none)'}"
+        for each_cluster, each_namespace in sorted(several)
     )
     if not meant:
         raise UnknownRunError(f"there is a run {name!r} elsewhere only: {words}")
@@ -244,9 +245,12 @@ def _unknown(server: Server, name: str, start: float, end: float) -> RunError:
     if names:
         nearest = difflib.get_close_matches(name, names, n=_NEAREST, cutoff=0.5)
         if nearest:
-            return UnknownRunError(f"there is no run {name!r} {when}; did you mean {' or '.join(nearest)}?")
+            return UnknownRunError(
+                f"there is no run {name!r} {when}; did you mean {' or '.join(map(readable, nearest))}?"
+            )
         more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
-        return UnknownRunError(f"there is no run {name!r} {when}; there are {', '.join(names[:_LISTED])}{more}")
+        known = ", ".join(map(readable, names[:_LISTED]))
+        return UnknownRunError(f"there is no run {name!r} {when}; there are {known}{more}")
     exporters = server.label_values("instance", "stallscope_build_info", start, end)
     if exporters:
         return NoDataError(

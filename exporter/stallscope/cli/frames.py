@@ -15,6 +15,7 @@ from stallscope.cli import _prometheus, _times
 from stallscope.cli._parser import Parser
 from stallscope.cli._progress import progress
 from stallscope.configuration import parse_duration
+from stallscope.readable import readable
 
 if TYPE_CHECKING:
     from stallscope.analysis.export import Export
@@ -95,7 +96,7 @@ def _write(told: Any) -> Export:
         with closing(_prometheus.client(told)) as server:
             start, end = _times.span(told, server.now())
             run = find_run(server, told.run, start, end, cluster=told.cluster, namespace=told.namespace)
-            with progress(f"Reading {run.name}", total=1.0) as advance:
+            with progress(f"Reading {readable(run.name)}", total=1.0) as advance:
                 read = pieces(run, prometheus=server, start=start, end=end, step=told.step, advance=advance)
                 return export(read, told.out, told.format)
     except (RunError, PrometheusError, _times.EmptySpanError) as problem:
@@ -107,11 +108,13 @@ def _write(told: Any) -> Export:
 def _text(written: Export) -> str:
     run = written.run
     when = f"{_moment(written.start)} to {_moment(written.end)}"
-    lines = [f"{run.name}: {when}, {len(run.ranks)} ranks, a row is {written.resolution:g} s"]
+    ranks = "1 rank" if len(run.ranks) == 1 else f"{len(run.ranks)} ranks"
+    lines = [f"{readable(run.name)}: {when}, {ranks}, a row is {written.resolution:g} s"]
     width = max(len(str(each.path)) for each in written.files)
     lines += [f"  {each.path!s:<{width}}  {each.rows:>12,} rows  {each.bytes:>14,} bytes" for each in written.files]
     if written.gaps:
-        lines.append(f"  {written.gaps} intervals are longer than three scrapes: there was nothing to read meanwhile")
+        gaps = "1 interval is" if written.gaps == 1 else f"{written.gaps} intervals are"
+        lines.append(f"  {gaps} longer than three scrapes: there was nothing to read meanwhile")
     lines += [f"  {note}" for note in written.notes]
     return "\n".join(lines) + "\n"
 

@@ -1,0 +1,106 @@
+"""A run's data frames in files: what was read is what stands there, and half of it never does."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from stallscope.analysis import Frames, pieces
+from stallscope.analysis.data_frames import NAMES
+from stallscope.analysis.export import export
+from tests.analysis.scrapes import SCRAPES, of_gpu, of_host, of_rank, scraped
+
+WORDS = ("instance", "phase", "gpu", "uuid", "mig", "name")
+
+
+@pytest.fixture(scope="module")
+def parts() -> Sequence[Frames]:
+    """A run in several pieces; one machine joins when half of them are over, with words that were not there before."""
+    late = range(40, SCRAPES)
+    everything = [
+        *of_rank("resnet50", 0, uuid="GPU-a", world_size=2),
+        *of_rank("resnet50", 1, uuid="GPU-b", world_size=2, instance="late:19400", only=late),
+        *of_gpu("resnet50:19400", 0, "GPU-a"),
+        *of_gpu("late:19400", 1, "GPU-b", only=late),
+        *of_host("resnet50:19400"),
+    ]
+    with scraped(everything) as (url, start):
+        return list(pieces("resnet50", prometheus=url, start=start - 60, piece_bytes=60_000))
+
+
+def together(parts: Sequence[Frames], name: str) -> pd.DataFrame:
+    frame = pd.concat([dict(each.items())[name] for each in parts])
+    plain: pd.DataFrame = frame.astype({word: str for word in WORDS if word in frame})
+    return plain
+
+
+@contextmanager
+def files_no_larger_than(size: int) -> Iterator[None]:
+    """As on a disk that is full after so many bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_parquet_gives_back_the_frames_with_index_units_and_words(parts: Sequence[Frames], tmp_path: Path) -> None:
+    assert len(parts) > 1
+    export(parts, tmp_path, "parquet")
+    for name in NAMES:
+        frame = pd.read_parquet(tmp_path / f"{name}.parquet")
+        assert frame.attrs["units"] == getattr(parts[0], name).attrs["units"]
+        expected = together(parts, name)
+        words = {word: str for word in (*WORDS, "state", "activity") if word in frame}
+        pd.testing.assert_frame_equal(
+            frame.astype(words)[expected.columns], expected.astype(words), check_like=True, check_index_type=False
+        )
+    assert set(pd.read_parquet(tmp_path / "gpu.parquet")["uuid"]) == {"GPU-a", "GPU-b"}
+
+
+def test_csv_has_time_first_and_nothing_where_nothing_was_told(parts: Sequence[Frames], tmp_path: Path) -> None:
+    export(parts, tmp_path, "csv")
+    lines = (tmp_path / "gpu.csv").read_text().splitlines()
+    assert lines[0].startswith('"time","rank","instance","gpu","uuid"')
+    assert sum(line.startswith('"time"') for line in lines) == 1
+    frame = pd.read_csv(tmp_path / "gpu.csv", parse_dates=["time"], index_col="time")
+    expected = together(parts, "gpu")
+    assert list(frame.index) == list(expected.index)
+    assert frame["busy_ratio"].to_numpy() == pytest.approx(expected["busy_ratio"].to_numpy(), nan_ok=True)
+    assert frame["sm_active_ratio"].isna().all()
+
+
+def test_tells_what_was_written(parts: Sequence[Frames], tmp_path: Path) -> None:
+    written = export(parts, tmp_path / "new" / "folder", "parquet")
+    for each in written.files:
+        assert each.path == tmp_path / "new" / "folder" / f"{each.name}.parquet"
+        assert each.bytes == each.path.stat().st_size
+        assert each.rows == sum(len(getattr(part, each.name)) for part in parts)
+    assert [each.name for each in written.files] == list(NAMES)
+    assert (written.start, written.end, written.gaps) == (parts[0].start, parts[-1].end, 0)
+
+
+@pytest.mark.parametrize("form", ["parquet", "csv"])
+def test_a_full_disk_leaves_what_was_there(parts: Sequence[Frames], tmp_path: Path, form: str) -> None:
+    for name in NAMES:
+        (tmp_path / f"{name}.{form}").write_text("old")
+    with pytest.raises(OSError, match="File too large"), files_no_larger_than(5_000):
+        export(parts, tmp_path, form)
+    assert {path.read_text() for path in tmp_path.iterdir()} == {"old"}
+    assert len(list(tmp_path.iterdir())) == len(NAMES)
+
+
+def test_a_server_that_fails_half_way_leaves_nothing(parts: Sequence[Frames], tmp_path: Path) -> None:
+    def failing() -> Iterator[Frames]:
+        yield parts[0]
+        raise ConnectionError
+
+    with pytest.raises(ConnectionError):
+        export(failing(), tmp_path, "parquet")
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,157 @@
+"""Long questions: pieces, halves and second attempts, told from the answer by nobody."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stallscope.analysis.prometheus import PrometheusError, RangeSeries
+from stallscope.analysis.ranges import ATTEMPTS, Question, Ranges, joined, natural_step
+from tests.analysis.servers import LimitedServer
+
+NODES = ("a", "b", "c", "d", "e")
+START = 1_700_000_000.0
+BUSY = Question(lambda part: f"busy{{{part}}}", "instance", NODES)
+
+
+def passing(message: str = "too busy") -> PrometheusError:
+    return PrometheusError(message, passing=True)
+
+
+def reader(server: LimitedServer, **limits: int) -> Ranges:
+    return Ranges(server, sleep=server.slept.append, **limits)
+
+
+def table(series: list[RangeSeries]) -> dict[str, list[tuple[float, float]]]:
+    return {each.labels["instance"]: list(zip(each.times, each.values, strict=True)) for each in series}
+
+
+def test_a_month_is_asked_for_in_pieces_that_the_server_answers() -> None:
+    server = LimitedServer(NODES, points=11_000)
+    found = joined(reader(server).stepped(BUSY, START, START + 30 * 86_400, 30))
+    assert {each.labels["instance"] for each in found} == set(NODES)
+    for each in found:
+        assert len(each.times) == 30 * 2880 + 1
+        assert {later - earlier for earlier, later in pairwise(each.times)} == {30.0}
+    assert not server.refused
+
+
+def test_what_is_too_large_is_asked_for_by_series_first_and_then_in_time() -> None:
+    server = LimitedServer(NODES, samples=40)
+    found = joined(reader(server).stepped(BUSY, START, START + 99, 1))
+    assert table(found) == table(LimitedServer(NODES).query_range(BUSY.of(NODES), START, START + 99, 1))
+    assert any(len(values) > 1 for values, _, _ in server.refused)
+    assert any(len(values) == 1 for values, _, _ in server.refused)
+
+
+def test_what_was_too_large_once_is_not_asked_for_in_that_size_again() -> None:
+    server = LimitedServer(NODES, samples=2_000)
+    asking = reader(server, max_points=1_000)
+    list(asking.stepped(BUSY, START, START + 20_000, 1))
+    assert 0 < len(server.refused) < 5
+    refused = len(server.refused)
+    list(asking.stepped(BUSY, START, START + 20_000, 1))
+    assert len(server.refused) == refused
+
+
+def test_a_question_that_can_not_be_split_by_series_is_split_in_time() -> None:
+    server = LimitedServer(("a",), samples=10)
+    found = joined(reader(server).stepped('busy{instance=~"a"}', START, START + 99, 1))
+    assert [len(each.times) for each in found] == [100]
+
+
+def test_pieces_come_one_after_the_other_so_that_nobody_holds_them_all() -> None:
+    server = LimitedServer(NODES)
+    pieces = reader(server, max_points=10).stepped(BUSY, START, START + 99, 1)
+    next(pieces)
+    assert len(server.asked) == 1
+
+
+def test_what_fails_but_may_pass_is_asked_again_after_longer_and_longer_pauses() -> None:
+    server = LimitedServer(NODES, failures=[passing(), passing(), passing()])
+    found = joined(reader(server).stepped(BUSY, START, START + 9, 1))
+    assert len(found) == len(NODES)
+    assert server.slept == [0.5, 1.0, 2.0]
+
+
+def test_what_fails_again_and_again_is_told() -> None:
+    server = LimitedServer(NODES, failures=[passing(f"attempt {number}") for number in range(100)])
+    with pytest.raises(PrometheusError, match=f"attempt {ATTEMPTS - 1}"):
+        list(reader(server).stepped(BUSY, START, START + 9, 1))
+    assert len(server.asked) == ATTEMPTS
+
+
+def test_a_server_that_times_out_is_asked_for_less_and_not_for_ever() -> None:
+    slow = [PrometheusError("no answer within 5 s", passing=True, too_large=True) for _ in range(100)]
+    server = LimitedServer(NODES, failures=slow[:2])
+    assert len(joined(reader(server).stepped(BUSY, START, START + 9, 1))) == len(NODES)
+    sizes = [len(values) for values, _, _ in server.asked[:3]]
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[0] > sizes[2]
+    server = LimitedServer(NODES, failures=slow)
+    with pytest.raises(PrometheusError, match="no answer within 5 s"):
+        list(reader(server).stepped(BUSY, START, START + 9, 1))
+    assert len(server.asked) == ATTEMPTS
+
+
+def test_a_wrong_question_is_told_at_once() -> None:
+    server = LimitedServer(NODES, failures=[PrometheusError("parse error")])
+    with pytest.raises(PrometheusError, match="parse error"):
+        list(reader(server).stepped(BUSY, START, START + 9, 1))
+    assert (len(server.asked), server.slept) == (1, [])
+
+
+def test_what_is_too_large_in_the_smallest_piece_is_told() -> None:
+    server = LimitedServer(NODES, samples=0)
+    with pytest.raises(PrometheusError, match="too many samples"):
+        list(reader(server).stepped(BUSY, START, START + 9, 1))
+
+
+@pytest.mark.parametrize("way", ["stepped", "scraped"])
+def test_progress_sums_to_the_whole(way: str) -> None:
+    server = LimitedServer(NODES, samples=40, failures=[passing()])
+    shares: list[float] = []
+    asking = reader(server, max_points=30)
+    if way == "stepped":
+        list(asking.stepped(BUSY, START, START + 99, 1, shares.append))
+    else:
+        list(asking.scraped(BUSY, START, START + 99, shares.append))
+    assert len(shares) > 2
+    assert sum(shares) == pytest.approx(1)
+
+
+@given(
+    seconds=st.floats(0.001, 400),
+    step=st.sampled_from((0.5, 1.0, 7.0)),
+    samples=st.integers(7, 200),
+    points=st.integers(1, 50),
+)
+def test_however_it_is_cut_the_answer_is_the_same(seconds: float, step: float, samples: int, points: int) -> None:
+    whole, cut = LimitedServer(NODES), LimitedServer(NODES, samples=samples)
+    asking = Ranges(cut, max_points=points, max_seconds=max(1.0, seconds / 3))
+    expected = table(whole.query_range(BUSY.of(NODES), START, START + seconds, step))
+    assert table(joined(asking.stepped(BUSY, START, START + seconds, step))) == expected
+    assert table(joined(asking.scraped(BUSY, START, START + seconds))) == table(
+        whole.samples(BUSY.of(NODES), START, START + seconds)
+    )
+
+
+def test_series_of_several_pieces_become_one_and_others_stay_apart() -> None:
+    def piece(instance: str, *times: float) -> RangeSeries:
+        return RangeSeries({"instance": instance}, array("d", times), array("d", times))
+
+    found = joined([piece("a", 1, 2), piece("b", 1), piece("a", 3), piece("b", 2)])
+    assert table(found) == {"a": [(1, 1), (2, 2), (3, 3)], "b": [(1, 1), (2, 2)]}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "points", "step"), [(3600, 3600, 1), (86_400, 300, 300), (30 * 86_400, 2, 1_296_000), (59, 1, 60)]
+)
+def test_a_natural_step_is_one_that_a_clock_has(seconds: float, points: int, step: float) -> None:
+    assert natural_step(seconds, points) == step
+    assert math.ceil(seconds / step) <= points

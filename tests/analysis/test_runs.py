@@ -1,0 +1,164 @@
+"""Runs found by name on a real Prometheus, and what is said of those that are not there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from stallscope.analysis.prometheus import Prometheus
+from stallscope.analysis.runs import (
+    AmbiguousRunError,
+    Claim,
+    NoDataError,
+    Place,
+    Run,
+    RunError,
+    UnknownRunError,
+    find_run,
+    run_names,
+)
+from tests.analysis.scrapes import INTERVAL, SCRAPES, gauge, of_rank, scraped
+from tests.scenarios.series import Series
+
+LATE = range(17, 45)
+NAME = 'od"d\\|.*\n\x1b'
+"""Of a run: with all that PromQL and its regular expressions mean something by."""
+
+
+def everything() -> Iterator[Series]:
+    yield from of_rank("resnet50", 0, uuid="GPU-a", world_size=12)
+    yield from of_rank("resnet50", 10, uuid="GPU-b", instance="other:19400", world_size=12)
+    yield from of_rank("resnet50", 2, uuid="", instance="other:19400", world_size=12)
+    yield from of_rank("late", only=LATE)
+    yield from of_rank("over", state="finished")
+    for cluster, namespace in (("east", "red"), ("west", "red"), ("west", "blue")):
+        yield from of_rank("twins", instance=f"{cluster}-{namespace}", cluster=cluster, namespace=namespace)
+    yield from of_rank("moved", instance="first", only=range(20))
+    yield from of_rank("moved", instance="second", only=range(20, SCRAPES))
+    yield from of_rank(NAME)
+
+
+@dataclass(frozen=True)
+class Held:
+    server: Prometheus
+    start: float
+
+    @property
+    def end(self) -> float:
+        return self.start + (SCRAPES - 1) * INTERVAL
+
+    def find(self, name: str, cluster: str | None = None, namespace: str | None = None) -> Run:
+        return find_run(self.server, name, self.start - 3600, self.end, cluster=cluster, namespace=namespace)
+
+    def message(self, name: str, kind: type[RunError], cluster: str | None = None) -> str:
+        with pytest.raises(kind) as refused:
+            self.find(name, cluster)
+        assert "\n" not in str(refused.value)
+        return str(refused.value)
+
+
+@pytest.fixture(scope="module")
+def held() -> Iterator[Held]:
+    with scraped(list(everything())) as (url, start):
+        server = Prometheus(url, timeout=30)
+        yield Held(server, start)
+        server.close()
+
+
+@pytest.fixture(scope="module")
+def empty() -> Iterator[Prometheus]:
+    """One that scrapes something else."""
+    with scraped([Series("up", {"job": "node"}, gauge(1))]) as (url, _start):
+        server = Prometheus(url, timeout=30)
+        yield server
+        server.close()
+
+
+def test_tells_where_its_ranks_were_and_what_they_claimed(held: Held) -> None:
+    run = held.find("resnet50")
+    job = "stallscope"
+    assert run.places == (
+        Place("0", job, "resnet50:19400"),
+        Place("2", job, "other:19400"),
+        Place("10", job, "other:19400"),
+    )
+    assert run.claims == (
+        Claim("0", job, "resnet50:19400", "0", "GPU-a"),
+        Claim("2", job, "other:19400", "2", ""),
+        Claim("10", job, "other:19400", "10", "GPU-b"),
+    )
+    assert run.instances == ("resnet50:19400", "other:19400")
+    assert run.ranks == ("0", "2", "10")
+    assert (run.world_size, run.told["framework"]) == (12, "pytorch")
+    assert (run.cluster, run.namespace) == ("", "")
+
+
+def test_tells_from_when_to_when_to_the_scrape(held: Held) -> None:
+    late = held.find("late")
+    assert (late.start, late.end) == (held.start + LATE.start * INTERVAL, held.start + (LATE.stop - 1) * INTERVAL)
+    assert not late.goes_on
+    whole = find_run(held.server, "resnet50", held.start, held.end)
+    assert whole.end == held.end
+    half = find_run(held.server, "resnet50", held.start - 3600, held.start + 10.5 * INTERVAL)
+    assert (half.start, half.end) == (held.start, held.start + 10 * INTERVAL)
+
+
+def test_a_run_goes_on_unless_its_ranks_said_that_they_ended(held: Held) -> None:
+    assert held.find("resnet50").goes_on
+    over = held.find("over")
+    assert not over.goes_on
+    assert over.states == {"finished": 1}
+
+
+def test_a_rank_that_moved_has_both_places(held: Held) -> None:
+    run = held.find("moved")
+    assert run.ranks == ("0",)
+    assert set(run.instances) == {"first", "second"}
+
+
+def test_of_several_runs_of_one_name_one_must_be_chosen(held: Held) -> None:
+    message = held.message("twins", AmbiguousRunError)
+    assert message == (
+        "several runs are called 'twins'; choose one with --cluster and --namespace: "
+        "cluster east, namespace red; cluster west, namespace blue; cluster west, namespace red"
+    )
+    assert "choose one with --namespace: " in held.message("twins", AmbiguousRunError, cluster="west")
+    assert held.find("twins", cluster="east").instances == ("east-red",)
+    assert held.find("twins", cluster="west", namespace="blue").instances == ("west-blue",)
+    assert "elsewhere only: cluster east" in held.message("twins", UnknownRunError, cluster="north")
+
+
+def test_a_name_is_one_name_whatever_it_holds(held: Held) -> None:
+    assert held.find(NAME).name == NAME
+    assert held.message("res.*", UnknownRunError)
+
+
+def test_the_nearest_names_are_offered(held: Held) -> None:
+    assert "did you mean resnet50?" in held.message("resnet5", UnknownRunError)
+    assert 'there are late, moved, od"d\\|.*\\n\\x1b, over, resnet50, twins' in held.message("xyz", UnknownRunError)
+
+
+def test_a_run_of_another_time_is_told_from_one_that_never_was(held: Held) -> None:
+    with pytest.raises(UnknownRunError, match=r"'late' reported nothing between .* UTC; ask about another time"):
+        find_run(held.server, "late", held.start, held.start + 5 * INTERVAL)
+
+
+def test_all_names_of_a_time_are_told(held: Held) -> None:
+    assert run_names(held.server, held.start, held.end) == sorted(["resnet50", "late", "over", "twins", "moved", NAME])
+
+
+def test_a_server_without_any_run_is_told(empty: Prometheus) -> None:
+    now = empty.now()
+    with pytest.raises(NoDataError, match=r"has no data of Stallscope between .*; is it the right server"):
+        find_run(empty, "resnet50", now - 3600, now)
+
+
+def test_exporters_without_a_training_are_told() -> None:
+    exporters = [Series("stallscope_build_info", {"instance": f"{n}:19400"}, gauge(1)) for n in ("a", "b")]
+    with scraped(exporters) as (url, start):
+        server = Prometheus(url, timeout=30)
+        with pytest.raises(NoDataError, match=r"scrapes 2 of Stallscope's exporters, but no training reported"):
+            find_run(server, "resnet50", start, start + 3600)
+        server.close()
