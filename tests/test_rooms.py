@@ -23,8 +23,8 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
         "capacity": "bundle catalogue gpus owners readable terminal",
         "catalogue": "",
         "causes": "",
-        "cli": "analysis bundle capacity causes configuration doctor gpus intake logs nvidia readable sampling shim simulation"
-        " sources stack terminal trace_request version web",
+        "cli": "analysis bundle capacity causes configuration doctor gpus intake logs nvidia readable sampling shim"
+        " simulation sources stack terminal trace_request version web",
         "configuration": "logs report web",
         # Of the terminal only the reading of an exporter's page.
         "doctor": "analysis bundle catalogue configuration gpus nvidia owners report shim sources terminal version",

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from html.parser import HTMLParser
 
+import pytest
+
 from stallscope.analysis.report import html
 from stallscope.analysis.report.document import Document, Facts, Figure, Paragraph, Section, Table
 from tests.analysis.report import example
@@ -39,9 +41,19 @@ def page(document: Document, refresh_seconds: float | None = None) -> Page:
     return Page(html.write(document, refresh_seconds=refresh_seconds))
 
 
-def test_the_page_says_all_that_the_document_says() -> None:
+@pytest.fixture(scope="module")
+def ordinary() -> Page:
+    return page(example.ordinary())
+
+
+@pytest.fixture(scope="module")
+def hostile() -> Page:
+    return page(example.hostile())
+
+
+def test_the_page_says_all_that_the_document_says(ordinary: Page) -> None:
     document = example.ordinary()
-    text = " ".join(page(document).text.split())
+    text = " ".join(ordinary.text.split())
     for section in document.sections:
         assert section.title in text
     for block in document.blocks:
@@ -57,15 +69,15 @@ def test_the_page_says_all_that_the_document_says() -> None:
         assert words in text
 
 
-def test_what_is_not_told_reads_so() -> None:
-    text = page(example.ordinary()).text
+def test_what_is_not_told_reads_so(ordinary: Page) -> None:
+    text = ordinary.text
     assert "not told" in text
     assert "None" not in text
     assert "nan" not in text
 
 
-def test_the_page_needs_nothing_but_itself() -> None:
-    found = page(example.ordinary())
+def test_the_page_needs_nothing_but_itself(ordinary: Page) -> None:
+    found = ordinary
     assert not {tag for tag, _ in found.tags} & {"script", "img", "iframe", "object", "embed", "video", "audio"}
     assert [each["href"] for each in found.all("link")] == ["data:,"]
     sources = [each.get("href") or "" for each in (*found.all("use"), *found.all("image"))]
@@ -75,35 +87,36 @@ def test_the_page_needs_nothing_but_itself() -> None:
     assert policy["content"] == "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
-def test_every_part_is_reached_from_the_contents() -> None:
-    found = page(example.ordinary())
+def test_every_part_is_reached_from_the_contents(ordinary: Page) -> None:
+    found = ordinary
     anchors = {each["id"] for each in found.all("h2")}
     linked = {each["href"] for each in found.all("a") if (each["href"] or "").startswith("#")}
     assert {f"#{section.key}" for section in example.ordinary().sections} <= linked
     assert linked <= {f"#{anchor}" for anchor in (*anchors, "main")}
 
 
-def test_the_first_thing_to_change_stands_above_sections_that_do_not_begin_with_it() -> None:
+def test_the_first_thing_to_change_stands_above_sections_that_do_not_begin_with_it(ordinary: Page) -> None:
     document = example.ordinary()
-    assert "Change this first" not in page(document).text
+    assert "Change this first" not in ordinary.text
     later = replace(document, sections=(Section("summary", "Summary", (Paragraph("A day."),)), *document.sections))
-    assert page(later).text.count("Read from local NVMe") == 2
-    assert page(later).text.index("Change this first") < page(later).text.index("A day.")
+    text = page(later).text
+    assert text.count("Read from local NVMe") == 2
+    assert text.index("Change this first") < text.index("A day.")
     assert "Change this first" not in page(example.nothing()).text
 
 
-def test_a_recommendation_leads_to_its_runbook() -> None:
-    links = [each["href"] or "" for each in page(example.ordinary()).all("a")]
+def test_a_recommendation_leads_to_its_runbook(ordinary: Page, hostile: Page) -> None:
+    links = [each["href"] or "" for each in ordinary.all("a")]
     assert any(each.endswith("/alerts/runbooks/TrainingInputDiskBound.md") for each in links)
-    assert not [each for each in page(example.hostile()).all("a") if not (each["href"] or "").startswith("#")]
+    assert not [each for each in hostile.all("a") if not (each["href"] or "").startswith("#")]
 
 
-def test_the_page_renews_itself_only_where_it_is_to() -> None:
+def test_the_page_renews_itself_only_where_it_is_to(ordinary: Page) -> None:
     def refreshing(found: Page) -> list[str | None]:
         return [each["content"] for each in found.all("meta") if each.get("http-equiv") == "refresh"]
 
-    assert refreshing(page(example.ordinary())) == []
-    assert refreshing(page(example.ordinary(), 60.0)) == ["60"]
+    assert refreshing(ordinary) == []
+    assert refreshing(page(example.nothing(), 60.0)) == ["60"]
 
 
 def test_a_plot_without_values_is_a_sentence() -> None:
@@ -114,8 +127,8 @@ def test_a_plot_without_values_is_a_sentence() -> None:
     assert "going on" in found.text
 
 
-def test_names_from_outside_are_text_and_nothing_else() -> None:
-    found = page(example.hostile())
+def test_names_from_outside_are_text_and_nothing_else(hostile: Page) -> None:
+    found = hostile
     assert {"script", "img", "template"}.isdisjoint(tag for tag, _ in found.tags)
     assert not [attributes for _, attributes in found.tags if attributes.get("id") == "taken"]
     assert not [attributes for _, attributes in found.tags if any(name.startswith("on") for name in attributes)]
@@ -126,7 +139,7 @@ def test_names_from_outside_are_text_and_nothing_else() -> None:
 
 
 def test_a_notebook_shows_the_page_in_a_frame_in_which_nothing_runs() -> None:
-    shown = html.Shown(example.hostile())
+    shown = html.Shown(example.nothing())
     (frame,) = Page(shown._repr_html_()).all("iframe")
     assert "sandbox" in frame
     assert (frame["srcdoc"] or "").startswith("<!DOCTYPE html>")

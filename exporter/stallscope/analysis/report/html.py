@@ -8,7 +8,6 @@ from itertools import count
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
 
 from stallscope.analysis.report.document import Document, Figure, Recommendation
 from stallscope.analysis.report.plots import Drawing, draw
@@ -42,9 +41,16 @@ def write(document: Document, *, refresh_seconds: float | None = None) -> str:
     def drawn(figure: Figure) -> Drawing:
         return draw(figure.plot, f"figure-{next(numbers)}", words)
 
-    environment.filters.update(kind=lambda block: type(block).__name__, drawn=drawn, inline=Markup, title=title_of)
-    environment.filters.update(words=words.of, moment=words.moment, iso=words.machine_readable, colour=colour_of)
-    environment.filters.update(runbook=runbook_of)
+    environment.filters |= {
+        "colour": colour_of,
+        "drawn": drawn,
+        "iso": words.machine_readable,
+        "kind": lambda block: type(block).__name__,
+        "moment": words.moment,
+        "runbook": runbook_of,
+        "title": title_of,
+        "words": words.of,
+    }
     return environment.get_template(_TEMPLATE).render(
         document=document,
         first=_shown_above(document),
@@ -57,7 +63,7 @@ def write(document: Document, *, refresh_seconds: float | None = None) -> str:
 
 def _shown(value: object) -> object:
     """Texts from outside with what can't be seen spelt out; what is markup stays as it is."""
-    return readable(value, LONGEST_TEXT) if isinstance(value, str) and not isinstance(value, Markup) else value
+    return readable(value, LONGEST_TEXT) if isinstance(value, str) and not hasattr(value, "__html__") else value
 
 
 def _shown_above(document: Document) -> Recommendation | None:
