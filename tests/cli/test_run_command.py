@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -213,6 +214,11 @@ def test_what_can_not_be_run_is_said(arguments: tuple[str, ...], status: int, wo
     assert (run.returncode, run.stdout) == (status, "")
     assert run.stderr.startswith("stallscope run: ")
     assert words in run.stderr
+
+
+def test_a_command_is_ended_by_a_broken_pipe_as_elsewhere() -> None:
+    command = [sys.executable, "-m", "stallscope", "run", "sh", "-c", "kill -PIPE $$"]
+    assert subprocess.run(command, check=False).returncode == -signal.SIGPIPE
 
 
 def test_a_command_takes_the_place_and_its_own_startup_still_runs(programs: Programs) -> None:

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import sys
 import textwrap
 import time
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stallscope.cli._become import become
 from stallscope.cli._parser import Parser
 
 if TYPE_CHECKING:
@@ -37,8 +37,6 @@ _NOT_EXECUTABLE = 126
 _NOT_FOUND = 127
 _POLL_SECONDS = 10.0
 """Between two looks while waiting; one takes the driver some milliseconds a GPU."""
-_RESTORED = (signal.SIGPIPE, signal.SIGXFSZ)
-"""What Python ignores for itself, and a command is to be ended by."""
 _NO_DRIVER = (
     "pick chooses among GPUs of NVIDIA's driver: `nvidia-smi` must work first (install or load the driver, and start "
     "containers with their GPUs: docker run --gpus all)"
@@ -311,11 +309,9 @@ def _become(command: Sequence[str], look: _Look) -> int:
     os.environ["CUDA_VISIBLE_DEVICES"] = _named(look.chosen, "uuids")
     for descriptor in look.descriptors:
         os.set_inheritable(descriptor, True)
-    for number in _RESTORED:
-        signal.signal(number, signal.SIG_DFL)
     sys.stderr.flush()
     try:
-        os.execvp(command[0], list(command))  # noqa: S606 - no shell is wanted
+        become(command)
     except OSError as error:
         return _fail(f"{command[0]}: {error.strerror}", _NOT_EXECUTABLE)
 

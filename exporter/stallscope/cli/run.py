@@ -13,6 +13,7 @@ from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any
 
+from stallscope.cli._become import become
 from stallscope.shim import automatic
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ def _complain(message: str, status: int = _USAGE_ERROR) -> int:
 
 def _become(command: list[str]) -> int:
     try:
-        os.execvp(command[0], command)  # noqa: S606 - no shell is wanted
+        become(command)
     except FileNotFoundError:
         return _complain(f"{command[0]}: command not found", _NOT_FOUND)
     except OSError as error:
