@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from stallscope.cli import trace
+from tests.analysis.servers import answering
 from tests.free_ports import free_port
 
 TRAINING = """
@@ -130,6 +131,16 @@ def test_an_unknown_run_is_told_with_those_that_are_known(tmp_path: Path, capsys
     with exporter(tmp_path, "--report.allow-trace-requests") as url:
         assert trace.main(["bert", "--exporter", url]) == 1
     assert "no run 'bert' is alive here; runs that are: none" in capsys.readouterr().err
+
+
+def test_a_program_is_told_what_each_exporter_answered(capsys: pytest.CaptureFixture[str]) -> None:
+    absent = f"http://127.0.0.1:{free_port()}"
+    with answering(200, b'{"first_step": 7, "steps": 1, "ranks": [0, 3], "seconds": 2.0}') as (url, seen):
+        assert trace.main(["job", "--json", "--exporter", url, "--exporter", absent]) == 1
+    taken, refused = json.loads(capsys.readouterr().out)
+    assert taken == {"exporter": url, "first_step": 7, "steps": 1, "ranks": [0, 3], "seconds": 2.0}
+    assert (refused["exporter"], "no answer" in refused["problem"]) == (absent, True)
+    assert len(seen) == 1
 
 
 def test_without_an_exporter_there_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

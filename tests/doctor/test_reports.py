@@ -61,8 +61,9 @@ def exporter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealExporter]
 
 
 @pytest.fixture(autouse=True)
-def nothing_told_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+def told_afresh_and_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tolerance, "_told", set())
+    monkeypatch.setattr("stallscope.doctor.reports._SETTLED_SECONDS", 0.3)  # three of this exporter's pages
 
 
 def tried(make_subject: MakeSubject, exporter: str | None = None, **environment: str) -> tuple[str, str]:
@@ -95,7 +96,7 @@ def test_a_report_that_is_refused_fails_with_the_exporter_s_reason(
 def test_a_report_that_reaches_another_exporter_fails(
     exporter: RealExporter, served: Served, make_subject: MakeSubject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stallscope.doctor.reports._WAIT_SECONDS", 0.3)
+    monkeypatch.setattr("stallscope.doctor.reports._WAIT_SECONDS", 0.4)
     served.texts["/metrics"] = 'stallscope_exporter_reports_total{transport="unix"} 5\n'
     status, message = tried(make_subject, served.url, STALLSCOPE_ADDRESS=f"unix://{exporter.socket}")
     assert (status, "counted none" in message) == ("failed", True)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
+import subprocess
+import sys
 import urllib.parse
 import urllib.request
 from pathlib import Path
@@ -27,6 +30,23 @@ def value(port: int, expression: str) -> float | None:
     query = urllib.parse.urlencode({"query": expression})
     result = get(f"http://127.0.0.1:{port}/api/v1/query?{query}")["data"]["result"]
     return float(result[0]["value"][1]) if result else None
+
+
+def not_in_order(exporter: int, prometheus: int) -> list[dict[str, str]]:
+    """What `stallscope doctor` finds wrong with a stack."""
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "stallscope", "doctor", "exporter", "reports", "prometheus", "cluster", "--json"),
+            *("--exporter.url", f"http://127.0.0.1:{exporter}", "--prometheus.url", f"http://127.0.0.1:{prometheus}"),
+        ],
+        env={**os.environ, "STALLSCOPE_ADDRESS": f"udp://127.0.0.1:{exporter}"},
+        stdout=subprocess.PIPE,
+        timeout=60,
+        check=False,
+    )
+    results: list[dict[str, str]] = json.loads(done.stdout)["results"]
+    assert {each["part"] for each in results} == {"exporter", "reports", "prometheus", "cluster"}
+    return [each for each in results if each["status"] != "ok"]
 
 
 def test_once_ends_well_when_data_flows_and_leaves_neither_process_nor_file(tmp_path: Path) -> None:
@@ -52,6 +72,7 @@ def test_data_flows_and_ctrl_c_stops_everything(tmp_path: Path) -> None:
         assert (value(prometheus, 'stallscope_training_loss{run="numpy-classifier"}') or 0) > 0
         alerts = get(f"http://127.0.0.1:{up.ports['alertmanager']}/api/v2/alerts")
         assert "Watchdog" in {alert["labels"]["alertname"] for alert in alerts}
+        assert not_in_order(up.ports["exporter"], prometheus) == []
         up.process.send_signal(signal.SIGINT)
         assert up.process.wait(20) == 0, up.screen
         assert up.left_over() == []

@@ -196,7 +196,7 @@ def _reports(exporter: Exporter) -> Iterator[Finding]:
     for reason, number in sorted(refused.items()):
         yield warning(
             f"{number:.0f} training reports were refused since it started: {reason}",
-            _REMEDIES.get(reason, "see alerts/runbooks/StallscopeReportsRejected.md for what the reason means"),
+            _REMEDIES.get(reason, "the runbook StallscopeReportsRejected tells what the reason means"),
         )
     if not refused:
         yield ok(f"{_sum(exporter.page, REPORTS):.0f} training reports came, none was refused")

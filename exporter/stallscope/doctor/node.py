@@ -31,7 +31,8 @@ _PCI_MAKERS = {"0x10de": "NVIDIA", "0x1002": "AMD"}
 _PCI_GPU_CLASSES = ("0x0300", "0x0302", "0x0380", "0x1200")
 """Display controllers, and AMD's processing accelerators."""
 _READ, _WRITE, _SEARCH = 4, 2, 1
-_DEVICE_FILES = re.compile(r"nvidia(ctl|\d+)|kfd")
+_DEVICE_FILES = re.compile(r"nvidia(ctl|\d+)")
+"""AMD's readings come from files that everybody may read."""
 
 
 class User(NamedTuple):
@@ -178,13 +179,14 @@ def _device_files(node: Node) -> Iterator[Finding]:
         if files and not closed:
             yield ok(f"{user} may open {len(files)} device files of GPUs")
         elif not files:
-            yield skipped("there is no device file of a GPU")
+            yield skipped("there is no device file of a GPU of NVIDIA")
 
 
 def _processes(node: Node) -> Iterator[Finding]:
     _need_exporter(node)
+    proc = node.subject.root / "proc"
     for user in node.exporters:
-        options = _proc_options(_text(node.subject.root / f"proc/{user.pid}/mounts"))
+        options = _proc_options(_text(proc / f"{user.pid}/mounts") or _text(proc / "mounts"))
         hidden = options.get("hidepid", "0") not in ("0", "off")
         if user.uid and hidden and int(options.get("gid", "-1")) not in user.groups:
             yield failed(
@@ -277,7 +279,7 @@ def _need_exporter(node: Node) -> None:
         raise Stop(
             skipped(
                 "no exporter's process is seen from here",
-                "run stallscope doctor where it runs: on the host, or in its pod",
+                "run stallscope doctor as root where it runs: on the host, or in its pod",
             )
         )
 

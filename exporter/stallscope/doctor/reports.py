@@ -18,8 +18,10 @@ from stallscope.report import DEFAULT_PORT, DEFAULT_SOCKET, TRIAL_RUN, VERSION, 
 from stallscope.shim.transport import Post, transport
 from stallscope.terminal.exporter_client import ExporterClient, ExporterError
 
-_WAIT_SECONDS = 4.0
-"""A page is made once a second."""
+_DEFAULT = f"unix://{DEFAULT_SOCKET} or udp://127.0.0.1:{DEFAULT_PORT}"
+_WAIT_SECONDS = 5.0
+_SETTLED_SECONDS = 1.2
+"""A page is made once a second, and may be made between a report's arrival and its refusal."""
 _LOOK_SECONDS = 0.2
 _REMEDIES = {
     "absent": "start the exporter, or set STALLSCOPE_ADDRESS to where it is; in a container, mount the socket's folder",
@@ -56,10 +58,7 @@ def _begin(subject: Subject) -> Subject:
 
 
 def _trial(subject: Subject) -> Iterator[Finding]:
-    address = (
-        subject.environment.get("STALLSCOPE_ADDRESS", "").strip()
-        or f"unix://{DEFAULT_SOCKET} or udp://127.0.0.1:{DEFAULT_PORT}"
-    )
+    address = subject.environment.get("STALLSCOPE_ADDRESS", "").strip() or _DEFAULT
     client = client_of(subject)
     before = _counts(client)
     complaints = _Complaints()
@@ -92,7 +91,9 @@ def _trial(subject: Subject) -> Iterator[Finding]:
 
 def _arrival(address: str, client: ExporterClient, before: _Counts) -> Finding:
     """Whether a datagram, which has no answer, was counted."""
+    ways = ("unix", "udp") if address == _DEFAULT else (address.partition("://")[0],)
     deadline = time.monotonic() + _WAIT_SECONDS
+    time.sleep(_SETTLED_SECONDS)
     while time.monotonic() < deadline:
         now = _counts(client) or before
         refused = [reason for reason, number in now.refused.items() if number > before.refused.get(reason, 0.0)]
@@ -101,7 +102,7 @@ def _arrival(address: str, client: ExporterClient, before: _Counts) -> Finding:
                 f"{client.name} refused a report when the trial report came ({refused[0]})",
                 "see the exporter's log; where reports must be signed, set STALLSCOPE_TOKEN or STALLSCOPE_TOKEN_FILE",
             )
-        came = [each for each, number in now.arrived.items() if number > before.arrived.get(each, 0.0)]
+        came = [each for each in ways if now.arrived.get(each, 0.0) > before.arrived.get(each, 0.0)]
         if came:
             return ok(f"{client.name} took a trial report to {address} ({came[0]})")
         time.sleep(_LOOK_SECONDS)
