@@ -17,6 +17,7 @@ from tests.benchmarks import (
     scraped_cluster,
     shim_cost,
     status_page,
+    top,
     training_step,
 )
 from tests.benchmarks.processes import CLIENT_PROCESSOR
@@ -63,6 +64,7 @@ def main() -> None:
     parts += ["### Scrapes", scrape.table()]
     parts += ["### Taking reports", reports.table()]
     parts += ["### The status page", status_page.table()]
+    parts += ["### stallscope top", top.table()]
     parts += ["### A sampling round", sampling_round.table()]
     parts += ["### Accuracy", accuracy.table(), *rule_cost]
     parts = [f"## {today}", f"{machine()}; load {before} before the run, {load()} after it (its own is 1)", *parts]

@@ -164,6 +164,23 @@ def test_the_other_views() -> None:
     assert "nvme0n1 busy 50 %   Stallscope 1.2.3\n" in shown(of, view="Nodes")
 
 
+def test_nobody_is_told_from_not_told() -> None:
+    unheld = [model.OWNER_INFO, model.OWNER_MEMORY]
+    assert "\nnot told " in shown(screen(node(1000, without=unheld)), view="Owners")
+    looked = [sample(model.SOURCE_UP, ("owners",), 1)]
+    assert "\nnobody " in shown(screen(node(1000, without=unheld, extra=looked)), view="Owners")
+
+
+def test_a_gpu_that_is_split_is_held_by_nobody_itself() -> None:
+    split = [
+        sample(model.GPU_INFO, ("0", "MIG-0", "NVIDIA H200", *[""] * 7, "mig", "1g.18gb")),
+        sample(model.OWNER_INFO, ("0", "MIG-0", "", "", "", "", "carol", "1g.18gb")),
+    ]
+    lines = shown(screen(node(1000, without=[model.OWNER_INFO], gpus=1, extra=split)), view="Owners").splitlines()
+    assert len([line for line in lines if line]) == 3
+    assert lines[2].split()[:4] == ["carol", "1", "0", "1g.18gb"]
+
+
 def test_of_a_thousand_ranks_those_in_trouble_are_shown() -> None:
     extra = [sample(model.RANK_STATE, ("resnet50", "999", "lost"))]
     without = [model.RANK_STATE]

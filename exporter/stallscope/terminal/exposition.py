@@ -1,8 +1,7 @@
 """A page of metrics, read as quickly as two seconds' interest in it deserves.
 
 Written here and not left to the client library's parser, which makes an object of every sample, those that nobody asked
-for too: 1.4 ms against 60 for a node with eight GPUs and eight ranks (tests/benchmarks/top.py). Tests hold the two to
-the same findings.
+for too, and takes fifty times as long (tests/benchmarks/top.py). Tests hold the two to the same findings.
 """
 
 from __future__ import annotations

@@ -33,6 +33,7 @@ from stallscope.terminal.lines import (
 from stallscope.terminal.model import Gpu, Host, Node, Owner, Rank, Run, runs_of
 from stallscope.verdict_words import words_of
 
+OWNERS_SOURCE = "owners"
 MAX_WRONG = 8
 """Troubles that the overview has room for."""
 MAX_RANKS = 64
@@ -154,11 +155,17 @@ def owners(screen: Screen, sort: str, width: int) -> list[Line]:
         lines += _node_head(seen, width)
         if seen.node is None:
             continue
+        split = {gpu.index for gpu in seen.node.gpus if gpu.mig}
+        told = any(source.name == OWNERS_SOURCE and source.up for source in seen.node.sources)
         held: dict[str, list[tuple[Gpu, Owner | None]]] = {}
         for gpu in _sorted(seen.node.gpus, sort):
-            for owner in gpu.owners or (None,):
-                held.setdefault(owner_name(owner) if owner else "", []).append((gpu, owner))
-        rows = [_owner_row(name, each) for name, each in sorted(held.items(), key=lambda item: (not item[0], item[0]))]
+            if gpu.mig or gpu.index not in split:  # else its instances are held, not it
+                for owner in gpu.owners or (None,):
+                    held.setdefault(owner_name(owner) if owner else "", []).append((gpu, owner))
+        rows = [
+            _owner_row(name or ("nobody" if told else "not told"), each)
+            for name, each in sorted(held.items(), key=lambda item: (not item[0], item[0]))
+        ]
         columns = (
             Column("Owner", least=12),
             Column("GPUs", right=True),
@@ -498,7 +505,7 @@ def _owner_row(name: str, held: Sequence[tuple[Gpu, Owner | None]]) -> tuple[Lin
     memory = [owner.memory for _, owner in held if owner is not None and owner.memory is not None]
     mean = sum(told) / len(told) if told else None
     return (
-        line(name) if name else line(Span("nobody, or not told", "quiet")),
+        line(Span(name, "quiet" if held[0][1] is None else "")),
         line(str(len(held))),
         line(", ".join(readable(gpu.index, 8) + (f" {readable(gpu.mig, 16)}" if gpu.mig else "") for gpu, _ in held)),
         or_untold(None) if mean is None else (*bar(mean, _BAR), Span(f" {share(mean)}")),
