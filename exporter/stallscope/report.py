@@ -34,6 +34,8 @@ an open one included; `gpu_seconds` is left out where it can't be measured.
 The keys down to `activity` are required; the others may be left out. Whatever becomes a label is printable text of
 limited length. A session's cumulative numbers only grow.
 
+A report of the run `stallscope-doctor` is a trial of the way to the exporter: checked and counted, and not held.
+
 Both ends share this file; it needs the standard library alone.
 """
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stallscope.cli.up import main
+from stallscope.cli.up import main, parser
 from stallscope.simulation.scenarios import SCENARIOS
 
 
@@ -16,6 +16,8 @@ from stallscope.simulation.scenarios import SCENARIOS
         (["now"], "unexpected argument now"),
         (["--scenario", "gpu_lst"], "--scenario: there is no scenario 'gpu_lst'; did you mean gpu_lost?"),
         (["--grafana.port", "x"], "argument --grafana.port: 'x' is no port"),
+        (["--timeout", "soon"], "argument --timeout: 'soon' is no time above 0"),
+        (["--timeout", "2d"], "argument --timeout: '2d' is no time above 0 and at most 1d"),
     ],
 )
 def test_a_wrong_command_line_is_refused_in_one_line(
@@ -36,3 +38,8 @@ def test_help_lists_every_scenario(capsys: pytest.CaptureFixture[str]) -> None:
 
     told = capsys.readouterr().out
     assert [name for name in SCENARIOS if name not in told] == []
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90", 90.0), ("0.5", 0.5), ("1m30s", 90.0)])
+def test_a_time_is_a_number_of_seconds_or_has_its_units(text: str, seconds: float) -> None:
+    assert parser().parse_args(["--timeout", text]).timeout == seconds

@@ -147,7 +147,7 @@ def test_a_stack_whose_data_does_not_flow_says_what_is_missing_and_stops(tmp_pat
     [
         ("--scenario=thermal_throtle", "did you mean thermal_throttle?"),
         ("--prometheus.port=70000", "'70000' is no port from 1 to 65535"),
-        ("--timeout=soon", "'soon' is no number of seconds above 0"),
+        ("--timeout=soon", "'soon' is no time above 0"),
         ("--no-such-flag", "stallscope up: unknown flag --no-such-flag"),
     ],
 )

@@ -35,7 +35,7 @@ def parser() -> Parser:
         examples={
             "stallscope trace resnet50": "the next step of every rank of a run on this node",
             "stallscope trace resnet50 --steps 5 --rank 0-3": "five steps of the first four ranks",
-            "stallscope trace llama --exporter node1:19400 --exporter node2:19400": "a run on two nodes",
+            "stallscope trace llama --exporter.url node1:19400 --exporter.url node2:19400": "a run on two nodes",
         },
         notes="Exit status: 0 when every exporter took the request, 1 when one did not, 2 for a wrong command line.",
     )
@@ -57,7 +57,9 @@ def parser() -> Parser:
         help="step to begin with, by the number of steps before it (default: as soon as all ranks can have heard)",
     )
     made.add_argument(
+        "--exporter.url",
         "--exporter",
+        dest="exporter",
         action="append",
         type=_url,
         metavar="URL",

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from stallscope.cli._parser import Parser
+from stallscope.configuration import parse_duration
 from stallscope.simulation.scenarios import SCENARIOS, scenario
 
 _DEFAULT_SCENARIO = "thermal_throttle"
@@ -57,8 +58,8 @@ def parser() -> Parser:
         dest="onset",
         type=_seconds,
         default=30.0,
-        metavar="SECONDS",
-        help="time from the start to the scenario's fault (default: %(default)g)",
+        metavar="TIME",
+        help="time from the start to the scenario's fault, in seconds or such as 2m (default: %(default)g)",
     )
     # Help comes afterwards, since Python 3.10 would add its own words on the default.
     job = made.add_argument("--training-job", action=argparse.BooleanOptionalAction, default=True)
@@ -76,8 +77,8 @@ def parser() -> Parser:
         "--timeout",
         type=_seconds,
         default=120.0,
-        metavar="SECONDS",
-        help="time until data must flow (default: %(default)g)",
+        metavar="TIME",
+        help="time until data must flow, likewise (default: %(default)g)",
     )
     return made
 
@@ -130,9 +131,9 @@ def _port(text: str) -> int:
 
 def _seconds(text: str) -> float:
     try:
-        seconds = float(text)
+        seconds = float(text) if text.replace(".", "", 1).isdecimal() else parse_duration(text)
     except ValueError:
         seconds = 0.0
     if not 0 < seconds <= _LONGEST_SECONDS:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0, at most {_LONGEST_SECONDS:g}")
+        raise argparse.ArgumentTypeError(f"{text!r} is no time above 0 and at most 1d, such as 30 (seconds) or 2m")
     return seconds

@@ -112,7 +112,9 @@ def _findings(limit: float, check: Callable[[Context], Iterable[Finding]], conte
     except Stop as stop:
         return [stop.finding]
     except Exception as error:  # noqa: BLE001 - one check that breaks must not take the others along
-        return [failed(str(error) or type(error).__name__, "see the message; the other checks are not affected")]
+        ours = type(error).__module__.startswith(f"{__name__.partition('.')[0]}.")  # in words for people
+        message = str(error) if ours else f"what came can't be read ({type(error).__name__}: {error})"
+        return [failed(message, "see what answers there, and of which version it is")]
 
 
 def _within(limit: float, work: Callable[[], _Found]) -> _Found:

@@ -83,7 +83,7 @@ def _targets(server: Server) -> Iterator[Finding]:
     if told is None:
         yield skipped("this server does not tell what it scrapes")
         return
-    targets = [each for each in told["activeTargets"] if "stallscope" in each["labels"].get("job", "")]
+    targets = [each for each in told["activeTargets"] or [] if "stallscope" in each["labels"].get("job", "")]
     if not targets:
         yield failed(
             "no exporter is among its targets",
@@ -156,7 +156,7 @@ def _rules(server: Server) -> Iterator[Finding]:
         yield skipped("this server does not tell its rules; see whether vmalert or a ruler evaluates them")
         return
     expected = bundled_groups()
-    groups = [each for each in told["groups"] if each["name"] in expected]
+    groups = [each for each in told["groups"] or [] if each["name"] in expected]
     loaded: dict[str, set[str]] = {}
     for group in groups:
         loaded.setdefault(group["name"], set()).update(rule["name"] for rule in group["rules"])
