@@ -79,5 +79,5 @@ def test_why_it_can_not_be_written_is_one_line(tmp_path: Path) -> None:
     path = tmp_path / "absent" / "report"
     with pytest.raises(FileNotFoundError) as failed, whole_file(path):
         pass
-    assert reason(failed.value, path).endswith("can't be written: No such file or directory")
+    assert reason(failed.value, path) == f"{path} can't be written: No such file or directory"
     assert reason(OSError(28, "No space left on device"), path) == f"{path} can't be written: No space left on device"

@@ -47,10 +47,12 @@ def whole_files(paths: Sequence[Path]) -> Iterator[list[BinaryIO]]:
                 os.fsync(file.fileno())  # here a full disk tells, before anything is replaced
         for draft, place in zip(drafts, places, strict=True):
             draft.replace(place)
-    except BaseException:
-        for draft in drafts:
+    except BaseException as problem:
+        for draft, place in zip(drafts, places, strict=True):
             with suppress(OSError):
                 draft.unlink(missing_ok=True)
+            if isinstance(problem, OSError) and str(problem.filename) == str(draft):
+                problem.filename = str(place)  # the name that somebody knows
         raise
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import math
 import sys
 from collections.abc import Sequence
@@ -110,6 +111,8 @@ def main(arguments: Sequence[str]) -> int:
         0 when the report was written, 1 when that failed, 2 for a wrong command line.
     """
     told = _told(parser(), arguments)
+    # That it finds no folder for its cache is no news of the report.
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
     try:
         server = _prometheus.client(told)
         load(told.format)
