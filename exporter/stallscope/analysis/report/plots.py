@@ -47,14 +47,14 @@ from stallscope.readable import readable
 
 WIDTH = 760
 """Of a drawing; lengths are in its own units, in which its type has a height of 11."""
-_LEFT, _RIGHT, _TOP, _BOTTOM = 118, 30, 12, 28
+_LEFT, _RIGHT, _TOP, _BOTTOM = 150, 30, 12, 28
 """Margins; the same for all that have time as their axis, so that moments stand below one another."""
 _LINE = 15
 """Height of a line of type."""
 _TYPE = 11
 _CHARACTER = 6.2
 """Width of one, about."""
-_LONGEST_LABEL = 17
+_LONGEST_LABEL = 23
 _LONGEST_BAR_LABEL = 34
 _MOST_BUCKETS = 240
 """Moments of a curve: more than one for three units can't be told apart."""
@@ -167,7 +167,10 @@ def _bars(plot: Bars, key: str, words: Words) -> Drawing:
     totals = values.sum(axis=0)
     scale, unit = unit_of(plot.kind, float(totals.max()), words.currency)
     alone = len(plot.parts) == 1
+    named = {part.label or title_of(part.name) for part in plot.parts} <= {title_of(row) for row in plot.rows}
     colours = colours_of([part.name for part in plot.parts])
+    if named:  # by their rows, so that causes of one kind need not be told apart by colour
+        colours = [colour_of(part.name) or colour for part, colour in zip(plot.parts, colours, strict=True)]
     starts = np.zeros(len(labels))
     for colour, widths in zip(colours, values / scale, strict=True):
         shown = [colour_of(row) or colour for row in plot.rows] if alone else colour
@@ -189,7 +192,7 @@ def _bars(plot: Bars, key: str, words: Words) -> Drawing:
     axes.grid(axis="x", visible=True)
     axes.tick_params(axis="y", length=0, labelcolor=INK)
     _number_axis(axes.xaxis, unit)
-    return Drawing(inline_svg(canvas, key), () if alone else _legend(plot.parts, colours))
+    return Drawing(inline_svg(canvas, key), () if alone or named else _legend(plot.parts, colours))
 
 
 def _areas(plot: Areas, key: str, words: Words) -> Drawing:
@@ -216,7 +219,7 @@ def _areas(plot: Areas, key: str, words: Words) -> Drawing:
             if (high > low).any():
                 days = _days(np.concatenate([x, x[::-1]]))
                 polygons.append(np.column_stack([days, np.concatenate([low, high[::-1]])]))
-        axes.add_collection(PolyCollection(polygons, facecolor=colour, edgecolor=CARD, linewidth=0.6), autolim=False)
+        axes.add_collection(PolyCollection(polygons, facecolor=colour, edgecolor=CARD, linewidth=0.3), autolim=False)
     _time_axis(axes, float(times[0] - half), float(times[-1] + half), words)
     axes.set_ylim(0, greatest / scale)
     _number_axis(axes.yaxis, unit)
@@ -228,7 +231,7 @@ def _states(plot: States, key: str, words: Words) -> Drawing:
     names = list(dict.fromkeys(span.state for row in spans for span in row))
     if not names:
         return NOTHING
-    height = 22 if len(spans) <= 24 else max(2.5, 400 / len(spans))
+    height = _row_height(len(spans))
     canvas, axes = _canvas(height * len(spans), plot.marks)
     colours = dict(zip(names, colours_of(names), strict=True))
     if sum(map(len, spans)) > _MOST_SPANS:
@@ -268,7 +271,7 @@ def _heat_map(plot: HeatMap, key: str, words: Words) -> Drawing:
         greatest = float(np.nanmax(values))
     if not greatest > least:
         greatest = least + 1.0
-    height = max(2.5, 22 if len(rows) <= 16 else 400 / len(rows))
+    height = _row_height(len(rows))
     canvas, axes = _canvas(height * len(rows))
     picture = _SCALE(np.ma.masked_invalid((values - least) / (greatest - least)))
     picture[~np.isfinite(values)] = 0.0
@@ -377,6 +380,11 @@ def _number_axis(axis: Any, unit: str, *, logarithmic: bool = False) -> None:
     if not logarithmic:
         axis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
     axis.set_major_formatter(FuncFormatter(lambda value, _place: f"{plain(value)} {unit}".rstrip()))
+
+
+def _row_height(rows: int) -> float:
+    """So high that names fit beside few rows, and many rows onto a screen."""
+    return 22 if rows <= 16 else 14 if rows <= 40 else max(2.5, 560 / rows)
 
 
 def _row_axis(axes: Axes, rows: Sequence[str], height: float) -> None:
