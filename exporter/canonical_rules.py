@@ -692,7 +692,7 @@ def described(seen: str) -> str:
 
 
 _DISKS = 'device!~"(dm-|md|loop|ram|zram|sr|drbd|nbd|rbd|zd).*"'
-_NICS = 'device!~"(lo|veth|docker|br-|virbr|cni|cali|flannel|cilium|lxc|vxlan|tun|tap|ipvl|macvl|dummy|kube|ovs).*"'
+_NICS = 'device!~"(lo|veth|docker|br-|virbr|cni|cali|flannel|cilium|lxc|vxlan|tun|tap|ipvl|macvl|ifb|dummy|kube|ovs).*"'
 _NFS = "node_mountstats_nfs_operations"
 _PAGE = "4096"
 """Bytes; the least of any machine that has GPUs. Others swap more than is told."""

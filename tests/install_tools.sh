@@ -1,6 +1,6 @@
 #!/bin/sh
-# Real parts for the tests: Prometheus with promtool, Alertmanager with amtool, a C compiler, Chromium, VictoriaMetrics, curl,
-# systemd. Debian and Ubuntu only; elsewhere they must be on PATH already. The packages' services are kept from starting:
+# Real parts for the tests: Prometheus with promtool, Alertmanager with amtool, node_exporter, a C compiler, Chromium,
+# VictoriaMetrics, curl, systemd. Debian and Ubuntu only; elsewhere they must be on PATH already. The packages' services are kept from starting:
 # the tests run their own.
 set -eu
 
@@ -11,6 +11,7 @@ missing() {
   # A package of its own from Debian 14 on; before, a part of prometheus.
   has promtool || echo promtool
   { has prometheus-alertmanager || has alertmanager; } && has amtool || echo prometheus-alertmanager
+  has prometheus-node-exporter || has node_exporter || echo prometheus-node-exporter
   has cc || echo gcc libc6-dev
   has openssl || echo openssl
   has curl || echo curl

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import re
 import runpy
-from collections.abc import Mapping
+import shutil
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from tests.free_ports import free_port
 from tests.known_names import BY_SERIES_NAME, rules
+from tests.nvml_library.stand_in import NvmlStandIn
+from tests.promql_names import names_in
 from tests.rules.rulebook import (
     CANONICAL_FILES,
     LENGTH,
@@ -283,13 +294,11 @@ def away(story: Story) -> Story:
 
 
 def test_where_ours_measures_all_the_files_record_nothing(rulebook: Rulebook) -> None:
+    of_others = [f'{name}{{measured_by!=""}}' for name in ("stallscope_gpu_up", "stallscope_gpu_busy_seconds_total")]
+    found = ("gpu:found:info", "gpu:chosen:info", "gpu:identity:info", "host:found:info", "host:identity:info")
     rulebook.check(
         ours() + gpu() + rank() + host(0.2),
-        {
-            '{measured_by!=""}': [],
-            "gpu:found:info or gpu:chosen:info or gpu:identity:info or host:found:info or host:identity:info": [],
-            "count(host:exporter:info)": [({}, 1)],
-        },
+        {" or ".join((*of_others, *found)): [], "count(host:exporter:info)": [({}, 1)]},
         rule_files=FILES,
     )
 
@@ -434,5 +443,94 @@ def test_other_exporters_of_gpus_alone_get_verdicts_too(rulebook: Rulebook) -> N
             ],
         },
         at="20m",
+        rule_files=FILES,
+    )
+
+
+def fetched(command: Sequence[str], port: int, ready: str, environment: Mapping[str, str] | None = None) -> str:
+    """A page of a program that is really run, as soon as it has something on it."""
+    with subprocess.Popen(
+        command, env=os.environ | (environment or {}), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as process:
+        try:
+            deadline, text = time.monotonic() + 30, ""
+            while not re.search(ready, text):
+                assert time.monotonic() < deadline, f"{command[0]} told only:\n{text}"
+                time.sleep(0.1)
+                with (
+                    suppress(urllib.error.URLError),
+                    urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer,
+                ):
+                    text = answer.read().decode()
+        finally:
+            process.terminate()
+    return text
+
+
+def read_by_rules(text: str, source: str) -> str:
+    """The lines of a page that the source's rules ask for."""
+    path = next(path for path in CANONICAL_FILES if path.stem == source)
+    names = {name for rule in rules((path,)) for name in names_in(rule["expr"]).metrics}
+    return "\n".join(line for line in text.splitlines() if re.split(r"[{ ]", line)[0] in names)
+
+
+def test_the_real_node_exporter_tells_why_a_run_waits_for_data(rulebook: Rulebook) -> None:
+    program = shutil.which("prometheus-node-exporter") or shutil.which("node_exporter")
+    if program is None:
+        pytest.skip("node_exporter is not on PATH; sh tests/install_tools.sh installs it on Debian and Ubuntu")
+    port = free_port()
+    text = fetched([program, f"--web.listen-address=127.0.0.1:{port}"], port, "node_memory_MemTotal_bytes ")
+    text = read_by_rules(text, "canonical_node_exporter")
+    at = {"job": "node", "instance": "node1:9100"}
+    # All processors work, and no memory is left.
+    story = [
+        (name, growing(0.97 if 'mode="user"' in name else 0.03 if 'mode="idle"' in name else 0))
+        if name.startswith("node_cpu_seconds_total")
+        else (name, values)
+        for name, values in page(text, {"node_memory_MemAvailable_bytes": steady(2**20)}, **at)
+    ]
+    story += told(A, {"DCGM_FI_DEV_GPU_UTIL": steady(50)})
+    story += ours() + rank(wait=0.5, gpus=[("0", "GPU-node1")])
+    rulebook.check(
+        story,
+        {
+            "sum by (instance, run, cause) (run:verdict:ratio5m >= bool 0)": [
+                ({"run": "train", "cause": "input_cpu_saturated"}, 1)
+            ],
+            "round(100 * host:cpu_busy:ratio5m)": [(TARGET, 97)],
+            "floor(10 * host:memory_used:ratio)": [(TARGET, 9)],
+            "sum(stallscope_host_cpus) - count(node_cpu_seconds_total{mode='idle'})": [({}, 0)],
+            "count by (mode) (stallscope_host_cpu_seconds_total)": [
+                ({"mode": mode}, 1) for mode in ("user", "system", "iowait", "idle", "other")
+            ],
+            'stallscope_host_network_receive_bytes_total{device="lo"}': [],
+            "count by (measured_by) (stallscope_host_major_page_faults_total)": [({"measured_by": "node_exporter"}, 1)],
+        },
+        rule_files=FILES,
+    )
+
+
+def test_the_real_nvitop_exporter_gets_its_gpus_verdicts(nvml_stand_in: NvmlStandIn, rulebook: Rulebook) -> None:
+    for card in nvml_stand_in.gpu:
+        card.utilization, card.memory_used = 50, 20 << 30
+        card.run((os.getpid(), 20 << 30, False))
+    port = free_port()
+    program = str(Path(sys.executable).with_name("nvitop-exporter"))
+    # The last GPU's process comes last in its round.
+    ready = re.escape('process_gpu_memory_MiB{devicename="') + '.*index="7"'
+    text = fetched(
+        [program, "--bind-address", "127.0.0.1", "--port", str(port)], port, ready, nvml_stand_in.environment
+    )
+    at = {"job": "nvitop", "instance": "node1:5050"}
+    rulebook.check(
+        page(read_by_rules(text, "canonical_nvitop"), {}, **at),
+        {
+            "count by (cause) (gpu:verdict:ratio5m)": [({"cause": "underused"}, 8)],
+            "count by (kind) (stallscope_gpu_processes == 1)": [({"kind": "compute"}, 8)],
+            "count(stallscope_gpu_memory_used_bytes == 20 * 2^30)": [({}, 8)],
+            "count(abs(rate(stallscope_gpu_energy_joules_total[5m]) - on (gpu) stallscope_gpu_power_watts) < 0.1)": [
+                ({}, 8)
+            ],
+        },
         rule_files=FILES,
     )
