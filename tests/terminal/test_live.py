@@ -50,7 +50,7 @@ class Verdicted:
     """A Prometheus that has made up its mind."""
 
     def __init__(self) -> None:
-        self.looked_for: tuple[list[RunName], list[str]] = ([], [])
+        self.looked_for: list[tuple[list[RunName], list[str]]] = []
 
     def start(self) -> None:
         """Nothing to begin."""
@@ -59,7 +59,7 @@ class Verdicted:
         """Nothing to end."""
 
     def look(self, runs: Sequence[RunName], gpus: Sequence[str]) -> Verdicts:
-        self.looked_for = (list(runs), list(gpus))
+        self.looked_for.append((list(runs), list(gpus)))
         return VERDICTS
 
 
@@ -111,7 +111,18 @@ def test_a_wider_screen_has_the_verdicts_in_the_table() -> None:
         assert any(line.endswith("alice, job 41 Slowed by heat, 13 %") for line in lines)
 
     live(Told(node(*LATER)), steps, size=(120, 40), verdicts=verdicts)
-    assert verdicts.looked_for == ([RunName("resnet50", "")], ["GPU-0", "GPU-1"])
+    assert verdicts.looked_for[-1] == ([RunName("resnet50", "")], ["GPU-0", "GPU-1"])
+
+
+def test_no_verdict_is_asked_for_before_it_is_known_of_whom() -> None:
+    verdicts, feed = Verdicted(), Told()
+
+    async def steps(pilot: Pilot[None]) -> None:
+        assert not verdicts.looked_for
+        await feed.tell(pilot, node=node(*LATER), age=0.4)
+        assert verdicts.looked_for
+
+    live(feed, steps, verdicts=verdicts)
 
 
 def test_another_size_is_laid_out_anew() -> None:

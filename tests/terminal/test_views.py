@@ -63,7 +63,7 @@ No verdicts: --prometheus.url names a Prometheus with Stallscope's rules."""
 def test_verdicts_stand_with_the_run_and_under_a_gpu_that_is_itself_the_cause() -> None:
     said = shown(screen(node(*LATER), verdicts=VERDICTS))
     below = said.splitlines()[said.splitlines().index(OVERVIEW.splitlines()[5]) + 1]
-    assert below == "    Slowed by heat. It costs 13 % of the GPU time. Check airflow, fans and inlet"
+    assert below == "    Verdict: Slowed by heat. It costs 13 % of the GPU time. Check airflow, fans"
     assert (
         "  Verdict: Waiting for data: too few workers. It costs 23 % of the GPU time, all\n"
         "  causes together 31 %. Raise num_workers and prefetch_factor, and keep workers\n"
@@ -135,8 +135,8 @@ def test_what_is_old_is_grey_and_says_how_old() -> None:
 
 
 def test_an_exporter_that_never_answered() -> None:
-    assert shown(screen(None)).splitlines()[0] == "node1:19400  asking"
-    assert shown(screen(None, problem="it can't be reached")).splitlines()[0] == "node1:19400: it can't be reached."
+    assert shown(screen(None)) == "node1:19400  asking"
+    assert shown(screen(None, problem="it can't be reached")) == "node1:19400: it can't be reached."
 
 
 @pytest.mark.parametrize(

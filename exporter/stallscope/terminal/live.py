@@ -44,6 +44,8 @@ _STYLES = {
     "track": Style(dim=True),
     "chosen": Style(reverse=True),
 }
+_INK = "#000000"
+"""On every phase's colour at a contrast of 4.5 to 1; the terminal's own black may be a grey."""
 _OWN_PHASE = Style(color="white", bgcolor="grey37")
 _UNTIL_DRAWN_ANEW = 2.0
 """Seconds without any answer after which ages are drawn anew."""
@@ -279,7 +281,8 @@ class Top(App[None]):
     def _screen(self) -> Screen:
         seen = tuple(feed.look() for feed in self._feeds)
         screen = Screen(seen, None)
-        if self._verdicts is None:
+        # The first question would be an empty one, and the next some time later.
+        if self._verdicts is None or not (screen.run_names or screen.gpu_names):
             return screen
         return replace(screen, verdicts=self._verdicts.look(screen.run_names, screen.gpu_names))
 
@@ -324,7 +327,7 @@ class Top(App[None]):
             kind, _, phase = role.partition(":")
             if kind == "phase":
                 colour = PHASE_COLOURS.get(phase)
-                style = Style(color="black", bgcolor=colour) if colour else _OWN_PHASE
+                style = Style(color=_INK, bgcolor=colour) if colour else _OWN_PHASE
             else:
                 style = _STYLES.get(role, Style.null())
             if not self._colours:

@@ -20,6 +20,7 @@ from stallscope.terminal.lines import (
     Line,
     Span,
     bar,
+    fit,
     flow,
     line,
     or_untold,
@@ -122,7 +123,8 @@ def overview(screen: Screen, sort: str, width: int) -> list[Line]:
     for run in screen.runs:
         block = _run_block(run, screen, width)
         lines += [*(_stale(block) if run.name.run in screen.stale_runs else block), ()]
-    return [*lines, *_provenance(screen.verdicts, width)]
+    # Where there is nothing to judge, nobody was asked.
+    return [*lines, *_provenance(screen.verdicts, width)] if screen.run_names or screen.gpu_names else lines
 
 
 def gpus(screen: Screen, sort: str, width: int) -> list[Line]:
@@ -265,7 +267,7 @@ def _node_head(seen: Seen, width: int) -> list[Line]:
     if not seen.problem:
         state = Span("" if seen.node is not None else "asking", "quiet")
         return [line(Span(readable(seen.name), "title"), "  ", state)]
-    age = "" if seen.age is None else f" What is shown is {duration(round(seen.age))} old."
+    age = "" if seen.age is None else f" What is shown is {_whole(seen.age)} old."
     return wrapped(f"{readable(seen.name)}: {readable(seen.problem, 300)}.{age}", width, "bad")
 
 
@@ -382,18 +384,18 @@ def _gpu_table(gpus: Sequence[Gpu], verdicts: Verdicts | None, width: int) -> li
     shown = [head]
     # No room for what is well; what is wrong with a GPU itself stands beneath it.
     for gpu, row in zip(gpus, lines, strict=True):
-        own = _own_verdict(gpu, verdicts)
-        shown += [row, *(wrapped(own, width, "warn", "    ") if own else ())]
+        shown.append(row)
+        verdict = verdicts.gpus.get(gpu.uuid)
+        if verdict is not None and not (words := words_of(verdict)).of_run and words.severity:
+            shown += _verdict_lines(verdict, width, "    ")
     return shown
 
 
 def _gpu_row(gpu: Gpu) -> tuple[Line, ...]:
     name = line(f"{' ' if gpu.mig else ''}{readable(gpu.index, 8)}{f' {readable(gpu.mig, 16)}' if gpu.mig else ''}")
     if gpu.up is not True:
-        state = (
-            Span(f"down {readable(gpu.reason)}".rstrip(), "bad") if gpu.up is False else Span("not read yet", "quiet")
-        )
-        return (name, line(state), *[line("")] * 6, _owner_cell(gpu))
+        state = line(Span(f"down {readable(gpu.reason)}", "bad") if gpu.up is False else Span("not read yet", "quiet"))
+        return (name, fit(state, _BAR + len(share(1.0)) + 1), *[line("")] * 6, _owner_cell(gpu))
     return (
         name,
         or_untold(None)
@@ -436,14 +438,6 @@ def _gpu_verdict(gpu: Gpu, verdicts: Verdicts) -> Line:
     words = words_of(verdict)
     cost = f", {percent(verdict.share)}" if words.cost else ""
     return line(Span(f"{readable(words.title)}{cost}", _ROLES.get(words.severity or "", "")))
-
-
-def _own_verdict(gpu: Gpu, verdicts: Verdicts | None) -> str:
-    """The verdict of a GPU whose cause is its own."""
-    verdict = verdicts.gpus.get(gpu.uuid) if verdicts is not None else None
-    if verdict is None or (words := words_of(verdict)).of_run or words.severity is None:
-        return ""
-    return f"{readable(words.title)}. {words.cost} {words.remedy}".replace("  ", " ")
 
 
 def _gpu_block(gpu: Gpu, now: float, verdicts: Verdicts | None, width: int) -> list[Line]:
@@ -527,7 +521,7 @@ def _run_block(run: Run, screen: Screen, width: int) -> list[Line]:
     shares = phase_shares(run.phases)
     if shares:
         drawn, rest = phase_bar(shares, width - len(indent))
-        since = "since the start" if run.since is None else f"in the last {duration(round(run.since))}"
+        since = "since the start" if run.since is None else f"in the last {_whole(run.since)}"
         lines.append((Span(indent), *drawn))
         lines += wrapped(f"Phases {since}{f'; besides: {rest}' if rest else ''}.", width, "quiet", indent)
     if screen.verdicts is not None:
@@ -655,6 +649,11 @@ def _now(screen: Screen) -> float:
     return max(
         (each.node.time for each in screen.seen if each.node is not None and each.node.time is not None), default=0.0
     )
+
+
+def _whole(seconds: float) -> str:
+    """A time in no more than whole seconds."""
+    return duration(round(seconds)) if seconds >= 9.5 else f"{seconds:.0f} s"
 
 
 def _since(now: float | None, when: float | None) -> str | None:
