@@ -30,7 +30,7 @@ def add_flags(parser: argparse.ArgumentParser, *, timeout: float = DEFAULT_TIMEO
         dest="prometheus_url",
         # argparse reads a default that is text as it would read the flag: a wrong variable is refused likewise.
         default=default_url(),
-        type=_url,
+        type=address,
         metavar="URL",
         help=f"server that holds the measurements, with its path prefix, if any (default: {VARIABLE}, or else {LOCAL})",
     )
@@ -55,7 +55,8 @@ def client(parsed: argparse.Namespace) -> Prometheus:
     return Prometheus(parsed.prometheus_url, timeout=parsed.prometheus_timeout, max_bytes=_MAX_BYTES)
 
 
-def _url(text: str) -> str:
+def address(text: str) -> str:
+    """The address of a server, as argparse reads it."""
     try:
         url = parse_server(text)
     except ValueError:

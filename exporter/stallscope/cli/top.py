@@ -13,8 +13,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from stallscope.analysis.address import VARIABLE
 from stallscope.cli._parser import Parser
-from stallscope.configuration import parse_duration, parse_server
+from stallscope.cli._prometheus import address
+from stallscope.configuration import parse_duration
 
 if TYPE_CHECKING:
     from stallscope.analysis.verdicts import VerdictWatch
@@ -23,7 +25,6 @@ if TYPE_CHECKING:
     from stallscope.terminal.lines import Line
 
 _DEFAULT_EXPORTER = "http://localhost:19400"
-_PROMETHEUS_VARIABLE = "STALLSCOPE_PROMETHEUS_URL"
 _SHORTEST, _LONGEST = 0.2, 3600.0
 """Seconds between two looks."""
 _LEAST_COLUMNS = 20
@@ -60,11 +61,11 @@ def parser() -> Parser:
     made.add_argument(
         "--prometheus.url",
         dest="prometheus",
-        type=_prometheus,
+        type=address,
         # argparse reads a default that is text as it would read the flag: a wrong variable is refused likewise.
-        default=os.environ.get(_PROMETHEUS_VARIABLE) or None,
+        default=os.environ.get(VARIABLE) or None,
         metavar="URL",
-        help=f"Prometheus that is asked for verdicts (default: {_PROMETHEUS_VARIABLE}, or else none)",
+        help=f"Prometheus that is asked for verdicts (default: {VARIABLE}, or else none)",
     )
     made.add_argument(
         "--interval", type=_interval, default=2.0, metavar="DURATION", help="time between two looks (default: 2s)"
@@ -191,16 +192,6 @@ def _exporter(text: str) -> ExporterClient:
         return ExporterClient(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _prometheus(text: str) -> str:
-    try:
-        url = parse_server(text)
-    except ValueError:
-        url = ""
-    if not url:
-        raise argparse.ArgumentTypeError(f"{text!r} is no address; expected http://HOST:PORT or https://HOST:PORT")
-    return url
 
 
 def _interval(text: str) -> float:

@@ -137,6 +137,7 @@ class Top(App[None]):
         ("home", "scroll(-1000000)", "first line"),
         ("end", "scroll(1000000)", "last line"),
         ("escape", "leave", "back"),
+        ("ctrl+z", "suspend_process", "suspend"),
     ]
 
     class Answered(Message):
