@@ -104,6 +104,8 @@ class TestWhoMayWhat:
         kubelet.parent.mkdir(parents=True)
         kubelet.touch()
         kubelet.chmod(0o666)
+        for folder in (each for each in tmp_path.rglob("*") if each.is_dir()):
+            folder.chmod(0o755)  # whatever the umask
         return tmp_path
 
     def test_all_is_ok_where_modes_allow_it(self, root: Path, make_subject: MakeSubject) -> None:

@@ -91,6 +91,14 @@ FAULTS: dict[str, tuple[str, str, Callable[[Served], object], str]] = {
         "60 s ahead of",
     ),
     "no target": (*("targets", "failed"), lambda served: served.data["targets"]["activeTargets"].pop(0), "no exporter"),
+    "no target but others' exporters": (
+        *("targets", "warning"),
+        lambda served: (
+            served.data["targets"]["activeTargets"].pop(0),
+            served.vectors.update({"gpu:chosen:info": [({}, 1.0)]}),
+        ),
+        "no exporter of Stallscope",
+    ),
     "a target that is down": (
         *("targets", "failed"),
         lambda served: target(served).update(health="down", lastError="connection refused"),

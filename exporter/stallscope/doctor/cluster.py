@@ -5,19 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
-from stallscope.doctor.checkup import Finding, Part, failed, ok, warning
+from stallscope.doctor.checkup import Finding, Part, failed, ok, skipped, warning
 from stallscope.doctor.exporter import MOST_AGE, MOST_SKEW, RESET_CLOCKS
 from stallscope.doctor.server import EXPORTERS, Server, begin, listed
 from stallscope.version import __version__
 
 _LAST_SUCCESS = "stallscope_exporter_source_last_success_timestamp_seconds"
-_FOREIGN_GPUS = (
-    ("dcgm-exporter", "DCGM_FI_DEV_GPU_UTIL", "UUID"),
-    ("dcgm-exporter", "DCGM_FI_DEV_FB_USED", "UUID"),
-    ("nvidia_gpu_exporter", "nvidia_smi_utilization_gpu_ratio", "uuid"),
-    ("nvitop-exporter", "gpu_utilization", "uuid"),
-)
-"""Exporters of others, a metric that each has for every GPU, and the label with the GPU's UUID."""
 
 
 def _exporters(server: Server) -> Iterator[Finding]:
@@ -31,7 +24,7 @@ def _exporters(server: Server) -> Iterator[Finding]:
     elif states:
         yield ok(f"all {len(states)} exporters answer")
     else:
-        yield failed("there is no exporter", "see the targets of Prometheus")
+        yield skipped("there is no exporter of Stallscope")
 
 
 def _versions(server: Server) -> Iterator[Finding]:
@@ -87,29 +80,21 @@ def _clocks(server: Server) -> Iterator[Finding]:
 
 
 def _foreign(server: Server) -> Iterator[Finding]:
-    """GPUs that others' exporters tell of, and ours do not."""
-    ours = {_uuid(labels.get("uuid", "")) for labels, _ in server.prometheus.query("stallscope_gpu_up")}
+    """GPUs that the rules take from others' exporters, since none of ours tells of them."""
     only: dict[str, set[str]] = defaultdict(set)
-    for exporter, metric, label in _FOREIGN_GPUS:
-        for labels, _ in server.prometheus.query(metric):
-            uuid = labels.get(label, "")
-            if uuid and _uuid(uuid) not in ours:
-                only[exporter].add(labels.get("Hostname") or _name(labels))
+    for labels, _ in server.prometheus.query("gpu:chosen:info"):
+        only[labels.get("measured_by", "")].add(labels.get("hostname") or labels.get("host") or _name(labels))
     for exporter, names in sorted(only.items()):
         yield warning(
-            f"GPUs of {listed(sorted(names))} are told of by {exporter} alone: no pauses, owners or training there",
+            f"GPUs of {listed(sorted(names))} are measured by {exporter} alone: no pauses, owners or training there",
             "run Stallscope's exporter on these nodes too (deploy/)",
         )
     if not only:
-        yield ok("no GPU is told of by others' exporters alone")
+        yield ok("no GPU is measured by others' exporters alone")
 
 
 def _name(labels: Mapping[str, str]) -> str:
     return labels.get("instance", "unknown")
-
-
-def _uuid(text: str) -> str:
-    return text.lower().removeprefix("gpu-")
 
 
 PART = Part(
