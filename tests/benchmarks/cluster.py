@@ -1,4 +1,4 @@
-"""A cluster's series, as its exporters would show them: eight GPUs a node, a rank on each, runs of up to 64 ranks.
+"""A cluster's series, as its exporters would show them: eight GPUs a node, a rank on each, runs of so many ranks.
 
 A fifth of the runs is in trouble, each kind in turn; some GPUs throttle, had an Xid or lost link width; one node more
 for every 32 is held by an owner and does nothing. Only what the rules ask for is made.
@@ -99,20 +99,38 @@ class _Subjects:
         self.gauge(family, np.asarray(rate, float) * 2 * HOUR, rate=rate, extra=[labels] * len(self.labels))
 
 
+@dataclass(frozen=True)
+class _Runs:
+    """Which run has which place among all ranks."""
+
+    size: int
+    """Ranks of each run."""
+
+    def name(self, place: int) -> str:
+        return f"pretrain-{place // self.size:03}"
+
+    def rank(self, place: int) -> str:
+        return f"{place % self.size}"
+
+    def pod(self, place: int) -> str:
+        return f"{self.name(place)}-{place % self.size // GPUS_A_NODE}"
+
+
 class _Training:
     """How the runs fare.
 
     Args:
         ranks: of all runs.
         gpus: with those that do nothing.
+        runs: that the ranks are of.
     """
 
-    def __init__(self, ranks: int, gpus: int) -> None:
+    def __init__(self, ranks: int, gpus: int, runs: _Runs) -> None:
         index = np.arange(ranks)
-        runs = index // RANKS_A_RUN
-        kind = np.where(runs % 5 == 1, runs // 5 % len(_TROUBLES), -1)
+        number = index // runs.size
+        kind = np.where(number % 5 == 1, number // 5 % len(_TROUBLES), -1)
         trouble = {name: kind == place for place, name in enumerate(_TROUBLES)}
-        slowest = trouble["straggler"] & (index % RANKS_A_RUN == 7)
+        slowest = trouble["straggler"] & (index % runs.size == 7)
         waiting = trouble["communication"] | trouble["straggler"] & ~slowest
         self.starved = trouble["input"]
         self.phases: dict[str, Floats] = {
@@ -141,13 +159,15 @@ class Cluster:
         gpus: GPUs with a rank each, a multiple of eight.
         names: which series to make, as queries name them.
         now: Unix time at which the series have their `start`.
+        ranks_a_run: at most.
 
     Raises:
         ValueError: there is no such series here.
     """
 
-    def __init__(self, gpus: int, names: Collection[str], now: float) -> None:
+    def __init__(self, gpus: int, names: Collection[str], now: float, *, ranks_a_run: int = RANKS_A_RUN) -> None:
         self._now = now
+        runs = _Runs(ranks_a_run)
         working = gpus // GPUS_A_NODE
         self._nodes = working + max(1, working // 32)
         host_labels = [{**_LABELS, "instance": f"node{node:04}:19400"} for node in range(self._nodes)]
@@ -157,15 +177,15 @@ class Cluster:
             for index in range(GPUS_A_NODE)
         ]
         rank_labels = [
-            {**host_labels[index // GPUS_A_NODE], "run": _run(index), "rank": f"{index % RANKS_A_RUN}"}
+            {**host_labels[index // GPUS_A_NODE], "run": runs.name(index), "rank": runs.rank(index)}
             for index in range(gpus)
         ]
         self._gpus = _Subjects("stallscope_gpu_", gpu_labels, GPUS_A_NODE, names)
         self._ranks = _Subjects("stallscope_training_", rank_labels, GPUS_A_NODE, names)
         self._hosts = _Subjects("", host_labels, 1, names)
-        training = _Training(gpus, len(gpu_labels))
-        _fill_gpus(self._gpus, training, now)
-        _fill_ranks(self._ranks, training, now, gpu_labels)
+        training = _Training(gpus, len(gpu_labels), runs)
+        _fill_gpus(self._gpus, training, now, runs)
+        _fill_ranks(self._ranks, training, now, gpu_labels, runs)
         _fill_hosts(self._hosts, training, now)
         everything = (self._gpus, self._ranks, self._hosts)
         self.columns = [column for subjects in everything for column in subjects.columns]
@@ -197,7 +217,7 @@ class Cluster:
             yield each, each.start[:, None] + grown + each.swing[:, None] * jitter * 5
 
 
-def _fill_gpus(gpus: _Subjects, training: _Training, now: float) -> None:
+def _fill_gpus(gpus: _Subjects, training: _Training, now: float, runs: _Runs) -> None:
     count = len(gpus.labels)
     every = np.arange(count)
     busy = 1 - training.idle
@@ -291,7 +311,7 @@ def _fill_gpus(gpus: _Subjects, training: _Training, now: float) -> None:
     gpus.gauge("processes", kind="graphics")
     gpus.gauge("xid_events_total", 1, which=xid, xid="31")
     gpus.gauge("xid_last_timestamp_seconds", now - 600, which=xid, xid="31")
-    owners = [{"namespace": "research", "pod": f"{_pod(place)}", "container": "train"} for place in range(count)]
+    owners = [{"namespace": "research", "pod": runs.pod(place), "container": "train"} for place in range(count)]
     for family, start, rate in (
         ("info", 1.0, 0.0),
         ("memory_used_bytes", 60 * _GIB, 0.0),
@@ -300,7 +320,9 @@ def _fill_gpus(gpus: _Subjects, training: _Training, now: float) -> None:
         gpus.gauge(f"owner_{family}", start, rate=rate, extra=owners, slurm_job="", user="")
 
 
-def _fill_ranks(ranks: _Subjects, training: _Training, now: float, gpu_labels: Sequence[Mapping[str, str]]) -> None:
+def _fill_ranks(
+    ranks: _Subjects, training: _Training, now: float, gpu_labels: Sequence[Mapping[str, str]], runs: _Runs
+) -> None:
     count = len(ranks.labels)
     every = np.arange(count)
     step = np.full(count, 1.25)
@@ -309,10 +331,10 @@ def _fill_ranks(ranks: _Subjects, training: _Training, now: float, gpu_labels: S
         "rank_info",
         1,
         extra=[
-            {"pod": _pod(place), "local_rank": str(place % GPUS_A_NODE), "hostname": f"node{place // 8:04}"}
+            {"pod": runs.pod(place), "local_rank": str(place % GPUS_A_NODE), "hostname": f"node{place // 8:04}"}
             for place in range(count)
         ],
-        world_size=str(min(RANKS_A_RUN, count)),
+        world_size=str(min(runs.size, count)),
         framework="pytorch",
         namespace="research",
         git_commit="0f1e2d3c",
@@ -443,11 +465,3 @@ def _fill_hosts(hosts: _Subjects, training: _Training, now: float) -> None:
     hosts.gauge("process_start_time_seconds", now - 24 * HOUR)
     hosts.gauge("process_resident_memory_bytes", 25e6)
     hosts.gauge("process_cpu_seconds_total", rate=0.01)
-
-
-def _run(place: int) -> str:
-    return f"pretrain-{place // RANKS_A_RUN:03}"
-
-
-def _pod(place: int) -> str:
-    return f"{_run(place)}-{place % RANKS_A_RUN // GPUS_A_NODE}"

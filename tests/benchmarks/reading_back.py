@@ -1,0 +1,138 @@
+"""How long it takes to read a run back, and how much memory: whole, as a day of eight GPUs, and long ones in pieces.
+
+`python -m tests.benchmarks.reading_back 8x24 512x1` measures runs of so many GPUs over so many hours, one scrape in
+half a minute, on a Prometheus that holds nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import floor
+from typing import NamedTuple
+
+import numpy as np
+
+from stallscope.analysis.columns import GPU_COLUMNS, HOST_COLUMNS, PHASE_COLUMNS, STEP_COLUMNS, VALUE_COLUMNS
+from tests.benchmarks.cluster import HOUR, Cluster
+from tests.benchmarks.remote_write import RemoteWriter
+from tests.prometheus_server import prometheus
+
+INTERVAL = 30
+RUN = "pretrain-000"
+_FILL = 40
+"""Scrapes that are written at once."""
+_NAMES = frozenset(
+    name
+    for columns in (GPU_COLUMNS, HOST_COLUMNS, PHASE_COLUMNS, STEP_COLUMNS, VALUE_COLUMNS)
+    for column in columns
+    for name in (column.series, column.over)
+    if name
+) | {"stallscope_training_rank_info", "stallscope_training_rank_gpu_info"}
+_ABSENT = {"stallscope_gpu_retired_pages"}
+"""What the simulated cluster does not have."""
+
+
+class Size(NamedTuple):
+    """How large a run is."""
+
+    gpus: int
+    hours: float
+
+
+SIZES = (Size(8, 24), Size(512, 1))
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What one way to read a run took."""
+
+    size: Size
+    way: str
+    rows: int
+    """Of all data frames together."""
+    seconds: float
+    processor: float
+    """Seconds of the process that read; the server's own are not among them."""
+    megabytes: float
+    """Most memory that it had, MiB."""
+
+
+@contextmanager
+def filled(size: Size) -> Iterator[tuple[str, float]]:
+    """A Prometheus with everything that one run's exporters told; its address, and the Unix time before all of it."""
+    end = floor(time.time())
+    cluster = Cluster(size.gpus, _NAMES - _ABSENT, end, ranks_a_run=size.gpus)
+    moments = np.arange(end - size.hours * HOUR, end, INTERVAL, dtype=np.float64)
+    with prometheus() as server:
+        writer = RemoteWriter(cluster, server.port)
+        for begin in range(0, len(moments), _FILL):
+            writer.send(moments[begin : begin + _FILL])
+        writer.close()
+        yield server.address, moments[0] - 1
+
+
+def measure(size: Size) -> Iterator[Reading]:
+    """Read a run in several ways."""
+    with filled(size) as (url, start), tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "stallscope", "frames", "--run", RUN, "--prometheus.url", url]
+        command += ["--since", f"{start:.0f}", "--out", folder, "--json"]
+        yield _timed(size, "every scrape, to Parquet", command)
+        yield _timed(size, "every scrape, to CSV", [*command, "--format", "csv"])
+        yield _timed(size, "a row in 5 min, to Parquet", [*command, "--step", "5m"])
+
+
+def _timed(size: Size, way: str, command: Sequence[str]) -> Reading:
+    began = time.monotonic()
+    # The environment's own limits on threads stay: what is measured is what a user gets.
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        told = process.stdout.read()
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise RuntimeError(f"{' '.join(command)} ended with {process.returncode}")
+    rows = sum(each["rows"] for each in json.loads(told)["files"])
+    return Reading(size, way, rows, time.monotonic() - began, _processor(used), used.ru_maxrss / 1024)
+
+
+def _processor(used: resource.struct_rusage) -> float:
+    return used.ru_utime + used.ru_stime
+
+
+def table(sizes: Sequence[Size] = SIZES) -> str:
+    """Measure, and return the table as Markdown."""
+    conditions = (
+        "`stallscope frames` on a Prometheus on the same machine, one scrape in 30 s; a process of its own each time. "
+        "Memory is the most that the process had; a run of any length takes no more, since it is read in pieces."
+    )
+    lines = [
+        conditions,
+        "",
+        "| GPUs | hours | what | rows | s | processor s | MiB |",
+        "|---:|---:|---|---:|---:|---:|---:|",
+    ]
+    for size in sizes:
+        lines += [
+            f"| {size.gpus} | {size.hours:g} | {each.way} | {each.rows:,} | {each.seconds:.1f} | {each.processor:.1f} "
+            f"| {each.megabytes:.0f} |"
+            for each in measure(size)
+        ]
+    return "\n".join(lines)
+
+
+def _size(text: str) -> Size:
+    gpus, hours = text.split("x")
+    return Size(int(gpus), float(hours))
+
+
+if __name__ == "__main__":
+    print(table([_size(each) for each in sys.argv[1:]] or SIZES))
