@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tests.benchmarks import (
     accuracy,
+    reading_back,
     reports,
     rules,
     sampling_round,
@@ -60,13 +61,14 @@ def main() -> None:
     parts = ["### The shim", shim_cost.table().strip(), training_step.table().strip()]
     # Prometheus may use every processor.
     rule_cost = ["### Rules", rules.table(), "### A cluster that is scraped", scraped_cluster.table()]
+    reading = ["### Reading a run back", reading_back.table()]
     os.sched_setaffinity(0, {CLIENT_PROCESSOR})
     parts += ["### Scrapes", scrape.table()]
     parts += ["### Taking reports", reports.table()]
     parts += ["### The status page", status_page.table()]
     parts += ["### stallscope top", top.table()]
     parts += ["### A sampling round", sampling_round.table()]
-    parts += ["### Accuracy", accuracy.table(), *rule_cost]
+    parts += ["### Accuracy", accuracy.table(), *rule_cost, *reading]
     parts = [f"## {today}", f"{machine()}; load {before} before the run, {load()} after it (its own is 1)", *parts]
     entry = "\n\n".join(parts) + "\n\n"
     print(entry)
