@@ -113,8 +113,8 @@ def _cards(asker: Asker, named: Sequence[Mapping[str, str]]) -> dict[tuple[str, 
         for label in ("cause", "instance", "gpu")
     )
     share = f"max by (cause, instance, gpu) (gpu_cause:share:ratio5m{{{among}}})"
-    seconds = {_card(each.labels): each.value for each in asker.ask(asker.integral(share))}
-    curves = asker.curves(asker.over_time("avg_over_time", share, asker.step))
+    seconds = {_card(each.labels): each.value for each in asker.ask(asker.integral(share, resolution=asker.coarse))}
+    curves = asker.curves(asker.over_time("avg_over_time", share, asker.step, asker.coarse))
     worst = {_card(curve.labels): highest(curve, curves.times) for curve in curves.curves}
     return {card: Card(lost, *worst.get(card, (None, None))) for card, lost in seconds.items() if lost > 0}
 

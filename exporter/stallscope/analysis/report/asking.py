@@ -22,6 +22,8 @@ SCRAPES_SECONDS = 120.0
 """Least time in which there are enough scrapes to tell what a counter grew by."""
 _MOST_MOMENTS = 10_080
 """That a sum over time is made of: a week by the minute."""
+_FEW_MOMENTS = 1440
+"""The same where many series are summed: a day by the minute. What is recorded reaches back five minutes anyway."""
 _CURVE_POINTS = 300
 
 
@@ -61,15 +63,24 @@ class Asker:
         """Take the server; nothing is asked yet."""
         self.subject = subject
         self.options = options
-        self.questions = 0
-        """How many were asked."""
         self.server = server
+        self._answers: dict[str, list[Series]] = {}
         self._zone = zone(options.zone)
 
     @property
     def resolution(self) -> float:
         """Seconds between the moments of a sum over time."""
         return multiple_of(RULES_SECONDS, self.subject.seconds / _MOST_MOMENTS)
+
+    @property
+    def coarse(self) -> float:
+        """The same where many series are summed at each moment."""
+        return multiple_of(RULES_SECONDS, self.subject.seconds / _FEW_MOMENTS)
+
+    @property
+    def rate_window(self) -> str:
+        """As far as rates must reach back, so that coarse moments leave nothing out: five minutes at least."""
+        return f"{max(300.0, self.coarse):.0f}s"
 
     @property
     def step(self) -> float:
@@ -89,26 +100,37 @@ class Asker:
         """The subject's time as PromQL's range."""
         return f"{self.subject.seconds:.0f}s"
 
-    def over_time(self, function: str, expression: str, window: float | None = None) -> str:
+    def over_time(
+        self, function: str, expression: str, window: float | None = None, resolution: float | None = None
+    ) -> str:
         """PromQL of an `_over_time` function of any expression over the subject's time, or another window.
 
-        The window is a second less, so that not both of its ends count.
+        Args:
+            function: as `avg_over_time`; a quantile's argument may follow it: `quantile_over_time(0.5, `.
+            expression: of what.
+            window: seconds, where it is not the subject's time.
+            resolution: seconds between two moments, where it is not the finest.
         """
         seconds = self.subject.seconds if window is None else window
-        return f"{function}(({expression})[{max(1.0, seconds - 1):.0f}s:{self.resolution:.0f}s])"
+        opened = function if "(" in function else f"{function}("
+        # A second less, so that not both ends of the window count.
+        return f"{opened}({expression})[{max(1.0, seconds - 1):.0f}s:{resolution or self.resolution:.0f}s])"
 
-    def integral(self, expression: str, window: float | None = None) -> str:
+    def integral(self, expression: str, window: float | None = None, resolution: float | None = None) -> str:
         """PromQL of an expression times seconds, summed over the subject's time, or another window."""
-        return f"{self.over_time('sum_over_time', expression, window)} * {self.resolution:.0f}"
+        summed = self.over_time("sum_over_time", expression, window, resolution)
+        return f"{summed} * {resolution or self.resolution:.0f}"
 
     def seconds_there(self, expression: str) -> str:
         """PromQL of the seconds for which an expression had a value."""
         return f"{self.over_time('count_over_time', expression)} * {self.resolution:.0f}"
 
     def ask(self, expression: str) -> list[Series]:
-        """The finite values of an expression at the end of the subject's time."""
-        self.questions += 1
-        return [each for each in self.server.query(expression, at=self.subject.end) if isfinite(each.value)]
+        """The finite values of an expression at the end of the subject's time, asked for once."""
+        if expression not in self._answers:
+            found = self.server.query(expression, at=self.subject.end)
+            self._answers[expression] = [each for each in found if isfinite(each.value)]
+        return self._answers[expression]
 
     def figure(self, expression: str) -> float | None:
         """The one value of an expression; None where it has none."""
@@ -122,7 +144,6 @@ class Asker:
     def curves(self, expression: str, step: float | None = None) -> Curves:
         """The series of an expression over the subject's time."""
         step = step or self.step
-        self.questions += 1
         # Whole steps, as the server aligns the moments of sums over time: whoever asks again finds the same points.
         first = step * -(-self.subject.start // step)
         last = step * (self.subject.end // step)

@@ -32,7 +32,7 @@ from stallscope.analysis.report.options import Options
 from stallscope.analysis.report.subject import Subject
 from stallscope.analysis.report.whereabouts import verdicts_of_each, whereabouts
 
-PARTS = 14
+PARTS = 17
 """How often `progress` is called for a whole report, at most."""
 
 Progress = Callable[[str], object]

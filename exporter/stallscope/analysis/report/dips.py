@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from stallscope.analysis.expressions import quoted
+from stallscope.analysis.expressions import any_of, quoted
 from stallscope.analysis.report.asking import Asker
 from stallscope.analysis.report.document import Block, Column, Notice, Paragraph, Section, Table, Value
 from stallscope.analysis.report.phases import EVERY_STEP
@@ -35,11 +35,13 @@ def _blocks(asker: Asker, found: Ranks | None) -> list[Block]:
 
 def _regular(asker: Asker) -> list[Block] | None:
     """GPUs whose dips the rules found regular, and the interval."""
-    which, own = asker.subject.told_by_nodes, asker.subject.of_its_gpus
+    which, own = asker.subject.told_by_nodes, asker.subject.of_its_gpus()
 
     def mean(record: str) -> dict[tuple[str, str, str], float]:
         expression = f"max by ({GPU_LABELS}) ({record}{{{which}}}){own}"
-        found = asker.ask(f"avg by (instance, gpu, uuid) ({asker.over_time('avg_over_time', expression)})")
+        found = asker.ask(
+            f"avg by (instance, gpu, uuid) ({asker.over_time('avg_over_time', expression, resolution=asker.coarse)})"
+        )
         return {
             (each.labels.get("instance", ""), each.labels.get("gpu", ""), each.labels.get("uuid", "")): each.value
             for each in found
@@ -85,10 +87,9 @@ def _comes_back(asker: Asker, found: Ranks, first: str) -> list[Block]:
     if not steps:
         return [Notice("info", "No step was counted, so nothing can be set against steps.")]
     slow = asker.figure(f"sum(increase(stallscope_training_slow_steps_total{{{rank}}}[{window}]))")
-    own = f"{asker.subject.told_by_run}, rank={quoted(first)}"
+    uuids = any_of(sorted(found.places[first].uuids))
     dips = asker.figure(
-        f"avg(increase(stallscope_gpu_dips_total{{{asker.subject.told_by_nodes}}}[{window}]) and on ({GPU_LABELS}) "
-        f"last_over_time(rank_gpu:claim:info{{{own}}}[{window}]))"
+        f"avg(increase(stallscope_gpu_dips_total{{{asker.subject.told_by_nodes}, uuid=~{uuids}}}[{window}]))"
     )
     phases = asker.by(
         "phase",

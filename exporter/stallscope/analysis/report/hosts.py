@@ -27,7 +27,7 @@ _EVIDENCE = (
     _Evidence(
         "Busiest processor",
         "share",
-        "max by (cluster, job, instance) (rate(stallscope_host_busiest_cpu_seconds_total{{{}}}[5m]))",
+        "max by (cluster, job, instance) (rate(stallscope_host_busiest_cpu_seconds_total{{{}}}[{window}]))",
         "single_thread_core",
         "at its limit beside idle others: one thread that everything waits for",
     ),
@@ -42,14 +42,14 @@ _EVIDENCE = (
     _Evidence(
         "Received by network",
         "bytes_per_second",
-        "sum by (cluster, job, instance) (rate(stallscope_host_network_receive_bytes_total{{{}}}[5m]))",
+        "sum by (cluster, job, instance) (rate(stallscope_host_network_receive_bytes_total{{{}}}[{window}]))",
         "",
         "",
     ),
     _Evidence(
         "Read from disks",
         "bytes_per_second",
-        "sum by (cluster, job, instance) (rate(stallscope_host_disk_read_bytes_total{{{}}}[5m]))",
+        "sum by (cluster, job, instance) (rate(stallscope_host_disk_read_bytes_total{{{}}}[{window}]))",
         "",
         "",
     ),
@@ -57,7 +57,7 @@ _EVIDENCE = (
     _Evidence(
         "NFS operations in flight",
         "number",
-        "max by (cluster, job, instance) (rate(stallscope_host_nfs_operation_wait_seconds_total{{{}}}[5m]))",
+        "max by (cluster, job, instance) (rate(stallscope_host_nfs_operation_wait_seconds_total{{{}}}[{window}]))",
         "nfs_in_flight",
         "of the busiest mount",
     ),
@@ -71,15 +71,17 @@ def section(asker: Asker) -> Section:
 
 
 def _blocks(asker: Asker) -> list[Block]:
-    thresholds = asker.by("name", f"max by (name) (last_over_time(stallscope:threshold[{asker.window}]))")
+    thresholds = asker.by("name", "max by (name) (last_over_time(stallscope:threshold[10m]))")
     which = asker.subject.told_by_nodes
     rows: list[tuple[Value, ...]] = []
     kinds: list[Kind] = []
     untold: list[str] = []
     for evidence in _EVIDENCE:
-        expression = evidence.expression.format(which)
-        mean = asker.figure(f"avg({asker.over_time('avg_over_time', expression)})")
-        worst = asker.ask(f"topk(1, max by (instance) ({asker.over_time('max_over_time', expression)}))")
+        expression = evidence.expression.format(which, window=asker.rate_window)
+        mean = asker.figure(f"avg({asker.over_time('avg_over_time', expression, resolution=asker.coarse)})")
+        worst = asker.ask(
+            f"topk(1, max by (instance) ({asker.over_time('max_over_time', expression, resolution=asker.coarse)}))"
+        )
         if mean is None or not worst:
             untold.append(evidence.title.lower())
             continue

@@ -98,7 +98,7 @@ def lost_time(asker: Asker) -> LostTime:
     under_verdict = asker.by("cause", asker.integral(subject.gpus_by_verdict))
     judged = sum(seconds for cause, seconds in under_verdict.items() if cause != "insufficient_data")
     by_cause = asker.by("cause", asker.integral(subject.gpus_lost_by_cause))
-    joules = asker.by("cause", asker.integral(subject.watts_lost_by_cause))
+    joules = asker.by("cause", asker.integral(subject.watts_lost_by_cause, resolution=asker.coarse))
     # What is not recorded is nothing lost, where it could be judged; else it is not known.
     all_gpus, judged_gpus, lost_gpus = (
         asker.integral(what, asker.step) for what in (subject.gpus, subject.gpus_judged, subject.gpus_lost_by_cause)
@@ -115,7 +115,7 @@ def lost_time(asker: Asker) -> LostTime:
             share = min(1.0, seconds / gpu_seconds) if gpu_seconds else 0.0
             losses.append(Loss(cause, seconds, share, joules.get(cause), worst, at))
     return LostTime(
-        unit="GPU" if subject.run is None or _claims_gpus(asker) else "rank",
+        unit="rank" if gpu_seconds and subject.run is not None and not _claims_gpus(asker) else "GPU",
         seconds=asker.figure(f"max({asker.seconds_there(subject.gpus)})") or 0.0,
         gpu_seconds=gpu_seconds,
         judged=judged,

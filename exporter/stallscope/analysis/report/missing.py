@@ -8,6 +8,7 @@ from stallscope.analysis.report.alerts import Alerts
 from stallscope.analysis.report.asking import Asker
 from stallscope.analysis.report.document import Block, Column, Notice, Paragraph, Section, Table, Value
 from stallscope.analysis.report.ranks import Ranks
+from stallscope.causes import CAUSES, Domain
 from stallscope.readable import duration
 
 KEY = "missing"
@@ -18,17 +19,9 @@ _REASONS = {
     "data_wait": 'Phase data_wait is not told: wrap the loader, or use phase("data_wait").',
     "gpu_idle": "The rank's GPU told nothing: see the exporter's health.",
 }
-_ALWAYS = {
-    "stallscope:threshold": "thresholds.yml",
-    "gpu:up:max": "subjects.yml",
-    "gpu:busy:ratio5m": "input.yml",
-    "gpu:verdict:ratio5m": "verdicts.yml",
-    "cluster:gpus_known:count": "totals.yml",
-    "stallscope:cause:code": "causes.yml",
-}
-"""Series that rules record wherever a GPU is known, and the file of each."""
-
-
+_WITH_FLOORS: tuple[Domain, ...] = ("input", "device", "time", "ranks", "hardware", "use")
+"""Files of rules that record from where on each of their causes is a verdict, whatever is scraped."""
+_LOOKS_AT_CLOCKS = 48
 _CLOCK_SECONDS = 1
 """Lead of a clock that is told: less is rounding, and the time that passes between reading a clock and using it."""
 
@@ -53,24 +46,26 @@ def section(asker: Asker, found: Ranks | None, fired: Alerts | None, failures: l
 def _rules(asker: Asker, fired: Alerts | None) -> list[Block]:
     """Recording rules that recorded nothing, or not all the time."""
     blocks: list[Block] = []
-    there = asker.by(
-        "record",
-        " or ".join(
-            f'label_replace(count(last_over_time({name}[{asker.window}])), "record", "{name}", "", "")'
-            for name in _ALWAYS
-        ),
-    )
-    absent = [file for name, file in _ALWAYS.items() if name not in there]
+    floors = asker.by("cause", "max by (cause) (last_over_time(stallscope:verdict_floor:ratio[10m]))")
+    domains = {CAUSES[cause].domain for cause in floors if cause in CAUSES}
+    absent = [f"{domain}.yml" for domain in _WITH_FLOORS if domain not in domains]
+    for file, record in (
+        ("thresholds", "stallscope:threshold"),
+        ("subjects", asker.subject.gpus),
+        ("totals", "cluster:gpus_known:count"),
+    ):
+        if asker.figure(f"count({asker.over_time('last_over_time', record, resolution=asker.step)})") is None:
+            absent.append(f"{file}.yml")
     if absent:
         blocks.append(
             Notice(
-                "critical" if len(absent) == len(_ALWAYS) else "warning",
-                f"Recording rules of {', '.join(absent)} recorded nothing in this time: what is built upon them is "
-                "missing above. Load all files of prometheus/rules.",
+                "critical" if "thresholds.yml" in absent else "warning",
+                f"Recording rules of {', '.join(absent)} recorded nothing: what is built upon them is missing above. "
+                "Load all files of prometheus/rules.",
             )
         )
-    elif asker.subject.seconds > 0:
-        recorded = asker.figure(asker.seconds_there("count(stallscope:threshold)")) or 0.0
+    else:
+        recorded = asker.figure(asker.seconds_there('stallscope:threshold{name="clear_ratio"}')) or 0.0
         gap = asker.subject.seconds - recorded
         if gap > 2 * asker.resolution:
             blocks.append(
@@ -128,7 +123,7 @@ def _gpu_signals(asker: Asker) -> list[Block]:
     which = asker.subject.told_by_nodes
     window = asker.window
     untold = asker.by(
-        "signal", f"count by (signal) (max_over_time(stallscope_gpu_signal_supported{{{which}}}[{window}]) == 0)"
+        "signal", f"count by (signal) (last_over_time(stallscope_gpu_signal_supported{{{which}}}[10m]) == 0)"
     )
     blocks: list[Block] = []
     if untold:
@@ -187,7 +182,7 @@ def _clocks(asker: Asker) -> list[Block]:
     """Clocks of nodes and ranks that are ahead of whoever heard of them: that can't be delay."""
     blocks: list[Block] = []
     told = f"stallscope_exporter_source_last_success_timestamp_seconds{{{asker.subject.told_by_nodes}}}"
-    ahead = f"max by (instance) ({told} - timestamp({told}))"
+    ahead = f"max by (instance) ({told}) - max by (instance) (timestamp({told}))"
     blocks += _ahead(asker, ahead, "instance", "node", "the server's")
     if asker.subject.run is not None:
         which = asker.subject.told_by_ranks
@@ -197,7 +192,8 @@ def _clocks(asker: Asker) -> list[Block]:
 
 
 def _ahead(asker: Asker, expression: str, label: str, kind: str, whose: str) -> list[Block]:
-    most = asker.ask(f"topk(3, {asker.over_time('max_over_time', expression)} > {_CLOCK_SECONDS})")
+    moments = asker.step_of(_LOOKS_AT_CLOCKS)
+    most = asker.ask(f"topk(3, {asker.over_time('max_over_time', expression, resolution=moments)} > {_CLOCK_SECONDS})")
     return [
         Notice(
             "warning",

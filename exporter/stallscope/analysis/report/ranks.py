@@ -15,6 +15,7 @@ from stallscope.analysis.runs import Run
 from stallscope.readable import duration
 
 KEY = "ranks"
+_GPU_RECORDS = ("gpu:busy:ratio5m", "gpu:sm_active:ratio5m", "gpu:sm_clock:ratio5m")
 
 
 class Place(NamedTuple):
@@ -23,6 +24,8 @@ class Place(NamedTuple):
     instance: str
     gpus: str
     """Indices."""
+    uuids: frozenset[str]
+    """Of these GPUs."""
 
 
 class Straggler(NamedTuple):
@@ -53,6 +56,11 @@ class Ranks:
         return f"rank {rank} ({gpu}{place.instance})"
 
     @property
+    def uuids(self) -> frozenset[str]:
+        """All GPUs of the run."""
+        return frozenset().union(*(place.uuids for place in self.places.values()))
+
+    @property
     def first(self) -> str | None:
         """The rank that stands for the run: it saves, evaluates and logs with the rest."""
         return next(iter(self.places), None)
@@ -61,14 +69,14 @@ class Ranks:
 def ranks(asker: Asker, run: Run) -> Ranks:
     """Ask where the run's ranks were, and who of them says most."""
     which, window = asker.subject.told_by_run, asker.window
-    claims = f"group by (instance, gpu, rank) (last_over_time(rank_gpu:claim:info{{{which}}}[{window}]))"
-    found: dict[str, tuple[set[str], set[str]]] = {}
+    claims = f"group by (instance, gpu, uuid, rank) (last_over_time(rank_gpu:claim:info{{{which}}}[{window}]))"
+    found: dict[str, tuple[set[str], set[str], set[str]]] = {}
     for place in run.places:
-        found.setdefault(place.rank, (set(), set()))[0].add(place.instance)
+        found.setdefault(place.rank, (set(), set(), set()))[0].add(place.instance)
     for series in asker.ask(claims):
-        instances, gpus = found.setdefault(series.labels.get("rank", ""), (set(), set()))
-        instances.add(series.labels.get("instance", ""))
-        gpus.add(series.labels.get("gpu", ""))
+        place_of_rank = found.setdefault(series.labels.get("rank", ""), (set(), set(), set()))
+        for label, values in zip(("instance", "gpu", "uuid"), place_of_rank, strict=True):
+            values.add(series.labels.get(label, ""))
     number = asker.options.rows
     score, lost = (
         asker.by("rank", f"topk({number}, sum by (rank) (sum_over_time({record}{{{which}}}[{window}])))")
@@ -81,8 +89,8 @@ def ranks(asker: Asker, run: Run) -> Ranks:
     ]
     return Ranks(
         {
-            rank: Place(", ".join(sorted(instances)), ", ".join(sorted(gpus, key=numerically)))
-            for rank, (instances, gpus) in sorted(found.items(), key=lambda each: numerically(each[0]))
+            rank: Place(", ".join(sorted(instances)), ", ".join(sorted(gpus, key=numerically)), frozenset(uuids))
+            for rank, (instances, gpus, uuids) in sorted(found.items(), key=lambda each: numerically(each[0]))
         },
         tuple(dict.fromkeys(worst))[:number],
         tuple(sorted(stragglers, key=lambda each: -each.seconds)),
@@ -128,6 +136,7 @@ def _table(asker: Asker, found: Ranks) -> Table:
     for each in asker.ask(f"sum by (rank, cause) (count_over_time(rank:verdict:ratio5m{{{among}}}[{window}]))"):
         rank, cause = each.labels.get("rank", ""), each.labels.get("cause", "")
         verdicts[rank] = max(verdicts.get(rank, (0.0, "")), (each.value, cause))
+    uuids = any_of(sorted(frozenset().union(*(found.places[rank].uuids for rank in chosen if rank in found.places))))
     figures = [
         asker.by("rank", expression)
         for expression in (
@@ -136,14 +145,12 @@ def _table(asker: Asker, found: Ranks) -> Table:
             f"{step_sum} / ({step_count} > 0)",
             f"avg by (rank) (avg_over_time(rank:data_wait:ratio5m{{{among}}}[{window}]))",
             f"avg by (rank) (avg_over_time(run_rank:communication:ratio5m{{{among}}}[{window}]))",
-            _of_gpus(asker, "gpu:busy:ratio5m", among),
-            _of_gpus(asker, "gpu:sm_active:ratio5m", among),
-            _of_gpus(asker, "gpu:sm_clock:ratio5m", among),
+            *(_of_gpus(asker, record, among, uuids) for record in _GPU_RECORDS),
         )
     ]
     rows: list[tuple[Value, ...]] = []
     for rank in chosen:
-        place = found.places.get(rank, Place("", ""))
+        place = found.places.get(rank, Place("", "", frozenset()))
         verdict = verdicts[rank][1] if rank in verdicts else None
         rows.append((rank, place.instance, place.gpus or None, verdict, *(figure.get(rank) for figure in figures)))
     left = len(found.places) - len(rows)
@@ -171,12 +178,12 @@ def _table(asker: Asker, found: Ranks) -> Table:
     )
 
 
-def _of_gpus(asker: Asker, record: str, among: str) -> str:
+def _of_gpus(asker: Asker, record: str, among: str, uuids: str) -> str:
     """A figure of the GPUs that a rank claims, at the moments before which it did for five minutes."""
-    claim = f"rank_gpu:claim:info{{{among}}}"
-    figure = f"max by ({GPU_LABELS}) ({record}{{{asker.subject.told_by_nodes}}})"
+    claim = f"rank_gpu:claim:info{{{among}, uuid=~{uuids}}}"
+    figure = f"max by ({GPU_LABELS}) ({record}{{{asker.subject.told_by_nodes}, uuid=~{uuids}}})"
     joined = f"({claim} and {claim} offset 5m) * on ({GPU_LABELS}) group_left () {figure}"
-    return asker.over_time("avg_over_time", f"avg by (rank) ({joined})")
+    return asker.over_time("avg_over_time", f"avg by (rank) ({joined})", resolution=asker.coarse)
 
 
 def numerically(text: str) -> tuple[int, str]:

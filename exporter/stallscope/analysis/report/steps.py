@@ -77,7 +77,7 @@ def _blocks(asker: Asker, found: Ranks) -> list[Block]:
         _histogram(buckets, mean),
         _spread_over_time(asker, by_edge, buckets),
         _mean_over_time(asker),
-        *_outliers(asker),
+        *_outliers(asker, found),
         *_throughput(asker),
     ]
 
@@ -198,25 +198,27 @@ def _mean_over_time(asker: Asker) -> Figure:
     )
 
 
-def _outliers(asker: Asker) -> list[Block]:
+def _outliers(asker: Asker, found: Ranks) -> list[Block]:
     """Steps far over the usual ones, as the shim counts them: how many, what they cost, and when."""
-    which = asker.subject.told_by_ranks
 
-    def most(name: str, window: str) -> str:
-        """What the rank with most counted in a window."""
-        return f"max(sum by (rank) (increase(stallscope_training_slow_step{name}{{{which}}}[{window}])))"
+    def grown(name: str, window: str, which: str = "") -> str:
+        """What each rank counted in a window."""
+        series = f"stallscope_training_slow_step{name}{{{asker.subject.told_by_ranks}{which}}}"
+        return f"sum by (rank) (increase({series}[{window}]))"
 
-    total = asker.figure(most("s_total", asker.window))
-    if total is None:
+    most = asker.ask(f"topk(1, {grown('_excess_seconds_total', asker.window)})")
+    if not most:
         return [Notice("info", "Slow steps are not told by this run's shim.")]
+    rank = most[0].labels.get("rank", "")
+    alone = f", rank={quoted(rank)}"
+    total, lost = asker.figure(grown("s_total", asker.window, alone)) or 0.0, most[0].value
     if total < 0.5:
         return [
             Paragraph("No step was an outlier: over the median by three times its usual deviation, and by a tenth.")
         ]
-    lost = asker.figure(most("_excess_seconds_total", asker.window)) or 0.0
     step = asker.step_of_counters()
-    curves = asker.curves(most("_excess_seconds_total", f"{step:.0f}s"), step)
-    numbers = _only(asker.curves(most("s_total", f"{step:.0f}s"), step))
+    curves = asker.curves(grown("_excess_seconds_total", f"{step:.0f}s", alone), step)
+    numbers = _only(asker.curves(grown("s_total", f"{step:.0f}s", alone), step))
     every = [
         (moment, number, seconds)
         for moment, number, seconds in zip(curves.times, numbers, _only(curves), strict=True)
@@ -225,9 +227,9 @@ def _outliers(asker: Asker) -> list[Block]:
     worst = sorted(sorted(every, key=lambda each: -(each[2] or 0.0))[:_MOST_OUTLIERS])
     return [
         Paragraph(
-            f"{total:,.0f} steps were outliers on the rank with most, and took {duration(lost)} longer together than "
-            "usual ones: over the median of those before them by three times their usual deviation, and by a tenth. "
-            "Steps in which a phase such as a save says why do not count."
+            f"{total:,.0f} steps were outliers on {found.name(rank)}, which lost most by them, and took "
+            f"{duration(lost)} longer together than usual ones: over the median of those before them by three times "
+            "their usual deviation, and by a tenth. Steps in which a phase such as a save says why do not count."
         ),
         Table(
             (
@@ -237,7 +239,7 @@ def _outliers(asker: Asker) -> list[Block]:
             ),
             tuple(worst),
             title="When slow steps cost most",
-            note=f"The {len(worst)} worst of {len(every)} times with slow steps; the rank with most at each.",
+            note=f"The {len(worst)} worst of {len(every)} times with slow steps, on that rank.",
         ),
     ]
 

@@ -140,27 +140,17 @@ class Subject:
         energy = f"max by ({GPU_LABELS}, cause) (gpu_cause:energy_lost:joules5m{{{which}}})"
         return f"sum by (cause) ({energy}) / 300"
 
-    def joules(self, window: str) -> str:
-        """Energy that its GPUs took in a window, those of a run while it had them or not."""
-        which = self.told_by_nodes
-        taken = f"max by ({GPU_LABELS}) (increase(stallscope_gpu_energy_joules_total{{{which}}}[{window}]))"
-        if self.scope == "run":
-            taken += f" and on ({GPU_LABELS}) last_over_time(rank_gpu:claim:info{{{self.told_by_run}}}[{window}])"
-        return f"sum({taken})"
+    def of_its_gpus(self, among: str = "", before: str = "") -> str:
+        """What has no series but for GPUs that count, to be put behind a figure by GPU.
 
-    @property
-    def of_its_gpus(self) -> str:
-        """What has no series but for the GPUs that count, to be put behind a figure by GPU."""
-        if self.scope == "run":
-            return f" and on ({GPU_LABELS}) rank_gpu:claim:info{{{self.told_by_run}}}"
-        return ""
-
-    @property
-    def settled(self) -> str:
-        """What has no series but for GPUs that have counted for five minutes, to be put behind a rate of so long."""
-        if self.scope == "run":
-            return f" and on ({GPU_LABELS}) rank_gpu:claim:info{{{self.told_by_run}}} offset 5m"
-        return f" and on ({GPU_LABELS}) gpu:up:max{{{self.told_by_nodes}}} offset 5m"
+        Args:
+            among: matchers that the figure has as well, so that no others are looked at.
+            before: how long ago they counted: `5m`.
+        """
+        offset = f" offset {before}" if before else ""
+        record = "rank_gpu:claim:info" if self.scope == "run" else "gpu:up:max"
+        which = self.told_by_run if self.scope == "run" else self.told_by_nodes
+        return f" and on ({GPU_LABELS}) {record}{{{', '.join(part for part in (which, among) if part)}}}{offset}"
 
     def _of_gpus(self, share: str) -> str:
         return f"sum by (cause) ({share} * on ({RUN_LABELS}) group_left () {self.gpus})"
@@ -179,8 +169,8 @@ def of_run(server: Server, run: Run) -> Subject:
     subject = Subject("run", run.start, run.end, run.goes_on, run, run.instances)
     if run.goes_on:
         return subject
-    alive = f"time() * (run:ranks:count{{{subject.told_by_run}}} > bool 0)"
-    found = server.query(f"max_over_time(({alive})[{subject.seconds:.0f}s:{_LIVE_STEP}s])", at=run.end)
+    alive = f"timestamp(run:ranks:count{{{subject.told_by_run}}})"
+    found = server.query(f"max_over_time({alive}[{subject.seconds:.0f}s:{_LIVE_STEP}s])", at=run.end)
     last = max((each.value for each in found), default=run.end) + _LIVE_STEP
     return replace(subject, end=min(run.end, last))
 

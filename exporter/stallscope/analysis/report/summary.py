@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 
-from stallscope.analysis.expressions import any_of
+from stallscope.analysis.expressions import any_of, quoted
 from stallscope.analysis.report.asking import Asker
 from stallscope.analysis.report.document import Block, Column, Fact, Facts, Notice, Paragraph, Section, Table, Value
 from stallscope.analysis.report.lost_time import LostTime
 from stallscope.analysis.report.ranks import Ranks
-from stallscope.analysis.report.subject import GPU_LABELS, RUN_LABELS
+from stallscope.analysis.report.subject import RUN_LABELS
 from stallscope.analysis.report.words import percent, plain, title_of
 from stallscope.analysis.runs import Run
 
 KEY = "summary"
+_INFO = "1h"
+"""So far back at the end what hardly changes is looked for."""
 _ENDED = frozenset({"finished", "failed", "lost"})
 _TOLD = {
     "framework": "Framework",
@@ -30,7 +33,7 @@ def section(asker: Asker, lost: LostTime, found: Ranks | None) -> Section:
     run = asker.subject.run
     if run is None or found is None:
         return Section(KEY, "Summary", tuple(_of_gpus(asker, lost)))
-    blocks = [*_lead(asker, lost), _job(asker, run, lost, found), _work(asker, lost), _cost(asker, lost)]
+    blocks = [*_lead(asker, lost), _job(asker, run, lost, found), _work(asker, lost), _cost(asker, lost, found)]
     return Section(KEY, "Summary", tuple(blocks))
 
 
@@ -66,12 +69,13 @@ def _lead(asker: Asker, lost: LostTime) -> list[Block]:
 
 def _job(asker: Asker, run: Run, lost: LostTime, found: Ranks) -> Facts:
     which, window = asker.subject.told_by_ranks, asker.window
-    start = asker.figure(f"min(min_over_time(stallscope_training_start_timestamp_seconds{{{which}}}[{window}]))")
-    heard = asker.figure(f"max(max_over_time(stallscope_training_last_push_timestamp_seconds{{{which}}}[{window}]))")
+    first = f"{which}, rank={quoted(found.first or '')}"
+    start = asker.figure(f"min(min_over_time(stallscope_training_start_timestamp_seconds{{{first}}}[{window}]))")
+    heard = asker.figure(f"max(max_over_time(stallscope_training_last_push_timestamp_seconds{{{which}}}[{_INFO}]))")
     restarts = asker.figure(f"max(sum by (rank) (increase(stallscope_training_restarts_total{{{which}}}[{window}])))")
     batch = asker.figure(f"quantile_over_time(0.5, run:batch_size:sum{{{asker.subject.told_by_run}}}[{window}])")
     precision = asker.ask(
-        f"group by (precision) (last_over_time(stallscope_training_precision_info{{{which}}}[{window}]))"
+        f"group by (precision) (last_over_time(stallscope_training_precision_info{{{first}}}[{window}]))"
     )
     facts = [
         Fact("Run", run.name),
@@ -89,7 +93,7 @@ def _job(asker: Asker, run: Run, lost: LostTime, found: Ranks) -> Facts:
             f"of {run.world_size} by its own account" if run.world_size else "",
         ),
         Fact("Nodes", float(len(run.instances)), "count", _few(run.instances)),
-        Fact("GPUs", _models(asker)),
+        Fact("GPUs", _models(asker, found)),
         Fact("Batch", batch, "count", "samples in a step of all ranks"),
         Fact("Precision", ", ".join(sorted(each.labels.get("precision", "") for each in precision)) or None),
         *(Fact(title, run.told[label]) for label, title in _TOLD.items() if run.told.get(label)),
@@ -108,20 +112,23 @@ def _state(run: Run) -> str:
     return said if run.goes_on or _ENDED & run.states.keys() else f"{said}, but not heard of any more"
 
 
-def _models(asker: Asker) -> str | None:
+def _models(asker: Asker, found: Ranks | None) -> str | None:
     """GPUs by model and driver."""
-    info = f"last_over_time(stallscope_gpu_info{{{asker.subject.told_by_nodes}}}[{asker.window}])"
-    if asker.subject.run is not None:
-        info += (
-            f" and on ({GPU_LABELS}) last_over_time(rank_gpu:claim:info{{{asker.subject.told_by_run}}}[{asker.window}])"
-        )
-    each_once = f"group by ({GPU_LABELS}, model, driver_version) ({info})"
-    found = asker.ask(f"count by (model, driver_version) ({each_once})")
-    said = []
-    for each in sorted(found, key=lambda each: -each.value):
-        model, driver = (each.labels.get(label) or "unknown" for label in ("model", "driver_version"))
-        said.append(f"{each.value:.0f} {model}, driver {driver}")
-    return "; ".join(said) or None
+    info = f"last_over_time(stallscope_gpu_info{{{asker.subject.told_by_nodes}}}[{_INFO}])"
+    numbers = Counter(
+        tuple(each.labels.get(label) or "unknown" for label in ("model", "driver_version"))
+        for each in asker.ask(f"group by (uuid, model, driver_version) ({info})")
+        if found is None or each.labels.get("uuid") in found.uuids
+    )
+    return "; ".join(f"{number} {model}, driver {driver}" for (model, driver), number in numbers.most_common()) or None
+
+
+def _joules(asker: Asker, found: Ranks | None) -> float | None:
+    """Energy that its GPUs took, those of a run while it had them or not."""
+    which = asker.subject.told_by_nodes
+    taken = asker.by("uuid", f"max by (uuid) (increase(stallscope_gpu_energy_joules_total{{{which}}}[{asker.window}]))")
+    own = [joules for uuid, joules in taken.items() if found is None or uuid in found.uuids]
+    return sum(own) if own else None
 
 
 def _work(asker: Asker, lost: LostTime) -> Facts:
@@ -166,8 +173,8 @@ def _done(asker: Asker, unit: str) -> float | None:
     return asker.figure(f"sum(increase({total}[{asker.window}]))")
 
 
-def _cost(asker: Asker, lost: LostTime) -> Facts:
-    hours, joules = lost.gpu_seconds / 3600, asker.figure(asker.subject.joules(asker.window))
+def _cost(asker: Asker, lost: LostTime, found: Ranks | None) -> Facts:
+    hours, joules = lost.gpu_seconds / 3600, _joules(asker, found)
     facts = [
         Fact(f"{lost.unit}-hours", hours, "gpu_hours", f"of these {percent(lost.judged / lost.gpu_seconds)} judged")
         if lost.gpu_seconds
@@ -195,12 +202,12 @@ def _of_gpus(asker: Asker, lost: LostTime) -> list[Block]:
     subject = asker.subject
     facts = [
         Fact("GPUs", lost.gpu_seconds / lost.seconds if lost.seconds else None, "number", "mean of this time"),
-        Fact("Models", _models(asker)),
+        Fact("Models", _models(asker, None)),
         Fact("Busy", _busy(asker), "share", "mean of all of them"),
     ]
     if subject.instances:
         facts.insert(0, Fact("Nodes", float(len(subject.instances)), "count", _few(subject.instances)))
-    return [*_lead(asker, lost), Facts(tuple(facts), title="The GPUs"), _cost(asker, lost), *_runs(asker)]
+    return [*_lead(asker, lost), Facts(tuple(facts), title="The GPUs"), _cost(asker, lost, None), *_runs(asker)]
 
 
 def _busy(asker: Asker) -> float | None:

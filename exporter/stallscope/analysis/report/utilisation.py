@@ -52,7 +52,7 @@ def section(asker: Asker, found: Ranks | None) -> Section:
 
 
 def _blocks(asker: Asker, found: Ranks | None) -> list[Block]:
-    every = _gpus(asker)
+    every = _gpus(asker, found)
     if not every:
         return [
             Notice(
@@ -75,46 +75,43 @@ def _blocks(asker: Asker, found: Ranks | None) -> list[Block]:
     return blocks
 
 
-def _gpus(asker: Asker) -> list[Gpu]:
+def _gpus(asker: Asker, found: Ranks | None) -> list[Gpu]:
     """Every GPU with its mean, the least busy among them."""
     subject = asker.subject
-    which = subject.told_by_nodes
-    busy = f"max by ({GPU_LABELS}) (avg_over_time(gpu:busy:ratio5m{{{which}}}[{asker.window}]))"
-    if subject.run is not None:
-        claims = f"last_over_time(rank_gpu:claim:info{{{subject.told_by_run}}}[{asker.window}])"
-        busy = f"group by ({GPU_LABELS}, rank) ({claims}) * on ({GPU_LABELS}) group_left () {busy}"
-    expression = f"max by (instance, gpu, uuid, mig, rank) ({busy})"
+    busy = f"avg_over_time(gpu:busy:ratio5m{{{subject.told_by_nodes}}}[{asker.window}])"
+    ranks = {uuid: rank for rank, place in found.places.items() for uuid in place.uuids} if found is not None else {}
+    every = asker.ask(f"max by (instance, gpu, uuid, mig) ({busy})")
     return [
         Gpu(
             each.labels.get("instance", ""),
             each.labels.get("gpu", ""),
             each.labels.get("uuid", ""),
             each.labels.get("mig", ""),
-            each.labels.get("rank", ""),
+            ranks.get(each.labels.get("uuid", ""), ""),
             each.value,
         )
-        for each in asker.ask(expression)
+        for each in every
+        if found is None or each.labels.get("uuid") in ranks
     ]
 
 
 def _table(asker: Asker, shown: list[Gpu], number: int) -> Table:
-    which = f"{asker.subject.told_by_nodes}, uuid=~{any_of(gpu.uuid for gpu in shown)}"
-    own = asker.subject.of_its_gpus
+    among = f"uuid=~{any_of(gpu.uuid for gpu in shown)}"
+    which = f"{asker.subject.told_by_nodes}, {among}"
+
+    def over_time(function: str, expression: str, before: str = "") -> dict[str, float]:
+        """At the moments at which the GPU is the subject's."""
+        own = f"max by ({GPU_LABELS}) ({expression}){asker.subject.of_its_gpus(among, before)}"
+        return asker.by("uuid", f"max by (uuid) ({asker.over_time(function, own, resolution=asker.coarse)})")
 
     def rate(counter: str, labels: str = "") -> dict[str, float]:
         """Mean of what a counter integrates, at the moments before which the GPU was the subject's for five minutes."""
-        return over_time("avg_over_time", f"rate({counter}{{{which}{labels}}}[5m]){asker.subject.settled}")
-
-    def over_time(function: str, expression: str, argument: str = "") -> dict[str, float]:
-        """Of a state, at the moments at which the GPU is the subject's."""
-        inner = f"max by ({GPU_LABELS}) ({expression}){own}"
-        window = f"{max(1.0, asker.subject.seconds - 1):.0f}s:{asker.resolution:.0f}s"
-        return asker.by("uuid", f"max by (uuid) ({function}({argument}({inner})[{window}]))")
+        return over_time("avg_over_time", f"rate({counter}{{{which}{labels}}}[{asker.rate_window}])", "5m")
 
     utilisation = f"stallscope_gpu_utilization_ratio{{{which}}}"
     figures = [
         over_time("max_over_time", utilisation),
-        *(over_time("quantile_over_time", utilisation, f"{share}, ") for share in (0.99, 0.95, 0.5, 0.05)),
+        *(over_time(f"quantile_over_time({share}, ", utilisation) for share in (0.99, 0.95, 0.5, 0.05)),
         over_time("min_over_time", utilisation),
         rate("stallscope_gpu_busy_seconds_total"),
         rate("stallscope_gpu_below_seconds_total", ', level="0.1"'),
@@ -158,10 +155,11 @@ def _table(asker: Asker, shown: list[Gpu], number: int) -> Table:
 
 
 def _heat_map(asker: Asker, shown: list[Gpu], number: int) -> Figure | None:
-    which = f"{asker.subject.told_by_nodes}, uuid=~{any_of(gpu.uuid for gpu in shown)}"
+    among = f"uuid=~{any_of(gpu.uuid for gpu in shown)}"
+    which = f"{asker.subject.told_by_nodes}, {among}"
     step = asker.step_of_counters(_HEAT_COLUMNS)
     busy = f"max by ({GPU_LABELS}) (rate(stallscope_gpu_busy_seconds_total{{{which}}}[{step:.0f}s]))"
-    curves = asker.curves(f"max by (uuid) ({busy}{asker.subject.of_its_gpus})", step)
+    curves = asker.curves(f"max by (uuid) ({busy}{asker.subject.of_its_gpus(among)})", step)
     by_uuid = {curve.labels.get("uuid", ""): curve.values for curve in curves.curves}
     rows = [gpu for gpu in shown if gpu.uuid in by_uuid]
     if not rows:

@@ -75,14 +75,13 @@ def _by_cause(
     asker: Asker, lost: str, kind: str, name: Callable[[Mapping[str, str]], str], of: int | None = None
 ) -> dict[str, str]:
     """Whom each cause cost time, in words; `of` is how many there are."""
-    numbers = asker.by("cause", f"count by (cause) ({lost} > 0)")
     names: dict[str, list[tuple[float, str]]] = {}
-    for each in asker.ask(f"topk by (cause) ({_NAMED}, {lost} > 0)"):
+    for each in asker.ask(f"{lost} > 0"):
         names.setdefault(each.labels.get("cause", ""), []).append((each.value, name(each.labels)))
     said = {}
     for cause, found in names.items():
-        number = round(numbers.get(cause, len(found)))
-        worst = ", ".join(each for _, each in sorted(found, key=lambda pair: (-pair[0], pair[1])))
+        number = len(found)
+        worst = ", ".join(each for _, each in sorted(found, key=lambda pair: (-pair[0], pair[1]))[:_NAMED])
         if number == of:
             said[cause] = f"on all {number} {kind}"
         elif number <= _NAMED:
