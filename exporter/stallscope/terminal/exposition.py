@@ -21,8 +21,8 @@ Series = dict[str, float]
 _PAIR = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)"')
 _ESCAPE = re.compile(r"\\(.)")
 _NO_LABELS: Labels = MappingProxyType({})
-_KNOWN_LABELS = 8192
-"""A node has the same ones every time."""
+_KNOWN_LABELS = 32_768
+"""A node has the same ones every time: a thousand ranks some twenty thousand."""
 
 
 class Page:

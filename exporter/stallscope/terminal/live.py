@@ -191,6 +191,8 @@ class Top(App[None]):
         for number in (signal.SIGTERM, signal.SIGHUP):
             with suppress(ValueError, RuntimeError):  # tests may run on another thread than the main one
                 loop.add_signal_handler(number, self.exit)
+        # Whoever had the terminal meanwhile left nothing of what was drawn.
+        self.app_resume_signal.subscribe(self, lambda _: self.refresh(layout=True))
         self.set_focus(None)
         for feed in self._feeds:
             feed.start(lambda: self.post_message(self.Answered()))

@@ -424,7 +424,10 @@ def _memory(gpu: Gpu) -> str | None:
 def _power(gpu: Gpu) -> str | None:
     if gpu.power is None:
         return None
-    return f"{gpu.power:.0f} W" if gpu.power_limit is None else f"{gpu.power:.0f}/{gpu.power_limit:.0f} W"
+    if gpu.power_limit is None:
+        return f"{gpu.power:.0f} W"
+    limit = f"{gpu.power_limit:.0f}"
+    return f"{gpu.power:{len(limit)}.0f}/{limit} W"  # as wide at rest as at work, so that no column moves
 
 
 def _temperature(gpu: Gpu) -> str | None:
@@ -661,7 +664,8 @@ def _since(now: float | None, when: float | None) -> str | None:
 
 
 def _of(used: float, total: float) -> str:
-    return size_of(used, total).replace(" of ", "/")
+    part, whole = size_of(used, total).split(" of ")
+    return f"{part:>{whole.index(' ')}}/{whole}"
 
 
 def _rate(number: float) -> str:
