@@ -38,6 +38,7 @@ def main(arguments: Sequence[str]) -> int:
     except ModuleNotFoundError:
         print("stallscope completion needs shtab: pip install 'stallscope[exporter]'", file=sys.stderr)
         return 1
+    from stallscope.cli import commands
     from stallscope.cli._whole import takes_file, takes_folder, whole_parser
     from stallscope.cli.doctor import PARTS
     from stallscope.simulation.scenarios import SCENARIOS
@@ -46,6 +47,8 @@ def main(arguments: Sequence[str]) -> int:
         print(f"stallscope completion: this shtab is too old for {told.shell}: pip install -U shtab", file=sys.stderr)
         return 1
     whole = whole_parser()
+    for name, summary in commands().items():
+        whole.commands[name].description = summary  # shells show it beside the name
     for action in (action for command in whole.commands.values() for action in command.arguments):
         if action.dest in ("scenario", "simulation.scenario"):
             action.choices = tuple(SCENARIOS)
