@@ -35,6 +35,7 @@ _ENVIRONMENT = (
     ("STALLSCOPE_TRACE_DIR", "folder in which trainings write the traces that they are asked for."),
     ("STALLSCOPE_DISABLE", "1 makes trainings report nothing."),
     ("STALLSCOPE_STRICT", "1 makes mistakes in the use of the shim errors instead of warnings."),
+    ("STALLSCOPE_LOCK_FOLDER", "where users' claims on GPUs lie; the same for all (stallscope pick)."),
     ("STALLSCOPE_EXPORTER_*", "settings of the exporter: the flag's name in capitals, with _ for . and -."),
     ("NO_COLOR", "1 leaves colours out."),
 )

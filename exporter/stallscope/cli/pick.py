@@ -65,15 +65,15 @@ def parser() -> Parser:
     """How the command line reads."""
     made = Parser(
         "pick",
-        usage="stallscope pick [-n COUNT] [--memory SIZE | --exclusive] [flags] [-- COMMAND ...]",
+        usage="stallscope pick [-n COUNT] [--memory SIZE] [flags] [-- COMMAND ...]",
         description="Choose GPUs that have room now, print them as CUDA_VISIBLE_DEVICES has them, or run a command on "
         "them. Without --memory, a GPU must be free: nobody computes on it. With --memory it may be shared, while so "
         "much memory is free and it is not too busy. Several users who pick at once are told apart: a GPU that was "
         "picked is left alone for a minute, and the memory asked for stays claimed as long as the command runs.",
         examples={
             "stallscope pick -- python train.py": "a free GPU, for as long as the program runs",
-            "stallscope pick -n 2 --memory 20GiB --wait -- torchrun --nproc-per-node 2 train.py": "two with room, "
-            "waiting for them",
+            "stallscope pick -n 2 --memory 20GiB --wait -- accelerate launch train.py": "two with room, as soon as "
+            "there are",
             "CUDA_VISIBLE_DEVICES=$(stallscope pick --memory 8GiB) python train.py": "the same by hand",
             "stallscope pick --memory 20GiB --explain --reserve 0s": "does another experiment fit? Nothing is claimed",
         },
@@ -108,7 +108,7 @@ def parser() -> Parser:
     made.add_argument("--spread", action="store_true", help="take the emptiest GPU, and not the one that fits best")
     made.add_argument("--wait", action="store_true", help="wait until there is room")
     made.add_argument(
-        "--timeout", type=_duration, metavar="TIME", help="wait no longer, such as 2h (default: for ever)"
+        "--timeout", type=_duration, metavar="DURATION", help="wait no longer, such as 2h (default: for ever)"
     )
     made.add_argument(
         "--explain", action="store_true", help="tell of every GPU on standard error why it was taken or not"
@@ -121,13 +121,17 @@ def parser() -> Parser:
         help="what to print: UUIDs, the driver's indices, or CUDA_VISIBLE_DEVICES=UUIDs (default: uuids)",
     )
     made.add_argument(
-        "--over", type=_look, default=2.0, metavar="TIME", help="how long to look at the GPUs, 1s to 60s (default: 2s)"
+        "--over",
+        type=_look,
+        default=2.0,
+        metavar="DURATION",
+        help="how long to look at the GPUs, 1s to 60s (default: 2s)",
     )
     made.add_argument(
         "--reserve",
         type=_reservation,
         default=60.0,
-        metavar="TIME",
+        metavar="DURATION",
         help="how long a pick without a command stays claimed, at most 1h; 0s claims nothing (default: 1m)",
     )
     made.add_argument(
