@@ -102,7 +102,7 @@ FAULTS: dict[str, tuple[str, str, Callable[[Served], object], str]] = {
     "a target that is down": (
         *("targets", "failed"),
         lambda served: target(served).update(health="down", lastError="connection refused"),
-        "node1:19400 can't be scraped: connection refused",
+        "1 of 1 exporters can't be scraped: node1:19400; node1:19400: connection refused",
     ),
     "seldom scrapes": (
         *("targets", "failed"),

@@ -12,13 +12,14 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from stallscope.cli._parser import Parser
+from stallscope.cli._progress import progress
 from stallscope.nvidia.capture import Call, Capture, Header, text
 from stallscope.nvidia.identifiers import masked
 from stallscope.nvidia.library import Library, PynvmlLibrary
@@ -34,6 +35,7 @@ from stallscope.version import __version__
 INTERVAL = 1.0
 _HANG_SECONDS = 10.0
 """A call that takes longer is not waited for."""
+_LOOK_SECONDS = 0.2
 _LONGEST_SECONDS = 3600.0
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0}
 _KERNEL_DRIVER = (Path("/proc/driver/nvidia/version"), Path("/dev/dxg"))
@@ -112,6 +114,7 @@ def record(
     interval: float = INTERVAL,
     stop: threading.Event | None = None,
     stand_in: bool = False,
+    waited: Callable[[float], None] | None = None,
 ) -> Recorded:
     """Run the exporter's rounds on a library for so many seconds, and keep what it answers.
 
@@ -121,6 +124,7 @@ def record(
         interval: seconds between two rounds.
         stop: ends the recording early.
         stand_in: no real driver is behind the library.
+        waited: called with the seconds that passed since it was called last.
 
     Raises:
         RecordError: no driver answers, or none of its GPUs.
@@ -151,7 +155,9 @@ def record(
 
     threading.Thread(target=run, name="record", daemon=True).start()
     hung = ""
-    while not ended.wait(0.2):
+    while not ended.wait(_LOOK_SECONDS):
+        if waited is not None:
+            waited(_LOOK_SECONDS)
         late = [each for each in recording.pending if time.monotonic() - each.since > _HANG_SECONDS]
         if late:
             hung = late[0].text
@@ -253,7 +259,10 @@ def main(arguments: Sequence[str]) -> int:
     _stop_at_interrupt(stop)
     print(f"recording for {parsed.duration:g} s; Ctrl-C ends it early", file=sys.stderr)
     try:
-        found = record(PynvmlLibrary(), duration=parsed.duration, stop=stop, stand_in=parsed.stand_in)
+        with progress("Recording", total=parsed.duration) as advance:
+            found = record(
+                PynvmlLibrary(), duration=parsed.duration, stop=stop, stand_in=parsed.stand_in, waited=advance
+            )
     except RecordError as error:
         advice = (
             ""  # a missing package is told with its remedy

@@ -14,7 +14,7 @@ import socket
 import stat
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -89,7 +89,7 @@ def _drivers(node: Node) -> Iterator[Finding]:
         yield skipped("there is no GPU of NVIDIA or AMD in this machine")
 
 
-def _gpus(maker: str, gpus: Iterable[dict[str, Any]], present: int) -> Iterator[Finding]:
+def _gpus(maker: str, gpus: Sequence[dict[str, Any]], present: int) -> Iterator[Finding]:
     whole = [gpu for gpu in gpus if "MIG" not in gpu["name"]]
     for gpu in gpus:
         if gpu["trouble"]:
@@ -108,7 +108,7 @@ def _gpus(maker: str, gpus: Iterable[dict[str, Any]], present: int) -> Iterator[
             "see dmesg for what became of the others; a container is shown only those that it was given",
         )
     answering = sum(not gpu["trouble"] for gpu in gpus)
-    if answering == len(list(gpus)):
+    if answering == len(gpus):
         yield ok(f"{answering} GPUs and instances of {maker} answer")
 
 

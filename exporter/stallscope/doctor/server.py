@@ -92,17 +92,18 @@ def _targets(server: Server) -> Iterator[Finding]:
             "add a job whose name contains stallscope, as prometheus/prometheus.yml has it, with every node's exporter",
         )
         return
-    for each in targets:
-        if each["health"] == "down":
-            yield failed(
-                f"{each['labels'].get('instance', each['scrapeUrl'])} can't be scraped: {each['lastError']}",
-                "see whether the exporter runs there, and whether Prometheus reaches its port",
-            )
+    down = [each for each in targets if each["health"] == "down"]
+    if down:
+        yield failed(
+            f"{len(down)} of {len(targets)} exporters can't be scraped: {listed(map(_instance, down))}; "
+            f"{_instance(down[0])}: {down[0]['lastError']}",
+            "see whether the exporters run there, and whether Prometheus reaches their port",
+        )
     up = [each for each in targets if each["health"] == "up"]
     slow = [each for each in up if each["lastScrapeDuration"] > _BUSY * _seconds(each.get("scrapeTimeout", "10s"))]
     if slow:
         yield warning(
-            f"scrapes take longer than half of their time limit: {listed(each['labels']['instance'] for each in slow)}",
+            f"scrapes take longer than half of their time limit: {listed(map(_instance, slow))}",
             "see what keeps these nodes or the way to them busy, or raise scrape_timeout",
         )
     seldom = [each for each in targets if _seconds(each.get("scrapeInterval", "0s")) > LONGEST_INTERVAL]
@@ -113,6 +114,10 @@ def _targets(server: Server) -> Iterator[Finding]:
         )
     if up:
         yield ok(f"{len(up)} of {len(targets)} exporters were scraped")
+
+
+def _instance(target: Mapping[str, Any]) -> str:
+    return str(target["labels"].get("instance", target["scrapeUrl"]))
 
 
 def _jobs(server: Server) -> Iterator[Finding]:
