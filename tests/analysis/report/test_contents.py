@@ -97,6 +97,19 @@ class Partly:
         return silent
 
 
+class Unclaimed(Partly):
+    """A server on which no rank says which GPU it is on."""
+
+    def __init__(self, server: Prometheus) -> None:
+        super().__init__(server, "rank_gpu:claim:info")
+
+    def query(self, expression: str, at: float | None = None) -> list[Series]:
+        return super().query(expression.replace("run:gpus:count", "run:no_gpus:count"), at)
+
+    def query_range(self, expression: str, start: float, end: float, step: float) -> list[RangeSeries]:
+        return super().query_range(expression.replace("run:gpus:count", "run:no_gpus:count"), start, end, step)
+
+
 def blocks(document: Document, key: str, kind: type[_Block]) -> list[_Block]:
     section = next(section for section in document.sections if section.key == key)
     return [block for block in section.blocks if isinstance(block, kind)]
@@ -307,6 +320,13 @@ def test_a_finished_run_is_told_of_until_its_last_live_moment(
     assert advice(document)[0].cause == "input_few_workers"
 
 
+def test_a_run_that_claims_no_gpu_loses_hours_of_ranks(server: Prometheus, run_of: FindRun) -> None:
+    document = build(of_run(server, run_of("waiting")), Unclaimed(server))
+    assert "hours of ranks" in words(document, "lost-time")
+    assert "rank-hours" in advice(document)[0].arithmetic
+    assert "none that a rank of the run claims" in words(document, "utilisation")
+
+
 def test_a_server_without_rules_gets_a_report_that_says_so(server: Prometheus, run_of: FindRun) -> None:
     document = build(of_run(server, run_of("waiting")), Partly(server, r"[a-z]:[a-z_]+|ALERTS"))
     assert advice(document) == []
@@ -324,6 +344,16 @@ def test_a_section_that_cannot_be_asked_for_says_so_and_the_others_stand(server:
     assert "no answer within 60 s" in words(document, "hosts")
     assert "Hosts: http://prometheus: no answer within 60 s" in words(document, "missing")
     assert advice(document)[0].cause == "input_few_workers"
+
+
+def test_advice_stands_where_alerts_and_whereabouts_cannot_be_asked_for(server: Prometheus, run_of: FindRun) -> None:
+    failing = Partly(server, "ALERTS|rank_cause:|rank_gpu:claim", PrometheusError("too many samples"))
+    document = build(of_run(server, run_of("waiting")), failing)
+    assert advice(document)[0].cause == "input_few_workers"
+    assert "too many samples" in words(document, "alerts")
+    assert "No alert fired" not in words(document, "alerts")
+    assert "Alerts: too many samples" in words(document, "missing")
+    assert "alert rules are not loaded" not in words(document, "missing")
 
 
 def test_a_server_that_is_gone_is_an_error_and_no_report(server: Prometheus, run_of: FindRun) -> None:

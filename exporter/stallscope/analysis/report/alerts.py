@@ -59,6 +59,8 @@ class Alerts:
     """The gravest first, and of these whatever fired longest."""
     rules_loaded: bool
     """Whether the server has the alert rules: the one that always fires, did."""
+    problem: str = ""
+    """Why nothing is known of them; empty where all is well."""
 
     def causes(self, *severities: str) -> set[str]:
         """Those whose alert fired with one of these severities."""
@@ -68,6 +70,11 @@ class Alerts:
         """What a cause cost the GPUs that its alerts name."""
         cards = {alert.subject: alert.card.gpu_seconds for alert in self.fired if alert.cause == cause and alert.card}
         return sum(cards.values())
+
+
+def not_told(problem: str) -> Alerts:
+    """What stands for alerts that could not be asked for."""
+    return Alerts((), rules_loaded=True, problem=problem)
 
 
 def alerts(asker: Asker) -> Alerts:
@@ -129,6 +136,8 @@ def section(asker: Asker, found: Alerts, lost: LostTime) -> Section:
 
 
 def _blocks(asker: Asker, found: Alerts, lost: LostTime) -> list[Block]:
+    if found.problem:
+        return [Notice("critical", f"This could not be asked for: {found.problem}")]
     if not found.fired and not found.rules_loaded:
         return [
             Notice(

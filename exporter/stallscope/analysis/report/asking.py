@@ -24,6 +24,8 @@ _MOST_MOMENTS = 10_080
 """That a sum over time is made of: a week by the minute."""
 _FEW_MOMENTS = 1440
 """The same where many series are summed: a day by the minute. What is recorded reaches back five minutes anyway."""
+_FEWEST_MOMENTS = 288
+"""The same for all that a server knows: a day by five minutes."""
 _CURVE_POINTS = 300
 
 
@@ -75,7 +77,8 @@ class Asker:
     @property
     def coarse(self) -> float:
         """The same where many series are summed at each moment."""
-        return multiple_of(RULES_SECONDS, self.subject.seconds / _FEW_MOMENTS)
+        moments = _FEW_MOMENTS if self.subject.instances else _FEWEST_MOMENTS
+        return multiple_of(RULES_SECONDS, self.subject.seconds / moments)
 
     @property
     def rate_window(self) -> str:

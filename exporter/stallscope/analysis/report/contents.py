@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
 
 from stallscope.analysis.prometheus import PrometheusError
 from stallscope.analysis.report import alerts as alerts_of
@@ -27,14 +29,15 @@ from stallscope.analysis.report import (
     utilisation,
 )
 from stallscope.analysis.report.asking import Asker, Server
-from stallscope.analysis.report.document import Document, Notice, Section
+from stallscope.analysis.report.document import Document, Notice, Recommendation, Section
 from stallscope.analysis.report.options import Options
 from stallscope.analysis.report.subject import Subject
 from stallscope.analysis.report.whereabouts import verdicts_of_each, whereabouts
 
-PARTS = 17
+PARTS = 18
 """How often `progress` is called for a whole report, at most."""
 
+_Answer = TypeVar("_Answer")
 Progress = Callable[[str], object]
 """Called with what is asked for next, in a few words."""
 
@@ -60,53 +63,35 @@ def build(
         PrometheusError: the server did not even tell of lost time, or is gone.
     """
     asker = Asker(server, subject, options or Options())
-    progress("lost time")
+    failures: list[missing.Failure] = []
+
+    def attempt(title: str, ask: Callable[[], _Answer], otherwise: Callable[[str], _Answer]) -> _Answer:
+        """Ask; where there is no answer, remember why, and go on with something else."""
+        progress(title)
+        try:
+            return ask()
+        except PrometheusError as problem:
+            failures.append(missing.Failure(title, str(problem)))
+            return otherwise(str(problem))
+
+    progress("Lost time")
     lost = lost_time.lost_time(asker)
     run = subject.run
     found = None
     if run is not None:
-        progress("ranks")
-        found = ranks.ranks(asker, run)
-    progress("alerts")
-    fired = alerts_of.alerts(asker)
-    progress("recommendations")
+        this = run
+        found = attempt("Ranks of the run", lambda: ranks.ranks(asker, this), lambda _: ranks.Ranks({}, (), ()))
+    fired = attempt("Alerts", lambda: alerts_of.alerts(asker), alerts_of.not_told)
+    where = attempt("Where causes show", lambda: whereabouts(asker, found), lambda _: {})
+    verdicts = attempt("Verdicts of each", lambda: verdicts_of_each(asker), lambda _: set())
     number = len(found.places) if found is not None else round(lost.gpu_seconds / max(1.0, lost.seconds))
-    advice = recommendations.Found(lost, fired, whereabouts(asker, found), verdicts_of_each(asker), number)
-    advised = recommendations.recommendations(asker, advice)
+    advised = recommendations.recommendations(asker, recommendations.Found(lost, fired, where, verdicts, number))
 
-    parts: list[tuple[str, str, Callable[[], Section]]] = [
-        (summary.KEY, "Summary", lambda: summary.section(asker, lost, found)),
-        (recommendations.KEY, "What to change", lambda: recommendations.section(lost, advised)),
-        (lost_time.KEY, "Where GPU time went", lambda: lost_time.section(asker, lost)),
-        (timeline.KEY, "Verdicts over time", lambda: timeline.section(asker, lost, found)),
-        (alerts_of.KEY, "Alerts that fired", lambda: alerts_of.section(asker, fired, lost)),
+    sections = [
+        attempt(title, ask, partial(_failed, key, title))
+        for key, title, ask in _parts(asker, lost, found, fired, advised)
     ]
-    if run is not None and found is not None:
-        known = found
-        parts += [
-            (steps.KEY, "Steps", lambda: steps.section(asker, known)),
-            (phases.KEY, "Phases", lambda: phases.section(asker, known)),
-        ]
-    parts.append((utilisation.KEY, "Use of each GPU", lambda: utilisation.section(asker, found)))
-    parts.append((dips.KEY, "Dips and steps", lambda: dips.section(asker, found)))
-    if run is not None and found is not None:
-        known, this = found, run
-        parts += [
-            (ranks.KEY, "Ranks", lambda: ranks.section(asker, known)),
-            (scaling.KEY, "Scaling", lambda: scaling.section(asker, this)),
-        ]
-    parts.append((hosts.KEY, "Hosts", lambda: hosts.section(asker)))
-
-    sections: list[Section] = []
-    failures: list[missing.Failure] = []
-    for key, title, ask in parts:
-        progress(title)
-        try:
-            sections.append(ask())
-        except PrometheusError as problem:
-            failures.append(missing.Failure(title, str(problem)))
-            sections.append(Section(key, title, (Notice("critical", f"This could not be asked for: {problem}"),)))
-    progress("what was missing")
+    progress("What was missing")
     sections.append(missing.section(asker, found, fired, failures))
     return Document(
         title=subject.title,
@@ -120,6 +105,43 @@ def build(
         zone=asker.options.zone,
         currency=asker.options.currency,
     )
+
+
+def _parts(
+    asker: Asker,
+    lost: lost_time.LostTime,
+    found: ranks.Ranks | None,
+    fired: alerts_of.Alerts,
+    advised: tuple[Recommendation, ...],
+) -> list[tuple[str, str, Callable[[], Section]]]:
+    """Key, title and content of every section, in order."""
+    parts: list[tuple[str, str, Callable[[], Section]]] = [
+        (summary.KEY, "Summary", lambda: summary.section(asker, lost, found)),
+        (recommendations.KEY, "What to change", lambda: recommendations.section(lost, advised)),
+        (lost_time.KEY, "Where GPU time went", lambda: lost_time.section(asker, lost)),
+        (timeline.KEY, "Verdicts over time", lambda: timeline.section(asker, lost, found)),
+        (alerts_of.KEY, "Alerts that fired", lambda: alerts_of.section(asker, fired, lost)),
+    ]
+    run = asker.subject.run
+    if run is not None and found is not None:
+        parts += [
+            (steps.KEY, "Steps", lambda: steps.section(asker, found)),
+            (phases.KEY, "Phases", lambda: phases.section(asker, found)),
+        ]
+    parts += [
+        (utilisation.KEY, "Use of each GPU", lambda: utilisation.section(asker, found)),
+        (dips.KEY, "Dips and steps", lambda: dips.section(asker, found)),
+    ]
+    if run is not None and found is not None:
+        parts += [
+            (ranks.KEY, "Ranks", lambda: ranks.section(asker, found)),
+            (scaling.KEY, "Scaling", lambda: scaling.section(asker, run)),
+        ]
+    return [*parts, (hosts.KEY, "Hosts", lambda: hosts.section(asker))]
+
+
+def _failed(key: str, title: str, reason: str) -> Section:
+    return Section(key, title, (Notice("critical", f"This could not be asked for: {reason}"),))
 
 
 def _subtitle(asker: Asker) -> str:
