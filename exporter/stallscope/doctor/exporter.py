@@ -85,7 +85,7 @@ def _begin(subject: Subject) -> Exporter:
     except ExporterError as error:
         raise Stop(
             failed(
-                f"no metrics at {client.name}: {error}",
+                f"{client.name}: {error}",
                 "see whether it runs there (`stallscope exporter`), or say where it is with --exporter.url",
             )
         ) from None
