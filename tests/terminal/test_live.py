@@ -172,6 +172,18 @@ def test_a_long_view_is_scrolled() -> None:
     live(Told(node(*LATER, gpus=8)), steps)
 
 
+def test_a_view_that_grows_short_is_not_left_behind_its_end() -> None:
+    feed = Told(node(*LATER, gpus=8))
+
+    async def steps(pilot: Pilot[None]) -> None:
+        await pilot.press("right", "end")
+        await feed.tell(pilot, node=node(*LATER, gpus=1))
+        await pilot.pause()
+        assert screen(pilot).splitlines()[3].startswith("GPU 0   NVIDIA")
+
+    live(feed, steps)
+
+
 def test_sorting_is_shown_where_its_key_is() -> None:
     async def steps(pilot: Pilot[None]) -> None:
         await pilot.press("s", "s")

@@ -37,6 +37,12 @@ class Seen(NamedTuple):
     """Why there is no newer one; empty where all is well."""
 
 
+class _Known(NamedTuple):
+    node: Node | None
+    read_at: float
+    problem: str
+
+
 class Feed:
     """See the module. `start` makes the thread; `ask` asks once in the calling thread."""
 
@@ -47,10 +53,8 @@ class Feed:
         self._interval = interval
         self._monotonic = monotonic
         self._observer = Observer()
-        self._node: Node | None = None
-        self._read_at = 0.0
         self._asking_since: float | None = None
-        self._problem = ""
+        self._known = _Known(None, 0.0, "")
         self._stopping = threading.Event()
 
     def start(self, changed: Callable[[], object]) -> None:
@@ -68,21 +72,21 @@ class Feed:
             page = wanted(self._pages.read())
             if not page:
                 raise ExporterError("it answers, but with no metrics of Stallscope; see what listens at that address")
-            self._node = self._observer.observe(page, began)
-            self._read_at = began
-            self._problem = ""
+            self._known = _Known(self._observer.observe(page, began), began, "")
         except ExporterError as problem:
-            self._problem = str(problem)
+            self._known = self._known._replace(problem=str(problem))
         except Exception as failure:  # noqa: BLE001 - whatever a page does to us, the screen stays up and says so
-            self._problem = f"its page can't be read: {type(failure).__name__}: {failure}"
+            words = f"its page can't be read: {type(failure).__name__}: {failure}"
+            self._known = self._known._replace(problem=words)
         self._asking_since = None
 
     def look(self) -> Seen:
         """What is known now. Memory only."""
-        now, node, problem, since = self._monotonic(), self._node, self._problem, self._asking_since
+        now, since = self._monotonic(), self._asking_since
+        node, read_at, problem = self._known
         if since is not None and now - since > self._pages.timeout:
             problem = f"no answer for {now - since:.0f} s"
-        return Seen(self.name, node, None if node is None else max(0.0, now - self._read_at), problem)
+        return Seen(self.name, node, None if node is None else max(0.0, now - read_at), problem)
 
     def _ask_for_ever(self, changed: Callable[[], object]) -> None:
         while not self._stopping.is_set():
