@@ -717,14 +717,14 @@ def node() -> Iterator[Rule]:
         for known in ("host:exporter:info", "host:gpus:info")
         for label in ("host", "hostname")
     ]
-    mapped = "\nor on (cluster, key)\n".join(block(way) for way in (*ways, "host:found:info"))
+    mapped = "\nor on (cluster, key)\n".join(block(way) for way in ways)
     yield Rule(
         "host:identity:info",
         f"topk by (cluster, job, instance) (1,\n{block(mapped)}\n)\n"
         "unless on (cluster, job, instance)\n"
         '  last_over_time(stallscope_host_cpus{measured_by=""}[90s])',
-        comment="The same under the job and instance that the host is recorded with: of the exporter of ours on it, "
-        "else of its GPUs, else its own. Not where an exporter of ours tells of the host itself.",
+        comment="Those with an exporter of ours or with GPUs of another, under its job and instance; other machines "
+        "are none of our business. Not where an exporter of ours tells of the host itself.",
     )
 
     def of_host(expression: str, labels: str = "") -> str:

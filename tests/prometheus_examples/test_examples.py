@@ -26,7 +26,7 @@ from tests.known_names import READ, RECORDED
 from tests.prometheus_examples.victoria_metrics import missing, victoria_metrics
 from tests.prometheus_server import Prometheus, RefusedError, prometheus
 from tests.promql_names import names_in
-from tests.rules.rulebook import RULE_FILES, run_tool, tool
+from tests.rules.rulebook import CANONICAL_FILES, RULE_FILES, run_tool, tool
 
 FOLDER = bundle_folder("prometheus") / "examples"
 EXAMPLES = sorted(FOLDER.glob("*.yml"))
@@ -83,7 +83,7 @@ def test_the_folder_tells_of_every_example(path: Path) -> None:
 @pytest.mark.parametrize("name", with_section("rule_files"))
 def test_where_rules_are_evaluated_all_of_them_are(name: str) -> None:
     loaded = [path.resolve() for pattern in content(name)["rule_files"] for path in FOLDER.glob(pattern)]
-    assert sorted(loaded) == sorted(RULE_FILES)
+    assert sorted(loaded) == sorted((*CANONICAL_FILES, *RULE_FILES))
 
 
 def test_an_agent_has_no_rules_and_sends_all_that_the_central_ones_read() -> None:
@@ -93,7 +93,8 @@ def test_an_agent_has_no_rules_and_sends_all_that_the_central_ones_read() -> Non
 
 @pytest.mark.parametrize("name", with_section("scrape_configs"))
 def test_every_scrape_of_exporters_leaves_their_labels_alone(name: str) -> None:
-    jobs = [job for job in content(name)["scrape_configs"] if job["job_name"] != "prometheus"]
+    others = {"prometheus", "dcgm-exporter", "node-exporter"}
+    jobs = [job for job in content(name)["scrape_configs"] if job["job_name"] not in others]
     assert all(job["job_name"] == "stallscope" and job["honor_labels"] for job in jobs)
 
 
