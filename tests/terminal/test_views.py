@@ -159,6 +159,7 @@ def test_an_owner_may_be_looked_for() -> None:
 def test_the_other_views() -> None:
     of = screen(node(*LATER), verdicts=VERDICTS)
     assert "slowed by hw_thermal 25 % of the time\n    held by alice, job 41 (18.0 GiB)" in shown(of, view="GPUs")
+    assert "Verdict of its run: Waiting for data: too few workers, 23 %." in shown(of, view="GPUs")
     assert "     1    1  running  2,080     500 ms  ███▎····  40 % backward  0 s ago" in shown(of, view="Runs")
     assert "alice, job 41     1  1      ███████▎  90 %  18.0 GiB" in shown(of, view="Owners")
     assert "nvme0n1 busy 50 %   Stallscope 1.2.3\n" in shown(of, view="Nodes")

@@ -398,9 +398,7 @@ def _gpu_row(gpu: Gpu) -> tuple[Line, ...]:
         return (name, fit(state, _BAR + len(share(1.0)) + 1), *[line("")] * 6, _owner_cell(gpu))
     return (
         name,
-        or_untold(None)
-        if gpu.utilization is None
-        else (*bar(gpu.utilization, _BAR), Span(f" {share(gpu.utilization)}")),
+        _drawn(gpu.utilization),
         or_untold(_memory(gpu)),
         or_untold(_power(gpu)),
         or_untold(_temperature(gpu)),
@@ -449,12 +447,10 @@ def _gpu_block(gpu: Gpu, now: float, verdicts: Verdicts | None, width: int) -> l
     lines = flow(head, width)
     if gpu.up is not True:
         last = _since(now, gpu.last_reading)
-        text = (
-            "Not read yet." if gpu.up is None else f"Down: {readable(gpu.reason or 'unknown')}. {explained(gpu.reason)}"
-        )
-        lines += wrapped(
-            text + (f" Last reading {last}." if last else ""), width, "bad" if gpu.up is False else "", indent
-        )
+        text, role = "Not read yet.", ""
+        if gpu.up is False:
+            text, role = f"Down: {readable(gpu.reason or 'unknown')}. {explained(gpu.reason)}", "bad"
+        lines += wrapped(text + (f" Last reading {last}." if last else ""), width, role, indent)
     else:
         lines += flow(_gpu_activity(gpu), width, indent) + flow(_gpu_state(gpu), width, indent)
     if gpu.owners:
@@ -463,7 +459,11 @@ def _gpu_block(gpu: Gpu, now: float, verdicts: Verdicts | None, width: int) -> l
         )
         lines += wrapped(f"held by {held}", width, indent=indent)
     verdict = verdicts.gpus.get(gpu.uuid) if verdicts is not None else None
-    if verdict is not None:
+    if verdict is not None and (words := words_of(verdict)).of_run:
+        # The run says what to change, perhaps on another GPU.
+        said = f"Verdict of its run: {readable(words.title)}, {percent(verdict.share)}."
+        lines += wrapped(said, width, "quiet", indent)
+    elif verdict is not None:
         lines += _verdict_lines(verdict, width, indent)
     return lines
 
@@ -505,7 +505,7 @@ def _owner_row(name: str, held: Sequence[tuple[Gpu, Owner | None]]) -> tuple[Lin
         line(Span(name, "quiet" if held[0][1] is None else "")),
         line(str(len(held))),
         line(", ".join(readable(gpu.index, 8) + (f" {readable(gpu.mig, 16)}" if gpu.mig else "") for gpu, _ in held)),
-        or_untold(None) if mean is None else (*bar(mean, _BAR), Span(f" {share(mean)}")),
+        _drawn(mean),
         or_untold(size(sum(memory)) if memory else None),
     )
 
@@ -670,6 +670,11 @@ def _of(used: float, total: float) -> str:
 
 def _rate(number: float) -> str:
     return count(number) if number >= 100 else f"{number:.3g}"
+
+
+def _drawn(ratio: float | None) -> Line:
+    """A share as a bar and a number."""
+    return or_untold(None) if ratio is None else (*bar(ratio, _BAR), Span(f" {share(ratio)}"))
 
 
 def _several(number: int, what: str, plural: str = "") -> str:
