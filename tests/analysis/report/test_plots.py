@@ -175,3 +175,11 @@ def test_numbers_of_any_size_are_drawn(value: float) -> None:
 def test_a_logarithmic_histogram_may_begin_at_nothing() -> None:
     drawing = drawn(Histogram((0.0, 0.1, 1.0, 10.0), (1.0, 5.0, 2.0), logarithmic=True))
     assert "10 s" in texts(drawing)
+
+
+def test_an_axis_has_as_many_decimals_as_tell_its_numbers_apart() -> None:
+    said = texts(drawn(Lines((0.0, 1.0), (Series("a", (12.341, 12.349)),), "number", "count", "ranks")))
+    numbers = [each for each in said if each.startswith("12.3")]
+    assert len(numbers) >= 3
+    assert len(set(numbers)) == len(numbers)
+    assert [each for each in said if each in ("0", "1")] == ["0", "1"], "there is no half of a rank"

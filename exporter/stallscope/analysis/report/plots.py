@@ -7,31 +7,41 @@ has, its drawing stays small: what is narrower than can be seen is merged, so th
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import cycle
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import matplotlib as mpl
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_hex, to_rgb, to_rgba
-from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
-from matplotlib.figure import Figure as Canvas
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
+from stallscope.analysis.report.axes import (
+    CHARACTER,
+    DAY,
+    LONGEST_BAR_LABEL,
+    SETTINGS,
+    canvas,
+    draw_marks,
+    draw_picture,
+    number_axis,
+    row_axis,
+    row_height,
+    shortened,
+    time_axis,
+)
 from stallscope.analysis.report.document import (
     Areas,
     Bars,
     HeatMap,
     Histogram,
     Lines,
-    Mark,
     Plot,
     Series,
     States,
 )
-from stallscope.analysis.report.svg import CARD, INK, RULE, SOFT, inline_svg
+from stallscope.analysis.report.svg import CARD, INK, inline_svg
 from stallscope.analysis.report.thinning import (
     Matrix,
     bucketed,
@@ -42,61 +52,19 @@ from stallscope.analysis.report.thinning import (
     spacing,
     stretches,
 )
-from stallscope.analysis.report.words import LONGEST_TEXT, Words, colour_of, plain, title_of, unit_of
-from stallscope.readable import readable
+from stallscope.analysis.report.words import Words, colour_of, plain, title_of, unit_of
 
-WIDTH = 760
-"""Of a drawing; lengths are in its own units, in which its type has a height of 11."""
-_LEFT, _RIGHT, _TOP, _BOTTOM = 150, 30, 12, 28
-"""Margins; the same for all that have time as their axis, so that moments stand below one another."""
-_LINE = 15
-"""Height of a line of type."""
-_TYPE = 11
-_CHARACTER = 6.2
-"""Width of one, about."""
-_LONGEST_LABEL = 23
-_LONGEST_BAR_LABEL = 34
 _MOST_BUCKETS = 240
 """Moments of a curve: more than one for three units can't be told apart."""
 _MOST_VERTICES = 3000
 _MOST_CELLS = 60_000
 _MOST_ROWS = 256
 _MOST_SPANS = 1200
-_MARK_LINES = 2
-"""Above a drawing, for the names of its marks."""
-
 _OTHERS = ("#1590ae", "#c2640c", "#7577f2", "#d6427f", "#5f962a", "#9a63f0", "#0c8bd0", "#c04a63")
 """Colours of what has none of its own; of middling lightness, so that they stand out from light and from dark."""
-_SHADES = (0.0, -0.35, 0.35, -0.55, 0.55)
+_SHADES = (0.0, -0.35, 0.35, -0.55, 0.55, -0.18, 0.18, -0.7, 0.7)
 """Of causes of one kind, which share a colour, in one plot: darker below zero, lighter above."""
 _SCALE = mpl.colormaps["viridis"].resampled(16)
-
-_SETTINGS: Any = {
-    "svg.fonttype": "none",
-    "text.parse_math": False,
-    "font.size": _TYPE,
-    "text.color": INK,
-    "axes.edgecolor": RULE,
-    "axes.facecolor": "none",
-    "axes.labelcolor": SOFT,
-    "axes.labelsize": _TYPE,
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "axes.grid": True,
-    "axes.grid.axis": "y",
-    "axes.axisbelow": True,
-    "axes.unicode_minus": False,
-    "figure.facecolor": "none",
-    "grid.color": RULE,
-    "grid.linewidth": 0.8,
-    "image.composite_image": False,
-    "xtick.color": RULE,
-    "xtick.labelcolor": SOFT,
-    "xtick.labelsize": _TYPE,
-    "ytick.color": RULE,
-    "ytick.labelcolor": SOFT,
-    "ytick.labelsize": _TYPE,
-}
 
 
 class Key(NamedTuple):
@@ -127,7 +95,7 @@ def draw(plot: Plot, key: str, words: Words) -> Drawing:
         key: a name that no other drawing of the page has, of letters, digits and hyphens.
         words: how values and times read.
     """
-    with mpl.rc_context(_SETTINGS | {"svg.hashsalt": key}), warnings.catch_warnings():
+    with mpl.rc_context(SETTINGS | {"svg.hashsalt": key}), warnings.catch_warnings():
         # A name may have characters that Matplotlib's own font lacks; the reader's has them.
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
         if isinstance(plot, Bars):
@@ -161,9 +129,9 @@ def _bars(plot: Bars, key: str, words: Words) -> Drawing:
     values = np.nan_to_num(_matrix(part.values for part in plot.parts))
     if not values.size or not values.any():
         return NOTHING
-    labels = [_shortened(title_of(row), _LONGEST_BAR_LABEL) for row in plot.rows]
-    left = max(60, 14 + int(_CHARACTER * max(map(len, labels))))
-    canvas, axes = _canvas(26 * len(labels), left=left, right=70, named=False)
+    labels = [shortened(title_of(row), LONGEST_BAR_LABEL) for row in plot.rows]
+    left = max(60, 14 + int(CHARACTER * max(map(len, labels))))
+    drawing, axes = canvas(26 * len(labels), left=left, right=70, named=False)
     totals = values.sum(axis=0)
     scale, unit = unit_of(plot.kind, float(totals.max()), words.currency)
     alone = len(plot.parts) == 1
@@ -191,8 +159,8 @@ def _bars(plot: Bars, key: str, words: Words) -> Drawing:
     axes.grid(axis="y", visible=False)
     axes.grid(axis="x", visible=True)
     axes.tick_params(axis="y", length=0, labelcolor=INK)
-    _number_axis(axes.xaxis, unit)
-    return Drawing(inline_svg(canvas, key), () if alone or named else _legend(plot.parts, colours))
+    number_axis(axes.xaxis, plot.kind, unit)
+    return Drawing(inline_svg(drawing, key), () if alone or named else _legend(plot.parts, colours))
 
 
 def _areas(plot: Areas, key: str, words: Words) -> Drawing:
@@ -200,7 +168,7 @@ def _areas(plot: Areas, key: str, words: Words) -> Drawing:
     if not np.isfinite(values).any():
         return NOTHING
     times, values = bucketed(np.array(plot.times, dtype=float), values, _MOST_BUCKETS)
-    canvas, axes = _canvas(190)
+    drawing, axes = canvas(190)
     there = np.asarray(np.isfinite(values).any(axis=0), dtype=np.bool_)
     tops = np.cumsum(np.nan_to_num(values), axis=0)
     greatest = plot.greatest or float(tops[-1].max()) or 1.0
@@ -217,13 +185,13 @@ def _areas(plot: Areas, key: str, words: Words) -> Drawing:
             low = np.concatenate([bottom[first : first + 1], bottom[here], bottom[last - 1 : last]])
             high = np.concatenate([top[first : first + 1], top[here], top[last - 1 : last]])
             if (high > low).any():
-                days = _days(np.concatenate([x, x[::-1]]))
+                days = np.concatenate([x, x[::-1]]) / DAY
                 polygons.append(np.column_stack([days, np.concatenate([low, high[::-1]])]))
         axes.add_collection(PolyCollection(polygons, facecolor=colour, edgecolor=CARD, linewidth=0.3), autolim=False)
-    _time_axis(axes, float(times[0] - half), float(times[-1] + half), words)
+    time_axis(axes, float(times[0] - half), float(times[-1] + half), words)
     axes.set_ylim(0, greatest / scale)
-    _number_axis(axes.yaxis, unit)
-    return Drawing(inline_svg(canvas, key), tuple(reversed(_legend(plot.parts, colours))))
+    number_axis(axes.yaxis, plot.kind, unit)
+    return Drawing(inline_svg(drawing, key), tuple(reversed(_legend(plot.parts, colours))))
 
 
 def _states(plot: States, key: str, words: Words) -> Drawing:
@@ -231,8 +199,8 @@ def _states(plot: States, key: str, words: Words) -> Drawing:
     names = list(dict.fromkeys(span.state for row in spans for span in row))
     if not names:
         return NOTHING
-    height = _row_height(len(spans))
-    canvas, axes = _canvas(height * len(spans), plot.marks)
+    height = row_height(len(spans))
+    drawing, axes = canvas(height * len(spans), plot.marks)
     colours = dict(zip(names, colours_of(names), strict=True))
     if sum(map(len, spans)) > _MOST_SPANS:
         columns = _columns(len(spans))
@@ -240,20 +208,20 @@ def _states(plot: States, key: str, words: Words) -> Drawing:
             [to_rgba(colours[state]) if state else (0.0, 0.0, 0.0, 0.0) for state in states]
             for states in (prevailing(row, plot.start, plot.end, columns) for row in spans)
         ]
-        _draw_picture(axes, np.array(picture), plot.start, plot.end)
+        draw_picture(axes, np.array(picture), plot.start, plot.end)
     else:
         for name, colour in colours.items():
             boxes = [
-                _box(_day(span.start), _day(span.end), row)
+                _box(span.start / DAY, span.end / DAY, row)
                 for row, here in enumerate(spans)
                 for span in here
                 if span.state == name
             ]
             axes.add_collection(PolyCollection(boxes, facecolor=colour, linewidth=0), autolim=False)
-    _time_axis(axes, plot.start, plot.end, words)
-    _row_axis(axes, plot.rows, height)
-    _draw_marks(axes, plot.marks, _day)
-    return Drawing(inline_svg(canvas, key), tuple(Key(title_of(name), colour) for name, colour in colours.items()))
+    time_axis(axes, plot.start, plot.end, words)
+    row_axis(axes, plot.rows, height)
+    draw_marks(axes, plot.marks, lambda at: at / DAY)
+    return Drawing(inline_svg(drawing, key), tuple(Key(title_of(name), colour) for name, colour in colours.items()))
 
 
 def _heat_map(plot: HeatMap, key: str, words: Words) -> Drawing:
@@ -271,19 +239,19 @@ def _heat_map(plot: HeatMap, key: str, words: Words) -> Drawing:
         greatest = float(np.nanmax(values))
     if not greatest > least:
         greatest = least + 1.0
-    height = _row_height(len(rows))
-    canvas, axes = _canvas(height * len(rows))
+    height = row_height(len(rows))
+    drawing, axes = canvas(height * len(rows))
     picture = _SCALE(np.ma.masked_invalid((values - least) / (greatest - least)))
     picture[~np.isfinite(values)] = 0.0
     end = float(times[0] + spacing(times) * len(times))
-    _draw_picture(axes, picture, float(times[0]), end)
-    _time_axis(axes, float(times[0]), end, words)
-    _row_axis(axes, rows, height)
+    draw_picture(axes, picture, float(times[0]), end)
+    time_axis(axes, float(times[0]), end, words)
+    row_axis(axes, rows, height)
     legend = [
         Key(words.of(least + part * (greatest - least), plot.kind), to_hex(_SCALE(part)))
         for part in (0.0, 0.25, 0.5, 0.75, 1.0)
     ]
-    return Drawing(inline_svg(canvas, key), tuple(legend))
+    return Drawing(inline_svg(drawing, key), tuple(legend))
 
 
 def _histogram(plot: Histogram, key: str, words: Words) -> Drawing:
@@ -297,18 +265,20 @@ def _histogram(plot: Histogram, key: str, words: Words) -> Drawing:
         edges[0] = edges[1] / 2
     scale, unit = unit_of(plot.kind, float(edges[-1]), words.currency)
     marks = [mark for mark in plot.marks if edges[0] <= mark.at <= edges[-1]]
-    canvas, axes = _canvas(170, marks, named=False)
+    drawing, axes = canvas(170, marks, named=False)
     axes.stairs(counts, edges / scale, fill=True, color=_OTHERS[0], edgecolor=CARD, linewidth=0.6)
     if plot.logarithmic:
         axes.set_xscale("log")
-        axes.xaxis.set_major_locator(LogLocator(10, subs=(1.0, 2.0, 5.0)))
-        axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xlim(edges[0] / scale, edges[-1] / scale)
     axes.set_ylim(0, 1.05 * float(counts.max()))
-    _number_axis(axes.xaxis, unit, logarithmic=plot.logarithmic)
-    _number_axis(axes.yaxis, "")
-    _draw_marks(axes, marks, lambda at: at / scale)
-    return Drawing(inline_svg(canvas, key), ())
+    number_axis(axes.xaxis, plot.kind, unit)
+    if plot.logarithmic:
+        axes.xaxis.set_major_locator(LogLocator(10, subs=(1.0, 2.0, 5.0)))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _place: f"{plain(value)} {unit}"))
+        axes.xaxis.set_minor_locator(NullLocator())
+    number_axis(axes.yaxis, "count", "")
+    draw_marks(axes, marks, lambda at: at / scale)
+    return Drawing(inline_svg(drawing, key), ())
 
 
 def _lines(plot: Lines, key: str, words: Words) -> Drawing:
@@ -318,9 +288,9 @@ def _lines(plot: Lines, key: str, words: Words) -> Drawing:
         return NOTHING
     least, greatest = _range(values, plot.least, plot.greatest)
     scale, unit = unit_of(plot.kind, greatest, words.currency)
-    canvas, axes = _canvas(190, plot.marks)
+    drawing, axes = canvas(190, plot.marks)
     on_time = plot.x_kind == "time"
-    x_scale, x_unit = (86_400.0, "") if on_time else unit_of(plot.x_kind, float(x[-1]), words.currency)
+    x_scale, x_unit = (DAY, "") if on_time else unit_of(plot.x_kind, float(x[-1]), words.currency)
     colours = colours_of([series.name for series in plot.series])
     buckets = max(30, min(_MOST_BUCKETS, _MOST_VERTICES // (2 * len(plot.series))))
     for series, colour, line in zip(plot.series, colours, values, strict=True):
@@ -337,106 +307,22 @@ def _lines(plot: Lines, key: str, words: Words) -> Drawing:
             axes.plot(here[piece] / x_scale, heights[piece] / scale, dashes, color=colour, linewidth=1.6)
         axes.plot(here[alone] / x_scale, heights[alone] / scale, "o", color=colour, markersize=3.5, mew=0)
     axes.set_ylim(least / scale, greatest / scale)
-    _number_axis(axes.yaxis, unit)
+    number_axis(axes.yaxis, plot.kind, unit)
     if on_time:
-        _time_axis(axes, float(x[0]), float(x[-1]), words)
+        time_axis(axes, float(x[0]), float(x[-1]), words)
     else:
         margin = 0.02 * float(x[-1] - x[0]) or 1.0
         axes.set_xlim((float(x[0]) - margin) / x_scale, (float(x[-1]) + margin) / x_scale)
-        _number_axis(axes.xaxis, x_unit)
-        axes.set_xlabel(_shortened(plot.x_name, 60))
-    _draw_marks(axes, plot.marks, lambda at: at / x_scale)
+        number_axis(axes.xaxis, plot.x_kind, x_unit)
+        axes.set_xlabel(shortened(plot.x_name, 60))
+    draw_marks(axes, plot.marks, lambda at: at / x_scale)
     legend = _legend(plot.series, colours, lines=True)
-    return Drawing(inline_svg(canvas, key), legend if len(legend) > 1 or plot.series[0].label else ())
-
-
-def _canvas(
-    height: float, marks: Sequence[Mark] = (), *, left: int = _LEFT, right: int = _RIGHT, named: bool = True
-) -> tuple[Canvas, Axes]:
-    """A canvas whose axes are so high, with room for the names of marks above and that of the axis below."""
-    top = _TOP + _LINE * min(_MARK_LINES, len(marks))
-    bottom = _BOTTOM + (_LINE if named else 0)
-    whole = top + height + bottom
-    canvas = Canvas(figsize=(WIDTH / 72, whole / 72), dpi=72)
-    axes = canvas.add_axes((left / WIDTH, bottom / whole, 1 - (left + right) / WIDTH, height / whole))
-    return canvas, axes
-
-
-def _time_axis(axes: Axes, start: float, end: float, words: Words) -> None:
-    if not end > start:
-        start, end = start - 30, end + 30
-    locator = AutoDateLocator(words.zone, minticks=4, maxticks=9)  # type: ignore[no-untyped-call]
-    axes.xaxis.set_major_locator(locator)
-    formatter = ConciseDateFormatter(locator, words.zone, show_offset=False)  # type: ignore[no-untyped-call]
-    formatter.zero_formats[3] = "%d %b"
-    formatter.formats[2] = "%d %b"
-    axes.xaxis.set_major_formatter(formatter)
-    axes.set_xlim(_day(start), _day(end))
-    days = dict.fromkeys(words.moment(each)[:10] for each in (start, end))
-    axes.set_xlabel(f"{' to '.join(days)}, {words.zone_name}", loc="right")
-
-
-def _number_axis(axis: Any, unit: str, *, logarithmic: bool = False) -> None:
-    if not logarithmic:
-        axis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
-    axis.set_major_formatter(FuncFormatter(lambda value, _place: f"{plain(value)} {unit}".rstrip()))
-
-
-def _row_height(rows: int) -> float:
-    """So high that names fit beside few rows, and many rows onto a screen."""
-    return 22 if rows <= 16 else 14 if rows <= 40 else max(2.5, 560 / rows)
-
-
-def _row_axis(axes: Axes, rows: Sequence[str], height: float) -> None:
-    every = -(-13 // max(1, int(height)))
-    places = range(0, len(rows), every)
-    axes.yaxis.set_major_locator(FixedLocator(list(places)))
-    axes.set_yticks(places, [_shortened(title_of(rows[place]), _LONGEST_LABEL) for place in places])
-    axes.set_ylim(len(rows) - 0.5, -0.5)
-    axes.grid(visible=False)
-    axes.tick_params(axis="y", length=0, labelcolor=INK)
-
-
-def _draw_picture(axes: Axes, picture: Matrix, start: float, end: float) -> None:
-    """Draw a row of colours for each row, each as wide as its part of the time."""
-    extent = (_day(start), _day(end), len(picture) - 0.5, -0.5)
-    axes.imshow(picture, aspect="auto", interpolation="none", extent=extent)
+    return Drawing(inline_svg(drawing, key), legend if len(legend) > 1 or plot.series[0].label else ())
 
 
 def _columns(rows: int) -> int:
     """How many parts of the time a picture of so many rows has."""
     return max(48, _MOST_CELLS // max(rows, 125))
-
-
-def _draw_marks(axes: Axes, marks: Sequence[Mark], place: Callable[[float], float]) -> None:
-    """Draw upright lines, each with its name above as far as there is room for it."""
-    low, high = axes.get_xlim()
-    width = axes.get_position().width * WIDTH
-    free = [0.0] * _MARK_LINES
-    for mark in sorted(marks, key=lambda each: each.at):
-        at = place(mark.at)
-        if not low <= at <= high:
-            continue
-        axes.axvline(at, color=colour_of(mark.colour_of) or INK, linewidth=1.2, linestyle=(0, (4, 2)))
-        label = _shortened(mark.label, 28)
-        length = _CHARACTER * len(label)
-        left, _ = axes.transAxes.inverted().transform(axes.transData.transform((at, 0.0))) * width
-        beyond = left + length > width
-        if beyond:
-            left -= length
-        line = next((number for number, end in enumerate(free) if left >= end), None)
-        if line is not None:
-            axes.annotate(
-                label,
-                (at, 1.0),
-                (0, 4 + _LINE * line),
-                xycoords=("data", "axes fraction"),
-                textcoords="offset points",
-                ha="right" if beyond else "left",
-                color=SOFT,
-                annotation_clip=False,
-            )
-            free[line] = left + length + _CHARACTER
 
 
 def _legend(series: Iterable[Series], colours: Iterable[str], *, lines: bool = False) -> tuple[Key, ...]:
@@ -462,24 +348,6 @@ def _range(values: Matrix, least: float | None, greatest: float | None) -> tuple
 
 def _box(left: float, right: float, row: int) -> list[tuple[float, float]]:
     return [(left, row - 0.42), (left, row + 0.42), (right, row + 0.42), (right, row - 0.42)]
-
-
-def _days(seconds: Matrix) -> Matrix:
-    return seconds / 86_400.0
-
-
-def _day(seconds: float) -> float:
-    """A Unix time as Matplotlib has it."""
-    return seconds / 86_400.0
-
-
-def _shortened(text: str, longest: int) -> str:
-    """A label whose middle is left out where it is too long: names of nodes differ at their ends."""
-    text = readable(text, LONGEST_TEXT)
-    if len(text) <= longest:
-        return text
-    head = (longest - 1) // 2
-    return f"{text[:head]}…{text[len(text) - (longest - 1 - head) :]}"
 
 
 def _shaded(colour: str, shade: float) -> str:
