@@ -1,6 +1,7 @@
-"""`make screenshots`: the pictures of the README, taken of `stallscope up` with its simulated GPUs and its real loop.
+"""`make screenshots`: the README's pictures of the status page and of a report.
 
-They are taken once Prometheus has told the verdicts and the report what to change, which takes some minutes.
+Those of the page are taken of `stallscope up` with its simulated GPUs and its real loop, once Prometheus has told the
+verdicts, which takes some two minutes.
 """
 
 from __future__ import annotations
@@ -16,30 +17,39 @@ from PIL import Image
 from playwright.sync_api import Browser
 
 from stallscope.cli import report
-from stallscope.stack.settings import RUN
 from tests.browser import chromium
 from tests.end_to_end.up_process import started
+from tests.filled_prometheus import filled_prometheus
 
 FOLDER = Path(__file__).parent / "screenshots"
 VERDICTS = ("Verdict: Slowed by heat", "Verdict: Waiting for data")
 """What the simulated GPUs' scenario and the loop's slow loader come to."""
 WAIT_SECONDS = 600.0
+RUN = "starving"
+"""Of `tests/installation.py`: its report has something of everything."""
 COLOURS = 128
 """Enough for a page of few colours; a file is a third as large."""
 
 
 def main() -> None:
     """Take them all."""
+    _take_report()
     with tempfile.TemporaryDirectory(prefix="stallscope-screenshots-") as folder, started(Path(folder)) as stack:
         url = f"http://127.0.0.1:{stack.ports['exporter']}/?refresh=off"
         stack.wait_until(lambda: _all_judged(url), "the page does not show the verdicts", WAIT_SECONDS)
-        page = Path(folder) / "report.html"
-        prometheus = f"http://127.0.0.1:{stack.ports['prometheus']}"
-        stack.wait_until(lambda: _reported(prometheus, page), "there is no report with a recommendation", WAIT_SECONDS)
         with chromium.started() as browser:
             _take(browser, url, "status_page", 1280, 1850, "light")
             _take(browser, url, "status_page_phone", 360, 1400, "dark")
-            _take(browser, page.as_uri(), "report", 1280, 1500, "light")
+
+
+def _take_report() -> None:
+    """Take the report's picture, of a run with half an hour of trouble behind it."""
+    with tempfile.TemporaryDirectory(prefix="stallscope-screenshots-") as folder, filled_prometheus() as filled:
+        page = Path(folder) / "report.html"
+        prices = ("--price-per-gpu-hour", "2.50", "--currency", "EUR")
+        report.main(["--prometheus.url", filled.server.address, "--run", RUN, "--out", str(page), *prices])
+        with chromium.started() as browser:
+            _take(browser, page.as_uri(), "report", 1280, 1600, "light")
 
 
 def _all_judged(url: str) -> bool:
@@ -50,14 +60,6 @@ def _all_judged(url: str) -> bool:
     except OSError:  # not up yet
         return False
     return all(words in page for words in VERDICTS)
-
-
-def _reported(prometheus: str, page: Path) -> bool:
-    """Whether the loop's report says what to change first; it takes its figures where they have settled."""
-    time.sleep(10)
-    prices = ("--price-per-gpu-hour", "2.50", "--currency", "EUR")
-    told = report.main(["--prometheus.url", prometheus, "--run", RUN, "--out", str(page), *prices])
-    return told == 0 and "Change this first" in page.read_text(encoding="utf-8")
 
 
 def _take(browser: Browser, url: str, name: str, width: int, height: int, scheme: Literal["light", "dark"]) -> None:
