@@ -69,8 +69,10 @@ def main(arguments: Sequence[str]) -> int:
         reader.error(f"run {twice!r} is named twice")
     try:
         server = _prometheus.client(told)
-    except ModuleNotFoundError:
-        print("stallscope compare: it needs what asks Prometheus: pip install 'stallscope[analysis]'", file=sys.stderr)
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("stallscope"):
+            raise
+        print(f"stallscope compare: it needs {error.name}: pip install 'stallscope[analysis]'", file=sys.stderr)
         return 1
     try:
         comparison = _compare(server, told)

@@ -71,7 +71,8 @@ def main(arguments: Sequence[str]) -> int:
     parsed = command_line.parse_args(arguments)
     for name in parsed.parts:
         if name not in PARTS:
-            command_line.error(f"there is no part {name!r}{nearest(name, PARTS)}")
+            hint = nearest(name, PARTS) or f"; there are {', '.join(PARTS)}"
+            command_line.error(f"there is no part {name!r}{hint}")
     # Without a word of where it is, nobody needs one on this machine.
     named = VARIABLE in os.environ or any(each.startswith("--prometheus.url") for each in arguments)
     subject = _subject(parsed, os.environ, prometheus_named=named)
