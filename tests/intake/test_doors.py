@@ -303,6 +303,17 @@ def test_stopping_takes_in_what_arrived_and_ends_the_thread(reception: Reception
     assert not [thread for thread in threading.enumerate() if thread.name == "doors"]
 
 
+def test_reports_wait_for_others_but_not_long(
+    reception: Reception, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stallscope.intake.doors._TOGETHER", 0.05)
+    with opened(reception, UnixDoor(path)):
+        send(path, b"one", b"two")
+        assert [reception.next()[0] for _ in range(2)] == [b"one", b"two"]
+        send(path, *[b"many"] * 200)
+        assert [reception.next()[0] for _ in range(200)] == [b"many"] * 200
+
+
 def test_reports_that_come_while_one_is_taken_in_find_room_however_many(path: Path) -> None:
     arrived = queue.SimpleQueue[bytes]()
 
@@ -319,6 +330,28 @@ def test_reports_that_come_while_one_is_taken_in_find_room_however_many(path: Pa
     send(path, b"slow", b"slow", b"slow")
     assert [arrived.get(timeout=10) for _ in range(21)].count(b"quick") == 18
     keeper.stop()
+
+
+def test_a_flood_through_one_door_does_not_shut_the_other(path: Path) -> None:
+    heard = threading.Event()
+
+    def ask_for_more(data: bytes, transport: Transport, pid: int | None) -> None:
+        if transport == "udp":
+            heard.set()
+            return
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as flood, suppress(OSError):
+            flood.setblocking(False)
+            while True:
+                flood.sendto(b"more", str(path))
+
+    door = UdpDoor("127.0.0.1", 0)
+    keeper = DoorKeeper((UnixDoor(path), door), ask_for_more)
+    keeper.start()
+    send(path, b"first")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+        sender.sendto(b"hello", ("127.0.0.1", door.port))
+    assert heard.wait(10)
+    keeper.stop(timeout=10)
 
 
 def test_a_flood_does_not_hold_up_a_stop(path: Path) -> None:

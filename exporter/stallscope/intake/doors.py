@@ -13,6 +13,7 @@ import socket
 import stat
 import struct
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -30,8 +31,10 @@ Accept = Callable[[bytes, Transport, int | None], object]
 _CREDENTIALS = struct.Struct("3i")
 _CONTROL_BYTES = socket.CMSG_SPACE(_CREDENTIALS.size)
 """Room for the sender's credentials alone: file descriptors that somebody sends along never get in."""
-_BURST = 64
-"""Datagrams read from one door before the other, and a stop, get their turn."""
+_TOGETHER = 0.1
+"""Seconds for which reports wait for others: taken in one after the other, each costs half as much as alone."""
+_MOST_WAITING = 64
+"""Datagrams of a door that wait at most; then they are taken in at once."""
 _RECEIVE_BUFFER = 4 << 20
 _MENDING_INTERVAL = 1.0
 """Seconds between two looks at whether each door is open and in its place."""
@@ -57,6 +60,8 @@ class Door:
         self.problem = ""
         """Why the door is not open, or the empty string."""
         self.socket: socket.socket | None = None
+        self.waiting: deque[Datagram] = deque()
+        """What came through and has not been taken in."""
         self.hopeless = False
         """Whether it is not worth another try: looking for a host holds up the other door."""
 
@@ -262,17 +267,25 @@ class DoorKeeper:
                 if door.socket is not None:
                     selector.register(door.socket, selectors.EVENT_READ, door)
             mended = self._clock.monotonic()
+            due = 0.0
             while not self._stopping.is_set():
-                for ready, _events in selector.select(_MENDING_INTERVAL):
+                wait = max(0.0, due - time.monotonic()) if self._waiting else _MENDING_INTERVAL
+                for ready, _events in selector.select(wait):
                     if ready.data is not None:
-                        self._read(ready.data)
+                        if not self._waiting:
+                            due = time.monotonic() + _TOGETHER
+                        self._receive(ready.data)
+                if self._waiting and (time.monotonic() >= due or self._waiting >= _MOST_WAITING):
+                    self._take_in()
                 if self._clock.monotonic() - mended >= _MENDING_INTERVAL:
                     for door in self.doors:
                         self._mend(door, selector)
                     mended = self._clock.monotonic()
+            self._take_in()
             for door in self.doors:
                 if door.socket is not None:
-                    self._read(door)
+                    self._receive(door)
+            self._take_in()
 
     def _mend(self, door: Door, selector: selectors.BaseSelector) -> None:
         if door.socket is not None:
@@ -280,7 +293,7 @@ class DoorKeeper:
                 return
             _logger.warning("%s is no longer in its place; opening it anew", door.address)
             selector.unregister(door.socket)
-            self._read(door)
+            self._receive(door)
             door.close()
         elif door.hopeless:
             return
@@ -292,17 +305,24 @@ class DoorKeeper:
         elif door.problem != problem:
             _logger.warning("%s", door.problem)
 
-    def _read(self, door: Door) -> None:
-        waiting: deque[Datagram] = deque()
-        left = _BURST
-        while True:
-            # Between any two: the kernel's queue for a UNIX socket has room for eleven, and ranks report at once.
-            while left and (datagram := door.receive()) is not None:
-                waiting.append(datagram)
-                left -= 1
-            if not waiting:
-                return
-            self._take(door, waiting.popleft())
+    @property
+    def _waiting(self) -> int:
+        """The most datagrams that wait behind one door."""
+        return max((len(door.waiting) for door in self.doors), default=0)
+
+    def _receive(self, door: Door) -> None:
+        """Let what has come to a door wait here: the kernel's queue for a UNIX socket has room for eleven."""
+        while len(door.waiting) < _MOST_WAITING and (datagram := door.receive()) is not None:
+            door.waiting.append(datagram)
+
+    def _take_in(self) -> None:
+        """Take in what waits, the doors in turn, and keep them free meanwhile."""
+        for _ in range(self._waiting):
+            for door in self.doors:
+                if door.waiting:
+                    self._take(door, door.waiting.popleft())
+                if door.socket is not None:
+                    self._receive(door)
 
     def _take(self, door: Door, datagram: Datagram) -> None:
         try:
