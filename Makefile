@@ -55,6 +55,7 @@ score: $(STAMP) tools ## how often the diagnosis is right: every labelled scenar
 generate: $(STAMP) ## write again what is generated and committed
 	$(BIN)/python exporter/reference.py
 	$(BIN)/python exporter/causes_reference.py
+	$(BIN)/python exporter/manual.py
 	$(BIN)/python -m grafana
 	$(BIN)/python -m deploy.generate
 	$(BIN)/python -m tests.captures.golden
