@@ -77,7 +77,7 @@ def filled(size: Size) -> Iterator[tuple[str, float]]:
         for begin in range(0, len(moments), _FILL):
             writer.send(moments[begin : begin + _FILL])
         writer.close()
-        yield server.address, moments[0] - 1
+        yield server.address, float(moments[0]) - 1
 
 
 def measure(size: Size) -> Iterator[Reading]:

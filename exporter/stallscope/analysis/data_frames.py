@@ -40,8 +40,9 @@ from stallscope.analysis.ranges import MAX_SECONDS, Advance, Ranges, natural_ste
 from stallscope.analysis.run_reader import RunReader
 from stallscope.analysis.runs import Run, RunError, UnknownRunError, find_run
 
-MAX_BYTES = 512 << 20
-"""What data frames of one run may take in memory, roughly, before a longer step is chosen."""
+MAX_BYTES = 256 << 20
+"""What data frames of one run may take in memory, roughly, before a longer step is chosen; to read them takes two to
+three times as much meanwhile."""
 PIECE_BYTES = 64 << 20
 """The same of one piece of a run."""
 NAMES = ("steps", "phases", "gpu", "host", "values")

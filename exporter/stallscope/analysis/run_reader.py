@@ -52,6 +52,7 @@ _SCRAPES_OF_A_RATE = 4
 
 _Key = tuple[str, ...]
 _Blocks = Mapping[_Key, Block]
+_Claims = Mapping[_Key, Sequence[tuple[_Key, Floats]]]
 _Subject = Callable[[Mapping[str, str]], "_Key | None"]
 """By a series' labels whose it is: instance, job and more; None where it is nobody's of the run."""
 
@@ -82,10 +83,12 @@ class _Rows(NamedTuple):
     identity: _Key
     """The other columns that say whose they are."""
     times: Floats
-    columns: Mapping[str, NDArray[Any]]
+    columns: dict[str, NDArray[Any]]
 
     def where(self, chosen: NDArray[np.bool_]) -> _Rows:
         """Some of the rows."""
+        if chosen.all():
+            return self
         columns = {name: values[chosen] for name, values in self.columns.items()}
         return self._replace(times=self.times[chosen], columns=columns)
 
@@ -146,20 +149,21 @@ class RunReader:
             return lambda labels: _key(labels, *further, known=nodes)
 
         told = f"run={quoted(self._run.name)}"
-        steps = self._blocks("steps", told, of_rank(), window)
-        phases = self._blocks("phases", told, of_rank("phase"), window)
-        values = self._blocks("values", told, of_rank("name"), window)
+        blocks = self._blocks("steps", told, of_rank(), window)
+        steps = {key: Block(block.times, {"step": _step(block)}) for key, block in blocks.items()}
+        frames = {"steps": _frame("steps", _of_ranks(blocks, steps))}
+        # One after the other, each freed of what it was made of.
+        blocks = self._blocks("phases", told, of_rank("phase"), window)
+        frames["phases"] = _frame("phases", _of_ranks(blocks, steps))
         claims = self._claims(told, of_rank("gpu", "uuid"), window)
-        gpus = self._blocks("gpu", "", of_node("gpu", "uuid", "mig"), window)
-        hosts = self._blocks("host", "", of_node(), window)
+        blocks = self._blocks("gpu", "", of_node("gpu", "uuid", "mig"), window)
+        frames["gpu"] = _frame("gpu", _of_gpus(blocks, claims, steps))
+        blocks = self._blocks("host", "", of_node(), window)
+        frames["host"] = _frame("host", _of_hosts(blocks, steps))
+        blocks = self._blocks("values", told, of_rank("name"), window)
+        frames["values"] = _frame("values", _of_ranks(blocks, steps))
         self._begun = True
-        return {
-            "steps": _frame("steps", _of_ranks(steps, steps)),
-            "phases": _frame("phases", _of_ranks(phases, steps)),
-            "gpu": _frame("gpu", _of_gpus(gpus, claims, steps)),
-            "host": _frame("host", _of_hosts(hosts, steps)),
-            "values": _frame("values", _of_ranks(values, steps)),
-        }
+        return frames
 
     def _blocks(self, name: str, matcher: str, subject: _Subject, window: _Window) -> dict[_Key, Block]:
         """All that subjects told in a window."""
@@ -172,8 +176,7 @@ class RunReader:
                     _put(table, whose, each, told)
         means = [column for column in COLUMNS[name] if column.kind is Kind.MEAN]
         return {
-            whose: self._dated(name, whose, _with_means(block, means), window.start)
-            for whose, block in table.blocks().items()
+            whose: self._dated(name, whose, _with_means(block, means), window.start) for whose, block in table.take()
         }
 
     def _dated(self, name: str, whose: _Key, block: Block, start: float) -> Block:
@@ -187,14 +190,14 @@ class RunReader:
         columns = {**block.columns, "interval_seconds": intervals}
         return Block(block.times[first:], {column: values[first:] for column, values in columns.items()})
 
-    def _claims(self, matcher: str, subject: _Subject, window: _Window) -> list[tuple[_Key, Floats]]:
-        """Instance, job, rank, index and UUID of each claim of a GPU, and when it stood; the first rank's first."""
-        told = [
-            (whose, each.times)
-            for each in self._tracks(_Wanted(_CLAIMS, Kind.LAST, ()), matcher, window)
-            if (whose := subject(each.labels)) is not None
-        ]
-        return sorted(told, key=lambda claim: (int(claim[0][2]), claim[0]))
+    def _claims(self, matcher: str, subject: _Subject, window: _Window) -> _Claims:
+        """By instance and job, each claim of a GPU: rank, index and UUID, and when it stood; the first rank's first."""
+        found: dict[_Key, list[tuple[_Key, Floats]]] = {}
+        for each in self._tracks(_Wanted(_CLAIMS, Kind.LAST, ()), matcher, window):
+            whose = subject(each.labels)
+            if whose is not None:
+                found.setdefault(whose[:2], []).append((whose[2:], each.times))
+        return {node: sorted(those, key=lambda claim: (int(claim[0][0]), claim[0])) for node, those in found.items()}
 
     def _tracks(self, wanted: _Wanted, matcher: str, window: _Window) -> Iterator[Track]:
         """What the series of one name tell of a window."""
@@ -277,19 +280,30 @@ def _with_means(block: Block, means: Sequence[Column]) -> Block:
     return block
 
 
-def _of_ranks(blocks: _Blocks, steps: _Blocks) -> Iterator[_Rows]:
+def _step(block: Block) -> NDArray[Any]:
+    """The step's number at each time of a rank."""
+    return block.columns.get("step", np.full(len(block.times), np.nan))
+
+
+def _taken(blocks: dict[_Key, Block]) -> Iterator[tuple[_Key, Block]]:
+    """Subjects one by one, of which nothing is held any more then: they are most of the memory."""
+    while blocks:
+        yield blocks.popitem()
+
+
+def _of_ranks(blocks: dict[_Key, Block], steps: _Blocks) -> Iterator[_Rows]:
     """Rows of ranks, or of what they tell apart."""
-    for (instance, job, rank, *further), block in blocks.items():
+    for (instance, job, rank, *further), block in _taken(blocks):
         number = at(steps.get((instance, job, rank)), "step", block.times)
         yield _Rows(int(rank), (instance, *further), block.times, {**block.columns, "step": number})
 
 
-def _of_gpus(gpus: _Blocks, claims: Sequence[tuple[_Key, Floats]], steps: _Blocks) -> Iterator[_Rows]:
+def _of_gpus(gpus: dict[_Key, Block], claims: _Claims, steps: _Blocks) -> Iterator[_Rows]:
     """Rows of GPUs, each under the first rank that claims it then."""
-    for (instance, job, gpu, uuid, mig), block in gpus.items():
+    for (instance, job, gpu, uuid, mig), block in _taken(gpus):
         free = np.ones(len(block.times), dtype=bool)
-        for (*node, rank, index, name), stood in claims:
-            if node == [instance, job] and (name == uuid if name else index == gpu and not mig):
+        for (rank, index, name), stood in claims.get((instance, job), ()):
+            if name == uuid if name else index == gpu and not mig:
                 its = free & np.isin(block.times, stood)
                 free &= ~its
                 number = at(steps.get((instance, job, rank)), "step", block.times)
@@ -297,9 +311,9 @@ def _of_gpus(gpus: _Blocks, claims: Sequence[tuple[_Key, Floats]], steps: _Block
                 yield rows.where(its)
 
 
-def _of_hosts(hosts: _Blocks, steps: _Blocks) -> Iterator[_Rows]:
+def _of_hosts(hosts: dict[_Key, Block], steps: _Blocks) -> Iterator[_Rows]:
     """Rows of machines, each under the first rank that is there then."""
-    for (instance, job), block in hosts.items():
+    for (instance, job), block in _taken(hosts):
         free = np.ones(len(block.times), dtype=bool)
         for key in sorted((key for key in steps if key[:2] == (instance, job)), key=lambda key: int(key[2])):
             its = free & np.isin(block.times, steps[key].times)
@@ -322,12 +336,13 @@ def _frame(name: str, rows: Iterable[_Rows]) -> pd.DataFrame:
     own = [column.name for column in COLUMNS[name] if column.name != "step"]
     for column in ("step", "interval_seconds", *own):
         absent: float = -1 if column in CODES else np.nan
-        parts = [each.columns.get(column, np.broadcast_to(absent, len(each.times))) for each in there]
+        parts = [each.columns.pop(column, np.broadcast_to(absent, len(each.times))) for each in there]
         values = np.concatenate([np.empty(0, np.int8 if column in CODES else np.float64), *parts])[order]
         columns[column] = (
             pd.Categorical.from_codes(values.astype(np.int8), pd.Index(CODES[column])) if column in CODES else values
         )
     moments = np.round(times[order] * 1000).astype(np.int64).view("datetime64[ms]")
-    frame: pd.DataFrame = pd.DataFrame(columns, index=pd.DatetimeIndex(moments, name="time").tz_localize("UTC"))
+    index = pd.DatetimeIndex(moments, name="time").tz_localize("UTC")
+    frame: pd.DataFrame = pd.DataFrame(columns, index=index, copy=False)
     frame.attrs["units"] = {**units(COLUMNS[name]), "interval_seconds": "seconds"}
     return frame

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -70,42 +70,64 @@ class Growth:
         return Track(series.labels, times, np.where(grown < 0, values, grown), np.diff(times, prepend=before[0]))
 
 
+class _Told(NamedTuple):
+    """What one series gave for one column."""
+
+    column: str
+    times: Floats
+    values: NDArray[Any]
+    combined: str
+
+
 class Table:
     """Puts together what is told of many subjects."""
 
     def __init__(self) -> None:
-        self._told: dict[Hashable, list[tuple[str, Floats, NDArray[Any], str]]] = {}
+        self._told: dict[Hashable, list[_Told]] = {}
 
     def put(self, subject: Hashable, column: str, times: Floats, values: NDArray[Any], combined: str = "sum") -> None:
         """Take values of a column; where several come for one moment, they are summed, or the greatest counts."""
-        if len(times):
-            self._told.setdefault(subject, []).append((column, times, values, combined))
+        if not len(times):
+            return
+        before = self._told.setdefault(subject, [])
+        if before and np.array_equal(before[-1].times, times):
+            times = before[-1].times  # held once: all of an exporter's series have the times of its scrapes
+        before.append(_Told(column, times, values, combined))
 
-    def blocks(self) -> dict[Any, Block]:
-        """All that was told, by subject."""
-        return {subject: _block(told) for subject, told in self._told.items()}
+    def take(self) -> Iterator[tuple[Any, Block]]:
+        """All that was told, subject by subject; it is not held here any more."""
+        while self._told:
+            subject, told = self._told.popitem()
+            yield subject, _block(told)
 
 
-def _block(told: Iterable[tuple[str, Floats, NDArray[Any], str]]) -> Block:
-    told = list(told)
-    times = told[0][1]
-    for _, each, _, _ in told[1:]:
-        if each is not times and not np.array_equal(each, times):
-            times = np.union1d(times, each)
+def _block(told: list[_Told]) -> Block:
+    """Put together what one subject told."""
+    times = told[0].times
+    for each in told[1:]:
+        if each.times is not times and not np.array_equal(each.times, times):
+            times = np.union1d(times, each.times)
     columns: dict[str, NDArray[Any]] = {}
-    for name, moments, values, combined in told:
-        places = slice(None) if len(moments) == len(times) else np.searchsorted(times, moments)
-        whole: NDArray[Any]
-        whole = np.full(len(times), np.nan) if values.dtype.kind == "f" else np.full(len(times), -1, values.dtype)
-        whole[places] = values
-        known = columns.get(name)
+    for each in told:
+        whole = _at_all(each, times)
+        known = columns.get(each.column)
         if known is None:
-            columns[name] = whole
-        elif combined == "max" or values.dtype.kind != "f":
-            columns[name] = np.fmax(known, whole)
+            columns[each.column] = whole
+        elif each.combined == "max" or whole.dtype.kind != "f":
+            columns[each.column] = np.fmax(known, whole)
         else:
-            columns[name] = np.where(np.isnan(known), whole, known + np.nan_to_num(whole))
+            columns[each.column] = np.where(np.isnan(known), whole, known + np.nan_to_num(whole))
     return Block(times, columns)
+
+
+def _at_all(told: _Told, times: Floats) -> NDArray[Any]:
+    """Values for all times of a subject, of which those that were told are some."""
+    if len(told.times) == len(times):
+        return told.values
+    absent = np.nan if told.values.dtype.kind == "f" else -1
+    whole = np.full(len(times), absent, told.values.dtype)
+    whole[np.searchsorted(times, told.times)] = told.values
+    return whole
 
 
 def at(block: Block | None, column: str, times: Floats) -> Floats:
