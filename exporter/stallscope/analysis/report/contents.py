@@ -29,7 +29,7 @@ from stallscope.analysis.report import (
     utilisation,
 )
 from stallscope.analysis.report.asking import Asker, Server
-from stallscope.analysis.report.document import Document, Notice, Recommendation, Section
+from stallscope.analysis.report.document import Document, Notice, Section
 from stallscope.analysis.report.options import Options
 from stallscope.analysis.report.subject import Subject
 from stallscope.analysis.report.whereabouts import verdicts_of_each, whereabouts
@@ -85,17 +85,14 @@ def build(
     where = attempt("Where causes show", lambda: whereabouts(asker, found), lambda _: {})
     verdicts = attempt("Verdicts of each", lambda: verdicts_of_each(asker), lambda _: set())
     number = len(found.places) if found is not None else round(lost.gpu_seconds / max(1.0, lost.seconds))
-    advised = recommendations.recommendations(asker, recommendations.Found(lost, fired, where, verdicts, number))
+    advice = recommendations.Found(lost, fired, where, verdicts, number)
 
-    sections = [
-        attempt(title, ask, partial(_failed, key, title))
-        for key, title, ask in _parts(asker, lost, found, fired, advised)
-    ]
+    sections = [attempt(title, ask, partial(_failed, key, title)) for key, title, ask in _parts(asker, advice, found)]
     progress("What was missing")
     sections.append(missing.section(asker, found, fired, failures))
     return Document(
         title=subject.title,
-        subtitle=_subtitle(asker),
+        subtitle=_subtitle(asker, lost),
         made_at=now(),
         start=subject.start,
         end=subject.end,
@@ -108,16 +105,14 @@ def build(
 
 
 def _parts(
-    asker: Asker,
-    lost: lost_time.LostTime,
-    found: ranks.Ranks | None,
-    fired: alerts_of.Alerts,
-    advised: tuple[Recommendation, ...],
+    asker: Asker, advice: recommendations.Found, found: ranks.Ranks | None
 ) -> list[tuple[str, str, Callable[[], Section]]]:
     """Key, title and content of every section, in order."""
+    lost, fired = advice.lost, advice.alerts
+    advised = recommendations.recommendations(asker, advice)
     parts: list[tuple[str, str, Callable[[], Section]]] = [
         (summary.KEY, "Summary", lambda: summary.section(asker, lost, found)),
-        (recommendations.KEY, "What to change", lambda: recommendations.section(lost, advised)),
+        (recommendations.KEY, "What to change", lambda: recommendations.section(advice, advised)),
         (lost_time.KEY, "Where GPU time went", lambda: lost_time.section(asker, lost)),
         (timeline.KEY, "Verdicts over time", lambda: timeline.section(asker, lost, found)),
         (alerts_of.KEY, "Alerts that fired", lambda: alerts_of.section(asker, fired, lost)),
@@ -144,7 +139,10 @@ def _failed(key: str, title: str, reason: str) -> Section:
     return Section(key, title, (Notice("critical", f"This could not be asked for: {reason}"),))
 
 
-def _subtitle(asker: Asker) -> str:
-    subject = asker.subject
-    until = "until now" if subject.live else f"until {asker.moment(subject.end)}"
-    return f"From {asker.moment(subject.start)} {until} ({asker.options.zone}), as {asker.server.name} tells it"
+def _subtitle(asker: Asker, lost: lost_time.LostTime) -> str:
+    number = lost.gpu_seconds / lost.seconds if lost.seconds else 0.0
+    nodes = len(asker.subject.instances)
+    where = f" on {nodes} {'node' if nodes == 1 else 'nodes'}" if nodes else ""
+    unit = lost.unit if round(number) == 1 else f"{lost.unit}s"
+    size = f"{number:.0f} {unit}{where}, " if number else ""
+    return f"{size}read from {asker.server.name}"

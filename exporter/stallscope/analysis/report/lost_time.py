@@ -24,6 +24,7 @@ from stallscope.analysis.report.words import percent, plain, title_of
 from stallscope.readable import duration
 
 KEY = "lost-time"
+_NAMED = 6
 _JUDGED = ""
 """In place of a cause: the curve that is zero where anything could be judged."""
 
@@ -200,8 +201,13 @@ def _bars(found: LostTime) -> Figure:
         Series(loss.cause, tuple(loss.gpu_seconds / 3600 if each is loss else None for each in found.losses))
         for loss in found.losses
     )
-    said = "; ".join(f"{title_of(loss.cause)} {loss.gpu_seconds / 3600:,.2f} h" for loss in found.losses)
+    said = _listed([f"{title_of(loss.cause)} {plain(loss.gpu_seconds / 3600)} h" for loss in found.losses])
     return Figure(f"{found.unit}-hours lost, by cause", Bars(rows, parts, kind), said)
+
+
+def _listed(texts: list[str]) -> str:
+    more = f"; and {len(texts) - _NAMED} that cost less" if len(texts) > _NAMED else ""
+    return f"{'; '.join(texts[:_NAMED])}{more}."
 
 
 def _areas(found: LostTime) -> Figure:
@@ -216,13 +222,15 @@ def _areas(found: LostTime) -> Figure:
         for loss in found.losses
         if loss.cause in by_cause
     ]
-    said = "; ".join(
-        f"{title_of(loss.cause)} at most {percent(loss.worst_share)}"
-        for loss in found.losses
-        if loss.worst_share is not None
+    said = _listed(
+        [
+            f"{title_of(loss.cause)} at most {percent(loss.worst_share)}"
+            for loss in found.losses
+            if loss.worst_share is not None
+        ]
     )
     plot = Areas(curves.times, tuple(parts), "share", 1.0)
-    return Figure(f"Share of {found.unit} time lost over time, by cause", plot, said or "No point of a curve.")
+    return Figure(f"Share of {found.unit} time lost over time, by cause", plot, said)
 
 
 def _claims_gpus(asker: Asker) -> bool:

@@ -47,10 +47,11 @@ def recommendations(asker: Asker, found: Found) -> tuple[Recommendation, ...]:
     advised += [_of_alert(asker, found, cause) for cause in sorted(grave) if cause in CAUSES]
     critical = found.alerts.causes("critical")
 
+    broken = _broken(found)
+
     def order(each: _Advice) -> tuple[bool, float, bool]:
         """Broken hardware first, for what else is lost may follow from it; then the greatest gain; then severity."""
-        broken = CAUSES[each.cause].tier == "hardware" and each.cause in critical
-        return not broken, -each.gpu_seconds, each.cause not in critical
+        return each.cause not in broken, -each.gpu_seconds, each.cause not in critical
 
     return tuple(
         Recommendation(number, each.cause, each.gain, each.arithmetic, each.advice, each.evidence)
@@ -58,10 +59,10 @@ def recommendations(asker: Asker, found: Found) -> tuple[Recommendation, ...]:
     )
 
 
-def section(lost: LostTime, advised: tuple[Recommendation, ...]) -> Section:
+def section(found: Found, advised: tuple[Recommendation, ...]) -> Section:
     """Tell it."""
     blocks: list[Block] = list(advised)
-    hardware_first = len(advised) > 1 and CAUSES[advised[0].cause].tier == "hardware"
+    hardware_first = len(advised) > 1 and advised[0].cause in _broken(found)
     if advised:
         blocks.append(
             Paragraph(
@@ -71,8 +72,13 @@ def section(lost: LostTime, advised: tuple[Recommendation, ...]) -> Section:
             )
         )
     else:
-        blocks.append(_nothing(lost))
+        blocks.append(_nothing(found.lost))
     return Section(KEY, "What to change", tuple(blocks))
+
+
+def _broken(found: Found) -> set[str]:
+    """Critical causes of hardware that showed."""
+    return {cause for cause in found.alerts.causes("critical") if cause in CAUSES and CAUSES[cause].tier == "hardware"}
 
 
 def _nothing(lost: LostTime) -> Block:

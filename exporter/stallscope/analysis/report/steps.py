@@ -45,6 +45,13 @@ class _Bucket(NamedTuple):
     number: float
 
     @property
+    def middle(self) -> float:
+        """A length between its limits, as far from the one as from the other in proportion."""
+        if self.at_most == inf:
+            return 2**0.5 * self.over
+        return (self.over * self.at_most) ** 0.5 or self.at_most / 2
+
+    @property
     def name(self) -> str:
         """Its limits in words."""
         upper = (
@@ -162,27 +169,37 @@ def _histogram(buckets: list[_Bucket], mean: float | None) -> Figure:
 
 
 def _spread_over_time(asker: Asker, by_edge: str, buckets: list[_Bucket]) -> Figure:
-    """The share of steps in each bucket, step by step of the curve."""
+    """The share of time that steps of each length take, step by step of the curve.
+
+    Of time, not of steps: the few that save would not be seen. A step counts as long as the middle of its bucket.
+    """
     step = asker.step_of(_HEAT_COLUMNS)
-    whole = f'sum(run:step_seconds_bucket:rate5m{{le="+Inf", {asker.subject.told_by_run}}})'
-    curves = asker.curves(
-        f"{asker.integral(by_edge, step)} / on () group_left () ({asker.integral(whole, step)} > 0)", step
+    curves = asker.curves(asker.integral(by_edge, step), step)
+    by_upper = {float(curve.labels.get("le") or "nan"): curve.values for curve in curves.curves}
+    untold: Numbers = (None,) * len(curves.times)
+    none: Numbers = (0.0,) * len(curves.times)
+    times = [
+        [
+            None if upper is None else max(0.0, upper - (lower or 0.0)) * bucket.middle
+            for lower, upper in zip(by_upper.get(bucket.over, none), by_upper.get(bucket.at_most, untold), strict=True)
+        ]
+        for bucket in reversed(buckets)
+    ]
+    totals = [sum(seconds or 0.0 for seconds in column) for column in zip(*times, strict=True)]
+    rows = tuple(
+        tuple(
+            seconds / total if seconds is not None and total else None
+            for seconds, total in zip(row, totals, strict=True)
+        )
+        for row in times
     )
-    by_upper = {float(curve.labels.get("le", "nan")): curve.values for curve in curves.curves}
-    rows: list[Numbers] = []
-    for bucket in reversed(buckets):
-        values: list[float | None] = []
-        lower, upper = by_upper.get(bucket.over), by_upper.get(bucket.at_most)
-        for place in range(len(curves.times)):
-            above = upper[place] if upper is not None else None
-            below = lower[place] if lower is not None else 0.0
-            values.append(None if above is None else max(0.0, above - (below or 0.0)))
-        rows.append(tuple(values))
-    names = tuple(bucket.name for bucket in reversed(buckets))
-    times = tuple(moment - curves.step for moment in curves.times)
     return Figure(
-        "How they are spread over time",
-        HeatMap(names, times, tuple(rows)),
+        "Share of time by the length of steps, about",
+        HeatMap(
+            tuple(bucket.name for bucket in reversed(buckets)),
+            tuple(moment - curves.step for moment in curves.times),
+            rows,
+        ),
         "One band is a steady run; a second one above it is a kind of step that takes longer, as those that save.",
     )
 

@@ -83,7 +83,7 @@ def _job(asker: Asker, run: Run, lost: LostTime, found: Ranks) -> Facts:
         *([Fact("Namespace", run.namespace)] if run.namespace else []),
         Fact("State", _state(run)),
         Fact("Began", start, "time", "by the clock of its first rank"),
-        Fact("Last heard" if run.goes_on else "Ended", heard, "time"),
+        Fact("Ended" if _has_ended(run) else "Last heard", heard, "time"),
         Fact("Lived", lost.seconds, "seconds", "in the time that is told of, with live ranks"),
         Fact("Restarts", restarts, "count", "of the rank with most"),
         Fact(
@@ -109,7 +109,12 @@ def _state(run: Run) -> str:
         state if number == ranks else f"{state} ({number} of {ranks} ranks)"
         for state, number in sorted(run.states.items())
     )
-    return said if run.goes_on or _ENDED & run.states.keys() else f"{said}, but not heard of any more"
+    return said if run.goes_on or _has_ended(run) else f"{said}, but not heard of any more"
+
+
+def _has_ended(run: Run) -> bool:
+    """Whether its ranks said so, or are known to be gone."""
+    return bool(run.states) and run.states.keys() <= _ENDED
 
 
 def _models(asker: Asker, found: Ranks | None) -> str | None:
