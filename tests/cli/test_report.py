@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -166,6 +167,15 @@ def test_a_wrong_command_line_is_refused(capsys: pytest.CaptureFixture[str], fla
     assert said in capsys.readouterr().err
 
 
+def test_a_library_that_is_missing_is_named_with_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delitem(sys.modules, "stallscope.analysis.report.html", raising=False)
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    assert report.main(["--run", "resnet50"]) == 1
+    assert capsys.readouterr().err == "stallscope report: it needs jinja2: pip install 'stallscope[analysis]'\n"
+
+
 def test_watching_ends_with_the_run_and_a_page_that_renews_itself_no_more(
     server: str, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -193,7 +203,9 @@ def test_watching_keeps_the_last_good_report_while_the_server_is_gone(
             report.main(["--prometheus.url", address, "--run", "resnet50", "--watch", "60s"])
     assert '<meta http-equiv="refresh" content="60">' in pages[0]
     assert pages[2] == pages[0]
-    complaints = capsys.readouterr().err.splitlines()
+    shown = capsys.readouterr()
+    assert shown.out == "wrote report.html, and writes it again every 60 s; Ctrl-C ends that\n"
+    complaints = shown.err.splitlines()
     assert len(complaints) == 2
     assert "it can't be reached" in complaints[0]
     assert complaints[0].endswith("stays, and is tried again")

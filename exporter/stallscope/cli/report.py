@@ -165,15 +165,18 @@ def _watch(server: Prometheus, told: Any) -> Document:
     while True:
         began = monotonic()
         try:
-            last = _write(server, told)
+            document = _write(server, told)
         except _RefusedError as refused:
             if last is None:
                 raise
             kept = datetime.fromtimestamp(last.made_at).astimezone().strftime("%H:%M:%S")
             print(f"stallscope report: {refused}; the report of {kept} stays, and is tried again", file=sys.stderr)
         else:
-            if not last.live:
-                return last
+            if not document.live:
+                return document
+            if last is None:
+                print(f"wrote {told.out}, and writes it again every {told.watch:g} s; Ctrl-C ends that", flush=True)
+            last = document
         sleep(max(0.0, told.watch - (monotonic() - began)))
 
 
