@@ -240,31 +240,29 @@ def canonical() -> Iterator[Rule]:
         "stallscope_gpu_up",
         f"  group by ({SUBJECT}) (gpu:identity:info)\n"
         "or\n"
-        "    0\n  * (\n"
+        "    0\n"
+        "  * (\n"
         '        last_over_time(stallscope_gpu_up{measured_by!="",mig=""}[90s])\n'
         "      and on (cluster, job, instance, measured_by)\n"
         "        gpu:identity:info\n"
         "      unless on (cluster, uuid)\n"
         f"{block(renamed('gpu:found:info', 'uuid', 'UUID'), 8)}\n"
-        "      unless on (cluster, uuid)\n"
-        '        last_over_time(stallscope_gpu_up{measured_by=""}[90s])\n'
-        "      unless on (cluster, uuid)\n"
-        "        (\n"
-        "            rank_gpu:claimed:info\n"
-        "          and on (cluster, job, instance, run, rank)\n"
-        "            time() - stallscope_training_last_step_timestamp_seconds < 60\n"
-        "        )\n"
         "    )",
-        comment=(
-            "1 for each of them. 0 for one that its exporter no longer tells of while it tells of others on the host, "
-            "unless a rank on it still makes steps: that GPU is lost. Forgotten once the exporter was silent for 90 "
-            "s; a node whose only GPU is lost says nothing here."
-        ),
+        comment="1 for each such GPU. 0 for one that no exporter tells of any longer while its own tells of others on "
+        "the host: that one is lost. Forgotten once the exporter was silent for 90 s; of a node with one GPU nothing "
+        "is said. A rank that makes steps since then shows that it is not the GPU that is lost.",
     )
+    lost = 'stallscope_gpu_up{measured_by!=""} == bool 0 > 0'
+    yield Rule("stallscope_gpu_lost_info", lost, {"reason": "not_enumerated"})
+    success = "stallscope_exporter_source_last_success_timestamp_seconds"
     yield Rule(
-        "stallscope_gpu_lost_info",
-        'stallscope_gpu_up{measured_by!=""} == bool 0 > 0',
-        {"reason": "not_enumerated"},
+        success,
+        f'  {success}{{measured_by!="",source="nvidia"}}\n'
+        "and on (cluster, job, instance, measured_by)\n"
+        f"  {lost}\n"
+        "or on (cluster, job, instance, measured_by)\n"
+        f"  0 * group by (cluster, job, instance, measured_by) ({lost}) + time()",
+        {"source": "nvidia"},
     )
 
     utilization = 'stallscope_gpu_utilization_ratio{measured_by!=""}'

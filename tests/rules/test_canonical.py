@@ -259,7 +259,8 @@ def test_ours_goes_first_and_another_takes_over_when_it_dies_until_it_is_back(ru
     story = (
         away(ours() + gpu(uuid="GPU-node1", idle=0.5, low_samples=1.0))
         + told(A, {"DCGM_FI_DEV_GPU_UTIL": steady(50)})
-        # Beside dcgm-exporter it is never needed.
+        # Two jobs scrape it; and beside it the next one is never needed.
+        + told(A, {"DCGM_FI_DEV_GPU_UTIL": steady(50)}, job="annotated")
         + told("nvidia_gpu_exporter", instance="node1:9835", job="smi")
     )
     for at, instance, measured_by in (
@@ -324,7 +325,8 @@ def test_a_gpu_that_its_exporter_no_longer_tells_of_is_lost_if_it_tells_of_other
         story,
         {
             "count by (instance, uuid) (stallscope_gpu_up == 0)": [
-                ({"instance": "lost:9400", "uuid": "GPU-lost-twin"}, 1)
+                ({"instance": "lost:9400", "uuid": "GPU-lost-twin"}, 1),
+                ({"instance": "steps:19400", "uuid": "GPU-steps-twin"}, 1),
             ],
             'count by (instance, gpu) (ALERTS{alertname="GpuLost", alertstate="firing"})': [
                 ({"instance": "lost:9400", "gpu": "1"}, 1)
