@@ -26,7 +26,6 @@ from stallscope.gpus.driver import (
     Health,
     Identity,
     TimedSample,
-    Unsupported,
 )
 from stallscope.gpus.side_by_side import Attempt, side_by_side
 from stallscope.owners.processes import Processes
@@ -212,7 +211,7 @@ def _told(ask: Callable[[], _Answer]) -> _Answer | None:
         return ask()
     except (DeviceLost, DriverUnavailable):
         raise
-    except (Unsupported, DriverError):
+    except DriverError:
         return None
 
 
