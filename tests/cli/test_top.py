@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.terminal import model
+from stallscope.terminal import observer
 from tests.analysis.servers import answering
 from tests.free_ports import free_port
 from tests.terminal.pages import sample, text
@@ -66,7 +66,7 @@ def test_where_output_is_no_terminal_or_a_dumb_one_the_screen_is_printed_once() 
 
 
 def test_other_encodings_get_what_they_can_show() -> None:
-    with node(extra=[sample(model.RANK_INFO, ("日本", "0", *[""] * 10))]) as url:
+    with node(extra=[sample(observer.RANK_INFO, ("日本", "0", *[""] * 10))]) as url:
         finished = top(f"--exporter.url={url}", "--once", PYTHONIOENCODING="ascii")
     assert finished.returncode == 0
     assert finished.stdout.isascii()

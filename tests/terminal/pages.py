@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator
 from stallscope.catalogue import STEP_BUCKETS, Family, family
 from stallscope.sampling.exposition import Renderer
 from stallscope.sampling.reading import Distribution, Sample
-from stallscope.terminal import model
+from stallscope.terminal import observer
 from stallscope.terminal.exposition import Page
+from stallscope.terminal.model import Node
 
 NOW = 1_700_000_000.0
 GIB = 1 << 30
@@ -50,14 +51,14 @@ def text(
 
 def page(second: float = 1000.0, **changes: object) -> Page:
     """The same, read."""
-    return model.wanted(text(second, **changes))  # type: ignore[arg-type]
+    return observer.wanted(text(second, **changes))  # type: ignore[arg-type]
 
 
-def node(*seconds: float, **changes: object) -> model.Node:
+def node(*seconds: float, **changes: object) -> Node:
     """What is known after pages of these seconds."""
-    observer = model.Observer()
+    watching = observer.Observer()
     for second in seconds or (1000.0, 1002.0):
-        found = observer.observe(page(second, **changes), second)
+        found = watching.observe(page(second, **changes), second)
     return found
 
 
@@ -66,43 +67,43 @@ def _gpus(second: float, gpus: int) -> Iterator[Sample]:
         labels = (str(index), f"GPU-{index}")
         info = ("NVIDIA L40S", *[""] * 7, "exclusive")
         owner = ("", "", "", str(40 + index), "alice" if index % 2 else "bob")
-        yield sample(model.GPU_INFO, (*labels, *info))
-        yield sample(model.GPU_UP, labels)
-        yield sample(model.LAST_READING, labels, NOW + second)
-        yield sample(model.UTILIZATION, labels, 0.5)
-        yield sample(model.BUSY, labels, 0.9 * second)
-        yield sample(model.SM_ACTIVE, labels, 0.6 * second)
-        yield sample(model.MEMORY_USED, labels, (20 + index) * GIB)
-        yield sample(model.MEMORY_TOTAL, labels, 48 * GIB)
-        yield sample(model.POWER, labels, 250.4 + index)
-        yield sample(model.POWER_LIMIT, labels, 350)
-        yield sample(model.TEMPERATURE, (*labels, "gpu"), 61)
-        yield sample(model.TEMPERATURE, (*labels, "memory"), 90)
-        yield sample(model.CLOCK, (*labels, "sm"), 2.49e9)
-        yield sample(model.CLOCK, (*labels, "memory"), 9e9)
-        yield sample(model.CLOCK_MAX, (*labels, "sm"), 2.52e9)
-        yield sample(model.THROTTLED, (*labels, "hw_thermal"), 0.25 * second * (index % 2))
-        yield sample(model.THROTTLED, (*labels, "power_cap"), 0.0)
-        yield sample(model.PROCESSES, (*labels, "compute"), 1)
-        yield sample(model.PROCESSES, (*labels, "graphics"), 1)
-        yield sample(model.OWNER_INFO, (*labels, *owner))
-        yield sample(model.OWNER_MEMORY, (*labels, *owner), 18 * GIB)
+        yield sample(observer.GPU_INFO, (*labels, *info))
+        yield sample(observer.GPU_UP, labels)
+        yield sample(observer.LAST_READING, labels, NOW + second)
+        yield sample(observer.UTILIZATION, labels, 0.5)
+        yield sample(observer.BUSY, labels, 0.9 * second)
+        yield sample(observer.SM_ACTIVE, labels, 0.6 * second)
+        yield sample(observer.MEMORY_USED, labels, (20 + index) * GIB)
+        yield sample(observer.MEMORY_TOTAL, labels, 48 * GIB)
+        yield sample(observer.POWER, labels, 250.4 + index)
+        yield sample(observer.POWER_LIMIT, labels, 350)
+        yield sample(observer.TEMPERATURE, (*labels, "gpu"), 61)
+        yield sample(observer.TEMPERATURE, (*labels, "memory"), 90)
+        yield sample(observer.CLOCK, (*labels, "sm"), 2.49e9)
+        yield sample(observer.CLOCK, (*labels, "memory"), 9e9)
+        yield sample(observer.CLOCK_MAX, (*labels, "sm"), 2.52e9)
+        yield sample(observer.THROTTLED, (*labels, "hw_thermal"), 0.25 * second * (index % 2))
+        yield sample(observer.THROTTLED, (*labels, "power_cap"), 0.0)
+        yield sample(observer.PROCESSES, (*labels, "compute"), 1)
+        yield sample(observer.PROCESSES, (*labels, "graphics"), 1)
+        yield sample(observer.OWNER_INFO, (*labels, *owner))
+        yield sample(observer.OWNER_MEMORY, (*labels, *owner), 18 * GIB)
 
 
 def _host(second: float) -> Iterator[Sample]:
-    yield sample(model.CPUS, (), CPUS)
+    yield sample(observer.CPUS, (), CPUS)
     for mode, share in MODE_SHARES.items():
-        yield sample(model.CPU_SECONDS, (mode,), share * CPUS * second)
-    yield sample(model.BUSIEST_CPU, (), 0.95 * second)
-    yield sample(model.HOST_MEMORY_TOTAL, (), 256 * GIB)
-    yield sample(model.HOST_MEMORY_AVAILABLE, (), 192 * GIB)
-    yield sample(model.PRESSURE_WAITING, ("cpu",), 0.125 * second)
-    yield sample(model.PRESSURE_WAITING, ("io",), 0.03125 * second)
-    yield sample(model.DISK_BUSY, ("nvme0n1",), 0.5 * second)
-    yield sample(model.DISK_READ, ("nvme0n1",), 1024.0 * second)
-    yield sample(model.DISK_WRITTEN, ("nvme0n1",), 512.0 * second)
-    yield sample(model.NETWORK_RECEIVED, ("eth0",), 2048.0 * second)
-    yield sample(model.NETWORK_SENT, ("eth0",), 256.0 * second)
+        yield sample(observer.CPU_SECONDS, (mode,), share * CPUS * second)
+    yield sample(observer.BUSIEST_CPU, (), 0.95 * second)
+    yield sample(observer.HOST_MEMORY_TOTAL, (), 256 * GIB)
+    yield sample(observer.HOST_MEMORY_AVAILABLE, (), 192 * GIB)
+    yield sample(observer.PRESSURE_WAITING, ("cpu",), 0.125 * second)
+    yield sample(observer.PRESSURE_WAITING, ("io",), 0.03125 * second)
+    yield sample(observer.DISK_BUSY, ("nvme0n1",), 0.5 * second)
+    yield sample(observer.DISK_READ, ("nvme0n1",), 1024.0 * second)
+    yield sample(observer.DISK_WRITTEN, ("nvme0n1",), 512.0 * second)
+    yield sample(observer.NETWORK_RECEIVED, ("eth0",), 2048.0 * second)
+    yield sample(observer.NETWORK_SENT, ("eth0",), 256.0 * second)
 
 
 def _ranks(second: float, ranks: int) -> Iterator[Sample]:
@@ -110,28 +111,28 @@ def _ranks(second: float, ranks: int) -> Iterator[Sample]:
         labels = ("resnet50", str(rank))
         steps = int(second / STEP_SECONDS)
         info = (str(rank), str(ranks), "pytorch", "node1", "", "", "40", "bob", "", "production")
-        yield sample(model.RANK_INFO, (*labels, *info))
-        yield sample(model.RANK_GPU, (*labels, str(rank), f"GPU-{rank}"))
+        yield sample(observer.RANK_INFO, (*labels, *info))
+        yield sample(observer.RANK_GPU, (*labels, str(rank), f"GPU-{rank}"))
         for state in ("starting", "running", "finished", "failed", "lost"):
-            yield sample(model.RANK_STATE, (*labels, state), float(state == "running"))
+            yield sample(observer.RANK_STATE, (*labels, state), float(state == "running"))
         for activity in ("training", "evaluation"):
-            yield sample(model.ACTIVITY, (*labels, activity), float(activity == "training"))
-        yield sample(model.LAST_STEP, labels, NOW + second - 1)
-        yield sample(model.LAST_PUSH, labels, NOW + second)
-        yield sample(model.RESTARTS, labels, 0)
+            yield sample(observer.ACTIVITY, (*labels, activity), float(activity == "training"))
+        yield sample(observer.LAST_STEP, labels, NOW + second - 1)
+        yield sample(observer.LAST_PUSH, labels, NOW + second)
+        yield sample(observer.RESTARTS, labels, 0)
         counts = (0,) * len(STEP_BUCKETS) + (steps,)
-        yield sample(model.STEP_SECONDS, labels, Distribution(counts, steps * STEP_SECONDS, steps))
+        yield sample(observer.STEP_SECONDS, labels, Distribution(counts, steps * STEP_SECONDS, steps))
         for phase, share in PHASE_SHARES.items():
-            yield sample(model.PHASE_SECONDS, (*labels, phase), share * second)
-        yield sample(model.SAMPLES, labels, 32.0 * steps)
-        yield sample(model.STEP, labels, float(steps))
-        yield sample(model.STEPS_PLANNED, labels, 10_000.0)
-        yield sample(model.LOSS, labels, 0.25)
+            yield sample(observer.PHASE_SECONDS, (*labels, phase), share * second)
+        yield sample(observer.SAMPLES, labels, 32.0 * steps)
+        yield sample(observer.STEP, labels, float(steps))
+        yield sample(observer.STEPS_PLANNED, labels, 10_000.0)
+        yield sample(observer.LOSS, labels, 0.25)
 
 
 def _exporter(second: float) -> Iterator[Sample]:
-    yield sample(model.BUILD_INFO, ("1.2.3", "3.11.2"))
+    yield sample(observer.BUILD_INFO, ("1.2.3", "3.11.2"))
     for source in ("cpu", "disk", "network", "nvidia", "pressure"):
-        yield sample(model.SOURCE_UP, (source,))
-        yield sample(model.SOURCE_SUCCESS, (source,), NOW + second)
-        yield sample(model.SOURCE_FAILURES, (source,), 0)
+        yield sample(observer.SOURCE_UP, (source,))
+        yield sample(observer.SOURCE_SUCCESS, (source,), NOW + second)
+        yield sample(observer.SOURCE_FAILURES, (source,), 0)

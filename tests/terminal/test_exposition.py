@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from stallscope.catalogue import family
 from stallscope.terminal.exposition import Page, labels_of
-from stallscope.terminal.model import WANTED
+from stallscope.terminal.observer import WANTED
 from tests.captures.golden import captures, golden
 from tests.terminal.pages import rendered, sample, text
 

@@ -8,11 +8,14 @@ from stallscope.analysis.verdicts import RunName, Verdict, Verdicts
 from stallscope.catalogue import FAMILIES, MetricType
 from stallscope.phase_shares import PhaseShare
 from stallscope.sampling.reading import Sample
-from stallscope.terminal import model
+from stallscope.terminal import observer
 from stallscope.terminal.feed import Seen
+from stallscope.terminal.gpu_lines import SORTS
 from stallscope.terminal.lines import ASCII, Span, fit, length_of, phase_bar, plain, width_of
-from stallscope.terminal.model import Node, Observer
-from stallscope.terminal.views import HELP, SORTS, VIEWS, Screen, overview, title
+from stallscope.terminal.model import Node
+from stallscope.terminal.observer import Observer
+from stallscope.terminal.screen import Screen
+from stallscope.terminal.views import HELP, VIEWS, overview, title
 from tests.terminal.pages import node, rendered, sample
 
 LATER = (1000, 1014, 1028, 1040)
@@ -96,7 +99,14 @@ def test_no_line_is_wider_than_the_screen(view: str, width: int) -> None:
 
 
 def test_what_is_not_told_is_not_zero() -> None:
-    untold = (model.BUSY, model.UTILIZATION, model.POWER, model.TEMPERATURE, model.PROCESSES, model.OWNER_INFO)
+    untold = (
+        observer.BUSY,
+        observer.UTILIZATION,
+        observer.POWER,
+        observer.TEMPERATURE,
+        observer.PROCESSES,
+        observer.OWNER_INFO,
+    )
     (row,) = (
         line for line in shown(screen(node(*LATER, gpus=1, ranks=0, without=untold))).splitlines() if line[:1] == "0"
     )
@@ -105,14 +115,14 @@ def test_what_is_not_told_is_not_zero() -> None:
 
 def test_troubles_stand_above_the_gpus() -> None:
     extra = [
-        sample(model.GPU_UP, ("7", "GPU-7"), 0),
-        sample(model.LOST_INFO, ("7", "GPU-7", "gpu_lost")),
-        sample(model.LAST_READING, ("7", "GPU-7"), 1_700_000_980.0),
-        sample(model.SOURCE_UP, ("owners",), 0),
-        sample(model.SERIES_DROPPED, ("max_series",), 17),
+        sample(observer.GPU_UP, ("7", "GPU-7"), 0),
+        sample(observer.LOST_INFO, ("7", "GPU-7", "gpu_lost")),
+        sample(observer.LAST_READING, ("7", "GPU-7"), 1_700_000_980.0),
+        sample(observer.SOURCE_UP, ("owners",), 0),
+        sample(observer.SERIES_DROPPED, ("max_series",), 17),
     ]
     of = screen(node(1000, extra=extra))
-    assert plain(title(of, "")) == "stallscope top  3 GPUs (1 down)  1 run"
+    assert plain(title(of, "12:34:56")) == "stallscope top  12:34:56  3 GPUs (1 down)  1 run"
     said = shown(of)
     assert (
         "GPU 7 is down (gpu_lost). It fell off the bus: drain the node and reboot. Last\nreading 20 s ago.\n"
@@ -123,7 +133,7 @@ def test_troubles_stand_above_the_gpus() -> None:
 
 
 def test_many_troubles_leave_room_for_the_rest() -> None:
-    down = [sample(model.GPU_UP, (str(index), f"GPU-{index}"), 0) for index in range(10, 40)]
+    down = [sample(observer.GPU_UP, (str(index), f"GPU-{index}"), 0) for index in range(10, 40)]
     assert "and 22 more\n" in shown(screen(node(1000, extra=down)))
 
 
@@ -166,25 +176,25 @@ def test_the_other_views() -> None:
 
 
 def test_nobody_is_told_from_not_told() -> None:
-    unheld = [model.OWNER_INFO, model.OWNER_MEMORY]
+    unheld = [observer.OWNER_INFO, observer.OWNER_MEMORY]
     assert "\nnot told " in shown(screen(node(1000, without=unheld)), view="Owners")
-    looked = [sample(model.SOURCE_UP, ("owners",), 1)]
+    looked = [sample(observer.SOURCE_UP, ("owners",), 1)]
     assert "\nnobody " in shown(screen(node(1000, without=unheld, extra=looked)), view="Owners")
 
 
 def test_a_gpu_that_is_split_is_held_by_nobody_itself() -> None:
     split = [
-        sample(model.GPU_INFO, ("0", "MIG-0", "NVIDIA H200", *[""] * 7, "mig", "1g.18gb")),
-        sample(model.OWNER_INFO, ("0", "MIG-0", "", "", "", "", "carol", "1g.18gb")),
+        sample(observer.GPU_INFO, ("0", "MIG-0", "NVIDIA H200", *[""] * 7, "mig", "1g.18gb")),
+        sample(observer.OWNER_INFO, ("0", "MIG-0", "", "", "", "", "carol", "1g.18gb")),
     ]
-    lines = shown(screen(node(1000, without=[model.OWNER_INFO], gpus=1, extra=split)), view="Owners").splitlines()
+    lines = shown(screen(node(1000, without=[observer.OWNER_INFO], gpus=1, extra=split)), view="Owners").splitlines()
     assert len([line for line in lines if line]) == 3
     assert lines[2].split()[:4] == ["carol", "1", "0", "1g.18gb"]
 
 
 def test_of_a_thousand_ranks_those_in_trouble_are_shown() -> None:
-    extra = [sample(model.RANK_STATE, ("resnet50", "999", "lost"))]
-    without = [model.RANK_STATE]
+    extra = [sample(observer.RANK_STATE, ("resnet50", "999", "lost"))]
+    without = [observer.RANK_STATE]
     said = shown(screen(node(1000, ranks=1000, without=without, extra=extra)), view="Runs")
     assert "936 more ranks are not shown" in said
     assert "999  999  lost" in said
@@ -197,17 +207,17 @@ HOSTILE = "\x1b]0;owned\x07\x1b[2J\u202eevil\x9b31m\r\n\ud83d日本語"
 def test_no_name_from_outside_steers_the_terminal(view: str) -> None:
     """Every label of every family that is read says the worst that there is."""
     samples: list[Sample] = []
-    for name in sorted(model.WANTED):
+    for name in sorted(observer.WANTED):
         found = FAMILIES.get(name)
         if found is not None and found.type is not MetricType.HISTOGRAM:
             labels = ["0" if label == "rank" else HOSTILE for label in found.all_labels]
             samples.append(Sample(found, tuple(labels), 1.0))
-    samples.append(sample(model.LOST_INFO, ("1", "GPU-1", HOSTILE)))
-    samples.append(sample(model.GPU_UP, ("1", "GPU-1"), 0.0))
+    samples.append(sample(observer.LOST_INFO, ("1", "GPU-1", HOSTILE)))
+    samples.append(sample(observer.GPU_UP, ("1", "GPU-1"), 0.0))
     page = rendered(samples)
-    observer = Observer()
+    watching = Observer()
     for second in (0.0, 20.0):
-        found_node = observer.observe(model.wanted(page), second)
+        found_node = watching.observe(observer.wanted(page), second)
     verdicts = VERDICTS._replace(
         server=HOSTILE,
         problem=HOSTILE,

@@ -134,7 +134,9 @@ def _live(feeds: list[Feed], watch: VerdictWatch | None, parsed: argparse.Namesp
 
 
 def _once(feeds: list[Feed], watch: VerdictWatch | None, parsed: argparse.Namespace) -> int:
-    from stallscope.terminal.views import SORTS, Screen, overview, title
+    from stallscope.terminal.gpu_lines import SORTS
+    from stallscope.terminal.screen import Screen
+    from stallscope.terminal.views import overview, title
 
     began = time.monotonic()
     _all_at_once([feed.ask for feed in feeds])

@@ -8,7 +8,7 @@ from typing import Any
 from stallscope.analysis.verdicts import Verdict, Verdicts
 from stallscope.terminal.feed import Seen
 from stallscope.terminal.model import Gpu, Host, Rank, Run
-from stallscope.terminal.views import Screen
+from stallscope.terminal.screen import Screen
 
 
 def document(screen: Screen) -> dict[str, Any]:

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from stallscope.terminal.exporter_client import ExporterError
-from stallscope.terminal.model import Node, Observer, wanted
+from stallscope.terminal.model import Node
+from stallscope.terminal.observer import Observer, wanted
 
 
 class Pages(Protocol):

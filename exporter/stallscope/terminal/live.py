@@ -29,8 +29,10 @@ from stallscope.analysis.verdicts import RunName, Verdicts
 from stallscope.causes import PHASE_COLOURS
 from stallscope.readable import readable
 from stallscope.terminal.feed import Seen
+from stallscope.terminal.gpu_lines import SORTS
 from stallscope.terminal.lines import ASCII, Line, Span, line
-from stallscope.terminal.views import HELP, SORTS, VIEWS, Screen, title
+from stallscope.terminal.screen import Screen
+from stallscope.terminal.views import HELP, VIEWS, title
 
 _STYLES = {
     "title": Style(bold=True),

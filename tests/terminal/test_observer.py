@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from stallscope.analysis.verdicts import RunName
-from stallscope.terminal import model
-from stallscope.terminal.model import Observer, Owner, runs_of
+from stallscope.terminal import observer
+from stallscope.terminal.model import Owner, runs_of
+from stallscope.terminal.observer import Observer
 from tests.captures.golden import captures, golden
 from tests.terminal.pages import GIB, NOW, PHASE_SHARES, node, page, sample
 
@@ -36,8 +37,22 @@ def test_one_page_has_the_gauge_and_no_rates() -> None:
 
 def test_what_no_page_tells_is_none() -> None:
     left_out = (
-        *(model.UTILIZATION, model.BUSY, model.POWER, model.TEMPERATURE, model.CLOCK, model.PROCESSES),
-        *(model.MEMORY_USED, model.OWNER_INFO, model.CPU_SECONDS, model.SAMPLES, model.LOSS, model.STEPS_PLANNED),
+        *(
+            observer.UTILIZATION,
+            observer.BUSY,
+            observer.POWER,
+            observer.TEMPERATURE,
+            observer.CLOCK,
+            observer.PROCESSES,
+        ),
+        *(
+            observer.MEMORY_USED,
+            observer.OWNER_INFO,
+            observer.CPU_SECONDS,
+            observer.SAMPLES,
+            observer.LOSS,
+            observer.STEPS_PLANNED,
+        ),
     )
     found = node(1000, 1002, without=left_out)
     gpu, run = found.gpus[0], runs_of(found.ranks)[0]
@@ -48,18 +63,18 @@ def test_what_no_page_tells_is_none() -> None:
 
 
 def test_an_idle_gpu_reads_as_zero_and_not_as_untold() -> None:
-    idle = [sample(model.BUSY, ("0", "GPU-0"), 7.0)]
-    assert node(1000, 1002, without=[model.BUSY], extra=idle).gpus[0].utilization == 0
+    idle = [sample(observer.BUSY, ("0", "GPU-0"), 7.0)]
+    assert node(1000, 1002, without=[observer.BUSY], extra=idle).gpus[0].utilization == 0
 
 
 def test_a_gpu_that_was_not_read_again_keeps_its_gauge() -> None:
-    observer = Observer()
-    observer.observe(page(1000), 0)
-    assert observer.observe(page(1000), 2).gpus[0].utilization == 0.5
+    watching = Observer()
+    watching.observe(page(1000), 0)
+    assert watching.observe(page(1000), 2).gpus[0].utilization == 0.5
 
 
 def test_a_lost_gpu_says_why() -> None:
-    lost = [sample(model.GPU_UP, ("7", "GPU-7"), 0), sample(model.LOST_INFO, ("7", "GPU-7", "gpu_lost"))]
+    lost = [sample(observer.GPU_UP, ("7", "GPU-7"), 0), sample(observer.LOST_INFO, ("7", "GPU-7", "gpu_lost"))]
     gpu = node(1000, 1002, extra=lost).gpus[-1]
     assert (gpu.index, gpu.up, gpu.reason, gpu.model) == ("7", False, "gpu_lost", "")
 
@@ -100,32 +115,32 @@ def test_then_of_the_last_half_minute() -> None:
 
 
 def test_a_rank_that_began_anew_counts_from_its_start() -> None:
-    observer = Observer()
-    observer.observe(page(1000), 0)
-    rank = observer.observe(page(20, without=[model.BUSY]), 20).ranks[0]
+    watching = Observer()
+    watching.observe(page(1000), 0)
+    rank = watching.observe(page(20, without=[observer.BUSY]), 20).ranks[0]
     assert rank.recent.since is None
     assert rank.recent.steps == 40
 
 
 def test_an_exporter_that_began_anew_has_no_past() -> None:
-    observer = Observer()
-    observer.observe(page(1000), 0)
-    again = observer.observe(page(5), 20)
+    watching = Observer()
+    watching.observe(page(1000), 0)
+    again = watching.observe(page(5), 20)
     assert again.gpus[0].utilization == 0.5
     assert again.host.cpu is None
 
 
 def test_time_outside_steps_lowers_the_throughput() -> None:
-    pause = [sample(model.PHASE_SECONDS, ("resnet50", str(rank), "evaluation"), 1000.0) for rank in range(2)]
+    pause = [sample(observer.PHASE_SECONDS, ("resnet50", str(rank), "evaluation"), 1000.0) for rank in range(2)]
     (run,) = runs_of(node(1000, extra=pause).ranks)
     assert run.samples_per_second == pytest.approx(64)
 
 
 def test_an_ended_run_has_no_throughput_and_stands_last() -> None:
     ended = [
-        sample(model.RANK_INFO, ("alexnet", "0", *[""] * 10)),
-        sample(model.RANK_STATE, ("alexnet", "0", "failed")),
-        sample(model.SAMPLES, ("alexnet", "0"), 100.0),
+        sample(observer.RANK_INFO, ("alexnet", "0", *[""] * 10)),
+        sample(observer.RANK_STATE, ("alexnet", "0", "failed")),
+        sample(observer.SAMPLES, ("alexnet", "0"), 100.0),
     ]
     first, last = runs_of(node(1000, 1002, extra=ended).ranks)
     assert (first.name.run, last.name.run) == ("resnet50", "alexnet")
@@ -142,19 +157,19 @@ def test_ranks_on_several_nodes_are_one_run() -> None:
 
 @pytest.mark.parametrize("number", ["-1", "first", "9" * 5000, "²"])
 def test_a_rank_without_a_number_is_passed_over(number: str) -> None:
-    assert not node(1000, ranks=0, extra=[sample(model.RANK_INFO, ("a", number, *[""] * 10))]).ranks
+    assert not node(1000, ranks=0, extra=[sample(observer.RANK_INFO, ("a", number, *[""] * 10))]).ranks
 
 
 def test_instances_stand_behind_their_gpu() -> None:
     capture = next(each for each in captures() if "mig" in each.name)
-    found = Observer().observe(model.wanted(golden(capture).read_text(encoding="utf-8")), 0.0)
+    found = Observer().observe(observer.wanted(golden(capture).read_text(encoding="utf-8")), 0.0)
     assert [gpu.mig for gpu in found.gpus[:3]] == ["", "1c.3g.71gb", "1g.18gb"]
     assert {gpu.index for gpu in found.gpus} == {"0", "1"}
 
 
 def test_series_that_lack_their_labels_are_borne() -> None:
-    bare = "".join(f"{name} 1\n" for name in sorted(model.WANTED))
-    observer = Observer()
+    bare = "".join(f"{name} 1\n" for name in sorted(observer.WANTED))
+    watching = Observer()
     for second in (0.0, 20.0):
-        found = observer.observe(model.wanted(bare), second)
+        found = watching.observe(observer.wanted(bare), second)
     assert [gpu.uuid for gpu in found.gpus] == [""]

@@ -1,0 +1,106 @@
+"""A machine and its exporter as lines: is it there, how is the host, what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from stallscope.gpu_losses import explained
+from stallscope.readable import count, readable, size
+from stallscope.terminal.feed import Seen
+from stallscope.terminal.figures import BAR, part_of, several, time_since, whole_time
+from stallscope.terminal.gpu_lines import gpu_name
+from stallscope.terminal.lines import Column, Line, Span, bar, flow, line, or_untold, share, table, wrapped
+from stallscope.terminal.model import Host, Node
+
+MAX_WRONG = 8
+"""Troubles that the overview has room for."""
+
+
+def node_head(seen: Seen, width: int) -> list[Line]:
+    """Its address, or why it is not known how it is now."""
+    if not seen.problem:
+        state = Span("" if seen.node is not None else "asking", "quiet")
+        return [line(Span(readable(seen.name), "title"), "  ", state)]
+    age = "" if seen.age is None else f" What is shown is {whole_time(seen.age)} old."
+    return wrapped(f"{readable(seen.name)}: {readable(seen.problem, 300)}.{age}", width, "bad")
+
+
+def stale(lines: Iterable[Line]) -> list[Line]:
+    """The same, as what is no longer known."""
+    return [tuple(Span(span.text, "stale") for span in each) for each in lines]
+
+
+def host_line(host: Host, width: int) -> list[Line]:
+    """Processors, memory and pressure."""
+    items = []
+    if host.cpu is not None:
+        busiest = "" if host.busiest_cpu is None else f", busiest {share(host.busiest_cpu).strip()}"
+        items.append(line("CPU ", *bar(host.cpu, BAR), f" {share(host.cpu)}{busiest}"))
+    if host.memory_used is not None and host.memory_total:
+        used = host.memory_used / host.memory_total
+        items.append(line(f"memory {share(used).strip()} of {size(host.memory_total)}"))
+    if host.pressure:
+        waits = ", ".join(
+            f"{_RESOURCES.get(name, readable(name))} {share(each).strip()}" for name, each in host.pressure.items()
+        )
+        items.append(line(f"waiting for {waits}"))
+    return flow(items, width)
+
+
+_RESOURCES = {"cpu": "CPU", "io": "I/O"}
+
+
+def host_block(node: Node, width: int) -> list[Line]:
+    """Everything about the machine."""
+    host = node.host
+    items = []
+    if host.cpus is not None:
+        items.append(line(f"{several(int(host.cpus), 'processor')}"))
+    if host.iowait is not None:
+        items.append(line(f"idle for I/O {share(host.iowait).strip()}"))
+    if host.shared_memory_used is not None and host.shared_memory_total:
+        items.append(line(f"shared memory {part_of(host.shared_memory_used, host.shared_memory_total)}"))
+    if host.read is not None and host.written is not None:
+        items.append(line(f"disks read {size(host.read)}/s, write {size(host.written)}/s"))
+    if host.received is not None and host.sent is not None:
+        items.append(line(f"network in {size(host.received)}/s, out {size(host.sent)}/s"))
+    items += [line(f"{readable(name, 24)} busy {share(busy).strip()}") for name, busy in sorted(host.disks.items())]
+    if node.version:
+        items.append(line(Span(f"Stallscope {readable(node.version)}", "quiet")))
+    return [*host_line(host, width), *flow(items, width)]
+
+
+def source_table(node: Node, width: int) -> list[Line]:
+    """The exporter's sources."""
+    rows = [
+        (
+            line(readable(source.name)),
+            line(Span("up", "good") if source.up else Span("down", "bad")),
+            or_untold(time_since(node.time, source.last_success)),
+            line(count(source.failures)),
+        )
+        for source in node.sources
+    ]
+    columns = (Column("Source", least=8), Column("State"), Column("Last reading"), Column("Failures", right=True))
+    return table(columns, rows, width)
+
+
+def what_is_wrong(node: Node, width: int) -> list[Line]:
+    """What is not as it should be, as far as a node itself tells."""
+    found = list(_troubles(node))
+    lines = [each for trouble in found[:MAX_WRONG] for each in wrapped(trouble, width, "bad")]
+    return [*lines, line(Span(f"and {len(found) - MAX_WRONG} more", "bad"))] if len(found) > MAX_WRONG else lines
+
+
+def _troubles(node: Node) -> Iterator[str]:
+    for gpu in node.gpus:
+        if gpu.up is False:
+            when = time_since(node.time, gpu.last_reading)
+            last = f" Last reading {when}." if when else ""
+            yield f"{gpu_name(gpu)} is down ({readable(gpu.reason or 'unknown')}). {explained(gpu.reason)}{last}"
+    for source in node.sources:
+        if not source.up:
+            when = time_since(node.time, source.last_success)
+            yield f"Source {readable(source.name)} is down (last reading {when or 'never'}): see the exporter's log."
+    if node.series_dropped:
+        yield f"{count(node.series_dropped)} series were left out at the exporter's limits."

@@ -1,0 +1,136 @@
+"""Training runs as lines: how far each is, where its time goes, and its ranks."""
+
+from __future__ import annotations
+
+from stallscope.analysis.verdicts import Verdicts
+from stallscope.phase_shares import phase_shares
+from stallscope.readable import ago, count, duration, readable
+from stallscope.terminal.figures import BAR, rate_of, several, time_since, whole_time
+from stallscope.terminal.lines import (
+    Column,
+    Line,
+    Span,
+    bar,
+    flow,
+    line,
+    or_untold,
+    phase_bar,
+    phase_name,
+    share,
+    table,
+    wrapped,
+)
+from stallscope.terminal.model import Rank, Run
+from stallscope.terminal.verdict_lines import verdict_lines
+
+MAX_RANKS = 64
+"""Of one run."""
+_NAME = 128
+"""Characters of a name that are shown where it has a line to itself."""
+
+
+def run_block(run: Run, now: float, verdicts: Verdicts | None, width: int) -> list[Line]:
+    """How far it is, where its time goes, and what Prometheus says of it."""
+    indent = "  "
+    lines = flow(_run_head(run), width)
+    lines += flow(_run_facts(run, now), width, indent)
+    shares = phase_shares(run.phases)
+    if shares:
+        drawn, rest = phase_bar(shares, width - len(indent))
+        since = "since the start" if run.since is None else f"in the last {whole_time(run.since)}"
+        lines.append((Span(indent), *drawn))
+        lines += wrapped(f"Phases {since}{f'; besides: {rest}' if rest else ''}.", width, "quiet", indent)
+    if verdicts is not None:
+        lines += _run_verdict(run, verdicts, width, indent)
+    return lines
+
+
+def _run_head(run: Run) -> list[Line]:
+    states = ", ".join(
+        readable(state, 24) if len(run.states) == 1 else f"{number} {readable(state, 24)}"
+        for state, number in sorted(run.states.items())
+    )
+    bad = bool(run.states.keys() & {"failed", "lost"})
+    of = f" of {run.world_size}" if run.world_size > len(run.ranks) else ""
+    doing = ", ".join(readable(each, 24) for each in run.activities)
+    return [
+        line(Span(readable(run.name.run, _NAME), "title")),
+        line(Span(states, "bad" if bad else "good" if "running" in run.states else "")),
+        line(f"{len(run.ranks)}{of} {'rank' if max(len(run.ranks), run.world_size) == 1 else 'ranks'}"),
+        *([line(doing)] if doing else []),
+    ]
+
+
+def _run_facts(run: Run, now: float) -> list[Line]:
+    facts = []
+    if run.step is not None:
+        progress = ""
+        if run.steps_planned is not None and run.steps_planned > 0:
+            ratio = min(1.0, max(0.0, run.step / run.steps_planned))
+            left = run.seconds_left
+            to_go = f", {duration(round(max(60.0, left), -1))} left" if left and ratio < 1 else ""
+            progress = f" of {count(run.steps_planned)}, {int(100 * ratio)} %{to_go}"
+        facts.append(f"step {count(run.step)}{progress}")
+    if run.step_seconds is not None:
+        facts.append(f"{duration(run.step_seconds)} a step")
+    for rate, what in ((run.samples_per_second, "samples"), (run.tokens_per_second, "tokens")):
+        if rate is not None:
+            facts.append(f"{rate_of(rate)} {what}/s")
+    if run.epoch is not None:
+        facts.append(f"epoch {run.epoch:,.4g}")
+    if run.loss is not None:
+        facts.append(f"loss {run.loss:.4g}")
+    restarts = sum(rank.restarts for rank in run.ranks)
+    if restarts:
+        facts.append(f"{several(int(restarts), 'restart')}")
+    ages = [f"{what} {ago(now - when)}" for when, what in ((run.last_step, "step"), (run.last_push, "report")) if when]
+    if ages:
+        facts.append(f"last {', '.join(ages)}")
+    return [line(fact) for fact in facts]
+
+
+def _run_verdict(run: Run, verdicts: Verdicts, width: int, indent: str) -> list[Line]:
+    if run.name in verdicts.ambiguous:
+        text = "Verdict: unknown. Prometheus knows several runs of this name, and does not judge them alike."
+        return wrapped(text, width, indent=indent)
+    verdict = verdicts.runs.get(run.name)
+    if verdict is not None:
+        return verdict_lines(verdict, width, indent, with_gpus=any(rank.gpus for rank in run.ranks))
+    if verdicts.age is None or all(rank.ended for rank in run.ranks):
+        return []
+    return wrapped("Verdict: none; Prometheus does not know this run, or not for long.", width, "quiet", indent)
+
+
+def rank_table(run: Run, now: float, width: int) -> list[Line]:
+    """Its ranks, those in trouble first to be shown."""
+    shown = sorted(run.ranks, key=lambda rank: (rank.state not in ("lost", "failed"), rank.number))[:MAX_RANKS]
+    rows = [_rank_row(rank, now) for rank in sorted(shown, key=lambda rank: rank.number)]
+    columns = (
+        Column("Rank", right=True),
+        Column("GPU", right=True, dispensable=3),
+        Column("State", least=6),
+        Column("Step", right=True),
+        Column("Step time", right=True, dispensable=1),
+        Column("Most time in", dispensable=2),
+        Column("Report", right=True, dispensable=4),
+    )
+    more = len(run.ranks) - len(shown)
+    rest = (
+        [line(Span(f"  {count(more)} more ranks are not shown; the metrics have them all.", "quiet"))] if more else []
+    )
+    return [*table(columns, rows, width, "  "), *rest]
+
+
+def _rank_row(rank: Rank, now: float) -> tuple[Line, ...]:
+    shares = phase_shares(rank.recent.phases)
+    most = max(shares, key=lambda each: each.share, default=None)
+    role = "bad" if rank.state in ("lost", "failed") else ""
+    return (
+        line(str(rank.number)),
+        or_untold(", ".join(readable(each, 8) for each in rank.gpus) or None),
+        line(Span(readable(rank.state, 24) or "-", role)),
+        or_untold(None if rank.step is None else count(rank.step)),
+        or_untold(None if rank.step_seconds is None else duration(rank.step_seconds)),
+        or_untold(None) if most is None else (*bar(most.share, BAR), Span(f" {share(most.share)} {phase_name(most)}")),
+        or_untold(time_since(now, rank.last_push)),
+    )

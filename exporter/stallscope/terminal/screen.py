@@ -1,0 +1,70 @@
+"""What there is to show at one moment, of all nodes together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from stallscope.analysis.verdicts import RunName, Verdicts
+from stallscope.catalogue import OWNER_LABELS
+from stallscope.terminal.feed import Seen
+from stallscope.terminal.model import Node, Run, runs_of
+
+
+@dataclass(frozen=True)
+class Screen:
+    """What there is to show at one moment."""
+
+    seen: tuple[Seen, ...]
+    verdicts: Verdicts | None
+    """None where no Prometheus is known."""
+
+    @cached_property
+    def runs(self) -> tuple[Run, ...]:
+        """Of all nodes together."""
+        return runs_of(rank for each in self.seen if each.node is not None for rank in each.node.ranks)
+
+    @property
+    def now(self) -> float:
+        """The newest Unix time on any page: ages are told by the exporters' clocks, whatever ours says."""
+        times = (each.node.time for each in self.seen if each.node is not None)
+        return max((time for time in times if time is not None), default=0.0)
+
+    @property
+    def run_names(self) -> list[RunName]:
+        """What Prometheus knows them by."""
+        return [run.name for run in self.runs]
+
+    @property
+    def gpu_names(self) -> list[str]:
+        """UUIDs of all GPUs."""
+        return [gpu.uuid for each in self.seen if each.node is not None for gpu in each.node.gpus]
+
+    def of(self, owner: str) -> Screen:
+        """Only the GPUs and ranks of whoever has this in a name; all for nothing."""
+        if not owner:
+            return self
+        return replace(
+            self,
+            seen=tuple(
+                each if each.node is None else each._replace(node=_of_owner(each.node, owner.casefold()))
+                for each in self.seen
+            ),
+        )
+
+    @cached_property
+    def stale_runs(self) -> frozenset[str]:
+        """Names of runs that a node tells of whose page is an old one."""
+        return frozenset(rank.run for each in self.seen if each.problem and each.node for rank in each.node.ranks)
+
+
+def _of_owner(node: Node, wanted: str) -> Node:
+    def owned(names: Iterable[str]) -> bool:
+        return any(wanted in name.casefold() for name in names)
+
+    return replace(
+        node,
+        gpus=tuple(gpu for gpu in node.gpus if any(owned(owner.names) for owner in gpu.owners)),
+        ranks=tuple(rank for rank in node.ranks if owned(rank.info.get(name, "") for name in OWNER_LABELS)),
+    )

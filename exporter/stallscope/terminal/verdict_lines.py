@@ -1,0 +1,29 @@
+"""What Prometheus says, as lines."""
+
+from __future__ import annotations
+
+from stallscope.analysis.verdicts import Verdict, Verdicts
+from stallscope.readable import ago, readable
+from stallscope.terminal.lines import Line, wrapped
+from stallscope.verdict_words import words_of
+
+ROLES = {"critical": "bad", "warning": "warn"}
+
+
+def verdict_lines(verdict: Verdict, width: int, indent: str, *, with_gpus: bool = True) -> list[Line]:
+    """A verdict with its cost and what to change first."""
+    words = words_of(verdict, with_gpus=with_gpus)
+    said = " ".join(each for each in (f"Verdict: {readable(words.title)}.", words.cost, words.remedy) if each)
+    healthy = "good" if verdict.cause == "healthy" else ""
+    return wrapped(said, width, ROLES.get(words.severity or "", healthy), indent)
+
+
+def provenance(verdicts: Verdicts | None, width: int) -> list[Line]:
+    """Where verdicts come from and how old they are, or why there are none."""
+    if verdicts is None:
+        return wrapped("No verdicts: --prometheus.url names a Prometheus with Stallscope's rules.", width, "quiet")
+    if verdicts.problem:
+        rest = "No verdict is known" if verdicts.age is None else f"The verdicts shown were told {ago(verdicts.age)}"
+        return wrapped(f"No newer verdicts: {readable(verdicts.problem, 300)}. {rest}.", width, "bad")
+    told = "asked for" if verdicts.age is None else f"told {ago(verdicts.age)}"
+    return wrapped(f"Verdicts: {readable(verdicts.server)}, {told}.", width, "quiet")
