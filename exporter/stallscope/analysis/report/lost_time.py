@@ -97,7 +97,7 @@ def lost_time(asker: Asker) -> LostTime:
     gpu_seconds = asker.figure(f"sum({asker.integral(subject.gpus)})") or 0.0
     lost = asker.figure(f"sum({asker.integral(subject.gpus_lost)})")
     under_verdict = asker.by("cause", asker.integral(subject.gpus_by_verdict))
-    judged = sum(seconds for cause, seconds in under_verdict.items() if cause != "insufficient_data")
+    judged = min(gpu_seconds, sum(seconds for cause, seconds in under_verdict.items() if cause != "insufficient_data"))
     by_cause = asker.by("cause", asker.integral(subject.gpus_lost_by_cause))
     joules = asker.by("cause", asker.integral(subject.watts_lost_by_cause, resolution=asker.coarse))
     # What is not recorded is nothing lost, where it could be judged; else it is not known.
@@ -152,7 +152,7 @@ def _blocks(asker: Asker, found: LostTime) -> list[Block]:
 
 
 def _judged(found: LostTime) -> str:
-    share = min(1.0, found.judged / found.gpu_seconds)
+    share = found.judged / found.gpu_seconds
     return f"Of {plain(found.gpu_seconds / 3600)} {found.unit}-hours {percent(share)} could be judged."
 
 

@@ -163,7 +163,7 @@ def _evidence(asker: Asker, found: Found, loss: Loss) -> str:
     said = []
     verdict = found.lost.under_verdict.get(loss.cause, 0.0)
     if verdict:
-        said.append(f"the verdict for {percent(verdict / found.lost.gpu_seconds)} of the time")
+        said.append(f"the verdict for {percent(min(1.0, verdict / found.lost.gpu_seconds))} of the time")
     if loss.worst_share is not None and loss.worst_at is not None:
         said.append(f"worst at {asker.moment(loss.worst_at)} ({percent(loss.worst_share)} of GPU time)")
     if loss.cause in found.where and found.number > 1:

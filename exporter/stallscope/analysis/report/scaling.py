@@ -5,7 +5,7 @@ from __future__ import annotations
 from stallscope.analysis.comparison import UNEXPLAINED, Against, Comparison, compare
 from stallscope.analysis.report.asking import Asker
 from stallscope.analysis.report.document import Block, Column, Fact, Facts, Notice, Paragraph, Section, Table, Value
-from stallscope.analysis.report.words import plain, title_of
+from stallscope.analysis.report.words import percent, plain, title_of
 from stallscope.analysis.run_figures import RunFigures, read_figures
 from stallscope.analysis.runs import Run
 
@@ -76,9 +76,13 @@ def _figures(found: Comparison, ours: RunFigures, theirs: RunFigures) -> Table:
     note = "Means while each run trained, without the first five minutes."
     if scaling is not None:
         note += (
-            f" {plain(scaling.speed_up)} times the base's work a second on {plain(ours.gpus or 0)} GPUs for its "
-            f"{plain(theirs.gpus or 0)}: each GPU does {100 * scaling.efficiency:.0f} % of what the base's do, and "
-            f"{plain(scaling.gpus_lost)} GPUs' time goes into the difference."
+            f" {plain(scaling.speed_up)} times the base's work a second with {_gpus(ours)} for its "
+            f"{_gpus(theirs)}: each GPU does {percent(scaling.efficiency)} of what the base's do"
+            + (
+                f", so that the time of {plain(scaling.gpus_lost)} GPUs is lost by it."
+                if scaling.gpus_lost > 0
+                else "."
+            )
         )
     else:
         note += " One of the two tells too little for an efficiency."
@@ -98,6 +102,10 @@ def _figures(found: Comparison, ours: RunFigures, theirs: RunFigures) -> Table:
     )
 
 
+def _gpus(figures: RunFigures) -> str:
+    return f"{plain(figures.gpus or 0.0)} {'GPU' if figures.gpus == 1 else 'GPUs'}"
+
+
 def _explained(found: Comparison, against: Against) -> list[Block]:
     if not against.parts:
         return []
@@ -109,6 +117,7 @@ def _explained(found: Comparison, against: Against) -> list[Block]:
             part.explains,
         )
         for part in against.parts
+        if part.cause == UNEXPLAINED or part.base or part.run
     ]
     return [
         Table(
