@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 # The training frameworks take 2 GB, several more where PyTorch comes with CUDA; 0 leaves them out, and their tests skip.
 STALLSCOPE_FRAMEWORKS ?= 1
 # How many tests run at once, each file's own one after the other; what takes the whole machine follows alone.
-JOBS ?= 3
+JOBS ?= 4
 FRAMEWORKS := $(VENV)/.frameworks
 
 .PHONY: up test test-gpu lint bench score generate lock clean help tools frameworks vendor screenshots
