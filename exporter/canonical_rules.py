@@ -156,7 +156,7 @@ Readings = tuple[tuple[str, dict[str, str], tuple[str, ...]], ...]
 """Rows of what to record, its further labels, and what to make it from, the best first."""
 
 
-def of_each(source: GpuSource, readings: Readings) -> Iterator[Rule]:
+def rules_of(source: GpuSource, readings: Readings) -> Iterator[Rule]:
     """A rule for each row."""
     for name, labels, expressions in readings:
         yield Rule(name, source.of_each(*expressions), labels)
@@ -485,7 +485,7 @@ def dcgm() -> Iterator[Rule]:
         "graphics or compute engine worked stands for it. Here and below, what belongs to the card is left "
         "out for its instances.",
     )
-    yield from of_each(DCGM, _DCGM_READINGS)
+    yield from rules_of(DCGM, _DCGM_READINGS)
 
     comment = (
         "Time in which clocks were held down: DCGM's counters whose unit is certain, else the bits that are set when "
@@ -599,7 +599,7 @@ def nvidia_smi() -> Iterator[Rule]:
     yield NVIDIA_SMI.found(renamed(indexed, "UUID", "uuid", "(?:GPU-)?(.+)", "GPU-$1"))
     labels = "model, serial, pci_bus_id, driver_version, cuda_version, vbios_version"
     yield Rule("stallscope_gpu_info", NVIDIA_SMI.with_labels(labels, renamed("nvidia_smi_gpu_info", "model", "name")))
-    yield from of_each(NVIDIA_SMI, _NVIDIA_SMI_READINGS)
+    yield from rules_of(NVIDIA_SMI, _NVIDIA_SMI_READINGS)
     yield Rule("stallscope_gpu_xid_events_total", NVIDIA_SMI.of_each_with("xid", "nvidia_smi_xid_errors_total"))
     yield Rule(
         "stallscope_gpu_xid_last_timestamp_seconds",
@@ -631,7 +631,7 @@ def nvitop() -> Iterator[Rule]:
     yield NVITOP.found(renamed(named, "UUID", "uuid"), "hostname")
     described = renamed("gpu_memory_total_MiB", "model", "devicename")
     yield Rule("stallscope_gpu_info", NVITOP.with_labels("model", described))
-    yield from of_each(NVITOP, _NVITOP_READINGS)
+    yield from rules_of(NVITOP, _NVITOP_READINGS)
     held = "count by (cluster, uuid) (\n  group by (cluster, uuid, pid) (process_gpu_memory_MiB)\n)"
     yield Rule(
         "stallscope_gpu_processes",
@@ -681,7 +681,7 @@ def amd() -> Iterator[Rule]:
         AMD.with_labels("model, serial, driver_version, vbios_version", described(seen)),
     )
     yield owners(AMD, _amd("gpu_total_vram"), {"slurm_job": "job_id", "user": "job_user"})
-    yield from of_each(AMD, _AMD_READINGS)
+    yield from rules_of(AMD, _AMD_READINGS)
 
 
 def described(seen: str) -> str:
@@ -717,21 +717,29 @@ def node() -> Iterator[Rule]:
     ]
     mapped = "\nor on (cluster, key)\n".join(block(way) for way in ways)
     yield Rule(
-        "host:identity:info",
-        f"topk by (cluster, job, instance) (1,\n{block(mapped)}\n)\n"
-        "unless on (cluster, job, instance)\n"
-        '  last_over_time(stallscope_host_cpus{measured_by=""}[90s])',
+        "host:placed:info",
+        f"topk by (cluster, job, instance) (1,\n{block(mapped)}\n)",
         comment="Those with an exporter of ours or with GPUs of another, under its job and instance; other machines "
-        "are none of our business. Not where an exporter of ours tells of the host itself.",
+        "are none of our business.",
     )
+    for name, told in (("identity", "cpus"), ("network_identity", "network_receive_bytes_total")):
+        yield Rule(
+            f"host:{name}:info",
+            "host:placed:info\n"
+            "unless on (cluster, job, instance)\n"
+            f'  last_over_time(stallscope_host_{told}{{measured_by=""}}[90s])',
+            comment="Those of which no exporter of ours tells; one in a container may tell of all but the network."
+            if name == "identity"
+            else "",
+        )
 
-    def of_host(expression: str, labels: str = "") -> str:
+    def of_host(expression: str, labels: str = "", identity: str = "host:identity:info") -> str:
         kept = f", {labels}" if labels else ""
         told = label_join(f"sum by (cluster, job, instance{kept}) ({expression})", "key", "/", "job", "instance")
         return (
             f"sum by (cluster, job, instance, measured_by{kept}) (\n{block(told, 4)}\n"
             "  * on (cluster, key) group_left (job, instance, measured_by)\n"
-            "    host:identity:info\n"
+            f"    {identity}\n"
             ")"
         )
 
@@ -775,7 +783,8 @@ def node() -> Iterator[Rule]:
         ("network_drops_total", f"node_network_receive_drop_total{{{_NICS}}} + node_network_transmit_drop_total"),
         ("network_errors_total", f"node_network_receive_errs_total{{{_NICS}}} + node_network_transmit_errs_total"),
     ):
-        yield Rule(f"stallscope_host_{name}", of_host(expression, "device"))
+        identity = "host:network_identity:info" if name.startswith("network") else "host:identity:info"
+        yield Rule(f"stallscope_host_{name}", of_host(expression, "device", identity))
     for way, theirs in (("receive", "received"), ("transmit", "transmitted")):
         yield Rule(
             f"stallscope_host_rdma_{way}_bytes_total",

@@ -495,6 +495,9 @@ def test_the_real_node_exporter_tells_why_a_run_waits_for_data(rulebook: Ruleboo
     story += ours() + rank(wait=0.5, gpus=[("0", "GPU-node1")])
     # A machine without GPUs is none of our business.
     story += page(text, {}, job="node", instance="web:9100")
+    # An exporter of ours in a pod tells of its host, but can't see the network.
+    story += page(text, {}, job="node", instance="pod:9100") + ours(instance="pod:19400")
+    story += [series("stallscope_host_cpus", steady(64), job="stallscope", instance="pod:19400")]
     rulebook.check(
         story,
         {
@@ -503,7 +506,14 @@ def test_the_real_node_exporter_tells_why_a_run_waits_for_data(rulebook: Ruleboo
             ],
             "round(100 * host:cpu_busy:ratio5m)": [(TARGET, 97)],
             "floor(10 * host:memory_used:ratio)": [(TARGET, 9)],
-            "sum by (instance) (stallscope_host_cpus)": [({"instance": "node1:19400"}, os.cpu_count() or 0)],
+            "sum by (instance) (stallscope_host_cpus)": [
+                ({"instance": "node1:19400"}, os.cpu_count() or 0),
+                ({"instance": "pod:19400"}, 64),
+            ],
+            "group by (instance) (stallscope_host_network_receive_bytes_total)": [
+                ({"instance": "node1:19400"}, 1),
+                ({"instance": "pod:19400"}, 1),
+            ],
             "count by (mode) (stallscope_host_cpu_seconds_total)": [
                 ({"mode": mode}, 1) for mode in ("user", "system", "iowait", "idle", "other")
             ],
