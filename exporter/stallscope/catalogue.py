@@ -879,6 +879,15 @@ EXPORTER_FAMILIES = (
         },
         provider="intake.runs",
     ),
+    _exporter(
+        "exporter_requests_refused_total",
+        _COUNTER,
+        "Requests and connections that the web server refused: for want of credentials that are right, of a "
+        "certificate that is trusted, of a TLS handshake, or beyond limits of size, time and number at once.",
+        labels=("reason",),
+        values={"reason": ("credentials", "certificate", "handshake", "limits")},
+        provider="web.refusals",
+    ),
     _exporter("exporter_runs", _GAUGE, "Runs held.", provider="intake.runs"),
     _exporter("exporter_series", _GAUGE, "Series on the newest page."),
     _exporter(

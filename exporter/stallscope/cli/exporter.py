@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from stallscope.gpus.driver import Driver
     from stallscope.simulation.simulation import Simulation
     from stallscope.sources.base import Source
+    from stallscope.web.refusals import Refusals
     from stallscope.web.request import Request
     from stallscope.web.security import Security
     from stallscope.web.server import Answer
@@ -61,6 +62,7 @@ class Exporter:
         from stallscope.sampling.sampler import Sampler
         from stallscope.sources.base import Environment
         from stallscope.web.application import Application
+        from stallscope.web.refusals import Refusals
         from stallscope.web.server import Server
         from stallscope.web.status.history import History
 
@@ -113,16 +115,19 @@ class Exporter:
             signed_reports=self.intake.authentication is not None,
             switched_off=_switched_off(configuration),
         )
+        refusals = Refusals()
+        self.sampler.add_collector("requests", refusals.collect)
         self.servers: list[Server] = []
         self._security: Security | None = None
         try:
-            self._security = _security(configuration.web_config_file)
+            self._security = _security(configuration.web_config_file, refusals)
             answer: Answer = self._application.answer
             tls = None
             if self._security is not None:
                 answer, tls = self._security.guard(answer, self._is_signed), self._security.tls
             for address in configuration.listen_addresses:
-                self.servers.append(Server(address, answer, threads=configuration.max_threads, tls=tls))
+                threads = configuration.max_threads
+                self.servers.append(Server(address, answer, threads=threads, tls=tls, refusals=refusals))
         except BaseException:
             self.stop()
             raise
@@ -427,12 +432,12 @@ def _verdict_watch(url: str) -> VerdictWatch | None:
     return VerdictWatch(Prometheus(url, max_bytes=_MAX_VERDICT_BYTES))
 
 
-def _security(file: Path | None) -> Security | None:
+def _security(file: Path | None, refusals: Refusals) -> Security | None:
     if file is None:
         return None
     from stallscope.web.security import Security
 
-    return Security(file)
+    return Security(file, refusals=refusals)
 
 
 def _refuse(message: str, status: int) -> int:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from stallscope.configuration import ConfigurationError
 from stallscope.file_mark import Mark, mark
 from stallscope.web.configuration_file import read_web_configuration
+from stallscope.web.refusals import Refusals
 from stallscope.web.request import Request
 from stallscope.web.response import Response, text
 
@@ -49,14 +50,20 @@ class _Rules(NamedTuple):
 class Security:
     """One web configuration file."""
 
-    def __init__(self, file: Path, *, look_seconds: float = LOOK_SECONDS) -> None:
+    def __init__(self, file: Path, *, look_seconds: float = LOOK_SECONDS, refusals: Refusals | None = None) -> None:
         """Read the file and what it names.
+
+        Args:
+            file: the web configuration.
+            look_seconds: fewest seconds between two looks at whether it has changed.
+            refusals: counts whom it sends away.
 
         Raises:
             ConfigurationError: something in it is wrong.
         """
         self._file = file
         self._look_seconds = look_seconds
+        self._refusals = refusals or Refusals()
         self._looking = threading.Lock()
         self._complained = -_COMPLAINT_SECONDS
         self._problem = ""
@@ -67,7 +74,7 @@ class Security:
         if self._rules.context is not None:
             from stallscope.web.tls import TlsAdapter
 
-            self.tls = TlsAdapter(self._rules.context, self.look)
+            self.tls = TlsAdapter(self._rules.context, self.look, self._refusals)
 
     def guard(self, answer: Answer, spared: Callable[[Request], bool] = lambda _request: False) -> Answer:
         """Let nobody to the answers who must not have them.
@@ -129,7 +136,9 @@ class Security:
         if verdict == "allowed":
             return None
         if verdict == "busy":
+            self._refusals.count("limits")
             return text(429, "too many passwords are being checked; ask again", "Retry-After: 1")
+        self._refusals.count("credentials")
         now = time.monotonic()
         if authorization and now - self._complained >= _COMPLAINT_SECONDS:
             self._complained = now

@@ -24,6 +24,7 @@ from typing import Any
 from stallscope.report import MAX_BYTES
 from stallscope.web import response
 from stallscope.web.address import Address
+from stallscope.web.refusals import Refusals
 from stallscope.web.request import MAX_HEAD_BYTES, Malformed, Request, take_request
 from stallscope.web.response import Response
 
@@ -39,6 +40,8 @@ _WAITING_REQUESTS = 128
 _RECEIVE_BYTES = MAX_HEAD_BYTES + MAX_BYTES
 _OUT_OF_MEANS = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 _OUT_OF_MEANS_PAUSE = 0.05
+_BEYOND_LIMITS = frozenset((408, 431))
+"""Statuses of requests that take too long, or are too long."""
 _COMPLAINT_SECONDS = 60.0
 
 Answer = Callable[[Request, str], Response]
@@ -133,6 +136,7 @@ class _Connection(HTTPConnection):
                 self._last_answer = not kept
                 return True
             if request.oversized:
+                self.server.refusals.count("limits")
                 return self._run_dry()
             if not kept or time.monotonic() > until:
                 return False
@@ -144,6 +148,8 @@ class _Connection(HTTPConnection):
         return True
 
     def _refuse(self, problem: Malformed) -> bool:
+        if problem.status in _BEYOND_LIMITS:
+            self.server.refusals.count("limits")
         answer = response.problem(problem.status, problem.reason, str(problem))
         try:
             self._send(response.encode(answer, keep_alive=False))
@@ -236,12 +242,13 @@ class _Listener(HTTPServer):
     failed: Callable[[OSError, str], object]
     """Told why a connection ended, and whose it was."""
 
-    def __init__(self, bind_addr: tuple[str, int], answer: Answer, threads: int) -> None:
+    def __init__(self, bind_addr: tuple[str, int], answer: Answer, threads: int, refusals: Refusals) -> None:
         super().__init__(bind_addr, None, minthreads=threads, maxthreads=threads)
         self.requests = ThreadPool(
             self, min=threads, max=threads, accepted_queue_size=_WAITING_REQUESTS, accepted_queue_timeout=0
         )
         self.answer = answer
+        self.refusals = refusals
         self.failed = _forget
         self.bind_problem: OSError | None = None
 
@@ -252,6 +259,7 @@ class _Listener(HTTPServer):
         elif self.can_add_keepalive_connection or self._make_room():
             self.put_conn(conn)
         else:
+            self.refusals.count("limits")
             conn.close()
 
     def _make_room(self) -> bool:
@@ -263,6 +271,7 @@ class _Listener(HTTPServer):
         waiting = [each for each in connections if each.last_used]
         if not waiting or len(connections) >= 2 * self.keep_alive_conn_limit:
             return False
+        self.refusals.count("limits")
         min(waiting, key=lambda each: each.last_used).last_used = 0.0
         return True
 
@@ -305,7 +314,15 @@ class _Listener(HTTPServer):
 class Server:
     """Listens on one address and answers with what it is given."""
 
-    def __init__(self, address: Address, answer: Answer, *, threads: int = 4, tls: Any = None) -> None:
+    def __init__(
+        self,
+        address: Address,
+        answer: Answer,
+        *,
+        threads: int = 4,
+        tls: Any = None,
+        refusals: Refusals | None = None,
+    ) -> None:
         """Bind, so that a wrong or busy address is known at once; `start` answers.
 
         Args:
@@ -313,11 +330,14 @@ class Server:
             answer: called by worker threads for each request with the client's address.
             threads: worker threads.
             tls: an adapter of `stallscope.web.tls`, or None for plain HTTP.
+            refusals: counts requests and connections beyond the limits.
 
         Raises:
             ListenError: the address can't be had.
         """
-        self._listener = _Listener((address.host or _all_interfaces(), address.port), answer, threads)
+        self._listener = _Listener(
+            (address.host or _all_interfaces(), address.port), answer, threads, refusals or Refusals()
+        )
         if tls is not None:
             self._listener.ssl_adapter = tls
             self._listener.not_yet = tls.not_yet

@@ -12,6 +12,7 @@ from typing import Any
 
 from stallscope.configuration import ConfigurationError
 from stallscope.web.configuration_file import Tls
+from stallscope.web.refusals import Refusals
 
 _logger = logging.getLogger(__name__)
 
@@ -22,6 +23,8 @@ _VERIFICATION = {
     "VerifyClientCertIfGiven": ssl.CERT_OPTIONAL,
     "RequireAndVerifyClientCert": ssl.CERT_REQUIRED,
 }
+_OF_CERTIFICATES = ("CERTIFICATE_VERIFY_FAILED", "PEER_DID_NOT_RETURN_A_CERTIFICATE")
+"""OpenSSL's words for clients without a certificate that is trusted."""
 _COMPLAINT_SECONDS = 60.0
 """Seconds between two log lines about handshakes that failed for one reason."""
 
@@ -87,13 +90,16 @@ class TlsAdapter:
 
     not_yet = (ssl.SSLWantReadError, ssl.SSLWantWriteError, BlockingIOError)
 
-    def __init__(self, context: ssl.SSLContext, before: Callable[[], None] | None = None) -> None:
-        """Take the context, and what to call before each connection.
+    def __init__(
+        self, context: ssl.SSLContext, before: Callable[[], None] | None = None, refusals: Refusals | None = None
+    ) -> None:
+        """Take the context, what to call before each connection, and what counts those that fail.
 
         The attribute `context` may be replaced later: connections that are open stay as they are.
         """
         self.context = context
         self._before = before
+        self._refusals = refusals or Refusals()
         self._complained: dict[str, float] = {}
 
     def bind(self, sock: socket.socket) -> socket.socket:
@@ -110,6 +116,7 @@ class TlsAdapter:
         """Say why a connection ended, where TLS was why; seldom, since anybody may try."""
         if not isinstance(problem, ssl.SSLError) or isinstance(problem, (ssl.SSLEOFError, ssl.SSLZeroReturnError)):
             return
+        self._refusals.count("certificate" if problem.reason in _OF_CERTIFICATES else "handshake")
         reason = _reason(problem)
         now = time.monotonic()
         if now - self._complained.get(reason, -_COMPLAINT_SECONDS) >= _COMPLAINT_SECONDS:

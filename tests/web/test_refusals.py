@@ -1,0 +1,104 @@
+"""Who is sent away is counted by reason, on a real server."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import socket
+import ssl
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import bcrypt
+import pytest
+
+from stallscope.web.address import Address
+from stallscope.web.refusals import Refusals
+from stallscope.web.response import TEXT, Response
+from stallscope.web.security import Security
+from stallscope.web.server import Server
+from tests.web.certificates import Authority, needs_openssl
+
+USERS = f"basic_auth_users: {{alice: {bcrypt.hashpw(b'right', bcrypt.gensalt(4)).decode()}}}\n"
+TLS = (
+    "tls_server_config: {cert_file: node.crt, key_file: node.key, client_ca_file: authority.crt, "
+    "client_auth_type: RequireAndVerifyClientCert}\n"
+)
+ALICE = "Basic YWxpY2U6cmlnaHQ="
+MALLORY = "Basic bWFsbG9yeTpndWVzcw=="
+
+
+def counts(refusals: Refusals) -> dict[str, float]:
+    """Those that are not zero."""
+    found = {sample.labels[0]: sample.value for sample in refusals.collect()}
+    assert set(found) == {"credentials", "certificate", "handshake", "limits"}
+    return {reason: float(number) for reason, number in found.items() if isinstance(number, int) and number}
+
+
+def await_count(refusals: Refusals, reason: str, number: int) -> None:
+    """A handshake fails on the server's side after the client's."""
+    deadline = time.monotonic() + 10
+    while counts(refusals) != {reason: number}:
+        assert time.monotonic() < deadline, counts(refusals)
+        time.sleep(0.01)
+
+
+Serve = Callable[[str], tuple[Server, Refusals]]
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Serve]:
+    with contextlib.ExitStack() as stack:
+
+        def start(text: str) -> tuple[Server, Refusals]:
+            file = tmp_path / "web.yml"
+            file.write_text(text)
+            refusals = Refusals()
+            security = Security(file, refusals=refusals)
+            guarded = security.guard(lambda _request, _client: Response(200, TEXT, b"here"))
+            server = Server(Address("127.0.0.1", 0), guarded, tls=security.tls, refusals=refusals)
+            server.start()
+            stack.callback(server.stop)
+            return server, refusals
+
+        yield start
+
+
+def status(server: Server, authorization: str, path: str = "/") -> int:
+    connection = http.client.HTTPConnection("127.0.0.1", server.address.port, timeout=10)
+    with contextlib.closing(connection):
+        connection.request("GET", path, headers={"Authorization": authorization})
+        return connection.getresponse().status
+
+
+def test_wrong_credentials_are_counted_and_right_ones_are_not(serve: Serve) -> None:
+    server, refusals = serve(USERS)
+    assert [status(server, each) for each in (ALICE, MALLORY, ALICE, MALLORY)] == [200, 401, 200, 401]
+    assert counts(refusals) == {"credentials": 2}
+
+
+def test_a_request_that_is_too_long_is_one_beyond_limits(serve: Serve) -> None:
+    server, refusals = serve(USERS)
+    assert status(server, ALICE, "/" + "x" * 100_000) == 431
+    assert counts(refusals) == {"limits": 1}
+
+
+@needs_openssl
+def test_clients_without_a_certificate_and_without_tls_are_told_apart(serve: Serve, tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    authority.sign("node")
+    server, refusals = serve(TLS)
+    place = ("127.0.0.1", server.address.port)
+    with (
+        contextlib.suppress(ssl.SSLError, ConnectionError),
+        socket.create_connection(place, timeout=10) as connection,
+        authority.trusting().wrap_socket(connection, server_hostname="localhost") as stranger,
+    ):
+        stranger.recv(1)  # in TLS 1.3 a client hears only now that its handshake was refused
+    await_count(refusals, "certificate", 1)
+
+    server, refusals = serve(TLS)
+    with socket.create_connection(("127.0.0.1", server.address.port), timeout=10) as plain:
+        plain.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        await_count(refusals, "handshake", 1)
