@@ -145,8 +145,9 @@ def _once(feeds: list[Feed], watch: VerdictWatch | None, parsed: argparse.Namesp
         _all_at_once([feed.ask for feed in feeds])
     seen = tuple(feed.look() for feed in feeds)
     failed = [each for each in seen if each.problem]
+    told = any(each.node is not None for each in seen)
     screen = Screen(seen, None)
-    if watch is not None and len(failed) < len(seen):
+    if watch is not None and told:
         watch.look(screen.run_names, screen.gpu_names)
         watch.ask()
         screen = Screen(seen, watch.look(screen.run_names, screen.gpu_names))
@@ -155,7 +156,7 @@ def _once(feeds: list[Feed], watch: VerdictWatch | None, parsed: argparse.Namesp
         from stallscope.terminal.document import document
 
         print(json.dumps(document(screen), indent=2))
-    elif len(failed) < len(seen):
+    elif told:
         columns = max(_LEAST_COLUMNS, shutil.get_terminal_size().columns)
         print(_printed([title(screen, time.strftime("%H:%M:%S")), *overview(screen, SORTS[0], columns)]), end="")
     for each in failed:
