@@ -104,7 +104,7 @@ def test_identifiers_are_masked_unless_they_are_to_be_kept(node: NvmlStandIn, tm
 
 def test_a_gpu_that_is_lost_midway_is_lost_in_the_replay_from_then_on(node: NvmlStandIn, tmp_path: Path) -> None:
     process = start(node, "--duration", "4s", "--output", "c", folder=tmp_path)
-    await_calls(node, 2)
+    await_calls(node, 3)  # of two GPUs, so that the first round is over
     node.gpu[1].state = GpuState.LOST
     said = process.communicate(timeout=_DEADLINE)[1]
     assert process.returncode == 0, said
