@@ -188,6 +188,7 @@ def test_broken_hardware_comes_before_the_losses_that_follow_from_it(report_of: 
     causes = [each.cause for each in advice(report_of("broken"))]
     assert causes[0] == "lost"
     assert causes.index("hang_spin") > causes.index("ecc_uncorrected")
+    assert "more causes stand in the tables below" in words(report_of("broken"), "recommendations")
 
 
 def test_a_run_without_trouble_gets_no_advice(report_of: Report) -> None:
@@ -321,9 +322,10 @@ def test_a_finished_run_is_told_of_until_its_last_live_moment(
 
 
 def test_a_run_that_claims_no_gpu_loses_hours_of_ranks(server: Prometheus, run_of: FindRun) -> None:
-    document = build(of_run(server, run_of("waiting")), Unclaimed(server))
+    document = build(of_run(server, run_of("waiting")), Unclaimed(server), PRICES)
     assert "hours of ranks" in words(document, "lost-time")
     assert "rank-hours" in advice(document)[0].arithmetic
+    assert "GPU-hours" not in advice(document)[0].arithmetic
     assert "none that a rank of the run claims" in words(document, "utilisation")
 
 

@@ -44,6 +44,8 @@ class Fired(NamedTuple):
 class Card(NamedTuple):
     """What a cause cost one GPU."""
 
+    instance: str
+    gpu: str
     gpu_seconds: float
     worst_share: float | None
     """Of its time, in the worst step of a curve."""
@@ -68,8 +70,9 @@ class Alerts:
 
     def gpu_seconds(self, cause: str) -> float:
         """What a cause cost the GPUs that its alerts name."""
-        cards = {alert.subject: alert.card.gpu_seconds for alert in self.fired if alert.cause == cause and alert.card}
-        return sum(cards.values())
+        # Once each: while a rank uses a GPU, and after, alerts name the same one differently.
+        cards = {alert.card for alert in self.fired if alert.cause == cause and alert.card is not None}
+        return sum(card.gpu_seconds for card in cards)
 
 
 def not_told(problem: str) -> Alerts:
@@ -123,7 +126,11 @@ def _cards(asker: Asker, named: Sequence[Mapping[str, str]]) -> dict[tuple[str, 
     seconds = {_card(each.labels): each.value for each in asker.ask(asker.integral(share, resolution=asker.coarse))}
     curves = asker.curves(asker.over_time("avg_over_time", share, asker.step, asker.coarse))
     worst = {_card(curve.labels): highest(curve, curves.times) for curve in curves.curves}
-    return {card: Card(lost, *worst.get(card, (None, None))) for card, lost in seconds.items() if lost > 0}
+    return {
+        (cause, instance, gpu): Card(instance, gpu, lost, *worst.get((cause, instance, gpu), (None, None)))
+        for (cause, instance, gpu), lost in seconds.items()
+        if lost > 0
+    }
 
 
 def _card(labels: Mapping[str, str]) -> tuple[str, str, str]:

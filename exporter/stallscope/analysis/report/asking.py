@@ -17,7 +17,7 @@ from stallscope.analysis.report.subject import Subject
 from stallscope.analysis.report.words import zone
 
 RULES_SECONDS = 30.0
-"""Finest resolution of sums over time: what rules record changes no faster."""
+"""Finest resolution of sums over time: what looks back five minutes hardly changes meanwhile."""
 SCRAPES_SECONDS = 120.0
 """Least time in which there are enough scrapes to tell what a counter grew by."""
 _MOST_MOMENTS = 10_080

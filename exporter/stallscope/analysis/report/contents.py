@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -76,6 +77,8 @@ def build(
 
     progress("Lost time")
     lost = lost_time.lost_time(asker)
+    if lost.unit == "rank":  # what has no GPU has no price of a GPU
+        asker.options = replace(asker.options, gpu_hour_price=None)
     run = subject.run
     found = None
     if run is not None:

@@ -45,9 +45,7 @@ def recommendations(asker: Asker, found: Found) -> tuple[Recommendation, ...]:
     ]
     grave = found.alerts.causes("critical", "warning") - {each.cause for each in advised}
     advised += [_of_alert(asker, found, cause) for cause in sorted(grave) if cause in CAUSES]
-    critical = found.alerts.causes("critical")
-
-    broken = _broken(found)
+    critical, broken = found.alerts.causes("critical"), _broken(found)
 
     def order(each: _Advice) -> tuple[bool, float, bool]:
         """Broken hardware first, for what else is lost may follow from it; then the greatest gain; then severity."""
@@ -55,13 +53,13 @@ def recommendations(asker: Asker, found: Found) -> tuple[Recommendation, ...]:
 
     return tuple(
         Recommendation(number, each.cause, each.gain, each.arithmetic, each.advice, each.evidence)
-        for number, each in enumerate(sorted(advised, key=order)[:_MOST], 1)
+        for number, each in enumerate(sorted(advised, key=order), 1)
     )
 
 
 def section(found: Found, advised: tuple[Recommendation, ...]) -> Section:
     """Tell it."""
-    blocks: list[Block] = list(advised)
+    blocks: list[Block] = list(advised[:_MOST])
     hardware_first = len(advised) > 1 and advised[0].cause in _broken(found)
     if advised:
         blocks.append(
@@ -69,6 +67,7 @@ def section(found: Found, advised: tuple[Recommendation, ...]) -> Section:
                 "Each gain is what is won at most if that cause alone goes away. Causes lie behind one another: mend "
                 "the first, then look again."
                 + (" Broken hardware comes first: other losses may follow from it." if hardware_first else "")
+                + (f" {len(advised) - _MOST} more causes stand in the tables below." if len(advised) > _MOST else "")
             )
         )
     else:
