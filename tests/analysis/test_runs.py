@@ -37,6 +37,9 @@ def everything() -> Iterator[Series]:
         yield from of_rank("twins", instance=f"{cluster}-{namespace}", cluster=cluster, namespace=namespace)
     yield from of_rank("moved", instance="first", only=range(20))
     yield from of_rank("moved", instance="second", only=range(20, SCRAPES))
+    for job in ("stallscope", "again"):
+        for each in of_rank("twice", uuid="GPU-c"):
+            yield Series(each.name, {**each.labels, "job": job}, each.values)
     yield from of_rank(NAME)
 
 
@@ -105,6 +108,12 @@ def test_tells_from_when_to_when_to_the_scrape(held: Held) -> None:
     assert (half.start, half.end) == (held.start, held.start + 10 * INTERVAL)
 
 
+def test_an_exporter_that_two_jobs_scrape_counts_once(held: Held) -> None:
+    run = held.find("twice")
+    assert run.places == (Place("0", "again", "twice:19400"),)
+    assert [claim.job for claim in run.claims] == ["again"]
+
+
 def test_a_run_goes_on_unless_its_ranks_said_that_they_ended(held: Held) -> None:
     assert held.find("resnet50").goes_on
     over = held.find("over")
@@ -137,7 +146,9 @@ def test_a_name_is_one_name_whatever_it_holds(held: Held) -> None:
 
 def test_the_nearest_names_are_offered(held: Held) -> None:
     assert "did you mean resnet50?" in held.message("resnet5", UnknownRunError)
-    assert 'there are late, moved, od"d\\|.*\\n\\x1b, over, resnet50, twins' in held.message("xyz", UnknownRunError)
+    assert 'there are late, moved, od"d\\|.*\\n\\x1b, over, resnet50, twice, twins' in held.message(
+        "xyz", UnknownRunError
+    )
 
 
 def test_a_run_of_another_time_is_told_from_one_that_never_was(held: Held) -> None:
@@ -146,7 +157,9 @@ def test_a_run_of_another_time_is_told_from_one_that_never_was(held: Held) -> No
 
 
 def test_all_names_of_a_time_are_told(held: Held) -> None:
-    assert run_names(held.server, held.start, held.end) == sorted(["resnet50", "late", "over", "twins", "moved", NAME])
+    assert run_names(held.server, held.start, held.end) == sorted(
+        ["resnet50", "late", "over", "twice", "twins", "moved", NAME]
+    )
 
 
 def test_a_server_without_any_run_is_told(empty: Prometheus) -> None:

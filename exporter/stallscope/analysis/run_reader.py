@@ -139,14 +139,14 @@ class RunReader:
         """
         questions = 1 + sum(len(_wanted(columns)) for columns in COLUMNS.values())
         window = _Window(start, end, lambda share: advance(share / questions))
-        places: set[_Key] = {(place.instance, place.job, place.rank) for place in self._run.places}
-        nodes: set[_Key] = {place[:2] for place in places}
+        places = frozenset((place.instance, place.job, place.rank) for place in self._run.places)
+        nodes = frozenset(place[:2] for place in places)
 
         def of_rank(*further: str) -> _Subject:
-            return lambda labels: _key(labels, "rank", *further, known=places)
+            return lambda labels: key if (key := _key(labels, "rank", *further))[:3] in places else None
 
         def of_node(*further: str) -> _Subject:
-            return lambda labels: _key(labels, *further, known=nodes)
+            return lambda labels: key if (key := _key(labels, *further))[:2] in nodes else None
 
         told = f"run={quoted(self._run.name)}"
         blocks = self._blocks("steps", told, of_rank(), window)
@@ -203,34 +203,33 @@ class RunReader:
         """What the series of one name tell of a window."""
         matchers = ", ".join(filter(None, (f"cluster={quoted(self._run.cluster)}", matcher)))
 
-        def question(expression: str) -> Question:
-            before, after = expression.split("SELECTOR")
+        def question(expression: Callable[[str], str]) -> Question:
             return Question(
-                lambda part: f"{before}{wanted.series}{{{matchers}, {part}}}{after}", "instance", self._run.instances
+                lambda part: expression(f"{wanted.series}{{{matchers}, {part}}}"), "instance", self._run.instances
             )
 
-        if self._step is not None:
-            expression = self._expression(wanted.kind, self._step)
-            first = window.start + self._step
-            asked = self._reader.stepped(question(expression), first, window.end, self._step, window.advance)
-            for series in joined(asked):
-                told = track(series)
-                # What the server tells by the second is what the step brought, as the rest of this expects.
-                yield (
-                    told
-                    if wanted.kind is not Kind.RATE
-                    else told._replace(values=told.values * self._step, seconds=self._step)
-                )
+        if self._step is None:
+            first = window.start if self._begun else window.start - _LOOKBACK
+            scraped = self._reader.scraped(question(str), first, window.end, window.advance)
+            for series in joined(scraped):
+                yield self._growth.of(wanted.series, series) if wanted.kind is Kind.RATE else track(series)
             return
-        first = window.start if self._begun else window.start - _LOOKBACK
-        for series in joined(self._reader.scraped(question("SELECTOR"), first, window.end, window.advance)):
-            yield self._growth.of(wanted.series, series) if wanted.kind is Kind.RATE else track(series)
+        asked = question(_expression(wanted.kind, self._step, self.scrapes))
+        first = window.start + self._step
+        for series in joined(self._reader.stepped(asked, first, window.end, self._step, window.advance)):
+            told = track(series)
+            if wanted.kind is Kind.RATE:
+                told = told._replace(values=told.values * self._step, seconds=self._step)  # as between scrapes
+            yield told
 
-    def _expression(self, kind: Kind, step: float) -> str:
-        if kind is Kind.RATE:
-            return f"rate(SELECTOR[{max(step, _SCRAPES_OF_A_RATE * self.scrapes) * 1000:.0f}ms])"
-        function = "last_over_time" if kind is Kind.LAST else "avg_over_time"
-        return f"{function}(SELECTOR[{step * 1000:.0f}ms])"
+
+def _expression(kind: Kind, step: float, scrapes: float) -> Callable[[str], str]:
+    """PromQL that makes one value for a step, given a selector."""
+    if kind is Kind.RATE:
+        window = max(step, _SCRAPES_OF_A_RATE * scrapes)
+        return lambda selector: f"rate({selector}[{window * 1000:.0f}ms])"
+    function = "last_over_time" if kind is Kind.LAST else "avg_over_time"
+    return lambda selector: f"{function}({selector}[{step * 1000:.0f}ms])"
 
 
 def _wanted(columns: Iterable[Column]) -> list[_Wanted]:
@@ -243,10 +242,9 @@ def _wanted(columns: Iterable[Column]) -> list[_Wanted]:
     return [_Wanted(series, kind, tuple(those)) for (series, kind), those in found.items()]
 
 
-def _key(labels: Mapping[str, str], *names: str, known: set[_Key]) -> _Key | None:
-    """Instance, job and further labels, if the first of them are known."""
-    key = tuple(labels.get(name, "") for name in ("instance", "job", *names))
-    return key if key[: len(next(iter(known)))] in known else None
+def _key(labels: Mapping[str, str], *names: str) -> _Key:
+    """Instance, job and further labels."""
+    return tuple(labels.get(name, "") for name in ("instance", "job", *names))
 
 
 def _put(table: Table, whose: _Key, wanted: _Wanted, told: Track) -> None:

@@ -158,7 +158,8 @@ def find_run(
     reader = reader or Ranges(server)
     window = ceil(max(_SHORTEST_WINDOW, (end - start) / _LOOKS))
     info = f"stallscope_training_rank_info{{run={quoted(name)}}}"
-    described = _seen(reader, info, start, end, window)
+    # A rank is a number: what is none, no exporter of Stallscope told.
+    described = [each for each in _seen(reader, info, start, end, window) if each.labels.get("rank", "").isdecimal()]
     if not described:
         raise _unknown(server, name, start, end)
     described = _chosen(described, name, cluster, namespace)
@@ -167,11 +168,9 @@ def find_run(
     of_it = f"namespace={quoted(labels.get('namespace', ''))}, {chosen}"
     first = min(each.times[0] for each in described)
     last = max(each.times[-1] for each in described)
-    places = sorted({_place(each.labels) for each in described}, key=_by_number)
+    places = _places(described)
     exact = f"stallscope_training_rank_info{{{of_it}}}"
-    begins = [
-        each.times[0] for each in reader.scraped(exact, max(start, first - window) - _BORDER, first) if each.times
-    ]
+    begins = [each.times[0] for each in reader.scraped(exact, max(start, first - window) - _BORDER, first)]
     ends = [each.times[-1] for each in reader.scraped(exact, max(start, last - window) - _BORDER, last)]
     began, ended = min(begins, default=first), max(ends, default=last)
     known = set(places)
@@ -185,7 +184,7 @@ def find_run(
         for each in _seen(reader, f"stallscope_training_rank_gpu_info{{{chosen}}}", start, end, window)
         if _place(each.labels) in known
     }
-    newest = max(described, key=lambda each: (each.times[-1], -int(_by_number(_place(each.labels))[0])))
+    newest = max(described, key=lambda each: (each.times[-1], -int(each.labels["rank"])))
     return Run(
         name=name,
         namespace=labels.get("namespace", ""),
@@ -213,6 +212,14 @@ def _seen(reader: Ranges, selector: str, start: float, end: float, window: int) 
     """The series of a selector that there are in a time, each with the ends of the windows in which it is."""
     number = ceil((end - start) / window)
     return joined(reader.stepped(f"count_over_time({selector}[{window}s])", end - (number - 1) * window, end, window))
+
+
+def _places(described: Iterable[RangeSeries]) -> list[Place]:
+    """Where ranks were, each once: where two jobs scrape an exporter, the first one's series count."""
+    found: dict[tuple[str, str], Place] = {}
+    for place in sorted({_place(each.labels) for each in described}, key=_by_number):
+        found.setdefault((place.rank, place.instance), place)
+    return list(found.values())
 
 
 def _chosen(
@@ -269,7 +276,7 @@ def _place(labels: Mapping[str, str]) -> Place:
 def _by_number(subject: Iterable[str]) -> tuple[int, tuple[str, ...]]:
     """Sorts by rank, as numbers are sorted."""
     told = tuple(subject)
-    return int(told[0]) if told[0].isdecimal() else 0, told
+    return int(told[0]), told
 
 
 def _shown(moment: float) -> str:
