@@ -87,7 +87,8 @@ class GpuSource:
 
     def of_each(self, *expressions: str) -> str:
         """The first of the values that is told of a GPU, under the labels that the rules know the GPU by."""
-        value = f"max by (cluster, {', '.join(self.keys)}) (\n{block(first_of(*expressions))}\n)"
+        # What is no number, or below zero, means that there is none: a counter made of it would never recover.
+        value = f"max by (cluster, {', '.join(self.keys)}) (\n{block(first_of(*expressions))}\n) >= 0"
         return (
             f"max by ({SUBJECT}) (\n"
             f'    gpu:identity:info{{measured_by="{self.name}"}}\n'

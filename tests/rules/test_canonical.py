@@ -400,6 +400,18 @@ def test_what_may_mean_two_things_is_not_told(rulebook: Rulebook) -> None:
     )
 
 
+def test_a_reading_that_is_no_number_spoils_no_counter(rulebook: Rulebook) -> None:
+    values = {"nvidia_smi_utilization_gpu_ratio": "0.5+0x10 NaN+0x3 0.5+0x106"}
+    rulebook.check(
+        told("nvidia_gpu_exporter", values),
+        {
+            "round(100 * sum(rate(stallscope_gpu_busy_seconds_total[5m])))": [({}, 50)],
+            "sum(stallscope_gpu_utilization_ratio)": [({}, 0.5)],
+        },
+        rule_files=FILES,
+    )
+
+
 def test_other_exporters_of_gpus_alone_get_verdicts_too(rulebook: Rulebook) -> None:
     smi = "nvidia_gpu_exporter"
     story = [
