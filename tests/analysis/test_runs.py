@@ -146,9 +146,8 @@ def test_a_name_is_one_name_whatever_it_holds(held: Held) -> None:
 
 def test_the_nearest_names_are_offered(held: Held) -> None:
     assert "did you mean resnet50?" in held.message("resnet5", UnknownRunError)
-    assert 'there are late, moved, od"d\\|.*\\n\\x1b, over, resnet50, twice, twins' in held.message(
-        "xyz", UnknownRunError
-    )
+    known = 'late, moved, od"d\\|.*\\n\\x1b, over, resnet50, twice, twins'
+    assert f"there are {known}" in held.message("xyz", UnknownRunError)
 
 
 def test_a_run_of_another_time_is_told_from_one_that_never_was(held: Held) -> None:
@@ -157,9 +156,8 @@ def test_a_run_of_another_time_is_told_from_one_that_never_was(held: Held) -> No
 
 
 def test_all_names_of_a_time_are_told(held: Held) -> None:
-    assert run_names(held.server, held.start, held.end) == sorted(
-        ["resnet50", "late", "over", "twice", "twins", "moved", NAME]
-    )
+    names = ["resnet50", "late", "over", "twins", "twice", "moved", NAME]
+    assert run_names(held.server, held.start, held.end) == sorted(names)
 
 
 def test_a_server_without_any_run_is_told(empty: Prometheus) -> None:
