@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -236,13 +237,51 @@ def wait_for(what: Callable[[], Any]) -> Any:
 
 
 @contextlib.contextmanager
-def started(command: list[str], log: Path) -> Iterator[None]:
-    with log.open("w") as out, subprocess.Popen(command, stdout=out, stderr=out) as process:
+def started(command: list[str], log: Path, environment: dict[str, str] | None = None) -> Iterator[None]:
+    with log.open("w") as out, subprocess.Popen(command, stdout=out, stderr=out, env=environment) as process:
         try:
             yield
         finally:
             process.terminate()
             process.wait(20)
+
+
+def exporter_in(folder: Path, command: list[str]) -> tuple[list[str], dict[str, str]]:
+    """The exporter's entry point and environment, with the container's folders below the folder."""
+    python, isolated, script = services("compose.yml")["exporter"]["entrypoint"]
+    assert python == "python"
+    programs = Path(sys.executable).parent
+    return (
+        [sys.executable, isolated, script.replace("/var/lib", f"{folder}/var/lib"), *command],
+        {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"},
+    )
+
+
+def test_reports_are_taken_from_those_alone_that_have_the_token_it_made(tmp_path: Path) -> None:
+    (web, udp) = free_ports(2)
+    service = services("compose.yml")["exporter"]
+    folder = tree(service, tmp_path)
+    command = [word.replace("0.0.0.0:19400", f"127.0.0.1:{udp}") for word in moved(service, folder)]
+    command = [word.replace("=:19400", f"=127.0.0.1:{web}") for word in command]
+    file = folder / "var/lib/stallscope/token"
+    arguments, environment = exporter_in(folder, command)
+    for _start in range(2):  # as the container is started anew, with the volume that it had
+        kept = file.read_text() if file.exists() else ""
+        with started(arguments, tmp_path / "exporter.log", environment):
+
+            def page() -> str:
+                with urllib.request.urlopen(f"http://127.0.0.1:{web}/metrics", timeout=5) as answered:
+                    return str(answered.read(), "utf-8")
+
+            wait_for(page)
+            for run, token in (("signed", file.read_text().strip()), ("unsigned", ""), ("forged", "0" * 64)):
+                told = {**os.environ, "STALLSCOPE_ADDRESS": f"udp://127.0.0.1:{udp}", "STALLSCOPE_TOKEN": token}
+                report = f"import stallscope; stallscope.Run({run!r}, rank=0).finish()"
+                subprocess.run([sys.executable, "-c", report], env=told, check=True, timeout=60)
+            assert wait_for(lambda: 'reason="unsigned"} 2' in page() and 'reason="unknown_token"} 2' in page())
+            assert set(re.findall(r'training_rank_info{run="([^"]*)"', page())) == {"signed"}
+        assert file.stat().st_mode & 0o777 == 0o600
+        assert file.read_text() == kept or not kept
 
 
 def test_the_services_commands_find_each_other_when_they_are_run_here(tmp_path: Path) -> None:
@@ -263,8 +302,9 @@ def test_the_services_commands_find_each_other_when_they_are_run_here(tmp_path: 
     configuration.write_text(local(configuration.read_text()).replace("scrape_interval: 15s", "scrape_interval: 1s"))
     exporter = [local(word) for word in moved(found["exporter"], folders["exporter"])]
     exporter = [re.sub(r"=(0\.0\.0\.0)?:19400", f"=127.0.0.1:{own['19400']}", word) for word in exporter]
+    command, environment = exporter_in(folders["exporter"], exporter)
     with (
-        started([sys.executable, "-m", "stallscope", "exporter", *exporter], tmp_path / "exporter.log"),
+        started(command, tmp_path / "exporter.log", environment),
         started(
             [
                 installed("prometheus"),
