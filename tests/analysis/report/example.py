@@ -153,7 +153,7 @@ def hostile() -> Document:
                     Notice("warning", text),
                     Facts((Fact(text, text, note=text),), title=text),
                     Table(
-                        (Column(text, note=text), Column(text, "cause"), Column(text, "money")),
+                        (Column("Run", note=text), Column("Cause", "cause"), Column("Money", "money")),
                         ((text, text, 1.0),),
                         title=text,
                         note=text,
