@@ -337,12 +337,12 @@ def _matrix(rows: Iterable[Sequence[float | None]]) -> Matrix:
 
 
 def _range(values: Matrix, least: float | None, greatest: float | None) -> tuple[float, float]:
+    """Ends of the vertical axis: from nothing where the values are not far from it, with room above them."""
     low, high = float(np.nanmin(values)), float(np.nanmax(values))
-    margin = 0.06 * (high - low) or abs(high) / 2 or 1.0
     if least is None:
-        least = 0.0 if 0 <= low < 0.6 * high else low - margin
+        least = 0.0 if 0 <= low < 0.6 * high else low - (0.06 * (high - low) or abs(low) / 2 or 1.0)
     if greatest is None:
-        greatest = high + margin
+        greatest = high + 0.06 * (high - least)
     return least, greatest if greatest > least else least + 1.0
 
 
