@@ -239,6 +239,17 @@ def test_samples_are_told_as_they_were_scraped(real: Prometheus) -> None:
     assert real.samples('told{name="dot.star*"}', first - 60, first)[0].times[-1] == first
 
 
+def test_the_mark_at_a_series_end_is_no_sample() -> None:
+    values = b'[[1, "1"], [2, "NaN"], [3, "3"]]'
+    body = b'{"status": "success", "data": {"resultType": "matrix", "result": ['
+    body += b'{"metric": {"a": "b"}, "values": ' + values + b'}, {"metric": {}, "values": [[2, "NaN"]]}]}}'
+    with answering(body=body) as (url, _seen):
+        client = Prometheus(url)
+        ((labels, times, numbers),) = client.samples("up", 0, 9)
+        client.close()
+    assert (labels, list(times), list(numbers)) == ({"a": "b"}, [1, 3], [1, 3])
+
+
 def test_label_values_are_those_of_the_selectors_series(real: Prometheus) -> None:
     assert set(real.label_values("name", "told")) == set(NAMES)
     assert real.label_values("name", f"told{{name=~{any_of([NAMES[1]])}}}") == [NAMES[1]]

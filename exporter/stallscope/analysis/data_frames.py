@@ -147,8 +147,9 @@ def frames(
             )
             warnings.warn(note, stacklevel=2)
             notes = (*notes, note)
-        read = reader.read(told.start, told.end, advance)
-        return Frames(told.run, told.start, told.end, reader.resolution, **read, notes=notes)
+        begin = told.begin(step)
+        read = reader.read(begin, told.end, advance)
+        return Frames(told.run, begin, told.end, reader.resolution, **read, notes=notes)
 
 
 def pieces(
@@ -183,11 +184,11 @@ def pieces(
     """
     with _told(run, prometheus, start, end, cluster, namespace) as told:
         reader = told.reader(step)
-        whole = told.end - told.start
+        first = told.begin(step)
+        whole = told.end - first
         number = -(-reader.bytes(whole) // piece_bytes) or 1
         # Whole rows, so that a server's steps go on from piece to piece.
         length = max(1.0, whole / reader.resolution // number) * reader.resolution
-        first = told.start
         while first < told.end:
             last = min(first + length, told.end)
 
@@ -223,6 +224,10 @@ class _Told:
     start: float
     end: float
     notes: tuple[str, ...]
+
+    def begin(self, step: float | None) -> float:
+        """Unix time after which rows lie: just before the first scrape, which is one; steps begin with it."""
+        return self.start if step is None else max(self.start, self.run.start)
 
     def reader(self, step: float | None) -> RunReader:
         """One that has read nothing yet."""

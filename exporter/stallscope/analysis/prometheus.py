@@ -11,6 +11,7 @@ import time
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
+from math import isnan
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote, urlsplit, urlunsplit
 
@@ -124,7 +125,7 @@ class Prometheus:
         return self._asked("query_range", form, _matrix)
 
     def samples(self, selector: str, start: float, end: float) -> list[RangeSeries]:
-        """The samples of series as they were scraped, with the times of their scrapes.
+        """The samples of series as they were scraped, with the times of their scrapes; none that is NaN.
 
         Args:
             selector: of PromQL, without a range: `stallscope_gpu_up{instance="a"}`.
@@ -136,7 +137,7 @@ class Prometheus:
         """
         milliseconds = max(1, round((end - start) * 1000))
         form = {"query": f"{selector}[{milliseconds}ms]", **_moment("time", end)}
-        found = (_after(start, each) for each in self._asked("query", form, _matrix))
+        found = (_numbers(_after(start, each)) for each in self._asked("query", form, _matrix))
         return [each for each in found if each.times]
 
     def label_values(
@@ -299,6 +300,15 @@ def _after(start: float, series: RangeSeries) -> RangeSeries:
         return series
     first = bisect_right(series.times, start)
     return RangeSeries(series.labels, series.times[first:], series.values[first:])
+
+
+def _numbers(series: RangeSeries) -> RangeSeries:
+    """The series without what is no number: some servers show the mark at a series' end like a sample."""
+    if not any(map(isnan, series.values)):
+        return series
+    kept = [(moment, value) for moment, value in zip(series.times, series.values, strict=True) if not isnan(value)]
+    times, values = (array("d", each) for each in zip(*kept, strict=True)) if kept else (array("d"), array("d"))
+    return RangeSeries(series.labels, times, values)
 
 
 def _remedies(problem: Exception) -> dict[str, bool]:

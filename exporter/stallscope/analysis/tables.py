@@ -58,9 +58,6 @@ class Growth:
             series: its samples, which follow those that were given before.
         """
         times, values = np.frombuffer(series.times), np.frombuffer(series.values)
-        told = np.isfinite(values)
-        if not told.all():
-            times, values = times[told], values[told]
         if not len(times):
             return Track(series.labels, times, values, times)
         key = name, tuple(sorted(series.labels.items()))
