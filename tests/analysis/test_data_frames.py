@@ -53,6 +53,7 @@ def everything() -> Iterator[Series]:
     # Half of a run, of which the one rank claims a GPU by its index alone, and until the middle.
     yield from of_rank("half", 0, world_size=4, uuid="", only=range(SCRAPES // 2))
     yield from of_rank("half", 2, instance="half:19400", world_size=4)
+    yield from of_rank("lone", world_size=10**9)
     yield from of_gpu("half:19400", 0, "GPU-d")
     for rank in (0, 1):
         for each in of_rank("together", rank, uuid="GPU-e"):
@@ -206,6 +207,9 @@ def test_what_a_run_lacks_is_noted(held: Held) -> None:
     assert held.frames("half").notes == (
         "2 of 4 ranks reported; missing: 1, 3",
         "no GPU is known of rank 2: its rows are missing in `gpu`",
+    )
+    assert held.frames("lone").notes[0] == (
+        "1 of 1000000000 ranks reported; missing: 1, 2, 3, 4, 5, 6, 7, 8 and 999999991 more"
     )
     assert not held.frames("plain").notes
 

@@ -26,7 +26,7 @@ import itertools
 import statistics
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import isfinite
@@ -298,16 +298,16 @@ def _missing(run: Run) -> Iterator[str]:
     """What the run should have and has not."""
     size, ranks = run.world_size, set(run.ranks)
     if size is not None and len(ranks) < size:
-        absent = [str(rank) for rank in range(size) if str(rank) not in ranks]
-        yield f"{len(ranks)} of {size} ranks reported; missing: {_listed(absent)}"
+        absent = (str(rank) for rank in range(size) if str(rank) not in ranks)
+        yield f"{len(ranks)} of {size} ranks reported; missing: {_listed(absent, size - len(ranks))}"
     claiming = {claim.rank for claim in run.claims}
     if without := [rank for rank in run.ranks if rank not in claiming]:
-        yield f"no GPU is known of rank {_listed(without)}: its rows are missing in `gpu`"
+        yield f"no GPU is known of rank {_listed(without, len(without))}: its rows are missing in `gpu`"
 
 
-def _listed(ranks: list[str]) -> str:
-    more = f" and {len(ranks) - _RANKS_LISTED} more" if len(ranks) > _RANKS_LISTED else ""
-    return ", ".join(ranks[:_RANKS_LISTED]) + more
+def _listed(ranks: Iterable[str], number: int) -> str:
+    more = f" and {number - _RANKS_LISTED} more" if number > _RANKS_LISTED else ""
+    return ", ".join(itertools.islice(ranks, _RANKS_LISTED)) + more
 
 
 def _unix(moment: Moment | None) -> float | None:
