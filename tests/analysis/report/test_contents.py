@@ -97,6 +97,17 @@ class Partly:
         return silent
 
 
+class Saying(Partly):
+    """A server that answers some questions with a series of its own."""
+
+    def __init__(self, server: Prometheus, asked: str, answer: Series) -> None:
+        super().__init__(server, asked)
+        self._answer = answer
+
+    def query(self, expression: str, at: float | None = None) -> list[Series]:
+        return [self._answer] if self._silent(expression) else super().query(expression, at)
+
+
 class Unclaimed(Partly):
     """A server on which no rank says which GPU it is on."""
 
@@ -307,6 +318,26 @@ def test_what_exporters_failed_to_tell_is_told(report_of: Report) -> None:
     assert gap["Node"] == "exporters1:19400"
     assert number(gap["Did not answer"]) == pytest.approx(17 / 37, abs=0.05)
     assert {row["Source"] for row in table(document, "missing", "Sources")} == {"disk"}
+
+
+@pytest.mark.parametrize(
+    ("asked", "labels", "said"),
+    [
+        (
+            "source_last_success",
+            {"instance": "waiting0:19400"},
+            "The clock of node waiting0:19400 was up to 1 min 30 s",
+        ),
+        ("last_step_.*last_push", {"rank": "0"}, "The clock of rank 0 was up to 1 min 30 s ahead of its exporter's"),
+    ],
+    ids=["node", "rank"],
+)
+def test_a_clock_that_is_ahead_is_told(
+    server: Prometheus, run_of: FindRun, report_of: Report, asked: str, labels: dict[str, str], said: str
+) -> None:
+    document = build(of_run(server, run_of("waiting")), Saying(server, f"topk.*{asked}", Series(labels, 90.0)))
+    assert said in words(document, "missing")
+    assert "clock" not in words(report_of("waiting"), "missing").replace("clock_configured_hertz", "")
 
 
 def test_a_finished_run_is_told_of_until_its_last_live_moment(

@@ -181,7 +181,8 @@ def _scrapes(asker: Asker) -> list[Block]:
 def _clocks(asker: Asker) -> list[Block]:
     """Clocks of nodes and ranks that are ahead of whoever heard of them: that can't be delay."""
     blocks: list[Block] = []
-    told = f"stallscope_exporter_source_last_success_timestamp_seconds{{{asker.subject.told_by_nodes}}}"
+    which = f'{asker.subject.told_by_nodes}, source=~"cpu|nvidia"'  # of all sources, those that are read most often
+    told = f"stallscope_exporter_source_last_success_timestamp_seconds{{{which}}}"
     ahead = f"max by (instance) ({told}) - max by (instance) (timestamp({told}))"
     blocks += _ahead(asker, ahead, "instance", "node", "the server's")
     if asker.subject.run is not None:
