@@ -67,7 +67,7 @@ def section(found: Found, advised: tuple[Recommendation, ...]) -> Section:
                 "Each gain is what is won at most if that cause alone goes away. Causes lie behind one another: mend "
                 "the first, then look again."
                 + (" Broken hardware comes first: other losses may follow from it." if hardware_first else "")
-                + (f" {len(advised) - _MOST} more causes stand in the tables below." if len(advised) > _MOST else "")
+                + (f" {len(advised) - _MOST} more stand in the tables below." if len(advised) > _MOST else "")
             )
         )
     else:

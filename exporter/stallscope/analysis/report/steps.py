@@ -27,7 +27,7 @@ from stallscope.analysis.report.document import (
     Value,
 )
 from stallscope.analysis.report.ranks import Ranks
-from stallscope.analysis.report.words import plain
+from stallscope.analysis.report.words import percent, plain
 from stallscope.readable import duration
 
 KEY = "steps"
@@ -81,8 +81,8 @@ def _blocks(asker: Asker, found: Ranks) -> list[Block]:
     return [
         _facts(asker, found, mean),
         _percentiles(buckets),
-        _histogram(buckets, mean),
-        _spread_over_time(asker, by_edge, buckets),
+        # Of one bucket alone nothing is to be seen that the table does not say.
+        *([_histogram(buckets, mean), _spread_over_time(asker, by_edge, buckets)] if len(buckets) > 1 else []),
         _mean_over_time(asker),
         *_outliers(asker, found),
         *_throughput(asker),
@@ -158,7 +158,7 @@ def _histogram(buckets: list[_Bucket], mean: float | None) -> Figure:
     if edges[-1] == inf:
         edges[-1] = 2 * edges[-2]
     total = sum(bucket.number for bucket in buckets)
-    said = "; ".join(f"{bucket.name}: {100 * bucket.number / total:.1f} %" for bucket in buckets)
+    said = "; ".join(f"{bucket.name}: {percent(bucket.number / total)}" for bucket in buckets if bucket.number >= 0.5)
     marks = (Mark(mean, "mean"),) if mean is not None else ()
     counts = tuple(bucket.number for bucket in buckets)
     return Figure(
