@@ -78,10 +78,10 @@ def told(file: str, values: Mapping[str, str] | None = None, *, uuid: str = "", 
     return page(text.replace(_NUMBER, uuid or at["instance"].partition(":")[0]), values or {}, **at)
 
 
-def ours(*, values: str = steady(1), **target: str) -> Story:
+def ours(**target: str) -> Story:
     """An exporter of ours."""
     labels = {**TARGET, **target}
-    return [series("up", steady(1), **labels), series("stallscope_build_info", values, version="1", **labels)]
+    return [series("up", steady(1), **labels), series("stallscope_build_info", steady(1), version="1", **labels)]
 
 
 def without(story: Story, *names: str) -> Story:
