@@ -16,6 +16,7 @@ from typing import Literal
 from PIL import Image
 from playwright.sync_api import Browser
 
+from stallscope.analysis.report import lost_time
 from stallscope.cli import report
 from tests.browser import chromium
 from tests.end_to_end.up_process import started
@@ -25,8 +26,8 @@ FOLDER = Path(__file__).parent / "screenshots"
 VERDICTS = ("Verdict: Slowed by heat", "Verdict: Waiting for data")
 """What the simulated GPUs' scenario and the loop's slow loader come to."""
 WAIT_SECONDS = 600.0
-RUN = "starving"
-"""Of `tests/installation.py`: its report has something of everything."""
+RUN = "straggling"
+"""Of `tests/installation.py`: four GPUs, of which one holds the others up."""
 COLOURS = 128
 """Enough for a page of few colours; a file is a third as large."""
 
@@ -43,13 +44,14 @@ def main() -> None:
 
 
 def _take_report() -> None:
-    """Take the report's picture, of a run with half an hour of trouble behind it."""
+    """Take the report's pictures, of a run with half an hour of trouble behind it: its head, and where time went."""
     with tempfile.TemporaryDirectory(prefix="stallscope-screenshots-") as folder, filled_prometheus() as filled:
         page = Path(folder) / "report.html"
         prices = ("--price-per-gpu-hour", "2.50", "--currency", "EUR")
         report.main(["--prometheus.url", filled.server.address, "--run", RUN, "--out", str(page), *prices])
         with chromium.started() as browser:
-            _take(browser, page.as_uri(), "report", 1280, 1600, "light")
+            _take(browser, page.as_uri(), "report", 1280, 900, "light")
+            _take(browser, f"{page.as_uri()}#{lost_time.KEY}", "report_time", 1280, 2000, "light")
 
 
 def _all_judged(url: str) -> bool:
