@@ -163,7 +163,21 @@ def test_an_owner_may_be_looked_for() -> None:
     assert [gpu.index for gpu in of.seen[0].node.gpus] == ["1"]  # type: ignore[union-attr]
     assert not of.runs  # bob's
     assert [run.name.run for run in screen(node(*LATER)).of("bob").runs] == ["resnet50"]
-    assert not screen(node(*LATER)).of("nobody").gpu_names
+
+
+@pytest.mark.parametrize("view", ["Overview", "GPUs", "Runs", "Owners"])
+def test_where_nobody_is_of_that_name_it_says_who_there_is(view: str) -> None:
+    said = shown(screen(node(*LATER)).of("carol"), 200, view)
+    assert said.endswith("Nobody here has 'carol' in a name. GPUs and runs are of alice, job 41; bob, job 40.")
+    assert "of that owner." in said
+    alone = shown(screen(node(*LATER, without=[observer.OWNER_INFO, observer.RANK_INFO])).of("carol"), 200, view)
+    assert alone.endswith("Nobody here has 'carol' in a name. The exporters tell no owner.")
+
+
+def test_of_an_owner_who_has_no_run_nobody_else_is_named() -> None:
+    said = shown(screen(node(*LATER)).of("alice"), view="Runs")
+    assert said == "No training run of that owner."
+    assert "Nobody" not in shown(screen(None, problem="it can't be reached").of("alice"))
 
 
 def test_the_other_views() -> None:

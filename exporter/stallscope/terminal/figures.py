@@ -7,7 +7,6 @@ from stallscope.terminal.lines import Line, Span, bar, or_untold, share
 
 BAR = 8
 """Cells of a bar."""
-NO_GPU: Line = (Span("No GPU.", "quiet"),)
 
 
 def drawn(ratio: float | None) -> Line:

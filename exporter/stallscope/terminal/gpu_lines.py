@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from stallscope.analysis.verdicts import Verdicts
 from stallscope.gpu_losses import explained
 from stallscope.readable import percent, readable, size
-from stallscope.terminal.figures import BAR, NO_GPU, drawn, part_of, several, time_since
+from stallscope.terminal.figures import BAR, drawn, part_of, several, time_since
 from stallscope.terminal.lines import Column, Line, Span, bar, fit, flow, line, or_untold, plain, share, table, wrapped
 from stallscope.terminal.model import Gpu
 from stallscope.terminal.owner_lines import owner_name
@@ -51,9 +51,9 @@ _VERDICT_COLUMN = Column("Verdict", least=20, dispensable=8)
 
 
 def gpu_table(gpus: Sequence[Gpu], verdicts: Verdicts | None, width: int) -> list[Line]:
-    """A row for each GPU."""
+    """A row for each GPU; nothing where there is none."""
     if not gpus:
-        return [NO_GPU]
+        return []
     columns: tuple[Column, ...] = _GPU_COLUMNS
     rows: list[tuple[Line, ...]] = [_gpu_row(gpu) for gpu in gpus]
     if verdicts is not None:

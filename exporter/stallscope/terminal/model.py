@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from stallscope.analysis.verdicts import RunName
-from stallscope.catalogue import OUTSIDE_PHASES
+from stallscope.catalogue import OUTSIDE_PHASES, OWNER_LABELS
 from stallscope.terminal.exposition import Labels
 
 ENDED = ("finished", "failed", "lost")
@@ -23,6 +23,12 @@ class Owner(NamedTuple):
     user: str
     memory: float | None = None
     """Bytes of frame buffer that its processes hold."""
+
+    @classmethod
+    def of(cls, labels: Labels) -> Owner:
+        """Whom the labels of a family name."""
+        namespace, pod, container, slurm_job, user = (labels.get(name, "") for name in OWNER_LABELS)
+        return cls(namespace, pod, container, slurm_job, user)
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from stallscope.catalogue import OWNER_LABELS, Family, MetricType, family
+from stallscope.catalogue import Family, MetricType, family
 from stallscope.terminal.exposition import Labels, Page, labels_of
 from stallscope.terminal.model import ENDED, Gpu, Host, Node, Owner, Rank, Recent, Source
 
@@ -181,17 +181,12 @@ _OF_A_GPU = (GPU_UP, LAST_READING, UTILIZATION, MEMORY_USED, MEMORY_TOTAL, POWER
 
 
 def _owners(page: Page) -> dict[str, list[Owner]]:
-    memory = {(labels.get("uuid", ""), _owner(labels)): value for labels, value in page.samples(OWNER_MEMORY)}
+    memory = {(labels.get("uuid", ""), Owner.of(labels)): value for labels, value in page.samples(OWNER_MEMORY)}
     owners: dict[str, list[Owner]] = {}
     for labels, _ in page.samples(OWNER_INFO):
-        uuid, owner = labels.get("uuid", ""), _owner(labels)
+        uuid, owner = labels.get("uuid", ""), Owner.of(labels)
         owners.setdefault(uuid, []).append(owner._replace(memory=memory.get((uuid, owner))))
     return owners
-
-
-def _owner(labels: Labels) -> Owner:
-    namespace, pod, container, slurm_job, user = (labels.get(name, "") for name in OWNER_LABELS)
-    return Owner(namespace, pod, container, slurm_job, user)
 
 
 def _by_uuid(page: Page, what: Family, **only: str) -> dict[str, float]:

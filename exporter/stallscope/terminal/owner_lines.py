@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from stallscope.readable import readable, size
-from stallscope.terminal.figures import NO_GPU, drawn
+from stallscope.terminal.figures import drawn
 from stallscope.terminal.lines import Column, Line, Span, line, or_untold, table
 from stallscope.terminal.model import Gpu, Node, Owner
 
@@ -46,7 +46,7 @@ def _owner_row(name: str, held: Sequence[tuple[Gpu, Owner | None]]) -> tuple[Lin
 
 
 def owner_table(node: Node, width: int) -> list[Line]:
-    """A row for each owner, and for what nobody holds."""
+    """A row for each owner, and for what nobody holds; nothing where there is no GPU."""
     split = {gpu.index for gpu in node.gpus if gpu.mig}
     told = any(source.name == OWNERS_SOURCE and source.up for source in node.sources)
     held: dict[str, list[tuple[Gpu, Owner | None]]] = {}
@@ -55,7 +55,7 @@ def owner_table(node: Node, width: int) -> list[Line]:
             for owner in gpu.owners or (None,):
                 held.setdefault(owner_name(owner) if owner else "", []).append((gpu, owner))
     if not held:
-        return [NO_GPU]
+        return []
     rows = [
         _owner_row(name or ("nobody" if told else "not told"), each)
         for name, each in sorted(held.items(), key=lambda item: (not item[0], item[0]))

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from stallscope.analysis.verdicts import RunName, Verdicts
-from stallscope.catalogue import OWNER_LABELS
 from stallscope.terminal.feed import Seen
-from stallscope.terminal.model import Node, Run, runs_of
+from stallscope.terminal.model import Node, Owner, Run, runs_of
 
 
 @dataclass(frozen=True)
@@ -19,6 +17,10 @@ class Screen:
     seen: tuple[Seen, ...]
     verdicts: Verdicts | None
     """None where no Prometheus is known."""
+    owner: str = ""
+    """What is in a name of everybody whose GPUs and ranks are seen; empty where all are."""
+    whole: Screen | None = None
+    """What there was before it was narrowed to that owner."""
 
     @cached_property
     def runs(self) -> tuple[Run, ...]:
@@ -41,6 +43,13 @@ class Screen:
         """UUIDs of all GPUs."""
         return [gpu.uuid for each in self.seen if each.node is not None for gpu in each.node.gpus]
 
+    @property
+    def owners(self) -> set[Owner]:
+        """Everybody who holds a GPU or trains."""
+        nodes = [each.node for each in self.seen if each.node is not None]
+        holding = {owner._replace(memory=None) for node in nodes for gpu in node.gpus for owner in gpu.owners}
+        return holding | {Owner.of(rank.info) for node in nodes for rank in node.ranks}
+
     def of(self, owner: str) -> Screen:
         """Only the GPUs and ranks of whoever has this in a name; all for nothing."""
         if not owner:
@@ -51,6 +60,8 @@ class Screen:
                 each if each.node is None else each._replace(node=_of_owner(each.node, owner.casefold()))
                 for each in self.seen
             ),
+            owner=owner,
+            whole=self,
         )
 
     @cached_property
@@ -60,11 +71,11 @@ class Screen:
 
 
 def _of_owner(node: Node, wanted: str) -> Node:
-    def owned(names: Iterable[str]) -> bool:
-        return any(wanted in name.casefold() for name in names)
+    def owned(owner: Owner) -> bool:
+        return any(wanted in name.casefold() for name in owner.names)
 
     return replace(
         node,
-        gpus=tuple(gpu for gpu in node.gpus if any(owned(owner.names) for owner in gpu.owners)),
-        ranks=tuple(rank for rank in node.ranks if owned(rank.info.get(name, "") for name in OWNER_LABELS)),
+        gpus=tuple(gpu for gpu in node.gpus if any(owned(owner) for owner in gpu.owners)),
+        ranks=tuple(rank for rank in node.ranks if owned(Owner.of(rank.info))),
     )

@@ -7,15 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from stallscope.terminal.figures import NO_GPU, several
+from stallscope.readable import readable
+from stallscope.terminal.figures import several
 from stallscope.terminal.gpu_lines import gpu_block, gpu_table, sorted_gpus
-from stallscope.terminal.lines import Line, Span, line
+from stallscope.terminal.lines import Line, Span, line, wrapped
 from stallscope.terminal.model import Node, Run
 from stallscope.terminal.node_lines import host_block, host_line, node_head, source_table, stale, what_is_wrong
-from stallscope.terminal.owner_lines import owner_table
+from stallscope.terminal.owner_lines import owner_name, owner_table
 from stallscope.terminal.run_lines import rank_table, run_block
 from stallscope.terminal.screen import Screen
 from stallscope.terminal.verdict_lines import provenance
+
+_MAX_OWNERS = 20
+"""That are named where the one who is looked for is not there."""
 
 
 def title(screen: Screen, clock: str) -> Line:
@@ -37,10 +41,10 @@ def overview(screen: Screen, sort: str, width: int) -> list[Line]:
     """All that matters on one page: what is wrong, host, GPUs, runs."""
 
     def part(node: Node) -> list[Line]:
-        gpus = gpu_table(sorted_gpus(node.gpus, sort), screen.verdicts, width)
+        gpus = gpu_table(sorted_gpus(node.gpus, sort), screen.verdicts, width) or _no_gpu(screen)
         return [*host_line(node.host, width), *what_is_wrong(node, width), *gpus]
 
-    lines = [*_by_node(screen, width, part), *_by_run(screen, width, lambda _: [])]
+    lines = [*_by_node(screen, width, part), *_by_run(screen, width, lambda _: []), *_nobody(screen, width)]
     # Where there is nothing to judge, nobody was asked.
     return [*lines, *provenance(screen.verdicts, width)] if screen.run_names or screen.gpu_names else lines
 
@@ -50,25 +54,42 @@ def gpus(screen: Screen, sort: str, width: int) -> list[Line]:
 
     def part(node: Node) -> list[Line]:
         blocks = [gpu_block(gpu, node.time, screen.verdicts, width) for gpu in sorted_gpus(node.gpus, sort)]
-        return [each for block in blocks for each in (*block, ())][:-1] or [NO_GPU]
+        return [each for block in blocks for each in (*block, ())][:-1] or _no_gpu(screen)
 
-    return _by_node(screen, width, part)
+    return [*_by_node(screen, width, part), *_nobody(screen, width)]
 
 
 def runs(screen: Screen, _sort: str, width: int) -> list[Line]:
     """Runs with their ranks."""
     lines = _by_run(screen, width, lambda run: rank_table(run, screen.now, width))
-    return lines or [line(Span("No training run has reported.", "quiet"))]
+    none = "No training run of that owner." if screen.owner else "No training run has reported."
+    return [*(lines or [line(Span(none, "quiet"))]), *_nobody(screen, width)]
 
 
 def owners(screen: Screen, _sort: str, width: int) -> list[Line]:
     """Who holds which GPUs, and how much of them is at work."""
-    return _by_node(screen, width, lambda node: owner_table(node, width))
+    lines = _by_node(screen, width, lambda node: owner_table(node, width) or _no_gpu(screen))
+    return [*lines, *_nobody(screen, width)]
 
 
 def nodes(screen: Screen, _sort: str, width: int) -> list[Line]:
     """The machines and their exporters' sources."""
     return _by_node(screen, width, lambda node: [*host_block(node, width), (), *source_table(node, width)])
+
+
+def _no_gpu(screen: Screen) -> list[Line]:
+    return [line(Span("No GPU of that owner." if screen.owner else "No GPU.", "quiet"))]
+
+
+def _nobody(screen: Screen, width: int) -> list[Line]:
+    """Where nobody is found who is looked for: who there is instead."""
+    if screen.whole is None or screen.owners or not any(each.node for each in screen.seen):
+        return []
+    names = sorted({owner_name(owner) for owner in screen.whole.owners})
+    more = len(names) - _MAX_OWNERS
+    known = "; ".join(names[:_MAX_OWNERS]) + (f"; and {more} more" if more > 0 else "")
+    said = f"GPUs and runs are of {known}." if known else "The exporters tell no owner."
+    return wrapped(f"Nobody here has '{readable(screen.owner)}' in a name. {said}", width, "warn")
 
 
 def _by_node(screen: Screen, width: int, part: Callable[[Node], list[Line]]) -> list[Line]:
