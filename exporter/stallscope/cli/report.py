@@ -140,7 +140,9 @@ def _told(reader: Parser, arguments: Sequence[str]) -> Any:
     """The command line, with what was left out filled in."""
     told = reader.parse_args(arguments)
     if told.format is None:
-        told.format = (format_of(told.out) if told.out else None) or "html"
+        told.format = format_of(told.out) if told.out and told.out.suffix else "html"
+    if told.format is None:
+        reader.error(f"{told.out} is of no known format: it ends in {', '.join(SUFFIXES.values())}, or --format says it")
     if told.out is None:
         told.out = Path("report.html") if told.format == "html" else _STANDARD_OUTPUT
     if told.since is None:
