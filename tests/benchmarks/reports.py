@@ -110,8 +110,10 @@ def table(loads: Sequence[tuple[int, float, float]] = _LOADS, seconds: float = _
     conditions = (
         f"An exporter with eight idle GPUs that takes reports as the shim writes them, {seconds:g} s each. What the "
         "kernel has no room for, a rank counts as dropped where the socket is a UNIX one; over UDP nobody hears of it. "
-        "To reach: 128 reports a second of 64 ranks within 2 % of a processor; 5,000 a second with every scrape "
-        "answered."
+        "To reach: 128 reports a second of 64 ranks within 2 % of a processor, the page that tells of them included; "
+        "5,000 a second with every scrape answered. Past the UNIX socket's limit, which is its queue of eleven "
+        "(net.unix.max_dgram_qlen), UDP takes more; past that, let the ranks report less often (Run's `interval`): "
+        "reports are cumulative, and a lost one costs nothing but its moment."
     )
     head = (
         "door | ranks | reports a second | refused by the kernel | lost on the way | rejected | processor, % | "

@@ -131,7 +131,8 @@ def table(nodes: int = _NODES, minutes: float = _MINUTES) -> str:
         f"One real Prometheus on {os.cpu_count()} processors scrapes {nodes} nodes every {_INTERVAL} s, with the "
         f"bundle's rules and alerts every {_INTERVAL} s. One server, on the same processors, replays the pages of live "
         f"simulated nodes under as many names, runs of {NODES_A_RUN * GPUS_A_NODE} ranks, a run of {TROUBLED} in "
-        f"trouble. {minutes:g} minutes, of which the last {_WATCHED_MINUTES:g} count."
+        f"trouble. {minutes:g} minutes, of which the last {_WATCHED_MINUTES:g} count. Past its limit: more "
+        "processors, an interval of 30 s, a Prometheus for each cluster, or rules at the edge (prometheus/examples)."
     )
     return "\n".join(
         [
