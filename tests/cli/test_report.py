@@ -157,7 +157,7 @@ def test_what_fails_is_told_in_a_line_and_the_report_that_is_there_stays(
         (["--run", "a", "--price-per-gpu-hour", "-1"], "'-1' is no price; expected a number such as 2.50"),
         (["--run", "a", "--timezone", "Mars/Olympus"], "time zone 'Mars/Olympus' is not known here"),
         (["--run", "a", "--format", "pdf"], "invalid choice: 'pdf'"),
-        (["--run", "a", "--out", "a.pdf"], "a.pdf is of no known format: it ends in .html, .md, .json"),
+        (["--run", "a", "--out", "a.pdf"], "a.pdf is of no known format (.html, .md, .json); name one with --format"),
         (["--runs", "a"], "unknown flag --runs; did you mean --run?"),
     ],
 )

@@ -142,7 +142,7 @@ def _told(reader: Parser, arguments: Sequence[str]) -> Any:
     if told.format is None:
         told.format = format_of(told.out) if told.out and told.out.suffix else "html"
     if told.format is None:
-        reader.error(f"{told.out} is of no known format: it ends in {', '.join(SUFFIXES.values())}, or --format says it")
+        reader.error(f"{told.out} is of no known format ({', '.join(SUFFIXES.values())}); name one with --format")
     if told.out is None:
         told.out = Path("report.html") if told.format == "html" else _STANDARD_OUTPUT
     if told.since is None:
