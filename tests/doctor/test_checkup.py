@@ -42,3 +42,12 @@ def test_of_a_part_that_is_not_there_nothing_more_is_checked(make_subject: MakeS
 
     found = findings(Part("part", begin, (("first", all_well),)), make_subject())
     assert statuses(found) == {"reachable": {"failed"}}
+
+
+def test_a_part_that_breaks_at_its_beginning_has_failed(make_subject: MakeSubject) -> None:
+    def begin(_: Subject) -> Subject:
+        raise ValueError("no such thing")
+
+    found = findings(Part("part", begin, (("first", all_well),)), make_subject())
+    assert statuses(found) == {"reachable": {"failed"}}
+    assert "no such thing" in found["reachable"][0].message

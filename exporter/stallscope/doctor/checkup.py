@@ -98,8 +98,8 @@ def examined(part: Part[Any], subject: Subject) -> Iterator[Result]:
     """Make all checks of a part, one after the other, each with its time limit."""
     try:
         context = _within(part.limit, lambda: part.begin(subject))
-    except Stop as stop:
-        yield Result(part.name, "reachable", stop.finding)
+    except Exception as error:  # noqa: BLE001 - one part that breaks must not take the others along
+        yield Result(part.name, "reachable", _finding_of(error))
         return
     for name, check in part.checks:
         for finding in _findings(part.limit, check, context):
@@ -109,12 +109,16 @@ def examined(part: Part[Any], subject: Subject) -> Iterator[Result]:
 def _findings(limit: float, check: Callable[[Context], Iterable[Finding]], context: Context) -> list[Finding]:
     try:
         return _within(limit, lambda: list(check(context)))
-    except Stop as stop:
-        return [stop.finding]
-    except Exception as error:  # noqa: BLE001 - one check that breaks must not take the others along
-        ours = type(error).__module__.startswith(f"{__name__.partition('.')[0]}.")  # in words for people
-        message = str(error) if ours else f"what came can't be read ({type(error).__name__}: {error})"
-        return [failed(message, "see what answers there, and of which version it is")]
+    except Exception as error:  # noqa: BLE001 - nor one check the other checks
+        return [_finding_of(error)]
+
+
+def _finding_of(error: Exception) -> Finding:
+    if isinstance(error, Stop):
+        return error.finding
+    ours = type(error).__module__.startswith(f"{__name__.partition('.')[0]}.")  # in words for people
+    message = str(error) if ours else f"what came can't be read ({type(error).__name__}: {error})"
+    return failed(message, "see what answers there, and of which version it is")
 
 
 def _within(limit: float, work: Callable[[], _Found]) -> _Found:

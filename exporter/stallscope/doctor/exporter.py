@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from typing import NamedTuple
-from urllib.parse import urlsplit, urlunsplit
 
 from stallscope.catalogue import Family, family
 from stallscope.doctor.checkup import Finding, Part, Stop, Subject, failed, ok, warning
@@ -39,6 +38,7 @@ MOST_AGE = 15.0
 MOST_SKEW = 5.0
 """Seconds by which two clocks may differ: less does no harm to any rule."""
 RESET_CLOCKS = "set both clocks right: `timedatectl status` must say that the clock is synchronized"
+_READY = "/-/ready"
 _TOKEN = "give the training the exporter's token in STALLSCOPE_TOKEN or STALLSCOPE_TOKEN_FILE"  # noqa: S105 - no token
 _REMEDIES = {
     "unsigned": _TOKEN,
@@ -58,7 +58,6 @@ class Exporter(NamedTuple):
     """An exporter that answers."""
 
     client: ExporterClient
-    url: str
     page: Page
     at: float
     """Unix time of this machine when the page came."""
@@ -86,14 +85,14 @@ def _begin(subject: Subject) -> Exporter:
         raise Stop(
             failed(
                 f"{client.name}: {error}",
-                "see whether it runs there (`stallscope exporter`), or say where it is with --exporter.url",
+                "see whether it runs there, or say where it is with --exporter.url",
             )
         ) from None
     if not page:
         raise Stop(
             failed(f"what answers at {client.name} is no exporter of Stallscope", "say where it is with --exporter.url")
         )
-    return Exporter(client, subject.exporter_url, page, time.time())
+    return Exporter(client, page, time.time())
 
 
 def _version(exporter: Exporter) -> Iterator[Finding]:
@@ -106,19 +105,14 @@ def _version(exporter: Exporter) -> Iterator[Finding]:
 
 
 def _ready(exporter: Exporter) -> Iterator[Finding]:
-    parts = urlsplit(exporter.url if "://" in exporter.url else f"http://{exporter.url}")
-    client = ExporterClient(
-        urlunsplit(parts._replace(path="/-/ready", query="")) if "://" in exporter.url else f"{parts.netloc}/-/ready",
-        timeout=exporter.client.timeout,
-    )
     try:
-        client.read()
+        exporter.client.read(_READY)
     except ExporterError as error:
-        yield failed(f"{client.name}: {error}", "wait for the first readings; if it stays so, see the exporter's log")
+        yield failed(f"{_READY}: {error}", "wait for the first readings; if it stays so, see the exporter's log")
     else:
         yield ok("ready")
     finally:
-        client.close()
+        exporter.client.close()
 
 
 def _sources(exporter: Exporter) -> Iterator[Finding]:

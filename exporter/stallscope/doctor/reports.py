@@ -5,6 +5,7 @@ Its run has a name that exporters count and do not hold, so that nothing shows o
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import time
@@ -59,7 +60,11 @@ def _begin(subject: Subject) -> Subject:
 
 def _trial(subject: Subject) -> Iterator[Finding]:
     address = subject.environment.get("STALLSCOPE_ADDRESS", "").strip() or _DEFAULT
-    client = client_of(subject)
+    with contextlib.closing(client_of(subject)) as client:
+        yield _tried(subject, address, client)
+
+
+def _tried(subject: Subject, address: str, client: ExporterClient) -> Finding:
     before = _counts(client)
     complaints = _Complaints()
     logger = logging.getLogger("stallscope")
@@ -75,18 +80,16 @@ def _trial(subject: Subject) -> Iterator[Finding]:
         logger.removeHandler(complaints)
     if problem is not None:
         said = complaints.told[-1] if complaints.told else f"a report to {address} could not be sent ({problem})"
-        yield failed(said, _REMEDIES.get(problem, _REMEDIES["error"]))
-    elif isinstance(send, Post):
-        yield ok(f"{address} took a trial report")
-    elif before is None:
-        yield warning(
+        return failed(said, _REMEDIES.get(problem, _REMEDIES["error"]))
+    if isinstance(send, Post):
+        return ok(f"{address} took a trial report")
+    if before is None:
+        return warning(
             f"a trial report to {address} was sent; whether it was taken can't be seen, since {client.name} gives no "
             "metrics",
             "say where the exporter's metrics are with --exporter.url",
         )
-    else:
-        yield _arrival(address, client, before)
-    client.close()
+    return _arrival(address, client, before)
 
 
 def _arrival(address: str, client: ExporterClient, before: _Counts) -> Finding:

@@ -72,22 +72,26 @@ class ExporterClient:
             login = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
             self._headers["Authorization"] = "Basic " + base64.b64encode(login).decode()
 
-    def read(self) -> str:
+    def read(self, path: str = "") -> str:
         """The page as it is now.
+
+        Args:
+            path: of another page than that of the metrics.
 
         Raises:
             ExporterError: there is none.
         """
+        path = path or self._path
         kept = self._connection is not None
         try:
             try:
-                return self._read()
+                return self._read(path)
             except (http.client.RemoteDisconnected, ConnectionError):
                 if not kept:
                     raise
                 # The server had closed a connection that nobody used, as it may.
                 self.close()
-                return self._read()
+                return self._read(path)
         except (OSError, http.client.HTTPException, ExporterError) as problem:
             self.close()
             raise ExporterError(self._reason(problem)) from None
@@ -98,13 +102,13 @@ class ExporterClient:
             self._connection.close()
             self._connection = None
 
-    def _read(self) -> str:
+    def _read(self, path: str) -> str:
         deadline = time.monotonic() + self.timeout
         connection = self._connection
         if connection is None:
             kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
             connection = self._connection = kind(self._host, self._port, timeout=self.timeout)
-        connection.request("GET", self._path, headers=self._headers)
+        connection.request("GET", path, headers=self._headers)
         # Piece by piece: the socket's own timeout is for each of them, not for all.
         with connection.getresponse() as response:
             body = bytearray()
