@@ -56,6 +56,14 @@ def test_warnings_are_no_failure_and_json_tells_the_same(exporter: Served, capsy
     )
 
 
+def test_nothing_that_is_quoted_steers_the_terminal(exporter: Served, capsys: pytest.CaptureFixture[str]) -> None:
+    exporter.texts["/metrics"] = page(time.time()).replace('reason="unsigned"} 0', 'reason="\x1b[2J\u202eevil"} 3')
+    assert main(["doctor", "exporter", "--exporter.url", exporter.url]) == 0
+    told = capsys.readouterr().out
+    assert "\\x1b[2J\\u202eevil" in told
+    assert told.replace("\n", "").isprintable()
+
+
 def test_a_prometheus_that_nobody_named_may_be_missing(
     exporter: Served, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -70,12 +78,14 @@ def test_a_prometheus_that_nobody_named_may_be_missing(
 @pytest.mark.parametrize(
     ("address", "url"),
     [
-        ("", "http://127.0.0.1:19400"),
-        ("unix:///run/stallscope/report.sock", "http://127.0.0.1:19400"),
+        ("", "http://localhost:19400"),
+        ("unix:///run/stallscope/report.sock", "http://localhost:19400"),
         ("udp://10.0.0.7", "http://10.0.0.7:19400"),
         ("udp://[fd00::1]:20000", "http://[fd00::1]:20000"),
         ("https://gpu7/api/v1/report", "https://gpu7:443"),
-        ("udp://[", "http://127.0.0.1:19400"),
+        ("udp://[", "http://localhost:19400"),
+        ("udp://", "http://localhost:19400"),
+        ("udp://gpu 7", "http://localhost:19400"),
     ],
 )
 def test_the_exporter_is_looked_for_where_reports_go(address: str, url: str) -> None:

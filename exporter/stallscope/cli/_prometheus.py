@@ -6,7 +6,8 @@ import argparse
 from typing import TYPE_CHECKING
 
 from stallscope.analysis.address import LOCAL, VARIABLE, default_url
-from stallscope.configuration import parse_duration, parse_server
+from stallscope.cli._durations import duration
+from stallscope.configuration import parse_server
 
 if TYPE_CHECKING:
     from stallscope.analysis.prometheus import Prometheus
@@ -38,7 +39,7 @@ def add_flags(parser: argparse.ArgumentParser, *, timeout: float = DEFAULT_TIMEO
         "--prometheus.timeout",
         dest="prometheus_timeout",
         default=timeout,
-        type=_timeout,
+        type=duration("100ms", "1h"),
         metavar="DURATION",
         help=f"how long one question may take (default: {timeout:g}s)",
     )
@@ -64,13 +65,3 @@ def address(text: str) -> str:
     if not url:
         raise argparse.ArgumentTypeError(f"{text!r} is no address; expected http://HOST:PORT or https://HOST:PORT")
     return url
-
-
-def _timeout(text: str) -> float:
-    try:
-        seconds = parse_duration(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is no duration; expected {error}") from None
-    if not 0.1 <= seconds <= 3600:
-        raise argparse.ArgumentTypeError(f"{text!r} is not from 100ms to 1h")
-    return seconds

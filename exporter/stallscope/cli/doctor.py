@@ -13,9 +13,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from stallscope.analysis.address import VARIABLE
+from stallscope.cli._exporter import DEFAULT_EXPORTER, exporter_url
 from stallscope.cli._parser import Parser, nearest
 from stallscope.cli._progress import progress
 from stallscope.cli._prometheus import add_flags
+from stallscope.readable import readable
 
 if TYPE_CHECKING:
     from stallscope.doctor.checkup import Result, Subject
@@ -30,6 +32,8 @@ PARTS = {
 _COLUMNS = 100
 _COLOURS = {"failed": "31", "warning": "33", "skipped": "2", "ok": "32"}
 """By status, the gravest first."""
+_LONGEST = 1000
+"""Characters of a message that are shown: servers are quoted in them."""
 _TIMEOUT = 5.0
 """Seconds for one question: what takes longer is worth a complaint."""
 
@@ -57,9 +61,9 @@ def parser() -> Parser:
     made.add_argument(
         "--exporter.url",
         dest="exporter_url",
-        type=_exporter,
+        type=exporter_url,
         metavar="URL",
-        help="the exporter's metrics (default: the host of STALLSCOPE_ADDRESS, or else http://127.0.0.1:19400)",
+        help=f"the exporter's metrics (default: the host of STALLSCOPE_ADDRESS, or else {DEFAULT_EXPORTER})",
     )
     add_flags(made, timeout=_TIMEOUT)
     return made
@@ -115,8 +119,9 @@ def _shown(part: str, results: Iterable[Result]) -> str:
 
 
 def _wrapped(text: str, columns: int, first: str, others: str) -> list[str]:
+    shown = readable(" ".join(text.split()), _LONGEST)
     return textwrap.wrap(
-        text, columns, initial_indent=first, subsequent_indent=others, break_on_hyphens=False, break_long_words=False
+        shown, columns, initial_indent=first, subsequent_indent=others, break_on_hyphens=False, break_long_words=False
     )
 
 
@@ -142,23 +147,13 @@ def _exporter_of(address: str) -> str:
 
     from stallscope.terminal.exporter_client import DEFAULT_PORT
 
-    scheme, separator, place = address.partition("://")
-    if not separator or scheme not in ("udp", "http", "https"):
-        return f"http://127.0.0.1:{DEFAULT_PORT}"
+    scheme, _, place = address.partition("://")
+    if scheme not in ("udp", "http", "https"):
+        return DEFAULT_EXPORTER
     try:
         parts = urlsplit(f"//{place}")
+        host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname or ""
         port = parts.port or {"http": 80, "https": 443}.get(scheme, DEFAULT_PORT)
-        host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
-    except ValueError:
-        return f"http://127.0.0.1:{DEFAULT_PORT}"
-    return f"{'https' if scheme == 'https' else 'http'}://{host}:{port}"
-
-
-def _exporter(text: str) -> str:
-    from stallscope.terminal.exporter_client import ExporterClient
-
-    try:
-        ExporterClient(text)
-    except ValueError as problem:
-        raise argparse.ArgumentTypeError(str(problem)) from None
-    return text
+        return exporter_url(f"{'https' if scheme == 'https' else 'http'}://{host}:{port}")
+    except (ValueError, argparse.ArgumentTypeError):  # the trial report tells what is wrong with it
+        return DEFAULT_EXPORTER

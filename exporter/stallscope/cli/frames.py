@@ -29,7 +29,7 @@ def parser() -> Parser:
     """The command line."""
     made = Parser(
         "frames",
-        usage="stallscope frames --run NAME [--out DIRECTORY] [--format parquet|csv] [flags]",
+        usage="stallscope frames --run NAME [--out DIRECTORY] [flags]",
         description="Write what Prometheus holds of a run to five files: steps, phases, gpu, host and values (what the "
         "training reported besides). A row is one scrape of one rank, phase, GPU or machine, with the number of the "
         "training step that the rank had reached; figures are those of the interval since the scrape before. A run may "

@@ -14,19 +14,16 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from stallscope.analysis.address import VARIABLE
+from stallscope.cli._durations import duration
+from stallscope.cli._exporter import DEFAULT_EXPORTER, exporter_url
 from stallscope.cli._parser import Parser
 from stallscope.cli._prometheus import address
-from stallscope.configuration import parse_duration
 
 if TYPE_CHECKING:
     from stallscope.analysis.verdicts import VerdictWatch
-    from stallscope.terminal.exporter_client import ExporterClient
     from stallscope.terminal.feed import Feed
     from stallscope.terminal.lines import Line
 
-_DEFAULT_EXPORTER = "http://localhost:19400"
-_SHORTEST, _LONGEST = 0.2, 3600.0
-"""Seconds between two looks."""
 _LEAST_COLUMNS = 20
 
 
@@ -54,9 +51,9 @@ def parser() -> Parser:
         "--exporter.url",
         dest="exporters",
         action="append",
-        type=_exporter,
+        type=exporter_url,
         metavar="URL",
-        help=f"exporter of the node; again for each further node (default: {_DEFAULT_EXPORTER})",
+        help=f"exporter of the node; again for each further node (default: {DEFAULT_EXPORTER})",
     )
     made.add_argument(
         "--prometheus.url",
@@ -68,7 +65,11 @@ def parser() -> Parser:
         help=f"Prometheus that is asked for verdicts (default: {VARIABLE}, or else none)",
     )
     made.add_argument(
-        "--interval", type=_interval, default=2.0, metavar="DURATION", help="time between two looks (default: 2s)"
+        "--interval",
+        type=duration("200ms", "1h"),
+        default=2.0,
+        metavar="DURATION",
+        help="time between two looks (default: 2s)",
     )
     made.add_argument("--once", action="store_true", help="print the screen as plain text and end")
     made.add_argument("--json", action="store_true", help="print one JSON document with everything and end")
@@ -86,10 +87,10 @@ def main(arguments: Sequence[str]) -> int:
     parsed = parser().parse_args(arguments)
     # What a library has to say must not stand across the screen.
     logging.getLogger("stallscope").addHandler(logging.NullHandler())
+    from stallscope.terminal.exporter_client import ExporterClient
     from stallscope.terminal.feed import Feed
 
-    clients: list[ExporterClient] = parsed.exporters or [_exporter(_DEFAULT_EXPORTER)]
-    feeds = [Feed(client, parsed.interval) for client in clients]
+    feeds = [Feed(ExporterClient(url), parsed.interval) for url in parsed.exporters or [DEFAULT_EXPORTER]]
     try:
         watch = _watch(parsed.prometheus)
     except ModuleNotFoundError as error:
@@ -186,22 +187,3 @@ def _printed(lines: Sequence[Line]) -> str:
 
 def _speaks_unicode() -> bool:
     return (sys.stdout.encoding or "").lower().replace("-", "").startswith("utf")
-
-
-def _exporter(text: str) -> ExporterClient:
-    from stallscope.terminal.exporter_client import ExporterClient
-
-    try:
-        return ExporterClient(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _interval(text: str) -> float:
-    try:
-        seconds = parse_duration(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is no duration; expected {error}") from None
-    if not _SHORTEST <= seconds <= _LONGEST:
-        raise argparse.ArgumentTypeError(f"{text!r} is not from 200ms to 1h")
-    return seconds
