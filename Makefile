@@ -57,6 +57,7 @@ generate: $(STAMP) ## write again what is generated and committed
 	$(BIN)/python exporter/causes_reference.py
 	$(BIN)/python exporter/manual.py
 	$(BIN)/python -m grafana
+	$(BIN)/python exporter/canonical_rules.py
 	$(BIN)/python -m deploy.generate
 	$(BIN)/python -m tests.captures.golden
 	$(BIN)/python -m tests.alerting.golden
