@@ -16,6 +16,7 @@ import pytest
 
 from stallscope.capacity.claims import Claims
 from stallscope.cli import pick as command
+from stallscope.cli._picker import Picker
 from stallscope.gpus.driver import GpuProcess, Memory, Utilization
 from tests.gpus.scripted_driver import ScriptedDevice, ScriptedDriver
 from tests.nvml_library.stand_in import DriverState, GpuState, NvmlStandIn
@@ -165,8 +166,8 @@ def test_without_a_driver_it_says_what_to_do(node: Node) -> None:
         (["--memory", "20"], "did you mean 20GiB?"),
         (["--memory", "-1GiB"], "--memory"),
         (["--max-utilization", "30"], "did you mean 30%?"),
-        (["--over", "10ms"], "not between 1s and 60s"),
-        (["--reserve", "2h"], "more than 1h"),
+        (["--over", "10ms"], "not from 1s to 60s"),
+        (["--reserve", "2h"], "not from 0s to 1h"),
         (["--wait", "--timeout", "2"], "a duration with its unit"),
         (["--timeout", "2s"], "how long to --wait"),
         (["python", "train.py"], "a command comes after --: stallscope pick [flags] -- python train.py"),
@@ -207,13 +208,13 @@ class TestWaiting:
         scripted = ScriptedDevice(
             memory=Memory(80 * GIB, 60 * GIB, None), processes=[GpuProcess(1, None)], utilization=Utilization(0, 0)
         )
-        monkeypatch.setattr(command, "_driver", lambda: ScriptedDriver(scripted))
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         return scripted
 
-    def picker(self, tmp_path: Path, pause: Callable[[float], None], *words: str) -> command._Picker:
+    def picker(self, device: ScriptedDevice, tmp_path: Path, pause: Callable[[float], None], *words: str) -> Picker:
         flags = ("--lock-folder", str(tmp_path), "--exporter.url", NOWHERE, "--wait", *words)
-        return command._Picker(command.parser().parse_args(flags), ["true"], pause)
+        parsed = command.parser().parse_args(flags)
+        return Picker(parsed, running=True, driver=lambda: ScriptedDriver(device), pause=pause)
 
     def test_it_ends_when_there_is_room_and_says_once_what_it_waits_for(
         self, device: ScriptedDevice, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -225,7 +226,7 @@ class TestWaiting:
             if len(pauses) == 6:
                 device.answers["memory"] = Memory(80 * GIB, 20 * GIB, None)
 
-        look = self.picker(tmp_path, pause, "--memory", "30GiB").until_found(None)
+        look = self.picker(device, tmp_path, pause, "--memory", "30GiB").until_found(None)
         assert [gpu.identity.uuid for gpu in look.chosen] == ["GPU-0"]
         assert pauses == [2.0, 10.0] * 3 + [2.0]
         for descriptor in look.descriptors:
@@ -241,7 +242,7 @@ class TestWaiting:
             nonlocal now
             now += seconds
 
-        look = self.picker(tmp_path, pause).until_found(25, clock=lambda: now)
+        look = self.picker(device, tmp_path, pause).until_found(25, clock=lambda: now)
         assert look.chosen == ()
         # The time may end within a look, but not within a pause.
         assert 125 <= now <= 127
