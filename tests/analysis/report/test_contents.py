@@ -29,6 +29,7 @@ from stallscope.analysis.report.document import (
 )
 from stallscope.analysis.report.options import Options
 from stallscope.analysis.report.subject import of_everything, of_nodes, of_run
+from stallscope.analysis.report.words import percent
 from stallscope.analysis.runs import Run, find_run
 from tests.filled_prometheus import FilledPrometheus
 from tests.installation import HEALTHY, part
@@ -199,7 +200,7 @@ def test_broken_hardware_comes_before_the_losses_that_follow_from_it(report_of: 
     causes = [each.cause for each in advice(report_of("broken"))]
     assert causes[0] == "lost"
     assert causes.index("hang_spin") > causes.index("ecc_uncorrected")
-    assert "more stand in the tables below" in words(report_of("broken"), "recommendations")
+    assert "1 more stands in the tables below" in words(report_of("broken"), "recommendations")
 
 
 def test_a_run_without_trouble_gets_no_advice(report_of: Report) -> None:
@@ -254,6 +255,17 @@ def test_alerts_on_a_runs_nodes_count_and_those_on_others_do_not(report_of: Repo
     told = {row["Alert"] for row in table(report_of("host"), "alerts", "Alerts")}
     assert {"HostOomKill", "HostShmFull", "HostSwapping", "HostMemPressure"} <= told
     assert not any(str(name).startswith("Stallscope") for name in told)
+
+
+def test_alerts_on_a_gpu_that_a_run_does_not_use_are_none_of_its_matter(report_of: Report) -> None:
+    document = report_of("shared")
+    assert {row["Alert"] for row in table(document, "alerts", "Alerts")} == {"GpuSharedUnexpectedly"}
+    assert [each.cause for each in advice(document)] == ["shared_unexpectedly"]
+
+
+def test_a_gpu_that_a_run_lost_stays_its_matter(report_of: Report) -> None:
+    told = {(row["Alert"], row["On"]) for row in table(report_of("broken"), "alerts", "Alerts")}
+    assert ("GpuLost", "GPU 1 of broken1:19400") in told
 
 
 def test_percentiles_of_steps_are_told_as_exactly_as_the_histogram_knows_them(report_of: Report) -> None:
@@ -421,6 +433,12 @@ def test_everything_is_the_sum_of_all(server: Prometheus, filled: FilledPromethe
     for name in ("waiting", "saving", "stuttering"):
         (own,) = (row for row in table(report_of(name), "lost-time", "by cause") if row["Cause"] == JUDGED[name])
         assert number(lost[JUDGED[name]]) == pytest.approx(number(own["Lost"]), rel=0.02)
+    unjudged = {row["Verdict"]: row["Share"] for row in table(document, "verdicts", "How long")}["insufficient_data"]
+    assert f"{percent(number(unjudged))} could not be judged" in words(document, "summary")
+    nodes = build(of_nodes(["broken0:19400", "broken1:19400"], filled.start, filled.end), server, PRICES)
+    for row in table(nodes, "lost-time", "by cause")[:2]:
+        (same,) = (each for each in table(document, "lost-time", "by cause") if each["Cause"] == row["Cause"])
+        assert number(row["Energy"]) == pytest.approx(number(same["Energy"]), rel=0.02)
     runs = [row["Run"] for row in table(document, "summary", "Runs")]
     assert runs[:2] == ["broken", "straggling"]
     assert "Watchdog" not in {row["Alert"] for row in table(document, "alerts", "Alerts")}

@@ -13,10 +13,11 @@ from stallscope.analysis.expressions import any_of
 from stallscope.analysis.report.asking import Asker, highest
 from stallscope.analysis.report.document import Block, Column, Notice, Paragraph, Section, Table
 from stallscope.analysis.report.lost_time import LostTime
+from stallscope.analysis.report.ranks import Ranks
 from stallscope.readable import duration
 
 KEY = "alerts"
-_LABELS = "alertname, severity, cause, run, rank, instance, gpu"
+_LABELS = "alertname, severity, cause, run, rank, instance, gpu, uuid"
 _SEVERITIES = ("critical", "warning", "info")
 _ROWS = 40
 
@@ -80,11 +81,22 @@ def not_told(problem: str) -> Alerts:
     return Alerts((), rules_loaded=True, problem=problem)
 
 
-def alerts(asker: Asker) -> Alerts:
-    """Ask what fired for the subject."""
+def alerts(asker: Asker, found: Ranks | None) -> Alerts:
+    """Ask what fired for the subject.
+
+    Args:
+        asker: of the subject.
+        found: the run's ranks; None where it is no run.
+    """
     firing = f"max by ({_LABELS}) ({_selected(asker)})"
     resolution = f"{asker.resolution:.0f}s"
-    seconds = {_key(each.labels): each for each in asker.ask(asker.seconds_there(firing))}
+    own = found.uuids if found is not None else frozenset()
+    seconds = {
+        _key(each.labels): each
+        for each in asker.ask(asker.seconds_there(firing))
+        # Other GPUs of a run's nodes are no matter of the run.
+        if not own or each.labels.get("run") or each.labels.get("uuid", "") in own | {""}
+    }
     # At a moment of the sum at which it fires and did not the moment before.
     begins = {
         _key(each.labels): each.value

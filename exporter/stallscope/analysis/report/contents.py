@@ -84,7 +84,7 @@ def build(
     if run is not None:
         this = run
         found = attempt("Ranks of the run", lambda: ranks.ranks(asker, this), lambda _: ranks.Ranks({}, (), ()))
-    fired = attempt("Alerts", lambda: alerts_of.alerts(asker), alerts_of.not_told)
+    fired = attempt("Alerts", lambda: alerts_of.alerts(asker, found), alerts_of.not_told)
     where = attempt("Where causes show", lambda: whereabouts(asker, found), lambda _: {})
     verdicts = attempt("Verdicts of each", lambda: verdicts_of_each(asker), lambda _: set())
     number = len(found.places) if found is not None else round(lost.gpu_seconds / max(1.0, lost.seconds))

@@ -83,7 +83,7 @@ def _blocks(asker: Asker) -> list[Block]:
             f"topk(1, max by (instance) ({asker.over_time('max_over_time', expression, resolution=asker.coarse)}))"
         )
         if mean is None or not worst:
-            untold.append(evidence.title.lower())
+            untold.append(evidence.title)
             continue
         kinds.append(evidence.kind)
         limit = thresholds.get(evidence.threshold) if evidence.threshold else None

@@ -72,8 +72,15 @@ class LostTime:
         return None if self.lost is None or not self.gpu_seconds else self.lost / self.gpu_seconds
 
     @property
+    def under_any(self) -> float:
+        """GPU-seconds that time under a verdict is a share of: more than there were where MIG instances are judged."""
+        return max(self.gpu_seconds, sum(self.under_verdict.values()))
+
+    @property
     def joules(self) -> float | None:
         """Energy of all losses, which overlap as their times do; None where it isn't told."""
+        if self.lost == 0:
+            return 0.0
         told = [loss for loss in self.losses if loss.joules is not None]
         claimed = sum(loss.gpu_seconds for loss in told)
         if not claimed:
@@ -97,7 +104,10 @@ def lost_time(asker: Asker) -> LostTime:
     gpu_seconds = asker.figure(f"sum({asker.integral(subject.gpus)})") or 0.0
     lost = asker.figure(f"sum({asker.integral(subject.gpus_lost)})")
     under_verdict = asker.by("cause", asker.integral(subject.gpus_by_verdict))
-    judged = min(gpu_seconds, sum(seconds for cause, seconds in under_verdict.items() if cause != "insufficient_data"))
+    verdicts = sum(under_verdict.values())
+    judged = verdicts - under_verdict.get("insufficient_data", 0.0)
+    if verdicts > gpu_seconds:  # a card has one for each of its MIG instances as well
+        judged *= gpu_seconds / verdicts
     by_cause = asker.by("cause", asker.integral(subject.gpus_lost_by_cause))
     joules = asker.by("cause", asker.integral(subject.watts_lost_by_cause, resolution=asker.coarse))
     # What is not recorded is nothing lost, where it could be judged; else it is not known.

@@ -16,7 +16,7 @@ from stallscope.analysis.report.document import (
     Value,
 )
 from stallscope.analysis.report.ranks import Ranks
-from stallscope.analysis.report.words import title_of
+from stallscope.analysis.report.words import percent, title_of
 from stallscope.catalogue import OUTSIDE_PHASES
 
 KEY = "phases"
@@ -123,7 +123,7 @@ def _areas(asker: Asker, times: dict[str, float]) -> Figure:
     found = {curve.labels.get("phase", ""): curve.values for curve in curves.curves}
     parts = tuple(Series(phase, found[phase]) for phase in order if phase in found)
     total = sum(times.values())
-    said = ", ".join(f"{_title(phase)} {100 * times[phase] / total:.0f} %" for phase in order[:6])
+    said = ", ".join(f"{_title(phase)} {percent(times[phase] / total)}" for phase in order[:6])
     return Figure("Phases over time", Areas(curves.times, parts, "share", 1.0), f"Share of the loop's time: {said}.")
 
 

@@ -60,6 +60,7 @@ def recommendations(asker: Asker, found: Found) -> tuple[Recommendation, ...]:
 def section(found: Found, advised: tuple[Recommendation, ...]) -> Section:
     """Tell it."""
     blocks: list[Block] = list(advised[:_MOST])
+    left = len(advised) - _MOST
     hardware_first = len(advised) > 1 and advised[0].cause in _broken(found)
     if advised:
         blocks.append(
@@ -67,7 +68,7 @@ def section(found: Found, advised: tuple[Recommendation, ...]) -> Section:
                 "Each gain is what is won at most if that cause alone goes away. Causes lie behind one another: mend "
                 "the first, then look again."
                 + (" Broken hardware comes first: other losses may follow from it." if hardware_first else "")
-                + (f" {len(advised) - _MOST} more stand in the tables below." if len(advised) > _MOST else "")
+                + (f" {left} more {'stands' if left == 1 else 'stand'} in the tables below." if left > 0 else "")
             )
         )
     else:
@@ -162,7 +163,7 @@ def _evidence(asker: Asker, found: Found, loss: Loss) -> str:
     said = []
     verdict = found.lost.under_verdict.get(loss.cause, 0.0)
     if verdict:
-        said.append(f"the verdict for {percent(min(1.0, verdict / found.lost.gpu_seconds))} of the time")
+        said.append(f"the verdict for {percent(verdict / found.lost.under_any)} of the time")
     if loss.worst_share is not None and loss.worst_at is not None:
         said.append(f"worst at {asker.moment(loss.worst_at)} ({percent(loss.worst_share)} of GPU time)")
     if loss.cause in found.where and found.number > 1:

@@ -138,6 +138,9 @@ class Subject:
             return "sum by (cause) (cause:power_lost:watts5m)"
         which = self.told_by_run if self.scope == "run" else self.told_by_nodes
         energy = f"max by ({GPU_LABELS}, cause) (gpu_cause:energy_lost:joules5m{{{which}}})"
+        if self.scope == "nodes":  # shared like the time, and as in `cause:power_lost:watts5m`
+            claimed = f"sum by ({GPU_LABELS}) (gpu_cause:share:ratio5m{{{which}}})"
+            energy = f"{energy} / on ({GPU_LABELS}) group_left () clamp_min({claimed}, 1)"
         return f"sum by (cause) ({energy}) / 300"
 
     def of_its_gpus(self, among: str = "", before: str = "") -> str:

@@ -265,7 +265,7 @@ def _runs(asker: Asker) -> list[Block]:
             ),
             tuple(rows),
             title="Runs, those first that lost most",
-            note=f"{left} more runs lost less, or could not be judged." if left > 0 else "",
+            note=f"{left} more {'run' if left == 1 else 'runs'} lost less, or could not be judged." if left > 0 else "",
         )
     ]
 

@@ -53,6 +53,7 @@ def _blocks(asker: Asker, lost: LostTime, found: Ranks | None) -> list[Block]:
 
 def _table(lost: LostTime, run_spans: Sequence[Span]) -> Table:
     total = sum(lost.under_verdict.values())
+    instances = " MIG instances have verdicts of their own, and count like GPUs." if total > lost.gpu_seconds else ""
     rows: list[tuple[Value, ...]] = []
     for cause, seconds in sorted(lost.under_verdict.items(), key=lambda each: -each[1]):
         seen = [span for span in run_spans if span.state == cause]
@@ -78,7 +79,7 @@ def _table(lost: LostTime, run_spans: Sequence[Span]) -> Table:
         tuple(columns),
         tuple(rows),
         title="How long each verdict held",
-        note="A verdict is what cost most at a moment, hardware and standstill before all else.",
+        note=f"A verdict is what cost most at a moment, hardware and standstill before all else.{instances}",
     )
 
 
