@@ -106,11 +106,12 @@ class TestHostileFiles:
         Path(f"{begin}.long").write_text(good + " " * 5000)
         Path(f"{begin}.garbage").write_text("\x1b[31m")
         Path(f"{begin}.other\x1b[31m").write_text(good.replace(": 0", ": -1"))
+        Path(f"{begin}.process").write_text(good.replace(f'"pid": {os.getpid()}', f'"pid": {"9" * 4000}'))
         Path(f"{begin}.folder").mkdir()
         os.mkfifo(f"{begin}.pipe")
         found, complaints = claims.standing()
         assert len(found) == 1
-        assert len(complaints) == 7
+        assert len(complaints) == 8
         assert all("is passed over" in each and each.isprintable() for each in complaints)
 
     def test_files_of_others_are_left_alone(self, claims: Claims, folder: Path) -> None:

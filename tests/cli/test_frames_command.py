@@ -136,4 +136,4 @@ def test_without_a_library_it_says_what_to_install(folder: Folder, monkeypatch: 
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     monkeypatch.delitem(sys.modules, "stallscope.analysis.export", raising=False)
     said = folder.refusal("--run", "resnet50")
-    assert said == "stallscope frames: it needs pyarrow: pip install 'stallscope[analysis]'"
+    assert said == "stallscope frames needs pyarrow: pip install 'stallscope[analysis]'"

@@ -41,6 +41,8 @@ _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _ATTEMPTS = 100
 _MOST_MEMORY = 1 << 60
+_MOST_PROCESSES = 1 << 22
+"""Linux has no higher process ids."""
 
 
 class ClaimsFailed(Exception):
@@ -306,6 +308,7 @@ def _content(text: bytes) -> _Content:
         and 0 <= memory <= _MOST_MEMORY
         and type(exclusive) is bool
         and type(pid) is int
+        and 0 < pid <= _MOST_PROCESSES
         and (seconds is None or (type(seconds) in (int, float) and 0 <= seconds <= 3600))
     )
     if not right:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from stallscope.cli import _prometheus, _times
+from stallscope.cli._extras import missing
 from stallscope.cli._parser import Parser
 from stallscope.cli._progress import progress
 
@@ -70,10 +71,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         server = _prometheus.client(told)
     except ModuleNotFoundError as error:
-        if (error.name or "").startswith("stallscope"):
-            raise
-        print(f"stallscope compare: it needs {error.name}: pip install 'stallscope[analysis]'", file=sys.stderr)
-        return 1
+        return missing("compare", error, "analysis")
     try:
         comparison = _compare(server, told)
     except _RefusedError as refused:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from stallscope.cli._extras import missing
 from stallscope.cli._parser import Parser
 
 SHELLS = ("bash", "zsh", "fish", "tcsh")
@@ -35,9 +36,8 @@ def main(arguments: Sequence[str]) -> int:
     told = parser().parse_args(arguments)
     try:
         import shtab
-    except ModuleNotFoundError:
-        print("stallscope completion needs shtab: pip install 'stallscope[exporter]'", file=sys.stderr)
-        return 1
+    except ModuleNotFoundError as error:
+        return missing("completion", error, "exporter")
     from stallscope.cli import commands
     from stallscope.cli._whole import takes_file, takes_folder, whole_parser
     from stallscope.cli.doctor import PARTS

@@ -78,7 +78,7 @@ def main(arguments: Sequence[str]) -> int:
             hint = nearest(name, PARTS) or f"; there are {', '.join(PARTS)}"
             command_line.error(f"there is no part {name!r}{hint}")
     # Without a word of where it is, nobody needs one on this machine.
-    named = VARIABLE in os.environ or any(each.startswith("--prometheus.url") for each in arguments)
+    named = bool(os.environ.get(VARIABLE)) or any(each.startswith("--prometheus.url") for each in arguments)
     subject = _subject(parsed, os.environ, prometheus_named=named)
     results = _examine([name for name in PARTS if name in (parsed.parts or PARTS)], subject, show=not parsed.json)
     counts = Counter[str](each.finding.status for each in results)

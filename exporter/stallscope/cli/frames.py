@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stallscope.cli import _prometheus, _times
+from stallscope.cli._extras import missing
 from stallscope.cli._parser import Parser
 from stallscope.cli._progress import progress
 from stallscope.configuration import parse_duration
@@ -73,11 +74,8 @@ def main(arguments: Sequence[str]) -> int:
     except _FailedError as failed:
         print(f"stallscope frames: {failed}", file=sys.stderr)
         return 1
-    except ModuleNotFoundError as missing:
-        if (missing.name or "").startswith("stallscope"):
-            raise
-        print(f"stallscope frames: it needs {missing.name}: pip install 'stallscope[analysis]'", file=sys.stderr)
-        return 1
+    except ModuleNotFoundError as error:
+        return missing("frames", error, "analysis")
     if told.json:
         print(json.dumps(_document(written), indent=2))
     else:

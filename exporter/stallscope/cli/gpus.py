@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from stallscope.cli._extras import missing
 from stallscope.cli._parser import Parser
 
 if TYPE_CHECKING:
@@ -82,10 +83,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         surveys, recording = _simulated(parsed.scenario) if parsed.scenario else _real()
     except ModuleNotFoundError as error:
-        if (error.name or "").startswith("stallscope"):
-            raise
-        print(f"stallscope gpus needs {error.name}: pip install 'stallscope[exporter]'", file=sys.stderr)
-        return 1
+        return missing("gpus", error, "exporter")
     except ValueError as error:
         command_line.error(f"--simulation.scenario: {error}")
     gpus = [gpu for each in surveys for gpu in each.gpus]

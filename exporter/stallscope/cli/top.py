@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from stallscope.analysis.address import VARIABLE
 from stallscope.cli._durations import duration
 from stallscope.cli._exporter import DEFAULT_EXPORTER, exporter_url
+from stallscope.cli._extras import missing
 from stallscope.cli._parser import Parser
 from stallscope.cli._prometheus import address
 
@@ -94,10 +95,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         watch = _watch(parsed.prometheus)
     except ModuleNotFoundError as error:
-        print(
-            f"stallscope top --prometheus.url needs {error.name}: pip install 'stallscope[exporter]'", file=sys.stderr
-        )
-        return 1
+        return missing("top --prometheus.url", error, "exporter")
     if parsed.once or parsed.json or not _is_live_terminal():
         return _once(feeds, watch, parsed)
     return _live(feeds, watch, parsed)
@@ -122,16 +120,11 @@ def _live(feeds: list[Feed], watch: VerdictWatch | None, parsed: argparse.Namesp
     try:
         from stallscope.terminal.live import Top
     except ModuleNotFoundError as error:
-        if (error.name or "").startswith("stallscope"):
-            raise
-        print(
-            f"stallscope top needs {error.name}: pip install 'stallscope[terminal]'; --once and --json do without",
-            file=sys.stderr,
-        )
-        return 1
+        return missing("top", error, "terminal", otherwise="--once and --json do without")
     colours = not os.environ.get("NO_COLOR")
-    Top(feeds, watch, owner=parsed.owner, colours=colours, ascii_only=not _speaks_unicode()).run(mouse=False)
-    return 0
+    screen = Top(feeds, watch, owner=parsed.owner, colours=colours, ascii_only=not _speaks_unicode())
+    screen.run(mouse=False)
+    return screen.return_code or 0
 
 
 def _once(feeds: list[Feed], watch: VerdictWatch | None, parsed: argparse.Namespace) -> int:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from stallscope.cli._extras import missing
 from stallscope.cli._parser import Parser
 from stallscope.configuration import parse_duration
 from stallscope.simulation.scenarios import SCENARIOS, scenario
@@ -94,8 +95,7 @@ def main(arguments: Sequence[str]) -> int:
         from stallscope.stack.ports import Port
         from stallscope.stack.settings import Settings
     except ModuleNotFoundError as error:
-        print(f"stallscope up needs {error.name}: pip install 'stallscope[up]'", file=sys.stderr)
-        return 1
+        return missing("up", error, "up")
 
     def port(service: str, flag: str, datagrams: bool = False) -> Port:
         return Port(service, getattr(parsed, f"{flag}.port"), f"--{flag}.port", datagrams)

@@ -86,7 +86,7 @@ class ExporterClient:
         try:
             try:
                 return self._read(path)
-            except (http.client.RemoteDisconnected, ConnectionError):
+            except ConnectionError:
                 if not kept:
                     raise
                 # The server had closed a connection that nobody used, as it may.
