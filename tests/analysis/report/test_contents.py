@@ -373,14 +373,24 @@ def test_a_run_that_claims_no_gpu_loses_hours_of_ranks(server: Prometheus, run_o
 
 
 def test_a_server_without_rules_gets_a_report_that_says_so(server: Prometheus, run_of: FindRun) -> None:
-    document = build(of_run(server, run_of("waiting")), Partly(server, r"[a-z]:[a-z_]+|ALERTS"))
+    document = build(of_run(server, run_of("straggling")), Partly(server, r"[a-z]:[a-z_]+|ALERTS"))
     assert advice(document) == []
     for missing in ("Recording rules of ", "input.yml", "thresholds.yml", "totals.yml", "The alert rules"):
         assert missing in words(document, "missing")
-    for key in ("recommendations", "lost-time", "verdicts", "alerts", "steps", "phases", "utilisation"):
+    for key in (
+        "recommendations",
+        "lost-time",
+        "verdicts",
+        "alerts",
+        "steps",
+        "phases",
+        "utilisation",
+        "dips",
+        "ranks",
+    ):
         assert blocks(document, key, Notice), key
     assert {fact.name: fact.value for fact in document.highlights}["Lost"] is None
-    assert facts(document, "summary")["Ranks"].value == 1
+    assert facts(document, "summary")["Ranks"].value == 4
 
 
 def test_a_section_that_cannot_be_asked_for_says_so_and_the_others_stand(server: Prometheus, run_of: FindRun) -> None:

@@ -83,7 +83,7 @@ def build(
     found = None
     if run is not None:
         this = run
-        found = attempt("Ranks of the run", lambda: ranks.ranks(asker, this), lambda _: ranks.Ranks({}, (), ()))
+        found = attempt("Ranks of the run", lambda: ranks.ranks(asker, this), lambda _: ranks.NOT_TOLD)
     fired = attempt("Alerts", lambda: alerts_of.alerts(asker, found), alerts_of.not_told)
     where = attempt("Where causes show", lambda: whereabouts(asker, found), lambda _: {})
     verdicts = attempt("Verdicts of each", lambda: verdicts_of_each(asker), lambda _: set())

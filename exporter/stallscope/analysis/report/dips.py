@@ -22,18 +22,13 @@ def section(asker: Asker, found: Ranks | None) -> Section:
 
 
 def _blocks(asker: Asker, found: Ranks | None) -> list[Block]:
-    regular = _regular(asker)
-    blocks: list[Block] = []
-    if regular is not None:
-        blocks += regular
-    else:
-        blocks.append(Paragraph("No GPU dipped at regular intervals."))
+    blocks = _regular(asker)
     if found is not None and found.first is not None:
         blocks += _comes_back(asker, found, found.first)
     return blocks
 
 
-def _regular(asker: Asker) -> list[Block] | None:
+def _regular(asker: Asker) -> list[Block]:
     """GPUs whose dips the rules found regular, and the interval."""
     which, own = asker.subject.told_by_nodes, asker.subject.of_its_gpus()
 
@@ -49,7 +44,10 @@ def _regular(asker: Asker) -> list[Block] | None:
 
     seconds = mean("gpu:dip_period:seconds30m")
     if not seconds:
-        return None
+        judged = f'count(stallscope_gpu_dips_total{{{which}}}) and on () stallscope:threshold{{name="dip_share"}}'
+        if asker.figure(asker.over_time("max_over_time", judged, resolution=asker.coarse)) is None:
+            return [Notice("warning", "It is not known whether a GPU dipped: none told, or the rules were missing.")]
+        return [Paragraph("No GPU dipped at regular intervals.")]
     steps, cost = mean("gpu:dip_period:steps30m"), mean("gpu:regular_dips:ratio5m")
     most = sorted(seconds, key=lambda gpu: (-cost.get(gpu, 0.0), gpu))
     shown = most[: asker.options.rows]

@@ -46,6 +46,8 @@ class Ranks:
     """Those that say most, as many as are shown: whom others wait for, then those that lose most themselves."""
     stragglers: tuple[Straggler, ...]
     """Whoever was waited for longest comes first."""
+    compared: bool
+    """Whether the rules could tell at all who waits for whom."""
 
     def name(self, rank: str) -> str:
         """A rank with where it runs."""
@@ -64,6 +66,10 @@ class Ranks:
     def first(self) -> str | None:
         """The rank that stands for the run: it saves, evaluates and logs with the rest."""
         return next(iter(self.places), None)
+
+
+NOT_TOLD = Ranks({}, (), (), compared=False)
+"""What stands for ranks that could not be asked for."""
 
 
 def ranks(asker: Asker, run: Run) -> Ranks:
@@ -94,6 +100,7 @@ def ranks(asker: Asker, run: Run) -> Ranks:
         },
         tuple(dict.fromkeys(worst))[:number],
         tuple(sorted(stragglers, key=lambda each: -each.seconds)),
+        compared=bool(score),
     )
 
 
@@ -117,7 +124,9 @@ def _blocks(asker: Asker, found: Ranks) -> list[Block]:
         )
         for straggler in found.stragglers[:3]
     ]
-    if not found.stragglers:
+    if not found.compared:
+        blocks.append(Notice("warning", "It is not known who waited for whom: no time of ranks could be compared."))
+    elif not found.stragglers:
         blocks.append(Paragraph("No rank held the others up."))
     blocks.append(_table(asker, found))
     return blocks

@@ -219,7 +219,10 @@ def _busy(asker: Asker) -> float | None:
     if asker.subject.scope == "everything":
         busy, known = (f"sum({asker.integral(f'cluster:gpus_{which}')})" for which in ("busy:sum5m", "known:count"))
         return asker.figure(f"{busy} / ({known} > 0)")
-    return asker.figure(f"avg(avg_over_time(gpu:busy:ratio5m{{{asker.subject.told_by_nodes}}}[{asker.window}]))")
+    busy = f"gpu:busy:ratio5m{{{asker.subject.told_by_nodes}}}"
+    # A rate of five minutes is too low until there are five minutes to take it from.
+    settled = f"{busy} and {busy} offset 5m"
+    return asker.figure(f"avg({asker.over_time('avg_over_time', settled, resolution=asker.coarse)})")
 
 
 def _runs(asker: Asker) -> list[Block]:
