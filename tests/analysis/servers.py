@@ -21,6 +21,7 @@ import yaml
 
 from stallscope.analysis.prometheus import PrometheusError, RangeSeries
 from tests.free_ports import free_port
+from tests.handled import handled
 
 Rule = tuple[str, Mapping[str, str], float]
 """Name, labels and value of a recorded series."""
@@ -83,18 +84,8 @@ def answering(
             with contextlib.suppress(ConnectionError):
                 self.wfile.write(body)
 
-        def log_message(self, *arguments: Any) -> None:
-            """Say nothing."""
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}", seen
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with handled(Handler) as address:
+        yield f"http://{address}", seen
 
 
 @contextlib.contextmanager

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import http.server
 import json
-import threading
 import time
 import urllib.parse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from stallscope.doctor.checkup import Finding, Part, Subject, examined
+from tests.handled import handled
 
 Vector = Sequence[tuple[Mapping[str, str], float]]
 
@@ -60,19 +60,9 @@ def serving() -> Iterator[Served]:
         def do_POST(self) -> None:
             self.do_GET()
 
-        def log_message(self, *arguments: Any) -> None:
-            """Say nothing."""
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    served.url = f"http://127.0.0.1:{server.server_port}"
-    try:
+    with handled(Handler) as address:
+        served.url = f"http://{address}"
         yield served
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 def findings(part: Part[Any], subject: Subject) -> dict[str, list[Finding]]:

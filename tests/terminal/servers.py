@@ -8,6 +8,8 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 
+from tests.handled import handled
+
 Answer = tuple[int, bytes]
 
 
@@ -30,18 +32,8 @@ def exporter(answer: Callable[[], Answer], headers: dict[str, str] | None = None
             with contextlib.suppress(ConnectionError):
                 self.wfile.write(body)
 
-        def log_message(self, *_: object) -> None:
-            """Keep quiet."""
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        server.daemon_threads = True
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield f"127.0.0.1:{server.server_port}", seen
-        finally:
-            server.shutdown()
-            thread.join()
+    with handled(Handler) as address:
+        yield address, seen
 
 
 @contextlib.contextmanager
