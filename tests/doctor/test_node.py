@@ -152,6 +152,10 @@ class TestWhoMayWhat:
             "pod resources": {"skipped"},
         }
 
+    def test_without_a_socket_at_the_usual_place_reports_go_over_udp(self, make_subject: MakeSubject) -> None:
+        (found,) = findings(PART, make_subject())["report socket"]
+        assert (found.status, "over UDP" in found.message) == ("warning", True)
+
     def test_a_report_socket_is_judged_by_who_listens_and_who_may_write(
         self, make_subject: MakeSubject, tmp_path: Path
     ) -> None:
@@ -162,7 +166,7 @@ class TestWhoMayWhat:
             (found,) = findings(PART, subject)["report socket"]
             return found.status, found.message
 
-        assert judged()[0] == "warning"
+        assert judged() == ("failed", f"there is no socket for reports at {path}: they go nowhere")
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
             listening.bind(str(path))
             path.chmod(0o666)

@@ -241,11 +241,17 @@ def _report_socket(node: Node) -> Iterator[Finding]:
     try:
         status = path.stat()
     except FileNotFoundError:
-        yield warning(
-            f"there is no socket for reports at {name}: they go over UDP to this machine, where no sender is seen",
+        remedy = (
             "start the exporter with --report.unix-socket, from a user that may write to the folder; in a container, "
-            "mount the folder",
+            "mount the folder"
         )
+        if address:  # which nothing else is tried for
+            yield failed(f"there is no socket for reports at {name}: they go nowhere", remedy)
+        else:
+            yield warning(
+                f"there is no socket for reports at {name}: they go over UDP to this machine, where no sender is seen",
+                remedy,
+            )
         return
     except PermissionError:
         yield failed(f"{name} is in a folder that this user can't search", "chmod 0755 on the folders above it")
