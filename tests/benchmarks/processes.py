@@ -1,4 +1,4 @@
-"""Start a server, watch what it costs, scrape it: what every benchmark of a server needs."""
+"""Start a server, watch what it costs, scrape it; or run a command to its end: what every benchmark needs."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import http.client
 import os
 import statistics
 import subprocess
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import NamedTuple
 
 SERVER_PROCESSOR, CLIENT_PROCESSOR = 1, 0
 
@@ -23,6 +25,54 @@ class Scrapes:
     cpu: float
     """Processor time of the server a scrape, net of what it uses when nobody scrapes."""
     body: bytes
+
+
+class Finished(NamedTuple):
+    """What a command took from its start to its end."""
+
+    output: bytes
+    """Of its standard output."""
+    seconds: float
+    processor: float
+    """Seconds of all its threads."""
+    megabytes: float
+    """Most memory that it had, MiB."""
+
+
+def finished(command: Sequence[str]) -> Finished:
+    """Run a command to its end.
+
+    Raises:
+        RuntimeError: it failed.
+    """
+    began = time.monotonic()
+    # The environment's own limits on threads stay: what is measured is what a user gets.
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        output = process.stdout.read()
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise RuntimeError(f"{' '.join(command)} ended with {process.returncode}")
+    return Finished(output, time.monotonic() - began, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024)
+
+
+@contextmanager
+def repeatedly(seconds: float, act: Callable[[], object]) -> Iterator[None]:
+    """Do something again and again beside what is measured, with so long a pause before each time."""
+    over = threading.Event()
+
+    def act_until_over() -> None:
+        while not over.wait(seconds):
+            act()
+
+    actor = threading.Thread(target=act_until_over)
+    actor.start()
+    try:
+        yield
+    finally:
+        over.set()
+        actor.join()
 
 
 def cpu_seconds(pid: int) -> float:

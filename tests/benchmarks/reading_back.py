@@ -7,9 +7,6 @@ half a minute, on a Prometheus that holds nothing else.
 from __future__ import annotations
 
 import json
-import os
-import resource
-import subprocess
 import sys
 import tempfile
 import time
@@ -23,6 +20,7 @@ import numpy as np
 
 from stallscope.analysis.columns import GPU_COLUMNS, HOST_COLUMNS, PHASE_COLUMNS, STEP_COLUMNS, VALUE_COLUMNS
 from tests.benchmarks.cluster import HOUR, Cluster
+from tests.benchmarks.processes import finished
 from tests.benchmarks.remote_write import RemoteWriter
 from tests.prometheus_server import prometheus
 
@@ -46,6 +44,12 @@ class Size(NamedTuple):
 
     gpus: int
     hours: float
+
+    @classmethod
+    def told(cls, text: str) -> Size:
+        """As a command line has it: `8x24`."""
+        gpus, hours = text.split("x")
+        return cls(int(gpus), float(hours))
 
 
 SIZES = (Size(8, 24), Size(512, 1))
@@ -91,21 +95,9 @@ def measure(size: Size) -> Iterator[Reading]:
 
 
 def _timed(size: Size, way: str, command: Sequence[str]) -> Reading:
-    began = time.monotonic()
-    # The environment's own limits on threads stay: what is measured is what a user gets.
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        told = process.stdout.read()
-        _, status, used = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        raise RuntimeError(f"{' '.join(command)} ended with {process.returncode}")
-    rows = sum(each["rows"] for each in json.loads(told)["files"])
-    return Reading(size, way, rows, time.monotonic() - began, _processor(used), used.ru_maxrss / 1024)
-
-
-def _processor(used: resource.struct_rusage) -> float:
-    return used.ru_utime + used.ru_stime
+    took = finished(command)
+    rows = sum(each["rows"] for each in json.loads(took.output)["files"])
+    return Reading(size, way, rows, took.seconds, took.processor, took.megabytes)
 
 
 def table(sizes: Sequence[Size] = SIZES) -> str:
@@ -129,10 +121,5 @@ def table(sizes: Sequence[Size] = SIZES) -> str:
     return "\n".join(lines)
 
 
-def _size(text: str) -> Size:
-    gpus, hours = text.split("x")
-    return Size(int(gpus), float(hours))
-
-
 if __name__ == "__main__":
-    print(table([_size(each) for each in sys.argv[1:]] or SIZES))
+    print(table([Size.told(each) for each in sys.argv[1:]] or SIZES))

@@ -6,8 +6,6 @@ holds nothing else: what the report reads of one run, one scrape and one evaluat
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -20,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tests.benchmarks.cluster import GPUS_A_NODE, HOUR, Cluster, Floats
+from tests.benchmarks.processes import finished
 from tests.benchmarks.reading_back import INTERVAL, RUN, Size
 from tests.benchmarks.remote_write import RemoteWriter
 from tests.prometheus_server import prometheus
@@ -152,14 +151,8 @@ def measure(size: Size) -> Report:
     with filled(size) as url, tempfile.TemporaryDirectory() as folder:
         page = Path(folder) / "report.html"
         command = [sys.executable, "-m", "stallscope", "report", "--run", RUN, "--prometheus.url", url]
-        began = time.monotonic()
-        with subprocess.Popen([*command, "--out", str(page)], stdout=subprocess.DEVNULL) as process:
-            _, status, used = os.wait4(process.pid, 0)
-            process.returncode = os.waitstatus_to_exitcode(status)
-        seconds = time.monotonic() - began
-        if process.returncode:
-            raise RuntimeError(f"{' '.join(command)} ended with {process.returncode}")
-        return Report(size, seconds, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024, page.stat().st_size / 1000)
+        took = finished([*command, "--out", str(page)])
+        return Report(size, took.seconds, took.processor, took.megabytes, page.stat().st_size / 1000)
 
 
 def table(sizes: Sequence[Size] = SIZES) -> str:
@@ -183,10 +176,5 @@ def table(sizes: Sequence[Size] = SIZES) -> str:
     return "\n".join(lines)
 
 
-def _size(text: str) -> Size:
-    gpus, hours = text.split("x")
-    return Size(int(gpus), float(hours))
-
-
 if __name__ == "__main__":
-    print(table([_size(each) for each in sys.argv[1:]] or SIZES))
+    print(table([Size.told(each) for each in sys.argv[1:]] or SIZES))

@@ -5,10 +5,7 @@ from __future__ import annotations
 import http.client
 import statistics
 import tempfile
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +16,7 @@ from tests.benchmarks.processes import (
     cpu_seconds,
     idle_share,
     proportional_memory,
+    repeatedly,
     running,
     scrape,
 )
@@ -42,24 +40,6 @@ def _look(port: int) -> tuple[float, bytes]:
     return (time.perf_counter() - began) * 1000, body
 
 
-@contextmanager
-def _viewed(port: int) -> Iterator[None]:
-    """Ten looks a second, which is a new rendering a second."""
-    over = threading.Event()
-
-    def view() -> None:
-        while not over.wait(0.1):
-            _look(port)
-
-    viewer = threading.Thread(target=view)
-    viewer.start()
-    try:
-        yield
-    finally:
-        over.set()
-        viewer.join()
-
-
 def _rows(server: Server, node: NvmlStandIn) -> list[tuple[str, str, str]]:
     started = time.perf_counter()
     with running(server.command, node.environment, SERVER_PROCESSOR) as process:
@@ -75,7 +55,7 @@ def _rows(server: Server, node: NvmlStandIn) -> list[tuple[str, str, str]]:
             taken.append(_look(server.port))
         cpu = cpu_seconds(process.pid) - before - idle * (time.perf_counter() - began)
         shared = [_look(server.port)[0] for _ in range(_LOOKS)]
-        with _viewed(server.port):
+        with repeatedly(0.1, lambda: _look(server.port)):  # ten looks a second, which is a new rendering a second
             viewed = _scrapes(server, process.pid)
         seen = proportional_memory(process.pid)
     return [

@@ -13,8 +13,8 @@ import tempfile
 import termios
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -22,7 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from stallscope.terminal.exporter_client import ExporterClient
 from stallscope.terminal.observer import wanted
 from tests.benchmarks.exporters import await_everything, busy_node, ours
-from tests.benchmarks.processes import SERVER_PROCESSOR, cpu_seconds, proportional_memory, running
+from tests.benchmarks.processes import SERVER_PROCESSOR, cpu_seconds, finished, proportional_memory, repeatedly, running
 from tests.nvml_library.stand_in import NvmlStandIn
 
 _WARM_SECONDS = 40
@@ -76,37 +76,11 @@ class _Terminal:
             os.close(self._terminal)
 
 
-@contextmanager
-def _changing(node: NvmlStandIn) -> Iterator[None]:
-    """Each GPU's figures are others every second, so that every line must be drawn anew."""
-    over = threading.Event()
-    chance = random.Random(1)
-
-    def change() -> None:
-        while not over.wait(1):
-            for gpu in node.gpu:
-                gpu.utilization = chance.randrange(40, 100)
-                gpu.power_milliwatts = chance.randrange(200_000, 700_000)
-
-    changer = threading.Thread(target=change)
-    changer.start()
-    try:
-        yield
-    finally:
-        over.set()
-        changer.join()
-
-
-def _once(url: str) -> float:
-    """Processor time of one plain print, in seconds."""
-    with subprocess.Popen(
-        [_BIN / "stallscope", "top", "--once", "--interval=1s", f"--exporter.url={url}"], stdout=subprocess.DEVNULL
-    ) as process:
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode != 0:
-        raise RuntimeError(f"stallscope top --once ended with {process.returncode}")
-    return usage.ru_utime + usage.ru_stime
+def _change(node: NvmlStandIn, chance: random.Random) -> None:
+    """Make each GPU's figures others, so that every line must be drawn anew."""
+    for gpu in node.gpu:
+        gpu.utilization = chance.randrange(40, 100)
+        gpu.power_milliwatts = chance.randrange(200_000, 700_000)
 
 
 def _reading(page: str) -> tuple[float, float]:
@@ -129,9 +103,10 @@ def table() -> str:
         started = time.perf_counter()
         stack.enter_context(running(server.command, node.environment, SERVER_PROCESSOR))
         await_everything(server, node, started)
-        stack.enter_context(_changing(node))
+        chance = random.Random(1)
+        stack.enter_context(repeatedly(1, lambda: _change(node, chance)))
         url = f"127.0.0.1:{server.port}"
-        once = _once(url)
+        once = finished([str(_BIN / "stallscope"), "top", "--once", "--interval=1s", f"--exporter.url={url}"]).processor
         client = ExporterClient(url)
         page = client.read()
         client.close()
