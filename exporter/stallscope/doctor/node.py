@@ -4,32 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import grp
-import json
 import os
 import pwd
 import re
-import select
-import signal
 import socket
 import stat
-import subprocess
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from stallscope.doctor.checkup import Finding, Part, Stop, Subject, failed, ok, skipped, warning
+from stallscope.doctor.drivers import drivers, text_of
 from stallscope.owners.pod_resources import SOCKET as POD_RESOURCES_SOCKET
 from stallscope.report import DEFAULT_SOCKET
 
-_CALL_LIMIT = 5.0
-"""Seconds that each GPU, and each driver's list of them, may take to answer."""
-_ANSWER_LIMIT = 40.0
-"""Seconds that all of it may take, start of the asking process on a busy machine included."""
-_PCI_MAKERS = {"0x10de": "NVIDIA", "0x1002": "AMD"}
-_PCI_GPU_CLASSES = ("0x0300", "0x0302", "0x0380", "0x1200")
-"""Display controllers, and AMD's processing accelerators."""
 _READ, _WRITE, _SEARCH = 4, 2, 1
 _DEVICE_FILES = re.compile(r"nvidia(ctl|\d+)")
 """AMD's readings come from files that everybody may read."""
@@ -59,110 +48,6 @@ def _begin(subject: Subject) -> Node:
     return Node(subject, tuple(_exporters(subject.root / "proc")))
 
 
-def _drivers(node: Node) -> Iterator[Finding]:
-    present = _pci_gpus(node.subject.root)
-    answers = _answers()
-    for maker, answer in (("NVIDIA", answers["nvidia"]), ("AMD", answers["amd"])):
-        gpus, problem = answer["gpus"], answer["problem"]
-        if answer["hung"]:
-            yield failed(
-                f"{maker}'s driver hangs: {problem}", "see dmesg for the reason; as a rule only a reboot ends it"
-            )
-        elif gpus:
-            versions = f"driver {gpus[0]['driver']}" + (f", NVML {answer['nvml']}" if answer["nvml"] else "")
-            yield ok(f"{maker}'s driver answers: {versions}")
-            if problem:
-                yield failed(
-                    f"{maker}'s driver does not show all: {problem}",
-                    "see dmesg for the driver's messages; a lost GPU needs a reset or a reboot",
-                )
-            yield from _gpus(maker, gpus, present.get(maker, 0))
-        elif present.get(maker):
-            yield failed(
-                f"this machine has {present[maker]} GPUs of {maker}, and {problem}",
-                "`nvidia-smi` must work first: install or load the driver; start containers with their GPUs "
-                "(docker run --gpus all)"
-                if maker == "NVIDIA"
-                else "load the kernel driver (modprobe amdgpu); start containers with /dev/kfd and /dev/dri",
-            )
-    if not present and not any(answer["gpus"] or answer["hung"] for answer in answers.values()):
-        yield skipped("there is no GPU of NVIDIA or AMD in this machine")
-
-
-def _gpus(maker: str, gpus: Sequence[dict[str, Any]], present: int) -> Iterator[Finding]:
-    whole = [gpu for gpu in gpus if "MIG" not in gpu["name"]]
-    for gpu in gpus:
-        if gpu["trouble"]:
-            yield failed(
-                f"{gpu['name']} ({gpu['uuid']}) can't be read: {gpu['trouble']}",
-                "see dmesg for the driver's messages; a lost GPU needs a reset or a reboot",
-            )
-    if any(gpu["persistence_off"] for gpu in whole):
-        yield warning(
-            "persistence mode is off: the first use of an idle GPU takes up to seconds",
-            "turn it on with nvidia-persistenced, or nvidia-smi -pm 1",
-        )
-    if present > len(whole):
-        yield warning(
-            f"the PCI bus has {present} GPUs of {maker}, and its driver shows {len(whole)}",
-            "see dmesg for what became of the others; a container is shown only those that it was given",
-        )
-    answering = sum(not gpu["trouble"] for gpu in gpus)
-    if answering == len(gpus):
-        yield ok(f"{answering} GPUs and instances of {maker} answer")
-
-
-def _answers() -> dict[str, dict[str, Any]]:
-    """What each maker's driver says, by the source's name.
-
-    Raises:
-        Stop: the exporter's libraries are not installed, or nothing answers in time.
-    """
-    process = subprocess.Popen(
-        [sys.executable, "-m", "stallscope.doctor.driver_question", f"{_CALL_LIMIT:g}"],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    assert process.stdout is not None
-    assert process.stderr is not None
-    with process.stdout, process.stderr:
-        ready, _, _ = select.select([process.stdout], [], [], _ANSWER_LIMIT)
-        # One line, and not to the end: a process that is stuck in the kernel has none.
-        said = process.stdout.readline() if ready else ""
-        complaint = process.stderr.read() if ready and not said else ""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(1)
-    if not ready:
-        raise Stop(
-            failed(
-                f"GPU drivers do not answer within {_ANSWER_LIMIT:g} s",
-                "see dmesg for the reason; as a rule only a reboot ends it",
-            )
-        )
-    if not said:
-        missing = re.search(r"ModuleNotFoundError: No module named '([\w.]+)'", complaint)
-        if missing:
-            raise Stop(skipped(f"{missing[1]} is not installed", "pip install 'stallscope[exporter]'"))
-        last = complaint.strip().rpartition("\n")[2]
-        raise Stop(failed(f"drivers can't be asked: {last}", "see `stallscope gpus`"))
-    return {answer["source"]: answer for answer in json.loads(said)}
-
-
-def _pci_gpus(root: Path) -> dict[str, int]:
-    """GPUs on the PCI bus by maker, whether or not a driver has taken them on."""
-    found: dict[str, int] = {}
-    for device in (root / "sys/bus/pci/devices").glob("*"):
-        maker = _PCI_MAKERS.get(_text(device / "vendor"))
-        if maker and _text(device / "class").startswith(_PCI_GPU_CLASSES):
-            found[maker] = found.get(maker, 0) + 1
-    return found
-
-
 def _device_files(node: Node) -> Iterator[Finding]:
     _need_exporter(node)
     for user in node.exporters:
@@ -186,7 +71,7 @@ def _processes(node: Node) -> Iterator[Finding]:
     _need_exporter(node)
     proc = node.subject.root / "proc"
     for user in node.exporters:
-        options = _proc_options(_text(proc / f"{user.pid}/mounts") or _text(proc / "mounts"))
+        options = _proc_options(text_of(proc / f"{user.pid}/mounts") or text_of(proc / "mounts"))
         hidden = options.get("hidepid", "0") not in ("0", "off")
         if user.uid and hidden and int(options.get("gid", "-1")) not in user.groups:
             yield failed(
@@ -294,10 +179,10 @@ def _exporters(proc: Path) -> Iterator[User]:
     """Exporters that run here, one a user."""
     seen: set[int] = set()
     for folder in proc.glob("[0-9]*"):
-        words = _text(folder / "cmdline").split("\0")
+        words = text_of(folder / "cmdline").split("\0")
         if not any(Path(word).name == "stallscope" and next_ == "exporter" for word, next_ in pairwise(words)):
             continue
-        status = dict(line.split(":", 1) for line in _text(folder / "status").split("\n") if ":" in line)
+        status = dict(line.split(":", 1) for line in text_of(folder / "status").split("\n") if ":" in line)
         try:
             uid, group = (int(status[key].split()[1]) for key in ("Uid", "Gid"))
             groups = frozenset((group, *map(int, status.get("Groups", "").split())))
@@ -367,18 +252,11 @@ def _group_name(gid: int) -> str:
         return str(gid)
 
 
-def _text(file: Path) -> str:
-    try:
-        return file.read_text(errors="replace").strip("\n")
-    except OSError:
-        return ""
-
-
 PART = Part(
     "node",
     _begin,
     (
-        ("drivers", _drivers),
+        ("drivers", lambda node: drivers(node.subject.root)),
         ("device files", _device_files),
         ("processes", _processes),
         ("pod resources", _pod_resources),
