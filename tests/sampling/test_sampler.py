@@ -15,7 +15,7 @@ from stallscope.sampling import sampler as sampler_module
 from stallscope.sampling.clock import ScriptedClock
 from stallscope.sampling.reader import NotPresent, Reader, ReaderState, SourceState
 from stallscope.sampling.reading import Sample
-from stallscope.sampling.sampler import Hang, Sampler
+from stallscope.sampling.sampler import Hang, Sampler, until_next_page
 
 CPUS = family("stallscope_host_cpus")
 MEMORY = family("stallscope_host_memory_total_bytes")
@@ -669,3 +669,15 @@ def eventually(condition: Callable[[], bool], seconds: float = 20, pause: float 
             return True
         never.wait(pause)
     return False
+
+
+@pytest.mark.parametrize(
+    ("spent", "rest"),
+    [
+        pytest.param(0.002, 0.75, id="a usual page comes at every tick"),
+        pytest.param(0.015, 1.75, id="a large one at every second tick"),
+        pytest.param(0.3, 4.75, id="none comes later than after five seconds"),
+    ],
+)
+def test_pages_take_a_hundredth_of_a_processor(spent: float, rest: float) -> None:
+    assert until_next_page(elapsed=10.25, period=1.0, spent=spent) == pytest.approx(rest)

@@ -10,6 +10,7 @@ import logging
 import math
 import platform
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
@@ -43,11 +44,27 @@ _ROUND_WAIT = 0.25
 """The same in seconds, at most."""
 _PAGE_SECONDS = 1.0
 """Longest time between two pages: at long intervals too, late readings and training reports show soon."""
+_PAGE_SHARE = 0.01
+"""Of a processor that pages may take: where hundreds of ranks report, they are made less often ..."""
+_LARGE_PAGE_SECONDS = 5.0
+"""... but not less often than this."""
 _MAX_LEFT_OF_A_PART = 8
 """Threads of one part that may hang after the part was dropped; with so many it gets no new one ..."""
 _MAX_LEFT = 64
 """... and the same for all parts of a source together, since parts may come back under ever new keys."""
 _DROPPED_NAME = SERIES_DROPPED.name + label_text(SERIES_DROPPED, ("max_series",))
+
+
+def until_next_page(elapsed: float, period: float, spent: float) -> float:
+    """Seconds that the publisher rests.
+
+    Args:
+        elapsed: seconds since the first tick.
+        period: seconds between two ticks, at each of which a page may be made.
+        spent: processor time of the last page in seconds.
+    """
+    ticks = math.ceil(min(_LARGE_PAGE_SECONDS, spent / _PAGE_SHARE) / period)
+    return period * max(1, ticks) - elapsed % period
 
 
 class SampledSource(Protocol):
@@ -344,6 +361,7 @@ class Sampler:
         while not self._stopping.is_set():
             round_began = self._round_began()
             self._await_round(round_began)
+            processor_began = time.thread_time()
             try:
                 for running in self._running.values():
                     self._reconcile(running, start=True)
@@ -360,7 +378,7 @@ class Sampler:
             except Exception:
                 _logger.exception("what follows a page failed; the next page comes all the same")
             elapsed = self._clock.monotonic() - self._origin
-            if self._stopping.wait(period - elapsed % period):
+            if self._stopping.wait(until_next_page(elapsed, period, time.thread_time() - processor_began)):
                 return
 
     def _round_began(self) -> float:
