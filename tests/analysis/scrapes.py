@@ -6,9 +6,11 @@ import contextlib
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import pytest
 
+from stallscope.analysis.prometheus import Prometheus
 from tests.filled_prometheus import write
 from tests.prometheus_server import prometheus
 from tests.scenarios.series import Series
@@ -24,15 +26,31 @@ DATA_WAIT = 0.2
 Values = list[float | None]
 
 
+@dataclass(frozen=True)
+class Held:
+    """A Prometheus that scraped something."""
+
+    url: str
+    server: Prometheus
+    """Asks it."""
+    start: float
+    """Unix time of the first scrape."""
+
+    @property
+    def end(self) -> float:
+        """That of the last one."""
+        return self.start + (SCRAPES - 1) * INTERVAL
+
+
 @contextlib.contextmanager
-def scraped(everything: Sequence[Series]) -> Iterator[tuple[str, float]]:
-    """A Prometheus that scraped that in the last half hour; its address, and the time of the first scrape."""
+def scraped(everything: Sequence[Series]) -> Iterator[Held]:
+    """A Prometheus that scraped that in the last half hour."""
     if shutil.which("prometheus") is None:
         pytest.skip("prometheus is not installed")
-    with prometheus() as server:
+    with prometheus() as running, contextlib.closing(Prometheus(running.address, timeout=30)) as server:
         start = float(round(time.time()) - INTERVAL * SCRAPES)
-        write([server.port], everything, start, SCRAPES)
-        yield server.address, start
+        write([running.port], everything, start, SCRAPES)
+        yield Held(running.address, server, start)
 
 
 def counter(per_scrape: float) -> Values:

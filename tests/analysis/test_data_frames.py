@@ -5,14 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 import pytest
 
 from stallscope.analysis import Frames, frames, pieces
-from stallscope.analysis.prometheus import Prometheus
 from stallscope.analysis.runs import RunError, UnknownRunError
 from tests.analysis.scrapes import (
     BUSY,
@@ -20,6 +18,7 @@ from tests.analysis.scrapes import (
     INTERVAL,
     SCRAPES,
     STEPS,
+    Held,
     Values,
     counter,
     of_gpu,
@@ -72,32 +71,19 @@ def story() -> list[Series]:
     return [Series(each.name, each.labels, each.values[:SCRAPES]) for each in told]
 
 
-@dataclass(frozen=True)
-class Held:
-    """What the tests ask."""
-
-    server: Prometheus
-    start: float
-    """Unix time of the first scrape."""
-
-    @property
-    def end(self) -> float:
-        return self.start + (SCRAPES - 1) * INTERVAL
-
-    def frames(self, run: str, step: float | None = None) -> Frames:
-        return frames(run, prometheus=self.server, start=self.start - 60, end=self.end + 60, step=step)
-
-    def pieces(self, run: str, step: float | None, rows: int) -> list[Frames]:
-        start, end = self.start - 60, self.end + 60
-        return list(pieces(run, prometheus=self.server, start=start, end=end, step=step, piece_bytes=rows * 1000))
-
-
 @pytest.fixture(scope="module")
 def held() -> Iterator[Held]:
-    with scraped(list(everything())) as (url, start):
-        server = Prometheus(url, timeout=30)
-        yield Held(server, start)
-        server.close()
+    with scraped(list(everything())) as held:
+        yield held
+
+
+def read(held: Held, run: str, step: float | None = None) -> Frames:
+    return frames(run, prometheus=held.server, start=held.start - 60, end=held.end + 60, step=step)
+
+
+def read_in_pieces(held: Held, run: str, step: float | None, rows: int) -> list[Frames]:
+    start, end = held.start - 60, held.end + 60
+    return list(pieces(run, prometheus=held.server, start=start, end=end, step=step, piece_bytes=rows * 1000))
 
 
 def only(frame: pd.DataFrame, **which: object) -> pd.DataFrame:
@@ -108,7 +94,7 @@ def only(frame: pd.DataFrame, **which: object) -> pd.DataFrame:
 
 
 def test_a_row_is_a_scrape_with_its_time(held: Held) -> None:
-    steps = only(held.frames("plain").steps, rank=0)
+    steps = only(read(held, "plain").steps, rank=0)
     scrapes = [pd.Timestamp(held.start + INTERVAL * number, unit="s", tz="UTC") for number in range(SCRAPES)]
     assert list(steps.index) == scrapes
     assert np.isnan(steps["interval_seconds"].iloc[0])
@@ -116,7 +102,7 @@ def test_a_row_is_a_scrape_with_its_time(held: Held) -> None:
 
 
 def test_every_row_has_the_step_that_its_own_scrape_told(held: Held) -> None:
-    run = held.frames("plain")
+    run = read(held, "plain")
     told = [counter(STEPS), RESTARTED]
     for frame in (run.steps, run.gpu, only(run.phases, phase="forward")):
         for rank in (0, 1):
@@ -126,7 +112,7 @@ def test_every_row_has_the_step_that_its_own_scrape_told(held: Held) -> None:
 
 
 def test_counters_become_what_they_tell_of_the_interval(held: Held) -> None:
-    run = held.frames("plain")
+    run = read(held, "plain")
     gpu, steps = only(run.gpu, rank=0), only(run.steps, rank=0)
     assert gpu["busy_ratio"].iloc[1:].to_numpy() == pytest.approx(BUSY)
     assert gpu["energy_watts"].iloc[1:].to_numpy() == pytest.approx(300)
@@ -141,13 +127,13 @@ def test_counters_become_what_they_tell_of_the_interval(held: Held) -> None:
 
 
 def test_after_a_restart_a_counter_has_grown_by_what_it_shows(held: Held) -> None:
-    steps = only(held.frames("plain").steps, rank=1)["steps"]
+    steps = only(read(held, "plain").steps, rank=1)["steps"]
     assert steps.iloc[RESTART] == 5
     assert steps.drop(steps.index[RESTART]).iloc[1:].to_numpy() == pytest.approx(STEPS)
 
 
 def test_over_a_gap_the_interval_is_as_long_and_nothing_is_lost_or_made_up(held: Held) -> None:
-    run = held.frames("away")
+    run = read(held, "away")
     after = run.steps.iloc[AWAY.start]
     assert len(run.steps) == SCRAPES - len(AWAY)
     assert after["interval_seconds"] == (len(AWAY) + 1) * INTERVAL
@@ -157,65 +143,65 @@ def test_over_a_gap_the_interval_is_as_long_and_nothing_is_lost_or_made_up(held:
 
 
 def test_what_was_not_told_is_absent_and_its_column_is_there(held: Held) -> None:
-    run = held.frames("plain")
+    run = read(held, "plain")
     assert run.gpu["sm_active_ratio"].isna().all()
     assert run.gpu["temperature_gpu_celsius"].isna().all()
     assert run.steps["loss"].isna().all()
     assert run.steps["activity"].isna().all()
-    story = held.frames("resnet50")
+    story = read(held, "resnet50")
     for name, frame in run.items():
         assert list(frame.columns) == list(getattr(story, name).columns)
 
 
 def test_disks_are_summed_and_of_their_busy_time_the_busiest_counts(held: Held) -> None:
-    host = held.frames("plain").host
+    host = read(held, "plain").host
     assert host["disk_read_bytes_per_second"].iloc[1:].to_numpy() == pytest.approx(2e6)
     assert host["disk_busy_ratio"].iloc[1:].to_numpy() == pytest.approx(0.4)
     assert set(host["cpus"]) == {32.0}
 
 
 def test_states_are_words(held: Held) -> None:
-    steps = held.frames("plain").steps
+    steps = read(held, "plain").steps
     assert set(steps["state"]) == {"running"}
     assert steps["state"].dtype == "category"
 
 
 def test_columns_tell_their_units(held: Held) -> None:
-    units = held.frames("plain").gpu.attrs["units"]
+    units = read(held, "plain").gpu.attrs["units"]
     assert units["busy_ratio"] == "ratio"
     assert units["energy_watts"] == "watts"
     assert "up" not in units
 
 
 def test_a_gpu_that_nobody_claims_has_no_rows(held: Held) -> None:
-    assert set(held.frames("plain").gpu["uuid"]) == {"GPU-a", "GPU-b"}
+    assert set(read(held, "plain").gpu["uuid"]) == {"GPU-a", "GPU-b"}
 
 
 def test_a_gpu_has_rows_only_while_it_is_claimed_if_only_by_its_index(held: Held) -> None:
-    gpu = held.frames("half").gpu
+    gpu = read(held, "half").gpu
     assert set(gpu["uuid"]) == {"GPU-d"}
     assert len(gpu) == SCRAPES // 2
 
 
 def test_a_gpu_of_two_ranks_has_the_step_of_the_first_and_each_row_once(held: Held) -> None:
-    gpu = held.frames("together").gpu
+    gpu = read(held, "together").gpu
     assert len(gpu) == SCRAPES
     assert set(gpu["rank"]) == {0}
 
 
 def test_what_a_run_lacks_is_noted(held: Held) -> None:
-    assert held.frames("half").notes == (
+    assert read(held, "half").notes == (
         "2 of 4 ranks reported; missing: 1, 3",
         "no GPU is known of rank 2: its rows are missing in `gpu`",
     )
-    assert held.frames("lone").notes[0] == (
+    assert read(held, "lone").notes[0] == (
         "1 of 1000000000 ranks reported; missing: 1, 2, 3, 4, 5, 6, 7, 8 and 999999991 more"
     )
-    assert not held.frames("plain").notes
+    assert not read(held, "plain").notes
 
 
 def test_the_server_makes_longer_rows(held: Held) -> None:
-    run = held.frames("plain", step=300)
+    run = read(held, "plain", step=300)
     steps = only(run.steps, rank=0)
     assert steps.index[0].timestamp() == held.start + 300
     assert set(steps.index.to_series().diff().dropna().dt.total_seconds()) == {300.0}
@@ -228,17 +214,17 @@ def test_the_server_makes_longer_rows(held: Held) -> None:
 
 def test_a_run_shorter_than_a_row_is_refused(held: Held) -> None:
     with pytest.raises(RunError, match=r"the run's 1800 s have no row of 3600 s; choose a shorter step"):
-        held.frames("plain", step=3600)
+        read(held, "plain", step=3600)
     with pytest.raises(ValueError, match="a second at least"):
-        held.frames("plain", step=0)
+        read(held, "plain", step=0)
 
 
 @pytest.mark.parametrize(("step", "rows"), [(None, 250), (120.0, 20)])
 def test_pieces_put_together_are_the_whole(held: Held, step: float | None, rows: int) -> None:
     for name in ("plain", "away"):
-        parts = held.pieces(name, step, rows)
+        parts = read_in_pieces(held, name, step, rows)
         assert len(parts) > 1
-        for frame_name, frame in held.frames(name, step).items():
+        for frame_name, frame in read(held, name, step).items():
             joined = pd.concat([getattr(each, frame_name) for each in parts])
             words = {column: str for column in frame if isinstance(frame[column].dtype, pd.CategoricalDtype)}
             pd.testing.assert_frame_equal(joined.astype(words), frame.astype(words))
@@ -262,7 +248,7 @@ def test_what_would_not_fit_gets_a_step_that_does_and_says_so(held: Held) -> Non
 
 def test_an_unknown_run_and_a_time_without_it_are_told(held: Held) -> None:
     with pytest.raises(UnknownRunError, match="did you mean plain"):
-        held.frames("plian")
+        read(held, "plian")
     with pytest.raises(UnknownRunError, match="'plain' reported nothing between"):
         frames("plain", prometheus=held.server, start=held.start - 7200, end=held.start - 3600)
     with pytest.raises(ValueError, match="the end does not lie after the start"):
@@ -281,7 +267,7 @@ def test_a_clock_that_is_wrong_here_is_noted_and_times_are_the_servers(
 
 
 def test_a_storys_figures_are_those_that_were_told(held: Held) -> None:
-    run = held.frames("resnet50")
+    run = read(held, "resnet50")
     assert run.run.cluster == "east"
     assert len(run.run.claims) == 4
     compared = 0

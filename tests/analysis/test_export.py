@@ -29,8 +29,8 @@ def parts() -> Sequence[Frames]:
         *of_gpu("late:19400", 1, "GPU-b", only=late),
         *of_host("resnet50:19400"),
     ]
-    with scraped(everything) as (url, start):
-        return list(pieces("resnet50", prometheus=url, start=start - 60, piece_bytes=60_000))
+    with scraped(everything) as held:
+        return list(pieces("resnet50", prometheus=held.url, start=held.start - 60, piece_bytes=60_000))
 
 
 def together(parts: Sequence[Frames], name: str) -> pd.DataFrame:

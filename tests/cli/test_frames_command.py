@@ -28,8 +28,8 @@ def everything() -> Iterator[Series]:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
-    with scraped(list(everything())) as (url, _start):
-        yield url
+    with scraped(list(everything())) as held:
+        yield held.url
 
 
 @dataclass(frozen=True)

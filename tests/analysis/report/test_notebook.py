@@ -35,10 +35,8 @@ def everything() -> Iterator[Series]:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Prometheus]:
-    with scraped(list(everything())) as (url, _start):
-        server = Prometheus(url, timeout=30)
-        yield server
-        server.close()
+    with scraped(list(everything())) as held:
+        yield held.server
 
 
 def run_of(server: Prometheus, name: str) -> Run:
