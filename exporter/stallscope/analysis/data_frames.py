@@ -27,7 +27,7 @@ import statistics
 import time
 import warnings
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from math import isfinite
 
@@ -135,7 +135,8 @@ def frames(
         PrometheusError: the server gave no answer.
         ValueError: a time is none, or the end does not lie after the start.
     """
-    with _told(run, prometheus, start, end, cluster, namespace) as told:
+    with _asked(prometheus) as server:
+        told = _found(server, run, start, end, cluster, namespace)
         seconds = told.end - told.start
         reader, notes = told.reader(step), told.notes
         if step is None and (needed := reader.bytes(seconds)) > max_bytes:
@@ -182,7 +183,8 @@ def pieces(
         PrometheusError: the server gave no answer.
         ValueError: a time is none, or the end does not lie after the start.
     """
-    with _told(run, prometheus, start, end, cluster, namespace) as told:
+    with _asked(prometheus) as server:
+        told = _found(server, run, start, end, cluster, namespace)
         reader = told.reader(step)
         first = told.begin(step)
         whole = told.end - first
@@ -243,23 +245,13 @@ class _Told:
 
 
 @contextmanager
-def _told(
-    run: str | Run,
-    prometheus: Prometheus | str | None,
-    start: Moment | None,
-    end: Moment | None,
-    cluster: str | None,
-    namespace: str | None,
-) -> Iterator[_Told]:
-    """Find the server, the run and the time that are meant."""
+def _asked(prometheus: Prometheus | str | None) -> Iterator[Prometheus]:
+    """The server that is meant; one that is made here is closed here."""
     if isinstance(prometheus, Prometheus):
-        yield _found(prometheus, run, start, end, cluster, namespace)
+        yield prometheus
         return
-    server = Prometheus(prometheus or default_url(), timeout=_TIMEOUT, max_bytes=_ANSWER_BYTES)
-    try:
-        yield _found(server, run, start, end, cluster, namespace)
-    finally:
-        server.close()
+    with closing(Prometheus(prometheus or default_url(), timeout=_TIMEOUT, max_bytes=_ANSWER_BYTES)) as server:
+        yield server
 
 
 def _found(
@@ -270,6 +262,7 @@ def _found(
     cluster: str | None,
     namespace: str | None,
 ) -> _Told:
+    """Find the run and the time that are meant."""
     notes: list[str] = []
     if isinstance(run, str):
         last = _unix(end)

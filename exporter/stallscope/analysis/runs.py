@@ -124,8 +124,10 @@ class Run:
 
     @property
     def matchers(self) -> str:
-        """PromQL's matchers of what its ranks told: `stallscope_training_…{HERE}`."""
-        return f"cluster={quoted(self.cluster)}, run={quoted(self.name)}, instance=~{any_of(self.instances)}"
+        """PromQL's matchers of what its ranks told, each once: `stallscope_training_…{HERE}`."""
+        jobs = any_of(dict.fromkeys(place.job for place in self.places))
+        where = f"job=~{jobs}, instance=~{any_of(self.instances)}"
+        return f"cluster={quoted(self.cluster)}, run={quoted(self.name)}, {where}"
 
 
 def find_run(

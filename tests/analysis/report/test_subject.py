@@ -53,7 +53,8 @@ def a_run(*, goes_on: bool = False, name: str = "resnet50") -> Run:
 def test_a_run_is_told_apart_by_cluster_namespace_and_nodes() -> None:
     subject = of_run(Scripted(), a_run(goes_on=True))
     assert subject.told_by_run == 'cluster="east", namespace="vision", run="resnet50"'
-    assert subject.told_by_ranks == 'cluster="east", run="resnet50", instance=~"node-1:19400|node-2:19400"'
+    nodes = 'instance=~"node-1:19400|node-2:19400"'
+    assert subject.told_by_ranks == f'cluster="east", run="resnet50", job=~"stallscope", {nodes}'
     assert (subject.start, subject.end, subject.live) == (START, END, True)
 
 

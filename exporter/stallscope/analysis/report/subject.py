@@ -71,7 +71,7 @@ class Subject:
         """Matchers of what ranks tell, which may know no namespace: told apart by the nodes that they run on."""
         if self.run is None:
             raise ValueError(f"{self.title} is no run")
-        return f"cluster={quoted(self.run.cluster)}, run={quoted(self.run.name)}, {self._on_nodes}"
+        return self.run.matchers
 
     @property
     def told_by_nodes(self) -> str:
