@@ -43,6 +43,15 @@ def test_each_result_has_one_line_and_what_failed_says_what_to_do(
     assert told.endswith("\n1 failed, 7 ok\n")
 
 
+def test_what_to_do_is_not_said_again_right_below(exporter: Served, capsys: pytest.CaptureFixture[str]) -> None:
+    refused = 'reason="unsigned"} 3\nstallscope_exporter_reports_rejected_total{reason="unknown_token"} 2'
+    exporter.texts["/metrics"] = page(time.time()).replace('reason="unsigned"} 0', refused)
+    assert main(["doctor", "exporter", "--exporter.url", exporter.url]) == 0
+    told = capsys.readouterr().out
+    assert told.count("training reports were refused") == 2
+    assert told.count("->") == 1
+
+
 def test_warnings_are_no_failure_and_json_tells_the_same(exporter: Served, capsys: pytest.CaptureFixture[str]) -> None:
     exporter.texts["/metrics"] = page(time.time()).replace('limit="series"} 0', 'limit="series"} 4')
     assert main(["doctor", "exporter", "--exporter.url", exporter.url, "--json"]) == 0

@@ -108,13 +108,15 @@ def _shown(part: str, results: Iterable[Result]) -> str:
     coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     columns = min(_COLUMNS, shutil.get_terminal_size((_COLUMNS, 0)).columns)
     lines = [f"\033[1m{part}\033[0m" if coloured else part]
+    above = ""
     for _, check, (status, message, remedy) in results:
         word = f"{status:<7}"
         start = f"  {word}  {check + ':':<19}"
         first, *others = _wrapped(message, columns, start, " " * len(start))
         lines += [first.replace(word, f"\033[{_COLOURS[status]}m{word}\033[0m", 1) if coloured else first, *others]
-        if remedy:
+        if remedy and remedy != above:
             lines += _wrapped(f"-> {remedy}", columns, " " * len(start), " " * (len(start) + 3))
+        above = remedy
     return "\n".join(lines)
 
 

@@ -27,6 +27,8 @@ _BUSY = 0.5
 _MOST_BYTES = 64 << 20
 _OLD_EVALUATIONS = 3
 """Intervals without an evaluation from which a group counts as standing still."""
+_OLD_RECORD = 120.0
+"""Seconds after which what rules recorded is old: the slowest group is evaluated every minute."""
 _SHOWN = 5
 _HERE = ("localhost", "127.0.0.1", "::1")
 _RULES = "load prometheus/rules/*.yml and alerts/*.yml of this version (rule_files in prometheus.yml), and reload it"
@@ -221,7 +223,7 @@ def _freshness(server: Server) -> Iterator[Finding]:
         yield failed("the rules record nothing", _RULES)
         return
     age = time.time() + server.ahead - newest[0].value
-    if age > 120:
+    if age > _OLD_RECORD:
         yield failed(
             f"the rules recorded nothing for {age:.0f} s", "see Prometheus' log, and whether rules are evaluated"
         )
