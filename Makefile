@@ -62,7 +62,7 @@ generate: $(STAMP) ## write again what is generated and committed
 	$(BIN)/python -m tests.captures.golden
 	$(BIN)/python -m tests.alerting.golden
 
-screenshots: $(STAMP) tools ## take the README's pictures of the status page again; needs Chromium
+screenshots: $(STAMP) tools ## take the README's pictures of the status page and of a report again; needs Chromium
 	$(BIN)/python -m tests.browser.screenshots
 
 vendor: $(STAMP) ## the shim's core as one file to copy: dist/stallscope_shim.py

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -41,7 +42,7 @@ def answer(request: Request, client: str) -> Response:
 def make_server() -> Iterator[Callable[..., Server]]:
     with contextlib.ExitStack() as stack:
 
-        def make(host: str = "127.0.0.1", **arguments: int) -> Server:
+        def make(host: str = "127.0.0.1", **arguments: Any) -> Server:
             server = Server(Address(host, 0), answer, **{"threads": WORKERS, **arguments})
             stack.callback(server.stop)
             server.start()
