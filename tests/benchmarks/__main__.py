@@ -11,6 +11,7 @@ from pathlib import Path
 from tests.benchmarks import (
     accuracy,
     reading_back,
+    report,
     reports,
     rules,
     sampling_round,
@@ -61,7 +62,7 @@ def main() -> None:
     parts = ["### The shim", shim_cost.table().strip(), training_step.table().strip()]
     # Prometheus may use every processor.
     rule_cost = ["### Rules", rules.table(), "### A cluster that is scraped", scraped_cluster.table()]
-    reading = ["### Reading a run back", reading_back.table()]
+    reading = ["### Reading a run back", reading_back.table(), "### stallscope report", report.table()]
     os.sched_setaffinity(0, {CLIENT_PROCESSOR})
     parts += ["### Scrapes", scrape.table()]
     parts += ["### Taking reports", reports.table()]
