@@ -163,6 +163,11 @@ class Asker:
         return datetime.fromtimestamp(seconds, self._zone).strftime("%Y-%m-%d %H:%M")
 
 
+def settled(record: str) -> str:
+    """PromQL of a rate of five minutes once there are five minutes to take it from: before, it is too low."""
+    return f"{record} and {record} offset 5m"
+
+
 def multiple_of(unit: float, least: float) -> float:
     """The smallest multiple of a unit that is not less, one at least."""
     return unit * max(1, -(-least // unit))

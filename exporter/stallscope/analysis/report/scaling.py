@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stallscope.analysis.comparison import UNEXPLAINED, Against, Comparison, compare
-from stallscope.analysis.report.asking import Asker
+from stallscope.analysis.report.asking import Asker, settled
 from stallscope.analysis.report.document import Block, Column, Fact, Facts, Notice, Paragraph, Section, Table, Value
 from stallscope.analysis.report.words import percent, plain, title_of
 from stallscope.analysis.run_figures import RunFigures, read_figures
@@ -24,10 +24,8 @@ def section(asker: Asker, run: Run) -> Section:
 
 
 def _alone(asker: Asker) -> Block:
-    record = f"run:scaling_efficiency:ratio5m{{{asker.subject.told_by_run}}}"
-    # A rate of five minutes is too low until there are five minutes to take it from.
-    settled = f"{record} and {record} offset 5m"
-    mean = asker.figure(f"avg({asker.over_time('avg_over_time', settled)})")
+    efficiency = settled(f"run:scaling_efficiency:ratio5m{{{asker.subject.told_by_run}}}")
+    mean = asker.figure(f"avg({asker.over_time('avg_over_time', efficiency)})")
     if mean is None:
         return Notice(
             "info",
@@ -38,7 +36,7 @@ def _alone(asker: Asker) -> Block:
             Fact("Efficiency", mean, "share", "samples of each GPU, of what one GPU does alone as the run told it"),
             Fact(
                 "At least",
-                asker.figure(f"min({asker.over_time('min_over_time', settled)})"),
+                asker.figure(f"min({asker.over_time('min_over_time', efficiency)})"),
                 "share",
                 "in five minutes",
             ),

@@ -7,7 +7,7 @@ from math import inf
 from typing import NamedTuple
 
 from stallscope.analysis.expressions import quoted
-from stallscope.analysis.report.asking import Asker, Curves
+from stallscope.analysis.report.asking import Asker, Curves, settled
 from stallscope.analysis.report.document import (
     Block,
     Column,
@@ -264,10 +264,8 @@ def _outliers(asker: Asker, found: Ranks) -> list[Block]:
 def _throughput(asker: Asker) -> list[Block]:
     blocks: list[Block] = []
     for unit in ("samples", "tokens"):
-        record = f"run:{unit}:rate5m{{{asker.subject.told_by_run}}}"
-        # A rate of five minutes is too low until there are five minutes to take it from.
-        settled = f"{record} and {record} offset 5m"
-        curves = asker.curves(f"max({asker.over_time('avg_over_time', settled, asker.step)})")
+        rate = settled(f"run:{unit}:rate5m{{{asker.subject.told_by_run}}}")
+        curves = asker.curves(f"max({asker.over_time('avg_over_time', rate, asker.step)})")
         values = _only(curves)
         told = [value for value in values if value is not None]
         if told and max(told) > 0:

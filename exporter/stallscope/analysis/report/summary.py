@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from stallscope.analysis.expressions import any_of, quoted
-from stallscope.analysis.report.asking import Asker
+from stallscope.analysis.report.asking import Asker, settled
 from stallscope.analysis.report.document import Block, Column, Fact, Facts, Notice, Paragraph, Section, Table, Value
 from stallscope.analysis.report.lost_time import LostTime
 from stallscope.analysis.report.ranks import Ranks
@@ -33,7 +33,7 @@ def section(asker: Asker, lost: LostTime, found: Ranks | None) -> Section:
     run = asker.subject.run
     if run is None or found is None:
         return Section(KEY, "Summary", tuple(_of_gpus(asker, lost)))
-    blocks = [*_lead(asker, lost), _job(asker, run, lost, found), _work(asker, lost), _cost(asker, lost, found)]
+    blocks = [*_lead(asker, lost), _job(asker, run, lost, found), _work(asker), _cost(asker, lost, found)]
     return Section(KEY, "Summary", tuple(blocks))
 
 
@@ -136,21 +136,21 @@ def _joules(asker: Asker, found: Ranks | None) -> float | None:
     return sum(own) if own else None
 
 
-def _work(asker: Asker, lost: LostTime) -> Facts:
+def _work(asker: Asker) -> Facts:
     which, window = asker.subject.told_by_run, asker.window
     # An hour's mean says little before there is an hour to take it from.
     goodput = f"run:goodput:ratio1h{{{which}}} and run:ranks:count{{{which}}} offset 1h"
     facts = []
     for unit in ("samples", "tokens"):
-        done = _done(asker, unit)
+        done, rate = _done(asker, unit), settled(f"run:{unit}:rate5m{{{which}}}")
         if done:
             facts.append(Fact(unit.capitalize(), done, "count", "done in this time, steps made twice counted twice"))
             facts.append(
                 Fact(
                     f"{unit.capitalize()} a second",
-                    done / lost.seconds if lost.seconds else None,
+                    asker.figure(f"avg({asker.over_time('avg_over_time', rate)})"),
                     "per_second",
-                    "mean over the time that it lived",
+                    "mean while it lived, without its first five minutes",
                 )
             )
     if not facts:
@@ -219,10 +219,8 @@ def _busy(asker: Asker) -> float | None:
     if asker.subject.scope == "everything":
         busy, known = (f"sum({asker.integral(f'cluster:gpus_{which}')})" for which in ("busy:sum5m", "known:count"))
         return asker.figure(f"{busy} / ({known} > 0)")
-    busy = f"gpu:busy:ratio5m{{{asker.subject.told_by_nodes}}}"
-    # A rate of five minutes is too low until there are five minutes to take it from.
-    settled = f"{busy} and {busy} offset 5m"
-    return asker.figure(f"avg({asker.over_time('avg_over_time', settled, resolution=asker.coarse)})")
+    busy = settled(f"gpu:busy:ratio5m{{{asker.subject.told_by_nodes}}}")
+    return asker.figure(f"avg({asker.over_time('avg_over_time', busy, resolution=asker.coarse)})")
 
 
 def _runs(asker: Asker) -> list[Block]:
