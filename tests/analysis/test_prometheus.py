@@ -50,6 +50,11 @@ def refusal(url: str, **settings: Any) -> str:
     return message
 
 
+def test_what_a_server_says_does_not_steer_a_terminal() -> None:
+    with answering(400, json.dumps({"error": "\x1b[2J\nno"}).encode()) as (url, _):
+        assert refusal(url) == f"{url}: it refuses the question: \\x1b[2J\\nno"
+
+
 def test_tells_the_series_of_an_expression_with_labels_and_value(real: Prometheus) -> None:
     assert real.query('told{name="resnet50"} + 41') == [Series({"name": "resnet50"}, 41.0)]
     assert real.query("absent_series") == []

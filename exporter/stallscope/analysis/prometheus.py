@@ -18,6 +18,7 @@ from urllib.parse import quote, urlsplit, urlunsplit
 import requests
 from urllib3.exceptions import HTTPError, ReadTimeoutError
 
+from stallscope.readable import readable
 from stallscope.version import __version__
 
 TIMEOUT_SECONDS = 5.0
@@ -224,7 +225,7 @@ class Prometheus:
                 if time.monotonic() > deadline:
                     raise requests.Timeout
             if response.is_redirect:
-                target = without_password(response.headers["Location"])[:_SHOWN]
+                target = readable(without_password(response.headers["Location"]), _SHOWN)
                 raise _Unusable(f"it sends the question on to {target}; use that address")
             return response.status_code, bytes(body)
 
@@ -258,7 +259,7 @@ def _compact(found: dict[str, Any]) -> Any:
 def _refusal(status: int, document: Any) -> str:
     said = document.get("error") if isinstance(document, dict) else None
     if isinstance(said, str):
-        return f"it refuses the question: {said[:_SHOWN]}"
+        return f"it refuses the question: {readable(said, _SHOWN)}"
     if status in (requests.codes.unauthorized, requests.codes.forbidden):
         return f"it wants another user or password (HTTP {status})"
     if status == requests.codes.not_found:

@@ -1,6 +1,6 @@
 """The figures by which runs are compared: means over the time that a run trained, read from what the rules record.
 
-figures = read_figures(server, 'run="resnet50"', "resnet50", start, end)
+figures = read_figures(server, find_run(server, "resnet50", start, end))
 """
 
 from __future__ import annotations
