@@ -165,7 +165,7 @@ def test_an_answer_that_grows_when_unpacked_is_not_unpacked_to_its_end() -> None
         (404, b"", "it has no query interface there (HTTP 404); see address and path prefix"),
         (500, b"", "it answers with HTTP 500"),
         (503, b'{"status": "error", "error": "too busy"}', "it refuses the question: too busy"),
-        (400, b'{"error": "' + b"x" * 5000 + b'"}', f"it refuses the question: {'x' * 200}"),
+        (400, b'{"error": "' + b"x" * 5000 + b'"}', f"it refuses the question: {'x' * 199}…"),
         (400, b'{"error": ["a"]}', "it answers with HTTP 400"),
     ],
 )
