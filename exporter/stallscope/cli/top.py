@@ -8,9 +8,8 @@ import logging
 import os
 import shutil
 import sys
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from stallscope.analysis.address import VARIABLE
@@ -26,6 +25,8 @@ if TYPE_CHECKING:
     from stallscope.terminal.lines import Line
 
 _LEAST_COLUMNS = 20
+_PATIENCE = 12.0
+"""Seconds until an exporter that has not answered once is not waited for: twice what a page may take, and some."""
 
 
 def parser() -> Parser:
@@ -133,10 +134,10 @@ def _once(feeds: list[Feed], watch: VerdictWatch | None, parsed: argparse.Namesp
     from stallscope.terminal.views import overview, title
 
     began = time.monotonic()
-    _all_at_once([feed.ask for feed in feeds])
-    if any(feed.look().node is not None for feed in feeds):
+    _ask_all(feeds)
+    if answered := [feed for feed in feeds if feed.look().node is not None]:
         time.sleep(max(0.0, began + parsed.interval - time.monotonic()))
-        _all_at_once([feed.ask for feed in feeds])
+        _ask_all(answered)
     seen = tuple(feed.look() for feed in feeds)
     failed = [each for each in seen if each.problem]
     told = any(each.node is not None for each in seen)
@@ -159,13 +160,11 @@ def _once(feeds: list[Feed], watch: VerdictWatch | None, parsed: argparse.Namesp
     return int(bool(failed))
 
 
-def _all_at_once(questions: Sequence[Callable[[], None]]) -> None:
-    """Ask everybody, so that those who hang hang together."""
-    threads = [threading.Thread(target=question) for question in questions]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+def _ask_all(feeds: Sequence[Feed]) -> None:
+    """Ask everybody at once, so that those who hang hang together; each says of itself that it still does."""
+    from stallscope.gpus.side_by_side import side_by_side
+
+    side_by_side({str(place): feed.ask for place, feed in enumerate(feeds)}, _PATIENCE, "feed")
 
 
 def _printed(lines: Sequence[Line]) -> str:

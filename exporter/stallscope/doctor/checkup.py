@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, Literal, NamedTuple, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar, cast
+
+from stallscope.gpus.side_by_side import side_by_side
 
 Status = Literal["ok", "warning", "failed", "skipped"]
 
@@ -122,26 +123,15 @@ def _finding_of(error: Exception) -> Finding:
 
 
 def _within(limit: float, work: Callable[[], _Found]) -> _Found:
-    """Do the work on a thread of its own, and leave that behind if it takes longer than so many seconds.
+    """Do the work, and leave it behind if it takes longer than so many seconds.
 
     Raises:
         Stop: it takes longer.
         Exception: whatever the work raises.
     """
-    found: list[_Found] = []
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            found.append(work())
-        except BaseException as error:  # noqa: BLE001 - raised again on the thread that waits
-            errors.append(error)
-
-    thread = threading.Thread(target=run, name="check", daemon=True)
-    thread.start()
-    thread.join(limit)
-    if thread.is_alive():
+    (attempt,) = side_by_side({"work": work}, limit, "check").values()
+    if not attempt.ended.is_set():
         raise Stop(failed(f"this check did not end within {limit:g} s", "look for a file system or device that hangs"))
-    if errors:
-        raise errors[0]
-    return found[0]
+    if attempt.error is not None:
+        raise attempt.error
+    return cast("_Found", attempt.answer)
