@@ -6,10 +6,12 @@ The standard library's client on one connection: half a millisecond a page, wher
 from __future__ import annotations
 
 import base64
+import contextlib
 import http.client
 import re
 import socket
 import ssl
+import threading
 import time
 from urllib.parse import unquote, urlsplit
 
@@ -109,15 +111,30 @@ class ExporterClient:
             kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
             connection = self._connection = kind(self._host, self._port, timeout=self.timeout)
         connection.request("GET", path, headers=self._headers)
-        # Piece by piece: the socket's own timeout is for each of them, not for all.
+        # The socket's own timeout is for each piece of an answer, which may come byte by byte.
+        alarm = threading.Timer(self.timeout, _shut, [connection.sock])
+        alarm.daemon = True
+        alarm.start()
+        problem: Exception | None = None
+        page = ""
+        try:
+            page = self._answer(connection)
+        except (OSError, http.client.HTTPException, ExporterError) as found:
+            problem = found
+        alarm.cancel()
+        if time.monotonic() >= deadline:  # whatever seemed to end there was cut off
+            raise TimeoutError
+        if problem is not None:
+            raise problem
+        return page
+
+    def _answer(self, connection: http.client.HTTPConnection) -> str:
         with connection.getresponse() as response:
             body = bytearray()
             while piece := response.read1(_PIECE_BYTES):
                 body += piece
                 if len(body) > self._max_bytes:
                     raise ExporterError(f"its page is longer than {self._max_bytes} bytes")
-                if time.monotonic() > deadline:
-                    raise TimeoutError
             if response.length:
                 raise ExporterError("it broke off in the middle of its page")
             if response.status != http.HTTPStatus.OK:
@@ -142,6 +159,12 @@ class ExporterClient:
             hint = "; start it with `stallscope exporter`" if isinstance(problem, ConnectionRefusedError) else ""
             return f"it can't be reached: {problem.strerror}{hint}"
         return "it broke off the connection, or is no web server"
+
+
+def _shut(connection: socket.socket) -> None:
+    """Let whoever reads from it come back."""
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 def _refusal(status: int, target: str) -> str:
