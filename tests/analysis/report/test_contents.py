@@ -210,6 +210,21 @@ def test_a_run_without_trouble_gets_no_advice(report_of: Report) -> None:
     assert words(document, "alerts") == "No alert fired."
 
 
+def test_a_run_that_mostly_could_not_be_judged_is_not_told_that_nothing_is_to_be_changed(
+    server: Prometheus, run_of: FindRun
+) -> None:
+    unjudged = Saying(server, r"^sum_over_time\(.*run:verdict", Series({"cause": "insufficient_data"}, 3600.0))
+    document = build(of_run(unjudged, run_of("healthy")), unjudged)
+    assert advice(document) == []
+    assert "only 0 % of the time could be judged" in words(document, "recommendations")
+
+
+def test_work_is_told_in_all_and_by_the_second(report_of: Report) -> None:
+    told, length = facts(report_of("healthy"), "summary"), 60 * part("healthy").case.length
+    assert number(told["Samples a second"].value) == pytest.approx(2242, rel=0.01)
+    assert number(told["Samples"].value) == pytest.approx(2242 * length, rel=0.01)
+
+
 def test_what_came_to_no_verdict_is_told_but_not_advised_against(report_of: Report) -> None:
     lost = {row["Cause"] for row in table(report_of(HEALTHY), "lost-time", "by cause")}
     assert lost == {"comm_bound"}

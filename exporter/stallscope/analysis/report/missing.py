@@ -46,7 +46,7 @@ def section(asker: Asker, found: Ranks | None, fired: Alerts | None, failures: l
 def _rules(asker: Asker, fired: Alerts | None) -> list[Block]:
     """Recording rules that recorded nothing, or not all the time."""
     blocks: list[Block] = []
-    floors = asker.by("cause", "max by (cause) (last_over_time(stallscope:verdict_floor:ratio[10m]))")
+    floors = asker.by("cause", f"max by (cause) (last_over_time(stallscope:verdict_floor:ratio[{asker.window}]))")
     domains = {CAUSES[cause].domain for cause in floors if cause in CAUSES}
     absent = [f"{domain}.yml" for domain in _WITH_FLOORS if domain not in domains]
     for file, record in (

@@ -85,6 +85,12 @@ def _nothing(lost: LostTime) -> Block:
     if lost.lost is None:
         return Notice("warning", "Nothing could be judged, so there is no advice. What was missing stands at the end.")
     verdict = lost.most_under_verdict
+    if verdict == "insufficient_data":
+        return Notice(
+            "warning",
+            f"No cause came to an alert, but only {percent(lost.judged / lost.gpu_seconds)} of the time could be "
+            "judged. What was missing stands at the end.",
+        )
     if verdict is not None and verdict not in REMAINDERS:
         return Notice("good", f"{title_of(verdict)}: {CAUSES[verdict].remedy} {_SMALL if lost.losses else ''}".rstrip())
     return Notice("good", f"No cause came to an alert: nothing to change. {_SMALL if lost.losses else ''}".rstrip())
