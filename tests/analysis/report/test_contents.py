@@ -406,6 +406,7 @@ def test_a_server_without_rules_gets_a_report_that_says_so(server: Prometheus, r
         assert blocks(document, key, Notice), key
     assert {fact.name: fact.value for fact in document.highlights}["Lost"] is None
     assert facts(document, "summary")["Ranks"].value == 4
+    assert facts(document, "summary")["Lived"].value is None
 
 
 def test_a_section_that_cannot_be_asked_for_says_so_and_the_others_stand(server: Prometheus, run_of: FindRun) -> None:

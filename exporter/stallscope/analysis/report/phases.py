@@ -42,7 +42,7 @@ def _blocks(asker: Asker, found: Ranks) -> list[Block]:
         return [
             Notice(
                 "warning",
-                f"No phases are told. {_HOW}",
+                f"No phase was recorded in this time: either none is told, or the rules were not evaluated. {_HOW}",
             )
         ]
     blocks: list[Block] = []

@@ -44,7 +44,12 @@ def highlights(asker: Asker, lost: LostTime) -> tuple[Fact, ...]:
     facts = [
         Fact("Mostly", verdict, "cause", "the verdict that held longest"),
         Fact("Lost", lost.share, "share", f"of the {lost.unit} time"),
-        Fact(f"{lost.unit}-hours lost", hours, "gpu_hours", f"of {plain(lost.gpu_seconds / 3600)}"),
+        Fact(
+            f"{lost.unit}-hours lost",
+            hours,
+            "gpu_hours",
+            f"of {plain(lost.gpu_seconds / 3600)}" if lost.gpu_seconds else "",
+        ),
     ]
     money = asker.options.money(hours, lost.joules)
     if money is not None:
@@ -84,7 +89,7 @@ def _job(asker: Asker, run: Run, lost: LostTime, found: Ranks) -> Facts:
         Fact("State", _state(run)),
         Fact("Began", start, "time", "by the clock of its first rank"),
         Fact("Ended" if _has_ended(run) else "Last heard", heard, "time"),
-        Fact("Lived", lost.seconds, "seconds", "in the time that is told of, with live ranks"),
+        Fact("Lived", lost.seconds or None, "seconds", "in the time that is told of, with live ranks"),
         Fact("Restarts", restarts, "count", "of the rank with most"),
         Fact(
             "Ranks",
