@@ -122,9 +122,8 @@ def _help() -> str:
 
 
 def _unknown(name: str) -> str:
-    import difflib  # only this path needs it
+    from stallscope.cli._parser import nearest  # which needs argparse, that help does without
 
     known = list(commands())
-    nearest = difflib.get_close_matches(name, [*known, "help", "--help", "--version"], n=1)
-    hint = f"did you mean {nearest[0]}?" if nearest else f"commands are: {', '.join(known)}"
-    return f"stallscope: unknown {'flag' if name.startswith('-') else 'command'} {name!r}; {hint}"
+    hint = nearest(name, [*known, "help", "--help", "--version"]) or f"; commands are: {', '.join(known)}"
+    return f"stallscope: unknown {'flag' if name.startswith('-') else 'command'} {name!r}{hint}"

@@ -10,13 +10,16 @@ import urllib.request
 from collections.abc import Sequence
 from typing import Any
 
+from stallscope.cli._exporter import DEFAULT_EXPORTER
 from stallscope.cli._parser import Parser
+from stallscope.readable import readable
 from stallscope.trace_request import MAX_RANKS, MAX_STEPS
 
 _PATH = "/api/v1/trace"
-_DEFAULT_EXPORTER = "http://127.0.0.1:19400"
 _TIMEOUT = 5.0
 _LONGEST_ANSWER = 1 << 20
+_SHOWN = 300
+"""Characters of an exporter's words."""
 
 
 class _Refused(Exception):
@@ -63,7 +66,7 @@ def parser() -> Parser:
         action="append",
         type=_url,
         metavar="URL",
-        help=f"exporter of the node; again for each further node of the job (default: {_DEFAULT_EXPORTER})",
+        help=f"exporter of the node; again for each further node of the job (default: {DEFAULT_EXPORTER})",
     )
     made.add_argument("--json", action="store_true", help="print one JSON document: what each exporter answered")
     return made
@@ -79,7 +82,7 @@ def main(arguments: Sequence[str]) -> int:
     wish = {"run": told.run, "steps": told.steps, "ranks": told.rank}
     first = told.first_step
     answers: list[dict[str, Any]] = []
-    for exporter in told.exporter or [_DEFAULT_EXPORTER]:
+    for exporter in told.exporter or [DEFAULT_EXPORTER]:
         try:
             answer = _ask(exporter, wish if first is None else {**wish, "first_step": first})
         except _Refused as refused:
@@ -118,7 +121,7 @@ def _ask(exporter: str, wish: dict[str, Any]) -> dict[str, Any]:
 def _message(error: urllib.error.HTTPError) -> str:
     with error:
         try:
-            return str(json.loads(error.read(_LONGEST_ANSWER))["message"])
+            return readable(str(json.loads(error.read(_LONGEST_ANSWER))["message"]), _SHOWN)
         except (ValueError, KeyError, TypeError, OSError):
             return f"HTTP status {error.code}; is this an exporter that takes requests for traces?"
 
