@@ -140,6 +140,13 @@ def test_over_a_gap_the_interval_is_as_long_and_nothing_is_lost_or_made_up(held:
     assert after["steps"] == STEPS * (len(AWAY) + 1)
     assert run.gpu["busy_ratio"].iloc[AWAY.start] == pytest.approx(BUSY)
     assert run.gaps == 1
+    assert read(held, "plain").gaps == 0
+
+
+@pytest.mark.parametrize("step", [None, 120.0])
+def test_a_gap_is_one_wherever_pieces_end(held: Held, step: float | None) -> None:
+    assert read(held, "away", step).gaps == 1
+    assert sum(part.gaps for part in read_in_pieces(held, "away", step, 8)) == 1
 
 
 def test_what_was_not_told_is_absent_and_its_column_is_there(held: Held) -> None:

@@ -67,7 +67,7 @@ def test_writes_the_frames_and_says_what_and_what_is_missing(server: str, folder
     assert rows == SCRAPES - 10
     assert re.search(rf"/gpu\.parquet +{rows} rows +[0-9,]+ bytes", said)
     assert "1 rank, a row is 30 s" in said
-    assert "1 interval is longer than three scrapes" in said
+    assert "1 gap is longer than three rows" in said
     assert "1 of 2 ranks reported; missing: 1" in said
 
 

@@ -87,13 +87,10 @@ class Frames:
     """The machines that ranks are on, while they are."""
     values: pd.DataFrame
     """What the training reported besides, by name."""
+    gaps: int = 0
+    """How often a rank's next row came later than three usual ones: scrapes failed, or an exporter was away."""
     notes: tuple[str, ...] = ()
     """What a reader must know: what is missing, and what was chosen."""
-
-    @property
-    def gaps(self) -> int:
-        """Intervals of ranks that are longer than three usual ones: scrapes failed, or an exporter was away."""
-        return int((self.steps["interval_seconds"] > 3 * self.resolution).sum())
 
     def items(self) -> Iterator[tuple[str, pd.DataFrame]]:
         """Name and data frame of each."""
@@ -150,7 +147,7 @@ def frames(
             notes = (*notes, note)
         begin = told.begin(step)
         read = reader.read(begin, told.end, advance)
-        return Frames(told.run, begin, told.end, reader.resolution, **read, notes=notes)
+        return Frames(told.run, begin, told.end, reader.resolution, **read, gaps=reader.gaps, notes=notes)
 
 
 def pieces(
@@ -198,7 +195,7 @@ def pieces(
                 advance(part * share)
 
             read = reader.read(first, last, advanced)
-            yield Frames(told.run, first, last, reader.resolution, **read, notes=told.notes)
+            yield Frames(told.run, first, last, reader.resolution, **read, gaps=reader.gaps, notes=told.notes)
             first = last
 
 

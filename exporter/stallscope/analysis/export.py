@@ -44,7 +44,7 @@ class Export:
     """Seconds between two rows of a subject."""
     files: tuple[Written, ...]
     gaps: int
-    """Intervals of ranks that are longer than three usual ones."""
+    """How often a rank's next row came later than three usual ones."""
     notes: tuple[str, ...]
 
 

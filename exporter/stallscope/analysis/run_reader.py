@@ -49,6 +49,7 @@ _PHASES = 9
 _LOOKBACK = 300.0
 """Seconds before the beginning in which the scrape is looked for at which the first interval begins."""
 _SCRAPES_OF_A_RATE = 4
+_GAP_ROWS = 3
 
 _Key = tuple[str, ...]
 _Blocks = Mapping[_Key, Block]
@@ -106,6 +107,8 @@ class RunReader:
             step: seconds from row to row, where the server is to make them.
         """
         self.scrapes = scrapes
+        self.gaps = 0
+        """In the window that was read last: how often a rank's next row came later than three usual ones."""
         self._reader = reader
         self._run = run
         self._step = step
@@ -139,6 +142,7 @@ class RunReader:
         """
         questions = 1 + sum(len(_wanted(columns)) for columns in COLUMNS.values())
         window = _Window(start, end, lambda share: advance(share / questions))
+        self.gaps = 0
         places = frozenset((place.instance, place.job, place.rank) for place in self._run.places)
         nodes = frozenset(place[:2] for place in places)
 
@@ -182,11 +186,12 @@ class RunReader:
     def _dated(self, name: str, whose: _Key, block: Block, start: float) -> Block:
         """With the lengths of intervals, and without what lies before the window."""
         newest = self._newest.get((name, whose), np.nan)
-        intervals = (
-            np.diff(block.times, prepend=newest) if self._step is None else np.full(len(block.times), self._step)
-        )
+        apart = np.diff(block.times, prepend=newest)
+        intervals = apart if self._step is None else np.full(len(block.times), self._step)
         self._newest[name, whose] = float(block.times[-1])
         first = int(np.searchsorted(block.times, start, side="right"))
+        if name == "steps":
+            self.gaps += int(np.sum(apart[first:] > _GAP_ROWS * self.resolution))
         columns = {**block.columns, "interval_seconds": intervals}
         return Block(block.times[first:], {column: values[first:] for column, values in columns.items()})
 

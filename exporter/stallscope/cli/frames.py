@@ -111,8 +111,8 @@ def _text(written: Export) -> str:
     width = max(len(str(each.path)) for each in written.files)
     lines += [f"  {each.path!s:<{width}}  {each.rows:>12,} rows  {each.bytes:>14,} bytes" for each in written.files]
     if written.gaps:
-        gaps = "1 interval is" if written.gaps == 1 else f"{written.gaps} intervals are"
-        lines.append(f"  {gaps} longer than three scrapes: there was nothing to read meanwhile")
+        gaps = "1 gap is" if written.gaps == 1 else f"{written.gaps} gaps are"
+        lines.append(f"  {gaps} longer than three rows: there was nothing to read meanwhile")
     lines += [f"  {note}" for note in written.notes]
     return "\n".join(lines) + "\n"
 
