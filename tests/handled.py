@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    """Whoever waits on a kept connection is not waited for."""
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of callers who hang up."""
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)
 
 
 @contextlib.contextmanager
 def handled(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
-    """Answer by that handler, without a word on standard error, until the block ends; host and port."""
+    """Answer by that handler, without a word for each request, until the block ends; host and port."""
     quiet = type(handler.__name__, (handler,), {"log_message": lambda *_: None})
-    with ThreadingHTTPServer(("127.0.0.1", 0), quiet) as server:
-        server.daemon_threads = True  # one that waits on a kept connection is not waited for
+    with _Server(("127.0.0.1", 0), quiet) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:
