@@ -165,7 +165,8 @@ def _heat_map(asker: Asker, shown: list[Gpu], number: int) -> Figure | None:
     if not rows:
         return None
     means = sorted((_mean(by_uuid[gpu.uuid]), gpu.name) for gpu in rows)
-    said = f"Busy for {percent(means[0][0])} ({means[0][1]}) to {percent(means[-1][0])} of the time, in the mean"
+    others = f" ({means[0][1]}) to {percent(means[-1][0])}" if len(means) > 1 else ""
+    said = f"Busy for {percent(means[0][0])}{others} of the time, in the mean"
     title = "Time with a kernel resident, by GPU"
     if number > len(rows):
         title += f" ({len(rows)} of {number}, the least busy)"
