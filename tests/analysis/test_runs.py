@@ -39,6 +39,9 @@ def everything() -> Iterator[Series]:
     for job in ("stallscope", "again"):
         for each in of_rank("twice", uuid="GPU-c"):
             yield Series(each.name, {**each.labels, "job": job}, each.values)
+    for job, scrapes in (("stallscope", range(25)), ("again", range(25, SCRAPES))):
+        for each in of_rank("handed", uuid="GPU-d", only=scrapes):
+            yield Series(each.name, {**each.labels, "job": job}, each.values)
     yield from of_rank(NAME)
 
 
@@ -94,6 +97,14 @@ def test_an_exporter_that_two_jobs_scrape_counts_once(held: Held) -> None:
     assert [claim.job for claim in run.claims] == ["again"]
 
 
+def test_an_exporter_whose_job_was_renamed_counts_under_both_names(held: Held) -> None:
+    run = find(held, "handed")
+    assert {place.job for place in run.places} == {"stallscope", "again"}
+    assert (run.ranks, run.instances) == (("0",), ("handed:19400",))
+    found = held.server.query(f"count(stallscope_training_step{{{run.matchers}}})", held.end)
+    assert [each.value for each in found] == [1]
+
+
 def test_a_run_goes_on_unless_its_ranks_said_that_they_ended(held: Held) -> None:
     assert find(held, "resnet50").goes_on
     over = find(held, "over")
@@ -126,7 +137,7 @@ def test_a_name_is_one_name_whatever_it_holds(held: Held) -> None:
 
 def test_the_nearest_names_are_offered(held: Held) -> None:
     assert "did you mean resnet50?" in message(held, "resnet5", UnknownRunError)
-    known = 'late, moved, od"d\\|.*\\n\\x1b, over, resnet50, twice, twins'
+    known = 'handed, late, moved, od"d\\|.*\\n\\x1b, over, resnet50, twice, twins'
     assert f"there are {known}" in message(held, "xyz", UnknownRunError)
 
 
@@ -136,7 +147,7 @@ def test_a_run_of_another_time_is_told_from_one_that_never_was(held: Held) -> No
 
 
 def test_all_names_of_a_time_are_told(held: Held) -> None:
-    names = ["resnet50", "late", "over", "twins", "twice", "moved", NAME]
+    names = ["resnet50", "late", "over", "twins", "twice", "handed", "moved", NAME]
     assert run_names(held.server, held.start, held.end) == sorted(names)
 
 

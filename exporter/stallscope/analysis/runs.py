@@ -217,11 +217,21 @@ def _seen(reader: Ranges, selector: str, start: float, end: float, window: int) 
 
 
 def _places(described: Iterable[RangeSeries]) -> list[Place]:
-    """Where ranks were, each once: where two jobs scrape an exporter, the first one's series count."""
-    found: dict[tuple[str, str], Place] = {}
-    for place in sorted({_place(each.labels) for each in described}, key=_by_number):
-        found.setdefault((place.rank, place.instance), place)
-    return list(found.values())
+    """Where ranks were, each once: where two jobs scrape an exporter, the first one's series count.
+
+    A job that only takes over from another, as one that is renamed, shares one window with it at most.
+    """
+    windows: dict[Place, set[float]] = {}
+    for each in described:
+        windows.setdefault(_place(each.labels), set()).update(each.times)
+    told: dict[tuple[str, str], set[float]] = {}
+    found = []
+    for place in sorted(windows, key=_by_number):
+        before, own = told.setdefault((place.rank, place.instance), set()), windows[place]
+        if len(before & own) < min(2, len(own)):
+            found.append(place)
+            before |= own
+    return found
 
 
 def _chosen(
