@@ -152,7 +152,9 @@ def test_what_fails_is_told_in_a_line_and_the_report_that_is_there_stays(
         (["--run", "a", "--against", "a"], "--against 'a' is the run itself; name another"),
         (["--run", "a", "--watch", "60s", "--out", "-"], "name it with --out"),
         (["--run", "a", "--watch", "60s", "--end", "1h"], "--watch follows what goes on; leave --end out"),
-        (["--run", "a", "--watch", "1s"], "'1s' is too short; expected 5s or more"),
+        (["--run", ""], "--run names no run"),
+        (["--run", "a", "--out", "."], ". is a folder; name a file in it"),
+        (["--run", "a", "--watch", "1s"], "'1s' is not 5s or more"),
         (["--run", "a", "--watch", "60"], "did you mean 60s?"),
         (["--run", "a", "--price-per-gpu-hour", "-1"], "'-1' is no price; expected a number such as 2.50"),
         (["--run", "a", "--timezone", "Mars/Olympus"], "time zone 'Mars/Olympus' is not known here"),
@@ -174,7 +176,7 @@ def test_a_library_that_is_missing_is_named_with_what_to_install(
     monkeypatch.delitem(sys.modules, "stallscope.analysis.report.html", raising=False)
     monkeypatch.setitem(sys.modules, "jinja2", None)
     assert report.main(["--run", "resnet50"]) == 1
-    assert capsys.readouterr().err == "stallscope report: it needs jinja2: pip install 'stallscope[analysis]'\n"
+    assert capsys.readouterr().err == "stallscope report needs jinja2: pip install 'stallscope[analysis]'\n"
 
 
 def test_watching_ends_with_the_run_and_a_page_that_renews_itself_no_more(

@@ -16,9 +16,10 @@ from stallscope.analysis.report.formats import SUFFIXES, format_of, load, writte
 from stallscope.analysis.report.words import UnknownZone, title_of, zone
 from stallscope.analysis.whole_files import reason, whole_file
 from stallscope.cli import _prometheus, _times
+from stallscope.cli._durations import duration
+from stallscope.cli._extras import missing
 from stallscope.cli._parser import Parser, nearest
 from stallscope.cli._progress import progress
-from stallscope.configuration import parse_duration
 
 if TYPE_CHECKING:
     from stallscope.analysis.prometheus import Prometheus
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
 
 _SINCE_OF_A_RUN, _SINCE = "30d", "24h"
 _STANDARD_OUTPUT = Path("-")
-_SHORTEST_WATCH = 5.0
-"""Seconds between two reports: a shorter time would keep the server at nothing else."""
+_SHORTEST_WATCH = "5s"
+"""Between two reports: a shorter time would keep the server at nothing else."""
 _NAMED = 8
 
 
@@ -96,7 +97,7 @@ def parser() -> Parser:
     )
     output.add_argument(
         "--watch",
-        type=_interval,
+        type=duration(_SHORTEST_WATCH),
         metavar="DURATION",
         help="write it again so often, until the run has ended; a page in a browser renews itself meanwhile",
     )
@@ -117,10 +118,7 @@ def main(arguments: Sequence[str]) -> int:
         server = _prometheus.client(told)
         load(told.format)
     except ModuleNotFoundError as error:
-        if (error.name or "").startswith("stallscope"):
-            raise
-        print(f"stallscope report: it needs {error.name}: pip install 'stallscope[analysis]'", file=sys.stderr)
-        return 1
+        return missing("report", error, "analysis")
     try:
         document = _write(server, told) if told.watch is None else _watch(server, told)
     except _RefusedError as refused:
@@ -139,6 +137,12 @@ def main(arguments: Sequence[str]) -> int:
 def _told(reader: Parser, arguments: Sequence[str]) -> Any:
     """The command line, with what was left out filled in."""
     told = reader.parse_args(arguments)
+    for name, value in (("--run", told.run), ("--against", told.against)):
+        if value == "":
+            reader.error(f"{name} names no run")  # as an unset variable of a shell
+    for path in (told.out, told.notebook):
+        if path is not None and path.is_dir():
+            reader.error(f"{path} is a folder; name a file in it")
     if told.format is None:
         told.format = format_of(told.out) if told.out and told.out.suffix else "html"
     if told.format is None:
@@ -274,13 +278,3 @@ def _price(text: str) -> float:
     if not 0 <= price < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r} is no price; expected a number such as 2.50")
     return price
-
-
-def _interval(text: str) -> float:
-    try:
-        seconds = parse_duration(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is no duration; expected {error}") from None
-    if seconds < _SHORTEST_WATCH:
-        raise argparse.ArgumentTypeError(f"{text!r} is too short; expected {_SHORTEST_WATCH:g}s or more")
-    return seconds

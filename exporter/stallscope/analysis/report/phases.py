@@ -17,7 +17,6 @@ from stallscope.analysis.report.document import (
 )
 from stallscope.analysis.report.ranks import Ranks
 from stallscope.analysis.report.words import percent, title_of
-from stallscope.catalogue import OUTSIDE_PHASES
 
 KEY = "phases"
 EVERY_STEP = "data_wait|host_copy|forward|backward|communication|optimizer|other"
@@ -71,7 +70,7 @@ def _table(asker: Asker, found: Ranks, times: dict[str, float]) -> Table:
         gpu = on_gpu.get(phase)
         rows.append(
             (
-                _title(phase),
+                title_of(phase),
                 seconds / total,
                 seconds / 3600,
                 seconds / steps if steps else None,
@@ -123,9 +122,5 @@ def _areas(asker: Asker, times: dict[str, float]) -> Figure:
     found = {curve.labels.get("phase", ""): curve.values for curve in curves.curves}
     parts = tuple(Series(phase, found[phase]) for phase in order if phase in found)
     total = sum(times.values())
-    said = ", ".join(f"{_title(phase)} {percent(times[phase] / total)}" for phase in order[:6])
+    said = ", ".join(f"{title_of(phase)} {percent(times[phase] / total)}" for phase in order[:6])
     return Figure("Phases over time", Areas(curves.times, parts, "share", 1.0), f"Share of the loop's time: {said}.")
-
-
-def _title(phase: str) -> str:
-    return phase.capitalize() if phase in OUTSIDE_PHASES else title_of(phase)

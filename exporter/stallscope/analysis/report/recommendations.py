@@ -115,7 +115,7 @@ def _of_loss(asker: Asker, found: Found, loss: Loss) -> _Advice:
     mean = total / lived
     units = unit if mean == 1 else f"{unit}s"
     words = f"{plain(share)} of {plain(mean)} {units} {_TIMES} {plain(lived)} h = {plain(hours)} {unit}-hours"
-    if asker.subject.run is not None and rest > 0.01:
+    if asker.subject.run is not None and rest > 0.01 and plain(1 / rest) != plain(1.0):
         gain.insert(1, Fact("Speed-up", 1 / rest, "times"))
         words += (
             f"; without it the same work would take 1 - {plain(share)} = {plain(rest)} of its time, "

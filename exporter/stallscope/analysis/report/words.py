@@ -7,6 +7,7 @@ from datetime import datetime, tzinfo
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from stallscope.analysis.report.document import Document, Kind, Value
+from stallscope.catalogue import OUTSIDE_PHASES
 from stallscope.causes import CAUSES, COLOURS, PHASE_COLOURS, REMAINDER_COLOURS, REMAINDERS
 from stallscope.readable import count, duration, readable
 
@@ -92,7 +93,7 @@ def title_of(name: str) -> str:
         return CAUSES[name].title
     if name in REMAINDERS:
         return REMAINDERS[name][0]
-    if name in PHASE_COLOURS:
+    if name in PHASE_COLOURS or name in OUTSIDE_PHASES:
         return name.replace("_", " ").capitalize()
     return readable(name)
 
