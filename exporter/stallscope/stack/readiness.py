@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 import requests
 
 _TIMEOUT_SECONDS = 2.0
+_SELDOM_SECONDS = 60.0
+"""Rules that look back over hours are evaluated so seldom that nobody is made to wait for their first time."""
 
 
 class Check(NamedTuple):
@@ -59,15 +61,19 @@ class Prometheus:
         return result
 
     def rules(self) -> str | None:
-        """How many rules there are and which of them fail, once all have been evaluated."""
+        """How many rules there are and which of them fail, once all have been evaluated that come often."""
         response = self._session.get(f"{self._url}/api/v1/rules", timeout=_TIMEOUT_SECONDS)
-        rules = [rule for group in response.json().get("data", {}).get("groups", []) for rule in group["rules"]]
-        if not rules or any(rule["health"] == "unknown" for rule in rules):
+        groups = response.json().get("data", {}).get("groups", [])
+        rules = [rule for group in groups for rule in group["rules"]]
+        often = [rule for group in groups if group["interval"] < _SELDOM_SECONDS for rule in group["rules"]]
+        if not often or any(rule["health"] == "unknown" for rule in often):
             return None
         alerting = sum(rule["type"] == "alerting" for rule in rules)
-        failing = sorted({rule["name"] for rule in rules if rule["health"] != "ok"})
+        failing = sorted({rule["name"] for rule in rules if rule["health"] not in ("ok", "unknown")})
         verb = f"these fail: {', '.join(failing)}" if failing else "none fails"
-        return f"{len(rules) - alerting} recording and {alerting} alert rules, {verb}"
+        awaited = sum(rule["health"] == "unknown" for rule in rules)
+        rest = f"; {awaited} of them come once a minute, and are still to come" if awaited else ""
+        return f"{len(rules) - alerting} recording and {alerting} alert rules, {verb}{rest}"
 
 
 class Alert(NamedTuple):

@@ -1,0 +1,53 @@
+"""When the local stack counts as working."""
+
+from __future__ import annotations
+
+import json
+from http.server import BaseHTTPRequestHandler
+
+import pytest
+import requests
+
+from stallscope.stack.readiness import Prometheus
+from tests.handled import handled
+
+
+def said_of(often: list[str], seldom: list[str]) -> str | None:
+    """What is said of recording rules of such a health, every five seconds and once a minute."""
+    groups = [
+        {
+            "interval": interval,
+            "rules": [{"name": f"rule {each}", "type": "recording", "health": each} for each in health],
+        }
+        for interval, health in ((5, often), (60, seldom))
+    ]
+
+    class Rules(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps({"data": {"groups": groups}}).encode())
+
+    with handled(Rules) as address, requests.Session() as session:
+        return Prometheus(f"http://{address}", session).rules()
+
+
+@pytest.mark.parametrize(
+    ("often", "seldom", "said"),
+    [
+        pytest.param(["ok", "ok"], ["ok"], "3 recording and 0 alert rules, none fails", id="all is well"),
+        pytest.param(["ok", "unknown"], ["ok"], None, id="one that comes often is waited for"),
+        pytest.param([], [], None, id="none is loaded yet"),
+        pytest.param(
+            ["ok"],
+            ["unknown"],
+            "2 recording and 0 alert rules, none fails; 1 of them come once a minute, and are still to come",
+            id="one that comes seldom is not waited for",
+        ),
+        pytest.param(["ok", "err"], [], "2 recording and 0 alert rules, these fail: rule err", id="one fails"),
+    ],
+)
+def test_rules_count_as_there_when_those_that_come_often_were_evaluated(
+    often: list[str], seldom: list[str], said: str | None
+) -> None:
+    assert said_of(often, seldom) == said
