@@ -35,7 +35,8 @@ up: $(STAMP) ## the whole stack on this machine: exporter, Prometheus, Alertmana
 
 test: $(STAMP) $(if $(filter-out 0,$(STALLSCOPE_FRAMEWORKS)),$(FRAMEWORKS)) tools ## every test, with real Prometheus, Alertmanager and the stand-in driver library
 	$(BIN)/python -m tests.deploy.kubernetes_tools
-	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile -m "not alone" $(ARGS) || [ $$? -eq 5 ]
+	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder \
+	  -m "not alone" $(ARGS) || [ $$? -eq 5 ]
 	$(BIN)/python -m pytest -m alone $(ARGS) || [ $$? -eq 5 ]
 
 test-gpu: $(STAMP) ## the hardware suite; skips with its reason where no NVIDIA driver answers (to record a GPU: tests/captures)

@@ -22,6 +22,12 @@ settings.register_profile("no deadline", deadline=None)
 settings.load_profile("no deadline")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files that take long, so that none of them is left over when all others are done."""
+    long = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in long)
+
+
 @pytest.fixture
 def nvml_stand_in(tmp_path: Path) -> NvmlStandIn:
     """A node of eight healthy, idle H100s behind a stand-in for the driver's library."""
