@@ -542,8 +542,9 @@ def test_the_real_nvitop_exporter_gets_its_gpus_verdicts(nvml_stand_in: NvmlStan
         card.run((os.getpid(), 20 << 30, False))
     port = free_port()
     program = str(Path(sys.executable).with_name("nvitop-exporter"))
-    # The last GPU's process comes last in its round.
-    ready = re.escape('process_gpu_memory_MiB{devicename="') + '.*index="7"'
+    # Each GPU is read in its own time.
+    families = ("gpu_utilization_Percentage", "gpu_memory_used_MiB", "gpu_power_usage_W", "process_gpu_memory_MiB")
+    ready = "(?s)^" + "".join(rf"(?=(.*\n{name}\{{){{8}})" for name in families)
     text = fetched(
         [program, "--bind-address", "127.0.0.1", "--port", str(port)], port, ready, nvml_stand_in.environment
     )

@@ -672,12 +672,13 @@ def eventually(condition: Callable[[], bool], seconds: float = 20, pause: float 
 
 
 @pytest.mark.parametrize(
-    ("spent", "rest"),
+    ("period", "spent", "rest"),
     [
-        pytest.param(0.002, 0.75, id="a usual page comes at every tick"),
-        pytest.param(0.015, 1.75, id="a large one at every second tick"),
-        pytest.param(0.3, 4.75, id="none comes later than after five seconds"),
+        pytest.param(1.0, 0.002, 0.75, id="a usual page comes at every tick"),
+        pytest.param(0.5, 0.008, 0.25, id="at shorter ticks too"),
+        pytest.param(1.0, 0.015, 1.75, id="a large one at every second tick"),
+        pytest.param(1.0, 0.3, 4.75, id="none comes later than after five seconds"),
     ],
 )
-def test_pages_take_a_hundredth_of_a_processor(spent: float, rest: float) -> None:
-    assert until_next_page(elapsed=10.25, period=1.0, spent=spent) == pytest.approx(rest)
+def test_large_pages_take_a_hundredth_of_a_processor(period: float, spent: float, rest: float) -> None:
+    assert until_next_page(elapsed=10.25, period=period, spent=spent) == pytest.approx(rest)

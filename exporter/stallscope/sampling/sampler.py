@@ -45,7 +45,7 @@ _ROUND_WAIT = 0.25
 _PAGE_SECONDS = 1.0
 """Longest time between two pages: at long intervals too, late readings and training reports show soon."""
 _PAGE_SHARE = 0.01
-"""Of a processor that pages may take: where hundreds of ranks report, they are made less often ..."""
+"""Of a processor that pages may take: where dozens of ranks report, they come less often than once a second ..."""
 _LARGE_PAGE_SECONDS = 5.0
 """... but not less often than this."""
 _MAX_LEFT_OF_A_PART = 8
@@ -63,8 +63,9 @@ def until_next_page(elapsed: float, period: float, spent: float) -> float:
         period: seconds between two ticks, at each of which a page may be made.
         spent: processor time of the last page in seconds.
     """
-    ticks = math.ceil(min(_LARGE_PAGE_SECONDS, spent / _PAGE_SHARE) / period)
-    return period * max(1, ticks) - elapsed % period
+    rest = min(_LARGE_PAGE_SECONDS, spent / _PAGE_SHARE)
+    ticks = math.ceil(rest / period) if rest > _PAGE_SECONDS else 1
+    return period * ticks - elapsed % period
 
 
 class SampledSource(Protocol):
