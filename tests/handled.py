@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -32,3 +32,16 @@ def handled(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
         finally:
             server.shutdown()
             thread.join()
+
+
+def reply(
+    handler: BaseHTTPRequestHandler, body: bytes, *, status: int = 200, headers: Mapping[str, str] | None = None
+) -> None:
+    """Answer one request; whoever has hung up is not missed."""
+    handler.send_response(status)
+    handler.send_header("Content-Length", str(len(body)))
+    for name, value in (headers or {}).items():
+        handler.send_header(name, value)
+    handler.end_headers()
+    with contextlib.suppress(ConnectionError):
+        handler.wfile.write(body)

@@ -21,7 +21,7 @@ import yaml
 
 from stallscope.analysis.prometheus import PrometheusError, RangeSeries
 from tests.free_ports import free_port
-from tests.handled import handled
+from tests.handled import handled, reply
 
 Rule = tuple[str, Mapping[str, str], float]
 """Name, labels and value of a recorded series."""
@@ -76,13 +76,7 @@ def answering(
         def do_POST(self) -> None:
             length = int(self.headers["Content-Length"])
             seen.append((self.path, self.headers, self.rfile.read(length)))
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
-            for name, value in (headers or {}).items():
-                self.send_header(name, value)
-            self.end_headers()
-            with contextlib.suppress(ConnectionError):
-                self.wfile.write(body)
+            reply(self, body, status=status, headers=headers)
 
     with handled(Handler) as address:
         yield f"http://{address}", seen

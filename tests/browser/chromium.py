@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser, Page, sync_playwright
 
 NAMES = ("chromium", "google-chrome")
 
@@ -29,3 +29,14 @@ def started() -> Iterator[Browser]:
             yield browser
         finally:
             browser.close()
+
+
+def overheard(page: Page) -> tuple[list[str], list[str]]:
+    """From now on: the addresses that a page asks for, and what it says by console, dialogue or error."""
+    asked: list[str] = []
+    said: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.on("console", lambda message: said.append(message.text))
+    page.on("dialog", lambda dialog: said.append(dialog.message))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    return asked, said

@@ -79,12 +79,7 @@ def test_axe_finds_no_barrier(show: Open, name: str, scheme: str) -> None:
 @pytest.mark.parametrize("name", ["ordinary", "hostile"])
 def test_it_asks_for_nothing_and_runs_nothing_whatever_it_shows(show: Open, browser: Browser, name: str) -> None:
     page = show("nothing")
-    asked: list[str] = []
-    said: list[str] = []
-    page.on("request", lambda request: asked.append(request.url))
-    page.on("console", lambda message: said.append(message.text))
-    page.on("dialog", lambda dialog: said.append(dialog.message))
-    page.on("pageerror", lambda error: said.append(str(error)))
+    asked, said = chromium.overheard(page)
     address = page.url.replace("nothing", name)
     page.goto(address)
     assert [each for each in asked if not each.startswith("data:")] == [address]

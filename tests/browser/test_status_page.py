@@ -186,11 +186,7 @@ def test_it_is_the_same_without_scripts(show: Show) -> None:
 @pytest.mark.parametrize("look", ["busy", "hostile"])
 def test_it_loads_and_runs_nothing_whatever_it_shows(show: Show, served: Site, look: str) -> None:
     page = show("nothing")
-    asked: list[str] = []
-    said: list[str] = []
-    page.on("request", lambda request: asked.append(request.url))
-    page.on("console", lambda message: said.append(message.text))
-    page.on("dialog", lambda dialog: said.append(dialog.message))
+    asked, said = chromium.overheard(page)
     served.look = LOOKS[look]()
     page.reload()
     assert asked == [page.url]

@@ -9,7 +9,7 @@ import pytest
 import requests
 
 from stallscope.stack.readiness import Prometheus
-from tests.handled import handled
+from tests.handled import handled, reply
 
 
 def said_of(often: list[str], seldom: list[str]) -> str | None:
@@ -24,9 +24,7 @@ def said_of(often: list[str], seldom: list[str]) -> str | None:
 
     class Rules(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(json.dumps({"data": {"groups": groups}}).encode())
+            reply(self, json.dumps({"data": {"groups": groups}}).encode())
 
     with handled(Rules) as address, requests.Session() as session:
         return Prometheus(f"http://{address}", session).rules()

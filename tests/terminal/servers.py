@@ -8,14 +8,14 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 
-from tests.handled import handled
+from tests.handled import handled, reply
 
 Answer = tuple[int, bytes]
 
 
 @contextlib.contextmanager
 def exporter(answer: Callable[[], Answer], headers: dict[str, str] | None = None) -> Iterator[tuple[str, list[str]]]:
-    """A web server on one kept connection after another: its address, and the requests that came, as `METHOD path`."""
+    """A web server that keeps connections: its address, and path and credentials of the requests that came."""
     seen: list[str] = []
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -24,13 +24,7 @@ def exporter(answer: Callable[[], Answer], headers: dict[str, str] | None = None
         def do_GET(self) -> None:
             seen.append(f"{self.path} {self.headers.get('Authorization', '')}".strip())
             status, body = answer()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
-            for name, value in (headers or {}).items():
-                self.send_header(name, value)
-            self.end_headers()
-            with contextlib.suppress(ConnectionError):
-                self.wfile.write(body)
+            reply(self, body, status=status, headers=headers)
 
     with handled(Handler) as address:
         yield address, seen
