@@ -224,6 +224,19 @@ def test_more_than_two_workers_a_processor_are_too_many_where_tasks_wait(ruleboo
             "many": (node("many", cpus=8, limit=8, workers=20, busy=0.75, pressure=0.3), "input_too_many_workers"),
             # They sleep until storage answers.
             "asleep": (node("asleep", cpus=8, limit=8, workers=40, busy=0.65, pressure=0.05), "input_bound"),
+            # Others press on the processors; these read from the disk.
+            "reads": (
+                node("reads", cpus=8, limit=8, workers=40, cores=1, busy=0.3, pressure=0.3, io_pressure=0.5, read=5e8),
+                "input_disk_bound",
+            ),
+            "at-125-of-use": (
+                node("at-125-of-use", cpus=8, limit=8, workers=20, cores=5, busy=0.75, pressure=0.3),
+                "input_too_many_workers",
+            ),
+            "at-80-of-use": (
+                node("at-80-of-use", cpus=8, limit=8, workers=20, cores=3.2, busy=0.75, pressure=0.3),
+                "input_bound",
+            ),
             # One worker under a quota of a fifth of a processor.
             "one": (node("one", cpus=8, limit=0.2, cores=0.1, workers=1, busy=0.75, pressure=0.3), "input_bound"),
             "fewer": (node("fewer", cpus=8, limit=8, workers=13, busy=0.75, pressure=0.3), "input_bound"),
