@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from stallscope.doctor.cluster import PART
-from stallscope.doctor.server import EXPORTERS
+from stallscope.doctor.scrapes import EXPORTERS
 from stallscope.version import __version__
 from tests.doctor.conftest import MakeSubject
 from tests.doctor.web_servers import Served, Vector, findings, statuses

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 
 from stallscope.doctor.checkup import Finding, Part, failed, ok, skipped, warning
 from stallscope.doctor.exporter import MOST_AGE, MOST_SKEW, RESET_CLOCKS
-from stallscope.doctor.server import EXPORTERS, Server, begin, listed
+from stallscope.doctor.scrapes import EXPORTERS
+from stallscope.doctor.server import Server, begin, listed
 from stallscope.version import __version__
 
 _LAST_SUCCESS = "stallscope_exporter_source_last_success_timestamp_seconds"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from stallscope.doctor import cluster, exporter, node, reports, server
+from stallscope.doctor import cluster, exporter, node, prometheus, reports
 from stallscope.doctor.checkup import Part
 
 PARTS: Mapping[str, Part[Any]] = {
-    each.name: each for each in (node.PART, exporter.PART, reports.PART, server.PART, cluster.PART)
+    each.name: each for each in (node.PART, exporter.PART, reports.PART, prometheus.PART, cluster.PART)
 }

@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
-from stallscope.doctor.server import EXPORTERS, PART, bundled_groups, bundled_thresholds
+from stallscope.doctor.prometheus import PART
+from stallscope.doctor.rules import bundled_groups, bundled_thresholds
+from stallscope.doctor.scrapes import EXPORTERS
 from tests.doctor.conftest import MakeSubject
 from tests.doctor.web_servers import Served, findings, statuses
 

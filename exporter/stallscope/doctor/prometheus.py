@@ -1,0 +1,31 @@
+"""Prometheus: whether it answers, scrapes exporters as the rules need it, evaluates the rules, and hands on alerts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from stallscope.doctor import alerts, rules, scrapes
+from stallscope.doctor.checkup import Finding, Part, failed, ok
+from stallscope.doctor.exporter import MOST_SKEW, RESET_CLOCKS
+from stallscope.doctor.server import Server, begin, optional
+
+
+def _version(server: Server) -> Iterator[Finding]:
+    name = server.prometheus.name
+    told = optional(server, "status/buildinfo")
+    yield ok(f"{name} answers" + (f": version {told['version']}" if told else ""))
+
+
+def _clock(server: Server) -> Iterator[Finding]:
+    if abs(server.ahead) > MOST_SKEW:
+        side = "ahead of" if server.ahead > 0 else "behind"
+        yield failed(f"Prometheus' clock is {abs(server.ahead):.0f} s {side} this machine's", RESET_CLOCKS)
+    else:
+        yield ok("its clock and this machine's agree")
+
+
+PART = Part(
+    "prometheus",
+    begin,
+    (("version", _version), ("clock", _clock), *scrapes.CHECKS, *rules.CHECKS, *alerts.CHECKS),
+)

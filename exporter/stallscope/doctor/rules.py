@@ -1,0 +1,130 @@
+"""Whether Prometheus has loaded the rules and thresholds of this version, evaluates them, and records what they say."""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+import time
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any
+
+from stallscope.bundle import bundle_folder
+from stallscope.doctor.checkup import Finding, failed, ok, skipped, warning
+from stallscope.doctor.server import Server, listed, optional
+from stallscope.doctor.yaml_text import mapping_of
+
+LOAD = (
+    "load prometheus/rules/*.yml and alerts/*.yml of this version (rule_files in prometheus.yml; Prometheus 2.42 or "
+    "newer), and reload it"
+)
+"""What to do where rules are not there."""
+_BUSY = 0.5
+"""Share of its interval that a group may take before it is told of."""
+_OLD_EVALUATIONS = 3
+"""Intervals without an evaluation from which a group counts as standing still."""
+_OLD_RECORD = 120.0
+"""Seconds after which what rules recorded is old: the slowest group is evaluated every minute."""
+
+
+def _rules(server: Server) -> Iterator[Finding]:
+    told = optional(server, "rules?exclude_alerts=true")
+    if told is None:
+        yield skipped("this server does not tell its rules; see whether vmalert or a ruler evaluates them")
+        return
+    expected = bundled_groups()
+    groups = [each for each in told["groups"] or [] if each["name"] in expected]
+    loaded: dict[str, set[str]] = {}
+    for group in groups:
+        loaded.setdefault(group["name"], set()).update(rule["name"] for rule in group["rules"])
+    if missing := sorted(expected.keys() - loaded.keys()):
+        yield failed(f"{len(missing)} of {len(expected)} groups of rules are not loaded: {listed(missing)}", LOAD)
+    for name, rules in sorted(loaded.items()):
+        if lacking := sorted(expected[name] - rules):
+            yield warning(f"group {name} lacks {listed(lacking)}: it is of another version", LOAD)
+    twice = [name for name, number in Counter(group["name"] for group in groups).items() if number > 1]
+    if twice:
+        yield failed(
+            f"loaded twice, from two files: {listed(sorted(twice))}", "take one of the files out of rule_files"
+        )
+    yield from _evaluations(server, groups)
+    if loaded:
+        yield ok(f"{len(loaded)} groups with {sum(map(len, loaded.values()))} rules are loaded")
+
+
+def _evaluations(server: Server, groups: Iterable[Mapping[str, Any]]) -> Iterator[Finding]:
+    now = time.time() + server.ahead
+    for group in groups:
+        name, interval = group["name"], float(group["interval"])
+        broken = [rule for rule in group["rules"] if rule["health"] == "err"]
+        if broken:
+            yield failed(
+                f"group {name}: {len(broken)} rules fail: {broken[0]['name']}: {broken[0].get('lastError', '')}",
+                "many-to-many matching means that two targets tell the same: see honor_labels and jobs; else load the "
+                "rules of this version",
+            )
+        last = _unix(group["lastEvaluation"])
+        if last > 0 and now - last > _OLD_EVALUATIONS * interval + group["evaluationTime"]:
+            yield failed(f"group {name} was last evaluated {now - last:.0f} s ago", "see Prometheus' log and its load")
+        if group["evaluationTime"] > _BUSY * interval:
+            report = failed if group["evaluationTime"] > interval else warning
+            yield report(
+                f"group {name} takes {group['evaluationTime']:.1f} s of its {interval:g} s",
+                "give Prometheus more processors, or spread nodes over several (prometheus/examples)",
+            )
+
+
+def _thresholds(server: Server) -> Iterator[Finding]:
+    there = {labels.get("name", ""): value for labels, value in server.prometheus.query("stallscope:threshold")}
+    if missing := sorted(bundled_thresholds() - there.keys()):
+        yield failed(
+            f"{len(missing)} thresholds are missing, and what reads them says nothing: {listed(missing)}",
+            "load prometheus/rules/thresholds.yml of this version; a file of your own needs every name that it has",
+        )
+    else:
+        yield ok(f"all {len(there)} thresholds are there")
+
+
+def _freshness(server: Server) -> Iterator[Finding]:
+    newest = server.prometheus.query("max(timestamp(stallscope:threshold))")
+    if not newest:
+        yield failed("the rules record nothing", LOAD)
+        return
+    age = time.time() + server.ahead - newest[0].value
+    if age > _OLD_RECORD:
+        yield failed(
+            f"the rules recorded nothing for {age:.0f} s", "see Prometheus' log, and whether rules are evaluated"
+        )
+    else:
+        yield ok(f"the newest that rules recorded is {max(0.0, age):.0f} s old")
+
+
+def bundled_groups() -> dict[str, set[str]]:
+    """Names of the rules of every group that the bundle has."""
+    found: dict[str, set[str]] = {}
+    for folder, pattern in (("prometheus", "rules/*.yml"), ("alerts", "*.yml")):
+        for file in sorted(bundle_folder(folder).glob(pattern)):
+            for group in mapping_of(file.read_text(encoding="utf-8")).get("groups", []):
+                found[group["name"]] = {rule.get("record") or rule["alert"] for rule in group["rules"]}
+    return found
+
+
+def bundled_thresholds() -> Collection[str]:
+    """Names of the thresholds that the bundle has."""
+    document = mapping_of((bundle_folder("prometheus") / "rules/thresholds.yml").read_text(encoding="utf-8"))
+    rules = [rule for group in document["groups"] for rule in group["rules"]]
+    return {rule["labels"]["name"] for rule in rules if rule.get("record") == "stallscope:threshold"}
+
+
+def _unix(moment: str) -> float:
+    """Unix time of Go's RFC 3339, whose fractions have up to nine digits; 0 or less for never."""
+    found = re.fullmatch(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d+)?(Z|[+-]\d\d:\d\d)", moment)
+    if found is None:
+        return 0.0
+    whole, fraction, zone = found.groups("")
+    zone = "+00:00" if zone == "Z" else zone
+    parsed = dt.datetime.fromisoformat(whole + zone)
+    return parsed.timestamp() + float(fraction or 0)
+
+
+CHECKS = (("rules", _rules), ("thresholds", _thresholds), ("freshness", _freshness))

@@ -1,0 +1,107 @@
+"""Whether Prometheus scrapes every exporter, as often as the rules need it, and takes its labels as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from stallscope.configuration import parse_duration
+from stallscope.doctor.checkup import Finding, failed, ok, skipped, warning
+from stallscope.doctor.server import Server, listed, optional
+from stallscope.doctor.yaml_text import mapping_of
+
+EXPORTERS = 'job=~".*stallscope.*"'
+"""By what the rules know exporters from other targets."""
+LONGEST_INTERVAL = 30.0
+"""Seconds between two scrapes: rules look at windows of 90 s, and two scrapes of those may fail."""
+_BUSY = 0.5
+"""Share of its time limit that a scrape may take before it is told of."""
+
+
+def _targets(server: Server) -> Iterator[Finding]:
+    told = optional(server, "targets?state=active")
+    if told is None:
+        yield skipped("this server does not tell what it scrapes")
+        return
+    targets = [each for each in told["activeTargets"] or [] if "stallscope" in each["labels"].get("job", "")]
+    if not targets:
+        # The rules take others' exporters too, of whose GPUs they know less.
+        report = warning if server.prometheus.query("gpu:chosen:info") else failed
+        yield report(
+            "no exporter of Stallscope is among its targets",
+            "add a job whose name contains stallscope, as prometheus/prometheus.yml has it, with every node's exporter",
+        )
+        return
+    down = [each for each in targets if each["health"] == "down"]
+    if down:
+        yield failed(
+            f"{len(down)} of {len(targets)} exporters can't be scraped: {listed(map(_instance, down))}; "
+            f"{_instance(down[0])}: {down[0]['lastError']}",
+            "see whether the exporters run there, and whether Prometheus reaches their port",
+        )
+    up = [each for each in targets if each["health"] == "up"]
+    slow = [each for each in up if each["lastScrapeDuration"] > _BUSY * _seconds(each.get("scrapeTimeout", "10s"))]
+    if slow:
+        yield warning(
+            f"scrapes take longer than half of their time limit: {listed(map(_instance, slow))}",
+            "see what keeps these nodes or the way to them busy, or raise scrape_timeout",
+        )
+    seldom = [each for each in targets if _seconds(each.get("scrapeInterval", "0s")) > LONGEST_INTERVAL]
+    if seldom:
+        yield failed(
+            f"{len(seldom)} exporters are scraped every {seldom[0]['scrapeInterval']}: rules look at 90 s",
+            f"set scrape_interval of job {seldom[0]['labels']['job']} to 15s, at most {LONGEST_INTERVAL:g}s",
+        )
+    if up:
+        yield ok(f"{len(up)} of {len(targets)} exporters were scraped")
+
+
+def _instance(target: Mapping[str, Any]) -> str:
+    return str(target["labels"].get("instance", target["scrapeUrl"]))
+
+
+def _jobs(server: Server) -> Iterator[Finding]:
+    others = server.prometheus.query(
+        f"count by (job) (stallscope_build_info unless stallscope_build_info{{{EXPORTERS}}})"
+    )
+    for labels, number in others:
+        yield failed(
+            f"{number:.0f} exporters are scraped by job {labels.get('job', '')!r}: alerts don't know them",
+            "give the job a name with stallscope in it",
+        )
+    if not others:
+        yield ok("exporters are scraped by jobs that the rules know")
+
+
+def _honor_labels(server: Server) -> Iterator[Finding]:
+    moved = server.prometheus.query(
+        'count by (job) ({__name__=~"stallscope_training_rank_info|stallscope_gpu_owner_info", exported_namespace!=""})'
+    )
+    remedy = "set honor_labels: true in the job that scrapes exporters (honorLabels in a PodMonitor)"
+    for labels, number in moved:
+        yield failed(
+            f"{number:.0f} series of job {labels.get('job', '')!r} lost their namespace to that of the target", remedy
+        )
+    if moved:
+        return
+    told = optional(server, "status/config")
+    if told is None:
+        yield skipped("this server does not tell its configuration")
+        return
+    configured = mapping_of(told["yaml"]).get("scrape_configs") or []
+    ours = [each for each in configured if "stallscope" in each.get("job_name", "")]
+    without = [each["job_name"] for each in ours if not each.get("honor_labels")]
+    if without:
+        yield warning(f"job {listed(without)} does not honour labels: a training's namespace may be lost", remedy)
+    elif ours:
+        yield ok("labels of exporters are honoured")
+
+
+def _seconds(text: str) -> float:
+    try:
+        return parse_duration(text)
+    except ValueError:
+        return 0.0
+
+
+CHECKS = (("targets", _targets), ("jobs", _jobs), ("honor labels", _honor_labels))

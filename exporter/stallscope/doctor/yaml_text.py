@@ -1,0 +1,22 @@
+"""YAML of a server or of the bundle."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stallscope.doctor.checkup import Stop, skipped
+
+
+def mapping_of(text: str) -> dict[str, Any]:
+    """Read YAML, by the C library where it is: ten times as fast.
+
+    Raises:
+        Stop: the library is not installed.
+    """
+    try:
+        import yaml
+    except ModuleNotFoundError:
+        raise Stop(skipped("yaml is not installed", "pip install 'stallscope[exporter]'")) from None
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    document = yaml.load(text, Loader=loader)  # noqa: S506 - both are safe
+    return document if isinstance(document, dict) else {}
