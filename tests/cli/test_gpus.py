@@ -6,8 +6,9 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -16,9 +17,35 @@ from stallscope.gpus.peak_flops import TABLE_DATE
 from tests.nvml_library.stand_in import DriverState, GpuState, Group, NvmlStandIn
 
 
+class Said(NamedTuple):
+    """What one node's command said, in both forms."""
+
+    text: subprocess.CompletedProcess[str]
+    document: dict[str, Any]
+
+
 @pytest.fixture
 def node(tmp_path: Path) -> NvmlStandIn:
     return NvmlStandIn(tmp_path, gpus=2)
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory: pytest.TempPathFactory) -> Said:
+    """Of a node whose first GPU is well, and each of the others in another way peculiar; asked once for all tests."""
+    node = NvmlStandIn(tmp_path_factory.mktemp("node"), gpus=4)
+    well, poor, forgetful, cut = node.gpu
+    well.power_milliwatts = 123_456
+    poor.lack(Group.BAR1)
+    forgetful.persistence = 0
+    cut.cut(("1g.10gb", 10 << 30))
+    with ThreadPoolExecutor() as both:
+        text, found = both.map(lambda flags: run(node, *flags), ((), ("--json",)))
+    return Said(text, json.loads(found.stdout))
+
+
+@pytest.fixture
+def document(said: Said) -> dict[str, Any]:
+    return said.document
 
 
 def run(node: NvmlStandIn | None, *flags: str) -> subprocess.CompletedProcess[str]:
@@ -32,23 +59,18 @@ def run(node: NvmlStandIn | None, *flags: str) -> subprocess.CompletedProcess[st
     )
 
 
-def document(node: NvmlStandIn) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(run(node, "--json").stdout)
-    return found
+def test_each_gpu_has_its_table_within_eighty_columns(said: Said) -> None:
+    shown = said.text.stdout
+    assert said.text.returncode == 0, said.text.stderr
+    assert max(len(line) for line in shown.splitlines()) <= 80
+    for index in range(4):
+        assert f"GPU {index}: NVIDIA H100 80GB HBM3\n  {NvmlStandIn.uuid(index)}\n" in shown
+    assert "nvmlDeviceGetPowerUsage" in shown
+    assert shown.isascii()
 
 
-def test_each_gpu_has_its_table_within_eighty_columns(node: NvmlStandIn) -> None:
-    finished = run(node)
-    assert finished.returncode == 0, finished.stderr
-    assert max(len(line) for line in finished.stdout.splitlines()) <= 80
-    for index in range(2):
-        assert f"GPU {index}: NVIDIA H100 80GB HBM3\n  {NvmlStandIn.uuid(index)}\n" in finished.stdout
-    assert "nvmlDeviceGetPowerUsage" in finished.stdout
-    assert finished.stdout.isascii()
-
-
-def test_the_columns_of_a_table_are_aligned_whatever_stands_in_them(node: NvmlStandIn) -> None:
-    lines = run(node).stdout.splitlines()
+def test_the_columns_of_a_table_are_aligned_whatever_stands_in_them(said: Said) -> None:
+    lines = said.text.stdout.splitlines()
     head = next(line for line in lines if line.endswith("served by"))
     table = lines[lines.index(head) : lines.index("", lines.index(head))]
     assert len(table) > 30
@@ -56,73 +78,60 @@ def test_the_columns_of_a_table_are_aligned_whatever_stands_in_them(node: NvmlSt
     assert all(line[column - 2 : column] == "  " and line[column] != " " for line in table)
 
 
-def test_what_is_known_of_a_model_names_the_table_and_its_date(node: NvmlStandIn) -> None:
-    peak = document(node)["gpus"][0]["signals"]["peak_flops"]
+def test_what_is_known_of_a_model_names_the_table_and_its_date(document: dict[str, Any]) -> None:
+    peak = document["gpus"][0]["signals"]["peak_flops"]
     assert peak["call"] == f"table of {TABLE_DATE}"
     assert {each["precision"] for each in peak["values"]} >= {"bf16", "fp32"}
 
 
-def test_what_a_gpu_lacks_is_listed_as_such_and_has_no_value(node: NvmlStandIn) -> None:
-    node.gpu[1].lack(Group.BAR1)
-    first, second = document(node)["gpus"]
-    assert first["signals"]["bar1_total_bytes"]["supported"] is True
-    assert second["signals"]["bar1_total_bytes"] == {"supported": False, "call": None, "values": []}
+def test_what_a_gpu_lacks_is_listed_as_such_and_has_no_value(document: dict[str, Any]) -> None:
+    well, poor, *_ = document["gpus"]
+    assert well["signals"]["bar1_total_bytes"]["supported"] is True
+    assert poor["signals"]["bar1_total_bytes"] == {"supported": False, "call": None, "values": []}
 
 
-def test_signals_name_the_call_that_serves_them_and_their_value(node: NvmlStandIn) -> None:
-    node.gpu[0].power_milliwatts = 123_456
-    power = document(node)["gpus"][0]["signals"]["power_watts"]
+def test_signals_name_the_call_that_serves_them_and_their_value(document: dict[str, Any]) -> None:
+    power = document["gpus"][0]["signals"]["power_watts"]
     assert power["supported"] is True
     assert power["call"].startswith("nvml")
     assert power["values"] == [{"value": 123.456}]
 
 
-def test_activity_is_found_since_two_readings_are_compared(node: NvmlStandIn) -> None:
-    signals = document(node)["gpus"][0]["signals"]
+def test_activity_is_found_since_two_readings_are_compared(document: dict[str, Any]) -> None:
+    signals = document["gpus"][0]["signals"]
     assert signals["sm_active_seconds_total"]["supported"] is True
     assert signals["sm_active_seconds_total"]["call"].startswith("GPM")
 
 
-def test_calls_are_told_with_their_cost(node: NvmlStandIn) -> None:
-    calls = {each["call"]: each for each in document(node)["calls"]}
+def test_calls_are_told_with_their_cost(document: dict[str, Any]) -> None:
+    calls = {each["call"]: each for each in document["calls"]}
     power = calls["nvmlDeviceGetPowerUsage"]
-    assert power["count"] >= 2 * 2
+    assert power["count"] >= 2 * 3
     assert 0 <= power["mean_seconds"] <= power["max_seconds"]
 
 
-def test_slow_calls_are_warned_of(node: NvmlStandIn) -> None:
-    node.set_delay(6000)
-    assert any("ms a call" in warning for warning in document(node)["warnings"])
+def test_what_stands_in_the_way_is_warned_of_by_gpu(document: dict[str, Any]) -> None:
+    # But for slow calls, which a busy machine makes of any.
+    persistence, mig = (warning for warning in document["warnings"] if "ms a call" not in warning)
+    assert persistence.startswith("GPU 2: persistence mode is off")
+    assert mig.startswith("GPU 3: MIG is on")
+    assert [gpu.get("mig") for gpu in document["gpus"]] == [None, None, None, None, "1g.10gb"]
+    assert document["gpus"][4]["parent_uuid"] == NvmlStandIn.uuid(3)
 
 
-def test_what_stands_in_the_way_is_warned_of_by_gpu(node: NvmlStandIn) -> None:
-    def warnings(found: dict[str, Any]) -> list[str]:
-        """But for slow calls, which a busy machine makes of any."""
-        return [warning for warning in found["warnings"] if "ms a call" not in warning]
-
-    assert not warnings(document(node))
-    node.gpu[0].persistence = 0
-    node.gpu[1].cut(("1g.10gb", 10 << 30))
-    found = document(node)
-    persistence, mig = warnings(found)
-    assert persistence.startswith("GPU 0: persistence mode is off")
-    assert mig.startswith("GPU 1: MIG is on")
-    assert [gpu.get("mig") for gpu in found["gpus"]] == [None, None, "1g.10gb"]
-    assert found["gpus"][2]["parent_uuid"] == NvmlStandIn.uuid(1)
-
-
-def test_xids_are_the_whole_gpus_and_not_missed_at_its_instances(node: NvmlStandIn) -> None:
-    node.gpu[1].cut(("1g.10gb", 10 << 30))
-    _, whole, instance = (set(gpu["signals"]) for gpu in document(node)["gpus"])
+def test_xids_are_the_whole_gpus_and_not_missed_at_its_instances(document: dict[str, Any]) -> None:
+    *_, whole, instance = (set(gpu["signals"]) for gpu in document["gpus"])
     assert whole - instance == {"xid_events_total", "xid_last_timestamp_seconds"}
 
 
-def test_a_lost_gpu_is_told_with_the_reason_while_the_other_is_read(node: NvmlStandIn) -> None:
+def test_a_lost_gpu_and_slow_calls_are_told_while_the_other_gpu_is_read(node: NvmlStandIn) -> None:
     node.gpu[1].state = GpuState.LOST
+    node.set_delay(6000)
     finished = run(node)
     assert finished.returncode == 1
     assert NvmlStandIn.uuid(0) in finished.stdout
     assert "lost" in finished.stdout.lower()
+    assert "ms a call" in finished.stdout
 
 
 def test_without_a_driver_it_says_why_and_what_to_do(node: NvmlStandIn) -> None:

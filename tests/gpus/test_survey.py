@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
 from stallscope.gpus.survey import survey
 from stallscope.sampling.clock import SystemClock
+from stallscope.sampling.reading import Sample
 from stallscope.simulation.simulation import Simulation
 from stallscope.sources.amd import AmdSource
 from stallscope.sources.base import Environment
@@ -56,8 +57,20 @@ def test_gpus_of_another_maker_are_told_alike() -> None:
         assert {signal.family.signal: signal.call for signal in gpu.signals}["power_watts"] == "power1_input"
 
 
-def test_a_machine_without_a_driver_is_told_with_the_reason(tmp_path: Path) -> None:
-    found = survey(AmdSource(Environment(root=tmp_path)), readings=2, pause=0.05)
+def test_a_machine_without_a_driver_is_asked_once_and_told_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    absent = AmdSource(Environment(root=tmp_path))
+    asked: list[None] = []
+    read = absent.read
+
+    def counted() -> Iterable[Sample]:
+        asked.append(None)
+        return read()
+
+    monkeypatch.setattr(absent, "read", counted)
+    found = survey(absent, readings=2, pause=0.05)
     assert not found.gpus
     assert found.problem
     assert not found.hung
+    assert len(asked) == 1

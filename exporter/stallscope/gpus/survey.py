@@ -17,6 +17,7 @@ from stallscope.gpus.side_by_side import Attempt, side_by_side
 from stallscope.gpus.source import LOST_INFO, GpuSource
 from stallscope.sampling.reader import ReaderState, SourceState
 from stallscope.sampling.reading import Sample
+from stallscope.sources.base import NotPresent
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,8 @@ def survey(source: GpuSource, *, readings: int = 3, pause: float = 1.0, limit: f
         if not main.ended.is_set():
             return Survey(source.name, f"the driver did not answer within {limit:g} s", hung=True)
         problem = str(main.error or "")
+        if isinstance(main.error, NotPresent):
+            break  # a driver that isn't there does not come while somebody waits for it
         before = {uuid: gpu.calls for uuid, gpu in source.gpus.items()}
         hanging = {key: each for key, each in attempts.items() if not each.ended.is_set()}
         readers = {key: read for key, read in source.parts().items() if key not in hanging}
