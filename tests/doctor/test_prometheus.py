@@ -187,8 +187,13 @@ FAULTS: dict[str, tuple[str, str, Callable[[Served], object], str]] = {
     ),
     "an Alertmanager that is not there": (
         *("alertmanagers", "failed"),
-        lambda served: served.texts.clear(),
+        lambda served: served.data["alertmanagers"].update(activeAlertmanagers=[{"url": "http://127.0.0.1:9"}]),
         "gives this machine no answer",
+    ),
+    "an Alertmanager that does not tell": (
+        *("alertmanagers", "warning"),
+        lambda served: served.texts.clear(),
+        "answers this machine with HTTP 404",
     ),
     "a Watchdog that is silent": (
         *("alertmanagers", "failed"),
@@ -196,6 +201,30 @@ FAULTS: dict[str, tuple[str, str, Callable[[Served], object], str]] = {
         "Watchdog, which always fires, does not",
     ),
 }
+
+
+@pytest.mark.parametrize(
+    ("error", "remedy"),
+    [
+        ('Get "http://a:19400/metrics": dial tcp 10.0.0.1:19400: connect: connection refused', "start the exporter"),
+        ("server returned HTTP status 401 Unauthorized", "basic_auth"),
+        ('Get "https://a:1/metrics": remote error: tls: bad certificate', "or the certificate"),
+        ('Get "https://a:1/metrics": x509: certificate signed by unknown authority', "ca_file"),
+        ('Get "https://a:1/metrics": http: server gave HTTP response to HTTPS client', "scheme: http "),
+        ('Get "http://a:1/metrics": EOF', "scheme: https"),
+        ('Get "http://a:1/metrics": dial tcp: lookup a on 10.0.0.2:53: no such host', "resolves names"),
+        ('Get "http://a:1/metrics": context deadline exceeded', "firewalls"),
+        ("expected equal, got MNAME", "whether the exporters run there"),
+    ],
+)
+def test_a_scrape_that_fails_is_told_with_what_helps_against_its_error(
+    error: str, remedy: str, served: Served, make_subject: MakeSubject
+) -> None:
+    in_order(served)
+    target(served).update(health="down", lastError=error)
+    (told,) = findings(PART, make_subject(prometheus_url=served.url))["targets"]
+    assert error in told.message
+    assert remedy in told.remedy
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -217,6 +246,15 @@ def test_what_only_prometheus_itself_tells_is_skipped_elsewhere(served: Served, 
     found = findings(PART, make_subject(prometheus_url=served.url))
     skipped = {check for check, kinds in statuses(found).items() if kinds == {"skipped"}}
     assert skipped == {"targets", "honor labels", "rules", "alertmanagers"}
+
+
+def test_rules_of_a_server_that_does_not_time_its_groups_are_judged_all_the_same(
+    served: Served, make_subject: MakeSubject
+) -> None:
+    in_order(served)
+    for each in served.data["rules"]["groups"]:
+        del each["evaluationTime"]
+    assert statuses(findings(PART, make_subject(prometheus_url=served.url)))["rules"] == {"ok"}
 
 
 def test_a_server_that_is_not_there_fails_only_where_it_was_named(make_subject: MakeSubject) -> None:

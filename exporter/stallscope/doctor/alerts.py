@@ -17,7 +17,7 @@ def _alertmanagers(server: Server) -> Iterator[Finding]:
     if told is None:
         yield skipped("this server does not tell its Alertmanagers")
         return
-    active = [each["url"] for each in told["activeAlertmanagers"]]
+    active = [each["url"] for each in told["activeAlertmanagers"] or []]
     if not active:
         yield failed(
             "alerts go nowhere: no Alertmanager is configured", "add alerting: to prometheus.yml, as ours has it"
@@ -41,6 +41,11 @@ def _received(server: Server, url: str, *, firing: bool) -> Finding:
         with requests.get(url, {"filter": 'alertname="Watchdog"'}, timeout=server.timeout) as answer:
             answer.raise_for_status()
             alerts = answer.json()
+    except requests.HTTPError as error:
+        return warning(
+            f"the Alertmanager at {url} answers this machine with HTTP {error.response.status_code}",
+            "see on its own page whether it has the alert Watchdog",
+        )
     except (requests.RequestException, ValueError) as error:
         report = failed if here else warning
         return report(

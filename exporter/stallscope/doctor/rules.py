@@ -7,6 +7,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import cache
 from typing import Any
 
 from stallscope.bundle import bundle_folder
@@ -63,13 +64,14 @@ def _evaluations(server: Server, groups: Iterable[Mapping[str, Any]]) -> Iterato
                 "many-to-many matching means that two targets tell the same: see honor_labels and jobs; else load the "
                 "rules of this version",
             )
-        last = _unix(group["lastEvaluation"])
-        if last > 0 and now - last > _OLD_EVALUATIONS * interval + group["evaluationTime"]:
+        took = group.get("evaluationTime", 0.0)  # which vmalert tells of rules alone
+        last = _unix(group.get("lastEvaluation", ""))
+        if last > 0 and now - last > _OLD_EVALUATIONS * interval + took:
             yield failed(f"group {name} was last evaluated {now - last:.0f} s ago", "see Prometheus' log and its load")
-        if group["evaluationTime"] > _BUSY * interval:
-            report = failed if group["evaluationTime"] > interval else warning
+        if took > _BUSY * interval:
+            report = failed if took > interval else warning
             yield report(
-                f"group {name} takes {group['evaluationTime']:.1f} s of its {interval:g} s",
+                f"group {name} takes {took:.1f} s of its {interval:g} s",
                 "give Prometheus more processors, or spread nodes over several (prometheus/examples)",
             )
 
@@ -99,7 +101,8 @@ def _freshness(server: Server) -> Iterator[Finding]:
         yield ok(f"the newest that rules recorded is {max(0.0, age):.0f} s old")
 
 
-def bundled_groups() -> dict[str, set[str]]:
+@cache
+def bundled_groups() -> Mapping[str, set[str]]:
     """Names of the rules of every group that the bundle has."""
     found: dict[str, set[str]] = {}
     for folder, pattern in (("prometheus", "rules/*.yml"), ("alerts", "*.yml")):
@@ -109,6 +112,7 @@ def bundled_groups() -> dict[str, set[str]]:
     return found
 
 
+@cache
 def bundled_thresholds() -> Collection[str]:
     """Names of the thresholds that the bundle has."""
     document = mapping_of((bundle_folder("prometheus") / "rules/thresholds.yml").read_text(encoding="utf-8"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -16,6 +18,25 @@ LONGEST_INTERVAL = 30.0
 """Seconds between two scrapes: rules look at windows of 90 s, and two scrapes of those may fail."""
 _BUSY = 0.5
 """Share of its time limit that a scrape may take before it is told of."""
+_REACH = "see whether the exporters run there, and whether Prometheus reaches their port"
+_REMEDIES = (
+    ("connection refused", "start the exporter there, or give its job the port that it listens at"),
+    (
+        "status 40[13]|remote error: tls",
+        "give the job the basic_auth, or the certificate, that the exporter's --web.config.file asks for",
+    ),
+    ("status 404", "set the job's metrics_path to /metrics, and its port to the exporter's"),
+    ("status 503", "`stallscope doctor exporter` there tells why it is not ready"),
+    ("x509|certificate|tls:", "name the authority of the exporter's certificate in the job's tls_config (ca_file)"),
+    ("http response to https", "set scheme: http in the job: this exporter speaks no TLS"),
+    ("status 400|malformed http|EOF$", "set scheme: https in the job: this exporter may speak TLS alone"),
+    ("no such host", "see how Prometheus resolves names, or whether the node is gone: take it out of the targets then"),
+    (
+        "deadline exceeded|timeout|no route|unreachable",
+        "see whether the node runs, and firewalls between it and Prometheus",
+    ),
+)
+"""What to do, by the words of `lastError`; the first that fits."""
 
 
 def _targets(server: Server) -> Iterator[Finding]:
@@ -32,15 +53,20 @@ def _targets(server: Server) -> Iterator[Finding]:
             "add a job whose name contains stallscope, as prometheus/prometheus.yml has it, with every node's exporter",
         )
         return
-    down = [each for each in targets if each["health"] == "down"]
-    if down:
+    down: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    for each in targets:
+        if each["health"] == "down":
+            down[_remedy(each.get("lastError", ""))].append(each)
+    for remedy, those in down.items():
         yield failed(
-            f"{len(down)} of {len(targets)} exporters can't be scraped: {listed(map(_instance, down))}; "
-            f"{_instance(down[0])}: {down[0]['lastError']}",
-            "see whether the exporters run there, and whether Prometheus reaches their port",
+            f"{len(those)} of {len(targets)} exporters can't be scraped: {listed(map(_instance, those))}; "
+            f"{_instance(those[0])}: {those[0].get('lastError', '')}",
+            remedy,
         )
     up = [each for each in targets if each["health"] == "up"]
-    slow = [each for each in up if each["lastScrapeDuration"] > _BUSY * _seconds(each.get("scrapeTimeout", "10s"))]
+    slow = [
+        each for each in up if each.get("lastScrapeDuration", 0.0) > _BUSY * _seconds(each.get("scrapeTimeout", "10s"))
+    ]
     if slow:
         yield warning(
             f"scrapes take longer than half of their time limit: {listed(map(_instance, slow))}",
@@ -54,6 +80,11 @@ def _targets(server: Server) -> Iterator[Finding]:
         )
     if up:
         yield ok(f"{len(up)} of {len(targets)} exporters were scraped")
+
+
+def _remedy(error: str) -> str:
+    """What to do about a scrape that failed, by Prometheus' words for it."""
+    return next((remedy for words, remedy in _REMEDIES if re.search(words, error, re.IGNORECASE)), _REACH)
 
 
 def _instance(target: Mapping[str, Any]) -> str:
@@ -95,6 +126,8 @@ def _honor_labels(server: Server) -> Iterator[Finding]:
         yield warning(f"job {listed(without)} does not honour labels: a training's namespace may be lost", remedy)
     elif ours:
         yield ok("labels of exporters are honoured")
+    else:
+        yield skipped("its main configuration has no job of exporters")
 
 
 def _seconds(text: str) -> float:
