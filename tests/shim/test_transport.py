@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import http.server
 import itertools
 import os
 import shutil
 import socket
 import ssl
+import struct
 import subprocess
 import sys
 import tempfile
@@ -61,6 +63,20 @@ def test_udp_takes_reports_and_hears_that_nobody_listens(family: int, host: str,
         assert sender(b"3") is None
         assert again.recv(10) == b"3"
     sender.close()
+
+
+def test_a_connection_that_the_network_took_back_is_made_again() -> None:
+    with listening(socket.AF_INET, ("127.0.0.1", 0)) as listener:
+        sender = Datagrams([(socket.AF_INET, listener.getsockname())])
+        assert sender(b"1") is None
+        (opened,) = sender._sockets
+        assert opened is not None
+        # What the kernel does to a socket that is destroyed, as Cilium has it do when a Service's pod goes.
+        nowhere = struct.pack("H14x", socket.AF_UNSPEC)
+        assert ctypes.CDLL(None).connect(opened.fileno(), nowhere, len(nowhere)) == 0
+        assert sender(b"2") is None
+        assert [listener.recv(10) for _ in range(2)] == [b"1", b"2"]
+        sender.close()
 
 
 def test_the_first_listener_in_order_gets_the_report(tmp_path: Path) -> None:

@@ -98,22 +98,17 @@ class Datagrams:
 
     def _send(self, position: int, family: int, address: Address, payload: bytes) -> None:
         sender = self._sockets[position]
+        if sender is None:
+            sender = self._sockets[position] = _opened(family)
         if family == socket.AF_UNIX:
-            if sender is None:
-                sender = self._sockets[position] = _opened(family)
             sender.sendto(payload, address)  # by name each time: a new exporter, a new socket
             return
-        if sender is None:
-            sender = _opened(family)
-            try:
-                sender.connect(address)  # only a connected one hears that nobody listens
-            except OSError:
-                sender.close()
-                raise
-            self._sockets[position] = sender
+        # Only a connected one hears that nobody listens. Each time anew, since a cluster's network may have led it to a
+        # pod that is gone, or taken the connection back: Cilium chooses a Service's pod at connect() alone.
+        sender.connect(address)
         try:
             sender.send(payload)
-        except ConnectionRefusedError:  # that was the answer to the report before; this one is still to be sent
+        except (ConnectionRefusedError, ConnectionAbortedError):  # told of the report before: this one is to be sent
             sender.send(payload)
         if sender.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):  # this machine's own answer is there at once
             raise ConnectionRefusedError
