@@ -50,8 +50,15 @@ def test_an_exporter_in_order_is_ok_in_every_check(served: Served, make_subject:
             "gpus",
             "failed",
             'gpu_up{gpu="0",uuid="GPU-0"} 1',
-            'gpu_up{gpu="0",uuid="GPU-0"} 0\nstallscope_gpu_lost_info{gpu="0",uuid="GPU-0",reason="gpu_is_lost"} 1',
-            "GPU 0 (GPU-0) can't be read: gpu_is_lost",
+            'gpu_up{gpu="0",uuid="GPU-0"} 0\nstallscope_gpu_lost_info{gpu="0",uuid="GPU-0",reason="gpu_lost"} 1',
+            "GPU 0 (GPU-0) can't be read: gpu_lost",
+        ),
+        (
+            "gpus",
+            "warning",  # since somebody wanted it so
+            'gpu_up{gpu="0",uuid="GPU-0"} 1',
+            'gpu_up{gpu="0",uuid="GPU-0"} 0\nstallscope_gpu_lost_info{gpu="0",uuid="GPU-0",reason="released"} 1',
+            "GPU 0 (GPU-0) can't be read: released",
         ),
         ("gpus", "warning", 'stallscope_gpu_up{gpu="0",uuid="GPU-0"} 1\n', "", "no GPU"),
         ("readings", "failed", 'seconds{source="nvidia"} 1', 'seconds{source="nvidia"} 0', "source nvidia"),

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from stallscope.doctor.checkup import Finding, Stop, failed, ok, skipped, warning
+from stallscope.gpu_losses import LOSSES
 
 _CALL_LIMIT = 5.0
 """Seconds that each GPU, and each driver's list of them, may take to answer."""
@@ -69,7 +70,7 @@ def _gpus(maker: str, gpus: Sequence[dict[str, Any]], present: int) -> Iterator[
         if gpu["trouble"]:
             yield failed(
                 f"{gpu['name']} ({gpu['uuid']}) can't be read: {gpu['trouble']}",
-                "see dmesg for the driver's messages; a lost GPU needs a reset or a reboot",
+                LOSSES.get(gpu["trouble"].partition(":")[0], "see dmesg for the driver's messages"),
             )
     if any(gpu["persistence_off"] for gpu in whole):
         yield warning(

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from stallscope.catalogue import Family, family
 from stallscope.doctor.checkup import Finding, Part, Stop, Subject, failed, ok, warning
+from stallscope.gpu_losses import LOSSES
 from stallscope.terminal.exporter_client import ExporterClient, ExporterError
 from stallscope.terminal.exposition import Page
 from stallscope.version import __version__
@@ -39,6 +40,8 @@ MOST_SKEW = 5.0
 """Seconds by which two clocks may differ: less does no harm to any rule."""
 RESET_CLOCKS = "set both clocks right: `timedatectl status` must say that the clock is synchronized"
 _READY = "/-/ready"
+_MEANT = ("released", "mig_reconfigured", "suspended")
+"""Reasons of GPUs that are down because somebody, or the kernel, wants it so."""
 _TOKEN = "give the training the exporter's token in STALLSCOPE_TOKEN or STALLSCOPE_TOKEN_FILE"  # noqa: S105 - no token
 _REMEDIES = {
     "unsigned": _TOKEN,
@@ -141,9 +144,11 @@ def _gpus(exporter: Exporter) -> Iterator[Finding]:
     gpus = [(labels, bool(value)) for labels, value in page.samples(GPU_UP)]
     for labels, up in gpus:
         if not up:
-            yield failed(
-                f"GPU {labels['gpu']} ({labels['uuid']}) can't be read: {reasons.get(labels['uuid'], 'unknown')}",
-                "see the driver's messages (dmesg | grep -i -e nvrm -e amdgpu); a lost GPU needs a reset or a reboot",
+            reason = reasons.get(labels["uuid"], "unknown")
+            report = warning if reason in _MEANT else failed
+            yield report(
+                f"GPU {labels['gpu']} ({labels['uuid']}) can't be read: {reason}",
+                LOSSES.get(reason, "see the driver's messages: dmesg | grep -i -e nvrm -e amdgpu"),
             )
     answering = sum(up for _, up in gpus)
     if not gpus:
