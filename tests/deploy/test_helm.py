@@ -82,6 +82,13 @@ def test_values_of_a_clusters_own_reach_the_pod() -> None:
     assert "runtimeClassName" not in daemonset["spec"]["template"]["spec"]
 
 
+@pytest.mark.parametrize(("switch", "user"), [("mig=true", 0), ("hostProcesses=true", 0), ("mig=false", 65532)])
+def test_a_pod_with_capabilities_is_roots_who_alone_can_use_them(switch: str, user: int) -> None:
+    pod = only(helmed("podResources=false", switch), "DaemonSet")["spec"]["template"]["spec"]
+    assert pod["securityContext"]["runAsUser"] == user
+    assert pod["securityContext"].get("runAsNonRoot", False) is (user != 0)
+
+
 def test_a_cluster_that_lets_nobody_report_says_so_with_an_empty_list() -> None:
     policies = of_kind(helmed("networkPolicies.reportsFrom=null"), "NetworkPolicy")
     (reports,) = [each for each in policies if each["metadata"]["name"].endswith("reports")]

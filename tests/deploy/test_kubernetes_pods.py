@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
+import shutil
 import subprocess
 import sys
 import time
@@ -74,6 +76,29 @@ def test_what_would_be_the_pods_own_is_not_shown_as_the_nodes(port: int) -> None
     metrics = page(port, "/metrics", "stallscope_host_memory_total_bytes")
     assert "stallscope_host_network_receive_bytes_total{" not in metrics
     assert "stallscope_host_shared_memory_total_bytes" not in metrics
+
+
+def test_the_capabilities_that_see_other_users_processes_are_those_it_takes_and_no_more() -> None:
+    daemonset = only(kustomized("overlays/host-processes"), "DaemonSet")
+    asked = container(daemonset)["securityContext"]["capabilities"]["add"]
+    setpriv = shutil.which("setpriv")
+    held = int(re.search(r"CapBnd:\s*(\w+)", Path("/proc/self/status").read_text())[1], 16)  # type: ignore[index]
+    if setpriv is None or os.geteuid() != 0 or held & (1 << 2 | 1 << 19) != (1 << 2 | 1 << 19):
+        pytest.skip("only root with all capabilities can give some of them away, with setpriv")
+    look = "import sys; from pathlib import Path; from stallscope.owners.processes import Processes; "
+    look += "print(Processes(Path('/')).look_up([int(sys.argv[1])])[int(sys.argv[1])].pod_name)"
+    somebody = {"user": 65534, "group": 65534, "extra_groups": [], "env": {"POD_NAME": "train-0"}}
+    with subprocess.Popen(["/bin/sleep", "60"], **somebody) as process:  # type: ignore[call-overload]
+        try:
+            for given in (asked, *([name] for name in asked)):
+                names = ",".join(["-all", *(f"+{name.lower()}" for name in given)])
+                command = [setpriv, f"--bounding-set={names}", f"--inh-caps={names}", sys.executable, "-c", look]
+                done = subprocess.run(
+                    [*command, str(process.pid)], capture_output=True, text=True, timeout=30, check=True
+                )
+                assert done.stdout.strip() == ("train-0" if given == asked else "")
+        finally:
+            process.kill()
 
 
 def test_a_rank_of_the_training_job_shows_on_the_page(port: int) -> None:

@@ -83,7 +83,7 @@ def _processes(node: Node) -> Iterator[Finding]:
             yield warning(
                 f"{user} is not root: it does not read the environment of other users' processes",
                 "Slurm jobs and containers are still told by cgroup; where pods share a GPU, run it as root or with "
-                "CAP_SYS_PTRACE",
+                "CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH",
             )
         else:
             yield ok(f"{user} sees all processes")

@@ -3,8 +3,9 @@
 Drivers name processes by the host's numbers, or by those of the exporter's own PID namespace. In a container the
 exporter therefore needs the host's: `hostPID: true` in Kubernetes, `--pid=host` with Docker. User names come from
 `/etc/passwd`; where users live in a directory service, or the file is the container's own, a user goes by number. The
-environment of other users' processes takes root (or CAP_SYS_PTRACE); without it, jobs and containers are still told by
-cgroup, but on a GPU that pods share nobody can say which pod a process is of.
+environment of other users' processes takes CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH, which root has outside containers;
+without both, jobs and containers are still told by cgroup, but on a GPU that pods share nobody can say which pod a
+process is of.
 """
 
 from __future__ import annotations
