@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stallscope.capacity.choice import Wanted, choose, host_against, judge
+from stallscope.capacity.choice import Wanted, choose, host_against, judge, never
 from stallscope.capacity.claims import Claim
 from stallscope.capacity.gpu import GpuNow, Holder
 from stallscope.capacity.host import Host
@@ -166,3 +166,28 @@ def test_the_host_is_asked_for_cores_and_memory_for_each_gpu() -> None:
         "3.5 of the host's 16 cores idle, 6 wanted",
         "10.0 GiB of the host's memory is free, 16.0 GiB wanted",
     )
+
+
+HOST = Host(cores=16, idle_cores=0.0, memory_total=64 * GIB, memory_available=0)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "wanted", "reason"),
+    [
+        ([gpu()], Wanted(count=2), "1 of these GPUs can ever do, 2 wanted"),
+        ([gpu()], Wanted(memory=81 * GIB), "0 of these GPUs can ever do, 1 wanted"),
+        ([gpu(cut=True), gpu(mig="1g.10gb"), gpu(mig="2g.20gb")], Wanted(count=2), "0 of these GPUs can ever do"),
+        ([gpu()], Wanted(cores=17), "the host has 16 cores for programs, 17 wanted"),
+        ([gpu()], Wanted(host_memory=65 * GIB), "the host has 64.0 GiB of memory, 65.0 GiB wanted"),
+    ],
+)
+def test_what_waiting_does_not_help_against_is_told(gpus: list[GpuNow], wanted: Wanted, reason: str) -> None:
+    assert never(judge(gpus, wanted, ()), HOST, wanted).startswith(reason)
+
+
+def test_what_others_hold_or_what_may_come_back_is_worth_waiting_for() -> None:
+    gpus = [gpu(used=80, holders=(ALICE,), busy=1.0), gpu(trouble="hung", memory_total=None)]
+    wanted = Wanted(count=2, memory=80 * GIB, cores=8, host_memory=32 * GIB)
+    assert never(judge(gpus, wanted, ()), HOST, wanted) == ""
+    left_out = judge(gpus[:1], Wanted(), (), frozenset())
+    assert never(left_out, HOST, Wanted()) != "", "nobody takes CUDA_VISIBLE_DEVICES back meanwhile"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import stat
@@ -78,6 +79,18 @@ def test_one_chooses_at_a_time_and_who_is_in_the_way_is_told(claims: Claims, fol
     with other.choosing(0):
         pass
     other.close()
+
+
+def test_a_file_system_without_locks_is_told_with_what_to_do(
+    claims: Claims, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_locks(_descriptor: int, _how: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    told = rf"{folder} can't be locked \(No locks available\).*--lock-folder"
+    with pytest.raises(ClaimsFailed, match=told), claims.choosing():
+        pytest.fail("nobody was kept away")
 
 
 class TestHostileFiles:

@@ -14,15 +14,17 @@ from typing import Any
 
 import pytest
 
+from stallscope.amd.kernel import AmdDriver
 from stallscope.capacity.claims import Claims
 from stallscope.cli import pick as command
-from stallscope.cli._picker import Picker
-from stallscope.gpus.driver import GpuProcess, Memory, Utilization
+from stallscope.cli._picker import Picker, PickFailed
+from stallscope.gpus.driver import DriverUnavailable, GpuProcess, Memory, Utilization
 from tests.gpus.scripted_driver import ScriptedDevice, ScriptedDriver
 from tests.nvml_library.stand_in import DriverState, GpuState, NvmlStandIn
 
 GIB = 1 << 30
 QUICK = ("--over", "1s")
+RECORDED_AMD = Path(__file__).parents[1] / "recorded_trees/amd_mi300x"
 NOWHERE = "http://127.0.0.1:9"
 """No exporter listens there; the one of the machine that runs the tests has no say."""
 
@@ -150,6 +152,18 @@ def test_json_tells_everything_and_a_pick_for_no_time_claims_nothing(node: Node)
     assert node.claimed() == []
 
 
+def test_a_program_that_reads_no_uuids_is_given_indices_and_the_order_they_count_in(node: Node) -> None:
+    script = "import os; print(os.environ['CUDA_VISIBLE_DEVICES'], os.environ['CUDA_DEVICE_ORDER'])"
+    finished = node.pick("-n", "2", "--format", "indices", "--", sys.executable, "-c", script)
+    assert finished.stdout == "0,1 PCI_BUS_ID\n"
+
+
+def test_waiting_for_what_can_never_be_is_refused(node: Node) -> None:
+    finished = node.pick("-n", "5", "--wait")
+    assert finished.returncode == 1
+    assert finished.stderr.endswith("  waiting is of no use: 4 of these GPUs can ever do, 5 wanted\n")
+
+
 def test_without_a_driver_it_says_what_to_do(node: Node) -> None:
     node.gpus.set_driver(DriverState.NOT_LOADED)
     finished = node.pick("--wait")
@@ -157,6 +171,22 @@ def test_without_a_driver_it_says_what_to_do(node: Node) -> None:
     assert "the NVIDIA driver does not answer" in finished.stderr
     assert "nvidia-smi" in finished.stderr
     assert finished.stderr.count("\n") == 1
+
+
+def test_among_gpus_of_amd_nobody_is_told_to_install_nvidias_driver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unavailable() -> ScriptedDriver:
+        raise DriverUnavailable("library_not_found", "there is no libnvidia-ml.so.1")
+
+    flags = ("--lock-folder", str(tmp_path), "--exporter.url", NOWHERE)
+    picker = Picker(command.parser().parse_args(flags), running=False, driver=unavailable)
+    monkeypatch.setattr("stallscope.cli._picker.AmdDriver", lambda: AmdDriver(RECORDED_AMD))
+    with pytest.raises(PickFailed, match=r"are AMD's.*ROCR_VISIBLE_DEVICES"):
+        picker.look()
+    monkeypatch.setattr("stallscope.cli._picker.AmdDriver", lambda: AmdDriver(tmp_path))
+    with pytest.raises(PickFailed, match="nvidia-smi"):
+        picker.look()
 
 
 @pytest.mark.parametrize(
@@ -173,6 +203,7 @@ def test_without_a_driver_it_says_what_to_do(node: Node) -> None:
         (["python", "train.py"], "a command comes after --: stallscope pick [flags] -- python train.py"),
         (["--"], "what is to be run?"),
         (["--json", "--", "true"], "without a command"),
+        (["--format", "env", "--", "true"], "without a command"),
         (["--exporter.url", "not a url"], "no address of an exporter"),
         (["--nonsense"], "unknown flag --nonsense"),
     ],

@@ -43,6 +43,8 @@ class Judged:
     claims: tuple[Claim, ...]
     against: tuple[str, ...]
     """Nothing where it will do."""
+    possible: bool
+    """Whether it may do when others let go of it."""
 
 
 def judge(
@@ -63,7 +65,8 @@ def judge(
     for gpu in gpus:
         mine = tuple(by_uuid.get(gpu.identity.uuid, ()))
         room = _room(gpu, mine)
-        found.append(Judged(gpu, room, mine, tuple(_against(gpu, wanted, mine, room, allowed))))
+        against = tuple(_against(gpu, wanted, mine, room, allowed))
+        found.append(Judged(gpu, room, mine, against, _possible(gpu, wanted, allowed)))
     return found
 
 
@@ -88,6 +91,19 @@ def choose(judged: Sequence[Judged], wanted: Wanted) -> tuple[GpuNow, ...]:
         if node is not None and len(near) >= wanted.count:
             return tuple(near[: wanted.count])
     return tuple(each.gpu for each in fitting[: wanted.count])
+
+
+def never(judged: Sequence[Judged], host: Host, wanted: Wanted) -> str:
+    """Why there will never be room, whoever lets go of what; empty where there may be."""
+    possible = sum(each.possible for each in judged)
+    if possible < wanted.count:
+        return f"{possible} of these GPUs can ever do, {wanted.count} wanted"
+    cores, memory = wanted.cores * wanted.count, wanted.host_memory * wanted.count
+    if cores > host.cores:
+        return f"the host has {host.cores:g} cores for programs, {cores:g} wanted"
+    if host.memory_total is not None and memory > host.memory_total:
+        return f"the host has {size(host.memory_total)} of memory, {size(memory)} wanted"
+    return ""
 
 
 def host_against(host: Host, wanted: Wanted) -> tuple[str, ...]:
@@ -130,6 +146,17 @@ def _room(gpu: GpuNow, claims: Sequence[Claim]) -> int | None:
         taken = sum(holder.memory or 0 for holder in gpu.holders if claim.pid in holder.ancestors)
         outstanding += max(0, claim.memory - taken)
     return max(0, gpu.memory_free - outstanding)
+
+
+def _possible(gpu: GpuNow, wanted: Wanted, allowed: frozenset[str] | None) -> bool:
+    if gpu.trouble:
+        return True  # it may come back, and does not tell what it has
+    return (
+        not gpu.cut
+        and (allowed is None or gpu.identity.uuid in allowed)
+        and not (gpu.identity.mig and wanted.count > 1)
+        and (gpu.memory_total is None or gpu.memory_total >= wanted.memory)
+    )
 
 
 def _against(

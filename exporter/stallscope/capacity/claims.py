@@ -133,13 +133,14 @@ class Claims:
         """Be the only one who chooses, in the block.
 
         Raises:
-            ClaimsFailed: somebody else has been choosing for so many seconds, or the lock is not what it should be.
+            ClaimsFailed: somebody else has been choosing for so many seconds, or the lock is not what it should be, or
+                the file system has none.
         """
         deadline = time.monotonic() + patience
         while True:
             descriptor = self._mutex()
             try:
-                while not _locked(descriptor):
+                while not self._is_mine(descriptor):
                     if time.monotonic() > deadline:
                         raise ClaimsFailed(
                             f"somebody has held {self._path / _MUTEX} for {patience:g} s (it belongs to "
@@ -227,6 +228,15 @@ class Claims:
                 raise ClaimsFailed(f"{path} can't be used ({problem}): have root remove it")
             return descriptor
         raise ClaimsFailed(f"somebody removes {path} all the time")
+
+    def _is_mine(self, descriptor: int) -> bool:
+        try:
+            return _locked(descriptor)
+        except OSError as error:
+            raise ClaimsFailed(
+                f"files in {self._path} can't be locked ({error.strerror}), as on a file server: name a folder on a "
+                "disk of this machine with --lock-folder"
+            ) from None
 
     def _make_mutex(self) -> None:
         try:

@@ -10,7 +10,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from stallscope.capacity.choice import Wanted, choose, host_against, judge
+from stallscope.amd.kernel import AmdDriver
+from stallscope.capacity.choice import Wanted, choose, host_against, judge, never
 from stallscope.capacity.claims import Claims, shared_folder
 from stallscope.capacity.exporter import WANTED, with_exporter
 from stallscope.capacity.gpu import GpuNow
@@ -29,6 +30,10 @@ _POLL_SECONDS = 10.0
 _NO_DRIVER = (
     "pick chooses among GPUs of NVIDIA's driver: `nvidia-smi` must work first (install or load the driver, and start "
     "containers with their GPUs: docker run --gpus all)"
+)
+_AMD = (
+    "this machine's GPUs are AMD's, and pick chooses among NVIDIA's alone: see in `stallscope top` which are idle, and "
+    "name them in ROCR_VISIBLE_DEVICES"
 )
 
 
@@ -78,7 +83,11 @@ class Picker:
         self._pause = pause
 
     def until_found(self, timeout: float | None, clock: Callable[[], float] = time.monotonic) -> Picked:
-        """Look again and again, until there is room or the time is over."""
+        """Look again and again, until there is room or the time is over.
+
+        Raises:
+            PickFailed: as `look` does, and where there never will be room.
+        """
         began = clock()
         said = ""
         while True:
@@ -87,6 +96,8 @@ class Picker:
             if picked.chosen or (left is not None and left <= 0):
                 return picked
             reasons = refusal(picked, self.wanted)
+            if why := never(picked.judged, picked.host, self.wanted):
+                raise PickFailed(f"{reasons}\n  waiting is of no use: {why}")
             # Figures change all the time; what stands in the way does not.
             if (gist := re.sub(r"[\d.]+", "", reasons)) != said:
                 print(f"stallscope pick: waiting: {reasons}", file=sys.stderr, flush=True)
@@ -125,6 +136,8 @@ class Picker:
         try:
             gpus = read(self._driver(), look=self._over, pause=self._pause)
         except DriverError as error:
+            if _is_amds():
+                raise PickFailed(_AMD) from None
             # A missing package is told with its remedy.
             raise PickFailed(str(error) if error.reason.startswith("binding_") else f"{error}; {_NO_DRIVER}") from None
         if not gpus:
@@ -140,3 +153,12 @@ class Picker:
                 print(f"stallscope pick: {self._client.name}: {error}; going on without", file=sys.stderr)
                 self._must_answer = False  # it was said
             return None
+
+
+def _is_amds() -> bool:
+    """Whether there are GPUs of AMD here."""
+    try:
+        AmdDriver().open()
+    except DriverError:
+        return False
+    return True

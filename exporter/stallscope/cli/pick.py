@@ -81,7 +81,8 @@ def parser() -> Parser:
         "--format",
         choices=("uuids", "indices", "env"),
         default="uuids",
-        help="what to print: UUIDs, the driver's indices, or CUDA_VISIBLE_DEVICES=UUIDs (default: uuids)",
+        help="how GPUs are named: UUIDs; the driver's indices, for programs that can't read UUIDs (CUDA counts alike "
+        "with CUDA_DEVICE_ORDER=PCI_BUS_ID, which a command is given); or CUDA_VISIBLE_DEVICES=UUIDs (default: uuids)",
     )
     made.add_argument(
         "--over",
@@ -144,7 +145,7 @@ def main(arguments: Sequence[str]) -> int:
     if not picked.chosen:
         return _fail(refusal(picked, picker.wanted, brief=parsed.explain))
     if command:
-        return _become(command, named(picked.chosen, "uuids"), picked.descriptors)
+        return _become(command, named(picked.chosen, parsed.format), picked.descriptors)
     if not parsed.json:
         print(named(picked.chosen, parsed.format))
     return 0
@@ -156,16 +157,18 @@ def _contradiction(parsed: argparse.Namespace, command: Sequence[str], *, ended_
         return f"a command comes after --: stallscope pick [flags] -- {' '.join(parsed.misplaced)} ..."
     if ended_flags and not command:
         return "what is to be run? A command comes after --"
-    if command and (parsed.json or parsed.format != "uuids"):
-        return "--json and --format are for a pick without a command, whose output is its own"
+    if command and (parsed.json or parsed.format == "env"):
+        return "--json and --format env are for a pick without a command, whose output is its own"
     if parsed.timeout is not None and not parsed.wait:
         return "--timeout says how long to --wait"
     return ""
 
 
-def _become(command: Sequence[str], uuids: str, claims: Sequence[int]) -> int:
+def _become(command: Sequence[str], gpus: str, claims: Sequence[int]) -> int:
     """Let the command take this process' place: signals, exit status and the descriptors of claims are its own then."""
-    os.environ["CUDA_VISIBLE_DEVICES"] = uuids
+    os.environ["CUDA_VISIBLE_DEVICES"] = gpus
+    if gpus[:1].isdecimal():
+        os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # which the driver counts by, and CUDA else only may
     for descriptor in claims:
         os.set_inheritable(descriptor, True)
     sys.stderr.flush()
