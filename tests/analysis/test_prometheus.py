@@ -199,7 +199,7 @@ def test_a_password_is_sent_and_never_shown() -> None:
         (422, b'{"error": "found duplicate series for the match group"}', False, False),
         (422, b'{"error": "the query exceeded the maximum number of chunks (limit: 2000000)"}', False, True),
         (413, b"", False, True),
-        (429, b"", True, False),
+        (429, b'{"error": "too many outstanding requests"}', True, False),
         (500, b"", True, False),
         (503, b'{"error": "query timed out in expression evaluation"}', True, True),
         (504, b"", True, True),

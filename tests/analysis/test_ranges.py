@@ -72,11 +72,20 @@ def test_pieces_come_one_after_the_other_so_that_nobody_holds_them_all() -> None
     assert len(server.asked) == 1
 
 
-def test_what_fails_but_may_pass_is_asked_again_after_longer_and_longer_pauses() -> None:
+def test_what_fails_but_may_pass_is_asked_again_after_longer_and_longer_pauses_of_which_it_tells(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     server = LimitedServer(NODES, failures=[passing(), passing(), passing()])
     found = joined(reader(server).stepped(BUSY, START, START + 9, 1))
     assert len(found) == len(NODES)
     assert server.slept == [0.5, 1.0, 2.0]
+    assert caplog.messages == [f"too busy; it is asked again in {pause} s" for pause in ("0.5", "1", "2")]
+
+
+def test_no_pause_is_longer_than_half_a_minute() -> None:
+    server = LimitedServer(NODES, failures=[passing()] * 9)
+    list(reader(server, attempts=10).stepped(BUSY, START, START + 9, 1))
+    assert server.slept[-3:] == [30.0, 30.0, 30.0]
 
 
 def test_what_fails_again_and_again_is_told() -> None:
@@ -86,17 +95,29 @@ def test_what_fails_again_and_again_is_told() -> None:
     assert len(server.asked) == ATTEMPTS
 
 
-def test_a_server_that_times_out_is_asked_for_less_and_not_for_ever() -> None:
+def test_a_server_that_times_out_is_asked_for_less_after_a_while_and_not_for_ever() -> None:
     slow = [PrometheusError("no answer within 5 s", passing=True, too_large=True) for _ in range(100)]
     server = LimitedServer(NODES, failures=slow[:2])
     assert len(joined(reader(server).stepped(BUSY, START, START + 9, 1))) == len(NODES)
     sizes = [len(values) for values, _, _ in server.asked[:3]]
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[0] > sizes[2]
+    assert server.slept == [0.5, 1.0]
     server = LimitedServer(NODES, failures=slow)
     with pytest.raises(PrometheusError, match="no answer within 5 s"):
         list(reader(server).stepped(BUSY, START, START + 9, 1))
     assert len(server.asked) == ATTEMPTS
+
+
+def test_a_server_that_was_slow_for_a_while_is_asked_for_as_much_as_before_later_on() -> None:
+    slow = [PrometheusError("no answer within 5 s", passing=True, too_large=True) for _ in range(3)]
+    server = LimitedServer(NODES, failures=slow)
+    asking = reader(server, max_points=10)
+    found = joined(asking.stepped(BUSY, START, START + 2_999, 1))
+    assert [len(each.times) for each in found] == [3_000] * len(NODES)
+    assert [len(values) for values, _, _ in server.asked[-10:]] == [len(NODES)] * 10
+    # The halves of what is too slow are answered, before so much is asked for again.
+    assert len(server.asked[3][0]) == 1
 
 
 def test_a_wrong_question_is_told_at_once() -> None:

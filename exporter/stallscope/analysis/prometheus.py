@@ -194,7 +194,10 @@ class Prometheus:
         document = _document(body)
         if status != requests.codes.ok:
             words = _refusal(status, document)
-            large = status in _TOO_LARGE_STATUSES or _TOO_LARGE.search(words) is not None
+            # "Too many requests" are not made fewer by asking for halves.
+            large = status in _TOO_LARGE_STATUSES or (
+                status != requests.codes.too_many_requests and _TOO_LARGE.search(words) is not None
+            )
             passing = status in _PASSING_STATUSES
             raise PrometheusError(f"{self.name}: {words}", passing=passing, too_large=large)
         try:

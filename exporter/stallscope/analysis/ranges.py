@@ -7,12 +7,13 @@
 
 A server refuses more than 11,000 points of a series, and more samples than it is told to hold at once. What it refuses
 as too large is asked for in halves: of the series, and where there is one value of the label left, of the time. What
-fails otherwise but may pass (HTTP 429 and 5xx, a timeout, a connection that breaks) is asked again after a while. What
-is wrong with the question itself is told at once.
+fails otherwise but may pass (HTTP 429 and 5xx, a timeout, a connection that breaks) is asked again after a while, with
+a warning in the log that says why nothing goes on meanwhile. What is wrong with the question itself is told at once.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -29,8 +30,15 @@ MAX_SECONDS = 86_400.0
 ATTEMPTS = 5
 """So often in a row a question may fail before that is told."""
 _FIRST_PAUSE = 0.5
+_LONGEST_PAUSE = 30.0
+_LESS = 0.75
+"""What timed out is asked for in pieces of this share of it at most, ..."""
+_MORE = 1.02
+"""... which each answer lets grow by so much: a server that was slow for a while is not asked for crumbs ever after."""
 _STEPS = (1, 2, 5, 10, 15, 30, *(60 * each for each in (1, 2, 5, 10, 15, 30, 60, 120, 180, 240, 360, 720, 1440)))
 """Seconds between two moments that people find natural."""
+
+_logger = logging.getLogger(__name__)
 
 Advance = Callable[[float], object]
 """Called after each piece with its share of the question; over a whole question the shares sum to 1."""
@@ -96,7 +104,7 @@ class _Piece(NamedTuple):
 
 @dataclass
 class Ranges:
-    """Asks one server. What was too large once is not asked for again in that size."""
+    """Asks one server. What it refused as too large is not asked for again in that size, what timed out later only."""
 
     server: Server
     attempts: int = ATTEMPTS
@@ -104,7 +112,9 @@ class Ranges:
     max_points: int = MAX_POINTS
     max_seconds: float = MAX_SECONDS
     _refused: float = field(default=float("inf"), init=False)
-    """Samples, roughly, of the smallest piece that was too large."""
+    """Samples, roughly, of the smallest piece that was refused as too large."""
+    _in_time: float = field(default=float("inf"), init=False)
+    """Samples, roughly, of the largest piece that is likely to be answered before the time is over."""
     _failures: int = field(default=0, init=False)
     """In a row."""
 
@@ -181,18 +191,22 @@ class Ranges:
         while waiting:
             piece = waiting.pop()
             halves = piece.halves()
-            if len(halves) > 1 and piece.size * samples >= self._refused:
+            size = piece.size * samples
+            if len(halves) > 1 and (size >= self._refused or size > self._in_time):
                 waiting += reversed(halves)
                 continue
             try:
                 found = ask(piece)
             except PrometheusError as error:
                 self._weigh(error, splittable=len(halves) > 1)
-                if error.too_large:
-                    self._refused = min(self._refused, piece.size * samples)
+                if error.too_large and error.passing:
+                    self._in_time = min(self._in_time, _LESS * size)
+                elif error.too_large:
+                    self._refused = min(self._refused, size)
                 waiting.append(piece)
                 continue
             self._failures = 0
+            self._in_time *= _MORE
             yield from found
             advance(piece.size / whole.size)
 
@@ -205,8 +219,11 @@ class Ranges:
         self._failures += 1
         if self._failures >= self.attempts:
             raise error
-        if not (error.too_large and splittable):
-            self.sleep(_FIRST_PAUSE * 2 ** (self._failures - 1))
+        # Before a smaller question as well: a server that has too much to do is not helped by two at once.
+        pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** (self._failures - 1))
+        less = " for less" if error.too_large and splittable else ""
+        _logger.warning("%s; it is asked again%s in %g s", error, less, pause)
+        self.sleep(pause)
 
 
 def joined(pieces: Iterable[RangeSeries]) -> list[RangeSeries]:
