@@ -50,10 +50,17 @@ def test_memory_that_grows_with_the_batch_limits_the_next() -> None:
     assert study.next_batch == study.largest_that_fits
 
 
-def test_memory_taken_in_advance_limits_nothing() -> None:
-    study = study_batch_sizes([SMALL._replace(memory=1.0), LARGE._replace(memory=1.0)])
+@pytest.mark.parametrize("more", [0.0, 1e-6, 0.009])
+def test_memory_taken_in_advance_limits_nothing(more: float) -> None:
+    study = study_batch_sizes([SMALL._replace(memory=0.75), LARGE._replace(memory=0.75 + more)])
     assert study.largest_that_fits is None
     assert study.next_batch == 1024
+
+
+def test_a_batch_that_was_run_fits_whatever_the_line_says() -> None:
+    scattered = [Measured(batch, 0.015 + batch * 0.25e-3, memory) for batch, memory in ((4, 0.2), (8, 0.9), (12, 0.99))]
+    study = study_batch_sizes(scattered)
+    assert study.largest_that_fits == study.next_batch == 12
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,8 @@ from stallscope.analysis.line import Line, line_through
 
 _APART = 1.2
 """How many times the smallest batch the largest must be, lest the scatter of timings pass for what samples take."""
+_MEMORY_APART = 0.01
+"""Share of the GPU's memory that the largest batch must take more than the smallest, for the like reason."""
 
 
 class NoStudy(Exception):
@@ -49,12 +51,14 @@ class BatchSizeStudy(NamedTuple):
     def next_batch(self) -> float:
         """The batch size to try next: twice the largest, or as much as memory lets in."""
         limit = self.largest_that_fits
-        return 2 * self.largest if limit is None else max(self.largest, min(2 * self.largest, limit))
+        return 2 * self.largest if limit is None else min(2 * self.largest, limit)
 
     @property
     def largest_that_fits(self) -> float | None:
-        """Batch size that takes all memory; None where memory isn't known."""
-        return None if self.memory is None else float(int((1 - self.memory.fixed) / self.memory.slope))
+        """Batch size that takes all memory, the largest that was run at least; None where memory isn't known."""
+        if self.memory is None:
+            return None
+        return max(self.largest, float(int((1 - self.memory.fixed) / self.memory.slope)))
 
     def samples_per_second(self, batch: float) -> float:
         """Of one GPU."""
@@ -81,6 +85,7 @@ def study_batch_sizes(runs: Sequence[Measured]) -> BatchSizeStudy:
         raise NoStudy("larger batches take no longer a step: something else than the batch sets the pace")
     if step.fixed < 0:
         raise NoStudy("step times grow faster than the batch: a larger one doesn't pay, whatever is fixed")
-    memory = line_through([(run.batch, run.memory) for run in runs if run.memory])
-    grows = memory is not None and memory.slope > 0
+    told = [(run.batch, run.memory) for run in runs if run.memory]
+    memory = line_through(told)
+    grows = memory is not None and memory.at(max(told)[0]) - memory.at(min(told)[0]) > _MEMORY_APART
     return BatchSizeStudy(step, largest, memory if grows else None)
