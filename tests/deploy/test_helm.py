@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import kubernetes_validate
 import pytest
 import yaml
 
@@ -76,10 +77,28 @@ def test_labels_that_an_operator_selects_by_reach_its_objects() -> None:
 
 
 def test_values_of_a_clusters_own_reach_the_pod() -> None:
-    daemonset = only(helmed("image.tag=1.2.3", "extraArgs={--log.format=json}", "runtimeClassName="), "DaemonSet")
-    assert container(daemonset)["image"] == "stallscope/stallscope-exporter:1.2.3"
-    assert container(daemonset)["args"][-1] == "--log.format=json"
-    assert "runtimeClassName" not in daemonset["spec"]["template"]["spec"]
+    daemonset = only(
+        helmed(
+            "image.tag=1.2.3",
+            "extraArgs={--log.format=json}",
+            "runtimeClassName=",
+            "visibleDevices=management.nvidia.com/gpu=all",
+            "kubeletFolder=/var/lib/k0s/kubelet",
+            "seLinuxOptions.type=spc_t",
+        ),
+        "DaemonSet",
+    )
+    kubernetes_validate.validate(daemonset, "1.34", strict=True)
+    pod, found = daemonset["spec"]["template"]["spec"], container(daemonset)
+    assert found["image"] == "stallscope/stallscope-exporter:1.2.3"
+    assert found["args"][-1] == "--log.format=json"
+    assert "runtimeClassName" not in pod
+    assert {"name": "NVIDIA_VISIBLE_DEVICES", "value": "management.nvidia.com/gpu=all"} in found["env"]
+    assert [each["hostPath"]["path"] for each in pod["volumes"] if "hostPath" in each] == [
+        "/var/lib/k0s/kubelet/pod-resources"
+    ]
+    assert "/var/lib/kubelet/pod-resources" in [each["mountPath"] for each in found["volumeMounts"]]
+    assert found["securityContext"]["seLinuxOptions"] == {"type": "spc_t"}
 
 
 @pytest.mark.parametrize(("switch", "user"), [("mig=true", 0), ("hostProcesses=true", 0), ("mig=false", 65532)])
@@ -102,6 +121,7 @@ def test_a_cluster_that_lets_nobody_report_says_so_with_an_empty_list() -> None:
         ("maker=intel", "maker"),
         ("resources.limits.nvidia\\.com/gpu=1", "nvidia.com/gpu"),
         ("extraArgs={log}", "extraArgs"),
+        ("kubeletFolder=var/lib/kubelet", "kubeletFolder"),
     ],
 )
 def test_values_that_make_no_sense_are_refused(value: str, complaint: str) -> None:
