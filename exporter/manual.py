@@ -19,8 +19,12 @@ PAGE = Path(__file__).parent / "stallscope.1"
 
 _EXIT = (
     ("0", "It went well."),
-    ("1", "It failed; standard error has one line with what, where, and what to do."),
+    ("1", "It failed, or found something wrong; it has told what, where, and what to do."),
     ("2", "The command line was wrong."),
+    (
+        "126, 127",
+        "What pick or run was to run can't be run, or is not there. Else theirs is the status of what they ran.",
+    ),
     ("130, 141", "Ctrl-C ended it, or what read its output went away."),
 )
 _ENVIRONMENT = (
@@ -30,12 +34,18 @@ _ENVIRONMENT = (
         "where trainings report to: unix:///PATH, udp://HOST:PORT, http://HOST:PORT or https://HOST:PORT.",
     ),
     ("STALLSCOPE_RUN", "name of the run that a training reports."),
+    ("STALLSCOPE_JOB_CLASS", "production or experiment, of which the latter wakes nobody."),
+    ("STALLSCOPE_GIT_COMMIT", "version of the training's code, where it can't be read from its folder."),
     ("STALLSCOPE_TOKEN, STALLSCOPE_TOKEN_FILE", "what trainings sign their reports with."),
     ("STALLSCOPE_CA_FILE", "certificates that trainings trust when they report over https."),
     ("STALLSCOPE_TRACE_DIR", "folder in which trainings write the traces that they are asked for."),
     ("STALLSCOPE_DISABLE", "1 makes trainings report nothing."),
     ("STALLSCOPE_STRICT", "1 makes mistakes in the use of the shim errors instead of warnings."),
     ("STALLSCOPE_LOCK_FOLDER", "where users' claims on GPUs lie; the same for all (stallscope pick)."),
+    (
+        "CUDA_VISIBLE_DEVICES",
+        "GPUs that stallscope pick chooses among, and those that it gave to the command that it runs.",
+    ),
     ("STALLSCOPE_EXPORTER_*", "settings of the exporter: the flag's name in capitals, with _ for . and -."),
     ("NO_COLOR", "1 leaves colours out."),
 )
@@ -105,7 +115,10 @@ def _command(command: WholeParser) -> Iterator[str]:
 
 def _invocation(action: argparse.Action) -> str:
     """A flag or argument as it is written, in bold but for what the user names."""
-    value = action.metavar if isinstance(action.metavar, str) else action.dest.upper()
+    if isinstance(action.metavar, str):
+        value = action.metavar
+    else:
+        value = "|".join(map(str, action.choices)) if action.choices else action.dest.upper()
     if not action.option_strings:
         return rf"\fI{_text(value)}\fR"
     if action.nargs == 0:

@@ -41,7 +41,8 @@ def parser() -> Parser:
             "stallscope pick --memory 20GiB --explain --reserve 0s": "does another experiment fit? Nothing is claimed",
         },
         notes="Exit status: 0 when GPUs were found, 1 when there are none now, 2 for a wrong command line, and the "
-        "command's own where one is run: it takes this process' place. A CUDA_VISIBLE_DEVICES that is set restricts "
+        "command's own where one is run: it takes this process' place; 126 and 127 where it can't be run or is not "
+        "there. A CUDA_VISIBLE_DEVICES that is set restricts "
         "the choice. Claims are files in /run/lock, or /tmp where users may not write there; containers see each "
         "other's only where they share that folder.",
     )
