@@ -56,4 +56,4 @@ cat >"$target.new" <<EOF
 EOF
 chmod 644 "$target.new"
 mv "$target.new" "$target" # whole or not at all: Prometheus may be reading
-wait "$exporter"
+wait "$exporter" || { tail -n 20 "$folder/log" >&2; exit 1; } # it ended by itself, and its log goes with the folder

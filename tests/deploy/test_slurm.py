@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -249,6 +250,18 @@ def test_an_exporter_that_does_not_start_tells_why_in_the_jobs_log(job: dict[str
     assert not own_folder(job).exists()
 
 
+def test_an_exporter_that_ends_by_itself_tells_why_in_the_jobs_log(job: dict[str, str], tmp_path: Path) -> None:
+    script = "echo 'level=info msg=answering address=127.0.0.1:1' >&2; echo no more >&2; exit 75"
+    program(Path(job["PATH"].partition(":")[0]), "stallscope", f"#!/bin/sh\n{script}\n")
+    done = subprocess.run(
+        [FOLDER / "job_exporter.sh"], env=job, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 1
+    assert "no more" in done.stderr
+    assert not target_file(job).exists()
+    assert not own_folder(job).exists()
+
+
 def task_prolog(job: dict[str, str]) -> list[str]:
     done = subprocess.run([FOLDER / "task_prolog.sh"], env=job, capture_output=True, text=True, timeout=30, check=True)
     return done.stdout.splitlines()
@@ -358,6 +371,35 @@ def test_the_exporter_lets_go_of_gpus_while_the_epilog_resets_them(job: dict[str
     assert "letting go" in before
     assert "taking up the GPUs" not in before
     assert "taking up the GPUs" in log
+
+
+@needs_curl
+def test_an_exporter_that_takes_no_requests_to_let_go_is_told_by_signals(job: dict[str, str], tmp_path: Path) -> None:
+    binaries = Path(job["PATH"].partition(":")[0])
+    for name in ("nvidia-smi", "systemctl"):
+        program(binaries, name, f'#!/bin/sh\necho {name} "$@" >> {tmp_path}/calls\n')
+    settings = {"STALLSCOPE_RESET_GPUS": "1", "STALLSCOPE_RELEASE_WAIT": "0", "SLURM_JOB_GPUS": "0"}
+    settings["STALLSCOPE_NODE_URL"] = f"http://127.0.0.1:{free_port()}"
+    subprocess.run([FOLDER / "epilog.sh"], env={**job, **settings}, check=True, timeout=30)
+    assert (tmp_path / "calls").read_text().splitlines() == [
+        "systemctl kill --signal=SIGUSR1 stallscope-exporter.service",
+        "nvidia-smi --gpu-reset --id=0",
+        "systemctl kill --signal=SIGUSR2 stallscope-exporter.service",
+    ]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
+def test_the_epilog_takes_away_what_the_jobs_user_may_and_nobody_elses(job: dict[str, str]) -> None:
+    nobody = 65534
+    with tempfile.TemporaryDirectory() as shared:
+        Path(shared).chmod(0o1777)
+        asked = {**job, "STALLSCOPE_TARGETS": shared, "SLURM_JOB_UID": f"{nobody}", "SLURM_JOB_GID": f"{nobody}"}
+        left = target_file(asked)
+        for owner, stays in ((nobody, False), (os.geteuid(), True)):
+            left.write_text("[]")
+            os.chown(left, owner, owner)
+            subprocess.run([FOLDER / "epilog.sh"], env=asked, check=True, capture_output=True, timeout=30)
+            assert left.exists() is stays
 
 
 @pytest.mark.parametrize("job_id", ["", "../x", "1 2"])
