@@ -18,7 +18,7 @@ MakeReport = Callable[..., bytes]
 @pytest.fixture(autouse=True)
 def no_waiting_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take each report in as it comes, so that a test doesn't wait for what it sent."""
-    monkeypatch.setattr("stallscope.intake.doors._TOGETHER", 0.0)
+    monkeypatch.setattr("stallscope.intake.door_keeper._LONGEST_WAIT", 0.0)
 
 
 @pytest.fixture(scope="session")

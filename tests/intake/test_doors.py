@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.intake.doors import Door, DoorKeeper, UdpDoor, UnixDoor
+from stallscope.intake.door_keeper import DoorKeeper
+from stallscope.intake.doors import Door, UdpDoor, UnixDoor
 from stallscope.intake.runs import Transport
 from stallscope.report import MAX_BYTES, ReportError
 from stallscope.sampling.clock import ScriptedClock
@@ -107,7 +108,7 @@ def test_neither_a_refusal_nor_a_fault_nor_an_empty_datagram_stops_the_doors(
 
 def test_refusals_are_logged_once_a_minute_and_reason(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     reception, clock = Reception(), ScriptedClock()
-    keeper = DoorKeeper((UnixDoor(path),), reception.accept, clock)
+    keeper = DoorKeeper((UnixDoor(path),), reception.accept, clock=clock)
     keeper.start()
     send(path, b"refuse one", b"refuse one", b"refuse two", b"end")
     while reception.next()[0] != b"end":
@@ -239,7 +240,7 @@ def test_closing_removes_the_socket_but_not_one_that_took_its_place(reception: R
 
 @pytest.fixture
 def quick_mending(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stallscope.intake.doors._MENDING_INTERVAL", 0.02)
+    monkeypatch.setattr("stallscope.intake.door_keeper._MENDING_INTERVAL", 0.02)
 
 
 def await_arrival(reception: Reception, path: Path, data: bytes) -> None:
@@ -300,13 +301,13 @@ def test_stopping_takes_in_what_arrived_and_ends_the_thread(reception: Reception
     with opened(reception, UnixDoor(path)):
         send(path, b"hello")
     assert reception.next()[0] == b"hello"
-    assert not [thread for thread in threading.enumerate() if thread.name == "doors"]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("door-")]
 
 
 def test_reports_wait_for_others_but_not_long(
     reception: Reception, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stallscope.intake.doors._TOGETHER", 0.05)
+    monkeypatch.setattr("stallscope.intake.door_keeper._LONGEST_WAIT", 0.05)
     with opened(reception, UnixDoor(path)):
         send(path, b"one", b"two")
         assert [reception.next()[0] for _ in range(2)] == [b"one", b"two"]
@@ -367,7 +368,7 @@ def test_a_flood_does_not_hold_up_a_stop(path: Path) -> None:
     send(path, b"first")
     assert received.wait(10)
     keeper.stop(timeout=10)
-    assert not [each for each in threading.enumerate() if each.name == "doors"]
+    assert not [each for each in threading.enumerate() if each.name.startswith("door-")]
 
 
 def test_a_keeper_that_never_started_stops_and_leaves_no_socket(reception: Reception, path: Path) -> None:

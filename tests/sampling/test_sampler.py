@@ -676,9 +676,9 @@ def eventually(condition: Callable[[], bool], seconds: float = 20, pause: float 
     [
         pytest.param(1.0, 0.002, 0.75, id="a usual page comes at every tick"),
         pytest.param(0.5, 0.008, 0.25, id="at shorter ticks too"),
-        pytest.param(1.0, 0.015, 1.75, id="a large one at every second tick"),
+        pytest.param(1.0, 0.015, 2.75, id="a large one at every third tick"),
         pytest.param(1.0, 0.3, 4.75, id="none comes later than after five seconds"),
     ],
 )
-def test_large_pages_take_a_hundredth_of_a_processor(period: float, spent: float, rest: float) -> None:
+def test_large_pages_take_a_two_hundredth_of_a_processor(period: float, spent: float, rest: float) -> None:
     assert until_next_page(elapsed=10.25, period=period, spent=spent) == pytest.approx(rest)

@@ -1,53 +1,30 @@
-"""The two datagram doors, read by one thread.
-
-A door that can't be opened is no reason to stop: its `problem` says why and what to do, the others work, and it is
-tried again. So is one whose socket file was removed: nobody could find it any more.
-"""
+"""The two doors for datagrams: sockets that are bound, read from, and looked after."""
 
 from __future__ import annotations
 
 import errno
-import logging
-import selectors
 import socket
 import stat
 import struct
-import threading
-import time
-from collections import deque
-from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from stallscope.intake.complaints import Complaints
 from stallscope.intake.runs import Transport
-from stallscope.report import MAX_BYTES, ReportError
-from stallscope.sampling.clock import Clock, SystemClock
+from stallscope.intake.waiting import Datagram
+from stallscope.report import MAX_BYTES
 
-_logger = logging.getLogger(__name__)
+Received = tuple[bytes, list[tuple[int, int, bytes]], int, Any]
+"""Data, ancillary data, flags and the sender's address, as `recvmsg` returns them."""
 
-Accept = Callable[[bytes, Transport, int | None], object]
-
+_SHUT: Received = (b"", [], 0, None)
+"""No datagram at all: the socket was shut."""
 _CREDENTIALS = struct.Struct("3i")
 _CONTROL_BYTES = socket.CMSG_SPACE(_CREDENTIALS.size)
 """Room for the sender's credentials alone: file descriptors that somebody sends along never get in."""
-_TOGETHER = 0.1
-"""Seconds for which reports wait for others: taken in one after the other, each costs half as much as alone."""
-_MOST_WAITING = 64
-"""Datagrams of a door that wait at most; then they are taken in at once."""
 _RECEIVE_BUFFER = 4 << 20
-_MENDING_INTERVAL = 1.0
-"""Seconds between two looks at whether each door is open and in its place."""
-
-
-class Datagram(NamedTuple):
-    """What came through a door."""
-
-    data: bytes
-    pid: int | None
-    """The sender's, where the kernel tells it."""
-    origin: str
-    """Where it came from, as far as the door tells."""
+_PATIENCE = struct.pack("@ll", 0, 250_000)
+"""A quarter of a second, as the kernel reads it: how long a read waits at most."""
 
 
 class Door:
@@ -60,8 +37,6 @@ class Door:
         self.problem = ""
         """Why the door is not open, or the empty string."""
         self.socket: socket.socket | None = None
-        self.waiting: deque[Datagram] = deque()
-        """What came through and has not been taken in."""
         self.hopeless = False
         """Whether it is not worth another try: looking for a host holds up the other door."""
 
@@ -75,17 +50,29 @@ class Door:
             self.problem = f"no reports through {self.address}: {error.strerror or error}; {self._remedy(error)}"
         return self.socket is not None
 
-    def receive(self) -> Datagram | None:
-        """The next datagram, or None when there is none."""
+    def receive(self, *, wait: bool) -> Received | None:
+        """What came next, or None when there is nothing; waits for it, but not for ever, if told to."""
         assert self.socket is not None
         try:
-            data, control, _flags, sender = self.socket.recvmsg(MAX_BYTES + 1, _CONTROL_BYTES)
+            received = self.socket.recvmsg(MAX_BYTES + 1, _CONTROL_BYTES, 0 if wait else socket.MSG_DONTWAIT)
         except OSError:  # nothing there, or an error that a datagram socket reports once and forgets
             return None
+        return None if received == _SHUT else received
+
+    def read(self, received: Received) -> Datagram:
+        """The datagram that was received; apart from that, since it has time until it is taken in."""
+        data, control, _flags, sender = received
         for level, kind, content in control:
             if level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS and len(content) == _CREDENTIALS.size:
-                return Datagram(data, _CREDENTIALS.unpack(content)[0], self._origin(sender))
-        return Datagram(data, None, self._origin(sender))
+                pid = _CREDENTIALS.unpack(content)[0]
+                return Datagram(data, pid, self._origin(sender), pid)
+        return Datagram(data, None, self._origin(sender), sender)
+
+    def shut(self) -> None:
+        """End a read that waits; what has arrived can still be read."""
+        if self.socket is not None:
+            with suppress(OSError):  # it says that it is not connected, and does it
+                self.socket.shutdown(socket.SHUT_RD)
 
     def in_place(self) -> bool:
         """Whether senders can find the open socket."""
@@ -135,7 +122,7 @@ class UnixDoor(Door):
         self._remove_stale()
         bound = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         try:
-            bound.setblocking(False)
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _PATIENCE)
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
             bound.bind(str(self._path))
             self._identity = _identity(self._path)
@@ -195,7 +182,7 @@ class UdpDoor(Door):
         kind, _type, protocol, _name, address = found[0]
         bound = socket.socket(kind, socket.SOCK_DGRAM, protocol)
         try:
-            bound.setblocking(False)
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _PATIENCE)
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER)
             bound.bind(address)
         except OSError:
@@ -216,119 +203,3 @@ def _identity(path: Path) -> tuple[int, int]:
     except OSError:
         return (0, 0)
     return (status.st_dev, status.st_ino)
-
-
-class DoorKeeper:
-    """Reads every open door in one thread and hands on what comes."""
-
-    def __init__(
-        self,
-        doors: tuple[Door, ...],
-        accept: Accept,
-        clock: Clock | None = None,
-        complaints: Complaints | None = None,
-    ) -> None:
-        """Take the doors, and what to call with data, transport and pid; it may raise ReportError.
-
-        Senders of datagrams get no answer, so why one was refused goes to the complaints.
-        """
-        self.doors = doors
-        self._accept = accept
-        self._clock = clock or SystemClock()
-        self._complaints = complaints or Complaints(self._clock)
-        self._wake: socket.socket | None = None
-        self._stopping = threading.Event()
-        self._thread: threading.Thread | None = None
-
-    def start(self) -> None:
-        """Open the doors and read from those that opened; the others are logged."""
-        for door in self.doors:
-            if not door.open():
-                _logger.warning("%s", door.problem)
-        waked, self._wake = socket.socketpair()
-        self._thread = threading.Thread(target=self._read_for_ever, args=(waked,), name="doors", daemon=True)
-        self._thread.start()
-
-    def stop(self, timeout: float = 1.0) -> None:
-        """Take in what has arrived by now, and close."""
-        if self._thread is None or self._wake is None:
-            return
-        self._stopping.set()
-        self._wake.close()
-        self._thread.join(timeout)
-        self._thread = None
-        for door in self.doors:
-            door.close()
-
-    def _read_for_ever(self, waked: socket.socket) -> None:
-        with waked, selectors.DefaultSelector() as selector:
-            selector.register(waked, selectors.EVENT_READ)
-            for door in self.doors:
-                if door.socket is not None:
-                    selector.register(door.socket, selectors.EVENT_READ, door)
-            mended = self._clock.monotonic()
-            due = 0.0
-            while not self._stopping.is_set():
-                wait = max(0.0, due - time.monotonic()) if self._waiting else _MENDING_INTERVAL
-                for ready, _events in selector.select(wait):
-                    if ready.data is not None:
-                        if not self._waiting:
-                            due = time.monotonic() + _TOGETHER
-                        self._receive(ready.data)
-                if self._waiting and (time.monotonic() >= due or self._waiting >= _MOST_WAITING):
-                    self._take_in()
-                if self._clock.monotonic() - mended >= _MENDING_INTERVAL:
-                    for door in self.doors:
-                        self._mend(door, selector)
-                    mended = self._clock.monotonic()
-            self._take_in()
-            for door in self.doors:
-                if door.socket is not None:
-                    self._receive(door)
-            self._take_in()
-
-    def _mend(self, door: Door, selector: selectors.BaseSelector) -> None:
-        if door.socket is not None:
-            if door.in_place():
-                return
-            _logger.warning("%s is no longer in its place; opening it anew", door.address)
-            selector.unregister(door.socket)
-            self._receive(door)
-            door.close()
-        elif door.hopeless:
-            return
-        problem = door.problem
-        if door.open():
-            assert door.socket is not None
-            selector.register(door.socket, selectors.EVENT_READ, door)
-            _logger.info("reports can come through %s again", door.address)
-        elif door.problem != problem:
-            _logger.warning("%s", door.problem)
-
-    @property
-    def _waiting(self) -> int:
-        """The most datagrams that wait behind one door."""
-        return max((len(door.waiting) for door in self.doors), default=0)
-
-    def _receive(self, door: Door) -> None:
-        """Let what has come to a door wait here: the kernel's queue for a UNIX socket has room for eleven."""
-        while len(door.waiting) < _MOST_WAITING and (datagram := door.receive()) is not None:
-            door.waiting.append(datagram)
-
-    def _take_in(self) -> None:
-        """Take in what waits, the doors in turn, and keep them free meanwhile."""
-        for _ in range(self._waiting):
-            for door in self.doors:
-                if door.waiting:
-                    self._take(door, door.waiting.popleft())
-                if door.socket is not None:
-                    self._receive(door)
-
-    def _take(self, door: Door, datagram: Datagram) -> None:
-        try:
-            self._accept(datagram.data, door.transport, datagram.pid)
-        except ReportError as error:
-            where = f"{door.address} from {datagram.origin}" if datagram.origin else door.address
-            self._complaints.tell(where, error)
-        except Exception:
-            _logger.exception("a report through %s could not be taken in", door.address)

@@ -207,6 +207,11 @@ class RunRegistry:
             raise
         return report
 
+    def count_overtaken(self, transport: Transport, number: int) -> None:
+        """Count reports that arrived and need not be read, since a newer one of their session has."""
+        with self._writing:
+            self._arrived[transport] += number
+
     def check_processes(self) -> None:
         """Find out which ranks are lost, and let go of those whose time is over. Reads `/proc`."""
         now = self._clock.monotonic()

@@ -18,7 +18,8 @@ from pathlib import Path
 from stallscope.intake.authentication import DEFAULT_WINDOW, Authentication
 from stallscope.intake.authentication import REASONS as AUTHENTICATION_REASONS
 from stallscope.intake.complaints import Complaints
-from stallscope.intake.doors import Door, DoorKeeper, UdpDoor, UnixDoor
+from stallscope.intake.door_keeper import DoorKeeper
+from stallscope.intake.doors import Door, UdpDoor, UnixDoor
 from stallscope.intake.journal import Journal
 from stallscope.intake.runs import DEFAULT_EXPIRY, Limits, RunRegistry, Transport
 from stallscope.intake.traces import TraceRequests
@@ -93,7 +94,9 @@ class Intake:
             doors.append(UnixDoor(settings.socket, settings.socket_mode))
         if settings.udp is not None:
             doors.append(UdpDoor(*settings.udp))
-        self._doors = DoorKeeper(tuple(doors), self._accept, clock, self._complaints)
+        self._doors = DoorKeeper(
+            tuple(doors), self._accept, self.registry.count_overtaken, clock=clock, complaints=self._complaints
+        )
         self._journal = None if settings.state_file is None else Journal(settings.state_file, clock=clock, root=root)
         self._clock = clock
         self._saved_changes = 0

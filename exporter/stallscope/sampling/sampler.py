@@ -44,8 +44,11 @@ _ROUND_WAIT = 0.25
 """The same in seconds, at most."""
 _PAGE_SECONDS = 1.0
 """Longest time between two pages: at long intervals too, late readings and training reports show soon."""
-_PAGE_SHARE = 0.01
-"""Of a processor that pages may take: where dozens of ranks report, they come less often than once a second ..."""
+_LARGE_PAGE = 0.01
+"""Processor time in seconds from which a page counts as large, as where dozens of ranks report: such come less often,
+..."""
+_LARGE_PAGE_SHARE = 0.005
+"""... so that they take no more of a processor than this ..."""
 _LARGE_PAGE_SECONDS = 5.0
 """... but not less often than this."""
 _MAX_LEFT_OF_A_PART = 8
@@ -63,8 +66,8 @@ def until_next_page(elapsed: float, period: float, spent: float) -> float:
         period: seconds between two ticks, at each of which a page may be made.
         spent: processor time of the last page in seconds.
     """
-    rest = min(_LARGE_PAGE_SECONDS, spent / _PAGE_SHARE)
-    ticks = math.ceil(rest / period) if rest > _PAGE_SECONDS else 1
+    rest = min(_LARGE_PAGE_SECONDS, spent / _LARGE_PAGE_SHARE) if spent > _LARGE_PAGE else period
+    ticks = max(1, math.ceil(rest / period))
     return period * ticks - elapsed % period
 
 

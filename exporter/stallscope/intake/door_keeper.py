@@ -1,0 +1,158 @@
+"""Reads the doors, a thread each, and hands on what comes.
+
+A door that can't be opened is no reason to stop: its `problem` says why and what to do, the others work, and it is
+tried again. So is one whose socket file was removed: nobody could find it any more.
+
+Reports wait for others before they are taken in: one after the other, each costs half as much as alone, and what a
+newer one overtakes costs nothing. The more it costs, the longer they wait. Meanwhile the door is read, for the kernel's
+queue for a UNIX socket has room for eleven.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from stallscope.intake.complaints import Complaints
+from stallscope.intake.doors import Door, Received
+from stallscope.intake.runs import Transport
+from stallscope.intake.waiting import newest
+from stallscope.report import ReportError
+from stallscope.sampling.clock import Clock, SystemClock
+
+_logger = logging.getLogger(__name__)
+
+Accept = Callable[[bytes, Transport, int | None], object]
+
+_SHARE = 0.005
+"""Of a processor that taking in may use; beyond it reports wait for others ..."""
+_LONGEST_WAIT = 1.0
+"""... but not for longer than this, in seconds."""
+_MOST_WAITING = 256
+"""Datagrams of a door that wait at most; then they are taken in at once."""
+_AT_ONCE = 16
+"""Datagrams read between two that are taken in: more than a UNIX socket's queue holds, and no flood without end."""
+_MENDING_INTERVAL = 1.0
+"""Seconds between two looks at whether a door is open and in its place."""
+
+
+class DoorKeeper:
+    """See the module."""
+
+    def __init__(
+        self,
+        doors: tuple[Door, ...],
+        accept: Accept,
+        overtaken: Callable[[Transport, int], object] = lambda _transport, _number: None,
+        *,
+        clock: Clock | None = None,
+        complaints: Complaints | None = None,
+    ) -> None:
+        """Prepare; no door is opened yet.
+
+        Args:
+            doors: to read from.
+            accept: called with data, transport and pid, by any of the threads; may raise ReportError.
+            overtaken: called with transport and number of reports that newer ones of their session have overtaken.
+            clock: the machine's own by default.
+            complaints: hears why a report was refused, since senders of datagrams get no answer.
+        """
+        self.doors = doors
+        self._accept = accept
+        self._overtaken = overtaken
+        self._clock = clock or SystemClock()
+        self._complaints = complaints or Complaints(self._clock)
+        self._stopping = threading.Event()
+        self._threads: list[threading.Thread] = []
+
+    def start(self) -> None:
+        """Open the doors and read from those that opened; the others are logged."""
+        for door in self.doors:
+            if not door.open():
+                _logger.warning("%s", door.problem)
+            self._threads.append(
+                threading.Thread(target=self._keep, args=(door,), name=f"door-{door.transport}", daemon=True)
+            )
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self, timeout: float = 1.0) -> None:
+        """Take in what has arrived by now, and close."""
+        if not self._threads:
+            return
+        self._stopping.set()
+        for door in self.doors:
+            door.shut()
+        deadline = time.monotonic() + timeout
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        self._threads = []
+        for door in self.doors:
+            door.close()
+
+    def _keep(self, door: Door) -> None:
+        waiting: list[Received] = []
+        due, mended = 0.0, self._clock.monotonic()
+        while not self._stopping.is_set():
+            if door.socket is None:
+                self._stopping.wait(_MENDING_INTERVAL)
+            elif (received := door.receive(wait=not waiting or time.monotonic() < due)) is not None:
+                waiting.append(received)
+            if time.monotonic() < due and len(waiting) < _MOST_WAITING:
+                continue
+            if waiting:
+                began = time.thread_time()
+                waiting = self._take_in(waiting, door)
+                due = time.monotonic() + min(_LONGEST_WAIT, (time.thread_time() - began) / _SHARE)
+            if self._clock.monotonic() - mended >= _MENDING_INTERVAL:
+                waiting += self._mend(door)
+                mended = self._clock.monotonic()
+        waiting = self._take_in(waiting, door)
+        self._take_in(waiting + self._receive(door), door)
+
+    def _mend(self, door: Door) -> list[Received]:
+        """Open the door anew if it has to be; what came through the former one."""
+        received: list[Received] = []
+        if door.socket is not None:
+            if door.in_place():
+                return received
+            _logger.warning("%s is no longer in its place; opening it anew", door.address)
+            received = self._receive(door)
+            door.close()
+        elif door.hopeless:
+            return received
+        problem = door.problem
+        if door.open():
+            _logger.info("reports can come through %s again", door.address)
+        elif door.problem != problem:
+            _logger.warning("%s", door.problem)
+        return received
+
+    def _receive(self, door: Door) -> list[Received]:
+        """What has come to the door and is not read, if it is open."""
+        found: list[Received] = []
+        while door.socket is not None and len(found) < _AT_ONCE:
+            received = door.receive(wait=False)
+            if received is None:
+                break
+            found.append(received)
+        return found
+
+    def _take_in(self, waiting: list[Received], door: Door) -> list[Received]:
+        """Take in what waits, and keep the door free meanwhile; what came through it."""
+        arrived: list[Received] = []
+        datagrams = newest(map(door.read, waiting))
+        self._overtaken(door.transport, len(waiting) - len(datagrams))
+        for datagram in datagrams:
+            try:
+                self._accept(datagram.data, door.transport, datagram.pid)
+            except ReportError as error:
+                where = f"{door.address} from {datagram.origin}" if datagram.origin else door.address
+                self._complaints.tell(where, error)
+            except Exception:
+                _logger.exception("a report through %s could not be taken in", door.address)
+            if len(arrived) < _MOST_WAITING:
+                arrived += self._receive(door)
+        return arrived

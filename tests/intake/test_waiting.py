@@ -1,0 +1,75 @@
+"""Reports that wait: the newest of each session is taken in, and nothing else is left out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import stallscope
+from stallscope.intake.service import Intake, IntakeSettings
+from stallscope.intake.waiting import Datagram, newest
+from stallscope.sampling.clock import ScriptedClock
+from tests.intake.conftest import MakeReport
+
+
+def datagram(data: bytes, sender: object = 4242) -> Datagram:
+    return Datagram(data, None, "", sender)
+
+
+def report(number: int, session: str = "first", **more: object) -> bytes:
+    """As the shim writes it: what seldom changes, then the number, then the rest."""
+    heading = {"version": 1, "run": "resnet50", "rank": 0, "session": session, **more}
+    return json.dumps({**heading, "sequence": number, "rest": number}, separators=(",", ":")).encode()
+
+
+def left(*datagrams: Datagram) -> list[bytes]:
+    return [each.data for each in newest(datagrams)]
+
+
+def test_of_what_the_shim_reports_only_the_newest_of_each_rank_is_left() -> None:
+    clock, payloads = ScriptedClock(), {0: list[bytes](), 1: list[bytes]()}
+    for rank, told in payloads.items():
+        run = stallscope.Run("resnet50", rank=rank, clock=clock, sender=told.append)
+        for _ in range(5):
+            clock.advance(10)
+            run.step()
+        run.silence()
+    assert all(len(told) > 2 for told in payloads.values())
+    assert left(*[datagram(each) for told in payloads.values() for each in told]) == [
+        payloads[0][-1],
+        payloads[1][-1],
+    ]
+
+
+def test_one_that_comes_late_does_not_overtake() -> None:
+    assert left(datagram(report(10)), datagram(report(9))) == [report(10)]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        pytest.param(datagram(report(1)), datagram(report(2, session="second")), id="of another session"),
+        pytest.param(datagram(report(1)), datagram(report(2), sender=4343), id="from another sender"),
+        pytest.param(datagram(report(1)), datagram(report(2, restarts=1)), id="that tells more ahead of its number"),
+        pytest.param(datagram(b"1 line\n" + report(1)), datagram(b"2 line\n" + report(2)), id="that is signed"),
+        pytest.param(datagram(b'{"sequence":1}'), datagram(b'{"sequence":2}'), id="that names no session"),
+        pytest.param(datagram(report(1)), datagram(report(2)[:-1]), id="that is cut off"),
+        pytest.param(datagram(b""), datagram(b""), id="that is empty"),
+    ],
+)
+def test_a_report_is_overtaken_by_none(one: Datagram, other: Datagram) -> None:
+    assert left(one, other) == [one.data, other.data]
+
+
+def test_reports_that_were_overtaken_are_counted_as_arrived(tmp_path: Path, make_report: MakeReport) -> None:
+    intake = Intake(IntakeSettings(socket=None, udp=None), root=tmp_path)
+    intake.post(make_report())
+    intake.registry.count_overtaken("unix", 3)
+    arrived = {
+        sample.labels: sample.value
+        for sample in intake.collect()
+        if sample.family.name == "stallscope_exporter_reports_total"
+    }
+    assert arrived == {("unix",): 3, ("udp",): 0, ("http",): 1}
