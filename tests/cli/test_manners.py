@@ -130,7 +130,7 @@ def scripts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("shell", [shell for shell in SHELLS if shell != "tcsh"])
+@pytest.mark.parametrize("shell", SHELLS)
 def test_a_completion_script_is_one_that_its_shell_understands(shell: str, scripts: Path) -> None:
     if shutil.which(shell) is None:
         pytest.skip(f"{shell} is not installed")

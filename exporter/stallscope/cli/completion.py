@@ -23,6 +23,7 @@ def parser() -> Parser:
             "stallscope completion bash > ~/.local/share/bash-completion/completions/stallscope": "for bash",
             "stallscope completion zsh > ~/.zfunc/_stallscope": "for zsh, with fpath+=(~/.zfunc) before compinit",
             "stallscope completion fish > ~/.config/fish/completions/stallscope.fish": "for fish",
+            "stallscope completion tcsh > ~/.stallscope.tcsh": "for tcsh, with source ~/.stallscope.tcsh in ~/.tcshrc",
         },
         notes="Exit status: 0 when it was printed, 1 where that takes something that is not installed, 2 for a wrong "
         "command line.",
