@@ -10,7 +10,10 @@ from typing import Any
 
 import pytest
 
+from stallscope.analysis import comparison
+from stallscope.analysis.run_figures import RunFigures
 from stallscope.cli import compare
+from stallscope.cli._comparison import text
 from tests.filled_prometheus import write
 from tests.prometheus_server import prometheus
 from tests.scenarios.series import Series
@@ -113,6 +116,15 @@ def test_the_cause_that_makes_the_difference_is_named_with_what_to_change(
     assert "+41.8 %  Waiting for data: processors full (0 % there, 30 % here)" in said
     assert "Decode and augment less per sample" in said
     assert "unexplained" not in said
+
+
+def test_what_to_change_stands_with_its_cause_and_not_with_what_is_unexplained() -> None:
+    fast = RunFigures("fast", 900, gpus=1, samples=100, time_lost=0.0)
+    slow = RunFigures("slow", 900, gpus=1, samples=40, time_lost=0.4, lost={"input_cpu_saturated": 0.4})
+    lines = text(comparison.compare([fast, slow])).splitlines()
+    (cause,) = (number for number, line in enumerate(lines) if "processors full" in line)
+    assert "Decode and augment less per sample" in lines[cause + 1]
+    assert any("unexplained" in line for line in lines[cause + 2 :])
 
 
 def test_the_table_fits_80_columns_with_all_figures(capsys: pytest.CaptureFixture[str], server: str) -> None:

@@ -119,6 +119,9 @@ def _difference(against: Against, comparison: Comparison) -> Iterator[str]:
         f"{_name(against.run, _WIDTH)} takes {_change(against.gpu_time)} GPU time for each {one}"
         + (", of which" if any(_told(part.explains) for part in against.parts) else "")
     )
+    worst = next(
+        (part for part in against.parts if part.cause in CAUSES and (part.explains or 0.0) > _WORTH_CHANGING), None
+    )
     for part in against.parts:
         if part.explains is None or not _told(part.explains):
             continue
@@ -127,11 +130,8 @@ def _difference(against: Against, comparison: Comparison) -> Iterator[str]:
         else:
             title = CAUSES[part.cause].title if part.cause in CAUSES else readable(part.cause, 40)
             yield f"  {100 * part.explains:+6.1f} %  {title} ({_share(part.base)} there, {_share(part.run)} here)"
-    worst = next(
-        (part for part in against.parts if part.cause in CAUSES and (part.explains or 0.0) > _WORTH_CHANGING), None
-    )
-    if worst is not None:
-        yield from _wrapped(CAUSES[worst.cause].remedy, indent=12)
+        if part is worst:
+            yield from _wrapped(CAUSES[part.cause].remedy, indent=12)
     found, gpus, fewer = against.scaling, against.run.gpus, comparison.base.gpus
     if found is not None and gpus and fewer and gpus > fewer and found.efficiency < 1:
         yield from _wrapped(
