@@ -39,6 +39,9 @@ install -D -m 644 "$here/tmpfiles.conf" "$to/usr/lib/tmpfiles.d/stallscope.conf"
 systemd-sysusers stallscope.conf
 systemd-tmpfiles --create stallscope.conf
 systemctl daemon-reload
-systemctl enable --quiet stallscope-exporter.service
-systemctl restart stallscope-exporter.service
-echo "running: systemctl status stallscope-exporter; its page: http://127.0.0.1:19400/"
+unit=stallscope-exporter
+# A workstation that was given the whole stack keeps it: the two exclude each other.
+if systemctl is-enabled --quiet stallscope-up.service; then unit=stallscope-up; fi
+systemctl enable --quiet "$unit.service"
+systemctl restart "$unit.service"
+echo "running: systemctl status $unit; its page: http://127.0.0.1:19400/"
