@@ -55,6 +55,18 @@ def test_what_a_server_says_does_not_steer_a_terminal() -> None:
         assert refusal(url) == f"{url}: it refuses the question: \\x1b[2J\\nno"
 
 
+def test_warnings_beside_answers_are_kept_until_they_are_taken() -> None:
+    answer = {"status": "success", "data": {"resultType": "vector", "result": []}, "isPartial": True}
+    answer["warnings"] = ["store b:\n timed out", "PromQL info: metric might not be a counter"]
+    with answering(200, json.dumps(answer).encode()) as (url, _):
+        client = Prometheus(url)
+        for _ in range(2):
+            assert client.query("up") == []
+        client.close()
+    assert client.take_warnings() == ["store b:\\n timed out", "not all of its stores answered"]
+    assert client.take_warnings() == []
+
+
 def test_tells_the_series_of_an_expression_with_labels_and_value(real: Prometheus) -> None:
     assert real.query('told{name="resnet50"} + 41') == [Series({"name": "resnet50"}, 41.0)]
     assert real.query("absent_series") == []

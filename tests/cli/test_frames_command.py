@@ -110,7 +110,10 @@ def test_the_server_may_be_named_by_the_environment_and_one_that_is_not_there_is
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
     monkeypatch.setenv("STALLSCOPE_PROMETHEUS_URL", url)
     said = folder.refusal("--run", "resnet50")
-    assert said == f"stallscope frames: {url}: it can't be reached: Connection refused"
+    assert said == (
+        f"stallscope frames: {url}: it can't be reached: Connection refused; "
+        "name another server with --prometheus.url or STALLSCOPE_PROMETHEUS_URL"
+    )
 
 
 @pytest.mark.parametrize(

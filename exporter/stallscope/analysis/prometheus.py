@@ -26,6 +26,8 @@ MAX_BYTES = 16 << 20
 _PIECE_BYTES = 65_536
 _SHOWN = 200
 """Characters that are shown of what a server said."""
+_MOST_WARNINGS = 8
+"""That are kept: of a store that is down, each question says so in words of its own."""
 _NONSENSE = "its answer is none that Prometheus gives; see what listens at that address"
 _HERE = frozenset({"localhost", "127.0.0.1", "::1"})
 _TOO_LARGE = re.compile(r"too many|too large|too long|exceed|limit|maximum|timed out|max[A-Z]", re.ASCII)
@@ -39,17 +41,21 @@ _Answer = TypeVar("_Answer")
 class PrometheusError(Exception):
     """Prometheus did not answer a question; the message is one line with what was wrong, where, and what to do."""
 
-    def __init__(self, message: str, *, passing: bool = False, too_large: bool = False) -> None:
+    def __init__(
+        self, message: str, *, passing: bool = False, too_large: bool = False, unreachable: bool = False
+    ) -> None:
         """Say what was wrong, and what may help.
 
         Args:
             message: one line.
             passing: the same question may be answered later.
             too_large: a smaller question may be answered: of less time, or fewer series.
+            unreachable: nothing listens at the address; another one may be meant.
         """
         super().__init__(message)
         self.passing = passing
         self.too_large = too_large
+        self.unreachable = unreachable
 
 
 class _Unusable(requests.RequestException):
@@ -93,6 +99,7 @@ class Prometheus:
         self._api = url.rstrip("/") + "/api/v1/"
         self._timeout = timeout
         self._max_bytes = max_bytes
+        self._warnings: dict[str, None] = {}
         self._session = requests.Session()
         self._session.headers["User-Agent"] = f"stallscope/{__version__}"
         if urlsplit(url).hostname in _HERE:
@@ -177,6 +184,12 @@ class Prometheus:
         """
         return self._asked(path, {}, lambda data: data, method="GET")
 
+    def take_warnings(self) -> list[str]:
+        """What the server said beside its answers since it was asked this last: as a rule, that they are partial."""
+        taken = list(self._warnings)
+        self._warnings = {}
+        return taken
+
     def close(self) -> None:
         """Let the connection go."""
         self._session.close()
@@ -203,9 +216,13 @@ class Prometheus:
         try:
             if document["status"] != "success":
                 raise ValueError
-            return read(document["data"])
+            answer = read(document["data"])
         except (LookupError, TypeError, ValueError):
             raise PrometheusError(f"{self.name}: {_NONSENSE}") from None
+        for warning in _warned(document):
+            if len(self._warnings) < _MOST_WARNINGS:
+                self._warnings[warning] = None
+        return answer
 
     def _answer(self, method: str, path: str, form: Mapping[str, str]) -> tuple[int, bytes]:
         """Ask with POST where it is taken, since names of runs may make a question longer than an address may be."""
@@ -270,6 +287,15 @@ def _refusal(status: int, document: Any) -> str:
     return f"it answers with HTTP {status}"
 
 
+def _warned(document: Mapping[str, Any]) -> list[str]:
+    """What stands beside an answer; VictoriaMetrics has no words for it."""
+    said = document.get("warnings")
+    # Some versions tell hints at the question itself among them.
+    words = [each for each in said if isinstance(each, str)] if isinstance(said, list) else []
+    told = [readable(each, _SHOWN) for each in words if not each.startswith("PromQL info")]
+    return [*told, *(["not all of its stores answered"] if document.get("isPartial") is True else [])]
+
+
 def _vector(data: Any) -> list[Series]:
     if data["resultType"] != "vector":
         raise ValueError
@@ -321,6 +347,8 @@ def _remedies(problem: Exception) -> dict[str, bool]:
     return {
         "too_large": slow or isinstance(problem, _TooLong),
         "passing": not isinstance(problem, (_Unusable, requests.exceptions.SSLError, ValueError)),
+        "unreachable": isinstance(problem, requests.ConnectionError)
+        and not isinstance(problem, requests.exceptions.SSLError),
     }
 
 

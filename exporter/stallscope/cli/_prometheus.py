@@ -56,6 +56,14 @@ def client(parsed: argparse.Namespace) -> Prometheus:
     return Prometheus(parsed.prometheus_url, timeout=parsed.prometheus_timeout, max_bytes=_MAX_BYTES)
 
 
+def reason(problem: Exception) -> str:
+    """Why a command gets no answer, in one line; where nothing listens at the address, with how to name another."""
+    from stallscope.analysis.prometheus import PrometheusError
+
+    another = isinstance(problem, PrometheusError) and problem.unreachable
+    return f"{problem}; name another server with --prometheus.url or {VARIABLE}" if another else str(problem)
+
+
 def address(text: str) -> str:
     """The address of a server, as argparse reads it."""
     try:

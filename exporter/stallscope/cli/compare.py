@@ -103,5 +103,5 @@ def _compare(server: Prometheus, told: Any) -> Comparison:
                 found[name] = read_figures(server, run)
                 advance()
     except (RunError, PrometheusError, _times.EmptySpanError) as problem:
-        raise _RefusedError(str(problem)) from None
+        raise _RefusedError(_prometheus.reason(problem)) from None
     return compare(list(found.values()), None if told.baseline is None else found[told.baseline])

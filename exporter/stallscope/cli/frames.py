@@ -98,7 +98,7 @@ def _write(told: Any) -> Export:
                 read = pieces(run, prometheus=server, start=start, end=end, step=told.step, advance=advance)
                 return export(read, told.out, told.format)
     except (RunError, PrometheusError, _times.EmptySpanError) as problem:
-        raise _FailedError(str(problem)) from None
+        raise _FailedError(_prometheus.reason(problem)) from None
     except OSError as problem:
         raise _FailedError(reason(problem, told.out)) from None
 
