@@ -40,11 +40,22 @@ def told(run: str, state: str) -> Iterator[Series]:
         yield Series(name, more, [value] * SCRAPES)
 
 
+def namesakes() -> Iterator[Series]:
+    """A node in each of two clusters, one with a GPU that lies idle and one with two that are used."""
+    for cluster, gpus, verdict in (("east", 1, "idle_allocated"), ("west", 2, "healthy")):
+        node = {"cluster": cluster, "job": "stallscope", "instance": "shared:19400"}
+        yield Series("stallscope_build_info", node, [1.0] * SCRAPES)
+        for gpu in map(str, range(gpus)):
+            card = {**node, "gpu": gpu, "uuid": f"{cluster}-{gpu}"}
+            yield Series("gpu:up:max", card, [1.0] * SCRAPES)
+            yield Series("gpu:verdict:ratio5m", {**card, "cause": verdict}, [1.0] * SCRAPES)
+
+
 @contextmanager
 def filled() -> Iterator[str]:
     with prometheus() as running:
         start = time.time() - 30 * (SCRAPES - 1)
-        everything = [*told("resnet50", "running"), *told("resnet18", "finished")]
+        everything = [*told("resnet50", "running"), *told("resnet18", "finished"), *namesakes()]
         write([running.port], everything, start, SCRAPES)
         yield running.address
 
@@ -104,6 +115,23 @@ def test_nodes_are_found_with_and_without_their_port(server: str, here: Path) ->
         assert "<h1>Node resnet50:19400" in (here / "it.html").read_text(encoding="utf-8")
 
 
+def test_of_nodes_of_one_name_only_the_cluster_that_is_told_counts(server: str, here: Path) -> None:
+    flags = ["--prometheus.url", server, "--instance", "shared", "--out", "it.json", "--cluster"]
+    for cluster, gpus, verdict in (("east", 1, "idle_allocated"), ("west", 2, "healthy")):
+        assert report.main([*flags, cluster]) == 0
+        document = json.loads((here / "it.json").read_text(encoding="utf-8"))
+        assert document["title"] == f"Node shared:19400 of cluster {cluster}"
+        assert document["subtitle"].startswith(f"{gpus} GPU")
+        assert {fact["name"]: fact["value"] for fact in document["highlights"]}["Mostly"] == verdict
+        states = next(
+            block["plot"]["spans"]
+            for section in document["sections"]
+            for block in section["blocks"]
+            if section["key"] == "verdicts" and block["type"] == "Figure"
+        )
+        assert {span["state"] for row in states for span in row} == {verdict}
+
+
 def test_a_notebook_has_the_run_and_the_server_filled_in(server: str, here: Path) -> None:
     address = server.replace("http://", "http://user:secret@")
     assert report.main(["--prometheus.url", address, "--run", "resnet50", "--notebook", "it.ipynb"]) == 0
@@ -126,8 +154,13 @@ def test_a_notebook_has_the_run_and_the_server_filled_in(server: str, here: Path
         (["--run", "resnet50", "--namespace", "speech"], "namespace vision"),
         (["--since", "2026-02-01", "--end", "2026-01-01"], "--since must lie before --end"),
         (["--instance", "resnet"], "no exporter is scraped as 'resnet' in that time; did you mean resnet50:19400"),
+        (["--instance", "resnet50", "--cluster", "north"], "none of Stallscope's exporters of cluster 'north' in that"),
+        (["--instance", "shared"], "several clusters have a node shared:19400; choose one with --cluster: east, west"),
         (["--run", "resnet50", "--out", "no/such/folder.html"], "can't be written: No such file or directory"),
-        (["--run", "resnet50", "--prometheus.url", f"http://127.0.0.1:{free_port()}"], "Connection refused"),
+        (
+            ["--run", "a", "--prometheus.url", f"http://127.0.0.1:{free_port()}"],
+            "Connection refused; name another server",
+        ),
     ],
 )
 def test_what_fails_is_told_in_a_line_and_the_report_that_is_there_stays(
@@ -148,6 +181,7 @@ def test_what_fails_is_told_in_a_line_and_the_report_that_is_there_stays(
     [
         (["--run", "a", "--instance", "b"], "not allowed with argument"),
         (["--against", "b"], "--against is about a run; name it with --run"),
+        (["--cluster", "b"], "--cluster is about a run or a node; name it with --run or --instance"),
         (["--notebook", "it.ipynb"], "--notebook tells of a run; name it with --run"),
         (["--run", "a", "--against", "a"], "--against 'a' is the run itself; name another"),
         (["--run", "a", "--watch", "60s", "--out", "-"], "name it with --out"),

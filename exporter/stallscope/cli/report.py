@@ -20,6 +20,7 @@ from stallscope.cli._durations import duration
 from stallscope.cli._extras import missing
 from stallscope.cli._parser import Parser, nearest
 from stallscope.cli._progress import progress
+from stallscope.readable import readable
 
 if TYPE_CHECKING:
     from stallscope.analysis.prometheus import Prometheus
@@ -68,8 +69,8 @@ def parser() -> Parser:
         help="the node to report on, by the name under which its exporter is scraped, with or without its port; may "
         "be told several times",
     )
-    made.add_argument("--cluster", help="whose run, where several clusters have one of that name")
-    made.add_argument("--namespace", help="likewise")
+    made.add_argument("--cluster", help="whose run or node, where several clusters have one of that name")
+    made.add_argument("--namespace", help="whose run, where several have one of that name")
     made.add_argument("--against", metavar="RUN", help="another run, to tell how this one scales")
     _times.add_flags(made, since=f"{_SINCE_OF_A_RUN} for a run, else {_SINCE}")
     made.set_defaults(since=None)
@@ -151,9 +152,11 @@ def _told(reader: Parser, arguments: Sequence[str]) -> Any:
         told.out = Path("report.html") if told.format == "html" else _STANDARD_OUTPUT
     if told.since is None:
         told.since = _times.when(_SINCE_OF_A_RUN if told.run else _SINCE)
-    for flag, value in (("--against", told.against), ("--cluster", told.cluster), ("--namespace", told.namespace)):
+    for flag, value in (("--against", told.against), ("--namespace", told.namespace)):
         if value is not None and not told.run:
             reader.error(f"{flag} is about a run; name it with --run")
+    if told.cluster is not None and not told.run and not told.instance:
+        reader.error("--cluster is about a run or a node; name it with --run or --instance")
     if told.notebook is not None and not told.run:
         reader.error("--notebook tells of a run; name it with --run")
     if told.against is not None and told.against == told.run:
@@ -197,6 +200,7 @@ def _write(server: Prometheus, told: Any) -> Document:
     from stallscope.analysis.report.options import Options
     from stallscope.analysis.runs import RunError
 
+    server.take_warnings()  # of the report before
     try:
         with progress("Asking Prometheus", total=PARTS + 2) as advance:
             start, end = _times.span(told, server.now())
@@ -211,7 +215,7 @@ def _write(server: Prometheus, told: Any) -> Document:
             advance()
             document = build(subject, server, options, lambda _what: advance())
     except (RunError, PrometheusError, _times.EmptySpanError) as problem:
-        raise _RefusedError(str(problem)) from None
+        raise _RefusedError(_prometheus.reason(problem)) from None
     refresh = told.watch if document.live else None
     _put(told.out, written(document, told.format, refresh_seconds=refresh))
     if told.notebook is not None:
@@ -233,13 +237,12 @@ def _put(path: Path, content: bytes) -> None:
 
 
 def _subject(server: Prometheus, told: Any, start: float, end: float) -> Subject:
-    from stallscope.analysis.report.subject import of_everything, of_nodes, of_run
+    from stallscope.analysis.report.subject import of_everything, of_run
 
     if told.run:
         return of_run(server, _run(server, told, told.run, start, end))
     if told.instance:
-        known = server.label_values("instance", "stallscope_build_info", start, end)
-        return of_nodes([_instance(name, known) for name in dict.fromkeys(told.instance)], start, end)
+        return _nodes(server, told, start, end)
     return of_everything(start, end)
 
 
@@ -249,6 +252,28 @@ def _run(server: Prometheus, told: Any, name: str, start: float, end: float) -> 
     return find_run(server, name, start, end, cluster=told.cluster, namespace=told.namespace)
 
 
+def _nodes(server: Prometheus, told: Any, start: float, end: float) -> Subject:
+    from stallscope.analysis.expressions import any_of, quoted
+    from stallscope.analysis.report.subject import of_nodes
+
+    its_own = "" if told.cluster is None else f"cluster={quoted(told.cluster)}"
+    known = server.label_values("instance", f"stallscope_build_info{{{its_own}}}", start, end)
+    if not known:
+        where = "" if told.cluster is None else f" of cluster {told.cluster!r}"
+        raise _RefusedError(f"the server scraped none of Stallscope's exporters{where} in that time")
+    instances = [_instance(name, known) for name in dict.fromkeys(told.instance)]
+    if told.cluster is None:
+        seen = f"last_over_time(stallscope_build_info{{instance=~{any_of(instances)}}}[{end - start:.0f}s])"
+        clusters: dict[str, set[str]] = {}
+        for each in server.query(f"group by (cluster, instance) ({seen})", at=end):
+            clusters.setdefault(each.labels.get("instance", ""), set()).add(each.labels.get("cluster", ""))
+        for instance, several in sorted(clusters.items()):
+            if len(several) > 1:
+                names = ", ".join(readable(name) or '""' for name in sorted(several))
+                raise _RefusedError(f"several clusters have a node {instance}; choose one with --cluster: {names}")
+    return of_nodes(instances, start, end, told.cluster)
+
+
 def _instance(name: str, known: Sequence[str]) -> str:
     """The name under which a node's exporter is scraped."""
     found = [each for each in known if name in (each, each.rpartition(":")[0])]
@@ -256,8 +281,6 @@ def _instance(name: str, known: Sequence[str]) -> str:
         return found[0]
     if found:
         raise _RefusedError(f"several exporters are on {name!r}; choose from {', '.join(found)}")
-    if not known:
-        raise _RefusedError("the server scraped none of Stallscope's exporters in that time")
     hint = nearest(name, known) or f"; there are {', '.join(known[:_NAMED])}{' …' if len(known) > _NAMED else ''}"
     raise _RefusedError(f"no exporter is scraped as {name!r} in that time{hint}")
 

@@ -79,8 +79,11 @@ def report_of(server: Prometheus, run_of: FindRun) -> Report:
 class Partly:
     """A server that has nothing to say to some questions, or fails at them."""
 
-    def __init__(self, server: Prometheus, unanswered: str, problem: Exception | None = None) -> None:
+    def __init__(
+        self, server: Prometheus, unanswered: str, problem: Exception | None = None, *, warns: bool = False
+    ) -> None:
         self.name = server.name
+        self._warns = warns
         self._server = server
         self._unanswered = re.compile(unanswered)
         self._problem = problem
@@ -90,6 +93,9 @@ class Partly:
 
     def query_range(self, expression: str, start: float, end: float, step: float) -> list[RangeSeries]:
         return [] if self._silent(expression) else self._server.query_range(expression, start, end, step)
+
+    def take_warnings(self) -> list[str]:
+        return ["store b is down"] if self._warns else []
 
     def _silent(self, expression: str) -> bool:
         silent = self._unanswered.search(expression) is not None
@@ -425,6 +431,28 @@ def test_advice_stands_where_alerts_and_whereabouts_cannot_be_asked_for(server: 
     assert "No alert fired" not in words(document, "alerts")
     assert "Alerts: too many samples" in words(document, "missing")
     assert "alert rules are not loaded" not in words(document, "missing")
+
+
+def test_what_was_missing_stands_where_it_cannot_be_asked_for_itself(server: Prometheus, run_of: FindRun) -> None:
+    failing = Partly(server, "source_up|host:cpu_busy", PrometheusError("too many samples"))
+    document = build(of_run(server, run_of("waiting")), failing)
+    assert words(document, "missing") == "Hosts: too many samples What was missing: too many samples"
+    assert advice(document)[0].cause == "input_few_workers"
+
+
+def test_what_a_server_says_of_partial_answers_stands_before_all_numbers(server: Prometheus, run_of: FindRun) -> None:
+    document = build(of_run(server, run_of("waiting")), Partly(server, "^$", warns=True))
+    first = document.sections[0].blocks[0]
+    assert isinstance(first, Notice)
+    assert first.text.endswith("may be too low, or missing: store b is down.")
+
+
+def test_a_server_that_hangs_midway_keeps_nobody_waiting_for_every_section(server: Prometheus, run_of: FindRun) -> None:
+    asked: list[str] = []
+    hanging = Partly(server, r"ALERTS|vector\(1\)", PrometheusError("no answer within 60 s"))
+    with pytest.raises(PrometheusError, match="no answer"):
+        build(of_run(server, run_of("waiting")), hanging, progress=asked.append)
+    assert asked[-1] == "Alerts"
 
 
 def test_a_server_that_is_gone_is_an_error_and_no_report(server: Prometheus, run_of: FindRun) -> None:

@@ -34,6 +34,9 @@ class Scripted:
         times, values = zip(*self._curve, strict=True)
         return [RangeSeries({}, array("d", times), array("d", values))]
 
+    def take_warnings(self) -> list[str]:
+        return []
+
 
 def a_run(*, goes_on: bool = False, name: str = "resnet50") -> Run:
     return Run(

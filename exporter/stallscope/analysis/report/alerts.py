@@ -17,7 +17,7 @@ from stallscope.analysis.report.ranks import Ranks
 from stallscope.readable import duration
 
 KEY = "alerts"
-_LABELS = "alertname, severity, cause, run, rank, instance, gpu, uuid"
+_LABELS = "alertname, severity, cause, cluster, namespace, run, rank, instance, gpu, uuid"
 _SEVERITIES = ("critical", "warning", "info")
 _ROWS = 40
 
@@ -45,6 +45,7 @@ class Fired(NamedTuple):
 class Card(NamedTuple):
     """What a cause cost one GPU."""
 
+    cluster: str
     instance: str
     gpu: str
     gpu_seconds: float
@@ -126,27 +127,23 @@ def alerts(asker: Asker, found: Ranks | None) -> Alerts:
     return Alerts(tuple(fired), rules_loaded=bool(watchdog))
 
 
-def _cards(asker: Asker, named: Sequence[Mapping[str, str]]) -> dict[tuple[str, str, str], Card]:
-    """What causes cost the GPUs that alerts name, by cause, node and index."""
+def _cards(asker: Asker, named: Sequence[Mapping[str, str]]) -> dict[tuple[str, str, str, str], Card]:
+    """What causes cost the GPUs that alerts name, by cause, cluster, node and index."""
     if not named:
         return {}
     among = ", ".join(
         f"{label}=~{any_of(sorted({labels.get(label, '') for labels in named}))}"
-        for label in ("cause", "instance", "gpu")
+        for label in ("cause", "cluster", "instance", "gpu")
     )
-    share = f"max by (cause, instance, gpu) (gpu_cause:share:ratio5m{{{among}}})"
+    share = f"max by (cause, cluster, instance, gpu) (gpu_cause:share:ratio5m{{{among}}})"
     seconds = {_card(each.labels): each.value for each in asker.ask(asker.integral(share, resolution=asker.coarse))}
     curves = asker.curves(asker.over_time("avg_over_time", share, asker.step, asker.coarse))
     worst = {_card(curve.labels): highest(curve, curves.times) for curve in curves.curves}
-    return {
-        (cause, instance, gpu): Card(instance, gpu, lost, *worst.get((cause, instance, gpu), (None, None)))
-        for (cause, instance, gpu), lost in seconds.items()
-        if lost > 0
-    }
+    return {key: Card(*key[1:], lost, *worst.get(key, (None, None))) for key, lost in seconds.items() if lost > 0}
 
 
-def _card(labels: Mapping[str, str]) -> tuple[str, str, str]:
-    return labels.get("cause", ""), labels.get("instance", ""), labels.get("gpu", "")
+def _card(labels: Mapping[str, str]) -> tuple[str, str, str, str]:
+    return labels.get("cause", ""), labels.get("cluster", ""), labels.get("instance", ""), labels.get("gpu", "")
 
 
 def section(asker: Asker, found: Alerts, lost: LostTime) -> Section:

@@ -40,6 +40,9 @@ class Server(Protocol):
     def query_range(self, expression: str, start: float, end: float, step: float) -> list[RangeSeries]:
         """The same over time."""
 
+    def take_warnings(self) -> list[str]:
+        """What the server said beside its answers since it was asked this last."""
+
 
 class Curve(NamedTuple):
     """A series at the report's moments."""

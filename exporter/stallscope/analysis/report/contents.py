@@ -8,7 +8,7 @@ A section that can't be asked for says so in its place, and the others are there
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
@@ -33,7 +33,7 @@ from stallscope.analysis.report.asking import Asker, Server
 from stallscope.analysis.report.document import Document, Notice, Section
 from stallscope.analysis.report.options import Options
 from stallscope.analysis.report.subject import Subject
-from stallscope.analysis.report.whereabouts import verdicts_of_each, whereabouts
+from stallscope.analysis.report.whereabouts import listed, verdicts_of_each, whereabouts
 
 PARTS = 18
 """How often `progress` is called for a whole report, at most."""
@@ -72,6 +72,7 @@ def build(
         try:
             return ask()
         except PrometheusError as problem:
+            server.query("vector(1)")  # who is gone or hangs would keep every other section waiting for nothing
             failures.append(missing.Failure(title, str(problem)))
             return otherwise(str(problem))
 
@@ -91,8 +92,16 @@ def build(
     advice = recommendations.Found(lost, fired, where, verdicts, number)
 
     sections = [attempt(title, ask, partial(_failed, key, title)) for key, title, ask in _parts(asker, advice, found)]
-    progress("What was missing")
-    sections.append(missing.section(asker, found, fired, failures))
+    sections.append(
+        attempt(
+            missing.TITLE,
+            lambda: missing.section(asker, found, fired, failures),
+            lambda _: Section(missing.KEY, missing.TITLE, missing.told(failures)),
+        )
+    )
+    warnings = server.take_warnings()
+    if warnings:
+        sections[0] = replace(sections[0], blocks=(_partial(warnings), *sections[0].blocks))
     return Document(
         title=subject.title,
         subtitle=_subtitle(asker, lost),
@@ -136,6 +145,12 @@ def _parts(
             (scaling.KEY, "Scaling", lambda: scaling.section(asker, run)),
         ]
     return [*parts, (hosts.KEY, "Hosts", lambda: hosts.section(asker))]
+
+
+def _partial(warnings: Sequence[str]) -> Notice:
+    """What makes every number doubtful stands before them all."""
+    text = "The server warns of its own answers, so that any number here may be too low, or missing"
+    return Notice("warning", f"{text}: {listed(warnings)}.")
 
 
 def _failed(key: str, title: str, reason: str) -> Section:

@@ -12,6 +12,7 @@ from stallscope.causes import CAUSES, Domain
 from stallscope.readable import duration
 
 KEY = "missing"
+TITLE = "What was missing"
 _REASONS = {
     "reports": "No fresh reports: see whether the process lives, and where STALLSCOPE_ADDRESS leads.",
     "steps": "Too few steps yet.",
@@ -35,12 +36,17 @@ class Failure(NamedTuple):
 
 def section(asker: Asker, found: Ranks | None, fired: Alerts | None, failures: list[Failure]) -> Section:
     """Tell it."""
-    blocks: list[Block] = [Notice("warning", f"{each.title}: {each.reason}") for each in failures]
+    blocks = list(told(failures))
     for part in (_rules(asker, fired), _signals(asker, found), _gpu_signals(asker), _scrapes(asker), _clocks(asker)):
         blocks += part
     if not blocks:
         blocks.append(Paragraph("Nothing that this report asks for was missing."))
-    return Section(KEY, "What was missing", tuple(blocks))
+    return Section(KEY, TITLE, tuple(blocks))
+
+
+def told(failures: list[Failure]) -> tuple[Block, ...]:
+    """What could not be asked for."""
+    return tuple(Notice("warning", f"{each.title}: {each.reason}") for each in failures)
 
 
 def _rules(asker: Asker, fired: Alerts | None) -> list[Block]:

@@ -40,6 +40,8 @@ class Subject:
     run: Run | None
     instances: tuple[str, ...]
     """The nodes, by the names under which they are scraped; none where all count."""
+    cluster: str | None = None
+    """Whose nodes, where clusters have some of the same name; None where their names alone say that."""
 
     @property
     def seconds(self) -> float:
@@ -53,9 +55,11 @@ class Subject:
             return f"Run {self.run.name}"
         if self.scope == "everything":
             return "All runs and GPUs"
+        where = f" of cluster {self.cluster}" if self.cluster else ""
         if len(self.instances) == 1:
-            return f"Node {self.instances[0]}"
-        return f"{len(self.instances)} nodes: {', '.join(self.instances[:3])}{' …' if len(self.instances) > 3 else ''}"
+            return f"Node {self.instances[0]}{where}"
+        names = f"{', '.join(self.instances[:3])}{' …' if len(self.instances) > 3 else ''}"
+        return f"{len(self.instances)} nodes{where}: {names}"
 
     @property
     def told_by_run(self) -> str:
@@ -76,8 +80,8 @@ class Subject:
     @property
     def told_by_nodes(self) -> str:
         """Matchers of what the nodes' exporters tell."""
-        cluster = f"cluster={quoted(self.run.cluster)}, " if self.run is not None else ""
-        return cluster + self._on_nodes
+        cluster = self.cluster if self.run is None else self.run.cluster
+        return self._on_nodes if cluster is None else f"cluster={quoted(cluster)}, {self._on_nodes}"
 
     @property
     def _on_nodes(self) -> str:
@@ -178,9 +182,9 @@ def of_run(server: Server, run: Run) -> Subject:
     return replace(subject, end=min(run.end, last))
 
 
-def of_nodes(instances: Sequence[str], start: float, end: float) -> Subject:
-    """The GPUs of some nodes, whatever runs there."""
-    return Subject("nodes", start, end, True, None, tuple(instances))
+def of_nodes(instances: Sequence[str], start: float, end: float, cluster: str | None = None) -> Subject:
+    """The GPUs of some nodes, whatever runs there; of one cluster alone, where that is told."""
+    return Subject("nodes", start, end, True, None, tuple(instances), cluster)
 
 
 def of_everything(start: float, end: float) -> Subject:

@@ -98,8 +98,8 @@ def _curves(asker: Asker, found: Ranks | None) -> Iterable[tuple[str, Curves]]:
             f"topk({asker.options.rows}, sum by (instance, gpu) (sum_over_time({verdicts}[{asker.window}])))"
         )
         chosen = sorted((each.labels.get("instance", ""), each.labels.get("gpu", "")) for each in worst)
-        instances = any_of(sorted({instance for instance, _ in chosen}))
-        expression = f"max by (instance, gpu, cause) (gpu:verdict:ratio5m{{instance=~{instances}}})"
+        among = f"{subject.told_by_nodes}, instance=~{any_of(sorted({instance for instance, _ in chosen}))}"
+        expression = f"max by (instance, gpu, cause) (gpu:verdict:ratio5m{{{among}}})"
         yield from _apart(asker, expression, labels, chosen)
 
 
