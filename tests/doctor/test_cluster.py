@@ -30,6 +30,7 @@ def in_order() -> dict[str, Vector | Callable[[], Vector]]:
         UP: nodes(1),
         "stallscope_build_info": nodes(1, version=__version__),
         AGES: nodes(0.5),
+        "stallscope_exporter_source_up": nodes(1, source="nvidia"),
     }
 
 
@@ -50,7 +51,7 @@ def test_a_cluster_in_order_is_ok_in_every_check(served: Served, make_subject: M
             nodes(0),
             "node0:19400, node10:19400, node11:19400, node1:19400, node2:19400 and 7",
         ),
-        ("exporters", "skipped", UP, [], "no exporter"),
+        ("exporters", "failed", UP, [], "no exporter"),
         (
             *("versions", "warning", "stallscope_build_info"),
             [*nodes(1, version=__version__), ({"instance": "node99:19400", "version": "0.0.1"}, 1)],
@@ -58,7 +59,7 @@ def test_a_cluster_in_order_is_ok_in_every_check(served: Served, make_subject: M
         ),
         ("versions", "warning", "stallscope_build_info", nodes(1, version="0.0.1"), "of version 0.0.1"),
         (
-            *("sources", "failed", "stallscope_exporter_source_up == 0"),
+            *("sources", "failed", "stallscope_exporter_source_up"),
             [({"instance": "node3:19400", "source": "nvidia"}, 0)],
             "source nvidia fails on node3:19400",
         ),
@@ -90,4 +91,15 @@ def test_what_is_wrong_is_found_by_its_own_check(
     found = findings(PART, make_subject(prometheus_url=served.url))
     assert statuses(found) == {each: {status if each == check else "ok"} for each in CHECKS}, found
     assert words in found[check][0].message
-    assert found[check][0].remedy or status == "skipped"
+    assert found[check][0].remedy
+
+
+def test_a_cluster_without_any_exporter_is_not_well_unless_it_has_others(
+    served: Served, make_subject: MakeSubject
+) -> None:
+    served.vectors = {"vector(time())": in_order()["vector(time())"]}
+    found = findings(PART, make_subject(prometheus_url=served.url))
+    assert {check for check, kinds in statuses(found).items() if kinds == {"failed"}} == {"exporters"}
+    assert "sources" not in found, "nothing is said of what is not there"
+    served.vectors["gpu:chosen:info"] = [({"measured_by": "dcgm-exporter", "hostname": "node77"}, 1)]
+    assert statuses(findings(PART, make_subject(prometheus_url=served.url)))["exporters"] == {"skipped"}

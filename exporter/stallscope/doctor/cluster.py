@@ -24,8 +24,13 @@ def _exporters(server: Server) -> Iterator[Finding]:
         )
     elif states:
         yield ok(f"all {len(states)} exporters answer")
+    elif server.prometheus.query("gpu:chosen:info"):
+        yield skipped("there is no exporter of Stallscope, but others'")
     else:
-        yield skipped("there is no exporter of Stallscope")
+        yield failed(
+            "Prometheus knows no exporter of Stallscope",
+            "`stallscope doctor prometheus` tells what it scrapes; its job and the nodes' exporters are to be added",
+        )
 
 
 def _versions(server: Server) -> Iterator[Finding]:
@@ -52,15 +57,17 @@ def _versions(server: Server) -> Iterator[Finding]:
 
 
 def _sources(server: Server) -> Iterator[Finding]:
+    states = server.prometheus.query("stallscope_exporter_source_up")
     failing: dict[str, list[str]] = defaultdict(list)
-    for labels, _ in server.prometheus.query("stallscope_exporter_source_up == 0"):
-        failing[labels.get("source", "")].append(_name(labels))
+    for labels, up in states:
+        if not up:
+            failing[labels.get("source", "")].append(_name(labels))
     for source, names in sorted(failing.items()):
         yield failed(
             f"source {source} fails on {listed(sorted(names))}",
             "`stallscope doctor` there, and its log, tell the reason",
         )
-    if not failing:
+    if states and not failing:
         yield ok("no source of an exporter fails")
 
 
