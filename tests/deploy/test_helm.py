@@ -20,6 +20,7 @@ SWITCHES = {
     "mig": ("mig=true",),
     "host-processes": ("hostProcesses=true",),
     "without-hostpath": ("podResources=false",),
+    "web-config": ("webConfigSecret=stallscope-web-config",),
     "signed-reports": ("reportTokensSecret=stallscope-report-tokens",),
     "prometheus-operator": ("prometheusOperator.enabled=true",),
     "grafana-sidecar": ("grafanaSidecar.enabled=true",),
@@ -85,10 +86,15 @@ def test_values_of_a_clusters_own_reach_the_pod() -> None:
             "visibleDevices=management.nvidia.com/gpu=all",
             "kubeletFolder=/var/lib/k0s/kubelet",
             "seLinuxOptions.type=spc_t",
+            "podLabels.team=platform",
+            "podAnnotations.reviewed=yes",
         ),
         "DaemonSet",
     )
     kubernetes_validate.validate(daemonset, "1.34", strict=True)
+    metadata = daemonset["spec"]["template"]["metadata"]
+    assert metadata["labels"]["team"] == "platform"
+    assert metadata["annotations"] == {"reviewed": "yes"}
     pod, found = daemonset["spec"]["template"]["spec"], container(daemonset)
     assert found["image"] == "stallscope/stallscope-exporter:1.2.3"
     assert found["args"][-1] == "--log.format=json"

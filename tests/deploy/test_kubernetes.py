@@ -32,6 +32,7 @@ LEVELS = {
     "prometheus-operator": {"HostPath Volumes"},
     "grafana-sidecar": {"HostPath Volumes"},
     "amd": {"HostPath Volumes"},
+    "web-config": {"HostPath Volumes"},
     "signed-reports": {"HostPath Volumes"},
     "mig": {"HostPath Volumes", "Capabilities"},
     "host-processes": {"HostPath Volumes", "Capabilities", "Host Namespaces"},
@@ -165,6 +166,18 @@ class TestDaemonSet:
         paths = [found[name]["httpGet"]["path"] for name in ("livenessProbe", "readinessProbe")]
         assert paths == ["/-/healthy", "/-/ready"]
         assert set(paths) <= set(OWN_PATHS)
+
+    def test_where_the_page_asks_who_is_there_the_kubelet_need_not_say(self) -> None:
+        daemonset = exporter_of("web-config")
+        found, file = container(daemonset), configuration_of(daemonset).web_config_file
+        assert file is not None
+        (mount,) = [each for each in found["volumeMounts"] if each["mountPath"] == str(file.parent)]
+        (volume,) = [each for each in pod_of(daemonset)["volumes"] if each["name"] == mount["name"]]
+        for name in ("livenessProbe", "readinessProbe"):
+            assert found[name]["tcpSocket"] == {"port": "http"}
+            assert "httpGet" not in found[name]
+        readme = (ROOT / "deploy/kubernetes/README.md").read_text()
+        assert f"secret generic {volume['secret']['secretName']} --from-file={file.name} " in readme
 
     def test_no_limit_slows_its_processor_time(self) -> None:
         assert "cpu" not in container(exporter_of("plain"))["resources"]["limits"]
