@@ -220,9 +220,11 @@ def test_a_wrong_command_line_is_refused_in_one_line(
     assert said.count("\n") == 1
 
 
-def test_a_command_that_is_not_there_is_told_before_any_choice(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_command_that_can_not_be_run_is_told_before_any_choice(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["--", "no-such-command"]) == 127
     assert "no-such-command: command not found" in capsys.readouterr().err
+    assert command.main(["--", __file__]) == 126
+    assert f"{__file__}: not executable" in capsys.readouterr().err
 
 
 def test_a_lock_folder_that_is_no_good_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -125,7 +125,9 @@ def main(arguments: Sequence[str]) -> int:
     if problem := _contradiction(parsed, command, ended_flags=split < len(words)):
         command_line.error(problem)
     if command and shutil.which(command[0]) is None:
-        return _fail(f"{command[0]}: command not found, or not executable", _NOT_FOUND)
+        if "/" in command[0] and Path(command[0]).exists():
+            return _fail(f"{command[0]}: not executable", _NOT_EXECUTABLE)
+        return _fail(f"{command[0]}: command not found", _NOT_FOUND)
     from stallscope.capacity.claims import ClaimsFailed
     from stallscope.cli._picked import document, named, refusal, table
     from stallscope.cli._picker import Picker, PickFailed
