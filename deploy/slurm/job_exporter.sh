@@ -31,8 +31,9 @@ finish() {
 trap finish EXIT
 trap 'exit 0' TERM INT HUP USR1
 
-stallscope exporter --web.listen-address="${STALLSCOPE_LISTEN:-:0}" --report.udp-address= \
-  --report.unix-socket="$folder/report.sock" "$@" 2>>"$folder/log" &
+# Of its doors for reports and requests, the socket alone: the others are open to whoever is on the node.
+stallscope exporter --web.listen-address="${STALLSCOPE_LISTEN:-:0}" --no-web.enable-reports --no-web.enable-release \
+  --report.udp-address= --report.unix-socket="$folder/report.sock" "$@" 2>>"$folder/log" &
 exporter=$!
 port=
 for _ in {1..300}; do

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -181,6 +182,18 @@ def test_a_step_that_is_cancelled_takes_its_target_back(job: dict[str, str], tmp
         assert process.wait(20) == 0
         assert not target_file(job).exists()
         assert not own_folder(job).exists()
+
+
+def test_nobody_else_on_the_node_can_report_to_a_jobs_exporter_or_have_it_let_go(
+    job: dict[str, str], tmp_path: Path
+) -> None:
+    with running(job, "job_exporter.sh", tmp_path):
+        ((entry),) = wait_for(lambda: json.loads(target_file(job).read_text()))
+        for path in ("/-/release", "/api/v1/report"):
+            with pytest.raises(urllib.error.HTTPError) as refused:
+                urllib.request.urlopen(f"http://{entry['targets'][0]}{path}", data=b"{}", timeout=5)
+            refused.value.close()
+            assert refused.value.code in (403, 404)
 
 
 def test_what_a_killed_step_leaves_is_taken_away_by_the_epilog(job: dict[str, str], tmp_path: Path) -> None:
