@@ -883,9 +883,10 @@ EXPORTER_FAMILIES = (
         "exporter_requests_refused_total",
         _COUNTER,
         "Requests and connections that the web server refused: for want of credentials that are right, of a "
-        "certificate that is trusted, of a TLS handshake, or beyond limits of size, time and number at once.",
+        "certificate that is trusted, of permission for what was asked, of a TLS handshake, of the form of HTTP, or "
+        "beyond limits of size, time and number at once.",
         labels=("reason",),
-        values={"reason": ("credentials", "certificate", "handshake", "limits")},
+        values={"reason": ("credentials", "certificate", "forbidden", "handshake", "malformed", "limits")},
         provider="web.refusals",
     ),
     _exporter("exporter_runs", _GAUGE, "Runs held.", provider="intake.runs"),

@@ -22,6 +22,7 @@ from stallscope.sampling.exposition import OPENMETRICS_CONTENT_TYPE, TEXT_CONTEN
 from stallscope.sampling.sampler import Sampler
 from stallscope.web.address import Address
 from stallscope.web.application import Application, is_loopback
+from stallscope.web.refusals import Refusals
 from stallscope.web.request import Request
 from stallscope.web.server import Server
 
@@ -44,6 +45,7 @@ class Node:
         self.intake = Intake(IntakeSettings(socket=None, udp=None))
         self.sampler.add_collector("reports", self.intake.collect)
         self.released: list[float | None] = []
+        self.refusals = Refusals()
         self.application = Application(
             self.sampler,
             post_report=self.intake.post,
@@ -51,6 +53,7 @@ class Node:
             status_page=self._status_page,
             release=self._release,
             telemetry_path="/metrics",
+            refusals=self.refusals,
         )
         self.server = Server(Address("127.0.0.1", 0), self.application.answer)
         self.server.start()
@@ -215,12 +218,22 @@ def test_a_web_page_may_not_report(node: Node) -> None:
     assert not node.intake.registry.held
 
 
-def test_another_machine_may_report_only_where_that_is_allowed(node: Node) -> None:
+@pytest.mark.parametrize("header", ["forwarded", "x-forwarded-for"])
+def test_a_proxy_on_this_machine_does_not_speak_for_it(node: Node, header: str) -> None:
+    reply, body = node.ask("/api/v1/report", "POST", {header: "for=192.0.2.7"}, json.dumps(REPORT).encode())
+    assert (reply.status, json.loads(body)["error"]) == (403, "remote")
+    assert "came through a proxy" in json.loads(body)["message"]
+    assert not node.intake.registry.held
+
+
+def test_another_machine_may_report_only_where_that_is_allowed(node: Node, caplog: pytest.LogCaptureFixture) -> None:
     request = Request("POST", "/api/v1/report", {}, json.dumps(REPORT).encode(), keep_alive=True)
     refused = node.application.answer(request, "192.0.2.7")
     assert refused.status == 403
     assert "--web.allow-remote-reports" in json.loads(refused.body)["message"]
     assert not node.intake.registry.held
+    assert f"refused a client at 192.0.2.7: {json.loads(refused.body)['message']}" in caplog.messages
+    assert ("forbidden", 1) in ((*each.labels, each.value) for each in node.refusals.collect())
     node.application.allow_remote_reports = True
     assert node.application.answer(request, "192.0.2.7").status == 204
 

@@ -13,8 +13,9 @@ from pathlib import Path
 import bcrypt
 import pytest
 
+from stallscope.web import server as server_module
 from stallscope.web.address import Address
-from stallscope.web.refusals import Refusals
+from stallscope.web.refusals import REASONS, Refusals
 from stallscope.web.response import TEXT, Response
 from stallscope.web.security import Security
 from stallscope.web.server import Server
@@ -32,7 +33,7 @@ MALLORY = "Basic bWFsbG9yeTpndWVzcw=="
 def counts(refusals: Refusals) -> dict[str, float]:
     """Those that are not zero."""
     found = {sample.labels[0]: sample.value for sample in refusals.collect()}
-    assert set(found) == {"credentials", "certificate", "handshake", "limits"}
+    assert set(found) == set(REASONS)
     return {reason: float(number) for reason, number in found.items() if isinstance(number, int) and number}
 
 
@@ -82,6 +83,36 @@ def test_a_request_that_is_too_long_is_one_beyond_limits(serve: Serve) -> None:
     server, refusals = serve(USERS)
     assert status(server, ALICE, "/" + "x" * 100_000) == 431
     assert counts(refusals) == {"limits": 1}
+
+
+def test_what_is_no_http_is_malformed_and_tls_is_called_so(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
+    server, refusals = serve(USERS)
+    for garbage in (b"SSH-2.0-OpenSSH\r\n", b"\x16\x03\x01\x02\x00\x01", b"\x16\x03\x01\x02\x00\x01"):
+        with socket.create_connection(("127.0.0.1", server.address.port), timeout=10) as connection:
+            connection.sendall(garbage)
+            assert connection.recv(1000).startswith(b"HTTP/1.1 400 ")
+    assert counts(refusals) == {"malformed": 3}
+    assert caplog.messages == [
+        "refused a client at 127.0.0.1: this is no HTTP request line",
+        "refused a client at 127.0.0.1: TLS came where plain HTTP is spoken; ask by http://, or set --web.config.file",
+    ]
+
+
+def test_a_request_that_never_ends_is_one_beyond_limits_and_a_silent_client_is_none(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(server_module, "REQUEST_SECONDS", 0.2)
+    server, refusals = serve(USERS)
+    place = ("127.0.0.1", server.address.port)
+    with (
+        socket.create_connection(place, timeout=10) as silent,
+        socket.create_connection(place, timeout=10) as slow,
+    ):
+        slow.sendall(b"GET / HTTP/1.1\r\nHos")
+        assert silent.recv(1) == b""
+        assert slow.recv(1) == b""
+    await_count(refusals, "limits", 1)
+    assert caplog.messages == ["refused a client at 127.0.0.1: the request took longer than 10 s to arrive"]
 
 
 @needs_openssl

@@ -65,6 +65,9 @@ def test_a_body_over_the_limit_is_told_before_it_arrives() -> None:
     [
         (b"nonsense\r\n\r\n", 400),
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\n", 400),
+        (b"\x16\x03\x01", 400),  # what can't become a request is not waited for
+        (b"\x00", 400),
+        (b"GOSSIP-PROTOCOL", 400),
         (b"get / HTTP/1.1\r\n\r\n", 400),
         (b"GET http://elsewhere/ HTTP/1.1\r\n\r\n", 400),
         (b"GET /a b HTTP/1.1\r\n\r\n", 400),

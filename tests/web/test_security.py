@@ -7,6 +7,7 @@ import contextlib
 import http.client
 import logging
 import os
+import re
 import shutil
 import ssl
 import subprocess
@@ -102,7 +103,16 @@ def test_unknown_users_and_wrong_passwords_are_refused_and_logged_once(
     served = serve(USERS)
     assert [served.get(user=user).status for user in ("mallory:right", "alice:wrong", "alice:")] == [401] * 3
     (line,) = caplog.messages
-    assert line.startswith("refused a client at 127.0.0.1: no user of ")
+    assert re.fullmatch(r"refused a client at 127\.0\.0\.1: no user of \S+ with that password", line)
+
+
+def test_a_client_that_names_no_user_is_logged_too(
+    serve: Callable[[str], Served], caplog: pytest.LogCaptureFixture
+) -> None:
+    served = serve(USERS)
+    assert [served.get().status for _ in range(3)] == [401] * 3
+    (line,) = caplog.messages
+    assert re.fullmatch(r"refused a client at 127\.0\.0\.1: it named no user, and \S+ asks for one", line)
 
 
 def test_a_storm_of_guesses_keeps_no_known_user_waiting(serve: Callable[[str], Served]) -> None:

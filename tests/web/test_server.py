@@ -137,6 +137,51 @@ def test_pipelined_requests_are_all_answered_in_order(server: Server) -> None:
     assert bodies == [b"%02d" % number for number in range(40)]
 
 
+def test_a_client_that_asks_without_end_keeps_nobody_else_waiting(make_server: Callable[..., Server]) -> None:
+    server = make_server(threads=1)
+    answered = threading.Event()
+    with connected(server) as endless, connected(server) as patient:
+        requests = b"GET /client HTTP/1.1\r\n\r\n" * 1000
+
+        def ask() -> None:
+            while not answered.is_set():
+                endless.sendall(requests)
+
+        def listen() -> None:
+            with contextlib.suppress(ConnectionError):  # the server may still answer when it ends
+                while endless.recv(1 << 20):
+                    pass
+
+        asking, listening = threading.Thread(target=ask), threading.Thread(target=listen)
+        asking.start()
+        listening.start()
+        try:
+            patient.settimeout(5)
+            for _ in range(3):
+                patient.sendall(b"GET /empty HTTP/1.1\r\n\r\n")
+                assert patient.recv(1000).startswith(b"HTTP/1.1 204 ")
+        finally:
+            answered.set()
+            asking.join(10)
+            endless.shutdown(socket.SHUT_RDWR)
+            listening.join(10)
+
+
+def test_requests_sent_ahead_take_no_more_memory_than_one_may(make_server: Callable[..., Server]) -> None:
+    server = make_server(threads=1)
+    with connected(server) as client:
+        client.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while client.send(b"GET / HTTP/1.1\r\n\r\n" * 5000):
+                pass
+        client.settimeout(10)
+        left = 200 * len(BODY)
+        while left > 0:
+            left -= len(client.recv(left))
+        held = [each.received for each in gc.get_objects() if isinstance(each, server_module._Connection)]
+    assert 0 < sum(map(len, held)) <= 2 * server_module._RECEIVE_BYTES
+
+
 def test_many_clients_at_once_are_all_answered(server: Server) -> None:
     with ThreadPoolExecutor(24) as pool:
         answers = list(pool.map(lambda _: get(server), range(200)))
@@ -241,6 +286,7 @@ def test_answers_that_are_taken_late_come_whole_and_in_order(make_server: Callab
     with greedy_client(server) as client:
         client.sendall(b"GET / HTTP/1.1\r\n\r\n" * 300 + b"GET /client HTTP/1.1\r\nConnection: close\r\n\r\n")
         assert get(server) == (200, BODY)  # the answers have filled what the kernel keeps, and the server went on
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
         taken = everything(client)
     assert taken.count(b"HTTP/1.1 200 OK") == 301
     assert taken.count(BODY) == 300

@@ -104,6 +104,7 @@ class Exporter:
         self.sampler.add_collector("reports", self.intake.collect)
         self._running: dict[str, Source] = {}
         self._switch_sources()
+        refusals = Refusals()
         self._application = Application(
             self.sampler,
             post_report=self.intake.post,
@@ -114,8 +115,8 @@ class Exporter:
             allow_remote_reports=configuration.allow_remote_reports,
             signed_reports=self.intake.authentication is not None,
             switched_off=_switched_off(configuration),
+            refusals=refusals,
         )
-        refusals = Refusals()
         self.sampler.add_collector("requests", refusals.collect)
         self.servers: list[Server] = []
         self._security: Security | None = None

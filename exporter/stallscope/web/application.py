@@ -9,6 +9,7 @@ from stallscope.configuration import parse_release_time
 from stallscope.report import MAX_BYTES
 from stallscope.sampling.exposition import OPENMETRICS_CONTENT_TYPE, TEXT_CONTENT_TYPE
 from stallscope.web.negotiation import accepts_gzip, accepts_openmetrics
+from stallscope.web.refusals import Refusals
 from stallscope.web.request import Request
 from stallscope.web.response import HTML, JSON, Response, problem, text
 
@@ -29,6 +30,8 @@ _OVERSIZED = bytes(MAX_BYTES + 1)
 REFRESH_SECONDS = 10
 """After so long a browser asks for the status page again, unless the reader has paused it."""
 _PAUSED = "refresh=off"
+_PROXIED = frozenset(("forwarded", "x-forwarded-for"))
+"""Headers of a proxy, which may stand on this machine and ask for another."""
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 _STATUS_HEADERS = ("Cache-Control: no-store", f"Content-Security-Policy: {_POLICY}", "Referrer-Policy: no-referrer")
 _REFRESHING_HEADERS = (*_STATUS_HEADERS, f"Refresh: {REFRESH_SECONDS}")
@@ -60,6 +63,7 @@ class Application:
         allow_remote_reports: bool = False,
         signed_reports: bool = False,
         switched_off: Mapping[str, str] | None = None,
+        refusals: Refusals | None = None,
     ) -> None:
         """Tie the paths to what answers them.
 
@@ -76,10 +80,12 @@ class Application:
             signed_reports: whether reports tell by a signature who sends them; then other machines may post nothing
                 else, since nothing else has one.
             switched_off: paths that are not answered, with the setting that would answer them; may be replaced later.
+            refusals: counts those who may not do what they ask for.
         """
         self.allow_remote_reports = allow_remote_reports
         self.switched_off: Mapping[str, str] = switched_off or {}
         self._signed_reports = signed_reports
+        self._refusals = refusals or Refusals()
         self._pages = pages
         self._post_report = post_report
         self._post_trace = post_trace
@@ -176,16 +182,21 @@ class Application:
 
     def _refusal(self, request: Request, client: str, what: str) -> tuple[str, str] | None:
         """Why this client may not change anything: the reason's word and a sentence; None where it may."""
-        if not is_loopback(client):
-            sentence = f"{what} are taken from this machine alone, and {client} is another"
+        refusal = None
+        through_proxy = not _PROXIED.isdisjoint(request.headers)
+        if through_proxy or not is_loopback(client):
+            whence = "this one came through a proxy" if through_proxy else "this came from another"
+            sentence = f"{what} are taken from this machine alone, and {whence}"
             if not self.allow_remote_reports:
-                return "remote", f"{sentence}; start the exporter with --web.allow-remote-reports to take them"
-            if self._signed_reports and request.path != REPORT_PATH:
-                return "remote", f"{sentence}; with --report.token-file nothing but signed reports comes from others"
+                refusal = "remote", f"{sentence}; start the exporter with --web.allow-remote-reports to take them"
+            elif self._signed_reports and request.path != REPORT_PATH:
+                refusal = "remote", f"{sentence}; with --report.token-file nothing but signed reports comes from others"
         if "origin" in request.headers:
             # Any web page could post to this machine's own address; only browsers send this header.
-            return "browser", f"{what} are not taken from web pages"
-        return None
+            refusal = "browser", f"{what} are not taken from web pages"
+        if refusal is not None:
+            self._refusals.count("forbidden", client, refusal[1])
+        return refusal
 
 
 def is_loopback(client: str) -> bool:

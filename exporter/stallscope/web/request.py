@@ -12,6 +12,7 @@ from typing import NamedTuple
 MAX_HEAD_BYTES = 16_384
 """Longest request line with headers."""
 
+_METHOD = re.compile(rb"[A-Z]{1,16}(?: |\Z)")
 _REQUEST_LINE = re.compile(rb"([A-Z]{1,16}) (/[\x21-\x7e]*) HTTP/1\.([01])")
 _HEADER_NAME = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _LENGTH = re.compile(rb"[0-9]{1,18}")
@@ -72,8 +73,11 @@ def take_request(received: bytearray, max_body: int) -> Request | None:
 def _check_beginning(received: bytearray) -> None:
     if len(received) >= MAX_HEAD_BYTES:
         raise Malformed(431, "head_too_long", f"the request's head is longer than {MAX_HEAD_BYTES} bytes")
+    if received[:2] == b"\x16\x03":
+        raise Malformed(400, "tls", "TLS came where plain HTTP is spoken; ask by http://, or set --web.config.file")
     line, ended, _rest = bytes(received[:MAX_HEAD_BYTES]).partition(b"\n")
-    if ended:
+    # What can't become a request is not waited for.
+    if ended or (line.strip() and not _METHOD.match(line)):
         _request_line(line.rstrip(b"\r"))
 
 

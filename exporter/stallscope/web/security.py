@@ -33,7 +33,6 @@ _logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 2.0
 """Fewest seconds between two looks at whether a file has changed."""
-_COMPLAINT_SECONDS = 60.0
 
 
 class _Rules(NamedTuple):
@@ -65,7 +64,6 @@ class Security:
         self._look_seconds = look_seconds
         self._refusals = refusals or Refusals()
         self._looking = threading.Lock()
-        self._complained = -_COMPLAINT_SECONDS
         self._problem = ""
         self._rules = _load(file)
         self._looked = time.monotonic()
@@ -136,13 +134,10 @@ class Security:
         if verdict == "allowed":
             return None
         if verdict == "busy":
-            self._refusals.count("limits")
+            self._refusals.count("limits", client, "too many passwords are being checked")
             return text(429, "too many passwords are being checked; ask again", "Retry-After: 1")
-        self._refusals.count("credentials")
-        now = time.monotonic()
-        if authorization and now - self._complained >= _COMPLAINT_SECONDS:
-            self._complained = now
-            _logger.warning("refused a client at %s: no user of %s with that password", client, self._file)
+        why = "no user of {} with that password" if authorization else "it named no user, and {} asks for one"
+        self._refusals.count("credentials", client, why.format(self._file))
         return text(401, "Unauthorized", "WWW-Authenticate: Basic")
 
 

@@ -24,7 +24,7 @@ from typing import Any
 from stallscope.report import MAX_BYTES
 from stallscope.web import response
 from stallscope.web.address import Address
-from stallscope.web.refusals import Refusals
+from stallscope.web.refusals import Reason, Refusals
 from stallscope.web.request import MAX_HEAD_BYTES, Malformed, Request, take_request
 from stallscope.web.response import Response
 
@@ -40,8 +40,13 @@ _WAITING_REQUESTS = 128
 _RECEIVE_BYTES = MAX_HEAD_BYTES + MAX_BYTES
 _OUT_OF_MEANS = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 _OUT_OF_MEANS_PAUSE = 0.05
+_AT_A_TIME = 16
+"""Requests of one connection that are answered before it is the others' turn."""
 _BEYOND_LIMITS = frozenset((408, 431))
 """Statuses of requests that take too long, or are too long."""
+_TOO_SLOW = f"the request took longer than {REQUEST_SECONDS:g} s to arrive"
+_NEVER_TAKEN = f"the answer was not taken within {REQUEST_SECONDS:g} s"
+_TOO_MANY = f"it makes more than {MAX_CONNECTIONS} connections at once; the one that was silent for longest goes"
 _COMPLAINT_SECONDS = 60.0
 
 Answer = Callable[[Request, str], Response]
@@ -91,6 +96,8 @@ class _Connection(HTTPConnection):
         self.unfinished_since: float | None = time.time()
         """When the request began that has not wholly arrived; None between two requests."""
         self.refused = False
+        self.more = False
+        """Whether requests that have arrived wait for their turn: no others are received before."""
         self.unsent = memoryview(b"")
         """What the client has not taken yet of an answer."""
         self.unsent_since = 0.0
@@ -101,7 +108,7 @@ class _Connection(HTTPConnection):
         try:
             if self.unsent and not self._send_on():
                 return time.time() - self.unsent_since < REQUEST_SECONDS
-            if self._last_answer or not self._receive():
+            if self._last_answer or not (self.more or self._receive()):
                 return False
             if self.refused:
                 self.received.clear()
@@ -110,8 +117,18 @@ class _Connection(HTTPConnection):
         except Malformed as problem:
             return self._refuse(problem)
         except OSError as problem:  # the client is gone, takes nothing, or speaks no TLS
-            self.server.failed(problem, self.remote_addr or "")
-            return False
+            words = self.server.failed(problem, self.remote_addr or "")
+            return bool(words) and self._tell_plainly(words)
+
+    def close(self) -> None:
+        """Close, and count a client that was too slow."""
+        began = self.unsent_since if self.unsent else self.unfinished_since if self.received else None
+        if began is not None and time.time() - began >= REQUEST_SECONDS:
+            self._count("limits", _NEVER_TAKEN if self.unsent else _TOO_SLOW)
+        super().close()
+
+    def _count(self, reason: Reason, why: str) -> None:
+        self.server.refusals.count(reason, self.remote_addr or "", why)
 
     def _receive(self) -> bool:
         """Take what has arrived; False at the end of the stream."""
@@ -128,32 +145,47 @@ class _Connection(HTTPConnection):
         return bool(data)
 
     def _answer_all(self) -> bool:
-        until = time.monotonic() + REQUEST_SECONDS
+        self.more = False
+        answered = 0
         while (request := take_request(self.received, MAX_BYTES)) is not None:
             kept = self._respond(request)
+            answered += 1
             self.unfinished_since = None
             if self.unsent:
                 self._last_answer = not kept
+                self.more = bool(self.received)
                 return True
             if request.oversized:
-                self.server.refusals.count("limits")
+                self._count("limits", f"the body is longer than {MAX_BYTES} bytes")
                 return self._run_dry()
-            if not kept or time.monotonic() > until:
+            if not kept:
                 return False
+            if answered == _AT_A_TIME and self.received:
+                self.more = True
+                return True
         if self.received:
             now = time.time()
             self.unfinished_since = self.unfinished_since or now
             if now - self.unfinished_since > REQUEST_SECONDS:
-                raise Malformed(408, "too_slow", f"the request took longer than {REQUEST_SECONDS:g} s to arrive")
+                raise Malformed(408, "too_slow", _TOO_SLOW)
         return True
 
     def _refuse(self, problem: Malformed) -> bool:
-        if problem.status in _BEYOND_LIMITS:
-            self.server.refusals.count("limits")
+        self._count("limits" if problem.status in _BEYOND_LIMITS else "malformed", str(problem))
+        self.received.clear()
         answer = response.problem(problem.status, problem.reason, str(problem))
         try:
             self._send(response.encode(answer, keep_alive=False))
             return not self.unsent and self._run_dry()
+        except OSError:
+            return False
+
+    def _tell_plainly(self, words: str) -> bool:
+        """Answer a client that speaks no TLS past the TLS of the socket."""
+        answer = response.encode(response.text(400, words), keep_alive=False)
+        try:
+            socket.socket.send(self.socket, answer)
+            return self._run_dry()
         except OSError:
             return False
 
@@ -196,8 +228,8 @@ def _nothing() -> int:
     return 0
 
 
-def _forget(_problem: OSError, _client: str) -> None:
-    pass
+def _forget(_problem: OSError, _client: str) -> str:
+    return ""
 
 
 class _ListeningSocket(socket.socket):
@@ -239,8 +271,8 @@ class _Listener(HTTPServer):
     """The library's poller."""
     not_yet: tuple[type[OSError], ...] = (BlockingIOError,)
     """What a socket raises that has nothing to hand over at the moment."""
-    failed: Callable[[OSError, str], object]
-    """Told why a connection ended, and whose it was."""
+    failed: Callable[[OSError, str], str]
+    """Told why a connection ended, and whose it was; returns what the client should hear of it in plain HTTP."""
 
     def __init__(self, bind_addr: tuple[str, int], answer: Answer, threads: int, refusals: Refusals) -> None:
         super().__init__(bind_addr, None, minthreads=threads, maxthreads=threads)
@@ -256,13 +288,13 @@ class _Listener(HTTPServer):
         """Give a connection to a worker, but a new one to the poller until it says something."""
         if conn.last_used is not None:
             super().process_conn(conn)
-        elif self.can_add_keepalive_connection or self._make_room():
+        elif self.can_add_keepalive_connection or self._make_room(conn):
             self.put_conn(conn)
         else:
-            self.refusals.count("limits")
+            self.refusals.count("limits", conn.remote_addr or "", _TOO_MANY)
             conn.close()
 
-    def _make_room(self) -> bool:
+    def _make_room(self, newcomer: _Connection) -> bool:
         """Let go of the connection that has been silent for longest, or strangers could keep all others out.
 
         It goes at the poller's next look for expired ones, a moment later, in which there are twice as many at most.
@@ -271,15 +303,19 @@ class _Listener(HTTPServer):
         waiting = [each for each in connections if each.last_used]
         if not waiting or len(connections) >= 2 * self.keep_alive_conn_limit:
             return False
-        self.refusals.count("limits")
+        # A flood is more likely of the newcomer's making than of who was silent.
+        self.refusals.count("limits", newcomer.remote_addr or "", _TOO_MANY)
         min(waiting, key=lambda each: each.last_used).last_used = 0.0
         return True
 
     def put_conn(self, conn: _Connection) -> None:
-        """Give a connection to the poller; one in the middle of a request expires sooner than an idle one."""
+        """Give a connection to the poller; one in the middle of a request expires sooner than an idle one.
+
+        One with answers to take comes back as soon as it can take more, behind those that came before.
+        """
         began = conn.unsent_since if conn.unsent else conn.unfinished_since
         expires = time.time() if began is None else began - (IDLE_SECONDS - REQUEST_SECONDS)
-        if conn.unsent and self.ready:
+        if (conn.unsent or conn.more) and self.ready:
             conn.last_used = expires
             self._connections._selector.register(conn.socket.fileno(), EVENT_WRITE, data=conn)  # noqa: SLF001 - its own registers to read
         else:

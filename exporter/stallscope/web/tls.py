@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 import re
 import socket
 import ssl
-import time
 from collections.abc import Callable
 from typing import Any
 
 from stallscope.configuration import ConfigurationError
 from stallscope.web.configuration_file import Tls
 from stallscope.web.refusals import Refusals
-
-_logger = logging.getLogger(__name__)
 
 _SECTION = "tls_server_config"
 _VERSIONS = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}
@@ -25,8 +21,6 @@ _VERIFICATION = {
 }
 _OF_CERTIFICATES = ("CERTIFICATE_VERIFY_FAILED", "PEER_DID_NOT_RETURN_A_CERTIFICATE")
 """OpenSSL's words for clients without a certificate that is trusted."""
-_COMPLAINT_SECONDS = 60.0
-"""Seconds between two log lines about handshakes that failed for one reason."""
 
 
 def context_of(tls: Tls) -> ssl.SSLContext:
@@ -100,28 +94,41 @@ class TlsAdapter:
         self.context = context
         self._before = before
         self._refusals = refusals or Refusals()
-        self._complained: dict[str, float] = {}
 
     def bind(self, sock: socket.socket) -> socket.socket:
         """Leave the listening socket as it is."""
         return sock
 
     def wrap(self, sock: socket.socket) -> tuple[ssl.SSLSocket, dict[str, str]]:
-        """Wrap an accepted connection; the handshake comes with its first reads."""
+        """Wrap an accepted connection; the handshake comes with its first reads.
+
+        Raises:
+            TimeoutError: the client is gone already; the library goes on with the others.
+        """
         if self._before is not None:
             self._before()
-        return self.context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False), {}
+        try:
+            return self.context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False), {}
+        except OSError:  # which the library would log each time, with all its stack
+            sock.close()
+            raise TimeoutError from None
 
-    def failed(self, problem: OSError, client: str) -> None:
-        """Say why a connection ended, where TLS was why; seldom, since anybody may try."""
+    def failed(self, problem: OSError, client: str) -> str:
+        """Say why a connection ended, where TLS was why.
+
+        Returns:
+            What to tell the client in plain HTTP, where that is what it speaks.
+        """
         if not isinstance(problem, ssl.SSLError) or isinstance(problem, (ssl.SSLEOFError, ssl.SSLZeroReturnError)):
-            return
-        self._refusals.count("certificate" if problem.reason in _OF_CERTIFICATES else "handshake")
-        reason = _reason(problem)
-        now = time.monotonic()
-        if now - self._complained.get(reason, -_COMPLAINT_SECONDS) >= _COMPLAINT_SECONDS:
-            self._complained[reason] = now
-            _logger.warning("no TLS with a client at %s: %s", client or "an unknown address", reason)
+            return ""
+        if problem.reason == "HTTP_REQUEST":
+            why = "plain HTTP came where TLS is spoken; ask by https://"
+            self._refusals.count("handshake", client, why)
+            return why
+        self._refusals.count(
+            "certificate" if problem.reason in _OF_CERTIFICATES else "handshake", client, f"no TLS: {_reason(problem)}"
+        )
+        return ""
 
     def makefile(self, sock: socket.socket, mode: str, bufsize: int) -> Any:
         """The library's buffered file on the connection."""
