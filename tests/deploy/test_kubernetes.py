@@ -449,11 +449,8 @@ class TestRollout:
         """What the README says to write for another version, rendered."""
         place = folder / version
         place.mkdir(exist_ok=True)
-        base = Path("../" * (len(place.resolve().parts) - 1)) / (ROOT / "deploy/kubernetes/base").resolve().relative_to(
-            "/"
-        )
         overlay = {
-            "resources": [str(base)],
+            "resources": [str(from_folder(place, "base"))],
             "images": [{"name": "stallscope/stallscope-exporter", "newTag": version}],
             "labels": [{"pairs": {"app.kubernetes.io/version": version}, "includeTemplates": True}],
         }
@@ -492,8 +489,23 @@ def test_no_image_names_a_registry(folder: str) -> None:
     assert not any(re.search(r"[.:]", image.split("/")[0]) for image in images if "/" in image)
 
 
+def from_folder(folder: Path, path: str) -> Path:
+    """A path below deploy/kubernetes as an overlay in that folder writes it: kustomize takes no absolute ones."""
+    up = Path("../" * (len(folder.resolve().parts) - 1))
+    return up / (ROOT / "deploy/kubernetes" / path).resolve().relative_to("/")
+
+
+def test_a_second_makers_exporters_have_a_namespace_of_their_own(tmp_path: Path) -> None:
+    overlay = {"resources": [str(from_folder(tmp_path, "overlays/amd"))], "namespace": "stallscope-amd"}
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(overlay))
+    objects = kustomized(tmp_path)
+    assert only(objects, "Namespace")["metadata"]["name"] == "stallscope-amd"
+    namespaces = {each["metadata"]["namespace"] for each in objects if each["kind"] != "Namespace"}
+    assert namespaces == {"stallscope-amd"}
+
+
 def test_components_can_be_combined(tmp_path: Path) -> None:
-    root = Path("../" * (len(tmp_path.resolve().parts) - 1)) / (ROOT / "deploy/kubernetes").resolve().relative_to("/")
+    root = from_folder(tmp_path, ".")
     names = sorted(
         {path.name for path in (ROOT / "deploy/kubernetes/components").iterdir()} - {"amd", "without-hostpath"}
     )
