@@ -203,6 +203,25 @@ def test_names_of_the_wrong_type_are_refused() -> None:
         decoded(field(1, number_field(1, 7)))
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pod("research", "p" * 254, container("main")),
+        pod("n" * 254, "trainer", container("main")),
+        pod("research", "trainer", container("c" * 254)),
+    ],
+)
+def test_names_longer_than_kubernetes_has_are_refused(answer: bytes) -> None:
+    with pytest.raises(Malformed, match="a name of 254 characters"):
+        decoded(answer)
+
+
+def test_of_a_devices_endless_name_only_the_beginning_is_taken() -> None:
+    claimed = claim("gpu.nvidia.com", "d" * 100_000, "k8s.gpu.nvidia.com/claim=" + "i" * 100_000)
+    answer = pod("research", "trainer", container("main", devices("nvidia.com/gpu", "g" * 100_000), claimed))
+    assert [len(name) for each in decoded(answer) for name in each.names] == [253, 253, 253]
+
+
 def test_unknown_fields_are_passed_over() -> None:
     later = field(1, field(99, "later") + field(1, "p") + field(3, field(1, "c") + devices("nvidia.com/gpu", GPU)))
     assert names(number_field(8, 1), field(7, "of later versions"), later) == [(GPU,)]
@@ -331,6 +350,7 @@ def test_an_answer_in_pieces_is_put_together(serve: Callable[[Script], PodResour
         (only_headers((":status", "200"), ("content-type", "text/html")), "content type 'text/html'"),
         (answered(b"\0\0\0\0\0"), "without a status"),
         (answered(b"\0\0\0\0\0", ("grpc-status", "well")), "without a status"),
+        (answered(b"\0\0\0\0\0", ("grpc-status", "9" * 5000)), "without a status"),
         (answered(b"", ("grpc-status", "0")), "holds no message"),
         (answered(b"\1\0\0\0\1x", ("grpc-status", "0")), "compressed: True"),
         (answered(b"\0\0\0\0\2x", ("grpc-status", "0")), "1 bytes came, 2 were announced"),

@@ -114,13 +114,29 @@ def test_a_cgroup_that_tells_nothing_is_no_proof_of_being_outside(tmp_path: Path
     assert not with_cgroup(tmp_path, cgroup).outside_kubernetes
 
 
-@pytest.mark.parametrize("cgroup", ["0::/job_1\n", "0::/user.slice/job_12/x\n", "0::/slurm/uid_1/job_x/step_0\n"])
+@pytest.mark.parametrize(
+    "cgroup",
+    [
+        "0::/job_1\n",
+        "0::/user.slice/job_12/x\n",
+        "0::/slurm/uid_1/job_x/step_0\n",
+        f"0::/slurm/uid_1/job_{'7' * 200}/step_0\n",
+        "0::/slurm/uid_1/job_\u0667/step_0\n",
+    ],
+)
 def test_a_folder_that_merely_looks_like_a_job_is_none(tmp_path: Path, cgroup: str) -> None:
     assert with_cgroup(tmp_path, cgroup).slurm_job == ""
 
 
 @pytest.mark.parametrize(
-    "told", [b"SLURM_JOB_ID=", b"SLURM_JOB_ID=1;2", b"SLURM_JOB_ID=\xc2\xb2", b"MY_SLURM_JOB_ID=7"]
+    "told",
+    [
+        b"SLURM_JOB_ID=",
+        b"SLURM_JOB_ID=1;2",
+        b"SLURM_JOB_ID=\xc2\xb2",
+        b"SLURM_JOB_ID=" + b"7" * 100_000,
+        b"MY_SLURM_JOB_ID=7",
+    ],
 )
 def test_an_environment_without_a_whole_number_tells_no_job(tmp_path: Path, told: bytes) -> None:
     root = copy_of("slurm_node", tmp_path)

@@ -27,6 +27,8 @@ _GPU_DEVICE = re.compile(r"(?:GPU|MIG)-")
 """Resources may be renamed in a device plugin's configuration, which leaves the ids as they are."""
 _GPU_CLAIM = re.compile(r"(?:.*\.)?gpu\.(?:nvidia|amd)\.com(?:/.*)?|(?:nvidia|amd)\.com/gpu=.*")
 """Drivers of DRA, and CDI names where the kubelet is too old to tell the driver."""
+_LONGEST_NAME = 253
+"""Characters of a name in Kubernetes; names become labels, and nobody may make those long."""
 
 
 class Container(NamedTuple):
@@ -126,9 +128,9 @@ def _pod(message: bytes) -> list[Allocation]:
     containers: list[bytes] = []
     for number, content in fields(message):
         if number == 1:
-            name = text(number, content)
+            name = _name(number, content)
         elif number == 2:
-            namespace = text(number, content)
+            namespace = _name(number, content)
         elif number == 3:
             containers.append(inner(number, content))
     return [each for container in containers for each in _container(namespace, name, container)]
@@ -139,7 +141,7 @@ def _container(namespace: str, pod: str, message: bytes) -> list[Allocation]:
     devices: list[tuple[str, ...]] = []
     for number, content in fields(message):
         if number == 1:
-            name = text(number, content)
+            name = _name(number, content)
         elif number == 2:
             devices += _devices(inner(number, content))
         elif number == 5:
@@ -156,7 +158,7 @@ def _devices(message: bytes) -> list[tuple[str, ...]]:
         if number == 1:
             resource = text(number, content)
         elif number == 2:
-            devices.append(text(number, content))
+            devices.append(text(number, content)[:_LONGEST_NAME])
     return [(device,) for device in devices if _GPU_RESOURCE.match(resource) or _GPU_DEVICE.match(device)]
 
 
@@ -179,4 +181,16 @@ def _claim(message: bytes) -> tuple[str, ...]:
     if not any(_GPU_CLAIM.fullmatch(kind) for kind in (driver, *interfaces)):
         return ()
     names = (device, *(interface.partition("=")[2] for interface in interfaces))
-    return tuple(name for name in names if name)
+    return tuple(name[:_LONGEST_NAME] for name in names if name)
+
+
+def _name(number: int, content: bytes | None) -> str:
+    """A name of Kubernetes' own.
+
+    Raises:
+        Malformed: Kubernetes has none so long.
+    """
+    name = text(number, content)
+    if len(name) > _LONGEST_NAME:
+        raise Malformed(f"field {number} holds a name of {len(name)} characters, {_LONGEST_NAME} at most were expected")
+    return name

@@ -21,7 +21,9 @@ _START_TIME = 19
 """Place of the start time in `/proc/<pid>/stat`, counted behind the name."""
 _CONTAINER = re.compile(r"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
 _POD = re.compile(r"pod([0-9a-f]{8}(?:[-_]?[0-9a-f]{4}){3}[-_]?[0-9a-f]{12})(?![0-9a-f])")
-_SLURM = re.compile(r"(?:/slurm[^/]*/uid_\d+|slurmstepd\.scope)/job_(\d+)(?:/|$)|/job_(\d+)/step_")
+_JOB = r"[0-9]{1,10}"
+"""Slurm's numbers have 32 bits; users name cgroups and set variables, and a longer one would become a label."""
+_SLURM = re.compile(rf"(?:/slurm[^/]*/uid_[0-9]+|slurmstepd\.scope)/job_({_JOB})(?:/|$)|/job_({_JOB})/step_")
 """Version 1 names the user in between, version 2 does not; with several daemons a node, its name is in there too."""
 _ENVIRONMENT = frozenset((b"SLURM_JOB_ID", b"SLURM_JOBID", b"HOSTNAME", b"POD_NAME", b"POD_NAMESPACE"))
 
@@ -109,7 +111,7 @@ class Processes:
             user=self._user(status),
             container=next((ids[-1] for path in paths if (ids := _CONTAINER.findall(path))), ""),
             pod_uid=_dashed(pod_uid),
-            slurm_job=job or (told_job if told_job.isascii() and told_job.isdecimal() else ""),
+            slurm_job=job or (told_job if re.fullmatch(_JOB, told_job) else ""),
             host_name=environment.get(b"HOSTNAME", ""),
             pod_name=environment.get(b"POD_NAME", ""),
             pod_namespace=environment.get(b"POD_NAMESPACE", ""),

@@ -33,6 +33,7 @@ _STATUS_NAMES = (
     *("PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE", "UNIMPLEMENTED"),
     *("INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED"),
 )
+_STATUS_DIGITS = 9
 _DEADLINE_EXCEEDED = 4
 _Headers = dict[str, str]
 
@@ -155,7 +156,7 @@ class UnixChannel:
             told = f"HTTP status {headers.get(':status')}, content type {headers.get('content-type', '')[:_SHOWN]!r}"
             raise CallFailed("malformed", f"{self._path}: the answer is no gRPC: {told}")
         status = headers.get("grpc-status", "")
-        if not status.isdecimal():
+        if not (status.isdecimal() and len(status) <= _STATUS_DIGITS):
             raise CallFailed("malformed", f"{self._path}: the answer ends without a status")
         if int(status) == _DEADLINE_EXCEEDED:
             raise TimeoutError  # the server's clock was a moment ahead of ours
