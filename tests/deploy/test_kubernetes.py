@@ -446,7 +446,7 @@ class TestRollout:
 
     @staticmethod
     def at(folder: Path, version: str) -> list[Object]:
-        """What the README says to write for another version, rendered."""
+        """The objects as another version's base and image have them."""
         place = folder / version
         place.mkdir(exist_ok=True)
         overlay = {
