@@ -45,6 +45,9 @@ done
 
 # One line of text as JSON has it.
 quoted() { printf '"%s"' "$(printf %s "$1" | tr -d '[:cntrl:]' | sed 's/[\\"]/\\&/g')"; }
+# The folder is everybody's: nothing is written through a link, or into a folder, that somebody left there.
+rm -f "$target.new"
+set -o noclobber
 cat >"$target.new" <<EOF
 [{"targets": [$(quoted "$(hostname -f 2>/dev/null || hostname):$port")], "labels": {
   "cluster": $(quoted "${SLURM_CLUSTER_NAME:-}"),
@@ -56,5 +59,5 @@ cat >"$target.new" <<EOF
 }}]
 EOF
 chmod 644 "$target.new"
-mv "$target.new" "$target" # whole or not at all: Prometheus may be reading
+mv -T "$target.new" "$target" # whole or not at all: Prometheus may be reading
 wait "$exporter" || { tail -n 20 "$folder/log" >&2; exit 1; } # it ended by itself, and its log goes with the folder

@@ -175,6 +175,15 @@ def scraped(job: dict[str, str], folder: Path) -> dict[str, str]:
     return dict(labels)
 
 
+def test_a_link_in_everybodys_folder_leads_nowhere(job: dict[str, str], tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    kept.write_text("mine")
+    Path(f"{target_file(job)}.new").symlink_to(kept)
+    with running(job, "job_exporter.sh", tmp_path):
+        wait_for(target_file(job).exists)
+    assert kept.read_text() == "mine"
+
+
 def test_a_step_that_is_cancelled_takes_its_target_back(job: dict[str, str], tmp_path: Path) -> None:
     with running(job, "job_exporter.sh", tmp_path) as process:
         wait_for(target_file(job).exists)
