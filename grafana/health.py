@@ -422,6 +422,7 @@ def _scrape_time() -> Panel:
         "node's load and at the network.",
         [Query(_worst("instance", f"max by (instance) (scrape_duration_seconds{{{EXPORTER}}}{{at}})"), "{{instance}}")],
         unit="s",
+        width=8,
         links=[_TO_HOST],
     )
 
@@ -442,7 +443,19 @@ def _missed_scrapes() -> Panel:
         ],
         unit="percentunit",
         maximum=1,
+        width=8,
         links=[_TO_HOST],
+    )
+
+
+def _refused_requests() -> Panel:
+    return time_series(
+        "Requests refused a second, by reason",
+        "Requests and connections that exporters' web servers sent away. An exporter's log names the client's address: "
+        "correct its user, certificate or scheme, or close the port to it.",
+        [Query(f"sum by (reason) ({_rate('stallscope_exporter_requests_refused_total')})", "{{reason}}")],
+        unit="short",
+        width=8,
     )
 
 
@@ -553,7 +566,7 @@ def dashboard() -> Dashboard:
                     _builds(),
                 ),
             ),
-            Row("Scrapes", (_scrape_time(), _missed_scrapes(), _up())),
+            Row("Scrapes", (_scrape_time(), _missed_scrapes(), _refused_requests(), _up())),
             Row(
                 "Sources",
                 (_reading_time(), _slowest(), _failures(), _rejected_values(), _attribution(), _driver_calls()),

@@ -255,6 +255,8 @@ def _of_scrapes(scraped: Sequence[Series], scrapes: int) -> Iterator[Series]:
             counted = [None if value is None else float(number) for number, value in enumerate(answered)]
             rejected = {**each.labels, "source": "nvidia", "reason": "out_of_range"}
             yield Series("stallscope_exporter_values_rejected_total", rejected, counted)
+            refused = {**each.labels, "reason": "credentials"}
+            yield Series("stallscope_exporter_requests_refused_total", refused, counted)
             failed = {**each.labels, "reason": "kubelet"}
             yield Series("stallscope_exporter_attribution_errors_total", failed, counted)
 

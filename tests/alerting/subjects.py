@@ -12,6 +12,7 @@ SEVERITIES: dict[str, str] = {
     "StallscopeSourceFailing": "warning",
     "StallscopeSourceStuck": "warning",
     "StallscopeReportsRejected": "warning",
+    "StallscopeRequestsRefused": "info",
     "StallscopeValuesRejected": "info",
     "StallscopeSeriesDropped": "warning",
     "StallscopeVerdictMissing": "warning",

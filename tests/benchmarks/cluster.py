@@ -457,6 +457,8 @@ def _fill_hosts(hosts: _Subjects, training: _Training, now: float) -> None:
     hosts.gauge("stallscope_exporter_reports_total", rate=16, transport="unix")
     for reason in ("too_large", "malformed", "unknown_version", "limit"):
         hosts.gauge("stallscope_exporter_reports_rejected_total", reason=reason)
+    for reason in ("credentials", "certificate", "forbidden", "handshake", "malformed", "limits"):
+        hosts.gauge("stallscope_exporter_requests_refused_total", reason=reason)
     hosts.gauge("stallscope_exporter_attribution_errors_total", reason="unknown_pid")
     hosts.gauge("stallscope_exporter_runs", 1)
     hosts.gauge("stallscope_exporter_series", 2000)

@@ -91,6 +91,7 @@ CORRECTIVE_WORDS = {
     "StallscopeExporterDown": ("restart", "port"),
     "StallscopeSourceFailing": ("log", "--no-collector"),
     "StallscopeReportsRejected": ("Correct the sender", "limit"),
+    "StallscopeRequestsRefused": ("correct that client", "close the port"),
     "StallscopeThresholdMissing": ("Restore", "reload"),
     "Watchdog": ("check Prometheus", "Alertmanager"),
 }
