@@ -17,9 +17,12 @@ from tests.nvml_library.stand_in import NvmlStandIn
 
 _SECONDS = 15.0
 _IDLE_SECONDS = 10.0
+_SETTLED = 8.0
+"""Seconds until what waits is taken in and a large page tells of it."""
 _USUAL, _OFTEN = 1 / 15, 5.0
 """Scrapes a second: Prometheus', and enough to tell how long they take."""
 _LOADS = (
+    (8, 16.0, _USUAL),
     (64, 128.0, _USUAL),
     (1024, 2048.0, _USUAL),
     (64, 5000.0, _OFTEN),
@@ -88,7 +91,7 @@ def measure(transport: str, ranks: int, rate: float, scrapes: float, seconds: fl
                 share = (cpu_seconds(process.pid) - cpu) / (time.perf_counter() - began) - idle
                 outcome = sent(sender)
             scraper.close()
-            time.sleep(2)  # what is in the queue still, and the page that tells of it
+            time.sleep(_SETTLED)
             plain = Client(server.port, gzip=False)
             page = plain.get()
             plain.close()
