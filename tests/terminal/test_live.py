@@ -12,8 +12,10 @@ from textual.widgets import Input
 
 from stallscope.analysis.verdicts import RunName, Verdicts
 from stallscope.terminal.feed import Seen
+from stallscope.terminal.lines import plain
 from stallscope.terminal.live import Top
 from stallscope.terminal.model import Node
+from stallscope.terminal.views import HELP
 from tests.terminal.pages import node
 from tests.terminal.test_views import LATER, OVERVIEW, VERDICTS
 
@@ -76,6 +78,12 @@ def screen(pilot: Pilot[None]) -> str:
     app = pilot.app
     assert isinstance(app, Top)
     return "\n".join(strip.text.rstrip() for strip in strips(app))
+
+
+def below(pilot: Pilot[None]) -> int:
+    """Lines that are said to be below."""
+    keys = screen(pilot).splitlines()[-1]
+    return int(keys.partition("↑↓ ")[2].partition(" more")[0]) if " more" in keys else 0
 
 
 def live(feed: Told, steps: Steps, *, size: tuple[int, int] = (80, 24), **settings: object) -> Top:
@@ -159,12 +167,18 @@ def test_a_long_view_is_scrolled() -> None:
     async def steps(pilot: Pilot[None]) -> None:
         await pilot.press("right")
         assert "GPU 0   NVIDIA" in screen(pilot)
+        begun = below(pilot)
+        assert begun > 0
+        await pilot.press("down")
+        await pilot.pause()
+        assert below(pilot) == begun - 1
         await pilot.press("pagedown")
         await pilot.pause()
         assert "GPU 0   NVIDIA" not in screen(pilot)
         await pilot.press("end")
         await pilot.pause()
         assert "GPU 7   NVIDIA" in screen(pilot)
+        assert below(pilot) == 0
         await pilot.press("home", "down")
         await pilot.pause()
         assert screen(pilot).splitlines()[2].startswith("GPU 0")
@@ -215,6 +229,7 @@ def test_help_comes_and_goes() -> None:
     async def steps(pilot: Pilot[None]) -> None:
         await pilot.press("question_mark")
         assert "Slowed     share of the last seconds in which clocks were held down" in screen(pilot)
+        assert max(len(plain(each)) for each in HELP) <= 80
         await pilot.press("escape")
         assert screen(pilot).startswith(HEAD)
 

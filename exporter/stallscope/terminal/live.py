@@ -100,6 +100,11 @@ class _Lines(ScrollView):
             if old != new:
                 self.refresh_lines(place)
 
+    @property
+    def below(self) -> int:
+        """How many are to be scrolled to."""
+        return max(0, len(self._lines) - self.scroll_offset.y - self.size.height)
+
     def render_line(self, y: int) -> Strip:
         """One line, as wide as the screen."""
         place = y + self.scroll_offset.y
@@ -262,6 +267,7 @@ class Top(App[None]):
         """Move by lines."""
         body = self.query_one("#body", _Lines)
         body.scroll_to(y=body.scroll_offset.y + lines, animate=False)
+        self.call_after_refresh(self._draw_keys)
 
     def action_page(self, pages: int) -> None:
         """Move by pages."""
@@ -299,6 +305,9 @@ class Top(App[None]):
         self._show("head", [(*title(screen, clock), *paused), line(*self._tabs())])
         lines = HELP if self._helping else list(VIEWS.values())[self._view](screen, self._sort, self.size.width)
         self._show("body", lines)
+        self._draw_keys()
+
+    def _draw_keys(self) -> None:
         self._show("keys", [line(*self._keys())])
 
     def _show(self, where: str, lines: list[Line]) -> None:
@@ -313,10 +322,11 @@ class Top(App[None]):
             yield Span(" ")
 
     def _keys(self) -> Iterator[Span]:
+        below = self.query_one("#body", _Lines).below
         said = {
             "q": "quit",
             "←→": "view",
-            "↑↓": "scroll",
+            "↑↓": f"{below} more" if below else "scroll",
             "s": f"sort: {self._sort}",
             "f": f"owner: {readable(self._owner, 20)}" if self._owner else "filter",
             "p": "go on" if self._paused else "pause",

@@ -116,10 +116,11 @@ VIEWS: Mapping[str, View] = {"Overview": overview, "GPUs": gpus, "Runs": runs, "
 HELP: list[Line] = [
     line(Span("Keys", "title")),
     line("  left, right, tab   another view"),
-    line("  up, down, page     scroll"),
+    line("  up, down, page     scroll; so do j, k, home and end"),
     line("  s                  sort GPUs by number, activity, memory, power, owner"),
-    line("  f                  only what belongs to an owner: part of a user, pod, namespace or job"),
-    line("  p                  pause, and go on"),
+    line("  f, /               only one owner's: part of a user, pod, namespace or job"),
+    line("  p, space           pause, and go on"),
+    line("  ?, Escape          this help, and back"),
     line("  q                  quit"),
     (),
     line(Span("What is shown", "title")),
@@ -130,4 +131,5 @@ HELP: list[Line] = [
     line("  Verdict    what Prometheus finds costs most, and what to change first"),
     line("  Grey       the exporter does not answer; how old it is stands above"),
     line("  -          not told by this GPU, driver or exporter"),
+    line("  3 more     lines are below: scroll"),
 ]
