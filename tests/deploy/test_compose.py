@@ -278,7 +278,11 @@ def test_reports_are_taken_from_those_alone_that_have_the_token_it_made(tmp_path
                 told = {**os.environ, "STALLSCOPE_ADDRESS": f"udp://127.0.0.1:{udp}", "STALLSCOPE_TOKEN": token}
                 report = f"import stallscope; stallscope.Run({run!r}, rank=0).finish()"
                 subprocess.run([sys.executable, "-c", report], env=told, check=True, timeout=60)
-            assert wait_for(lambda: 'reason="unsigned"} 2' in page() and 'reason="unknown_token"} 2' in page())
+
+            def refused() -> set[str]:
+                return set(re.findall(r'reports_rejected_total\{reason="(\w+)"\} [1-9]', page()))
+
+            wait_for(lambda: refused() == {"unsigned", "unknown_token"})
             assert set(re.findall(r'training_rank_info{run="([^"]*)"', page())) == {"signed"}
         assert file.stat().st_mode & 0o777 == 0o600
         assert file.read_text() == kept or not kept
