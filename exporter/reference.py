@@ -1,12 +1,13 @@
-"""Write METRICS.md, the reference page of every metric, from the catalogue.
+"""Write METRICS.md, the reference page of every metric, from the catalogue; and FRAMES.md, that of data frames.
 
-Run by `make generate`; a test fails when the committed page is not what this prints.
+Run by `make generate`; a test fails when a committed page is not what this prints.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from stallscope.analysis.columns import COLUMNS, IDENTITY, Column, Kind
 from stallscope.catalogue import (
     EXPORTER_FAMILIES,
     GPU_FAMILIES,
@@ -17,6 +18,7 @@ from stallscope.catalogue import (
 )
 
 PAGE = Path(__file__).parent / "METRICS.md"
+FRAMES_PAGE = PAGE.with_name("FRAMES.md")
 
 _SECTIONS = (
     (
@@ -41,6 +43,22 @@ _SECTIONS = (
     ("The exporter's process", "From the client library.", PROCESS_FAMILIES),
 )
 
+_FRAMES = {
+    "steps": "A row is a rank.",
+    "phases": "A row is a phase of a rank.",
+    "gpu": "A row is a GPU, while a rank claims it.",
+    "host": "A row is a machine, while a rank is on it; the rank is the first of those.",
+    "values": "A row is what the training told under one name besides.",
+}
+_TOLD = {
+    Kind.GAUGE: "as scraped; mean",
+    Kind.RATE: "growth for each second",
+    Kind.COUNT: "growth",
+    Kind.MEAN: "growth over that of its count",
+    Kind.LAST: "as scraped; the last",
+    Kind.PEAK: "as scraped; the greatest",
+    Kind.LABEL: "whichever is 1; the last",
+}
 
 _PACKAGE = Path(__file__).parent / "stallscope"
 
@@ -91,5 +109,42 @@ def page() -> str:
     return "\n".join(lines) + "\n"
 
 
+def _column(column: Column) -> str:
+    which = f'{{{column.label}="{column.value}"}}' if column.value else ""
+    told = _TOLD[column.kind]
+    if column.combined == "max":
+        told += ", of several the greatest"
+    return f"| `{column.name}` | {column.unit.replace('_', ' ')} | `{column.series}{which}` | {told} |"
+
+
+def frames_page() -> str:
+    """Return the page of data frames as Markdown."""
+    lines = [
+        "# Columns of data frames",
+        "",
+        (
+            "Generated from `stallscope/analysis/columns.py` by `make generate`; do not edit. What "
+            "`stallscope.analysis.frames` gives and `stallscope frames` writes; what each series means is in "
+            "[METRICS.md](METRICS.md)."
+        ),
+        "",
+        (
+            "Every data frame has the same columns for every run: what a run did not tell is NaN, never 0. The index, "
+            "`time`, is the moment of the scrape in UTC. Figures are those of the `interval_seconds` before it, since "
+            "the subject's last row, and `step` is how many steps the rank had done. *growth* is what a counter grew "
+            "by in the interval; one that fell began anew. Where a row is longer than a scrape (`--step`), what stands "
+            "after the semicolon is taken over it, and growth is that of PromQL's `rate`. Several series of one "
+            "subject, as of its disks, are summed unless it says otherwise."
+        ),
+    ]
+    for name, columns in COLUMNS.items():
+        whose = ", ".join(f"`{label}`" for label in (*IDENTITY[name], "step", "interval_seconds"))
+        lines += ["", f"## {name}", "", f"{_FRAMES[name]} It begins with {whose}.", ""]
+        lines += ["| column | unit | series | told |", "|---|---|---|---|"]
+        lines += [_column(column) for column in columns if column.name != "step"]
+    return "\n".join(lines) + "\n"
+
+
 if __name__ == "__main__":
     PAGE.write_text(page(), encoding="utf-8")
+    FRAMES_PAGE.write_text(frames_page(), encoding="utf-8")

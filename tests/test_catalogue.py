@@ -103,11 +103,12 @@ def test_every_optional_signal_is_a_gpu_family() -> None:
     assert all(signal.name == f"stallscope_gpu_{signal.signal}" for signal in OPTIONAL_SIGNALS)
 
 
-def test_the_reference_page_is_what_the_catalogue_says() -> None:
+@pytest.mark.parametrize(("page", "function"), [("METRICS.md", "page"), ("FRAMES.md", "frames_page")])
+def test_the_reference_pages_are_what_the_catalogue_says(page: str, function: str) -> None:
     printed = subprocess.run(
-        [sys.executable, "-c", f"import runpy; print(runpy.run_path({str(REFERENCE)!r})['page'](), end='')"],
+        [sys.executable, "-c", f"import runpy; print(runpy.run_path({str(REFERENCE)!r})[{function!r}](), end='')"],
         capture_output=True,
         text=True,
         check=True,
     ).stdout
-    assert REFERENCE.with_name("METRICS.md").read_text(encoding="utf-8") == printed, "run `make generate`"
+    assert REFERENCE.with_name(page).read_text(encoding="utf-8") == printed, "run `make generate`"

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 
 from stallscope.analysis import Frames, frames, pieces
+from stallscope.analysis.prometheus import Prometheus
 from stallscope.analysis.runs import RunError, UnknownRunError
 from tests.analysis.scrapes import (
     BUSY,
@@ -34,6 +39,8 @@ from tests.scenarios.series import Series
 NODE = "plain:19400"
 RESTART = 31
 """The first scrape after it."""
+SLOW = 15
+"""The scrape that tells of a slow step."""
 AWAY = range(20, 40)
 """Scrapes that an exporter did not answer."""
 RESTARTED: Values = [1000 + STEPS * n if n < RESTART else 5 + STEPS * (n - RESTART) for n in range(SCRAPES)]
@@ -46,6 +53,8 @@ def everything() -> Iterator[Series]:
         yield from of_gpu(NODE, index, uuid)
     yield from of_host(NODE)
     yield Series("stallscope_training_value", {**rank_of("plain"), "name": "accuracy"}, counter(0.001))
+    longest: Values = [9.0 if number == SLOW else 1.0 for number in range(SCRAPES)]
+    yield Series("stallscope_training_phase_max_seconds", {**rank_of("plain"), "phase": "forward"}, longest)
     for each in (*of_rank("away", uuid="GPU-c"), *of_gpu("away:19400", 0, "GPU-c")):
         values = there(each.values, range(AWAY.start), range(AWAY.stop, SCRAPES))
         yield Series(each.name, each.labels, values)
@@ -215,6 +224,8 @@ def test_the_server_makes_longer_rows(held: Held) -> None:
     assert set(steps["interval_seconds"]) == {300.0}
     assert steps["steps"].to_numpy() == pytest.approx(10 * STEPS)
     assert only(run.gpu, rank=0)["busy_ratio"].to_numpy() == pytest.approx(BUSY)
+    longest = only(run.phases, rank=0, phase="forward")["max_seconds"]
+    assert list(longest)[:3] == [1, 9, 1]  # and no mean of a peak with what is none
     assert steps["step"].is_monotonic_increasing
     assert set(steps["step"]) < set(counter(STEPS))  # the last that was told, and no mean of several
 
@@ -260,6 +271,37 @@ def test_an_unknown_run_and_a_time_without_it_are_told(held: Held) -> None:
         frames("plain", prometheus=held.server, start=held.start - 7200, end=held.start - 3600)
     with pytest.raises(ValueError, match="the end does not lie after the start"):
         frames("plain", prometheus=held.server, start=held.end, end=held.start)
+
+
+def test_what_the_server_warns_of_is_noted(held: Held) -> None:
+    class Warned(Prometheus):
+        def take_warnings(self) -> list[str]:
+            return ["store b is down"]
+
+    with closing(Warned(held.url)) as server:
+        note = f"{held.url} warns: store b is down"
+        assert frames("plain", prometheus=server, step=300).notes == (note,)
+        assert {each.notes for each in pieces("plain", prometheus=server, step=300)} == {(note,)}
+
+
+@pytest.mark.parametrize("moment", ["yesterday", pd.NaT, float("inf"), dt.date(2026, 11, 21)])
+def test_what_is_no_moment_is_refused(moment: Any) -> None:
+    with pytest.raises(ValueError, match="is no moment; it is a datetime or Unix time"):
+        frames("plain", start=moment)
+
+
+def test_a_moment_without_a_zone_is_this_machines_also_as_pandas_has_it(
+    held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TZ", "America/New_York")
+    time.tzset()
+    try:
+        middle = dt.datetime.fromtimestamp(held.start + 600, dt.timezone.utc).astimezone().replace(tzinfo=None)
+        found = [frames("plain", prometheus=held.server, start=moment) for moment in (middle, pd.Timestamp(middle))]
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert {each.steps.index[0].timestamp() for each in found} == {held.start + 600 + INTERVAL}
 
 
 def test_a_clock_that_is_wrong_here_is_noted_and_times_are_the_servers(

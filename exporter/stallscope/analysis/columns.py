@@ -29,6 +29,8 @@ class Kind(str, Enum):
     """What a sum grew by, over what its count grew by."""
     LAST = "last"
     """The gauge whose value is not averaged, since a mean tells nothing: a step's number."""
+    PEAK = "peak"
+    """The gauge that tells the most there was, of which the greatest counts."""
     LABEL = "label"
     """The label of whichever series is 1."""
 
@@ -82,6 +84,7 @@ _LABELLED = frozenset({"stallscope_training_state", "stallscope_training_activit
 _LAST = frozenset(
     {f"stallscope_training_{name}" for name in ("step", "epoch", "steps_planned", "batch_size", "dataloader_workers")}
 )
+_PEAKS = frozenset({"stallscope_training_allocator_peak_bytes"})
 VALUE_SERIES = "stallscope_training_value"
 
 
@@ -132,7 +135,8 @@ def _of(family: Family, prefix: str, own: frozenset[str]) -> Iterable[Column]:
 def _meaning(family: Family, stem: str) -> tuple[str, Kind, str]:
     """Name, kind and unit."""
     if family.type is not MetricType.COUNTER:
-        return stem, Kind.LAST if family.name in _LAST else Kind.GAUGE, family.unit
+        kind = Kind.LAST if family.name in _LAST else Kind.PEAK if family.name in _PEAKS else Kind.GAUGE
+        return stem, kind, family.unit
     stem = stem.removesuffix("_total")
     base = stem.removesuffix(f"_{family.unit}")
     if family.unit == "seconds":
@@ -155,9 +159,29 @@ PHASE_COLUMNS = (
     Column("ratio", Kind.RATE, "ratio", f"{_PHASE_PREFIX}seconds_total"),
     Column("gpu_seconds", Kind.COUNT, "seconds", f"{_PHASE_PREFIX}gpu_seconds_total"),
     Column("occurrences", Kind.COUNT, "count", f"{_PHASE_PREFIX}occurrences_total"),
-    Column("max_seconds", Kind.GAUGE, "seconds", f"{_PHASE_PREFIX}max_seconds"),
+    Column("max_seconds", Kind.PEAK, "seconds", f"{_PHASE_PREFIX}max_seconds"),
 )
 VALUE_COLUMNS = (Column("value", Kind.GAUGE, "", VALUE_SERIES),)
+COLUMNS: Mapping[str, tuple[Column, ...]] = MappingProxyType(
+    {
+        "steps": STEP_COLUMNS,
+        "phases": PHASE_COLUMNS,
+        "gpu": GPU_COLUMNS,
+        "host": HOST_COLUMNS,
+        "values": VALUE_COLUMNS,
+    }
+)
+"""The columns of each data frame, but for those that say whose a row is."""
+IDENTITY: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "steps": ("rank", "instance"),
+        "phases": ("rank", "instance", "phase"),
+        "gpu": ("rank", "instance", "gpu", "uuid", "mig"),
+        "host": ("rank", "instance"),
+        "values": ("rank", "instance", "name"),
+    }
+)
+"""Those that do. `step` and `interval_seconds` follow them."""
 
 
 def units(columns: Iterable[Column]) -> Mapping[str, str]:

@@ -15,8 +15,8 @@ rank's newest report, which is a few seconds old. A GPU has the step of the rank
 and rows only while one does; a host has that of the first rank on it.
 
 With `step=60` a row is a minute instead, made by the server: figures are means over the minute before it (a counter's
-by PromQL's `rate`, over four scrapes at least), `step` and its like are the last of it. What is left at the end, less
-than a minute, is left out.
+by PromQL's `rate`, over four scrapes at least), peaks the greatest and `step` and its like the last of it. What is
+left at the end, less than a minute, is left out. Every column is listed in FRAMES.md in the repository.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from math import isfinite
+from math import isfinite, nan
 
 import pandas as pd
 
 from stallscope.analysis.address import default_url
+from stallscope.analysis.columns import COLUMNS
 from stallscope.analysis.expressions import quoted
 from stallscope.analysis.prometheus import Prometheus
 from stallscope.analysis.ranges import MAX_SECONDS, Advance, Ranges, natural_step, unwatched
@@ -45,7 +46,7 @@ MAX_BYTES = 256 << 20
 three times as much meanwhile."""
 PIECE_BYTES = 64 << 20
 """The same of one piece of a run."""
-NAMES = ("steps", "phases", "gpu", "host", "values")
+NAMES = tuple(COLUMNS)
 """The data frames of a run."""
 _DAY = 86_400.0
 _TIMEOUT = 60.0
@@ -58,6 +59,8 @@ _INTERVAL_SECONDS = 1200.0
 """For so long scrapes are looked at to find out how far they are apart."""
 _CLOCKS_APART = 60.0
 _RANKS_LISTED = 8
+_ATTEMPTS = 10
+"""Two minutes: a server that starts again in the midst of a month must not cost all that was read so far."""
 
 Moment = dt.datetime | float
 """A date with its time (of this machine's zone where it names none), or Unix time."""
@@ -147,6 +150,7 @@ def frames(
             notes = (*notes, note)
         begin = told.begin(step)
         read = reader.read(begin, told.end, advance)
+        notes = (*notes, *_warned(server))
         return Frames(told.run, begin, told.end, reader.resolution, **read, gaps=reader.gaps, notes=notes)
 
 
@@ -195,23 +199,25 @@ def pieces(
                 advance(part * share)
 
             read = reader.read(first, last, advanced)
-            yield Frames(told.run, first, last, reader.resolution, **read, gaps=reader.gaps, notes=told.notes)
+            notes = (*told.notes, *_warned(server))
+            yield Frames(told.run, first, last, reader.resolution, **read, gaps=reader.gaps, notes=notes)
             first = last
 
 
 def scrape_interval(server: Prometheus, run: Run) -> float:
-    """Seconds between two scrapes of a run's first rank, as they are towards its end; 15 where that can't be told.
+    """Seconds between two scrapes of a rank, as they are towards the run's end; 15 where that can't be told.
 
     Raises:
         PrometheusError: the server gave no answer.
     """
-    place = run.places[0]
-    matchers = f"{run.matchers}, rank={quoted(place.rank)}"
     begin = max(run.start - 1, run.end - _INTERVAL_SECONDS)
-    found = server.samples(f"stallscope_training_rank_info{{{matchers}}}", begin, run.end)
-    times = max((each.times for each in found), key=len, default=())
-    apart = [later - earlier for earlier, later in itertools.pairwise(times)]
-    return round(statistics.median(apart), 3) if apart else _USUAL_INTERVAL
+    # One rank will do, if the first was there to the end.
+    for matchers in (f"{run.matchers}, rank={quoted(run.places[0].rank)}", run.matchers):
+        found = server.samples(f"stallscope_training_rank_info{{{matchers}}}", begin, run.end)
+        times = max((each.times for each in found), key=len, default=())
+        if len(times) > 1:
+            return round(statistics.median(later - earlier for earlier, later in itertools.pairwise(times)), 3)
+    return _USUAL_INTERVAL
 
 
 @dataclass(frozen=True)
@@ -237,7 +243,8 @@ class _Told:
         scrapes = scrape_interval(self.server, self.run)
         subjects = max(len(self.run.places), len(self.run.claims), 1)
         longest = _SAMPLES_A_QUESTION * scrapes / (subjects * _SERIES_A_SUBJECT)
-        ranges = Ranges(self.server, max_seconds=min(MAX_SECONDS, max(10 * scrapes, longest)))
+        longest = min(MAX_SECONDS, max(10 * scrapes, longest))
+        ranges = Ranges(self.server, attempts=_ATTEMPTS, max_seconds=longest)
         return RunReader(ranges, self.run, scrapes, step)
 
 
@@ -261,8 +268,8 @@ def _found(
 ) -> _Told:
     """Find the run and the time that are meant."""
     notes: list[str] = []
+    first, last = _unix(start), _unix(end)
     if isinstance(run, str):
-        last = _unix(end)
         if last is None:
             last = server.now()
             if abs(last - time.time()) > _CLOCKS_APART:
@@ -270,15 +277,14 @@ def _found(
                     f"the clocks here and of {server.name} are {abs(last - time.time()):.0f} s apart; times are the "
                     "server's"
                 )
-        first = _unix(start)
         if first is None:
             first = last - _DAY
         if not first < last:
             raise ValueError("the end does not lie after the start")
         run = find_run(server, run, first, last, cluster=cluster, namespace=namespace)
     # A row's time is after the start, and so must the run's first scrape be.
-    begin = max(_unix(start) or 0.0, run.start - 0.001)
-    finish = min(_unix(end) or run.end, run.end)
+    begin = max(first or 0.0, run.start - 0.001)
+    finish = min(last or run.end, run.end)
     if not begin < finish:
         raise UnknownRunError(f"the run {run.name!r} was not scraped in that time")
     return _Told(server, run, begin, finish, (*notes, *_missing(run)))
@@ -295,6 +301,11 @@ def _missing(run: Run) -> Iterator[str]:
         yield f"no GPU is known of rank {_listed(without, len(without))}: its rows are missing in `gpu`"
 
 
+def _warned(server: Prometheus) -> Iterator[str]:
+    """What it said beside its answers: as a rule that a store was away, and what is read is less than there is."""
+    return (f"{server.name} warns: {warning}" for warning in server.take_warnings())
+
+
 def _listed(ranks: Iterable[str], number: int) -> str:
     more = f" and {number - _RANKS_LISTED} more" if number > _RANKS_LISTED else ""
     return ", ".join(itertools.islice(ranks, _RANKS_LISTED)) + more
@@ -303,7 +314,12 @@ def _listed(ranks: Iterable[str], number: int) -> str:
 def _unix(moment: Moment | None) -> float | None:
     if moment is None:
         return None
-    seconds = moment.timestamp() if isinstance(moment, dt.datetime) else float(moment)
+    # pandas takes its own moments without a zone for UTC.
+    plain = moment.to_pydatetime(warn=False) if isinstance(moment, pd.Timestamp) else moment
+    try:
+        seconds = plain.timestamp() if isinstance(plain, dt.datetime) else float(plain)
+    except (TypeError, ValueError, OverflowError):
+        seconds = nan
     if not isfinite(seconds):
-        raise ValueError(f"{moment!r} is no moment")
+        raise ValueError(f"{moment!r} is no moment; it is a datetime or Unix time")
     return seconds

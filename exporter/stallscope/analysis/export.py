@@ -46,6 +46,7 @@ class Export:
     gaps: int
     """How often a rank's next row came later than three usual ones."""
     notes: tuple[str, ...]
+    """Those of all pieces, each once."""
 
 
 def export(pieces: Iterable[Frames], folder: Path, form: str) -> Export:
@@ -66,6 +67,7 @@ def export(pieces: Iterable[Frames], folder: Path, form: str) -> Export:
     paths = [folder / f"{name}.{form}" for name in NAMES]
     first = last = None
     gaps = 0
+    notes: dict[str, None] = {}
     with whole_files(paths) as files:
         with ExitStack() as stack:
             sheets = [_Sheet(file, form) for file in files]
@@ -76,6 +78,7 @@ def export(pieces: Iterable[Frames], folder: Path, form: str) -> Export:
                     sheet.add(frame)
                 first, last = first or piece, piece
                 gaps += piece.gaps
+                notes |= dict.fromkeys(piece.notes)
         if first is None or last is None:
             raise ValueError("there is no piece to write")
         sizes = [file.tell() for file in files]
@@ -83,7 +86,7 @@ def export(pieces: Iterable[Frames], folder: Path, form: str) -> Export:
         Written(name, path, sheet.rows, size)
         for name, path, sheet, size in zip(NAMES, paths, sheets, sizes, strict=True)
     )
-    return Export(first.run, first.start, last.end, first.resolution, written, gaps, first.notes)
+    return Export(first.run, first.start, last.end, first.resolution, written, gaps, tuple(notes))
 
 
 class _Sheet:

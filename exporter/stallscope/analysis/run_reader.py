@@ -10,11 +10,12 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from stallscope.analysis.columns import (
+    COLUMNS,
     GPU_COLUMNS,
     HOST_COLUMNS,
+    IDENTITY,
     PHASE_COLUMNS,
     STEP_COLUMNS,
-    VALUE_COLUMNS,
     Column,
     Kind,
     units,
@@ -25,24 +26,15 @@ from stallscope.analysis.runs import Run
 from stallscope.analysis.tables import Block, Floats, Growth, Table, Track, at, track
 from stallscope.catalogue import ACTIVITIES, RUN_STATES
 
-COLUMNS: Mapping[str, tuple[Column, ...]] = {
-    "steps": STEP_COLUMNS,
-    "phases": PHASE_COLUMNS,
-    "gpu": GPU_COLUMNS,
-    "host": HOST_COLUMNS,
-    "values": VALUE_COLUMNS,
-}
-"""The columns of each data frame, but for those that say whose a row is."""
-IDENTITY: Mapping[str, tuple[str, ...]] = {
-    "steps": ("rank", "instance"),
-    "phases": ("rank", "instance", "phase"),
-    "gpu": ("rank", "instance", "gpu", "uuid", "mig"),
-    "host": ("rank", "instance"),
-    "values": ("rank", "instance", "name"),
-}
-"""Those that do. `step` and `interval_seconds` follow them."""
 CODES: Mapping[str, tuple[str, ...]] = {"state": RUN_STATES, "activity": ACTIVITIES}
 """Words of the columns that are made of a label."""
+_ASKED: Mapping[Kind, Kind] = {
+    Kind.GAUGE: Kind.GAUGE,
+    Kind.LAST: Kind.LAST,
+    Kind.LABEL: Kind.LAST,
+    Kind.PEAK: Kind.PEAK,
+}
+"""How the series of a column are asked for, where not as a rate."""
 _CLAIMS = "stallscope_training_rank_gpu_info"
 _PHASES = 9
 """That a rank has, to judge sizes by."""
@@ -63,7 +55,7 @@ class _Wanted(NamedTuple):
 
     series: str
     kind: Kind
-    """GAUGE, LAST or RATE: how it is asked for."""
+    """GAUGE, LAST, PEAK or RATE: how it is asked for."""
     columns: tuple[Column, ...]
 
 
@@ -233,15 +225,15 @@ def _expression(kind: Kind, step: float, scrapes: float) -> Callable[[str], str]
     if kind is Kind.RATE:
         window = max(step, _SCRAPES_OF_A_RATE * scrapes)
         return lambda selector: f"rate({selector}[{window * 1000:.0f}ms])"
-    function = "last_over_time" if kind is Kind.LAST else "avg_over_time"
-    return lambda selector: f"{function}({selector}[{step * 1000:.0f}ms])"
+    function = {Kind.LAST: "last", Kind.PEAK: "max"}.get(kind, "avg")
+    return lambda selector: f"{function}_over_time({selector}[{step * 1000:.0f}ms])"
 
 
 def _wanted(columns: Iterable[Column]) -> list[_Wanted]:
     """Each series that columns come from, once."""
     found: dict[tuple[str, Kind], list[Column]] = {}
     for column in columns:
-        kind = {Kind.GAUGE: Kind.GAUGE, Kind.LAST: Kind.LAST, Kind.LABEL: Kind.LAST}.get(column.kind, Kind.RATE)
+        kind = _ASKED.get(column.kind, Kind.RATE)
         for series in filter(None, (column.series, column.over)):
             found.setdefault((series, kind), []).append(column)
     return [_Wanted(series, kind, tuple(those)) for (series, kind), those in found.items()]

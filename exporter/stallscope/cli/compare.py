@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from stallscope.cli import _prometheus, _times
@@ -104,4 +105,6 @@ def _compare(server: Prometheus, told: Any) -> Comparison:
                 advance()
     except (RunError, PrometheusError, _times.EmptySpanError) as problem:
         raise _RefusedError(_prometheus.reason(problem)) from None
-    return compare(list(found.values()), None if told.baseline is None else found[told.baseline])
+    comparison = compare(list(found.values()), None if told.baseline is None else found[told.baseline])
+    warned = (f"{server.name} warns: {warning}" for warning in server.take_warnings())
+    return replace(comparison, notes=(*comparison.notes, *warned))
