@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stallscope.analysis.columns import GPU_COLUMNS, HOST_COLUMNS, PHASE_COLUMNS, STEP_COLUMNS, VALUE_COLUMNS
+from stallscope.analysis.columns import COLUMNS
 from tests.benchmarks.cluster import HOUR, Cluster
 from tests.benchmarks.processes import finished
 from tests.benchmarks.remote_write import RemoteWriter
@@ -28,15 +28,14 @@ INTERVAL = 30
 RUN = "pretrain-000"
 _FILL = 40
 """Scrapes that are written at once."""
-_NAMES = frozenset(
+READ = frozenset(
     name
-    for columns in (GPU_COLUMNS, HOST_COLUMNS, PHASE_COLUMNS, STEP_COLUMNS, VALUE_COLUMNS)
+    for columns in COLUMNS.values()
     for column in columns
     for name in (column.series, column.over)
-    if name
+    if name and name != "stallscope_gpu_retired_pages"  # which the simulated cluster does not have
 ) | {"stallscope_training_rank_info", "stallscope_training_rank_gpu_info"}
-_ABSENT = {"stallscope_gpu_retired_pages"}
-"""What the simulated cluster does not have."""
+"""The series that reading a run back asks for."""
 
 
 class Size(NamedTuple):
@@ -74,7 +73,7 @@ class Reading:
 def filled(size: Size) -> Iterator[tuple[str, float]]:
     """A Prometheus with everything that one run's exporters told; its address, and the Unix time before all of it."""
     end = floor(time.time())
-    cluster = Cluster(size.gpus, _NAMES - _ABSENT, end, ranks_a_run=size.gpus)
+    cluster = Cluster(size.gpus, READ, end, ranks_a_run=size.gpus)
     moments = np.arange(end - size.hours * HOUR, end, INTERVAL, dtype=np.float64)
     with prometheus() as server:
         writer = RemoteWriter(cluster, server.port)
