@@ -104,7 +104,15 @@ FAULTS: dict[str, tuple[str, str, Callable[[Served], object], str]] = {
     "a target that is down": (
         *("targets", "failed"),
         lambda served: target(served).update(health="down", lastError="connection refused"),
-        "1 of 1 exporters can't be scraped: node1:19400; node1:19400: connection refused",
+        "1 of 1 exporters can't be scraped: node1:19400: connection refused",
+    ),
+    "targets that are down for one reason": (
+        *("targets", "failed"),
+        lambda served: (
+            target(served).update(health="down", lastError="EOF"),
+            served.data["targets"]["activeTargets"].append(copy.deepcopy(target(served))),
+        ),
+        "2 of 2 exporters can't be scraped: node1:19400, node1:19400; node1:19400: EOF",
     ),
     "seldom scrapes": (
         *("targets", "failed"),

@@ -15,8 +15,8 @@ _LAST_SUCCESS = "stallscope_exporter_source_last_success_timestamp_seconds"
 
 
 def _exporters(server: Server) -> Iterator[Finding]:
-    states = {_name(labels): bool(value) for labels, value in server.prometheus.query(f"up{{{EXPORTERS}}}")}
-    down = sorted(name for name, up in states.items() if not up)
+    states = server.prometheus.query(f"up{{{EXPORTERS}}}")
+    down = sorted(_name(labels) for labels, up in states if not up)
     if down:
         yield failed(
             f"{len(down)} of {len(states)} exporters do not answer: {listed(down)}",

@@ -58,9 +58,10 @@ def _targets(server: Server) -> Iterator[Finding]:
         if each["health"] == "down":
             down[_remedy(each.get("lastError", ""))].append(each)
     for remedy, those in down.items():
+        names = f"{listed(map(_instance, those))}; " if len(those) > 1 else ""
         yield failed(
-            f"{len(those)} of {len(targets)} exporters can't be scraped: {listed(map(_instance, those))}; "
-            f"{_instance(those[0])}: {those[0].get('lastError', '')}",
+            f"{len(those)} of {len(targets)} exporters can't be scraped: {names}{_instance(those[0])}: "
+            f"{those[0].get('lastError', '')}",
             remedy,
         )
     up = [each for each in targets if each["health"] == "up"]
