@@ -133,6 +133,7 @@ STRICTER = {
         f"tls_server_config: {{{PAIR}, client_auth_type: RequireAndVerifyClientCert, client_ca_file: web.yml}}",
         "holds no PEM certificates",
     ),
+    "a user with a colon": (f"basic_auth_users: {{'a:b': {HASH}}}", "no client can ask as 'a:b'"),
     "HTTP/2": ("http_server_config: {http2: true}", "HTTP/1.1 is spoken here"),
     "a header of two lines": (
         'http_server_config: {headers: {X-XSS-Protection: "0\\r\\nA: b"}}',

@@ -165,6 +165,17 @@ def test_a_broken_file_keeps_what_is_in_force_and_a_mended_one_counts(
     assert served.get(user="bob:right").status == 200
 
 
+def test_a_file_that_is_emptied_before_it_is_written_lets_nobody_in(
+    serve: Callable[[str], Served], caplog: pytest.LogCaptureFixture
+) -> None:
+    served = serve(USERS)
+    served.change("")
+    assert [served.get().status, served.get(user="alice:right").status] == [401, 200]
+    assert "doing without users needs a restart" in caplog.messages[0]
+    served.change(USERS.replace("alice", "bob"))
+    assert served.get(user="bob:right").status == 200
+
+
 def test_a_look_finds_nothing_before_its_time_but_a_reload_does(tmp_path: Path) -> None:
     file = tmp_path / "web.yml"
     file.write_text("")
@@ -188,6 +199,20 @@ def test_a_renewed_certificate_is_shown_to_the_next_connection(serve: Callable[[
     assert served.get(context=new.trusting()).status == 200
     with pytest.raises(ssl.SSLCertVerificationError):
         served.get(context=old.trusting())
+
+
+@needs_openssl
+def test_a_certificate_outside_its_time_is_told_of_when_it_is_read(
+    serve: Callable[[str], Served], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    authority = Authority(tmp_path)
+    authority.sign("node", days=-1)
+    served = serve(TLS)
+    (line,) = caplog.messages
+    assert line.startswith(f"clients will refuse this exporter: {tmp_path / 'node.crt'} counts from 20")
+    authority.sign("node")
+    served.security.look_now()
+    assert len(caplog.messages) == 1
 
 
 @needs_openssl

@@ -20,7 +20,7 @@ from stallscope.web.address import Address
 from stallscope.web.configuration_file import CIPHER_SUITES, CURVES, Tls
 from stallscope.web.response import TEXT, Response
 from stallscope.web.server import Server
-from stallscope.web.tls import TlsAdapter, context_of
+from stallscope.web.tls import TlsAdapter, context_of, outside_its_time_at
 from tests.web.certificates import Authority, needs_openssl
 
 pytestmark = needs_openssl
@@ -211,6 +211,16 @@ def test_a_client_may_have_no_certificate_where_that_is_allowed_but_no_wrong_one
     assert ask(server, authority.trusting()) == BODY
     with pytest.raises((ssl.SSLError, OSError)):
         ask(server, authority.trusting(Authority(tmp_path).sign("stranger")))
+
+
+@pytest.mark.parametrize(
+    ("days", "outside"), [(2, False), (-1, True), (40_000, False)], ids=["now", "expired", "beyond 2050"]
+)
+def test_a_certificates_time_is_read(authority: Authority, days: int, outside: bool) -> None:
+    certificate, _key = authority.sign("timed", days=days)
+    assert bool(outside_its_time_at(certificate, time.time() + 60)) is outside
+    for never in (0.0, 6e9):
+        assert "set the clock right" in outside_its_time_at(certificate, never)
 
 
 def test_a_client_that_finds_the_certificate_expired_is_told_of_in_the_log(

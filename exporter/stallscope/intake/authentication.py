@@ -85,7 +85,9 @@ class Authentication:
             )
         secret = self._keys.get(name)
         if secret is None:
-            raise ReportError("unknown_token", f"the report is signed with a token that is not in {self._file}")
+            raise ReportError(
+                "unknown_token", "the report is signed with a token that is not in the exporter's token file"
+            )
         if not signature.is_genuine(data, secret):
             raise ReportError("bad_signature", "the report is not what was signed")
         return data[signature.LENGTH :]

@@ -259,6 +259,8 @@ def _headers(file: _File, node: yaml.Node | None) -> tuple[tuple[str, str], ...]
 def _users(file: _File, node: yaml.Node | None) -> dict[str, bytes]:
     users = {}
     for user, value in file.mapping(node, _USERS).items():
+        if ":" in user:
+            file.refuse(value, f"{_USERS}: no client can ask as {user!r}, since a user's name ends at the colon")
         hashed = file.text(value, f"{_USERS}.{user}")
         if not _BCRYPT.fullmatch(hashed):
             # Without what stands there: it may be the password itself.

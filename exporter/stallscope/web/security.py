@@ -44,6 +44,8 @@ class _Rules(NamedTuple):
     headers: tuple[tuple[str, str], ...]
     """Names in lower case, and whole lines."""
     context: ssl.SSLContext | None
+    outside_its_time: str
+    """Whether the certificate is good for nobody now, in words."""
 
 
 class Security:
@@ -66,6 +68,7 @@ class Security:
         self._looking = threading.Lock()
         self._problem = ""
         self._rules = _load(file)
+        self._tell_of_certificate()
         self._looked = time.monotonic()
         self.tls: TlsAdapter | None = None
         """For the server; None for plain HTTP."""
@@ -117,6 +120,9 @@ class Security:
             rules = _load(self._file)
             if (rules.context is None) != (self.tls is None):
                 raise ConfigurationError(f"{self._file}: turning TLS on or off needs a restart")
+            if rules.users is None and self._rules.users is not None:
+                # As in a file that is emptied before it is written anew: nobody who looks then may come in.
+                raise ConfigurationError(f"{self._file}: doing without users needs a restart")
         except ConfigurationError as problem:
             if str(problem) != self._problem:
                 self._problem = str(problem)
@@ -127,6 +133,11 @@ class Security:
         if self.tls is not None and rules.context is not None:
             self.tls.context = rules.context
         _logger.info("web configuration read again", extra={"fields": {"file": self._file}})
+        self._tell_of_certificate()
+
+    def _tell_of_certificate(self) -> None:
+        if self._rules.outside_its_time:
+            _logger.warning("clients will refuse this exporter: %s", self._rules.outside_its_time)
 
     def _refusal(self, users: BasicAuthentication, request: Request, client: str) -> Response | None:
         authorization = request.headers.get("authorization", "")
@@ -145,15 +156,17 @@ def _load(file: Path) -> _Rules:
     marks = {file: mark(file)}  # before reading: what changes meanwhile is read again
     configuration = read_web_configuration(file)
     users = context = None
+    outside_its_time = ""
     if configuration.users:
         from stallscope.web.basic_authentication import BasicAuthentication
 
         users = BasicAuthentication(configuration.users)
     tls = configuration.tls
     if tls is not None:
-        from stallscope.web.tls import context_of  # six megabytes that plain HTTP never needs
+        from stallscope.web.tls import context_of, outside_its_time_at  # six megabytes that plain HTTP never needs
 
         marks.update({path: mark(path) for path in (tls.certificate, tls.key, tls.client_authorities) if path})
         context = context_of(tls)
+        outside_its_time = outside_its_time_at(tls.certificate, time.time())
     headers = tuple((name.lower(), f"{name}: {value}") for name, value in configuration.headers)
-    return _Rules(marks, users, headers, context)
+    return _Rules(marks, users, headers, context, outside_its_time)

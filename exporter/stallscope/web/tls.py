@@ -6,6 +6,8 @@ import re
 import socket
 import ssl
 from collections.abc import Callable
+from pathlib import Path
+from time import gmtime, strftime
 from typing import Any
 
 from stallscope.configuration import ConfigurationError
@@ -19,6 +21,11 @@ _VERIFICATION = {
     "VerifyClientCertIfGiven": ssl.CERT_OPTIONAL,
     "RequireAndVerifyClientCert": ssl.CERT_REQUIRED,
 }
+_CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
+_TIME = rb"(?:\x17\x0d|\x18\x0f)((?:[0-9]{2})?[0-9]{12}Z)"
+_VALIDITY = re.compile(rb"\x30[\x1e\x20\x22]" + _TIME + _TIME)
+"""Two times, each with a year of two digits or of four."""
+_LONG_TIME = len("20260101000000Z")
 _OF_CERTIFICATES = ("CERTIFICATE_VERIFY_FAILED", "PEER_DID_NOT_RETURN_A_CERTIFICATE")
 """OpenSSL's words for clients without a certificate that is trusted."""
 
@@ -73,6 +80,35 @@ def context_of(tls: Tls) -> ssl.SSLContext:
     elif context.verify_mode != ssl.CERT_NONE:
         context.load_default_certs(ssl.Purpose.CLIENT_AUTH)
     return context
+
+
+def outside_its_time_at(certificate: Path, now: float) -> str:
+    """Say when the certificate counts, in words, where that is not now; the empty string where it is.
+
+    Args:
+        certificate: a PEM file, its first certificate the server's own.
+        now: Unix time.
+    """
+    # Python shows a certificate of the other side alone. X.509 has the two times in one sequence.
+    try:
+        found = _CERTIFICATE.search(certificate.read_text(encoding="latin-1"))
+        times = _VALIDITY.search(ssl.PEM_cert_to_DER_cert(found[0])) if found else None
+    except (OSError, ValueError):  # changed since it was loaded, and will be read again
+        return ""
+    if times is None:
+        return ""
+    begin, end = map(_iso, times.groups())
+    present = strftime("%Y-%m-%dT%H:%M:%SZ", gmtime(now))
+    if begin <= present <= end:
+        return ""
+    return f"{certificate} counts from {begin} to {end}, and it is {present}; renew it, or set the clock right"
+
+
+def _iso(time: bytes) -> str:
+    """X.509's time as ISO 8601 has it; a year of two digits is from 1950 to 2049."""
+    century = "" if len(time) == _LONG_TIME else "19" if time[:2] >= b"50" else "20"
+    text = century + time.decode()
+    return f"{text[:4]}-{text[4:6]}-{text[6:8]}T{text[8:10]}:{text[10:12]}:{text[12:]}"
 
 
 class TlsAdapter:
