@@ -41,6 +41,7 @@ _SYSCTLS = frozenset(
         "net.ipv4.tcp_keepalive_probes",
     ]
 )
+_SELINUX_TYPES = frozenset(["", "container_t", "container_init_t", "container_kvm_t", "container_engine_t"])
 _VOLUMES = frozenset(
     [
         "configMap",
@@ -98,7 +99,7 @@ def _baseline(pod: Pod) -> Iterator[str]:
         if security.get("appArmorProfile", {}).get("type") == "Unconfined":
             yield "AppArmor"
         options = security.get("seLinuxOptions", {})
-        if options.get("user") or options.get("role"):
+        if options.get("user") or options.get("role") or options.get("type", "") not in _SELINUX_TYPES:
             yield "SELinux"
 
 

@@ -241,6 +241,7 @@ class TestSecurity:
             ({"initContainers": [{"securityContext": {"procMount": "Unmasked"}}]}, "/proc Mount Type"),
             ({"securityContext": {"seccompProfile": {"type": "Unconfined"}}}, "Seccomp"),
             ({"securityContext": {"sysctls": [{"name": "kernel.msgmax"}]}}, "Sysctls"),
+            ({"securityContext": {"seLinuxOptions": {"type": "spc_t"}}}, "SELinux"),
         ],
     )
     def test_the_check_of_levels_finds_each_breach_of_baseline(self, change: dict[str, Any], broken: str) -> None:
