@@ -189,6 +189,14 @@ def test_among_gpus_of_amd_nobody_is_told_to_install_nvidias_driver(
         picker.look()
 
 
+def test_a_slurm_job_without_a_gpu_is_told_to_ask_for_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flags = ("--lock-folder", str(tmp_path), "--exporter.url", NOWHERE)
+    picker = Picker(command.parser().parse_args(flags), running=False, driver=ScriptedDriver, pause=lambda _: None)
+    monkeypatch.setenv("SLURM_JOB_ID", "41")
+    with pytest.raises(PickFailed, match="--gpus=1"):
+        picker.look()
+
+
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [

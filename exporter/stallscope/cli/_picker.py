@@ -31,6 +31,7 @@ _NO_DRIVER = (
     "pick chooses among GPUs of NVIDIA's driver: `nvidia-smi` must work first (install or load the driver, and start "
     "containers with their GPUs: docker run --gpus all)"
 )
+_NO_ALLOTMENT = "a Slurm job sees those alone that it was given: ask for some, such as with sbatch --gpus=1"
 _AMD = (
     "this machine's GPUs are AMD's, and pick chooses among NVIDIA's alone: see in `stallscope top` which are idle, and "
     "name them in ROCR_VISIBLE_DEVICES"
@@ -141,7 +142,8 @@ class Picker:
             # A missing package is told with its remedy.
             raise PickFailed(str(error) if error.reason.startswith("binding_") else f"{error}; {_NO_DRIVER}") from None
         if not gpus:
-            raise PickFailed(f"the NVIDIA driver shows no GPU; {_NO_DRIVER}")
+            remedy = _NO_ALLOTMENT if "SLURM_JOB_ID" in os.environ else _NO_DRIVER
+            raise PickFailed(f"the NVIDIA driver shows no GPU; {remedy}")
         later = self._page() if earlier is not None else None
         return gpus if earlier is None or later is None else with_exporter(gpus, earlier, later, time.time())
 
