@@ -128,7 +128,8 @@ def owners(source: GpuSource, series: tuple[str, ...], jobs: dict[str, str]) -> 
         gave_way = f'{name}{{exported_pod!=""}}'
         for label in ("namespace", "pod", "container"):
             gave_way = renamed(gave_way, label, f"exported_{label}", "(.*)")
-        own = 'unless on (cluster, job, instance, namespace, pod)\n  up{pod!=""}'
+        # Not by instance: relabelling of metrics may put the node's name there, and `up` is not relabelled.
+        own = 'unless on (cluster, job, namespace, pod)\n  up{pod!=""}'
         job = next(iter(jobs.values()))
         alternatives += [
             gave_way,
@@ -149,7 +150,7 @@ def owners(source: GpuSource, series: tuple[str, ...], jobs: dict[str, str]) -> 
 DCGM = GpuSource("dcgm-exporter", ("UUID", "GPU_I_ID"))
 NVIDIA_SMI = GpuSource("nvidia_gpu_exporter", ("uuid",))
 NVITOP = GpuSource("nvitop-exporter", ("uuid",))
-AMD = GpuSource("amd-device-metrics-exporter", ("gpu_uuid",))
+AMD = GpuSource("amd-device-metrics-exporter", ("hostname", "gpu_id"))
 """In this order the first that tells of a GPU is taken."""
 NODE = "node_exporter"
 
@@ -356,6 +357,7 @@ _DCGM_READINGS: Readings = (
             _whole("DCGM_FI_DEV_ENFORCED_POWER_LIMIT"),
             _whole("DCGM_FI_DEV_BOARD_POWER_LIMIT_ENFORCED_WATTS"),
             _whole("DCGM_FI_DEV_POWER_MGMT_LIMIT"),
+            _whole("DCGM_FI_DEV_BOARD_POWER_LIMIT_REQUESTED_WATTS"),
         ),
     ),
     (
@@ -369,6 +371,16 @@ _DCGM_READINGS: Readings = (
         (
             _whole("DCGM_FI_DEV_GPU_ENERGY_JOULES_TOTAL"),
             f"{_whole('DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION')} / 1000",
+        ),
+    ),
+    (
+        "gpu:unmetered_power:watts",
+        {},
+        tuple(
+            f"{_whole(power)}\n"
+            "unless on (cluster, UUID) last_over_time(DCGM_FI_DEV_GPU_ENERGY_JOULES_TOTAL[5m])\n"
+            "unless on (cluster, UUID) last_over_time(DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION[5m])"
+            for power in ("DCGM_FI_DEV_POWER_USAGE", "DCGM_FI_DEV_BOARD_POWER_WATTS")
         ),
     ),
     (
@@ -391,7 +403,11 @@ _DCGM_READINGS: Readings = (
         {"clock": "memory"},
         (_whole("DCGM_FI_DEV_MEMORY_CLOCK_HERTZ"), f"{_whole('DCGM_FI_DEV_MEM_CLOCK')} * 1e6"),
     ),
-    ("stallscope_gpu_clock_max_hertz", {"clock": "sm"}, (f"{_whole('DCGM_FI_DEV_MAX_SM_CLOCK')} * 1e6",)),
+    (
+        "stallscope_gpu_clock_max_hertz",
+        {"clock": "sm"},
+        (_whole("DCGM_FI_DEV_SM_MAX_CLOCK_HERTZ"), f"{_whole('DCGM_FI_DEV_MAX_SM_CLOCK')} * 1e6"),
+    ),
     (
         "stallscope_gpu_pcie_replays_total",
         {},
@@ -440,11 +456,11 @@ _DCGM_READINGS: Readings = (
 
 def dcgm() -> Iterator[Rule]:
     """dcgm-exporter in its three dialects: names of 4.8 and older, DCGM's aliases of them, base units of 4.9."""
-    seen = first_of(
-        "DCGM_FI_DEV_FB_USED", "DCGM_FI_DEV_FB_USED_BYTES", "DCGM_FI_DEV_GPU_TEMP", "DCGM_FI_DEV_GPU_TEMP_CELSIUS"
-    )
+    told = ("FB_USED", "FB_USED_BYTES", "GPU_TEMP", "GPU_TEMP_CELSIUS")
+    # Without it the GPUs of a whole cluster would be one.
+    seen = first_of(*(f'DCGM_FI_DEV_{name}{{UUID!=""}}' for name in told))
     parts = renamed(label_join(seen, "uuid", "/", "UUID", "GPU_I_ID"), "uuid", "uuid", "(.*)/")
-    named = label_join(renamed(parts, "mig", "GPU_I_PROFILE"), "hostname", "", "Hostname", "hostname")
+    named = renamed(renamed(parts, "mig", "GPU_I_PROFILE"), "hostname", "Hostname")
     yield replace(
         DCGM.found(named, "uuid", "mig", "hostname"),
         comment="1 for each GPU that dcgm-exporter tells of. It doesn't tell the UUID of a MIG instance: the card's "
@@ -456,20 +472,24 @@ def dcgm() -> Iterator[Rule]:
         DCGM.with_labels("model, pci_bus_id, driver_version", renamed(driver, "model", "modelName")),
     )
     yield owners(DCGM, ("DCGM_FI_DEV_FB_USED", "DCGM_FI_DEV_FB_USED_BYTES"), {"slurm_job": "hpc_job"})
-    yield Rule(
-        "exporter:utilization_percent:info",
-        "  group by (cluster, job, instance) (DCGM_FI_DEV_GPU_UTIL_RATIO > 1)\n"
-        "or\n"
-        "  last_over_time(exporter:utilization_percent:info[1h]) and on (cluster, job, instance) up == 1",
-        comment="DCGM_FI_DEV_GPU_UTIL_RATIO is a percentage up to DCGM 4.6 and a ratio from 4.7 on. 1 for each target "
-        "where a value over 1 was seen within the hour, which proves the former. A name that only 4.7 has proves the "
-        "latter. Where nothing is proven, only a zero counts.",
-    )
     newer = first_of(
         "DCGM_FI_DEV_FB_USED_BYTES",
         "DCGM_FI_DEV_SM_CLOCK_HERTZ",
         "DCGM_FI_DEV_GPU_ENERGY_JOULES_TOTAL",
         "DCGM_FI_DEV_MEMORY_UTIL_RATIO",
+    )
+    yield Rule(
+        "exporter:utilization_percent:info",
+        "  group by (cluster, job, instance) (DCGM_FI_DEV_GPU_UTIL_RATIO > 1)\n"
+        "or\n"
+        "    last_over_time(exporter:utilization_percent:info[1h])\n"
+        "  and on (cluster, job, instance)\n"
+        "    DCGM_FI_DEV_GPU_UTIL_RATIO\n"
+        "  unless on (cluster, job, instance)\n"
+        f"    (\n{block(newer, 6)}\n    )",
+        comment="DCGM_FI_DEV_GPU_UTIL_RATIO is a percentage up to DCGM 4.6 and a ratio from 4.7 on. 1 for each target "
+        "where a value over 1 was seen, which proves the former; remembered over gaps of an hour, and until a name "
+        "that only 4.7 has proves the latter. Where nothing is proven, only a zero counts.",
     )
     ratio = _whole("DCGM_FI_DEV_GPU_UTIL_RATIO")
     yield Rule(
@@ -595,8 +615,16 @@ _NVIDIA_SMI_READINGS: Readings = (
 
 
 def nvidia_smi() -> Iterator[Rule]:
-    """nvidia_gpu_exporter, whose UUIDs lack their beginning."""
-    indexed = renamed("nvidia_smi_gpu_info", "gpu", "index")
+    """nvidia_gpu_exporter, whose UUIDs lack their beginning, and until the middle of 2026 the label with the index."""
+    target = "cluster, job, instance, uuid"
+    numbered = (
+        "    nvidia_smi_gpu_info\n"
+        f"  * on ({target}) group_left (gpu)\n"
+        f'    count_values by ({target}) ("gpu", nvidia_smi_index)\n'
+        f"or on ({target})\n"
+        "    nvidia_smi_gpu_info"
+    )
+    indexed = renamed(numbered, "gpu", "index")
     yield NVIDIA_SMI.found(renamed(indexed, "UUID", "uuid", "(?:GPU-)?(.+)", "GPU-$1"))
     labels = "model, serial, pci_bus_id, driver_version, cuda_version, vbios_version"
     yield Rule("stallscope_gpu_info", NVIDIA_SMI.with_labels(labels, renamed("nvidia_smi_gpu_info", "model", "name")))
@@ -676,7 +704,9 @@ _AMD_READINGS: Readings = (
 def amd() -> Iterator[Rule]:
     """AMD's device-metrics-exporter."""
     seen = first_of(*_amd("gpu_total_vram"))
-    yield AMD.found(renamed(renamed(seen, "gpu", "gpu_id"), "UUID", "gpu_uuid"), "hostname")
+    numbered = label_join(renamed(seen, "gpu", "gpu_id"), "UUID", "/", *AMD.keys)
+    # Exported only where it is asked for, and all zeros in a virtual machine.
+    yield AMD.found(renamed(numbered, "UUID", "gpu_uuid", "(.*[1-9a-f].*)"), "hostname")
     yield Rule(
         "stallscope_gpu_info",
         AMD.with_labels("model, serial, driver_version, vbios_version", described(seen)),

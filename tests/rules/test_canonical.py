@@ -178,6 +178,7 @@ def test_dcgm_alone_gets_its_gpus_the_verdicts_that_ours_would_have_given_them(
             'stallscope_gpu_clock_hertz{instance="well:9400", clock="sm"} / 1e9': [
                 ({"job": "gpu", "measured_by": "dcgm-exporter", "clock": "sm", **SUBJECT}, 1.98)
             ],
+            'sum(stallscope_gpu_clock_max_hertz{instance="well:9400"}) / 1e9': [({}, 1.98)],
         },
         at="20m",
         rule_files=FILES,
@@ -200,7 +201,9 @@ def test_a_gpu_that_a_pod_holds_idle_is_found_in_each_dialect_and_one_that_is_fr
         for name, values in told(A, DIALECTS[A]["idle"][1], instance="behind:9400")
     ]
     own = {"namespace": "monitoring", "pod": "dcgm-exporter-x"}
-    story += labelled(free, **own) + labelled(behind, **own)
+    # Relabelling has put the node's name in place of the pod's address; `up` keeps the address.
+    at_address = [(re.sub('^(up{.*)"free:9400"', r'\1"10.0.0.9:9400"', name), values) for name, values in free]
+    story += labelled(at_address, **own) + labelled(behind, **own)
     soon = tmp_path / "thresholds.yml"
     thresholds = next(path for path in FILES if path.stem == "thresholds").read_text(encoding="utf-8")
     soon.write_text(re.sub(r"({name: idle_seconds}\n +expr:) .+", r"\1 vector(600)", thresholds))
@@ -227,7 +230,8 @@ def test_a_run_on_a_gpu_of_another_exporter_gets_its_verdict(rulebook: Rulebook)
         # It only knows the index: the exporter is found by the host of its address, or by the host that it names.
         "address": told(A, waiting, instance="address:9400"),
         "name": [
-            (name.replace('hostname="node1"', 'hostname="name"'), values)
+            # The target has a label of that name besides.
+            (name.replace('hostname="node1"', 'Hostname="name",hostname="name"'), values)
             for name, values in told(A, waiting, uuid="other", instance="10.0.0.8:9400")
         ],
         "nvidia_smi": told(
@@ -368,23 +372,23 @@ def test_a_mig_instance_is_busy_as_its_engines_are_and_has_nothing_of_the_card(r
 
 def test_what_may_mean_two_things_is_not_told(rulebook: Rulebook) -> None:
     percent = "DCGM_FI_DEV_GPU_UTIL_RATIO"
-    without_proof = ("DCGM_FI_DEV_FB_USED_BYTES", "DCGM_FI_DEV_SM_CLOCK_HERTZ", "DCGM_FI_DEV_MEMORY_UTIL_RATIO")
     engines = "DCGM_FI_PROF_GR_ENGINE_UTIL_RATIO"
     violation = series(
         "DCGM_FI_DEV_THERMAL_VIOLATION", growing(1e9), job="gpu", instance="a:9400", gpu="0", UUID="GPU-a"
     )
+    energy = "DCGM_FI_DEV_GPU_ENERGY_JOULES_TOTAL"
+    newer = {f"DCGM_FI_DEV_{name}": "_x11 1+0x109" for name in ("FB_USED_BYTES", "SM_CLOCK_HERTZ", "MEMORY_UTIL_RATIO")}
     story = [
         *told(B, {percent: steady(1)}, instance="a:9400"),
         violation,
-        *told(A, instance="d:9400"),
+        *without(told(A, instance="d:9400"), "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION"),
+        # It was a percentage until DCGM was upgraded.
+        *without(told(C, {percent: "50+0x10 0.5+0x110", **newer}, instance="e:9400"), energy),
+        # All GPUs would be one.
+        *((re.sub(r'UUID="[^"]*",', "", name), values) for name, values in told(A, instance="f:9400")),
         # Once it was over 1, it is a percentage.
         *told(B, {percent: "50+0x10 1+0x110"}, instance="b:9400"),
-        *without(
-            told(C, {percent: steady(1)}, instance="c:9400"),
-            *without_proof,
-            "DCGM_FI_DEV_GPU_ENERGY_JOULES_TOTAL",
-            engines,
-        ),
+        *without(told(C, {percent: steady(1)}, instance="c:9400"), *newer, energy, engines),
     ]
     rulebook.check(
         story,
@@ -392,7 +396,10 @@ def test_what_may_mean_two_things_is_not_told(rulebook: Rulebook) -> None:
             "sum by (instance) (stallscope_gpu_utilization_ratio)": [
                 ({"instance": "b:9400"}, 0.01),
                 ({"instance": "d:9400"}, 0.95),
+                ({"instance": "e:9400"}, 0.5),
             ],
+            # Where energy is not told, power stands in.
+            'round(sum(rate(stallscope_gpu_energy_joules_total{instance="d:9400"}[5m])))': [({}, 350)],
             'stallscope_gpu_throttled_seconds_total{instance="a:9400", reason=~"sw_thermal|power_cap"}': [],
             "stallscope_gpu_nvlink_receive_bytes_total or stallscope_gpu_nvlink_transmit_bytes_total": [],
         },
@@ -410,6 +417,13 @@ def test_a_reading_that_is_no_number_spoils_no_counter(rulebook: Rulebook) -> No
         },
         rule_files=FILES,
     )
+
+
+def amd(node: str, gpu_uuid: str = "") -> Story:
+    """An AMD GPU that is half busy, scraped on a node."""
+    page_of_it = told("amd_device_metrics_exporter", {"gpu_gfx_activity": steady(50)}, instance=f"{node}:5000")
+    there = [(name.replace('hostname="node1"', f'hostname="{node}"'), values) for name, values in page_of_it]
+    return [(re.sub(r'gpu_uuid="[^"]*"', f'gpu_uuid="{gpu_uuid}"', name), values) for name, values in there]
 
 
 def test_other_exporters_of_gpus_alone_get_verdicts_too(rulebook: Rulebook) -> None:
@@ -433,24 +447,37 @@ def test_other_exporters_of_gpus_alone_get_verdicts_too(rulebook: Rulebook) -> N
             )
         ),
         *told(smi, instance="well:9835"),
-        *told("amd_device_metrics_exporter", {"gpu_gfx_activity": steady(50)}, instance="amd:5000"),
+        # Before it had a label with the index.
+        *(
+            (re.sub(r',index="\d"', "", name), values)
+            for name, values in told(smi, {"nvidia_smi_utilization_gpu_ratio": steady(0.5)}, instance="old:9835")
+        ),
+        series("nvidia_smi_index", steady(3), uuid="old", job="gpu", instance="old:9835"),
+        *amd("amd", gpu_uuid="ccff74a1-0000-1000-80e0-c6d49f5b0d86"),
+        # The UUID is exported where it is asked for, and is of no use in a virtual machine.
+        *amd("plain"),
+        *amd("virtual", gpu_uuid="00000000-0000-0000-0000-000000000000"),
         # An exporter of ours there has the card already, under another name.
-        *told("amd_device_metrics_exporter", instance="both:5000"),
+        *amd("both", gpu_uuid="ccff74a1-0000-1000-80e0-000000000000"),
         *ours(instance="both:19400"),
         series("stallscope_exporter_source_up", steady(1), source="amd", job="stallscope", instance="both:19400"),
     ]
     rulebook.check(
-        [
-            (name.replace("80e0-c6d49f5b0d86", "both") if "both:5000" in name else name, values)
-            for name, values in story
-        ],
+        story,
         {
             "sum by (instance, cause) (gpu:verdict:ratio5m >= bool 0)": [
                 ({"instance": "low:9835", "cause": "underused"}, 1),
                 ({"instance": "hot:9835", "cause": "thermal_throttle"}, 1),
                 ({"instance": "xid:9835", "cause": "xid_hw"}, 1),
                 ({"instance": "well:9835", "cause": "healthy"}, 1),
-                ({"instance": "amd:5000", "cause": "underused"}, 1),
+                ({"instance": "old:9835", "cause": "underused"}, 1),
+                *(({"instance": f"{node}:5000", "cause": "underused"}, 1) for node in ("amd", "plain", "virtual")),
+            ],
+            'group by (gpu, uuid) (stallscope_gpu_up{instance=~"(old|amd|plain|virtual):.+"})': [
+                ({"gpu": "3", "uuid": "GPU-old"}, 1),
+                ({"gpu": "2", "uuid": "ccff74a1-0000-1000-80e0-c6d49f5b0d86"}, 1),
+                ({"gpu": "2", "uuid": "plain/2"}, 1),
+                ({"gpu": "2", "uuid": "virtual/2"}, 1),
             ],
             'round(sum by (instance) (rate(stallscope_gpu_energy_joules_total{instance="well:9835"}[5m])))': [
                 ({"instance": "well:9835"}, 627)
