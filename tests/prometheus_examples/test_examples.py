@@ -126,6 +126,15 @@ def test_nothing_is_sent_in_the_clear(name: str) -> None:
         assert "password_file" in target["basic_auth"], "a password is in a file of its own"
 
 
+@pytest.mark.skipif(shutil.which("vmagent") is None, reason="not on PATH: vmagent")
+@pytest.mark.parametrize(("strict", "refused"), [("false", False), ("true", True)])
+def test_vmagent_takes_the_agents_file_where_it_may_leave_out_what_it_does_not_know(strict: str, refused: bool) -> None:
+    flags = (f"-promscrape.config.strictParse={strict}", "-remoteWrite.url=http://127.0.0.1:1", "-dryRun")
+    command = ["vmagent", f"-promscrape.config={FOLDER / AGENT}", *flags]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert bool(done.returncode) == refused, done.stderr
+
+
 @contextmanager
 def started(
     example: dict[str, Any], folder: Path, *flags: str, central: Prometheus | None = None
