@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable
 from typing import NamedTuple
 
-from stallscope.vocabulary import VERSION
+from stallscope.report import VERSION
 
 _BEGINNING = f'{{"version":{VERSION},"run":'.encode()
 _SESSION = b',"session":"'
