@@ -23,7 +23,7 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
         "capacity": "bundle catalogue gpus owners readable terminal",
         "catalogue": "",
         "causes": "",
-        "cli": "amd analysis bundle capacity causes configuration doctor gpus intake logs nvidia readable sampling shim"
+        "cli": "analysis bundle capacity causes configuration doctor gpus intake logs nvidia readable sampling shim"
         " simulation sources stack terminal trace_request version web",
         "configuration": "logs report web",
         # Of the terminal only the reading of an exporter's page.

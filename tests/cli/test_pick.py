@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from stallscope.amd.kernel import AmdDriver
 from stallscope.capacity.claims import Claims
 from stallscope.cli import pick as command
 from stallscope.cli._picker import Picker, PickFailed
@@ -24,7 +23,6 @@ from tests.nvml_library.stand_in import DriverState, GpuState, NvmlStandIn
 
 GIB = 1 << 30
 QUICK = ("--over", "1s")
-RECORDED_AMD = Path(__file__).parents[1] / "recorded_trees/amd_mi300x"
 NOWHERE = "http://127.0.0.1:9"
 """No exporter listens there; the one of the machine that runs the tests has no say."""
 
@@ -181,10 +179,11 @@ def test_among_gpus_of_amd_nobody_is_told_to_install_nvidias_driver(
 
     flags = ("--lock-folder", str(tmp_path), "--exporter.url", NOWHERE)
     picker = Picker(command.parser().parse_args(flags), running=False, driver=unavailable)
-    monkeypatch.setattr("stallscope.cli._picker.AmdDriver", lambda: AmdDriver(RECORDED_AMD))
+    on_the_bus = {"AMD": 8}
+    monkeypatch.setattr("stallscope.cli._picker.pci_gpus", lambda _: on_the_bus)
     with pytest.raises(PickFailed, match=r"are AMD's.*ROCR_VISIBLE_DEVICES"):
         picker.look()
-    monkeypatch.setattr("stallscope.cli._picker.AmdDriver", lambda: AmdDriver(tmp_path))
+    on_the_bus["NVIDIA"] = 1  # a workstation whose processor draws
     with pytest.raises(PickFailed, match="nvidia-smi"):
         picker.look()
 

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from stallscope.amd.kernel import AmdDriver
 from stallscope.capacity.choice import Wanted, choose, host_against, judge, never
 from stallscope.capacity.claims import Claims, shared_folder
 from stallscope.capacity.exporter import WANTED, with_exporter
@@ -20,6 +19,7 @@ from stallscope.capacity.reading import read
 from stallscope.capacity.visible import visible
 from stallscope.cli._exporter import DEFAULT_EXPORTER
 from stallscope.cli._picked import Picked, refusal
+from stallscope.doctor.drivers import pci_gpus
 from stallscope.gpus.driver import Driver, DriverError
 from stallscope.nvidia.nvml import NvmlDriver
 from stallscope.terminal.exporter_client import ExporterClient, ExporterError
@@ -137,7 +137,7 @@ class Picker:
         try:
             gpus = read(self._driver(), look=self._over, pause=self._pause)
         except DriverError as error:
-            if _is_amds():
+            if pci_gpus(Path("/")).keys() == {"AMD"}:
                 raise PickFailed(_AMD) from None
             # A missing package is told with its remedy.
             raise PickFailed(str(error) if error.reason.startswith("binding_") else f"{error}; {_NO_DRIVER}") from None
@@ -155,12 +155,3 @@ class Picker:
                 print(f"stallscope pick: {self._client.name}: {error}; going on without", file=sys.stderr)
                 self._must_answer = False  # it was said
             return None
-
-
-def _is_amds() -> bool:
-    """Whether there are GPUs of AMD here."""
-    try:
-        AmdDriver().open()
-    except DriverError:
-        return False
-    return True

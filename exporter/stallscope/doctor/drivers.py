@@ -35,7 +35,7 @@ def drivers(root: Path) -> Iterator[Finding]:
     Raises:
         Stop: the exporter's libraries are not installed, or nothing answers in time.
     """
-    present = _pci_gpus(root)
+    present = pci_gpus(root)
     answers = _answers()
     for maker, answer in (("NVIDIA", answers["nvidia"]), ("AMD", answers["amd"])):
         gpus, problem = answer["gpus"], answer["problem"]
@@ -128,7 +128,7 @@ def _answers() -> dict[str, dict[str, Any]]:
     return {answer["source"]: answer for answer in json.loads(said)}
 
 
-def _pci_gpus(root: Path) -> dict[str, int]:
+def pci_gpus(root: Path) -> dict[str, int]:
     """GPUs on the PCI bus by maker, whether or not a driver has taken them on."""
     found: dict[str, int] = {}
     for device in (root / "sys/bus/pci/devices").glob("*"):
