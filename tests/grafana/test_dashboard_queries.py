@@ -40,6 +40,7 @@ SHOWN_FOR = {
     ("stallscope-health", "Ranks that can't be judged, by what is missing", "A"): "unknown",
     ("stallscope-health", "Scrapes that were missed", "A"): "exporters",
     ("stallscope-health", "Exporters that were silent", "A"): "exporters",
+    ("stallscope-health", "Requests refused a second, by reason", "A"): "exporters",
     ("stallscope-health", "Values rejected a second", "A"): "exporters",
     ("stallscope-health", "Failed attributions a second", "A"): "exporters",
     ("stallscope-health", "Reports rejected a second, by reason", "A"): "exporters",
