@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stallscope.readable import count, duration, percent, readable, size, size_of
+from stallscope.readable import ago, count, duration, percent, readable, size, size_of
 
 
 @pytest.mark.parametrize(
@@ -28,6 +28,12 @@ from stallscope.readable import count, duration, percent, readable, size, size_o
 )
 def test_times_have_two_units_at_most(seconds: float, words: str) -> None:
     assert duration(seconds) == words
+
+
+def test_how_long_since_is_told_whatever_a_clock_says() -> None:
+    assert [ago(seconds) for seconds in (-5, 9.6, 90, float("inf"))] == [
+        *("0 s ago", "10 s ago", "1 min 30 s ago", "over a century ago")
+    ]
 
 
 @pytest.mark.parametrize(("ratio", "words"), [(0, "0 %"), (0.001, "under 1 %"), (0.634, "63 %"), (1, "100 %")])

@@ -64,5 +64,7 @@ def duration(seconds: float) -> str:
 
 def ago(seconds: float) -> str:
     """How long since."""
+    if not seconds < _CENTURY:
+        return f"{duration(seconds)} ago"
     whole = max(0, round(seconds))
     return f"{duration(whole) if whole >= 10 else f'{whole} s'} ago"

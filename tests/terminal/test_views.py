@@ -11,7 +11,7 @@ from stallscope.sampling.reading import Sample
 from stallscope.terminal import observer
 from stallscope.terminal.feed import Seen
 from stallscope.terminal.gpu_lines import SORTS
-from stallscope.terminal.lines import ASCII, Span, fit, length_of, phase_bar, plain, width_of
+from stallscope.terminal.lines import ASCII, Span, fit, length_of, phase_bar, plain, width_of, wrapped
 from stallscope.terminal.model import Node
 from stallscope.terminal.observer import Observer
 from stallscope.terminal.screen import Screen
@@ -266,6 +266,12 @@ def test_a_text_is_cut_to_its_cells(text: str, width: int, cut: str) -> None:
     spans = fit((Span(text),), width)
     assert "".join(span.text for span in spans) == cut
     assert sum(width_of(span.text) for span in spans) == width
+
+
+def test_a_sentence_of_wide_signs_is_wrapped_by_its_cells() -> None:
+    lines = wrapped("学習 " * 30 + "is down", 40)
+    assert max(map(length_of, lines)) <= 40
+    assert "".join(map(plain, lines)).count("学習") == 30
 
 
 def test_all_signs_have_a_stand_in_for_terminals_that_know_ascii_alone() -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
-from math import isfinite
 from types import MappingProxyType
 
 from stallscope.catalogue import Family
@@ -21,12 +20,14 @@ Series = dict[str, float]
 _PAIR = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)"')
 _ESCAPE = re.compile(r"\\(.)")
 _NO_LABELS: Labels = MappingProxyType({})
+_MOST = 1e100
+"""Beyond it, as with what is no number, sums and products would be infinite."""
 _KNOWN_LABELS = 32_768
 """A node has the same ones every time: a thousand ranks some twenty thousand."""
 
 
 class Page:
-    """The series of one page, by name; non-finite ones are left out, since nothing can be shown of them."""
+    """The series of one page, by name; those that can't be meant are left out, since nothing can be shown of them."""
 
     def __init__(self, text: str, wanted: frozenset[str]) -> None:
         """Read what is wanted; lines that can't be read are passed over.
@@ -56,7 +57,7 @@ class Page:
                 value = float(number)
             except ValueError:
                 continue
-            if isfinite(value):
+            if -_MOST < value < _MOST:
                 found[labels] = value
 
     def __bool__(self) -> bool:

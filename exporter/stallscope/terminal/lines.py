@@ -96,9 +96,10 @@ def _cut(text: str, width: int) -> str:
 
 def wrapped(text: str, width: int, role: str = "", indent: str = "") -> list[Line]:
     """A sentence over as many lines as it takes; a number is not parted from its percent sign."""
+    wide = width_of(text) - len(text)  # which textwrap does not know of
     pieces = textwrap.wrap(
         text.replace(" %", "\u00a0%"),
-        max(_LEAST_WIDTH, width),
+        max(_LEAST_WIDTH, width - wide),
         initial_indent=indent,
         subsequent_indent=indent,
         break_on_hyphens=False,

@@ -63,7 +63,7 @@ def runs(screen: Screen, _sort: str, width: int) -> list[Line]:
     """Runs with their ranks."""
     lines = _by_run(screen, width, lambda run: rank_table(run, screen.now, width))
     none = "No training run of that owner." if screen.owner else "No training run has reported."
-    return [*(lines or [line(Span(none, "quiet"))]), *_nobody(screen, width)]
+    return [*(lines or wrapped(none, width, "quiet")), *_nobody(screen, width)]
 
 
 def owners(screen: Screen, _sort: str, width: int) -> list[Line]:
