@@ -251,10 +251,17 @@ class TestWaiting:
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         return scripted
 
-    def picker(self, device: ScriptedDevice, tmp_path: Path, pause: Callable[[float], None], *words: str) -> Picker:
+    def picker(
+        self,
+        device: ScriptedDevice,
+        tmp_path: Path,
+        pause: Callable[[float], None],
+        *words: str,
+        driver: Callable[[], ScriptedDriver] | None = None,
+    ) -> Picker:
         flags = ("--lock-folder", str(tmp_path), "--exporter.url", NOWHERE, "--wait", *words)
         parsed = command.parser().parse_args(flags)
-        return Picker(parsed, running=True, driver=lambda: ScriptedDriver(device), pause=pause)
+        return Picker(parsed, running=True, driver=driver or (lambda: ScriptedDriver(device)), pause=pause)
 
     def test_it_ends_when_there_is_room_and_says_once_what_it_waits_for(
         self, device: ScriptedDevice, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -286,3 +293,23 @@ class TestWaiting:
         assert look.chosen == ()
         # The time may end within a look, but not within a pause.
         assert 125 <= now <= 127
+
+    def test_a_driver_that_goes_meanwhile_is_waited_for(
+        self, device: ScriptedDevice, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        looks = 0
+
+        def driver() -> ScriptedDriver:
+            nonlocal looks
+            looks += 1
+            if looks == 2:
+                raise DriverUnavailable("driver_not_loaded", "the driver is gone")
+            if looks == 3:
+                device.answers["memory"] = Memory(80 * GIB, 20 * GIB, None)
+            return ScriptedDriver(device)
+
+        look = self.picker(device, tmp_path, lambda _: None, "--memory", "30GiB", driver=driver).until_found(None)
+        assert [gpu.identity.uuid for gpu in look.chosen] == ["GPU-0"]
+        for descriptor in look.descriptors:
+            os.close(descriptor)
+        assert "waiting: the driver is gone" in capsys.readouterr().err

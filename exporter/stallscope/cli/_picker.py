@@ -91,19 +91,33 @@ class Picker:
         """
         began = clock()
         said = ""
+        found: Picked | str = self.look()
         while True:
-            picked = self.look()
             left = None if timeout is None else began + timeout - clock()
-            if picked.chosen or (left is not None and left <= 0):
-                return picked
-            reasons = refusal(picked, self.wanted)
-            if why := never(picked.judged, picked.host, self.wanted):
-                raise PickFailed(f"{reasons}\n  waiting is of no use: {why}")
+            over = left is not None and left <= 0
+            if isinstance(found, str):
+                reasons = found
+                if over:
+                    raise PickFailed(reasons)
+            else:
+                if found.chosen or over:
+                    return found
+                reasons = refusal(found, self.wanted)
+                if why := never(found.judged, found.host, self.wanted):
+                    raise PickFailed(f"{reasons}\n  waiting is of no use: {why}")
             # Figures change all the time; what stands in the way does not.
             if (gist := re.sub(r"[\d.]+", "", reasons)) != said:
                 print(f"stallscope pick: waiting: {reasons}", file=sys.stderr, flush=True)
                 said = gist
             self._pause(_POLL_SECONDS if left is None else min(_POLL_SECONDS, left))
+            found = self._look_again()
+
+    def _look_again(self) -> Picked | str:
+        """Look once more; in words where the driver is gone that was there: it is loaded anew, or a GPU is reset."""
+        try:
+            return self.look()
+        except PickFailed as problem:
+            return str(problem)
 
     def look(self) -> Picked:
         """Look once, and claim what is chosen.
