@@ -277,12 +277,13 @@ def test_without_a_token_file_signatures_are_not_looked_at(make_report: MakeRepo
     assert intake.post(make_report(sequence=2)) == (204, b"")
 
 
-def test_a_posted_refusal_is_logged_seldom(
+def test_a_posted_refusal_is_logged_seldom_and_with_its_address(
     intake: Intake, make_report: MakeReport, caplog: pytest.LogCaptureFixture, clock: ScriptedClock
 ) -> None:
     caplog.set_level(logging.WARNING)
     for _ in range(5):
-        intake.post(make_report())
+        intake.post(make_report(), "192.0.2.7")
     clock.advance(61.0)
-    intake.post(make_report())
-    assert [line.partition(":")[0] for line in caplog.messages] == ["refused a report through HTTP (unsigned)"] * 2
+    intake.post(make_report(), "192.0.2.7")
+    lines = [line.partition(":")[0] for line in caplog.messages]
+    assert lines == ["refused a report through HTTP from 192.0.2.7 (unsigned)"] * 2

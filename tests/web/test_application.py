@@ -380,7 +380,7 @@ def test_the_page_is_where_the_telemetry_path_says(tmp_path: Path) -> None:
     sampler = Sampler()
     application = Application(
         sampler,
-        post_report=lambda _body: (204, b""),
+        post_report=lambda _body, _client: (204, b""),
         post_trace=lambda _body: (202, b""),
         status_page=lambda _refreshing: b"",
         release=lambda _seconds: "",

@@ -152,7 +152,7 @@ class Exporter:
         if self.configuration.scenario:
             fields["simulated"] = self.configuration.scenario
         for server in self.servers:
-            _logger.info("answering", extra={"fields": {"address": server.address, "url": server.url, **fields}})
+            _logger.info("answering", extra={"fields": {"address": str(server.address), "url": server.url, **fields}})
 
     def stop(self) -> None:
         """Stop everything; what hangs is left behind."""

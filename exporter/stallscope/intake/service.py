@@ -132,8 +132,12 @@ class Intake:
         """Every series of the report path. Memory only; any thread."""
         return self.registry.collect()
 
-    def post(self, body: bytes) -> tuple[int, bytes]:
+    def post(self, body: bytes, client: str = "") -> tuple[int, bytes]:
         """Take in a report that came as a POST body.
+
+        Args:
+            body: the report.
+            client: the address that it came from, for the log.
 
         Returns:
             HTTP status and body: 204 and nothing; 200 and a wish for traces, where there is one; or 4xx and a JSON
@@ -143,7 +147,7 @@ class Intake:
             report = self._accept(body, "http")
         except ReportError as error:
             if error.reason in AUTHENTICATION_REASONS:
-                self._complaints.tell("HTTP", error)
+                self._complaints.tell(f"HTTP from {client}" if client else "HTTP", error)
             answer = json.dumps({"error": error.reason, "message": error.message})
             return _STATUS.get(error.reason, 400), answer.encode()
         wish = self.traces.answer(report)

@@ -55,7 +55,7 @@ class Application:
         self,
         pages: Pages,
         *,
-        post_report: Callable[[bytes], tuple[int, bytes]],
+        post_report: Callable[[bytes, str], tuple[int, bytes]],
         post_trace: Callable[[bytes], tuple[int, bytes]],
         status_page: Callable[[bool], bytes],
         release: Callable[[float | None], str],
@@ -69,8 +69,8 @@ class Application:
 
         Args:
             pages: gives the metrics.
-            post_report: takes a report's body; returns status and JSON.
-            post_trace: takes the body of a request for traces, likewise.
+            post_report: takes a report's body and the client's address; returns status and JSON.
+            post_trace: takes the body of a request for traces; returns the same.
             status_page: makes the status page; told whether browsers are to ask for it again by themselves.
             release: lets go of GPUs for so many seconds, the configured time for None, takes them up again for 0;
                 tells what happens next.
@@ -149,7 +149,7 @@ class Application:
             return problem(405, "method", "a report is sent with POST", "Allow: POST")
         if (refusal := self._refusal(request, client, "reports")) is not None:
             return problem(403, *refusal)
-        status, body = self._post_report(_OVERSIZED if request.oversized else request.body)
+        status, body = self._post_report(_OVERSIZED if request.oversized else request.body, client)
         return Response(status, JSON if body else "", body)
 
     def _answer_trace(self, request: Request, client: str) -> Response:
