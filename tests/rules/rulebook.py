@@ -8,10 +8,12 @@ import shutil
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.rules.together import Document, Together
+if TYPE_CHECKING:
+    from tests.rules.together import Document, Together
 
 ROOT = Path(__file__).parents[2]
 _STAGES = ("thresholds", "subjects", "verdicts", "totals")
@@ -72,7 +74,7 @@ def _run_tool(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     # promtool would spend a quarter of its time on collecting little garbage often.
     environment = {**os.environ, "GOGC": "800"}
     return subprocess.run(
-        [tool(name), *arguments], env=environment, capture_output=True, text=True, check=False, timeout=110
+        [tool(name), *arguments], env=environment, capture_output=True, text=True, check=False, timeout=280
     )
 
 

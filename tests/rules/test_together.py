@@ -15,19 +15,47 @@ UNMET = """Unit Testing:  stories.test.yml
         exp: {gpu="0"} 1E+00
         got: nil
 """
+FIRED = """Unit Testing:  stories.test.yml
+  FAILED:
+    alertname: GpuLost, time: 20m,
+        exp:[
+            0:
+              Labels:{alertname="GpuLost", unexpected="yes"}
+              Annotations:{}
+            ],
+        got:[
+            0:
+              Labels:{alertname="GpuLost", cluster="story-0-", run="train"}
+              Annotations:{dashboard_url="/d/run?var-cluster=a&var-cluster=story-0-"}
+            1:
+              Labels:{alertname="GpuLost", cluster="story-1-", run="train"}
+              Annotations:{dashboard_url="/d/run?var-cluster=b"}
+            ]
+"""
 
 
-def story(expression: str = "gpu:up:max", *names: str, value: float = 1) -> Document:
+def story(
+    expression: str = "gpu:up:max", *names: str, value: float = 1, at: str = "20m", rules: str = "rules.yml"
+) -> Document:
     return {
-        "rule_files": ["rules.yml"],
+        "rule_files": [rules],
         "tests": [
             {
                 "interval": "30s",
                 "input_series": [{"series": name, "values": f"{value}+0x120"} for name in names or (GPU,)],
-                "promql_expr_test": [{"expr": expression, "eval_time": "20m", "exp_samples": []}],
+                "promql_expr_test": [{"expr": expression, "eval_time": at, "exp_samples": []}],
             }
         ],
     }
+
+
+def text(words: str) -> Document:
+    """A story that expects an alert in these words."""
+    asked = story()
+    alert = {"exp_labels": {"run": "train"}, "exp_annotations": {"dashboard_url": words}}
+    test = {name: of for name, of in asked["tests"][0].items() if name != "promql_expr_test"}
+    test["alert_rule_test"] = [{"alertname": "GpuLost", "eval_time": "20m", "exp_alerts": [alert]}]
+    return {**asked, "tests": [test]}
 
 
 def saying(answer: str) -> tuple[Callable[[Document], str], list[Document]]:
@@ -65,6 +93,29 @@ def test_only_the_story_whose_expectation_is_not_met_must_run_alone() -> None:
     stories = [story(value=value) for value in (1, 2, 3)]
     together = Together(stories, run)
     assert [together.passed(each) for each in stories] == [True, False, True]
+
+
+def test_a_story_of_an_alerts_words_passes_where_its_own_alert_has_them() -> None:
+    run, asked = saying(FIRED)
+    stories = [text("/d/run?var-cluster=a"), text("/d/run?var-cluster=c"), text("/d/run"), story()]
+    together = Together(stories, run)
+    assert [together.passed(each) for each in stories] == [True, False, False, True]
+    assert len(asked) == 1
+
+
+def test_beside_words_an_expectation_that_is_not_met_is_still_seen() -> None:
+    run, _asked = saying(FIRED + UNMET.partition("FAILED:\n")[2])
+    stories = [text("/d/run?var-cluster=a"), story(), story(value=2)]
+    together = Together(stories, run)
+    assert [together.passed(each) for each in stories] == [True, False, True]
+
+
+def test_stories_of_other_rules_or_of_other_lengths_run_apart() -> None:
+    run, asked = saying(MET)
+    stories = [story(), story(at="1h"), story(rules="others.yml"), story(at="25m")]
+    together = Together(stories, run)
+    assert [together.passed(each) for each in stories] == [True, False, False, True]
+    assert len(asked) == 1, "one that is left over need not be tried in company"
 
 
 @pytest.mark.parametrize(

@@ -224,14 +224,14 @@ def parse_samples(report: str) -> Iterator[tuple[str, int, list[Sample]]]:
         EngineError: A sample can't be read.
     """
     for expression, moment, got in _GOT.findall(report):
-        yield json.loads(expression), _seconds(moment), list(_samples(got.strip()))
+        yield json.loads(expression), in_seconds(moment), list(_samples(got.strip()))
 
 
 def parse_alerts(report: str) -> Iterator[tuple[str, int, list[Alert]]]:
     """Each alert's instances in a report of mismatches: name, second, alerts."""
     for name, moment, got in _ALERTS.findall(report):
         alerts = [Alert(_labels("", labels), _labels("", words)) for labels, words in _WORDS.findall(got)]
-        yield name, _seconds(moment), alerts
+        yield name, in_seconds(moment), alerts
 
 
 def _samples(text: str) -> Iterator[Sample]:
@@ -260,5 +260,6 @@ def _unquote(text: str) -> str:
     return str(json.loads(as_json))
 
 
-def _seconds(duration: str) -> int:
+def in_seconds(duration: str) -> int:
+    """A duration in Prometheus's notation: `1h1m30s`."""
     return round(sum(float(number) * _UNITS[unit] for number, unit in re.findall(r"([\d.]+)(ms|[smhdw])", duration)))
