@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from stallscope.capacity.choice import Wanted, choose, host_against, judge, never
-from stallscope.capacity.claims import Claims, shared_folder
+from stallscope.capacity.claims import Claims, ClaimsFailed, shared_folder
 from stallscope.capacity.exporter import WANTED, with_exporter
 from stallscope.capacity.gpu import GpuNow
 from stallscope.capacity.host import host, processor_time
@@ -113,10 +113,10 @@ class Picker:
             found = self._look_again()
 
     def _look_again(self) -> Picked | str:
-        """Look once more; in words where the driver is gone that was there: it is loaded anew, or a GPU is reset."""
+        """Look once more; in words where what answered before does not: a driver is loaded anew, the lock is held."""
         try:
             return self.look()
-        except PickFailed as problem:
+        except (ClaimsFailed, PickFailed) as problem:
             return str(problem)
 
     def look(self) -> Picked:
