@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from stallscope.analysis.prometheus import PrometheusError
 from stallscope.cli import report
 from tests.filled_prometheus import write
 from tests.free_ports import free_port
@@ -142,6 +143,18 @@ def test_a_notebook_has_the_run_and_the_server_filled_in(server: str, here: Path
     values: dict[str, Any] = {}
     exec("".join(parameters["source"]), values)
     assert (values["RUN"], values["SERVER"], values["NAMESPACE"], values["END"]) == ("resnet50", server, "vision", None)
+
+
+def test_a_part_that_could_not_be_asked_for_is_told_beside_the_report(
+    server: str, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def hosts(_asker: Any) -> Any:
+        raise PrometheusError("no answer within 60 s")
+
+    monkeypatch.setattr("stallscope.analysis.report.hosts.section", hosts)
+    assert report.main(["--prometheus.url", server, "--run", "resnet50"]) == 0
+    assert capsys.readouterr().err == "stallscope report: a part is missing: Hosts: no answer within 60 s\n"
+    assert "This could not be asked for: no answer within 60 s" in (here / "report.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(

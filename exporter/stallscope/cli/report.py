@@ -216,6 +216,8 @@ def _write(server: Prometheus, told: Any) -> Document:
             document = build(subject, server, options, lambda _what: advance())
     except (RunError, PrometheusError, _times.EmptySpanError) as problem:
         raise _RefusedError(_prometheus.reason(problem)) from None
+    for part in document.incomplete:
+        print(f"stallscope report: a part is missing: {part}", file=sys.stderr)
     refresh = told.watch if document.live else None
     _put(told.out, written(document, told.format, refresh_seconds=refresh))
     if told.notebook is not None:

@@ -247,6 +247,14 @@ def test_the_straggler_is_named_with_its_gpu_and_what_ails_it(report_of: Report)
     assert all(number(first["Waited for"]) > 10 * number(row["Waited for"]) for row in others)
 
 
+def test_a_rank_that_is_gone_is_named(report_of: Report) -> None:
+    gone = words(report_of("broken"), "ranks")
+    assert gone.startswith(
+        "Ranks that were gone at the end of this time: rank 3 (GPU 1 of broken1:19400) lost, last heard"
+    )
+    assert "gone" not in words(report_of("straggling"), "ranks")
+
+
 def test_dips_are_told_in_steps_with_what_comes_as_often(report_of: Report) -> None:
     (pause,) = part("saving").case.story.runs[0].work[0].state.pauses
     assert pause.phase == "checkpoint"
@@ -394,7 +402,7 @@ def test_a_run_that_claims_no_gpu_loses_hours_of_ranks(server: Prometheus, run_o
 
 
 def test_a_server_without_rules_gets_a_report_that_says_so(server: Prometheus, run_of: FindRun) -> None:
-    document = build(of_run(server, run_of("straggling")), Partly(server, r"[a-z]:[a-z_]+|ALERTS"))
+    document = build(of_run(server, run_of("straggling")), Partly(server, r"[a-z]:[a-z_]+|ALERTS"), PRICES)
     assert advice(document) == []
     for missing in ("Recording rules of ", "input.yml", "thresholds.yml", "totals.yml", "The alert rules"):
         assert missing in words(document, "missing")
@@ -413,13 +421,23 @@ def test_a_server_without_rules_gets_a_report_that_says_so(server: Prometheus, r
     assert {fact.name: fact.value for fact in document.highlights}["Lost"] is None
     assert facts(document, "summary")["Ranks"].value == 4
     assert facts(document, "summary")["Lived"].value is None
+    assert "Money" not in facts(document, "summary")
+
+
+def test_a_run_that_rules_know_nothing_of_is_not_blamed_on_rules_that_are_not_loaded(
+    server: Prometheus, run_of: FindRun
+) -> None:
+    document = build(of_run(server, replace(run_of("waiting"), name="too young")), server)
+    assert "found nothing of what this report is about" in words(document, "missing")
+    assert "Load all files" not in words(document, "missing")
 
 
 def test_a_section_that_cannot_be_asked_for_says_so_and_the_others_stand(server: Prometheus, run_of: FindRun) -> None:
     failing = Partly(server, "host:cpu_busy", PrometheusError("http://prometheus: no answer within 60 s"))
     document = build(of_run(server, run_of("waiting")), failing)
     assert "no answer within 60 s" in words(document, "hosts")
-    assert "Hosts: http://prometheus: no answer within 60 s" in words(document, "missing")
+    assert document.incomplete == ("Hosts: http://prometheus: no answer within 60 s",)
+    assert document.incomplete[0] in words(document, "missing")
     assert advice(document)[0].cause == "input_few_workers"
 
 

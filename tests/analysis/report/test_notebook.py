@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ def everything() -> Iterator[Series]:
         yield from of_rank("plain", rank, instance="plain:19400", uuid=f"GPU-{rank}", world_size=2)
         yield from of_gpu("plain:19400", rank, f"GPU-{rank}")
     yield from of_rank("without-gpus")
+    yield from of_rank("earlier", namespace="other", only=range(20))
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +53,9 @@ def sections(server: Prometheus, name: str) -> dict[str, Section]:
 
 def test_the_notebook_makes_the_report_of_its_run(server: Prometheus, tmp_path: Path) -> None:
     subject = of_run(server, run_of(server, "plain"))
-    text = notebook.written(subject, server.name, Options(gpu_hour_price=2.5, currency="EUR")).decode()
+    late = replace(subject, start=subject.start + 30 * INTERVAL)  # when the other run is over
+    options = Options(gpu_hour_price=2.5, currency="EUR", against=run_of(server, "earlier"))
+    text = notebook.written(late, server.name, options).decode()
     cells = nbformat.reads(text, 4)  # type: ignore[no-untyped-call]
     client = nbclient.NotebookClient(
         cells, timeout=120, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
@@ -64,6 +68,7 @@ def test_the_notebook_makes_the_report_of_its_run(server: Prometheus, tmp_path: 
     pages = [data["text/html"] for data in shown if "srcdoc" in data.get("text/html", "")]
     assert len(pages) == 2
     assert "Run plain" in pages[0]
+    assert "Against earlier" in pages[0]
     assert "GPUs, scrape by scrape" in pages[1]
     page = (tmp_path / "report-from-frames.html").read_text(encoding="utf-8")
     assert "Phases, scrape by scrape" in page

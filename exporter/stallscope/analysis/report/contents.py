@@ -113,6 +113,7 @@ def build(
         live=subject.live,
         zone=asker.options.zone,
         currency=asker.options.currency,
+        incomplete=tuple(map(str, failures)),
     )
 
 

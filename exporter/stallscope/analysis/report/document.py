@@ -313,6 +313,8 @@ class Document:
     """In which its times are shown, by its IANA name."""
     currency: str = ""
     """Of its money, as EUR."""
+    incomplete: tuple[str, ...] = ()
+    """Parts that could not be asked for, each with why."""
 
     def __post_init__(self) -> None:
         """Hold anchors apart."""

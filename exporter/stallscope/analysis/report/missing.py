@@ -33,6 +33,10 @@ class Failure(NamedTuple):
     title: str
     reason: str
 
+    def __str__(self) -> str:
+        """In one line."""
+        return f"{self.title}: {self.reason}"
+
 
 def section(asker: Asker, found: Ranks | None, fired: Alerts | None, failures: list[Failure]) -> Section:
     """Tell it."""
@@ -46,7 +50,7 @@ def section(asker: Asker, found: Ranks | None, fired: Alerts | None, failures: l
 
 def told(failures: list[Failure]) -> tuple[Block, ...]:
     """What could not be asked for."""
-    return tuple(Notice("warning", f"{each.title}: {each.reason}") for each in failures)
+    return tuple(Notice("warning", str(each)) for each in failures)
 
 
 def _rules(asker: Asker, fired: Alerts | None) -> list[Block]:
@@ -57,7 +61,7 @@ def _rules(asker: Asker, fired: Alerts | None) -> list[Block]:
     absent = [f"{domain}.yml" for domain in _WITH_FLOORS if domain not in domains]
     for file, record in (
         ("thresholds", "stallscope:threshold"),
-        ("subjects", asker.subject.gpus),
+        ("subjects", f"{asker.subject.gpus} or count(gpu:up:max)"),
         ("totals", "cluster:gpus_known:count"),
     ):
         if asker.figure(f"count({asker.over_time('last_over_time', record, resolution=asker.step)})") is None:
@@ -79,6 +83,17 @@ def _rules(asker: Asker, fired: Alerts | None) -> list[Block]:
                     "warning",
                     f"For {duration(gap)} of {duration(asker.subject.seconds)} no rules were evaluated: the server was "
                     "down, or had none yet. Nothing of that time is judged.",
+                )
+            )
+        if (
+            asker.figure(f"count({asker.over_time('last_over_time', asker.subject.gpus, resolution=asker.step)})")
+            is None
+        ):
+            blocks.append(
+                Notice(
+                    "warning",
+                    "Rules were evaluated, but found nothing of what this report is about: they came later, or its "
+                    "ranks and GPUs never told enough to be taken as alive.",
                 )
             )
     if fired is not None and not fired.rules_loaded:

@@ -24,6 +24,7 @@ def written(subject: Subject, server: str, options: Options) -> bytes:
     run = subject.run
     if run is None:
         raise ValueError(f"{subject.title} is no run")
+    base = options.against
     values = {
         "SERVER": server,
         "RUN": run.name,
@@ -31,7 +32,7 @@ def written(subject: Subject, server: str, options: Options) -> bytes:
         "CLUSTER": run.cluster,
         "START": subject.start,
         "END": None if subject.live else subject.end,
-        "AGAINST": options.against.name if options.against else None,
+        "AGAINST": base and {name: getattr(base, name) for name in ("name", "start", "end", "cluster", "namespace")},
         "GPU_HOUR_PRICE": options.gpu_hour_price,
         "KILOWATT_HOUR_PRICE": options.kilowatt_hour_price,
         "CURRENCY": options.currency,

@@ -15,6 +15,7 @@ from stallscope.analysis.runs import Run
 from stallscope.readable import duration
 
 KEY = "ranks"
+_NAMED = 3
 _GPU_RECORDS = ("gpu:busy:ratio5m", "gpu:sm_active:ratio5m", "gpu:sm_clock:ratio5m")
 
 
@@ -116,20 +117,41 @@ def _blocks(asker: Asker, found: Ranks) -> list[Block]:
         return [
             Paragraph(f"The run has one rank, {found.name(next(iter(found.places)))}: there is nothing to compare.")
         ]
-    blocks: list[Block] = [
+    blocks: list[Block] = _gone(asker, found)
+    blocks += [
         Notice(
             "warning",
             f"The others waited for {found.name(straggler.rank)} for {duration(straggler.seconds)}: "
             f"{title_of(straggler.cause)}.",
         )
-        for straggler in found.stragglers[:3]
+        for straggler in found.stragglers[:_NAMED]
     ]
     if not found.compared:
         blocks.append(Notice("warning", "It is not known who waited for whom: no time of ranks could be compared."))
-    elif not found.stragglers:
+    elif not blocks:
         blocks.append(Paragraph("No rank held the others up."))
     blocks.append(_table(asker, found))
     return blocks
+
+
+def _gone(asker: Asker, found: Ranks) -> list[Block]:
+    """Ranks that failed or were lost at the end, those first that were silent first: the others may wait for them."""
+    told = f"last_over_time(stallscope_training_state{{{asker.subject.told_by_ranks}}}[5m]) == 1"
+    heard = f"last_over_time(stallscope_training_last_push_timestamp_seconds{{{asker.subject.told_by_ranks}}}[5m])"
+    states: dict[str, set[str]] = {}
+    for each in asker.ask(f"group by (rank, state) ({told})"):
+        states.setdefault(each.labels.get("rank", ""), set()).add(each.labels.get("state", ""))
+    # One that went on elsewhere is still lost where it was.
+    gone = {rank: min(of_it) for rank, of_it in states.items() if of_it <= {"failed", "lost"}}
+    if not gone or (len(gone) == len(states) and len(set(gone.values())) == 1):  # which the summary says
+        return []
+    last = asker.by("rank", f"max by (rank) ({heard})")
+    said = [
+        f"{found.name(rank)} {gone[rank]}{f', last heard of at {asker.moment(last[rank])}' if rank in last else ''}"
+        for rank in sorted(gone, key=lambda rank: (last.get(rank, 0.0), numerically(rank)))
+    ]
+    more = f"; and {len(said) - _NAMED} more" if len(said) > _NAMED else ""
+    return [Notice("critical", f"Ranks that were gone at the end of this time: {'; '.join(said[:_NAMED])}{more}.")]
 
 
 def _table(asker: Asker, found: Ranks) -> Table:

@@ -66,7 +66,7 @@ def section(found: Found, advised: tuple[Recommendation, ...]) -> Section:
         blocks.append(
             Paragraph(
                 "Each gain is what is won at most if that cause alone goes away. Causes lie behind one another: mend "
-                "the first, then look again."
+                "the first, then look again. Numbers are rounded as shown, not as reckoned with."
                 + (" Broken hardware comes first: other losses may follow from it." if hardware_first else "")
                 + (f" {left} more {'stands' if left == 1 else 'stand'} in the tables below." if left > 0 else "")
             )

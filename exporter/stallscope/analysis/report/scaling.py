@@ -51,7 +51,9 @@ def _against(asker: Asker, run: Run, base: Run) -> list[Block]:
     blocks: list[Block] = [_figures(found, ours, theirs)]
     for against in found.against:
         blocks += _explained(found, against)
-    blocks += [Notice("info", f"{note[:1].upper()}{note[1:]}.") for note in found.notes]
+    names = (ours.name, theirs.name)  # stay as they are where a sentence begins with one
+    said = (note if note.startswith(names) else f"{note[:1].upper()}{note[1:]}" for note in found.notes)
+    blocks += [Notice("info", f"{note}.") for note in said]
     return blocks
 
 

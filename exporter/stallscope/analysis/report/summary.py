@@ -13,6 +13,7 @@ from stallscope.analysis.report.ranks import Ranks
 from stallscope.analysis.report.subject import RUN_LABELS
 from stallscope.analysis.report.words import percent, plain, title_of
 from stallscope.analysis.runs import Run
+from stallscope.readable import duration
 
 KEY = "summary"
 _INFO = "1h"
@@ -89,7 +90,12 @@ def _job(asker: Asker, run: Run, lost: LostTime, found: Ranks) -> Facts:
         Fact("State", _state(run)),
         Fact("Began", start, "time", "by the clock of its first rank"),
         Fact("Ended" if _has_ended(run) else "Last heard", heard, "time"),
-        Fact("Lived", lost.seconds or None, "seconds", "in the time that is told of, with live ranks"),
+        Fact(
+            "Lived",
+            lost.seconds or None,
+            "seconds",
+            f"with live ranks, of the {duration(asker.subject.seconds)} that are told of",
+        ),
         Fact("Restarts", restarts, "count", "of the rank with most"),
         Fact(
             "Ranks",
@@ -197,7 +203,7 @@ def _cost(asker: Asker, lost: LostTime, found: Ranks | None) -> Facts:
         samples = _done(asker, "samples")
         facts.append(Fact("Energy a sample", joules / samples if samples else None, "joules"))
     money = asker.options.money(hours, joules)
-    if money is not None:
+    if money is not None and lost.gpu_seconds:  # what no hours are known of did not cost nothing
         facts += [
             Fact("Money", money, "money", "for these GPU-hours, and the energy where it has a price"),
             Fact(

@@ -165,8 +165,9 @@ def _heat_map(asker: Asker, shown: list[Gpu], number: int) -> Figure | None:
     if not rows:
         return None
     means = sorted((_mean(by_uuid[gpu.uuid]), gpu.name) for gpu in rows)
-    others = f" ({means[0][1]}) to {percent(means[-1][0])}" if len(means) > 1 else ""
-    said = f"Busy for {percent(means[0][0])}{others} of the time, in the mean"
+    least, most = percent(means[0][0]), percent(means[-1][0])
+    others = f" ({means[0][1]}) to {most}" if least != most else ""
+    said = f"{'Each busy' if len(rows) > 1 and not others else 'Busy'} for {least}{others} of the time, in the mean"
     title = "Time with a kernel resident, by GPU"
     if number > len(rows):
         title += f" ({len(rows)} of {number}, the least busy)"
