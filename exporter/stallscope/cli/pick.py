@@ -32,7 +32,8 @@ def parser() -> Parser:
         description="Choose NVIDIA GPUs that have room now, print them as CUDA_VISIBLE_DEVICES has them, or run a "
         "command on them. Without --memory, a GPU must be free: nobody computes on it. With --memory it may be "
         "shared, while so much memory is free and it is not too busy. Several users who pick at once are told "
-        "apart: a GPU that was picked is left alone for a minute, and the memory asked for stays claimed as long as the command runs.",
+        "apart: a GPU that was picked is left alone for a minute, and the memory asked for stays claimed as long as "
+        "the command runs.",
         examples={
             "stallscope pick -- python train.py": "a free GPU, for as long as the program runs",
             "stallscope pick -n 2 --memory 20GiB --wait -- accelerate launch train.py": "two with room, as soon as "
