@@ -12,6 +12,7 @@ import pytest
 from stallscope.web.basic_authentication import BasicAuthentication
 
 HASHED = bcrypt.hashpw(b"right", bcrypt.gensalt(4))
+CLIENT = "192.0.2.7"
 
 
 def basic(user: str, password: str, scheme: str = "Basic") -> str:
@@ -48,7 +49,7 @@ def users(checks: Checks) -> BasicAuthentication:
 @pytest.mark.parametrize("scheme", ["Basic", "basic", "BASIC"])
 @pytest.mark.parametrize("user", ["alice", "élise"])
 def test_the_right_password_is_allowed(scheme: str, user: str, users: BasicAuthentication) -> None:
-    assert users.judge(basic(user, "right", scheme)) == "allowed"
+    assert users.judge(basic(user, "right", scheme), CLIENT) == "allowed"
 
 
 @pytest.mark.parametrize(
@@ -70,55 +71,73 @@ def test_the_right_password_is_allowed(scheme: str, user: str, users: BasicAuthe
     ],
 )
 def test_everything_else_is_refused(authorization: str, users: BasicAuthentication) -> None:
-    assert users.judge(authorization) == "refused"
+    assert users.judge(authorization, CLIENT) == "refused"
 
 
 def test_a_password_is_checked_once_and_a_wrong_one_too(users: BasicAuthentication, checks: Checks) -> None:
     for _ in range(3):
-        assert users.judge(basic("alice", "right")) == "allowed"
-        assert users.judge(basic("alice", "wrong")) == "refused"
+        assert users.judge(basic("alice", "right"), CLIENT) == "allowed"
+        assert users.judge(basic("alice", "wrong"), CLIENT) == "refused"
     assert len(checks.asked) == 2
 
 
 def test_an_unknown_user_costs_as_much_as_the_dearest_known_one(checks: Checks) -> None:
     dear = bcrypt.hashpw(b"right", bcrypt.gensalt(6))
-    BasicAuthentication({"alice": HASHED, "bob": dear}).judge(basic("mallory", "guess"))
+    BasicAuthentication({"alice": HASHED, "bob": dear}).judge(basic("mallory", "guess"), CLIENT)
     (asked,) = checks.asked
     assert asked[:7] == dear[:7]
     assert asked != dear
 
 
 def test_guessing_does_not_make_a_known_password_forgotten(users: BasicAuthentication, checks: Checks) -> None:
-    users.judge(basic("alice", "right"))
+    users.judge(basic("alice", "right"), CLIENT)
     for number in range(250):
-        assert users.judge(basic("alice", f"guess {number}")) == "refused"
+        assert users.judge(basic("alice", f"guess {number}"), CLIENT) == "refused"
     asked = len(checks.asked)
-    assert users.judge(basic("alice", "right")) == "allowed"
+    assert users.judge(basic("alice", "right"), CLIENT) == "allowed"
     assert len(checks.asked) == asked
 
 
 def test_bytes_beyond_those_that_bcrypt_reads_do_not_count_as_in_the_toolkit(checks: Checks) -> None:
     long = b"x" * 72
     users = BasicAuthentication({"alice": bcrypt.hashpw(long, bcrypt.gensalt(4))})
-    assert users.judge(basic("alice", "x" * 80)) == "allowed"
-    assert users.judge(basic("alice", "x" * 71)) == "refused"
+    assert users.judge(basic("alice", "x" * 80), CLIENT) == "allowed"
+    assert users.judge(basic("alice", "x" * 71), CLIENT) == "refused"
     assert len(checks.asked) == 2
 
 
 def test_guesses_hold_two_threads_at_most_and_known_users_none(users: BasicAuthentication, checks: Checks) -> None:
-    assert users.judge(basic("alice", "right")) == "allowed"
+    assert users.judge(basic("alice", "right"), CLIENT) == "allowed"
     checks.go_on.clear()
-    guesses = [in_a_thread(partial(users.judge, basic(name, "guess"))) for name in ("eve", "mallory")]
+    guesses = [
+        in_a_thread(partial(users.judge, basic("eve", "guess"), client)) for client in ("192.0.2.1", "192.0.2.2")
+    ]
     deadline = time.monotonic() + 10
-    while users._room._value:
+    while len(users._inside) < 2:
         assert time.monotonic() < deadline, "the guesses never came"
         time.sleep(0.005)
-    assert users.judge(basic("trudy", "guess")) == "busy"
-    assert users.judge(basic("alice", "right")) == "allowed"
+    assert users.judge(basic("trudy", "guess"), CLIENT) == "busy"
+    assert users.judge(basic("alice", "right"), CLIENT) == "allowed"
     checks.go_on.set()
     for guess in guesses:
         guess.join(10)
-    assert users.judge(basic("trudy", "guess")) == "refused"
+    assert users.judge(basic("trudy", "guess"), CLIENT) == "refused"
+
+
+def test_guesses_from_one_address_keep_no_other_from_being_checked(users: BasicAuthentication, checks: Checks) -> None:
+    checks.go_on.clear()
+    first = in_a_thread(partial(users.judge, basic("eve", "guess"), "192.0.2.1"))
+    deadline = time.monotonic() + 10
+    while not checks.asked:
+        assert time.monotonic() < deadline, "the guess never came"
+        time.sleep(0.005)
+    assert users.judge(basic("eve", "another guess"), "192.0.2.1") == "busy"
+    found: list[str] = []
+    second = in_a_thread(lambda: found.append(users.judge(basic("alice", "right"), CLIENT)))
+    checks.go_on.set()
+    for thread in (first, second):
+        thread.join(10)
+    assert found == ["allowed"]
 
 
 def in_a_thread(work: Callable[[], object]) -> threading.Thread:

@@ -1,8 +1,8 @@
 """Users and passwords of HTTP's basic authentication, with bcrypt hashes as the exporter-toolkit has them.
 
 A hash takes a tenth of a second of a processor on purpose. So what was found out about a user with a password is
-remembered, a scrape costs a look-up, and no more than two threads ever deal with passwords that are new: strangers who
-guess keep nobody else waiting.
+remembered, a scrape costs a look-up, and no more than two threads ever deal with passwords that are new, each for one
+address: strangers who guess keep nobody else waiting, and one of them can't keep others from being checked.
 """
 
 from __future__ import annotations
@@ -49,11 +49,18 @@ class BasicAuthentication:
         self._secret = os.urandom(32)
         self._right: dict[bytes, None] = {}
         self._wrong: dict[bytes, None] = {}
-        self._room = threading.BoundedSemaphore(_AT_ONCE)
+        self._entering = threading.Lock()
+        self._inside: set[str] = set()
+        """Addresses for which a password is checked."""
         self._working = threading.Lock()
 
-    def judge(self, authorization: str) -> Verdict:
-        """Judge the value of an `Authorization` header; `busy` where others are being checked and this one is new."""
+    def judge(self, authorization: str, client: str) -> Verdict:
+        """Judge the value of an `Authorization` header; `busy` where others are being checked and this one is new.
+
+        Args:
+            authorization: the header.
+            client: the address that it came from.
+        """
         user, password = _credentials(authorization)
         if not user and not password:
             return "refused"
@@ -64,14 +71,16 @@ class BasicAuthentication:
             return "allowed"
         if known in self._wrong:
             return "refused"
-        if not self._room.acquire(blocking=False):
-            return "busy"
+        with self._entering:
+            if client in self._inside or len(self._inside) >= _AT_ONCE:
+                return "busy"
+            self._inside.add(client)
         try:
             with self._working:
                 right = self._matches(password, hashed) and user in self._users
                 self._remember(self._right if right else self._wrong, known)
         finally:
-            self._room.release()
+            self._inside.remove(client)
         return "allowed" if right else "refused"
 
     def _matches(self, password: bytes, hashed: bytes) -> bool:

@@ -141,7 +141,7 @@ class Security:
 
     def _refusal(self, users: BasicAuthentication, request: Request, client: str) -> Response | None:
         authorization = request.headers.get("authorization", "")
-        verdict = users.judge(authorization)
+        verdict = users.judge(authorization, client)
         if verdict == "allowed":
             return None
         if verdict == "busy":
