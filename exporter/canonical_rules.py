@@ -526,25 +526,32 @@ def dcgm() -> Iterator[Rule]:
             bits = [f"{each}\nunless on (cluster, UUID)\n  (\n{block(counted, 4)}\n  )" for each in bits]
         yield Rule("gpu_reason:throttled:ratio", DCGM.of_each(*bits), {"reason": reason}, comment)
 
-    code = DCGM.of_each(f"{_whole('DCGM_FI_DEV_XID_ERRORS')} > 0", f"{_whole('DCGM_FI_DEV_XID_ERROR')} > 0")
+    codes = [_whole(f"DCGM_FI_DEV_{name}") for name in ("XID_ERRORS", "XID_ERROR")]
+    # An evaluation may be missed, or a minute apart from the next.
+    earlier = [f"last_over_time({code}[10m] offset 90s)" for code in codes]
+
+    def as_labels(values: list[str]) -> str:
+        code = DCGM.of_each(*(f"{value} > 0" for value in values))
+        return f'count_values by ({SUBJECT}) (\n  "xid",\n{block(code)}\n)'
+
     yield Rule(
         "gpu_xid:told:info",
-        f'count_values by ({SUBJECT}) (\n  "xid",\n{block(code)}\n)',
+        as_labels(codes),
         comment="The last Xid error of each GPU, which DCGM tells until there is another; and when it came: when it "
-        "was first told of a GPU that had been watched without it. What was there before is not dated.",
+        "was first told where something else was told before, be it no error. What was there when scrapes began is not "
+        "dated, and what is dated stays so when a rank's exporter takes the GPU over.",
     )
     stamp = f'stallscope_gpu_xid_last_timestamp_seconds{{measured_by="{DCGM.name}"}}'
     yield Rule(
         "stallscope_gpu_xid_last_timestamp_seconds",
-        f"  {stamp} and gpu_xid:told:info\n"
+        "  gpu_xid:told:info\n"
+        f"* on (cluster, uuid, xid) group_left ()\n  max by (cluster, uuid, xid) ({stamp})\n"
         "or\n"
         "    0\n"
         "  * (\n"
         "        gpu_xid:told:info\n"
-        "      unless\n"
-        "        last_over_time(gpu_xid:told:info[10m] offset 30s)\n"
-        "      and on (cluster, uuid)\n"
-        "        last_over_time(gpu:identity:info[90s] offset 30s)\n"
+        f"      unless\n{block(as_labels(earlier), 8)}\n"
+        f"      and on (cluster, uuid)\n{block(DCGM.of_each(*earlier), 8)}\n"
         "    )\n"
         "  + time()",
     )

@@ -259,6 +259,26 @@ def test_a_run_on_a_gpu_of_another_exporter_gets_its_verdict(rulebook: Rulebook)
     )
 
 
+def test_an_xid_is_dated_once_and_keeps_its_date_when_a_run_begins_on_the_gpu(rulebook: Rulebook) -> None:
+    xid = "DCGM_FI_DEV_XID_ERRORS"
+    story: Story = []
+    for node, values in {"old": steady(79), "new": until(8, 0, 79), "other": until(8, 31, 79)}.items():
+        at = f"{node}:19400"
+        story += told(A, {xid: values}, instance=f"10.0.0.{len(story)}:9400", uuid=node) + ours(instance=at)
+        # From the tenth minute on the GPU is known under the job and instance of the exporter that the rank reports to.
+        begun = rank(run=node, gpus=[("0", f"GPU-{node}")], instance=at)
+        story += [(name, f"_x{scrapes(10)} {values}") for name, values in begun]
+    rulebook.check(
+        story,
+        {
+            "max by (instance, xid) (stallscope_gpu_xid_last_timestamp_seconds)": [
+                ({"instance": f"{node}:19400", "xid": "79"}, 8.5 * 60) for node in ("new", "other")
+            ],
+        },
+        rule_files=FILES,
+    )
+
+
 def test_ours_goes_first_and_another_takes_over_when_it_dies_until_it_is_back(rulebook: Rulebook) -> None:
     story = (
         away(ours() + gpu(uuid="GPU-node1", idle=0.5, low_samples=1.0))
