@@ -110,6 +110,12 @@ def test_other_formats_go_to_standard_output_with_what_was_lost_in_money(
     assert not list(here.iterdir())
 
 
+def test_what_went_on_at_an_end_that_is_past_is_not_told_to_go_on(server: str, here: Path) -> None:
+    for which in (["--run", "resnet50"], ["--instance", "resnet50"]):
+        assert report.main(["--prometheus.url", server, *which, "--end", "10m", "--out", "it.md"]) == 0
+        assert "goes on" not in (here / "it.md").read_text(encoding="utf-8").split("##", 1)[0]
+
+
 def test_nodes_are_found_with_and_without_their_port(server: str, here: Path) -> None:
     for name in ("resnet50", "resnet50:19400"):
         assert report.main(["--prometheus.url", server, "--instance", name, "--out", "it.html"]) == 0
@@ -193,6 +199,7 @@ def test_what_fails_is_told_in_a_line_and_the_report_that_is_there_stays(
     ("flags", "said"),
     [
         (["--run", "a", "--instance", "b"], "not allowed with argument"),
+        (["--run", "a", "--notebook", "report.html"], "--notebook report.html is the report's own file; name another"),
         (["--against", "b"], "--against is about a run; name it with --run"),
         (["--cluster", "b"], "--cluster is about a run or a node; name it with --run or --instance"),
         (["--notebook", "it.ipynb"], "--notebook tells of a run; name it with --run"),

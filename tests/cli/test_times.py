@@ -45,6 +45,10 @@ def test_a_moment_is_of_this_machines_zone_unless_it_names_one(text: str, moment
     assert span("--since", text)[0] == moment
 
 
+def test_an_end_that_is_yet_to_come_is_now() -> None:
+    assert span("--since", "2h", "--end", str(NOW + 3600)) == (NOW - 7200, NOW)
+
+
 @pytest.mark.parametrize("text", ["", "24", "yesterday", "2026-13-01", "1h-", "-1h", "0001-01-01"])
 def test_what_is_no_time_is_refused(text: str) -> None:
     with pytest.raises(argparse.ArgumentError, match="is no time; expected a duration such as 90m"):

@@ -52,7 +52,7 @@ def add_flags(parser: argparse.ArgumentParser, *, since: str = DEFAULT_SINCE) ->
 
 
 def span(parsed: argparse.Namespace, now: float) -> tuple[float, float]:
-    """Beginning and end in Unix time.
+    """Beginning and end in Unix time; an end that is yet to come, as that of this day, is now.
 
     Args:
         parsed: with both flags.
@@ -61,7 +61,7 @@ def span(parsed: argparse.Namespace, now: float) -> tuple[float, float]:
     Raises:
         EmptySpanError: it ends before it begins.
     """
-    end = parsed.end.from_(now)
+    end = min(parsed.end.from_(now), now)
     start = parsed.since.from_(end)
     if not start < end:
         shown = " and ".join(dt.datetime.fromtimestamp(each, dt.timezone.utc).isoformat() for each in (start, end))

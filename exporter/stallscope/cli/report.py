@@ -7,6 +7,7 @@ import logging
 import math
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from time import monotonic, sleep
@@ -159,6 +160,8 @@ def _told(reader: Parser, arguments: Sequence[str]) -> Any:
         reader.error("--cluster is about a run or a node; name it with --run or --instance")
     if told.notebook is not None and not told.run:
         reader.error("--notebook tells of a run; name it with --run")
+    if told.notebook is not None and told.notebook == told.out:
+        reader.error(f"--notebook {told.notebook} is the report's own file; name another")
     if told.against is not None and told.against == told.run:
         reader.error(f"--against {told.against!r} is the run itself; name another")
     if told.watch is not None and told.out == _STANDARD_OUTPUT:
@@ -203,8 +206,11 @@ def _write(server: Prometheus, told: Any) -> Document:
     server.take_warnings()  # of the report before
     try:
         with progress("Asking Prometheus", total=PARTS + 2) as advance:
-            start, end = _times.span(told, server.now())
+            now = server.now()
+            start, end = _times.span(told, now)
             subject = _subject(server, told, start, end)
+            if end < now:  # what went on then may long be over
+                subject = replace(subject, live=False)
             options = Options(
                 gpu_hour_price=told.price_per_gpu_hour,
                 kilowatt_hour_price=told.price_per_kilowatt_hour,

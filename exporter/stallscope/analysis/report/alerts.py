@@ -175,10 +175,10 @@ def _blocks(asker: Asker, found: Alerts, lost: LostTime) -> list[Block]:
                 alert.subject or asker.subject.title,
                 alert.times,
                 alert.seconds,
+                worst.worst_share if worst is not None else None,
+                worst.worst_at if worst is not None else None,
                 alert.first,
                 alert.last,
-                worst.worst_at if worst is not None else None,
-                worst.worst_share if worst is not None else None,
             )
         )
     left = found.fired[_ROWS:]
@@ -194,10 +194,10 @@ def _blocks(asker: Asker, found: Alerts, lost: LostTime) -> list[Block]:
         Column("On"),
         Column("Fired", "count", "how often it began to fire"),
         Column("For", "seconds", "altogether"),
+        Column("Worst", "share", f"of GPU time lost to its cause, in {duration(asker.step)}"),
+        Column("Worst at", "time"),
         Column("First", "time"),
         Column("Last", "time"),
-        Column("Worst at", "time"),
-        Column("Worst", "share", f"of GPU time lost to its cause, in {duration(asker.step)}"),
     )
     return [Table(columns, tuple(rows), title="Alerts, the gravest first", note=note)]
 
