@@ -315,6 +315,33 @@ def test_reports_wait_for_others_but_not_long(
         assert [reception.next()[0] for _ in range(200)] == [b"many"] * 200
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the first one, reports wait for others for longer than a test lasts."""
+    monkeypatch.setattr("stallscope.intake.door_keeper._SHARE", 1e-9)
+    monkeypatch.setattr("stallscope.intake.door_keeper._LONGEST_WAIT", 60.0)
+
+
+@pytest.mark.usefixtures("patient")
+@pytest.mark.parametrize("state", ["finished", "failed"])
+def test_the_last_report_of_a_session_waits_for_none(reception: Reception, path: Path, state: str) -> None:
+    with opened(reception, UnixDoor(path)):
+        for told in (b"first", b"running", b'{"state":"%s"}' % state.encode()):
+            send(path, told)
+        assert [reception.next()[0] for _ in range(3)] == [b"first", b"running", b'{"state":"%s"}' % state.encode()]
+
+
+@pytest.mark.usefixtures("patient")
+@pytest.mark.parametrize(("limit", "value"), [("_MOST_WAITING", 3), ("_MOST_BYTES", 2_000)])
+def test_reports_wait_neither_in_large_numbers_nor_when_they_are_long_together(
+    reception: Reception, path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, value: int
+) -> None:
+    monkeypatch.setattr(f"stallscope.intake.door_keeper.{limit}", value)
+    with opened(reception, UnixDoor(path)):
+        send(path, *[b"x" * 900] * 4)
+        assert [len(reception.next()[0]) for _ in range(4)] == [900] * 4
+
+
 def test_reports_that_come_while_one_is_taken_in_find_room_however_many(path: Path) -> None:
     arrived = queue.SimpleQueue[bytes]()
 

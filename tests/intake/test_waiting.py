@@ -9,7 +9,7 @@ import pytest
 
 import stallscope
 from stallscope.intake.service import Intake, IntakeSettings
-from stallscope.intake.waiting import Datagram, newest
+from stallscope.intake.waiting import Datagram, is_last, newest
 from stallscope.sampling.clock import ScriptedClock
 from tests.intake.conftest import MakeReport
 
@@ -21,7 +21,16 @@ def datagram(data: bytes, sender: object = 4242) -> Datagram:
 def report(number: int, session: str = "first", **more: object) -> bytes:
     """As the shim writes it: what seldom changes, then the number, then the rest."""
     heading = {"version": 1, "run": "resnet50", "rank": 0, "session": session, **more}
-    return json.dumps({**heading, "sequence": number, "rest": number}, separators=(",", ":")).encode()
+    return json.dumps({**heading, "sequence": number, "start": 1.5}, separators=(",", ":")).encode()
+
+
+def late_rank(rank: int) -> bytes:
+    """As another program may write it, that reports for two ranks."""
+    return report(1).replace(b'"rank":0,', b"").replace(b"}", b',"rank":%d}' % rank)
+
+
+def endless(digit: bytes) -> bytes:
+    return report(1).partition(b'1,"start"')[0] + digit * 5000 + b"}"
 
 
 def left(*datagrams: Datagram) -> list[bytes]:
@@ -54,6 +63,8 @@ def test_one_that_comes_late_does_not_overtake() -> None:
         pytest.param(datagram(report(1)), datagram(report(2), sender=4343), id="from another sender"),
         pytest.param(datagram(report(1)), datagram(report(2, restarts=1)), id="that tells more ahead of its number"),
         pytest.param(datagram(b"1 line\n" + report(1)), datagram(b"2 line\n" + report(2)), id="that is signed"),
+        pytest.param(datagram(late_rank(0)), datagram(late_rank(1)), id="that tells its rank after its number"),
+        pytest.param(datagram(endless(b"1")), datagram(endless(b"2")), id="whose number has no end"),
         pytest.param(datagram(b'{"sequence":1}'), datagram(b'{"sequence":2}'), id="that names no session"),
         pytest.param(datagram(report(1)), datagram(report(2)[:-1]), id="that is cut off"),
         pytest.param(datagram(b""), datagram(b""), id="that is empty"),
@@ -61,6 +72,16 @@ def test_one_that_comes_late_does_not_overtake() -> None:
 )
 def test_a_report_is_overtaken_by_none(one: Datagram, other: Datagram) -> None:
     assert left(one, other) == [one.data, other.data]
+
+
+def test_the_last_report_of_a_session_is_known_however_it_ends() -> None:
+    for state in ("finished", "failed"):
+        told = list[bytes]()
+        run = stallscope.Run("resnet50", clock=ScriptedClock(), sender=told.append)
+        run.step()
+        run.finish(state)
+        assert [is_last(each) for each in told] == [False] * (len(told) - 1) + [True]
+        assert len(told) > 1
 
 
 def test_reports_that_were_overtaken_are_counted_as_arrived(tmp_path: Path, make_report: MakeReport) -> None:

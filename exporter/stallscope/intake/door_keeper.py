@@ -4,8 +4,9 @@ A door that can't be opened is no reason to stop: its `problem` says why and wha
 tried again. So is one whose socket file was removed: nobody could find it any more.
 
 Reports wait for others before they are taken in: one after the other, each costs half as much as alone, and what a
-newer one overtakes costs nothing. The more it costs, the longer they wait. Meanwhile the door is read, for the kernel's
-queue for a UNIX socket has room for eleven.
+newer one overtakes costs nothing. The more it costs, the longer they wait; the last one of a session doesn't, or its
+process would be found gone, and the rank lost, before it is known to have finished. Meanwhile the door is read, for the
+kernel's queue for a UNIX socket has room for eleven.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from collections.abc import Callable
 from stallscope.intake.complaints import Complaints
 from stallscope.intake.doors import Door, Received
 from stallscope.intake.runs import Transport
-from stallscope.intake.waiting import newest
+from stallscope.intake.waiting import is_last, newest
 from stallscope.report import ReportError
 from stallscope.sampling.clock import Clock, SystemClock
 
@@ -31,11 +32,32 @@ _SHARE = 0.005
 _LONGEST_WAIT = 1.0
 """... but not for longer than this, in seconds."""
 _MOST_WAITING = 256
-"""Datagrams of a door that wait at most; then they are taken in at once."""
+"""Datagrams of a door that wait at most; then they are taken in at once ..."""
+_MOST_BYTES = 1 << 20
+"""... and so they are when they are this long together."""
 _AT_ONCE = 16
 """Datagrams read between two that are taken in: more than a UNIX socket's queue holds, and no flood without end."""
 _MENDING_INTERVAL = 1.0
 """Seconds between two looks at whether a door is open and in its place."""
+
+
+class _Waiting:
+    """What came through a door and has not been taken in."""
+
+    def __init__(self) -> None:
+        self.received: list[Received] = []
+        self.urgent = False
+        self._bytes = 0
+
+    @property
+    def full(self) -> bool:
+        return len(self.received) >= _MOST_WAITING or self._bytes >= _MOST_BYTES
+
+    def add(self, received: Received) -> None:
+        data = received[0]
+        self.received.append(received)
+        self.urgent = self.urgent or is_last(data)
+        self._bytes += len(data)
 
 
 class DoorKeeper:
@@ -93,58 +115,55 @@ class DoorKeeper:
             door.close()
 
     def _keep(self, door: Door) -> None:
-        waiting: list[Received] = []
+        waiting = _Waiting()
         due, mended = 0.0, self._clock.monotonic()
         while not self._stopping.is_set():
             if door.socket is None:
                 self._stopping.wait(_MENDING_INTERVAL)
-            elif (received := door.receive(wait=not waiting or time.monotonic() < due)) is not None:
-                waiting.append(received)
-            if time.monotonic() < due and len(waiting) < _MOST_WAITING:
+            elif (received := door.receive(wait=not waiting.received or time.monotonic() < due)) is not None:
+                waiting.add(received)
+            if time.monotonic() < due and not (waiting.full or waiting.urgent):
                 continue
-            if waiting:
+            if waiting.received:
                 began = time.thread_time()
                 waiting = self._take_in(waiting, door)
                 due = time.monotonic() + min(_LONGEST_WAIT, (time.thread_time() - began) / _SHARE)
             if self._clock.monotonic() - mended >= _MENDING_INTERVAL:
-                waiting += self._mend(door)
+                self._mend(door, waiting)
                 mended = self._clock.monotonic()
         waiting = self._take_in(waiting, door)
-        self._take_in(waiting + self._receive(door), door)
+        self._receive(door, waiting)
+        self._take_in(waiting, door)
 
-    def _mend(self, door: Door) -> list[Received]:
-        """Open the door anew if it has to be; what came through the former one."""
-        received: list[Received] = []
+    def _mend(self, door: Door, waiting: _Waiting) -> None:
+        """Open the door anew if it has to be; what came through the former one waits with the rest."""
         if door.socket is not None:
             if door.in_place():
-                return received
+                return
             _logger.warning("%s is no longer in its place; opening it anew", door.address)
-            received = self._receive(door)
+            self._receive(door, waiting)
             door.close()
         elif door.hopeless:
-            return received
+            return
         problem = door.problem
         if door.open():
             _logger.info("reports can come through %s again", door.address)
         elif door.problem != problem:
             _logger.warning("%s", door.problem)
-        return received
 
-    def _receive(self, door: Door) -> list[Received]:
-        """What has come to the door and is not read, if it is open."""
-        found: list[Received] = []
-        while door.socket is not None and len(found) < _AT_ONCE:
-            received = door.receive(wait=False)
+    def _receive(self, door: Door, waiting: _Waiting) -> None:
+        """Let what has come to the door wait here, if it is open."""
+        for _ in range(_AT_ONCE):
+            received = None if door.socket is None else door.receive(wait=False)
             if received is None:
-                break
-            found.append(received)
-        return found
+                return
+            waiting.add(received)
 
-    def _take_in(self, waiting: list[Received], door: Door) -> list[Received]:
+    def _take_in(self, waiting: _Waiting, door: Door) -> _Waiting:
         """Take in what waits, and keep the door free meanwhile; what came through it."""
-        arrived: list[Received] = []
-        datagrams = newest(map(door.read, waiting))
-        self._overtaken(door.transport, len(waiting) - len(datagrams))
+        arrived = _Waiting()
+        datagrams = newest(map(door.read, waiting.received))
+        self._overtaken(door.transport, len(waiting.received) - len(datagrams))
         for datagram in datagrams:
             try:
                 self._accept(datagram.data, door.transport, datagram.pid)
@@ -153,6 +172,6 @@ class DoorKeeper:
                 self._complaints.tell(where, error)
             except Exception:
                 _logger.exception("a report through %s could not be taken in", door.address)
-            if len(arrived) < _MOST_WAITING:
-                arrived += self._receive(door)
+            if not arrived.full:
+                self._receive(door, arrived)
         return arrived

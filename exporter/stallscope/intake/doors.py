@@ -38,7 +38,7 @@ class Door:
         """Why the door is not open, or the empty string."""
         self.socket: socket.socket | None = None
         self.hopeless = False
-        """Whether it is not worth another try: looking for a host holds up the other door."""
+        """Whether it is not worth another try: each look for a host asks the network, and may take long."""
 
     def open(self) -> bool:
         """Bind; tells whether it worked, and leaves the reason in `problem` if not."""

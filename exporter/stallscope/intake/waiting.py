@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable, Iterable
 from typing import NamedTuple
 
 from stallscope.report import VERSION
 
-_BEGINNING = f'{{"version":{VERSION},"run":'.encode()
-_SESSION = b',"session":"'
-_SEQUENCE = b',"sequence":'
-_MOST_DIGITS = 16
+_BEGINNING = re.compile(rb'\{"version":%d,"run":"[^"]*","rank":\d+,"session":"' % VERSION)
+_NUMBER = re.compile(rb',"sequence":(\d{1,16}),"start":')
+_LAST = (b'"state":"finished"', b'"state":"failed"')
 
 
 class Datagram(NamedTuple):
@@ -35,16 +35,17 @@ def newest(datagrams: Iterable[Datagram]) -> list[Datagram]:
     return [datagram for _number, datagram in found.values()]
 
 
+def is_last(data: bytes) -> bool:
+    """Whether a report says that its session is over, as far as can be told without reading it."""
+    return any(words in data for words in _LAST)
+
+
 def _told(datagram: Datagram) -> tuple[Hashable, int]:
     """The session and the report's number there, where it is written as the shim does; else a session of its own.
 
     All that comes before the number has to be equal: what a shim tells there changes seldom, and is then taken in.
     """
     data = datagram.data
-    end = max(0, data.find(_SEQUENCE))
-    if data.startswith(_BEGINNING) and data.find(_SESSION, 0, end) > 0 and data.endswith(b"}"):
-        start = end + len(_SEQUENCE)
-        digits = data[start : data.find(b",", start, start + _MOST_DIGITS + 1)]
-        if digits.isdigit():
-            return (datagram.sender, data[:end]), int(digits)
+    if _BEGINNING.match(data) and data.endswith(b"}") and (number := _NUMBER.search(data)):
+        return (datagram.sender, data[: number.start()]), int(number[1])
     return object(), 0
