@@ -305,6 +305,15 @@ def test_ours_goes_first_and_another_takes_over_when_it_dies_until_it_is_back(ru
             at=at,
             rule_files=FILES,
         )
+    rulebook.check(
+        story,
+        {
+            "count by (instance) (gpu:up:max)": [({"instance": "node1:19400"}, 1)],
+            "sum(cluster:gpus_known:count)": [({}, 1)],
+        },
+        at="21m",
+        rule_files=FILES,
+    )
 
 
 def away(story: Story) -> Story:
