@@ -859,7 +859,7 @@ EXPORTER_FAMILIES = (
     _exporter(
         "exporter_reports_total",
         _COUNTER,
-        "Training reports that arrived, by door.",
+        "Training reports that arrived, by door, those included that a newer one overtook before they were read.",
         labels=("transport",),
         values={"transport": ("unix", "udp", "http")},
         provider="intake.runs",
@@ -867,7 +867,7 @@ EXPORTER_FAMILIES = (
     _exporter(
         "exporter_reports_rejected_total",
         _COUNTER,
-        "Training reports refused, by reason.",
+        "Training reports refused, of those that were read, by reason.",
         labels=("reason",),
         values={
             "reason": (

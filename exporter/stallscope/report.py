@@ -1,8 +1,8 @@
 """The report: the one document that a training process sends, and that the exporter takes in.
 
 It is one JSON object, the same as UNIX datagram, UDP datagram and POST body, and it holds **cumulative** state of one
-session (one process' life as one rank), so that a lost report loses nothing. Unknown keys are ignored, so that an
-older exporter understands a newer shim; an unknown version is refused.
+session (one process' life as one rank), so that a lost report loses nothing, and an exporter need only read the newest
+of several. Unknown keys are ignored, so that an older exporter understands a newer shim; an unknown version is refused.
 
     {
       "version": 1,

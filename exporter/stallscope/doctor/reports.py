@@ -20,7 +20,8 @@ from stallscope.shim.transport import Post, transport
 from stallscope.terminal.exporter_client import ExporterClient, ExporterError
 
 _DEFAULT = f"unix://{DEFAULT_SOCKET} or udp://127.0.0.1:{DEFAULT_PORT}"
-_WAIT_SECONDS = 5.0
+_WAIT_SECONDS = 8.0
+"""Where dozens of ranks report, a page is made every five seconds."""
 _SETTLED_SECONDS = 1.2
 """A page is made once a second, and may be made between a report's arrival and its refusal."""
 _LOOK_SECONDS = 0.2
