@@ -30,13 +30,15 @@ SERVER_SERIES: Mapping[str, set[str]] = {
     "prometheus_rule_group_rules": {"rule_group"},
 }
 BY_SERIES_NAME: dict[str, Family] = {series: family for family in FAMILIES.values() for series in family.series_names}
+_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""Ten times as fast where PyYAML comes with libyaml, as its wheels do."""
 _OF_RECORDED = OWN_LABELS | TARGET_LABELS | {"gpu", "uuid", "mig", "run", "rank"}
 
 
 @cache
 def groups_of(path: Path) -> list[dict[str, Any]]:
     """The groups of a rule file."""
-    groups: list[dict[str, Any]] = yaml.safe_load(path.read_text())["groups"]
+    groups: list[dict[str, Any]] = yaml.load(path.read_text(), _Loader)["groups"]
     return groups
 
 

@@ -337,21 +337,20 @@ def _steps(times: tuple[float, ...]) -> tuple[Figure | Facts | Table, ...]:
 
 
 def _gpus(times: tuple[float, ...], number: int) -> tuple[Figure | Table, ...]:
+    activity = {
+        (pace, silent): tuple(
+            None if silent and place // 20 == 7 else _wave(place * pace, 0.3, 0.98, 70.0) for place in range(len(times))
+        )
+        for pace in (1, 2, 3)
+        for silent in (False, True)
+    }
     return (
         Figure(
             "Activity of each GPU",
             HeatMap(
                 tuple(f"node-{gpu // 4 + 1} GPU {gpu % 4}" for gpu in range(number)),
                 times,
-                tuple(
-                    tuple(
-                        None
-                        if place // 20 == 7 and gpu < number // 2
-                        else _wave(place * (1 + gpu % 3), 0.3, 0.98, 70.0)
-                        for place in range(len(times))
-                    )
-                    for gpu in range(number)
-                ),
+                tuple(activity[1 + gpu % 3, gpu < number // 2] for gpu in range(number)),
             ),
             "GPUs are active for 30 % to 98 % of the time.",
         ),
