@@ -32,8 +32,11 @@ _PATIENCE = 30.0
 
 @contextmanager
 def node(**changes: object) -> Iterator[str]:
-    """The address of an exporter whose every page is two seconds younger than the one before."""
-    seconds = itertools.count(1000, 2)
+    """The address of an exporter whose every page is two seconds younger than the one before, but for the second one.
+
+    That is the first one again, as while an exporter makes a large page anew every few seconds only.
+    """
+    seconds = itertools.chain((1000,), itertools.count(1000, 2))
     with exporter(lambda: (200, text(next(seconds), **changes).encode())) as (url, _):  # type: ignore[arg-type]
         yield url
 

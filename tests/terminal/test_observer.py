@@ -73,6 +73,16 @@ def test_a_gpu_that_was_not_read_again_keeps_its_gauge() -> None:
     assert watching.observe(page(1000), 2).gpus[0].utilization == 0.5
 
 
+def test_a_page_that_was_not_renewed_keeps_its_rates() -> None:
+    watching = Observer()
+    watching.observe(page(1000), 0)
+    found = watching.observe(page(1002), 2)
+    assert watching.observe(page(1002), 4) == found
+    assert found.host.cpu is not None
+    # And the next one is compared with it, not with the one that came before.
+    assert watching.observe(page(1006), 6).host.cpu == pytest.approx(found.host.cpu)
+
+
 def test_a_lost_gpu_says_why() -> None:
     lost = [sample(observer.GPU_UP, ("7", "GPU-7"), 0), sample(observer.LOST_INFO, ("7", "GPU-7", "gpu_lost"))]
     gpu = node(1000, 1002, extra=lost).gpus[-1]

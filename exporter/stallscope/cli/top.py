@@ -23,10 +23,13 @@ if TYPE_CHECKING:
     from stallscope.analysis.verdicts import VerdictWatch
     from stallscope.terminal.feed import Feed
     from stallscope.terminal.lines import Line
+    from stallscope.terminal.model import Node
 
 _LEAST_COLUMNS = 20
 _PATIENCE = 12.0
 """Seconds until an exporter that has not answered once is not waited for: twice what a page may take, and some."""
+_RENEWAL_SECONDS = 6.0
+"""Until an exporter has a newer page for sure: a large one is made every five seconds."""
 
 
 def parser() -> Parser:
@@ -45,7 +48,8 @@ def parser() -> Parser:
             "stallscope top --once | less": "as plain text, once",
             "stallscope top --json | jq '.nodes[].gpus[] | select(.owners == []) | .gpu'": "GPUs that nobody holds",
         },
-        notes="Once and as JSON two looks are taken, an interval apart, since rates need two. Where output is no "
+        notes="Once and as JSON two looks are taken, an interval apart, since rates need two; more of them, for six "
+        "seconds at most, while the exporter has no newer page, as where dozens of ranks report. Where output is no "
         "terminal, or a dumb one, the screen is printed once. NO_COLOR is honoured.\n\n"
         "Exit status: 0 when all was well, 1 when an exporter did not answer (once), 2 for a wrong command line.",
     )
@@ -135,9 +139,14 @@ def _once(feeds: list[Feed], watch: VerdictWatch | None, parsed: argparse.Namesp
 
     began = time.monotonic()
     _ask_all(feeds)
-    if answered := [feed for feed in feeds if feed.look().node is not None]:
-        time.sleep(max(0.0, began + parsed.interval - time.monotonic()))
-        _ask_all(answered)
+    waiting = {feed: node for feed in feeds if (node := feed.look().node) is not None}
+    due = began
+    while waiting:
+        due += parsed.interval
+        time.sleep(max(0.0, due - time.monotonic()))
+        _ask_all(list(waiting))
+        over = time.monotonic() - began >= _RENEWAL_SECONDS
+        waiting = {} if over else {feed: node for feed, node in waiting.items() if _is_as_before(feed, node)}
     seen = tuple(feed.look() for feed in feeds)
     failed = [each for each in seen if each.problem]
     told = any(each.node is not None for each in seen)
@@ -158,6 +167,12 @@ def _once(feeds: list[Feed], watch: VerdictWatch | None, parsed: argparse.Namesp
         print(f"stallscope top: {each.name}: {each.problem}", file=sys.stderr)
     sys.stdout.flush()
     return int(bool(failed))
+
+
+def _is_as_before(feed: Feed, node: Node) -> bool:
+    """Whether the exporter answers, and has no newer page."""
+    seen = feed.look()
+    return seen.node is node and not seen.problem
 
 
 def _ask_all(feeds: Sequence[Feed]) -> None:

@@ -64,6 +64,10 @@ class Page:
         """Whether there is anything on it."""
         return any(self._series.values())
 
+    def tells_the_same(self, other: Page) -> bool:
+        """Whether nothing has changed since that page: then it is the same one, read again."""
+        return self._series == other._series
+
     def series(self, family: Family, suffix: str = "") -> Series:
         """Values of a family by the text of their labels."""
         return self._series[family.name + suffix]

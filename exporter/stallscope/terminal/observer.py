@@ -88,18 +88,20 @@ class Observer:
     def __init__(self, *, mark_seconds: float = MARK_SECONDS) -> None:
         """Start without any page."""
         self._mark_seconds = mark_seconds
-        self._previous: Page | None = None
+        self._newest: tuple[Page, Node] | None = None
         self._marks: list[tuple[float, Page]] = []
 
     def observe(self, page: Page, at: float) -> Node:
-        """Take a page that was read at that monotonic time."""
+        """Take a page that was read at that monotonic time; a page that was taken before tells what it told then."""
+        if self._newest is not None and page.tells_the_same(self._newest[0]):
+            return self._newest[1]  # a large page is not renewed as often as somebody may look
         if self._marks and _restarted(self._marks[-1][1], page):
-            self._marks, self._previous = [], None
+            self._marks, self._newest = [], None
         older = self._marks[0] if self._marks and at - self._marks[0][0] >= self._mark_seconds * _NEARLY else None
-        node = _node(page, self._previous, older[1] if older else None)
+        node = _node(page, self._newest[0] if self._newest else None, older[1] if older else None)
         if not self._marks or at - self._marks[-1][0] >= self._mark_seconds * _NEARLY:
             self._marks = [*self._marks[-1:], (at, page)]
-        self._previous = page
+        self._newest = page, node
         return node
 
 
