@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,9 +24,12 @@ settings.load_profile("no deadline")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the files that take long, so that none of them is left over when all others are done."""
-    long = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in long)
+    """Begin with the files that take longest, so that none of them is left over when all others are done."""
+    seconds: dict[Path, float] = {}
+    for item in items:
+        for mark in item.iter_markers("slow"):
+            seconds[item.path] = max(seconds.get(item.path, 0), *(mark.args or (10,)))
+    items.sort(key=lambda item: -seconds.get(item.path, 0))
 
 
 @pytest.fixture
@@ -35,9 +39,12 @@ def nvml_stand_in(tmp_path: Path) -> NvmlStandIn:
 
 
 @pytest.fixture(scope="session")
-def filled() -> Iterator[FilledPrometheus]:
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FilledPrometheus]:
     """A Prometheus with everything that exporters, rules and alerts said of an installation in trouble."""
     from tests.filled_prometheus import filled_prometheus  # takes a second, and few tests need it
 
-    with filled_prometheus() as found:
+    # Processes that test side by side have a folder each in one that is new for every run.
+    folder = tmp_path_factory.getbasetemp()
+    shared = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+    with filled_prometheus(kept=shared / "recorded") as found:
         yield found

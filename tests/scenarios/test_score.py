@@ -12,7 +12,7 @@ from tests.scenarios.__main__ import FIGURES
 from tests.scenarios.figures import Outcome, scored, summarise
 
 # It takes what other tests leave of the processors, and may end after all of them.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.slow(600), pytest.mark.timeout(1500)]
 PROMISED_TOP_1 = {"clean": 0.95, "noisy": 0.90}
 SHORTCOMINGS: dict[str, str] = {}
 """Cases that the rules are known to get wrong, and why. Take out what is put right; add nothing without a reason."""
