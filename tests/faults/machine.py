@@ -30,18 +30,33 @@ OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 
 
 class Page:
-    """One page, by names and labels; names of GPU families go without their prefix."""
+    """One page, by names and labels; names of GPU families go without their prefix.
+
+    Read name by name as they are asked for: most of what waits looks at two of some hundred.
+    """
 
     def __init__(self, text: str, *, openmetrics: bool = False) -> None:
         self.text = text
-        self._series: dict[str, list[tuple[dict[str, str], float]]] = {}
-        for family in (parse_openmetrics if openmetrics else text_string_to_metric_families)(text):
-            for sample in family.samples:
-                self._series.setdefault(sample.name, []).append((sample.labels, sample.value))
+        self._lines: dict[str, list[str]] = {}
+        self._read: dict[str, list[tuple[dict[str, str], float]]] = {}
+        if openmetrics:  # whose samples mean nothing without the lines before them
+            for family in parse_openmetrics(text):
+                for sample in family.samples:
+                    self._read.setdefault(sample.name, []).append((sample.labels, sample.value))
+        else:
+            for line in text.splitlines():
+                if not line.startswith("#"):
+                    self._lines.setdefault(line.partition(" ")[0].partition("{")[0], []).append(line)
+
+    def _named(self, name: str) -> list[tuple[dict[str, str], float]]:
+        if name not in self._read:
+            families = text_string_to_metric_families("".join(f"{line}\n" for line in self._lines.get(name, ())))
+            self._read[name] = [(sample.labels, sample.value) for family in families for sample in family.samples]
+        return self._read[name]
 
     def series(self, name: str, **labels: str) -> list[tuple[dict[str, str], float]]:
         """Labels and value of every series of that name that has these labels."""
-        found = self._series.get(name) or self._series.get(f"stallscope_gpu_{name}", [])
+        found = self._named(name) or self._named(f"stallscope_gpu_{name}")
         return [(has, value) for has, value in found if labels.items() <= has.items()]
 
     def get(self, name: str, **labels: str) -> float | None:
@@ -52,17 +67,13 @@ class Page:
 
     def all(self) -> Iterator[tuple[str, dict[str, str], float]]:
         """Name, labels and value of every series."""
-        for name, found in self._series.items():
-            for labels, value in found:
+        for name in list(self._lines or self._read):
+            for labels, value in self._named(name):
                 yield name, labels, value
 
     def families(self, uuid: str) -> set[str]:
         """Which series a GPU has, without the prefix."""
-        return {
-            name.removeprefix("stallscope_gpu_")
-            for name, found in self._series.items()
-            if any(labels.get("uuid") == uuid for labels, _ in found)
-        }
+        return {name.removeprefix("stallscope_gpu_") for name, labels, _ in self.all() if labels.get("uuid") == uuid}
 
     def state(self, uuid: str) -> str | None:
         """`up`, or the reason for which a GPU is down; None where nothing is said of it."""
@@ -187,7 +198,7 @@ class Machine:
         return self.until(
             lambda page: (
                 page.get(SOURCE_UP, source="nvidia") == 1
-                and all(page.state(uuid) == "up" and "power_watts" in page.families(uuid) for uuid in self.uuids())
+                and all(page.state(uuid) == "up" and page.series("power_watts", uuid=uuid) for uuid in self.uuids())
             )
         )
 
