@@ -8,9 +8,14 @@ STAMP := $(VENV)/.installed
 STALLSCOPE_FRAMEWORKS ?= 1
 # How many tests run at once, each file's own one after the other; what takes the whole machine follows alone.
 JOBS ?= 4
+# Reading these alone saves reading all tests again.
+ALONE = $(shell grep -rl --include='test_*.py' 'mark[.]alone' tests)
 FRAMEWORKS := $(VENV)/.frameworks
+# Hundreds of tests start Python anew: it keeps what it has compiled, whatever the environment says. Of the frameworks,
+# most of which nobody imports, that is done at their first use.
+export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: up test test-gpu lint bench score generate lock clean help tools frameworks vendor screenshots
+.PHONY: up prepare test test-gpu lint bench score generate lock clean help tools frameworks vendor screenshots
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -22,7 +27,7 @@ $(STAMP): pyproject.toml requirements-dev.lock
 	touch $@
 
 $(FRAMEWORKS): requirements-frameworks.lock $(STAMP)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement requirements-frameworks.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --requirement requirements-frameworks.lock
 	touch $@
 
 frameworks: $(FRAMEWORKS) ## install the training frameworks that the integrations are tested with
@@ -33,11 +38,13 @@ tools:
 up: $(STAMP) ## the whole stack on this machine: exporter, Prometheus, Alertmanager, a training job
 	$(BIN)/stallscope up $(ARGS)
 
-test: $(STAMP) $(if $(filter-out 0,$(STALLSCOPE_FRAMEWORKS)),$(FRAMEWORKS)) tools ## every test, with real Prometheus, Alertmanager and the stand-in driver library
+prepare: $(STAMP) $(if $(filter-out 0,$(STALLSCOPE_FRAMEWORKS)),$(FRAMEWORKS)) tools ## install what the tests need
 	$(BIN)/python -m tests.deploy.kubernetes_tools
+
+test: prepare ## every test, with real Prometheus, Alertmanager and the stand-in driver library
 	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder \
 	  -m "not alone" $(ARGS) || [ $$? -eq 5 ]
-	$(BIN)/python -m pytest -m alone $(ARGS) || [ $$? -eq 5 ]
+	$(BIN)/python -m pytest -m alone $(or $(ARGS),$(ALONE)) || [ $$? -eq 5 ]
 
 test-gpu: $(STAMP) ## the hardware suite; skips with its reason where no NVIDIA driver answers (to record a GPU: tests/captures)
 	$(BIN)/python -m pytest -m hardware -rs tests/hardware $(ARGS)
