@@ -46,7 +46,7 @@ class _Waiting:
 
     def __init__(self) -> None:
         self.received: list[Received] = []
-        self.urgent = False
+        self._urgent = False
         self._bytes = 0
 
     @property
@@ -56,8 +56,12 @@ class _Waiting:
     def add(self, received: Received) -> None:
         data = received[0]
         self.received.append(received)
-        self.urgent = self.urgent or is_last(data)
+        self._urgent = self._urgent or is_last(data)
         self._bytes += len(data)
+
+    def may_wait(self, due: float) -> bool:
+        """Whether there is time for more to come, which ends at `due` at the latest."""
+        return not (self._urgent or self.full) and time.monotonic() < due
 
 
 class DoorKeeper:
@@ -120,9 +124,9 @@ class DoorKeeper:
         while not self._stopping.is_set():
             if door.socket is None:
                 self._stopping.wait(_MENDING_INTERVAL)
-            elif (received := door.receive(wait=not waiting.received or time.monotonic() < due)) is not None:
+            elif (received := door.receive(wait=not waiting.received or waiting.may_wait(due))) is not None:
                 waiting.add(received)
-            if time.monotonic() < due and not (waiting.full or waiting.urgent):
+            if waiting.may_wait(due):
                 continue
             if waiting.received:
                 began = time.thread_time()
