@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import os
@@ -398,17 +399,26 @@ def test_owners_tell_nothing_of_gpus_that_are_read_no_more(
 def test_users_of_the_web_configuration_file_are_asked_for_and_read_again_at_sighup(
     run: Callable[..., Running], tmp_path: Path
 ) -> None:
+    def status(user: str) -> int:
+        basic = base64.b64encode(f"{user}:right".encode()).decode()
+        request = urllib.request.Request(f"{url}metrics", headers={"Authorization": f"Basic {basic}"})
+        try:
+            with urllib.request.urlopen(request, timeout=10) as answer:
+                return int(answer.status)
+        except urllib.error.HTTPError as refused:
+            with refused:
+                return refused.code
+
     hashed = bcrypt.hashpw(b"right", bcrypt.gensalt(4)).decode()
     file = tmp_path / "web.yml"
     file.write_text(f"basic_auth_users: {{alice: {hashed}}}\n")
     exporter = run(f"--web.config.file={file}")
-    with pytest.raises(urllib.error.HTTPError, match="401") as refused:
-        exporter.get("metrics")
-    refused.value.close()
-    file.write_text("")
+    url = exporter.logged(r"url=(http://\S+/)")[1]
+    assert [status(user) for user in ("alice", "bob")] == [200, 401]
+    file.write_text(f"basic_auth_users: {{bob: {hashed}}}\n")
     exporter.process.send_signal(signal.SIGHUP)
     exporter.logged("web configuration read again")
-    assert "stallscope_exporter" in exporter.get("metrics")
+    assert [status(user) for user in ("alice", "bob")] == [401, 200]
 
 
 @needs_openssl
