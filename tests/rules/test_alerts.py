@@ -293,6 +293,7 @@ def test_a_threshold_that_is_missing_or_there_twice_is_told(rulebook: Rulebook, 
     rulebook.check_firing(
         exporter(),
         [{"alertname": "StallscopeThresholdMissing", "name": "input_warning"}],
+        at="20m",
         by="alertname, name",
         rule_files=(thresholds, *RULE_FILES[1:]),
     )

@@ -18,7 +18,7 @@ from tests.scenarios.runner import Alert, in_seconds, parse_alerts
 
 Document = Mapping[str, Any]
 """What promtool reads of a story: its rule files, steps and one test."""
-_COMPANY = 60
+_COMPANY = 100
 _LIKE = 0.5
 """How far apart the ends of stories in one run may be."""
 _GUARDED = ("up",)
