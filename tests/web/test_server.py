@@ -178,7 +178,7 @@ def test_requests_sent_ahead_take_no_more_memory_than_one_may(make_server: Calla
         left = 200 * len(BODY)
         while left > 0:
             left -= len(client.recv(left))
-        held = [each.received for each in gc.get_objects() if isinstance(each, server_module._Connection)]
+        held = [each.received for each in gc.get_objects() if type(each) is server_module._Connection]
     assert 0 < sum(map(len, held)) <= 2 * server_module._RECEIVE_BYTES
 
 
