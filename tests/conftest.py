@@ -16,8 +16,9 @@ from tests.nvml_library.stand_in import NvmlStandIn
 if TYPE_CHECKING:
     from tests.filled_prometheus import FilledPrometheus
 
-# A shell in the background has it ignored for all that it runs, and the tests send it.
+# A shell in the background has the one ignored for all that it runs, nohup the other, and the tests send both.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 # Nothing asserts a speed, and other tests run beside.
 settings.register_profile("no deadline", deadline=None)
 settings.load_profile("no deadline")
