@@ -20,7 +20,7 @@ Document = Mapping[str, Any]
 """What promtool reads of a story: its rule files, steps and one test."""
 _COMPANY = 100
 _LIKE = 0.5
-"""How far apart the ends of stories in one run may be."""
+"""How far apart the ends of stories in one run may be, as a share of the first one's."""
 _GUARDED = ("up",)
 """What alerts ask absent() for: a story without one of them would find it in another's cluster."""
 
