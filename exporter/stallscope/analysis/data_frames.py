@@ -150,7 +150,7 @@ def frames(
             notes = (*notes, note)
         begin = told.begin(step)
         read = reader.read(begin, told.end, advance)
-        notes = (*notes, *_warned(server))
+        notes = (*notes, *server.take_notes())
         return Frames(told.run, begin, told.end, reader.resolution, **read, gaps=reader.gaps, notes=notes)
 
 
@@ -199,7 +199,7 @@ def pieces(
                 advance(part * share)
 
             read = reader.read(first, last, advanced)
-            notes = (*told.notes, *_warned(server))
+            notes = (*told.notes, *server.take_notes())
             yield Frames(told.run, first, last, reader.resolution, **read, gaps=reader.gaps, notes=notes)
             first = last
 
@@ -299,11 +299,6 @@ def _missing(run: Run) -> Iterator[str]:
     claiming = {claim.rank for claim in run.claims}
     if without := [rank for rank in run.ranks if rank not in claiming]:
         yield f"no GPU is known of rank {_listed(without, len(without))}: its rows are missing in `gpu`"
-
-
-def _warned(server: Prometheus) -> Iterator[str]:
-    """What it said beside its answers: as a rule that a store was away, and what is read is less than there is."""
-    return (f"{server.name} warns: {warning}" for warning in server.take_warnings())
 
 
 def _listed(ranks: Iterable[str], number: int) -> str:

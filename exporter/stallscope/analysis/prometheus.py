@@ -190,6 +190,10 @@ class Prometheus:
         self._warnings = {}
         return taken
 
+    def take_notes(self) -> list[str]:
+        """The same as notes that stand by themselves, with the server's name."""
+        return [f"{self.name} warns: {warning}" for warning in self.take_warnings()]
+
     def close(self) -> None:
         """Let the connection go."""
         self._session.close()

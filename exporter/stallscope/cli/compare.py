@@ -106,5 +106,4 @@ def _compare(server: Prometheus, told: Any) -> Comparison:
     except (RunError, PrometheusError, _times.EmptySpanError) as problem:
         raise _RefusedError(_prometheus.reason(problem)) from None
     comparison = compare(list(found.values()), None if told.baseline is None else found[told.baseline])
-    warned = (f"{server.name} warns: {warning}" for warning in server.take_warnings())
-    return replace(comparison, notes=(*comparison.notes, *warned))
+    return replace(comparison, notes=(*comparison.notes, *server.take_notes()))
