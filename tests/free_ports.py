@@ -2,7 +2,36 @@
 
 from __future__ import annotations
 
+import itertools
+import os
+import secrets
 import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+_MOST = 12_000
+
+
+def _candidates() -> Iterator[int]:
+    """Ports that nobody gets by chance, each process that tests its own: one may be free long before it is taken.
+
+    Those that the kernel itself gives to clients, and to servers that leave the choice to it, lie above.
+    """
+    try:
+        end = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    except OSError:
+        end = 32_768
+    ports = range(max(1024, end - _MOST), end)
+    if len(ports) < _MOST // 2:  # somebody has left the kernel nearly all
+        return itertools.repeat(0)
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % workers
+    own = ports[worker::workers]
+    begin = secrets.randbelow(len(own))
+    return itertools.cycle((*own[begin:], *own[:begin]))
+
+
+_PORTS = _candidates()
 
 
 def free_ports(count: int) -> list[int]:
@@ -10,9 +39,9 @@ def free_ports(count: int) -> list[int]:
     ports: list[int] = []
     while len(ports) < count:
         with socket.socket() as stream, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagram:
-            stream.bind(("127.0.0.1", 0))
-            number: int = stream.getsockname()[1]
             try:
+                stream.bind(("127.0.0.1", next(_PORTS)))
+                number: int = stream.getsockname()[1]
                 datagram.bind(("127.0.0.1", number))
             except OSError:
                 continue
