@@ -31,6 +31,7 @@ def everything() -> Iterator[Series]:
     yield from of_rank("resnet50", 10, uuid="GPU-b", instance="other:19400", world_size=12)
     yield from of_rank("resnet50", 2, uuid="", instance="other:19400", world_size=12)
     yield from of_rank("late", only=LATE)
+    yield from of_rank("east/red/twins", instance="slashes")
     yield from of_rank("over", state="finished")
     for cluster, namespace in (("east", "red"), ("west", "red"), ("west", "blue")):
         yield from of_rank("twins", instance=f"{cluster}-{namespace}", cluster=cluster, namespace=namespace)
@@ -121,13 +122,32 @@ def test_a_rank_that_moved_has_both_places(held: Held) -> None:
 def test_of_several_runs_of_one_name_one_must_be_chosen(held: Held) -> None:
     told = message(held, "twins", AmbiguousRunError)
     assert told == (
-        "several runs are called 'twins'; choose one with --cluster and --namespace: "
-        "cluster east, namespace red; cluster west, namespace blue; cluster west, namespace red"
+        "several runs are called 'twins'; choose one with --cluster and --namespace, or as CLUSTER/NAMESPACE/RUN: "
+        "east/red/twins, west/blue/twins, west/red/twins"
     )
-    assert "choose one with --namespace: " in message(held, "twins", AmbiguousRunError, cluster="west")
+    told = message(held, "twins", AmbiguousRunError, cluster="west")
+    assert "choose one with --namespace, or as NAMESPACE/RUN: blue/twins, red/twins" in told
     assert find(held, "twins", cluster="east").instances == ("east-red",)
     assert find(held, "twins", cluster="west", namespace="blue").instances == ("west-blue",)
-    assert "elsewhere only: cluster east" in message(held, "twins", UnknownRunError, cluster="north")
+    assert "RUN: east/red/twins, west" in message(held, "twins", UnknownRunError, cluster="north")
+
+
+def test_a_name_may_tell_cluster_and_namespace_which_count_before_others(held: Held) -> None:
+    assert find(held, "west/blue/twins", cluster="east", namespace="red").instances == ("west-blue",)
+    assert find(held, "blue/twins").instances == ("west-blue",)
+    assert find(held, "red/twins", cluster="east").instances == ("east-red",)
+    assert find(held, "//late").name == "late"
+    assert "or as CLUSTER/NAMESPACE/RUN: east/red/twins, west/red/twins" in message(
+        held, "red/twins", AmbiguousRunError
+    )
+    assert "RUN: east/red/twins, west" in message(held, "east/blue/twins", UnknownRunError)
+    assert "no run 'west/blue/twin' between" in message(held, "west/blue/twin", UnknownRunError)
+    assert "did you mean twins" in message(held, "west/blue/twin", UnknownRunError)
+
+
+def test_a_name_with_slashes_is_taken_for_a_whole_name_first(held: Held) -> None:
+    assert find(held, "east/red/twins").instances == ("slashes",)
+    assert find(held, "//east/red/twins").instances == ("slashes",)
 
 
 def test_a_name_is_one_name_whatever_it_holds(held: Held) -> None:
@@ -137,7 +157,7 @@ def test_a_name_is_one_name_whatever_it_holds(held: Held) -> None:
 
 def test_the_nearest_names_are_offered(held: Held) -> None:
     assert "did you mean resnet50?" in message(held, "resnet5", UnknownRunError)
-    known = 'handed, late, moved, od"d\\|.*\\n\\x1b, over, resnet50, twice, twins'
+    known = 'east/red/twins, handed, late, moved, od"d\\|.*\\n\\x1b, over, resnet50, twice and 1 more'
     assert f"there are {known}" in message(held, "xyz", UnknownRunError)
 
 
@@ -147,7 +167,7 @@ def test_a_run_of_another_time_is_told_from_one_that_never_was(held: Held) -> No
 
 
 def test_all_names_of_a_time_are_told(held: Held) -> None:
-    names = ["resnet50", "late", "over", "twins", "twice", "handed", "moved", NAME]
+    names = ["resnet50", "late", "over", "twins", "twice", "handed", "moved", "east/red/twins", NAME]
     assert run_names(held.server, held.start, held.end) == sorted(names)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from stallscope.analysis import comparison
+from stallscope.analysis.prometheus import Prometheus
 from stallscope.analysis.run_figures import RunFigures
 from stallscope.cli import compare
 from stallscope.cli._comparison import text
@@ -30,9 +31,13 @@ RUNS: dict[str, dict[str, float]] = {
 }
 
 
-def told(run: str, figures: dict[str, float]) -> Iterator[Series]:
+TWINS = ("research-east", "research-west")
+"""Clusters that have a run of one name each."""
+
+
+def told(run: str, figures: dict[str, float], **place: str) -> Iterator[Series]:
     names = {"gpus": "run:gpus:count", "batch": "run:batch_size:sum", "samples": "run:samples:rate5m"}
-    labels = {"namespace": "vision", "run": run}
+    labels = {"namespace": "vision", "run": run, **place}
     cause = {name: share for name, share in figures.items() if name not in names}
     recorded = {
         **{series: figures[name] for name, series in names.items()},
@@ -57,9 +62,10 @@ def server() -> Iterator[str]:
         pytest.skip("prometheus is not installed")
     with prometheus() as running:
         start = time.time() - 30 * SCRAPES
-        write(
-            [running.port], [series for run, figures in RUNS.items() for series in told(run, figures)], start, SCRAPES
-        )
+        everything = [series for run, figures in RUNS.items() for series in told(run, figures)]
+        for cluster, run in zip(TWINS, ("two-gpus", "real-data"), strict=True):
+            everything += told("twins", RUNS[run], cluster=cluster)
+        write([running.port], everything, start, SCRAPES)
         yield running.address
 
 
@@ -132,6 +138,36 @@ def test_the_table_fits_80_columns_with_all_figures(capsys: pytest.CaptureFixtur
     assert max(map(len, said.splitlines())) < 80
     row = next(line for line in said.splitlines() if line.startswith("real-data"))
     assert row.split() == ["real-data", "2", "1,024", "4,300", "17.20", "860", "%", "238", "ms", "30", "%"]
+
+
+def test_runs_of_one_name_are_set_side_by_side_by_their_clusters(
+    capsys: pytest.CaptureFixture[str], server: str
+) -> None:
+    east, west = (f"{cluster}/vision/twins" for cluster in TWINS)
+    assert f"CLUSTER/NAMESPACE/RUN: {east}, {west}" in refusal(capsys, server, "twins", "batch4")
+    found = document(capsys, server, east, west, "--cluster=research-east")
+    assert [(run["name"], run["cluster"], run["samples"]) for run in found["runs"]] == [
+        (east, TWINS[0], pytest.approx(6100)),
+        (west, TWINS[1], pytest.approx(4300)),
+    ]
+    said = answer(capsys, server, east, west, f"--baseline={west}").splitlines()
+    assert said[said.index(east) + 1].split()[3] == "1.42"
+    assert said[said.index(west) + 1].split()[3] == "base"
+
+
+def test_one_run_by_two_names_is_not_compared_with_itself(capsys: pytest.CaptureFixture[str], server: str) -> None:
+    said = refusal(capsys, server, "batch4", "vision/batch4", "batch512")
+    assert said == "stallscope compare: 'batch4' and 'vision/batch4' are one run; name another\n"
+
+
+def test_what_a_server_warns_of_stands_beneath_the_comparison(
+    capsys: pytest.CaptureFixture[str], server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Prometheus, "take_warnings", lambda _: ["a store did not answer"])
+    note = f"{server} warns: a store did not answer"
+    assert note in document(capsys, server, "batch4", "batch512")["notes"]
+    *_, first, second = answer(capsys, server, "batch4", "batch512").splitlines()
+    assert note in f"{first} {second}"
 
 
 def test_an_unknown_run_is_refused_with_the_nearest_name(capsys: pytest.CaptureFixture[str], server: str) -> None:

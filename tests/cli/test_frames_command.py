@@ -83,7 +83,7 @@ def test_writes_csv_and_tells_a_program(server: str, folder: Folder) -> None:
 
 def test_a_cluster_must_be_chosen_and_can_be(server: str, folder: Folder) -> None:
     said = folder.refusal("--run", "twins", "--prometheus.url", server)
-    assert "choose one with --cluster: cluster east, namespace (none); cluster west" in said
+    assert "choose one with --cluster, or as CLUSTER/NAMESPACE/RUN: east//twins, west//twins" in said
     said = folder.written("--run", "twins", "--cluster", "west", "--prometheus.url", server, "--json")
     assert json.loads(said)["cluster"] == "west"
     assert set(pd.read_parquet(folder.path / "steps.parquet")["instance"]) == {"west"}

@@ -5,14 +5,14 @@ figures = read_figures(server, find_run(server, "resnet50", start, end))
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import isfinite
 from typing import Literal, Protocol
 
 from stallscope.analysis.expressions import quoted
 from stallscope.analysis.prometheus import Series
-from stallscope.analysis.runs import Run
+from stallscope.analysis.runs import Run, references
 
 Work = Literal["samples", "tokens", "steps"]
 """What is counted of what a run does."""
@@ -58,6 +58,8 @@ class RunFigures:
     """Share of GPU time that all causes together cost; None where nothing was judged."""
     lost: Mapping[str, float] = field(default_factory=dict)
     """The same by cause."""
+    cluster: str = ""
+    namespace: str = ""
 
     @property
     def batch_on_gpu(self) -> float | None:
@@ -87,7 +89,23 @@ def read_figures(server: Server, run: Run) -> RunFigures:
     found = [each for each in server.query(question, at=end) if isfinite(each.value)]
     figures = {each.labels["figure"]: each.value for each in found if "figure" in each.labels}
     lost = {each.labels["cause"]: each.value for each in found if "cause" in each.labels}
-    return RunFigures(run.name, end - start, run.goes_on, lost=lost, **figures)
+    return RunFigures(
+        run.name, end - start, run.goes_on, lost=lost, cluster=run.cluster, namespace=run.namespace, **figures
+    )
+
+
+def told_apart(runs: Sequence[RunFigures]) -> list[RunFigures]:
+    """The same, those that share a name with their clusters and namespaces before it."""
+    by_name: dict[str, list[RunFigures]] = {}
+    for run in runs:
+        by_name.setdefault(run.name, []).append(run)
+    names = {
+        id(run): name
+        for shared, alike in by_name.items()
+        if len(alike) > 1
+        for run, name in zip(alike, references(shared, [(run.cluster, run.namespace) for run in alike]), strict=True)
+    }
+    return [replace(run, name=names.get(id(run), run.name)) for run in runs]
 
 
 def _steps(server: Server, run: str, start: float, end: float) -> tuple[float, float]:

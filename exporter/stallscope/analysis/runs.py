@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 from stallscope.analysis.expressions import any_of, quoted
 from stallscope.analysis.prometheus import RangeSeries, Series
 from stallscope.analysis.ranges import Ranges, joined
-from stallscope.readable import readable
+from stallscope.readable import NAME_LENGTH, readable
 
 GOES_ON_SECONDS = 300.0
 """A run whose newest scrape is no older than this goes on, unless its ranks said that they ended."""
@@ -23,7 +23,11 @@ _BORDER = 0.001
 """Seconds: some servers count a sample on a window's border in, and others don't."""
 _NEAREST = 3
 _LISTED = 8
+_LONGEST = 3 * NAME_LENGTH
+"""Characters of a cluster, a namespace and a name together."""
 _GOING_ON = frozenset({"starting", "running"})
+_FLAGS = {"--cluster": 0, "--namespace": 1}
+"""Of every command that takes a run, and which part of its place each tells."""
 
 
 class Server(Protocol):
@@ -80,6 +84,14 @@ class Claim(NamedTuple):
     """Index; empty where the rank knows the UUID only."""
     uuid: str
     """Empty where the rank knows the index only."""
+
+
+class _Reading(NamedTuple):
+    """A way to read what somebody calls a run."""
+
+    name: str
+    cluster: str | None
+    namespace: str | None
 
 
 @dataclass(frozen=True)
@@ -144,10 +156,11 @@ def find_run(
 
     Args:
         server: whom to ask.
-        name: the run's.
+        name: the run's; where several have it, CLUSTER/NAMESPACE/RUN or NAMESPACE/RUN, with nothing for what it has
+            none of. A name may hold slashes itself: it is taken for a whole name first.
         start: Unix time after which it is looked for.
         end: Unix time until which it is.
-        cluster: which is meant, where several have a run of that name.
+        cluster: which is meant, where several have a run of that name, and the name doesn't say.
         namespace: likewise.
         reader: asks long questions; one is made where left out.
 
@@ -159,12 +172,13 @@ def find_run(
     """
     reader = reader or Ranges(server)
     window = ceil(max(_SHORTEST_WINDOW, (end - start) / _LOOKS))
-    info = f"stallscope_training_rank_info{{run={quoted(name)}}}"
+    readings = _readings(name, cluster, namespace)
+    info = f"stallscope_training_rank_info{{run=~{any_of(each.name for each in readings)}}}"
     # A rank is a number: what is none, no exporter of Stallscope told.
     described = [each for each in _seen(reader, info, start, end, window) if each.labels.get("rank", "").isdecimal()]
     if not described:
-        raise _unknown(server, name, start, end)
-    described = _chosen(described, name, cluster, namespace)
+        raise _unknown(server, readings, start, end)
+    name, described = _chosen(described, readings)
     labels = described[-1].labels
     chosen = f"cluster={quoted(labels.get('cluster', ''))}, run={quoted(name)}"
     of_it = f"namespace={quoted(labels.get('namespace', ''))}, {chosen}"
@@ -210,6 +224,18 @@ def run_names(server: Server, start: float, end: float) -> list[str]:
     return server.label_values("run", "stallscope_training_rank_info", start, end)
 
 
+def references(name: str, places: Iterable[tuple[str, str]]) -> list[str]:
+    """Runs of one name told apart, each as `find_run` takes it.
+
+    Args:
+        name: of them all.
+        places: cluster and namespace of each.
+    """
+    told = list(places)
+    one_cluster = len({cluster for cluster, _ in told}) == 1
+    return [f"{namespace}/{name}" if one_cluster else f"{cluster}/{namespace}/{name}" for cluster, namespace in told]
+
+
 def _seen(reader: Ranges, selector: str, start: float, end: float, window: int) -> list[RangeSeries]:
     """The series of a selector that there are in a time, each with the ends of the windows in which it is."""
     number = ceil((end - start) / window)
@@ -234,42 +260,62 @@ def _places(described: Iterable[RangeSeries]) -> list[Place]:
     return found
 
 
-def _chosen(
-    described: Sequence[RangeSeries], name: str, cluster: str | None, namespace: str | None
-) -> list[RangeSeries]:
-    """Those of the one run that is meant."""
-    by_run: dict[tuple[str, str], list[RangeSeries]] = {}
+def _readings(text: str, cluster: str | None, namespace: str | None) -> list[_Reading]:
+    """What a name may mean: itself, or with its place before it."""
+    readings = []
+    parts = text.split("/", 2)
+    if len(parts) > 2:
+        readings.append(_Reading(parts[2], parts[0], parts[1]))
+    if len(parts) > 1:
+        readings.append(_Reading(text.partition("/")[2], cluster, parts[0]))
+    return [_Reading(text, cluster, namespace), *(each for each in readings if each.name)]
+
+
+def _chosen(described: Sequence[RangeSeries], readings: Sequence[_Reading]) -> tuple[str, list[RangeSeries]]:
+    """The name and the series of the one run that is meant."""
+    runs: dict[str, dict[tuple[str, str], list[RangeSeries]]] = {}
     for each in described:
-        by_run.setdefault((each.labels.get("cluster", ""), each.labels.get("namespace", "")), []).append(each)
-    meant = [key for key in by_run if cluster in (None, key[0]) and namespace in (None, key[1])]
-    if len(meant) == 1:
-        return by_run[meant[0]]
-    several = meant or sorted(by_run)
-    words = "; ".join(
-        f"cluster {readable(each_cluster) or '(none)'}, namespace {readable(each_namespace) or '(none)'}"
-        for each_cluster, each_namespace in sorted(several)
-    )
-    if not meant:
-        raise UnknownRunError(f"there is a run {name!r} elsewhere only: {words}")
-    parts = [part for part, place in (("--cluster", 0), ("--namespace", 1)) if len({key[place] for key in meant}) > 1]
-    raise AmbiguousRunError(f"several runs are called {name!r}; choose one with {' and '.join(parts)}: {words}")
+        place = each.labels.get("cluster", ""), each.labels.get("namespace", "")
+        runs.setdefault(each.labels.get("run", ""), {}).setdefault(place, []).append(each)
+    known = [reading for reading in readings if reading.name in runs]
+    for name, cluster, namespace in known:
+        meant = [key for key in runs[name] if cluster in (None, key[0]) and namespace in (None, key[1])]
+        if len(meant) == 1:
+            return name, runs[name][meant[0]]
+        if meant:
+            flags = [flag for flag, part in _FLAGS.items() if len({key[part] for key in meant}) > 1]
+            form = "CLUSTER/NAMESPACE/RUN" if "--cluster" in flags else "NAMESPACE/RUN"
+            raise AmbiguousRunError(
+                f"several runs are called {name!r}; choose one with {' and '.join(flags)}, or as {form}: "
+                f"{_listed(references(name, meant))}"
+            )
+    name = known[0].name
+    places = _listed(f"{cluster}/{namespace}/{name}" for cluster, namespace in runs[name])
+    raise UnknownRunError(f"there is a run {name!r} elsewhere only, as CLUSTER/NAMESPACE/RUN: {places}")
 
 
-def _unknown(server: Server, name: str, start: float, end: float) -> RunError:
+def _listed(names: Iterable[str]) -> str:
+    known = sorted(names)
+    more = f" and {len(known) - _LISTED} more" if len(known) > _LISTED else ""
+    return f"{', '.join(readable(name, _LONGEST) for name in known[:_LISTED])}{more}"
+
+
+def _unknown(server: Server, readings: Sequence[_Reading], start: float, end: float) -> RunError:
     """What to say where there is no such run."""
+    name = readings[0].name
     when = f"between {_shown(start)} and {_shown(end)}"
-    if server.label_values("run", f"stallscope_training_rank_info{{run={quoted(name)}}}"):
+    asked = any_of(each.name for each in readings)
+    if server.label_values("run", f"stallscope_training_rank_info{{run=~{asked}}}"):
         return UnknownRunError(f"the run {name!r} reported nothing {when}; ask about another time (--since, --end)")
     names = run_names(server, start, end)
     if names:
-        nearest = difflib.get_close_matches(name, names, n=_NEAREST, cutoff=0.5)
+        near = (difflib.get_close_matches(each.name, names, n=_NEAREST, cutoff=0.5) for each in reversed(readings))
+        nearest = next(filter(None, near), None)
         if nearest:
             return UnknownRunError(
                 f"there is no run {name!r} {when}; did you mean {' or '.join(map(readable, nearest))}?"
             )
-        more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
-        known = ", ".join(map(readable, names[:_LISTED]))
-        return UnknownRunError(f"there is no run {name!r} {when}; there are {known}{more}")
+        return UnknownRunError(f"there is no run {name!r} {when}; there are {_listed(names)}")
     exporters = server.label_values("instance", "stallscope_build_info", start, end)
     if exporters:
         return NoDataError(

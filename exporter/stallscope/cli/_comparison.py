@@ -69,7 +69,7 @@ def _lines(comparison: Comparison) -> Iterator[str]:
     yield "".join(["run".ljust(_NAME), *(title.format(work=comparison.work).rjust(size) for title, size in _COLUMNS)])
     found = {each.run.name: each for each in comparison.against}
     for run in comparison.runs:
-        yield _row(run, found.get(run.name), comparison)
+        yield from _row(run, found.get(run.name), comparison)
     yield ""
     yield from _wrapped(
         f"times and a GPU: against {_name(comparison.base, _WIDTH)}, in all and on each GPU. lost: share of GPU time."
@@ -89,7 +89,8 @@ def _lines(comparison: Comparison) -> Iterator[str]:
             yield from _wrapped(readable(note, 300), indent=2)
 
 
-def _row(run: RunFigures, against: Against | None, comparison: Comparison) -> str:
+def _row(run: RunFigures, against: Against | None, comparison: Comparison) -> Iterator[str]:
+    """A line, or two where the name is so long that its end, by which it may differ, would be cut off."""
     found = None if against is None else against.scaling
     is_base = against is None
     cells = (
@@ -101,12 +102,11 @@ def _row(run: RunFigures, against: Against | None, comparison: Comparison) -> st
         _NOT_TOLD if run.step_seconds is None else duration(run.step_seconds),
         _share(run.time_lost),
     )
-    return "".join(
-        [
-            _name(run, _NAME - 1).ljust(_NAME),
-            *(cell.rjust(size) for cell, (_, size) in zip(cells, _COLUMNS, strict=True)),
-        ]
-    )
+    name = _name(run, _WIDTH)
+    if len(name) >= _NAME:
+        yield name
+        name = ""
+    yield "".join([name.ljust(_NAME), *(cell.rjust(size) for cell, (_, size) in zip(cells, _COLUMNS, strict=True))])
 
 
 def _difference(against: Against, comparison: Comparison) -> Iterator[str]:

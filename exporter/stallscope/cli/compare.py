@@ -36,17 +36,23 @@ def parser() -> Parser:
         examples={
             "stallscope compare batch64 batch256 batch1024": "is a larger batch worth it, and how large a one?",
             "stallscope compare one-gpu eight-gpus --baseline one-gpu": "what do eight GPUs do of eight times one?",
+            "stallscope compare east/vision/resnet50 west/vision/resnet50": "runs of one name on two clusters",
             "stallscope compare before after --since 2026-11-20 --json": "for a program",
         },
         notes="Exit status: 0 where the runs were compared, 1 where that failed, 2 for a wrong command line.",
     )
-    made.add_argument("runs", nargs="+", metavar="RUN", help="names of the runs, two at least")
+    made.add_argument(
+        "runs",
+        nargs="+",
+        metavar="RUN",
+        help="names of the runs, two at least; CLUSTER/NAMESPACE/RUN or NAMESPACE/RUN where several share one",
+    )
     made.add_argument(
         "--baseline",
         metavar="RUN",
         help="the one that the others are measured by (default: the first with the fewest GPUs)",
     )
-    made.add_argument("--cluster", help="whose runs, where several clusters have one of such a name")
+    made.add_argument("--cluster", help="whose runs, where several have one of such a name that doesn't say which")
     made.add_argument("--namespace", help="likewise")
     made.add_argument("--json", action="store_true", help="print one JSON document: seconds, shares from 0 to 1")
     _times.add_flags(made, since=_SINCE)
@@ -92,18 +98,23 @@ def main(arguments: Sequence[str]) -> int:
 def _compare(server: Prometheus, told: Any) -> Comparison:
     from stallscope.analysis.comparison import compare
     from stallscope.analysis.prometheus import PrometheusError
-    from stallscope.analysis.run_figures import read_figures
+    from stallscope.analysis.run_figures import read_figures, told_apart
     from stallscope.analysis.runs import RunError, find_run
 
     try:
         start, end = _times.span(told, server.now())
-        found = {}
+        texts: dict[tuple[str, str, str], str] = {}
+        figures = []
         with progress("Reading runs", total=len(told.runs)) as advance:
-            for name in told.runs:
-                run = find_run(server, name, start, end, cluster=told.cluster, namespace=told.namespace)
-                found[name] = read_figures(server, run)
+            for text in told.runs:
+                run = find_run(server, text, start, end, cluster=told.cluster, namespace=told.namespace)
+                same = texts.setdefault((run.cluster, run.namespace, run.name), text)
+                if same != text:
+                    raise _RefusedError(f"{same!r} and {text!r} are one run; name another")
+                figures.append(read_figures(server, run))
                 advance()
     except (RunError, PrometheusError, _times.EmptySpanError) as problem:
         raise _RefusedError(_prometheus.reason(problem)) from None
-    comparison = compare(list(found.values()), None if told.baseline is None else found[told.baseline])
+    runs = told_apart(figures)
+    comparison = compare(runs, None if told.baseline is None else runs[told.runs.index(told.baseline)])
     return replace(comparison, notes=(*comparison.notes, *server.take_notes()))

@@ -43,7 +43,9 @@ def parser() -> Parser:
         notes="Exit status: 0 where all files were written, 1 where that failed, and then none was, 2 for a wrong "
         "command line.",
     )
-    made.add_argument("--run", required=True, metavar="NAME", help="the run's name")
+    made.add_argument(
+        "--run", required=True, metavar="NAME", help="the run's name, or CLUSTER/NAMESPACE/NAME where several have it"
+    )
     made.add_argument(
         "--out", type=Path, default=Path(), metavar="DIRECTORY", help="where to write (default: this directory)"
     )

@@ -61,7 +61,9 @@ def parser() -> Parser:
         "that is there stays as it is until the new one is complete.",
     )
     subject = made.add_mutually_exclusive_group()
-    subject.add_argument("--run", metavar="NAME", help="the run to report on")
+    subject.add_argument(
+        "--run", metavar="NAME", help="the run to report on, as CLUSTER/NAMESPACE/NAME where several have that name"
+    )
     subject.add_argument(
         "--instance",
         action="append",
@@ -72,7 +74,12 @@ def parser() -> Parser:
     )
     made.add_argument("--cluster", help="whose run or node, where several clusters have one of that name")
     made.add_argument("--namespace", help="whose run, where several have one of that name")
-    made.add_argument("--against", metavar="RUN", help="another run, to tell how this one scales")
+    made.add_argument(
+        "--against",
+        metavar="RUN",
+        help="another run, to tell how this one scales: of the same --cluster and --namespace, unless it is told as "
+        "CLUSTER/NAMESPACE/RUN or NAMESPACE/RUN",
+    )
     _times.add_flags(made, since=f"{_SINCE_OF_A_RUN} for a run, else {_SINCE}")
     made.set_defaults(since=None)
     made.add_argument(
@@ -211,12 +218,15 @@ def _write(server: Prometheus, told: Any) -> Document:
             subject = _subject(server, told, start, end)
             if end < now:  # what went on then may long be over
                 subject = replace(subject, live=False)
+            against = _run(server, told, told.against, start, end) if told.against else None
+            if against is not None and subject.run is not None and _is_same(against, subject.run):
+                raise _RefusedError(f"--against {told.against!r} is the run itself; name another")
             options = Options(
                 gpu_hour_price=told.price_per_gpu_hour,
                 kilowatt_hour_price=told.price_per_kilowatt_hour,
                 currency=told.currency,
                 zone=told.timezone,
-                against=_run(server, told, told.against, start, end) if told.against else None,
+                against=against,
             )
             advance()
             document = build(subject, server, options, lambda _what: advance())
@@ -258,6 +268,10 @@ def _run(server: Prometheus, told: Any, name: str, start: float, end: float) -> 
     from stallscope.analysis.runs import find_run
 
     return find_run(server, name, start, end, cluster=told.cluster, namespace=told.namespace)
+
+
+def _is_same(one: Run, other: Run) -> bool:
+    return (one.cluster, one.namespace, one.name) == (other.cluster, other.namespace, other.name)
 
 
 def _nodes(server: Prometheus, told: Any, start: float, end: float) -> Subject:

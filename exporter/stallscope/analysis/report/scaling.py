@@ -6,7 +6,7 @@ from stallscope.analysis.comparison import UNEXPLAINED, Against, Comparison, com
 from stallscope.analysis.report.asking import Asker, settled
 from stallscope.analysis.report.document import Block, Column, Fact, Facts, Notice, Paragraph, Section, Table, Value
 from stallscope.analysis.report.words import percent, plain, title_of
-from stallscope.analysis.run_figures import RunFigures, read_figures
+from stallscope.analysis.run_figures import RunFigures, read_figures, told_apart
 from stallscope.analysis.runs import Run
 
 KEY = "scaling"
@@ -46,7 +46,7 @@ def _alone(asker: Asker) -> Block:
 
 
 def _against(asker: Asker, run: Run, base: Run) -> list[Block]:
-    ours, theirs = read_figures(asker.server, run), read_figures(asker.server, base)
+    ours, theirs = told_apart([read_figures(asker.server, run), read_figures(asker.server, base)])
     found = compare([theirs, ours], base=theirs)
     blocks: list[Block] = [_figures(found, ours, theirs)]
     for against in found.against:
