@@ -153,13 +153,15 @@ def test_shells_that_tell_of_commands_show_their_summaries(scripts: Path) -> Non
         ("stallscope exporter --collector.nv", ["--collector.nvidia"]),
         ("stallscope help rec", ["record"]),
         (f"stallscope exporter --config.file {EXPORTER}/stallscope.", [f"{EXPORTER}/stallscope.1"]),
+        (f"stallscope pick -n 2 -- python {EXPORTER}/stallscope.", [f"{EXPORTER}/stallscope.1"]),
+        ("stallscope run --name a -- mapfil", ["mapfile"]),
     ],
 )
 def test_bash_completes_what_is_begun(line: str, offered: list[str], scripts: Path) -> None:
     words = line.split()
     asked = (
         f"source {scripts / 'bash'}; COMP_WORDS=({' '.join(words)}); COMP_CWORD={len(words) - 1}; "
-        'compopt() { :; }; _shtab_stallscope; printf "%s\\n" "${COMPREPLY[@]}"'
+        'compopt() { :; }; _stallscope; printf "%s\\n" "${COMPREPLY[@]}"'
     )
     told = subprocess.run(["bash", "-c", asked], capture_output=True, text=True, timeout=30, check=True)
     assert (sorted(told.stdout.split()), told.stderr) == (sorted(offered), "")

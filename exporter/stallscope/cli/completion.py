@@ -9,6 +9,29 @@ from stallscope.cli._extras import missing
 from stallscope.cli._parser import Parser
 
 SHELLS = ("bash", "zsh", "fish", "tcsh")
+_BASH_AFTER_FLAGS = r"""
+
+# What comes after -- is a command line of its own.
+_stallscope() {
+  local place line
+  for ((place = 2; place < COMP_CWORD; place++)); do
+    [[ ${COMP_WORDS[place]} == -- ]] || continue
+    if declare -F _command_offset >/dev/null; then # of bash-completion
+      _command_offset $((place + 1))
+      return
+    fi
+    COMPREPLY=()
+    while IFS= read -r line; do COMPREPLY+=("$line"); done < <(
+      ((place + 1 == COMP_CWORD)) && compgen -c -- "${COMP_WORDS[COMP_CWORD]}"
+      compgen -f -- "${COMP_WORDS[COMP_CWORD]}")
+    compopt -o filenames 2>/dev/null
+    return 0
+  done
+  _shtab_stallscope
+}
+
+complete -o bashdefault -F _stallscope stallscope"""
+"""Comes behind shtab's own script, which knows no commands within commands."""
 
 
 def parser() -> Parser:
@@ -59,5 +82,5 @@ def main(arguments: Sequence[str]) -> int:
             action.complete = shtab.DIRECTORY  # type: ignore[attr-defined]  # shtab's own place for it
         elif takes_file(action):
             action.complete = shtab.FILE  # type: ignore[attr-defined]
-    print(shtab.complete(whole, shell=told.shell))
+    print(shtab.complete(whole, shell=told.shell) + (_BASH_AFTER_FLAGS if told.shell == "bash" else ""))
     return 0
