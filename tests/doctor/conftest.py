@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,12 +21,20 @@ def served() -> Iterator[Served]:
 
 
 @pytest.fixture
+def no_time_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ages are told to the second, however long a test takes."""
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now)
+
+
+@pytest.fixture
 def make_subject(tmp_path: Path) -> MakeSubject:
     """A subject in which nothing is there but what is named."""
 
     def make(**changes: Any) -> Subject:
         nowhere = f"http://127.0.0.1:{free_port()}"
         told: dict[str, Any] = {"exporter_url": nowhere, "prometheus_url": nowhere, "prometheus_named": True}
-        return Subject(**{**told, "environment": {}, "root": tmp_path, **changes})
+        patient = {"exporter_timeout": 30.0, "prometheus_timeout": 30.0}
+        return Subject(**{**told, **patient, "environment": {}, "root": tmp_path, **changes})
 
     return make

@@ -13,6 +13,7 @@ from stallscope.version import __version__
 from tests.doctor.conftest import MakeSubject
 from tests.doctor.web_servers import Served, Vector, findings, statuses
 
+pytestmark = pytest.mark.usefixtures("no_time_passes")
 UP = f"up{{{EXPORTERS}}}"
 LAST = "stallscope_exporter_source_last_success_timestamp_seconds"
 AGES = f"min by (cluster, job, instance) (timestamp({LAST}) - {LAST})"

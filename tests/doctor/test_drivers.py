@@ -14,8 +14,13 @@ from tests.nvml_library.stand_in import DriverState, GpuState, NvmlStandIn
 def driver(nvml_stand_in: NvmlStandIn, monkeypatch: pytest.MonkeyPatch) -> NvmlStandIn:
     for name, value in nvml_stand_in.environment.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr("stallscope.doctor.drivers._CALL_LIMIT", 1.0)
     return nvml_stand_in
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave what hangs behind early, and what answers time enough."""
+    monkeypatch.setattr("stallscope.doctor.drivers._CALL_LIMIT", 3.0)
 
 
 def on_the_bus(root: Path, gpus: int) -> None:
@@ -33,7 +38,9 @@ def test_a_driver_that_answers_is_told_with_its_versions(driver: NvmlStandIn, tm
     assert "8 GPUs" in found[1].message
 
 
-def test_gpus_that_are_lost_or_hang_fail_and_the_others_are_counted(driver: NvmlStandIn, tmp_path: Path) -> None:
+def test_gpus_that_are_lost_or_hang_fail_and_the_others_are_counted(
+    soon: None, driver: NvmlStandIn, tmp_path: Path
+) -> None:
     on_the_bus(tmp_path, 9)
     driver.gpu[3].state = GpuState.LOST
     driver.gpu[5].hang_function = b"nvmlDeviceGetPowerUsage"
@@ -46,7 +53,7 @@ def test_gpus_that_are_lost_or_hang_fail_and_the_others_are_counted(driver: Nvml
     ]
 
 
-def test_a_driver_that_hangs_fails_and_holds_nobody_up(driver: NvmlStandIn, tmp_path: Path) -> None:
+def test_a_driver_that_hangs_fails_and_holds_nobody_up(soon: None, driver: NvmlStandIn, tmp_path: Path) -> None:
     driver.control.hang_function = b"nvmlDeviceGetCount_v2"
     (found,) = drivers(tmp_path)
     assert found.status == "failed"

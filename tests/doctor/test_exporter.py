@@ -11,6 +11,7 @@ from stallscope.version import __version__
 from tests.doctor.conftest import MakeSubject
 from tests.doctor.web_servers import Served, findings, statuses
 
+pytestmark = pytest.mark.usefixtures("no_time_passes")
 CHECKS = ("version", "ready", "sources", "gpus", "readings", "clock", "reports", "series")
 
 

@@ -16,6 +16,7 @@ from stallscope.doctor.scrapes import EXPORTERS
 from tests.doctor.conftest import MakeSubject
 from tests.doctor.web_servers import Served, findings, statuses
 
+pytestmark = pytest.mark.usefixtures("no_time_passes")
 CHECKS = (
     *("version", "clock", "targets", "jobs", "honor labels", "rules", "thresholds", "freshness", "alertmanagers"),
 )

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class RealExporter:
     udp: str
 
     def page(self) -> str:
-        with urllib.request.urlopen(f"{self.url}/metrics", timeout=10) as reply:
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=30) as reply:
             return str(reply.read().decode())
 
 
@@ -48,22 +48,27 @@ def exporter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealExporter]
     ]
     kept = {name: value for name, value in os.environ.items() if not name.startswith("STALLSCOPE_")}
     with subprocess.Popen(command, stderr=subprocess.DEVNULL, env=kept) as process:
-        deadline = time.monotonic() + 20
-        while True:
-            try:
-                if "stallscope_exporter_reports_total" in found.page():
-                    break
-            except urllib.error.URLError:
+        try:
+            deadline = time.monotonic() + 60
+            while not counts(found):
                 assert time.monotonic() < deadline
-            time.sleep(0.05)
-        yield found
-        process.terminate()
+                time.sleep(0.05)
+            yield found
+        finally:
+            process.terminate()
+
+
+def counts(exporter: RealExporter) -> bool:
+    with contextlib.suppress(OSError):
+        return "stallscope_exporter_reports_total" in exporter.page()
+    return False
 
 
 @pytest.fixture(autouse=True)
 def told_afresh_and_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tolerance, "_told", set())
     monkeypatch.setattr("stallscope.doctor.reports._SETTLED_SECONDS", 0.3)  # three of this exporter's pages
+    monkeypatch.setattr("stallscope.doctor.reports._WAIT_SECONDS", 45.0)
 
 
 def tried(make_subject: MakeSubject, exporter: str | None = None, **environment: str) -> tuple[str, str]:

@@ -16,14 +16,14 @@ def node(nvml_stand_in: NvmlStandIn, monkeypatch: pytest.MonkeyPatch) -> NvmlSta
 
 
 def test_a_driver_that_answers_is_told_with_its_gpus(node: NvmlStandIn) -> None:
-    answer = driver_answer()
+    answer = driver_answer(timeout=60)
     assert answer is not None
     assert "(8), driver " in answer
 
 
 def test_one_lost_gpu_makes_no_simulated_node_of_a_real_one(node: NvmlStandIn) -> None:
     node.gpu[3].state = GpuState.LOST
-    assert driver_answer() is not None
+    assert driver_answer(timeout=60) is not None
 
 
 def test_a_driver_that_is_not_loaded_does_not_answer(node: NvmlStandIn) -> None:

@@ -43,8 +43,8 @@ def test_a_port_that_is_busy_on_all_interfaces_is_busy_here_too() -> None:
 
 def test_a_datagram_port_is_checked_where_reports_come_in() -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as door:
-        door.bind((ADDRESS, 0))
-        number = door.getsockname()[1]
+        number = free_port()  # for both kinds
+        door.bind((ADDRESS, number))
         with pytest.raises(StackError, match=f"port {number} for the exporter"):
             require_free([Port("the exporter", number, "--exporter.port", datagrams=True)])
         require_free([Port("Prometheus", number, "--prometheus.port")])

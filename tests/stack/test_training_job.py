@@ -43,7 +43,7 @@ def test_its_gradient_is_the_slope_of_its_loss() -> None:
 def door(tmp_path: Path) -> Iterator[socket.socket]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
         listener.bind(str(tmp_path / "report.sock"))
-        listener.settimeout(30)
+        listener.settimeout(60)
         yield listener
 
 

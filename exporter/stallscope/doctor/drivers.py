@@ -111,7 +111,7 @@ def _answers() -> dict[str, dict[str, Any]]:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(1)
+            process.wait(5)
     if not ready:
         raise Stop(
             failed(
