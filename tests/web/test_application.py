@@ -68,7 +68,7 @@ class Node:
     def ask(
         self, path: str, method: str = "GET", headers: dict[str, str] | None = None, body: bytes | None = None
     ) -> tuple[http.client.HTTPResponse, bytes]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.server.address.port, timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", self.server.address.port, timeout=60)
         try:
             connection.request(method, path, body, headers or {})
             reply = connection.getresponse()

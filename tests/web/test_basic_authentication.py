@@ -30,7 +30,7 @@ class Checks:
 
         def check(password: bytes, hashed: bytes) -> bool:
             self.asked.append(hashed)
-            assert self.go_on.wait(10)
+            assert self.go_on.wait(60)
             return real(password, hashed)
 
         monkeypatch.setattr(bcrypt, "checkpw", check)
@@ -112,7 +112,7 @@ def test_guesses_hold_two_threads_at_most_and_known_users_none(users: BasicAuthe
     guesses = [
         in_a_thread(partial(users.judge, basic("eve", "guess"), client)) for client in ("192.0.2.1", "192.0.2.2")
     ]
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while len(users._inside) < 2:
         assert time.monotonic() < deadline, "the guesses never came"
         time.sleep(0.005)
@@ -120,14 +120,14 @@ def test_guesses_hold_two_threads_at_most_and_known_users_none(users: BasicAuthe
     assert users.judge(basic("alice", "right"), CLIENT) == "allowed"
     checks.go_on.set()
     for guess in guesses:
-        guess.join(10)
+        guess.join(60)
     assert users.judge(basic("trudy", "guess"), CLIENT) == "refused"
 
 
 def test_guesses_from_one_address_keep_no_other_from_being_checked(users: BasicAuthentication, checks: Checks) -> None:
     checks.go_on.clear()
     first = in_a_thread(partial(users.judge, basic("eve", "guess"), "192.0.2.1"))
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not checks.asked:
         assert time.monotonic() < deadline, "the guess never came"
         time.sleep(0.005)
@@ -136,7 +136,7 @@ def test_guesses_from_one_address_keep_no_other_from_being_checked(users: BasicA
     second = in_a_thread(lambda: found.append(users.judge(basic("alice", "right"), CLIENT)))
     checks.go_on.set()
     for thread in (first, second):
-        thread.join(10)
+        thread.join(60)
     assert found == ["allowed"]
 
 

@@ -59,9 +59,9 @@ class Served:
     ) -> http.client.HTTPResponse:
         port = self.server.address.port
         if context is None:
-            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
         else:
-            connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=10, context=context)
+            connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=60, context=context)
         headers = {"Authorization": f"Basic {base64.b64encode(user.encode()).decode()}"} if user else {}
         with contextlib.closing(connection):
             connection.request("GET", path, headers=headers)
@@ -274,7 +274,7 @@ def test_curl_gets_in_with_certificate_user_and_password(serve: Callable[[str], 
     served = serve(TLS.replace("}", f", {strict}}}") + USERS)
     command = ["curl", "--silent", "--show-error", "--fail", "--cacert", str(authority.certificate)]
     command += ["--cert", str(certificate), "--key", str(key), "--user", "alice:right", f"{served.server.url}metrics"]
-    assert subprocess.run(command, capture_output=True, check=True, timeout=30).stdout == b"/metrics"
+    assert subprocess.run(command, capture_output=True, check=True, timeout=60).stdout == b"/metrics"
 
 
 def test_many_threads_may_look_while_the_file_changes(serve: Callable[[str], Served]) -> None:

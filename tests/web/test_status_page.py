@@ -227,7 +227,7 @@ class Counting:
     def __call__(self) -> Look:
         self.looks += 1
         self.waiting.set()
-        assert self.may_go_on.wait(10)
+        assert self.may_go_on.wait(60)
         return Look(at=time.time(), ready=True, samples=(), statuses=(), held=())
 
 
@@ -260,7 +260,7 @@ def test_who_comes_during_a_rendering_does_not_wait_for_it(
     slow = threading.Thread(target=page.html, args=(True,))
     slow.start()
     try:
-        assert counting.waiting.wait(10)
+        assert counting.waiting.wait(60)
         assert page.html(True) == before
     finally:
         counting.may_go_on.set()

@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from selectors import EVENT_WRITE
+from selectors import EVENT_READ, EVENT_WRITE
 from typing import Any
 
 from stallscope.report import MAX_BYTES
@@ -103,6 +103,14 @@ class _Connection(HTTPConnection):
         self.unsent_since = 0.0
         self._last_answer = False
 
+    @property
+    def awaited_since(self) -> float | None:
+        """Since when the client has something to do: take an answer, or send the rest of a request; None for neither.
+
+        An answer of which the kernel holds all, and has no room for the next, is to be taken too.
+        """
+        return self.unsent_since if self.unsent or self.more else self.unfinished_since
+
     def communicate(self) -> bool:
         """Answer every request that has wholly arrived; tells whether to keep the connection."""
         try:
@@ -122,9 +130,9 @@ class _Connection(HTTPConnection):
 
     def close(self) -> None:
         """Close, and count a client that was too slow."""
-        began = self.unsent_since if self.unsent else self.unfinished_since if self.received else None
+        began = self.awaited_since if self.unsent or self.received else None
         if began is not None and time.time() - began >= REQUEST_SECONDS:
-            self._count("limits", _NEVER_TAKEN if self.unsent else _TOO_SLOW)
+            self._count("limits", _NEVER_TAKEN if self.unsent or self.more else _TOO_SLOW)
         super().close()
 
     def _count(self, reason: Reason, why: str) -> None:
@@ -313,14 +321,17 @@ class _Listener(HTTPServer):
 
         One with answers to take comes back as soon as it can take more, behind those that came before.
         """
-        began = conn.unsent_since if conn.unsent else conn.unfinished_since
-        expires = time.time() if began is None else began - (IDLE_SECONDS - REQUEST_SECONDS)
-        if (conn.unsent or conn.more) and self.ready:
-            conn.last_used = expires
-            self._connections._selector.register(conn.socket.fileno(), EVENT_WRITE, data=conn)  # noqa: SLF001 - its own registers to read
-        else:
-            super().put_conn(conn)
-            conn.last_used = expires
+        if not self.ready:
+            conn.close()
+            return
+        began = conn.awaited_since
+        # Before the poller has it: from then on another worker may, and what is written here would be of the past.
+        conn.last_used = time.time() if began is None else began - (IDLE_SECONDS - REQUEST_SECONDS)
+        awaited = EVENT_WRITE if conn.unsent or conn.more else EVENT_READ
+        try:
+            self._connections._selector.register(conn.socket.fileno(), awaited, data=conn)  # noqa: SLF001 - its own registers to read only
+        except ValueError:  # the poller has been closed by now
+            conn.close()
 
     def error_log(self, msg: str = "", level: int = logging.INFO, traceback: bool = False) -> None:
         """Send the library's messages where ours go; what a client does wrong is no event for the operator."""
