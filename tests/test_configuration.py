@@ -311,7 +311,9 @@ def test_a_file_that_can_not_be_read_is_refused(tmp_path: Path, name: str, expec
 
 
 @given(st.text(max_size=60) | st.binary(max_size=60))
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 def test_no_file_brings_anything_but_a_configuration_or_one_line(tmp_path: Path, text: str | bytes) -> None:
     data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
     outcome: Configuration | ConfigurationError

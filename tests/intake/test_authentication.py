@@ -223,7 +223,7 @@ def make_intake() -> Iterator[Callable[[IntakeSettings], Intake]]:
 
         def make(settings: IntakeSettings) -> Intake:
             intake = Intake(settings)
-            stack.callback(intake.stop)
+            stack.callback(intake.stop, timeout=60)
             intake.start()
             return intake
 
@@ -231,7 +231,7 @@ def make_intake() -> Iterator[Callable[[IntakeSettings], Intake]]:
 
 
 def eventually(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline, "did not come to pass"
         time.sleep(0.002)

@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -38,7 +39,7 @@ class Reception:
             raise RuntimeError("broken")
 
     def next(self) -> Arrival:
-        return self.arrivals.get(timeout=10)
+        return self.arrivals.get(timeout=60)
 
 
 @pytest.fixture
@@ -53,7 +54,7 @@ def opened(reception: Reception, *doors: Door) -> Iterator[DoorKeeper]:
     try:
         yield keeper
     finally:
-        keeper.stop()
+        keeper.stop(timeout=60)
 
 
 def send(path: Path, *datagrams: bytes) -> None:
@@ -115,7 +116,7 @@ def test_refusals_are_logged_once_a_minute_and_reason(path: Path, caplog: pytest
         pass
     clock.advance(60)
     send(path, b"refuse one")
-    keeper.stop()  # takes in what has arrived
+    keeper.stop(timeout=60)  # takes in what has arrived
     assert [record.args[1] for record in caplog.records if isinstance(record.args, tuple)] == [
         "refuse one",
         "refuse two",
@@ -133,7 +134,7 @@ def test_file_descriptors_sent_along_do_not_get_in(reception: Reception, path: P
             for _ in range(5):
                 socket.send_fds(sender, [b"hello"], [null.fileno()] * 20)
                 assert reception.next() == (b"hello", "unix", os.getpid())
-        assert open_files() == before
+        assert open_files() <= before
 
 
 def test_the_socket_is_open_to_every_user_by_default_and_its_mode_settable(reception: Reception, path: Path) -> None:
@@ -233,8 +234,9 @@ def test_closing_removes_the_socket_but_not_one_that_took_its_place(reception: R
         assert path.exists()
     assert not path.exists()
     with opened(reception, UnixDoor(path)):
-        path.unlink()
-        path.write_text("another's")
+        other = path.with_name("other")
+        other.write_text("another's")
+        other.replace(path)  # at once, or the door might be made anew in between
     assert path.read_text() == "another's"
 
 
@@ -244,13 +246,14 @@ def quick_mending(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def await_arrival(reception: Reception, path: Path, data: bytes) -> None:
-    """Send until it arrives, as a shim does twice a second."""
-    for _ in range(500):
+    """Send until it arrives, as a shim does twice a second; more of what was sent before may come first."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
         with suppress(OSError):
             send(path, data)
         with suppress(queue.Empty):
-            assert reception.arrivals.get(timeout=0.02)[0] == data
-            return
+            if reception.arrivals.get(timeout=0.02)[0] == data:
+                return
     pytest.fail("nothing arrived")
 
 
@@ -259,8 +262,7 @@ def test_a_socket_whose_file_was_removed_is_made_anew(reception: Reception, path
     with opened(reception, UnixDoor(path)):
         path.unlink()
         await_arrival(reception, path, b"hello")
-        path.unlink()
-        path.parent.rmdir()
+        path.parent.rename(path.parent.with_name("gone"))
         await_arrival(reception, path, b"again")
     assert not path.exists()
 
@@ -277,7 +279,7 @@ def test_a_door_that_was_taken_opens_when_it_is_free_and_says_so(
         keeper.start()
         assert "another exporter answers there" in keeper.doors[0].problem
     await_arrival(reception, path, b"hello")
-    keeper.stop()
+    keeper.stop(timeout=60)
     assert keeper.doors[0].problem == ""
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
 
@@ -287,10 +289,9 @@ def test_a_socket_that_another_took_the_place_of_is_left_to_it(reception: Recept
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as other, opened(reception, UnixDoor(path)) as keeper:
         other.bind(f"{path}.other")
         Path(f"{path}.other").replace(path)
-        for _ in range(500):
-            if keeper.doors[0].problem:
-                break
-            threading.Event().wait(0.02)
+        deadline = time.monotonic() + 60
+        while not keeper.doors[0].problem and time.monotonic() < deadline:
+            time.sleep(0.02)
         assert "another exporter answers there" in keeper.doors[0].problem
         send(path, b"theirs")
         assert other.recv(10) == b"theirs"
@@ -356,8 +357,8 @@ def test_reports_that_come_while_one_is_taken_in_find_room_however_many(path: Pa
     keeper = DoorKeeper((UnixDoor(path),), hear_six_more)
     keeper.start()
     send(path, b"slow", b"slow", b"slow")
-    assert [arrived.get(timeout=10) for _ in range(21)].count(b"quick") == 18
-    keeper.stop()
+    assert [arrived.get(timeout=60) for _ in range(21)].count(b"quick") == 18
+    keeper.stop(timeout=60)
 
 
 def test_a_flood_through_one_door_does_not_shut_the_other(path: Path) -> None:
@@ -378,8 +379,8 @@ def test_a_flood_through_one_door_does_not_shut_the_other(path: Path) -> None:
     send(path, b"first")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
         sender.sendto(b"hello", ("127.0.0.1", door.port))
-    assert heard.wait(10)
-    keeper.stop(timeout=10)
+    assert heard.wait(60)
+    keeper.stop(timeout=60)
 
 
 def test_a_flood_does_not_hold_up_a_stop(path: Path) -> None:
@@ -393,8 +394,8 @@ def test_a_flood_does_not_hold_up_a_stop(path: Path) -> None:
     keeper = DoorKeeper((UnixDoor(path),), ask_for_more)
     keeper.start()
     send(path, b"first")
-    assert received.wait(10)
-    keeper.stop(timeout=10)
+    assert received.wait(60)
+    keeper.stop(timeout=60)
     assert not [each for each in threading.enumerate() if each.name.startswith("door-")]
 
 

@@ -156,7 +156,9 @@ def test_a_file_with_another_head_is_moved_aside(journal: Journal, path: Path, h
 
 
 @given(data=st.data())
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(
+    max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None
+)
 def test_any_damage_leaves_a_start_possible(
     journal: Journal, path: Path, holdings: list[Held], data: st.DataObject
 ) -> None:

@@ -48,7 +48,7 @@ def make_intake(tmp_path: Path, socket_path: Path, clock: ScriptedClock, root: P
 
     yield make
     for intake in made:
-        intake.stop()
+        intake.stop(timeout=60)
 
 
 def value(intake: Intake, name: str, *labels: str) -> float | Distribution | None:
@@ -63,7 +63,7 @@ def arrived(intake: Intake) -> int:
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline, "did not come to pass"
         time.sleep(0.002)
@@ -147,7 +147,7 @@ class TestRestart:
         def save() -> int:
             clock.advance(10)
             intake.keep_house()
-            return (tmp_path / "runs").stat().st_mtime_ns
+            return (tmp_path / "runs").stat().st_ino  # each is written beside the one before, and takes its place
 
         intake = make_intake()
         intake.post(make_report())
@@ -204,17 +204,17 @@ def test_house_is_kept_by_itself(make_report: MakeReport, root: Path) -> None:
     intake.registry.accept(make_report(), "unix", 7)  # whose process is no more
     intake.start()
     wait_for(lambda: value(intake, "stallscope_training_state", "resnet50", "0", "lost") == 1)
-    intake.stop()
+    intake.stop(timeout=60)
 
 
 def test_stopping_ends_every_thread_and_may_come_first(make_intake: MakeIntake, socket_path: Path) -> None:
     make_intake().stop()
-    before = threading.active_count()
+    before = set(threading.enumerate())
     intake = make_intake()
     intake.start()
-    assert threading.active_count() == before + 3  # a door each, and the housekeeping
-    intake.stop()
-    assert threading.active_count() == before
+    assert {thread.name for thread in set(threading.enumerate()) - before} == {"door-unix", "door-udp", "intake"}
+    intake.stop(timeout=60)
+    assert not set(threading.enumerate()) - before
     assert not socket_path.exists()
 
 
@@ -273,7 +273,11 @@ class TestFuzz:
     ).filter(lambda changes: changes.get("run") != "held" or changes.get("rank", 0) != 0)
 
     @given(garbage=st.lists(GARBAGE, max_size=4), changes=st.lists(CHANGES, max_size=6), data=st.data())
-    @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+    @settings(
+        max_examples=150,
+        suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+        deadline=None,
+    )
     def test_over_http(
         self,
         intake: Intake,
@@ -293,7 +297,11 @@ class TestFuzz:
         self.check(intake)
 
     @given(garbage=st.lists(GARBAGE, max_size=4), changes=st.lists(CHANGES, max_size=6))
-    @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+    @settings(
+        max_examples=60,
+        suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+        deadline=None,
+    )
     def test_through_the_sockets(
         self,
         intake: Intake,

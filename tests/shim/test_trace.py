@@ -159,7 +159,9 @@ def test_neighbouring_steps_are_each_whole(run: stallscope.Run, clock: ScriptedC
         assert len(complete(read(folder, step), "phase")) == 4
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(
     program=st.recursive(
         st.sampled_from([0.0, 1e-7, 0.00000123, 0.0004567, 0.3]),

@@ -365,7 +365,9 @@ _anything = st.recursive(
         lambda changes: json.dumps({**REPORT, **changes}).encode()
     )
 )
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 def test_no_report_kills_the_exporter_or_loses_the_run_that_it_holds(node: Node, body: bytes) -> None:
     node.intake.post(json.dumps({**REPORT, "run": "precious"}).encode())
     reply, _ = node.ask("/api/v1/report", "POST", body=body)
