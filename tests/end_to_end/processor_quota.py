@@ -36,7 +36,7 @@ def processor_quota(cores: float) -> Iterator[Path]:
 
 def _remove(folder: Path) -> None:
     """Remove it as soon as its last process, which has been killed, is gone."""
-    deadline = time.monotonic() + 10.0
+    deadline = time.monotonic() + 60.0
     while (folder / "cgroup.procs").read_text() and time.monotonic() < deadline:
         time.sleep(0.05)
     folder.rmdir()

@@ -10,35 +10,45 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
+import psutil
 import pytest
 
 from stallscope.causes import CAUSES
+from tests.end_to_end.direct_reads import read
 from tests.end_to_end.processor_quota import processor_quota
 from tests.end_to_end.trainers import Trainers, Training
 from tests.end_to_end.training_stack import TrainingStack
 from tests.free_ports import free_port
 
-pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(600)]
 
-PATIENCE = 90.0
+PATIENCE = 120.0
 """Seconds until a verdict or an alert must be there; a calm machine needs a third of it."""
 RESTARTS = 3
 RESTARTED = Training("restarted")
 WELL = ("healthy", "compute_bound")
 DATA_BYTES = 64 << 20
+MOST_COMPUTING = 0.8
+"""Seconds of a processor in a second of reading: more, and nobody waits for the disk."""
 TAKEN_BY_OTHERS = """
-  1 - (
-      sum(rate(stallscope_host_cpu_seconds_total{mode=~"idle|iowait"}[10s]))
-    + (sum(rate(stallscope_training_process_cpu_seconds_total[10s])) or vector(0))
-  ) / sum(rate(stallscope_host_cpu_seconds_total[10s]))
+  max_over_time(
+    (
+      1 - (
+          sum(rate(stallscope_host_cpu_seconds_total{mode=~"idle|iowait"}[5s]))
+        + (sum(rate(stallscope_training_process_cpu_seconds_total[5s])) or vector(0))
+      ) / sum(rate(stallscope_host_cpu_seconds_total[5s]))
+    )[1m:1s]
+  )
 """
 MOST_TAKEN = 0.4
-"""Of the processors, by what is no training here; the servers need less than half of that."""
+"""Of the processors, by what is no training here, at any time in the last minute; the servers need a third of that."""
 
 
 class Workshop:
@@ -69,24 +79,27 @@ class Workshop:
         for rank in (0, 1):
             self.start(Training("stopped", gpu=rank, rank=rank, world_size=2, master_port=port))
         self.start(RESTARTED)
-        self.start(Training("diverging", poisoned_after=50))
+        self.start(Training("diverging", poisoned_after=20))
         self.start(Training("healthy", gpu=2, workers=1))
-        self.start(Training("few-workers", gpu=3, waits=0.1))
-        self.start(Training("checkpoints", gpu=4, forward=0.01, backward=0.015, blocks_every=50, blocks=0.6))
-        self.start(
-            Training("unnamed", gpu=5, forward=0.01, backward=0.015, blocks_every=50, blocks=0.6, names_phase=False)
-        )
+        self.start(Training("few-workers", gpu=3, waits=0.25))
+        saving = Training("checkpoints", gpu=4, forward=0.02, backward=0.03, blocks_every=50, blocks=0.8)
+        self.start(saving)
+        self.start(replace(saving, run="unnamed", gpu=5, names_phase=False))
         if self._cgroup is not None:
-            self.start(Training("quota", workers=1, burns=0.05, cgroup=str(self._cgroup)))
-        # These two are in order for now.
-        self.start(Training("saturated", gpu=6, workers=2, burns=0.4, trigger=str(self.trigger("saturated"))))
+            self.start(Training("quota", workers=1, forward=0.04, backward=0.06, burns=0.1, cgroup=str(self._cgroup)))
+        # These two are in order for now. The first is to take all the processors that it may use, on any machine.
+        self.start(
+            Training("saturated", gpu=6, workers=2, burns=1.0, processors=2, trigger=str(self.trigger("saturated")))
+        )
         file = self.folder / "data"
         try:
             make_readable(file)
         except OSError as error:
-            self.why_no_disk = f"{self.folder} lies on no disk that can be read past the page cache: {error}"
+            self.why_no_disk = f"{self.folder} lies on no disk that anybody waits for: {error}"
         else:
-            self.start(Training("disk", gpu=7, workers=2, reads=0.5, file=str(file), trigger=str(self.trigger("disk"))))
+            self.start(
+                Training("disk", gpu=7, workers=1, reads=0.75, file=str(file), trigger=str(self.trigger("disk")))
+            )
 
     def trigger(self, run: str) -> Path:
         """The file that sets the run's fault off."""
@@ -95,6 +108,8 @@ class Workshop:
     def leave_alone(self, run: str, *keep: str) -> None:
         """Set off the run's fault once it has been found healthy, and end the others but for those to keep."""
         stack = self.stack
+        if self.trigger(run).exists():
+            return  # a second try
         stack.wait_for(lambda: stack.verdict(run) in WELL, PATIENCE, f"run {run} is not healthy before its fault")
         for process in [process for process in self._processes if process[0] not in (run, *keep)]:
             os.kill(self._processes.pop(process), signal.SIGKILL)
@@ -139,13 +154,24 @@ def make_readable(file: Path) -> None:
     """Write the data that a reader is to read from the disk.
 
     Raises:
-        OSError: the file system is memory, or has no way past its cache.
+        OSError: nobody waits for it: the file system is memory or another machine's, or has no way past its cache.
     """
     with file.open("wb") as written:
         written.write(os.urandom(DATA_BYTES))
         written.flush()
         os.fsync(written.fileno())
-    os.close(os.open(file, os.O_RDONLY | os.O_DIRECT))
+    counted, computed = disk_reads(), time.thread_time()
+    done = read(str(file), 1.0)
+    if disk_reads() - counted < done / 2:
+        raise OSError("the kernel counts no disk for it")
+    if time.thread_time() - computed > MOST_COMPUTING:
+        raise OSError("it answers at once")
+
+
+def disk_reads() -> int:
+    """Bytes that this machine's disks have delivered."""
+    counters = psutil.disk_io_counters(nowrap=False)
+    return 0 if counters is None else counters.read_bytes
 
 
 @pytest.fixture(scope="module")
@@ -161,14 +187,15 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workshop]:
 
 
 def test_a_rank_that_is_stopped_stalls_its_run(workshop: Workshop) -> None:
-    workshop.await_steps("stopped", 50)
+    workshop.await_steps("stopped", 25)
     workshop.signal("stopped", signal.SIGSTOP, rank=1)
     workshop.await_outcome("stopped", "stalled")
 
 
 def test_a_rank_that_is_killed_again_and_again_is_a_restart_loop(workshop: Workshop) -> None:
     workshop.await_steps("restarted", 5)
-    for restarts in range(1, RESTARTS + 1):
+    before = int(workshop.stack.values('stallscope_training_restarts_total{run="restarted"}', "").get("", 0.0))
+    for restarts in range(before + 1, before + RESTARTS + 1):
         workshop.signal("restarted", signal.SIGKILL)
         workshop.start(RESTARTED)
         workshop.await_value(f'stallscope_training_restarts_total{{run="restarted"}} == {restarts}')

@@ -26,8 +26,9 @@ class Training:
     """Where the ranks of several meet."""
     workers: int = 0
     """Of the data loader."""
-    forward: float = 0.04
-    backward: float = 0.06
+    forward: float = 0.1
+    backward: float = 0.15
+    """With these, what a slow machine adds to a step is little of it."""
     waits: float = 0.0
     """How long the transform waits, as for a slow service."""
     burns: float = 0.0
@@ -44,6 +45,8 @@ class Training:
     """Whether it tells that it is a checkpoint."""
     poisoned_after: int = 0
     """Batches after which the data hold a NaN."""
+    processors: int = 0
+    """How many it may use; all where it is 0."""
     cgroup: str = ""
     """Folder of the cgroup that it joins."""
     trigger: str = ""

@@ -9,11 +9,10 @@ the simulated GPUs of an exporter in the scenario `coupled` follow what the shim
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
-import mmap
 import os
-import random
 import signal
 import sys
 import time
@@ -28,14 +27,15 @@ from torch.utils.data import DataLoader, IterableDataset
 import stallscope
 from stallscope.integrations import pytorch
 from stallscope.shim import process
+from tests.end_to_end.direct_reads import read
 from tests.end_to_end.trainers import Training
 
 BATCH, FEATURES = 16, 64
-BLOCK = 1 << 20
 
 
 def main() -> None:
     """Fork a trainer for each line, until there are no more."""
+    importlib.import_module("torch._dynamo")  # each trainer's optimizer would, for two seconds of a processor
     # The shim looks at its children and its cgroup every few seconds; here, where time is fast, with each report.
     process._LOOK_EVERY = 0.0
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them
@@ -70,6 +70,8 @@ def train(told: Training) -> None:
         )
         model = torch.nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    if told.processors:
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: told.processors])
     if told.cgroup:
         (Path(told.cgroup) / "cgroup.procs").write_text(str(os.getpid()))
     run = stallscope.Run(
@@ -125,19 +127,6 @@ def burn(seconds: float) -> None:
     end = time.thread_time() + seconds
     while time.thread_time() < end:
         image = torch.tanh(image @ image)
-
-
-def read(file: str, seconds: float) -> None:
-    """Read random blocks of the file from the disk, past the page cache, for that long."""
-    blocks = Path(file).stat().st_size // BLOCK
-    opened = os.open(file, os.O_RDONLY | os.O_DIRECT)
-    try:
-        with mmap.mmap(-1, BLOCK) as buffer:  # on a page's boundary, as the kernel wants it
-            end = time.monotonic() + seconds
-            while time.monotonic() < end:
-                os.preadv(opened, [buffer], BLOCK * random.randrange(blocks))
-    finally:
-        os.close(opened)
 
 
 class Gpu(torch.nn.Module):
