@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from stallscope.analysis.address import VARIABLE
+from stallscope.analysis.client_certificate import CERTIFICATE_VARIABLE, KEY_VARIABLE
 from stallscope.cli import GROUPS, commands
 from stallscope.cli._whole import DESCRIPTION, WholeParser, whole_parser
 
@@ -29,6 +30,10 @@ _EXIT = (
 )
 _ENVIRONMENT = (
     (VARIABLE, "Prometheus that commands ask, unless --prometheus.url says otherwise."),
+    (
+        f"{CERTIFICATE_VARIABLE}, {KEY_VARIABLE}",
+        "what commands show to a Prometheus and exporters that want a client's certificate.",
+    ),
     (
         "STALLSCOPE_ADDRESS",
         "where trainings report to: unix:///PATH, udp://HOST:PORT, http://HOST:PORT or https://HOST:PORT.",

@@ -467,6 +467,13 @@ def test_a_token_file_without_a_token_is_one_line_and_status_2(tmp_path: Path) -
     assert "can't be read" in ended.stderr
 
 
+def test_a_client_certificate_that_is_not_there_is_one_line_and_status_2(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STALLSCOPE_CLIENT_CERTIFICATE", "/absent.crt")
+    ended = once("exporter", *QUIET, "--prometheus.url=https://localhost:9")
+    said = "STALLSCOPE_CLIENT_CERTIFICATE: /absent.crt can't be read: No such file or directory"
+    assert (ended.returncode, ended.stderr) == (2, f"stallscope exporter: {said}\n")
+
+
 def test_a_broken_file_at_a_reload_leaves_the_running_configuration(
     run: Callable[..., Running], tmp_path: Path
 ) -> None:

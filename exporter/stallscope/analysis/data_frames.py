@@ -34,6 +34,7 @@ from math import isfinite, nan
 import pandas as pd
 
 from stallscope.analysis.address import default_url
+from stallscope.analysis.client_certificate import told_by_environment
 from stallscope.analysis.columns import COLUMNS
 from stallscope.analysis.expressions import quoted
 from stallscope.analysis.prometheus import Prometheus
@@ -254,7 +255,8 @@ def _asked(prometheus: Prometheus | str | None) -> Iterator[Prometheus]:
     if isinstance(prometheus, Prometheus):
         yield prometheus
         return
-    with closing(Prometheus(prometheus or default_url(), timeout=_TIMEOUT, max_bytes=_ANSWER_BYTES)) as server:
+    url, certificate = prometheus or default_url(), told_by_environment()
+    with closing(Prometheus(url, timeout=_TIMEOUT, max_bytes=_ANSWER_BYTES, certificate=certificate)) as server:
         yield server
 
 

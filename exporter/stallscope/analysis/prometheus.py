@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import ssl
 import time
 from array import array
 from bisect import bisect_right
@@ -18,6 +19,7 @@ from urllib.parse import quote, urlsplit, urlunsplit
 import requests
 from urllib3.exceptions import HTTPError, ReadTimeoutError
 
+from stallscope.analysis.client_certificate import ClientCertificate, tls_trouble
 from stallscope.readable import readable
 from stallscope.version import __version__
 
@@ -87,13 +89,21 @@ class RangeSeries(NamedTuple):
 class Prometheus:
     """One server. For one thread at a time."""
 
-    def __init__(self, url: str, *, timeout: float = TIMEOUT_SECONDS, max_bytes: int = MAX_BYTES) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        timeout: float = TIMEOUT_SECONDS,
+        max_bytes: int = MAX_BYTES,
+        certificate: ClientCertificate | None = None,
+    ) -> None:
         """Take the address; nothing is asked yet.
 
         Args:
             url: where it answers, with its path prefix, if any; a user and a password in it are sent.
             timeout: seconds that one question may take altogether.
             max_bytes: longest answer that is read.
+            certificate: is shown to it, where it wants one.
         """
         self.name = without_password(url)
         self._api = url.rstrip("/") + "/api/v1/"
@@ -101,6 +111,9 @@ class Prometheus:
         self._max_bytes = max_bytes
         self._warnings: dict[str, None] = {}
         self._session = requests.Session()
+        self._certificate = certificate
+        if certificate is not None:
+            self._session.cert = certificate.certificate, certificate.key
         self._session.headers["User-Agent"] = f"stallscope/{__version__}"
         if urlsplit(url).hostname in _HERE:
             self._session.headers["Accept-Encoding"] = "identity"  # to pack an answer takes longer than to hand it over
@@ -206,8 +219,9 @@ class Prometheus:
             form = {**form, "timeout": f"{self._timeout:g}s"}
         try:
             status, body = self._answer(method, path, form)
-        except (requests.RequestException, HTTPError) as problem:  # the latter while an answer is read
-            raise PrometheusError(f"{self.name}: {_reason(problem, self._timeout)}", **_remedies(problem)) from None
+        # The second while an answer is read, and the third where a file of certificates can't be.
+        except (requests.RequestException, HTTPError, OSError) as problem:
+            raise PrometheusError(f"{self.name}: {self._reason(problem)}", **_remedies(problem)) from None
         document = _document(body)
         if status != requests.codes.ok:
             words = _refusal(status, document)
@@ -252,6 +266,23 @@ class Prometheus:
                 target = readable(without_password(response.headers["Location"]), _SHOWN)
                 raise _Unusable(f"it sends the question on to {target}; use that address")
             return response.status_code, bytes(body)
+
+    def _reason(self, problem: Exception) -> str:
+        if isinstance(problem, _Unusable):
+            return str(problem)
+        if isinstance(problem, (requests.Timeout, ReadTimeoutError)):
+            return f"no answer within {self._timeout:g} s"
+        tls = _tls_error(problem)
+        if tls is not None:
+            return tls_trouble(tls, self._certificate, "REQUESTS_CA_BUNDLE")
+        deeper: BaseException | None = problem
+        while deeper is not None:
+            if isinstance(deeper, OSError) and deeper.strerror:
+                return f"it can't be reached: {deeper.strerror}"
+            deeper = deeper.__context__
+        if not isinstance(problem, (requests.RequestException, HTTPError)):
+            return f"it can't be asked: {problem}"
+        return "it broke off the connection, or is no web server"
 
 
 def without_password(url: str) -> str:
@@ -350,22 +381,16 @@ def _remedies(problem: Exception) -> dict[str, bool]:
     slow = isinstance(problem, (requests.Timeout, ReadTimeoutError))
     return {
         "too_large": slow or isinstance(problem, _TooLong),
-        "passing": not isinstance(problem, (_Unusable, requests.exceptions.SSLError, ValueError)),
+        "passing": isinstance(problem, (requests.RequestException, HTTPError))
+        and not isinstance(problem, (_Unusable, requests.exceptions.SSLError, ValueError)),
         "unreachable": isinstance(problem, requests.ConnectionError)
         and not isinstance(problem, requests.exceptions.SSLError),
     }
 
 
-def _reason(problem: Exception, timeout: float) -> str:
-    if isinstance(problem, _Unusable):
-        return str(problem)
-    if isinstance(problem, (requests.Timeout, ReadTimeoutError)):
-        return f"no answer within {timeout:g} s"
-    if isinstance(problem, requests.exceptions.SSLError):
-        return "its certificate is not trusted; name its authority in REQUESTS_CA_BUNDLE"
-    deeper: BaseException | None = problem
-    while deeper is not None:
-        if isinstance(deeper, OSError) and deeper.strerror:
-            return f"it can't be reached: {deeper.strerror}"
-        deeper = deeper.__context__
-    return "it broke off the connection, or is no web server"
+def _tls_error(problem: BaseException) -> ssl.SSLError | None:
+    """What TLS broke on, which the libraries wrap several times; None where it did not."""
+    inner: object = problem
+    while isinstance(inner, BaseException) and not isinstance(inner, ssl.SSLError):
+        inner = getattr(inner, "reason", None) or (inner.args[0] if inner.args else None)
+    return inner if isinstance(inner, ssl.SSLError) else None

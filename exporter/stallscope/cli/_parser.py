@@ -18,7 +18,7 @@ from __future__ import annotations
 import argparse
 import sys
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 USAGE_ERROR = 2
@@ -55,6 +55,8 @@ class Parser(argparse.ArgumentParser):
             formatter_class=HelpFormatter,
             allow_abbrev=False,
         )
+        self.afterwards: list[Callable[[argparse.Namespace], None]] = []
+        """What is made of several flags together; whatever raises ArgumentTypeError is refused."""
 
     def parse_args(  # type: ignore[override]  # one signature for what typeshed tells in three
         self, args: Sequence[str] | None = None, namespace: Any = None
@@ -69,6 +71,11 @@ class Parser(argparse.ArgumentParser):
         parsed, rest = self.parse_known_args(told, namespace)
         if rest:
             self.error(f"{'unknown flag' if rest[0].startswith('-') else 'unexpected argument'} {rest[0]}")
+        try:
+            for each in self.afterwards:
+                each(parsed)
+        except argparse.ArgumentTypeError as problem:
+            self.error(str(problem))
         return parsed
 
     @property

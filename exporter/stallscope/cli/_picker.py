@@ -78,7 +78,7 @@ class Picker:
         self._seconds: float | None = None if running else parsed.reserve
         told = os.environ.get("STALLSCOPE_LOCK_FOLDER")
         self._claims = Claims(parsed.lock_folder or (Path(told) if told else shared_folder()))
-        self._client = ExporterClient(parsed.exporter or DEFAULT_EXPORTER, timeout=2.0)
+        self._client = ExporterClient(parsed.exporter or DEFAULT_EXPORTER, timeout=2.0, certificate=parsed.certificate)
         self._must_answer = parsed.exporter is not None
         self._driver = driver
         self._pause = pause

@@ -6,7 +6,9 @@ import argparse
 from typing import TYPE_CHECKING
 
 from stallscope.analysis.address import LOCAL, VARIABLE, default_url
+from stallscope.cli import _client_certificate
 from stallscope.cli._durations import duration
+from stallscope.cli._parser import Parser
 from stallscope.configuration import parse_server
 
 if TYPE_CHECKING:
@@ -18,12 +20,13 @@ _MAX_BYTES = 128 << 20
 """Longest answer that is read: some five million samples. What is longer is asked for in pieces."""
 
 
-def add_flags(parser: argparse.ArgumentParser, *, timeout: float = DEFAULT_TIMEOUT) -> None:
-    """Give a command `--prometheus.url` and `--prometheus.timeout`.
+def add_flags(parser: Parser, *, timeout: float = DEFAULT_TIMEOUT, whose: str = "a server") -> None:
+    """Give a command `--prometheus.url`, `--prometheus.timeout`, `--client-certificate` and `--client-key`.
 
     Args:
         parser: of the command.
         timeout: seconds that one question may take unless told.
+        whose: servers that may want a client's certificate.
     """
     group = parser.add_argument_group("Prometheus")
     group.add_argument(
@@ -43,6 +46,7 @@ def add_flags(parser: argparse.ArgumentParser, *, timeout: float = DEFAULT_TIMEO
         metavar="DURATION",
         help=f"how long one question may take (default: {timeout:g}s)",
     )
+    _client_certificate.add_flags(parser, whose)
 
 
 def client(parsed: argparse.Namespace) -> Prometheus:
@@ -53,7 +57,12 @@ def client(parsed: argparse.Namespace) -> Prometheus:
     """
     from stallscope.analysis.prometheus import Prometheus
 
-    return Prometheus(parsed.prometheus_url, timeout=parsed.prometheus_timeout, max_bytes=_MAX_BYTES)
+    return Prometheus(
+        parsed.prometheus_url,
+        timeout=parsed.prometheus_timeout,
+        max_bytes=_MAX_BYTES,
+        certificate=parsed.certificate,
+    )
 
 
 def reason(problem: Exception) -> str:

@@ -65,7 +65,7 @@ def parser() -> Parser:
         metavar="URL",
         help=f"the exporter's metrics (default: the host of STALLSCOPE_ADDRESS, or else {DEFAULT_EXPORTER})",
     )
-    add_flags(made, timeout=_TIMEOUT)
+    add_flags(made, timeout=_TIMEOUT, whose="an exporter or a Prometheus")
     return made
 
 
@@ -140,6 +140,7 @@ def _subject(parsed: argparse.Namespace, environment: Mapping[str, str], *, prom
         prometheus_named=prometheus_named,
         environment=environment,
         prometheus_timeout=parsed.prometheus_timeout,
+        certificate=parsed.certificate,
     )
 
 

@@ -427,10 +427,15 @@ def _switched_off(configuration: Configuration) -> dict[str, str]:
 def _verdict_watch(url: str) -> VerdictWatch | None:
     if not url:
         return None
+    from stallscope.analysis.client_certificate import ClientCertificateError, told_by_environment
     from stallscope.analysis.prometheus import Prometheus
     from stallscope.analysis.verdicts import VerdictWatch
 
-    return VerdictWatch(Prometheus(url, max_bytes=_MAX_VERDICT_BYTES))
+    try:
+        certificate = told_by_environment()
+    except ClientCertificateError as problem:
+        raise ConfigurationError(f"STALLSCOPE_CLIENT_CERTIFICATE: {problem}") from None
+    return VerdictWatch(Prometheus(url, max_bytes=_MAX_VERDICT_BYTES, certificate=certificate))
 
 
 def _security(file: Path | None, refusals: Refusals) -> Security | None:

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from stallscope.cli import _client_certificate
 from stallscope.cli._become import become
 from stallscope.cli._durations import duration
 from stallscope.cli._exporter import DEFAULT_EXPORTER, exporter_url
@@ -113,6 +114,7 @@ def parser() -> Parser:
         metavar="URL",
         help=f"the node's exporter, which knows of past errors and runs (default: {DEFAULT_EXPORTER}, if it answers)",
     )
+    _client_certificate.add_flags(made, "an exporter")
     return made
 
 

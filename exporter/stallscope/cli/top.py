@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from stallscope.analysis.address import VARIABLE
+from stallscope.cli import _client_certificate
 from stallscope.cli._durations import duration
 from stallscope.cli._exporter import DEFAULT_EXPORTER, exporter_url
 from stallscope.cli._extras import missing
@@ -20,6 +21,7 @@ from stallscope.cli._parser import Parser
 from stallscope.cli._prometheus import address
 
 if TYPE_CHECKING:
+    from stallscope.analysis.client_certificate import ClientCertificate
     from stallscope.analysis.verdicts import VerdictWatch
     from stallscope.terminal.feed import Feed
     from stallscope.terminal.lines import Line
@@ -70,6 +72,7 @@ def parser() -> Parser:
         metavar="URL",
         help=f"Prometheus that is asked for verdicts (default: {VARIABLE}, or else none)",
     )
+    _client_certificate.add_flags(made, "exporters and a Prometheus")
     made.add_argument(
         "--interval",
         type=duration("200ms", "1h"),
@@ -96,9 +99,10 @@ def main(arguments: Sequence[str]) -> int:
     from stallscope.terminal.exporter_client import ExporterClient
     from stallscope.terminal.feed import Feed
 
-    feeds = [Feed(ExporterClient(url), parsed.interval) for url in parsed.exporters or [DEFAULT_EXPORTER]]
+    clients = [ExporterClient(url, certificate=parsed.certificate) for url in parsed.exporters or [DEFAULT_EXPORTER]]
+    feeds = [Feed(client, parsed.interval) for client in clients]
     try:
-        watch = _watch(parsed.prometheus)
+        watch = _watch(parsed.prometheus, parsed.certificate)
     except ModuleNotFoundError as error:
         return missing("top --prometheus.url", error, "exporter")
     if parsed.once or parsed.json or not _is_live_terminal():
@@ -106,13 +110,13 @@ def main(arguments: Sequence[str]) -> int:
     return _live(feeds, watch, parsed)
 
 
-def _watch(url: str | None) -> VerdictWatch | None:
+def _watch(url: str | None, certificate: ClientCertificate | None) -> VerdictWatch | None:
     if url is None:
         return None
     from stallscope.analysis.prometheus import Prometheus
     from stallscope.analysis.verdicts import VerdictWatch
 
-    return VerdictWatch(Prometheus(url))
+    return VerdictWatch(Prometheus(url, certificate=certificate))
 
 
 def _is_live_terminal() -> bool:

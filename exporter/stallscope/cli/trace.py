@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import ssl
 import sys
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from typing import Any
 
+from stallscope.analysis.client_certificate import ClientCertificate, ClientCertificateError, tls_trouble
+from stallscope.cli import _client_certificate
 from stallscope.cli._exporter import DEFAULT_EXPORTER
 from stallscope.cli._parser import Parser
 from stallscope.readable import readable
@@ -69,6 +72,7 @@ def parser() -> Parser:
         help=f"exporter of the node; again for each further node of the job (default: {DEFAULT_EXPORTER})",
     )
     made.add_argument("--json", action="store_true", help="print one JSON document: what each exporter answered")
+    _client_certificate.add_flags(made, "an exporter")
     return made
 
 
@@ -84,7 +88,7 @@ def main(arguments: Sequence[str]) -> int:
     answers: list[dict[str, Any]] = []
     for exporter in told.exporter or [DEFAULT_EXPORTER]:
         try:
-            answer = _ask(exporter, wish if first is None else {**wish, "first_step": first})
+            answer = _ask(exporter, wish if first is None else {**wish, "first_step": first}, told.certificate)
         except _Refused as refused:
             answer = {"problem": str(refused)}
         else:
@@ -99,22 +103,27 @@ def main(arguments: Sequence[str]) -> int:
     return int(any(answer.get("problem") for answer in answers))
 
 
-def _ask(exporter: str, wish: dict[str, Any]) -> dict[str, Any]:
+def _ask(exporter: str, wish: dict[str, Any], certificate: ClientCertificate | None) -> dict[str, Any]:
     request = urllib.request.Request(  # noqa: S310 - the scheme is checked
         exporter + _PATH, json.dumps(wish).encode(), {"Content-Type": "application/json"}, method="POST"
     )
     try:
-        with urllib.request.urlopen(request, timeout=_TIMEOUT) as reply:  # noqa: S310
+        context = None if certificate is None else certificate.context()
+        with urllib.request.urlopen(request, timeout=_TIMEOUT, context=context) as reply:  # noqa: S310
             answer: dict[str, Any] = json.loads(reply.read(_LONGEST_ANSWER))
             if type(answer) is not dict or type(answer.get("first_step")) is not int:
                 raise _Refused("what answers there is no exporter of Stallscope")
             return answer
     except urllib.error.HTTPError as error:
         raise _Refused(_message(error)) from None
+    except ClientCertificateError as error:
+        raise _Refused(str(error)) from None
     except ValueError:
         raise _Refused("what answers there is no exporter of Stallscope") from None
     except OSError as error:
         reason = getattr(error, "reason", error)
+        if isinstance(reason, ssl.SSLError):
+            raise _Refused(tls_trouble(reason, certificate, "SSL_CERT_FILE")) from None
         raise _Refused(f"no answer ({reason}); is the exporter running there?") from None
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, Literal, NamedTuple, TypeVar, cast
 
+from stallscope.analysis.client_certificate import ClientCertificate
 from stallscope.gpus.side_by_side import side_by_side
 
 Status = Literal["ok", "warning", "failed", "skipped"]
@@ -78,6 +79,8 @@ class Subject:
     """Seconds that a page may take."""
     prometheus_timeout: float = 5.0
     """Seconds that one question may take."""
+    certificate: ClientCertificate | None = None
+    """Is shown to both where they want one."""
 
 
 Context = TypeVar("Context")

@@ -77,7 +77,7 @@ def read(client: ExporterClient) -> Page:
 
 def client_of(subject: Subject) -> ExporterClient:
     """What asks the exporter."""
-    return ExporterClient(subject.exporter_url, timeout=subject.exporter_timeout)
+    return ExporterClient(subject.exporter_url, timeout=subject.exporter_timeout, certificate=subject.certificate)
 
 
 def _begin(subject: Subject) -> Exporter:
@@ -92,6 +92,7 @@ def _begin(subject: Subject) -> Exporter:
             )
         ) from None
     if not page:
+        client.close()
         raise Stop(
             failed(f"what answers at {client.name} is no exporter of Stallscope", "say where it is with --exporter.url")
         )

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from stallscope.analysis.client_certificate import ClientCertificate
 from stallscope.doctor.checkup import Stop, Subject, failed, skipped
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ class Server(NamedTuple):
     timeout: float
     ahead: float
     """Seconds by which its clock is ahead of this machine's."""
+    certificate: ClientCertificate | None
+    """Is shown to it where it wants one, and to its Alertmanagers."""
 
 
 def begin(subject: Subject) -> Server:
@@ -35,16 +38,28 @@ def begin(subject: Subject) -> Server:
         from stallscope.analysis.prometheus import Prometheus, PrometheusError
     except ModuleNotFoundError as error:
         raise Stop(skipped(f"{error.name} is not installed", "pip install 'stallscope[analysis]'")) from None
-    prometheus = Prometheus(subject.prometheus_url, timeout=subject.prometheus_timeout, max_bytes=_MOST_BYTES)
+    prometheus = Prometheus(
+        subject.prometheus_url,
+        timeout=subject.prometheus_timeout,
+        max_bytes=_MOST_BYTES,
+        certificate=subject.certificate,
+    )
     asked = time.time()
     try:
         now = prometheus.now()
     except PrometheusError as error:
+        prometheus.close()
         if subject.prometheus_named:
             remedy = "say where it is with --prometheus.url, and see whether it runs"
             raise Stop(failed(str(error), remedy)) from None
         raise Stop(skipped(str(error), "name it with --prometheus.url to have it checked")) from None
-    return Server(prometheus, subject.prometheus_url, subject.prometheus_timeout, now - (asked + time.time()) / 2)
+    return Server(
+        prometheus,
+        subject.prometheus_url,
+        subject.prometheus_timeout,
+        now - (asked + time.time()) / 2,
+        subject.certificate,
+    )
 
 
 def optional(server: Server, path: str) -> Any:

@@ -15,6 +15,7 @@ import threading
 import time
 from urllib.parse import unquote, urlsplit
 
+from stallscope.analysis.client_certificate import ClientCertificate, ClientCertificateError, tls_trouble
 from stallscope.version import __version__
 
 TIMEOUT_SECONDS = 5.0
@@ -33,13 +34,21 @@ class ExporterError(Exception):
 class ExporterClient:
     """One exporter. For one thread at a time."""
 
-    def __init__(self, url: str, *, timeout: float = TIMEOUT_SECONDS, max_bytes: int = MAX_BYTES) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        timeout: float = TIMEOUT_SECONDS,
+        max_bytes: int = MAX_BYTES,
+        certificate: ClientCertificate | None = None,
+    ) -> None:
         """Take the address; nothing is asked yet.
 
         Args:
             url: `HOST`, `HOST:PORT` or a whole address; a user and a password in it are sent.
             timeout: seconds that a page may take altogether.
             max_bytes: longest page that is read.
+            certificate: is shown to it, where it wants one.
 
         Raises:
             ValueError: it is no such address; the message says what is.
@@ -63,6 +72,7 @@ class ExporterClient:
         self.name = f"{host}:{self._port}" + ("" if self._path == DEFAULT_PATH else self._path)
         self.timeout = timeout
         self._max_bytes = max_bytes
+        self._certificate = certificate
         self._connection: http.client.HTTPConnection | None = None
         # The plain text is the cheapest to write and to read, and compression costs more than a loopback's bytes.
         self._headers = {
@@ -108,8 +118,7 @@ class ExporterClient:
         deadline = time.monotonic() + self.timeout
         connection = self._connection
         if connection is None:
-            kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
-            connection = self._connection = kind(self._host, self._port, timeout=self.timeout)
+            connection = self._connection = self._connected()
         connection.request("GET", path, headers=self._headers)
         # The socket's own timeout is for each piece of an answer, which may come byte by byte.
         alarm = threading.Timer(self.timeout, _shut, [connection.sock])
@@ -127,6 +136,15 @@ class ExporterClient:
         if problem is not None:
             raise problem
         return page
+
+    def _connected(self) -> http.client.HTTPConnection:
+        if not self._secure:
+            return http.client.HTTPConnection(self._host, self._port, timeout=self.timeout)
+        try:
+            context = None if self._certificate is None else self._certificate.context()
+        except ClientCertificateError as problem:
+            raise ExporterError(str(problem)) from None
+        return http.client.HTTPSConnection(self._host, self._port, timeout=self.timeout, context=context)
 
     def _answer(self, connection: http.client.HTTPConnection) -> str:
         with connection.getresponse() as response:
@@ -149,10 +167,8 @@ class ExporterClient:
             return str(problem)
         if isinstance(problem, TimeoutError):
             return f"no answer within {self.timeout:g} s"
-        if isinstance(problem, ssl.SSLCertVerificationError):
-            return "its certificate is not trusted; name its authority in SSL_CERT_FILE"
         if isinstance(problem, ssl.SSLError):
-            return "it does not speak TLS; try http://"
+            return tls_trouble(problem, self._certificate, "SSL_CERT_FILE")
         if isinstance(problem, socket.gaierror):
             return f"there is no machine of that name: {problem.strerror}"
         if isinstance(problem, OSError) and problem.strerror:

@@ -1,0 +1,44 @@
+"""Who a command says that it is: `--client-certificate` and `--client-key`, alike in every command."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from stallscope.analysis.client_certificate import (
+    CERTIFICATE_VARIABLE,
+    KEY_VARIABLE,
+    ClientCertificateError,
+    client_certificate,
+)
+from stallscope.cli._parser import Parser
+
+
+def add_flags(parser: Parser, whose: str) -> None:
+    """Give a command both flags; what it parses has the certificate, or None, as `certificate`.
+
+    Args:
+        parser: of the command.
+        whose: servers that may want one, such as "Prometheus".
+    """
+    group = parser.add_argument_group("client certificate")
+    group.add_argument(
+        "--client-certificate",
+        default=os.environ.get(CERTIFICATE_VARIABLE) or None,
+        metavar="FILE",
+        help=f"in PEM, for {whose} behind TLS that wants one (default: {CERTIFICATE_VARIABLE}, or else none)",
+    )
+    group.add_argument(
+        "--client-key",
+        default=os.environ.get(KEY_VARIABLE) or None,
+        metavar="FILE",
+        help=f"its key, where that is in a file of its own (default: {KEY_VARIABLE})",
+    )
+    parser.afterwards.append(_read)
+
+
+def _read(parsed: argparse.Namespace) -> None:
+    try:
+        parsed.certificate = client_certificate(parsed.client_certificate, parsed.client_key)
+    except ClientCertificateError as problem:
+        raise argparse.ArgumentTypeError(f"--client-certificate: {problem}") from None
