@@ -183,14 +183,48 @@ def integral(counter: str, value: str, labels: dict[str, str] | None = None, com
     )
 
 
+def missed() -> Rule:
+    """The only GPU of an exporter that answers and tells of it no more."""
+    target = "cluster, job, instance"
+    pages = (
+        "DCGM_FI_DEV_POWER_USAGE",
+        "DCGM_FI_DEV_BOARD_POWER_WATTS",
+        "nvidia_smi_gpu_info",
+        *(f"nvidia_smi_{code} != 0 != 6 != 15" for code in ("command_exit_code", "nvml_return_code")),
+        "gpu_memory_total_MiB",
+        *_amd("gpu_total_vram"),
+    )
+    return Rule(
+        "gpu:missed:info",
+        "topk by (cluster, UUID) (1,\n"
+        "  (\n"
+        '        last_over_time(gpu:found:info{mig=""}[5m])\n'
+        f"      unless on ({target})\n        last_over_time(gpu:found:info[2m])\n"
+        f"      and on ({target})\n"
+        f"        count by ({target}) (last_over_time(gpu:found:info[5m])) == 1\n"
+        f"      and on ({target})\n        (up == 1 and min_over_time(up[5m]) == 1 and up offset 5m)\n"
+        "    or\n"
+        f"        gpu:missed:info\n      and on ({target})\n        max_over_time(up[5m]) == 1\n"
+        "  )\n"
+        "  unless on (cluster, UUID)\n    gpu:found:info\n"
+        + "".join(f"  unless on ({target})\n    {page}\n" for page in pages)
+        + ")",
+        comment="1 for each GPU that was the only one of its exporter, of which that tells nothing for two minutes, "
+        "though it has answered before and ever since; remembered while it answers, until it tells of one. Silent "
+        "about all of several it is at fault itself, and nvidia-smi is where it fails but for finding no GPU (6) or a "
+        "lost one (15). Asked is the page: families may be taken off it, and evaluations may be missed.",
+    )
+
+
 def canonical() -> Iterator[Rule]:
     """What all sources share: whose word counts, under which labels, and counters made of readings."""
+    yield missed()
     found = [f'gpu:found:info{{measured_by="{source.name}"}}' for source in (DCGM, NVIDIA_SMI, NVITOP, AMD)]
     known = renamed('last_over_time(stallscope_gpu_up{measured_by=""}[90s])', "UUID", "uuid")
     yield Rule(
         "gpu:chosen:info",
         f"(\n{block(found[0], 4)}\n"
-        + "".join(f"  or on (cluster, UUID)\n{block(each, 4)}\n" for each in found[1:])
+        + "".join(f"  or on (cluster, UUID)\n{block(each, 4)}\n" for each in (*found[1:], "gpu:missed:info"))
         + f")\nunless on (cluster, UUID)\n{block(known)}",
         comment=(
             "1 for each GPU that only others tell of, from the first of them that does: a card of which an exporter "
@@ -240,7 +274,9 @@ def canonical() -> Iterator[Rule]:
     )
     yield Rule(
         "stallscope_gpu_up",
-        f"  group by ({SUBJECT}) (gpu:identity:info)\n"
+        f"  group by ({SUBJECT}) (\n    gpu:identity:info unless on (cluster, UUID) gpu:missed:info\n  )\n"
+        "or\n"
+        f"  0 * group by ({SUBJECT}) (gpu:identity:info)\n"
         "or\n"
         "    0\n"
         "  * (\n"
@@ -249,10 +285,12 @@ def canonical() -> Iterator[Rule]:
         "        gpu:identity:info\n"
         "      unless on (cluster, uuid)\n"
         f"{block(renamed('gpu:found:info', 'uuid', 'UUID'), 8)}\n"
+        "      unless on (cluster, uuid)\n"
+        "        last_over_time(gpu:missed:info[2m])\n"
         "    )",
         comment="1 for each such GPU. 0 for one that no exporter tells of any longer while its own tells of others on "
-        "the host: that one is lost. Forgotten once the exporter was silent for 90 s; of a node with one GPU nothing "
-        "is said. A rank that makes steps since then shows that it is not the GPU that is lost.",
+        "the host, or is missed: that one is lost. Forgotten once the exporter was silent for 90 s. A rank that makes "
+        "steps since then shows that it is not the GPU that is lost.",
     )
     lost = 'stallscope_gpu_up{measured_by!=""} == bool 0 > 0'
     yield Rule("stallscope_gpu_lost_info", lost, {"reason": "not_enumerated"})
@@ -527,31 +565,49 @@ def dcgm() -> Iterator[Rule]:
         yield Rule("gpu_reason:throttled:ratio", DCGM.of_each(*bits), {"reason": reason}, comment)
 
     codes = [_whole(f"DCGM_FI_DEV_{name}") for name in ("XID_ERRORS", "XID_ERROR")]
-    # An evaluation may be missed, or a minute apart from the next.
-    earlier = [f"last_over_time({code}[10m] offset 90s)" for code in codes]
+    total = _whole("DCGM_EXP_XID_ERRORS_TOTAL")
+    counts = (total, 'DCGM_EXP_XID_ERRORS_COUNT{GPU_I_ID="",xid!=""}')
+
+    def earlier(series: str) -> str:
+        """What was last told before; an evaluation may be missed, or a minute apart from the next."""
+        return f"last_over_time({series}[10m] offset 90s)"
 
     def as_labels(values: list[str]) -> str:
         code = DCGM.of_each(*(f"{value} > 0" for value in values))
         return f'count_values by ({SUBJECT}) (\n  "xid",\n{block(code)}\n)'
 
+    def risen(count: str) -> str:
+        """Of events that are counted those that are more than before, whichever pod has the GPU."""
+        now, before = (f"max by (cluster, UUID, GPU_I_ID, xid) ({each})" for each in (count, earlier(count)))
+        return DCGM.of_each_with("xid", f"{now} > 0\nunless\n    {now}\n  <=\n    {before}")
+
+    known = f'gpu:found:info{{measured_by="{DCGM.name}"}} offset 90s'
+    yield Rule("stallscope_gpu_xid_events_total", DCGM.of_each_with("xid", total))
     yield Rule(
         "gpu_xid:told:info",
         as_labels(codes),
         comment="The last Xid error of each GPU, which DCGM tells until there is another; and when it came: when it "
-        "was first told where something else was told before, be it no error. What was there when scrapes began is not "
-        "dated, and what is dated stays so when a rank's exporter takes the GPU over.",
+        "was first told of a GPU that was known before, with another or with none (newer releases tell no zero). Where "
+        "errors are counted, for good or for some minutes, also one that repeats. What was there when scrapes began is "
+        "not dated, and what is dated stays so when a rank's exporter takes the GPU over.",
     )
     stamp = f'stallscope_gpu_xid_last_timestamp_seconds{{measured_by="{DCGM.name}"}}'
     yield Rule(
         "stallscope_gpu_xid_last_timestamp_seconds",
+        "    0\n"
+        f"  * (\n      (\n{block(first_of(*map(risen, counts)), 8)}\n      )\n"
+        f"      and on (cluster, uuid)\n        {known}\n"
+        "    )\n"
+        "  + time()\n"
+        "or\n"
         "  gpu_xid:told:info\n"
         f"* on (cluster, uuid, xid) group_left ()\n  max by (cluster, uuid, xid) ({stamp})\n"
         "or\n"
         "    0\n"
         "  * (\n"
         "        gpu_xid:told:info\n"
-        f"      unless\n{block(as_labels(earlier), 8)}\n"
-        f"      and on (cluster, uuid)\n{block(DCGM.of_each(*earlier), 8)}\n"
+        f"      unless\n{block(as_labels([earlier(code) for code in codes]), 8)}\n"
+        f"      and on (cluster, uuid)\n        {known}\n"
         "    )\n"
         "  + time()",
     )

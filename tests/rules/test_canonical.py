@@ -31,6 +31,7 @@ from tests.rules.rulebook import (
     Story,
     gpu,
     growing,
+    growing_until,
     host,
     rank,
     run_tool,
@@ -262,7 +263,9 @@ def test_a_run_on_a_gpu_of_another_exporter_gets_its_verdict(rulebook: Rulebook)
 def test_an_xid_is_dated_once_and_keeps_its_date_when_a_run_begins_on_the_gpu(rulebook: Rulebook) -> None:
     xid = "DCGM_FI_DEV_XID_ERRORS"
     story: Story = []
-    for node, values in {"old": steady(79), "new": until(8, 0, 79), "other": until(8, 31, 79)}.items():
+    # Newer releases tell none as long as there is none.
+    first = f"_x{scrapes(8) + 1} 79+0x{LENGTH - scrapes(8)}"
+    for node, values in {"old": steady(79), "new": until(8, 0, 79), "other": until(8, 31, 79), "first": first}.items():
         at = f"{node}:19400"
         story += told(A, {xid: values}, instance=f"10.0.0.{len(story)}:9400", uuid=node) + ours(instance=at)
         # From the tenth minute on the GPU is known under the job and instance of the exporter that the rank reports to.
@@ -272,7 +275,50 @@ def test_an_xid_is_dated_once_and_keeps_its_date_when_a_run_begins_on_the_gpu(ru
         story,
         {
             "max by (instance, xid) (stallscope_gpu_xid_last_timestamp_seconds)": [
-                ({"instance": f"{node}:19400", "xid": "79"}, 8.5 * 60) for node in ("new", "other")
+                ({"instance": f"{node}:19400", "xid": "79"}, 8.5 * 60) for node in ("new", "other", "first")
+            ],
+        },
+        rule_files=FILES,
+    )
+
+
+def test_an_xid_that_repeats_is_dated_where_dcgm_exporter_counts_them(rulebook: Rulebook) -> None:
+    total, recent = "DCGM_EXP_XID_ERRORS_TOTAL", "DCGM_EXP_XID_ERRORS_COUNT"
+    moved = scrapes(14)
+    counts = {
+        "total": [(total, until(15, 1, 2), {"xid": "79"})],
+        "recent": [(recent, f"_x{scrapes(15)} 1+0x{scrapes(5)} stale", {"xid": "79", "window_size_in_ms": "300000"})],
+        # It was there when scrapes began.
+        "old": [(total, steady(3), {"xid": "79"})],
+        "none": [(recent, steady(0), {"window_size_in_ms": "300000"})],
+        # Another pod has the GPU now.
+        "pod": [
+            (total, f"1+0x{moved} stale", {"xid": "79", "pod": "a"}),
+            (total, f"_x{moved} 1+0x{LENGTH - moved}", {"xid": "79", "pod": "b"}),
+        ],
+        # All minutes but the last are long ago.
+        "fewer": [(recent, until(15, 2, 1), {"xid": "79", "window_size_in_ms": "300000"})],
+    }
+    story: Story = []
+    for node, told_of_it in counts.items():
+        at = {"job": "gpu", "instance": f"{node}:9400"}
+        story += told(A, {"DCGM_FI_DEV_XID_ERRORS": steady(79)}, **at)
+        for name, values, labels in told_of_it:
+            story.append(series(name, values, gpu="0", UUID=f"GPU-{node}", **labels, **at))
+    rulebook.check(
+        story,
+        {
+            "sum by (instance, cause) (gpu:verdict:ratio5m >= bool 0)": [
+                ({"instance": f"{node}:9400", "cause": "xid_hw" if node in ("total", "recent") else "healthy"}, 1)
+                for node in counts
+            ],
+            # Told of for as long as that is uncertain.
+            "max by (instance, xid) (max_over_time(stallscope_gpu_xid_last_timestamp_seconds[1h])) > bool 15 * 60": [
+                ({"instance": f"{node}:9400", "xid": "79"}, 1) for node in ("total", "recent")
+            ],
+            "sum by (instance, xid) (stallscope_gpu_xid_events_total)": [
+                ({"instance": f"{node}:9400", "xid": "79"}, count)
+                for node, count in (("total", 2), ("old", 3), ("pod", 1))
             ],
         },
         rule_files=FILES,
@@ -363,6 +409,94 @@ def test_a_gpu_that_its_exporter_no_longer_tells_of_is_lost_if_it_tells_of_other
             ],
             'count by (instance, gpu) (ALERTS{alertname="GpuLost", alertstate="firing"})': [
                 ({"instance": "lost:9400", "gpu": "1"}, 1)
+            ],
+        },
+        at="20m",
+        rule_files=FILES,
+    )
+
+
+def test_the_only_gpu_of_an_exporter_is_lost_when_that_answers_and_tells_of_it_no_more(rulebook: Rulebook) -> None:
+    smi = "nvidia_gpu_exporter"
+    code = "nvidia_smi_command_exit_code"
+    gone, back = f"x{scrapes(10)} stale", f"_x{scrapes(16)} 1+0x{LENGTH - scrapes(16)}"
+
+    def cut(story: Story, *kept: str) -> Story:
+        """A page that is all but empty from the tenth minute on."""
+        left = ("up", *kept)
+        return [(n, v if n.partition("{")[0] in left else v.replace(f"x{LENGTH}", gone)) for n, v in story]
+
+    def at(node: str, port: int = 9400) -> dict[str, str]:
+        return {"job": "gpu", "instance": f"{node}:{port}"}
+
+    def answering(values: str, node: str, **labels: str) -> tuple[str, str]:
+        return series("up", values, **at(node), **labels)
+
+    def exits(with_code: int, node: str) -> Story:
+        return [*cut(told(smi, instance=f"{node}:9400")), series(code, until(10, 0, with_code), **at(node))]
+
+    story = [
+        *cut(told(A, instance="lost:9400")),
+        *exits(15, "smi"),
+        *exits(6, "found none"),
+        *cut(amd("amd")),
+        # What is known of another exporter of the same card is not another loss.
+        *cut(told(A, instance="both:9400")),
+        *cut(told(smi, instance="both:9835")),
+        # nvidia-smi fails for another reason.
+        *exits(9, "driver"),
+        # The exporter is gone; or was, so that nobody knows what else is new; or another pod is in its place.
+        *without(cut(told(A, instance="down:9400")), "up"),
+        answering(until(10), "down"),
+        *ours(instance="down:19400"),
+        *rank(run="down", gpus=[("0", "GPU-down")], instance="down:19400"),
+        *without(cut(told(A, instance="restarted:9400")), "up"),
+        answering(f"1+0x{scrapes(10)} 0x3 1+0x{LENGTH}", "restarted"),
+        *without(cut(told(A, instance="rolled out:9400")), "up"),
+        answering(f"1+0x{scrapes(10)} stale", "rolled out", pod="a"),
+        answering(f"_x{scrapes(11)} 1+0x{LENGTH}", "rolled out", pod="b"),
+        # What tells of GPUs was taken off the page.
+        *cut(told(A, instance="reconfigured:9400"), "DCGM_FI_DEV_POWER_USAGE"),
+        # Silent of several it is at fault itself.
+        *cut(told(A, instance="several:9400")),
+        *cut([(n.replace("GPU-twin", "GPU-two"), v) for n, v in told(A, uuid="twin", instance="several:9400")]),
+        # It is back; or another is in its place.
+        *cut(told(A, instance="back:9400")),
+        *((n, back) for n, _values in without(told(A, instance="back:9401"), "up")),
+        *cut(told(A, instance="replaced:9400")),
+        *((n, back) for n, _values in without(told(A, uuid="spare", instance="replaced:9400"), "up")),
+        # A rank on it goes on; another does not.
+        *cut(told(A, instance="steps:9400")),
+        *ours(instance="steps:19400"),
+        *rank(run="steps", gpus=[("0", "GPU-steps")], instance="steps:19400"),
+        *cut(told(A, instance="hangs:9400")),
+        *ours(instance="hangs:19400"),
+        *rank(
+            run="hangs",
+            gpus=[("0", "GPU-hangs")],
+            last_step=growing_until(10),
+            steps=growing_until(10),
+            instance="hangs:19400",
+        ),
+    ]
+    lost = ("lost:9400", "smi:9400", "found none:9400", "amd:5000", "both:9400", "hangs:19400")
+    rulebook.check(
+        story,
+        {
+            "count by (instance) (stallscope_gpu_up == 0)": [
+                ({"instance": instance}, 1) for instance in (*lost, "steps:19400")
+            ],
+            'count by (instance) (ALERTS{alertname="GpuLost", alertstate="firing"})': [
+                ({"instance": instance}, 1) for instance in lost
+            ],
+            "sum by (run, cause) (run:verdict:ratio5m >= bool 0)": [
+                ({"run": "hangs", "cause": "lost"}, 1),
+                ({"run": "steps", "cause": "insufficient_data"}, 1),
+                ({"run": "down", "cause": "insufficient_data"}, 1),
+            ],
+            "count by (instance) (stallscope_gpu_up == 1)": [
+                ({"instance": "back:9401"}, 1),
+                ({"instance": "replaced:9400"}, 1),
             ],
         },
         at="20m",
