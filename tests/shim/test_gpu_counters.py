@@ -3,9 +3,8 @@ from __future__ import annotations
 import json
 import socket
 import threading
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -30,6 +29,12 @@ ANSWER = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n\r\n" + PAGE.encode()
 FIRST = [{"gpu": "0", "uuid": ""}]
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second is for training loops: a machine with much to do may take longer to answer itself."""
+    monkeypatch.setattr("stallscope.shim.gpu_counters.TIMEOUT", 60.0)
+
+
 @contextmanager
 def served(answer: bytes, stays_open: bool = False) -> Iterator[str]:
     """Answers one request, and closes the connection after it or never."""
@@ -37,12 +42,13 @@ def served(answer: bytes, stays_open: bool = False) -> Iterator[str]:
         done = threading.Event()
 
         def serve() -> None:
-            connection, _ = server.accept()
-            with connection:
-                connection.recv(65536)
-                connection.sendall(answer)
-                if stays_open:
-                    done.wait(10)
+            with suppress(OSError):
+                connection, _ = server.accept()
+                with connection:
+                    connection.recv(65536)
+                    connection.sendall(answer)
+                    if stays_open:
+                        done.wait(60)
 
         thread = threading.Thread(target=serve)
         thread.start()
@@ -50,6 +56,7 @@ def served(answer: bytes, stays_open: bool = False) -> Iterator[str]:
             yield f"http://127.0.0.1:{server.getsockname()[1]}"
         finally:
             done.set()
+            server.shutdown(socket.SHUT_RDWR)  # should nobody have come in time
             thread.join()
 
 
@@ -82,11 +89,10 @@ def test_another_server_is_told_from_an_exporter(answer: bytes) -> None:
         Exporter(url).counters(FIRST)
 
 
-def test_an_exporter_that_never_ends_is_waited_for_a_second() -> None:
-    began = time.monotonic()
+def test_an_exporter_that_never_ends_is_waited_for_until_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stallscope.shim.gpu_counters.TIMEOUT", 0.3)
     with served(ANSWER, stays_open=True) as url, pytest.raises(TimeoutError):
         Exporter(url).counters(FIRST)
-    assert time.monotonic() - began < 5.0
 
 
 @pytest.mark.parametrize("url", ["", "localhost:1", "https://localhost", "http://", "http://a b", "http://a:b"])

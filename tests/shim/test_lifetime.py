@@ -44,7 +44,7 @@ def held_open() -> tuple[int, int]:
 
 def play(script: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=120, check=False
     )
 
 
@@ -276,7 +276,7 @@ def test_a_worker_that_imports_the_program_anew_is_silent(method: str, exporter:
                     pass
         """)
     )
-    subprocess.run([sys.executable, script], timeout=60, check=True)
+    subprocess.run([sys.executable, script], timeout=120, check=True)
     reports = told(exporter)
     assert len({report.session for report in reports}) == 1
     assert reports[-1].gauges["step"] == 3
@@ -310,7 +310,7 @@ def test_a_run_created_again_ends_the_one_before_and_leaves_nothing_open(exporte
 def test_the_last_report_waits_a_moment_for_whoever_may_still_take_it(
     answers: list[str | None], calls: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stallscope.shim.run._LAST_WORDS", 5.0)
+    monkeypatch.setattr("stallscope.shim.run._LAST_WORDS", 60.0)
     left = list(answers)
     run = stallscope.Run("job", sender=lambda _: left.pop(0))
     run.finish()

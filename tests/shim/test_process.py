@@ -201,7 +201,7 @@ def test_workers_that_a_thread_or_a_fork_server_started_count(method: str, tmp_p
             print(json.dumps([living, of_children()]))
         """)
     )
-    done = subprocess.run([sys.executable, script, method], stdout=subprocess.PIPE, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, script, method], stdout=subprocess.PIPE, text=True, timeout=120, check=True)
     living, ended = json.loads(done.stdout)
     assert living >= 0.2
     assert ended >= 0.2

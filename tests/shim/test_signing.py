@@ -78,7 +78,7 @@ def test_a_run_that_tells_too_much_is_shortened_to_what_fits_with_its_signature(
     monkeypatch.setenv("STALLSCOPE_TOKEN", FIRST)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
         listener.bind(path)
-        listener.settimeout(10)
+        listener.settimeout(60)
         run = Run("long", interval=0.0)
         for number in range(MAX_VALUES):
             run.value("𝄞" * 120 + str(number), 0.5)

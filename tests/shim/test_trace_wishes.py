@@ -36,7 +36,7 @@ def run(room: Path, clock: ScriptedClock) -> stallscope.Run:
 
 
 def wish(**changes: Any) -> bytes:
-    return encode(TraceRequest("job", 5, 2, (), time.time() + 60)._replace(**changes))
+    return encode(TraceRequest("job", 5, 2, (), time.time() + 3600)._replace(**changes))
 
 
 def put(room: Path, data: bytes, mode: int = 0o644) -> Path:

@@ -24,9 +24,15 @@ from stallscope.vocabulary import MAX_BYTES
 from tests.web.certificates import Authority
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second is for training loops: a machine with much to do may take longer to answer itself."""
+    monkeypatch.setattr("stallscope.shim.transport._HTTP_TIMEOUT", 60.0)
+
+
 def listening(family: int, address: object) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_DGRAM)
-    listener.settimeout(10)
+    listener.settimeout(60)
     listener.bind(address)  # type: ignore[arg-type]
     return listener
 
@@ -275,18 +281,20 @@ def dripping() -> Iterator[int]:
     over = threading.Event()
 
     def answer() -> None:
-        connection, _ = listener.accept()
-        with connection, contextlib.suppress(OSError):
-            for byte in itertools.chain(b"HTTP/1.1 400 Bad Request\r\nX: ", itertools.repeat(ord("x"))):
-                connection.send(bytes([byte]))
-                if over.wait(0.05):
-                    break
+        with contextlib.suppress(OSError):
+            connection, _ = listener.accept()
+            with connection:
+                for byte in itertools.chain(b"HTTP/1.1 400 Bad Request\r\nX: ", itertools.repeat(ord("x"))):
+                    connection.send(bytes([byte]))
+                    if over.wait(0.05):
+                        break
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=answer)
         thread.start()
         yield listener.getsockname()[1]
         over.set()
+        listener.shutdown(socket.SHUT_RDWR)  # should nobody have come in time
         thread.join()
 
 

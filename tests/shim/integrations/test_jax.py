@@ -39,7 +39,7 @@ def test_an_evaluation_is_an_activity(tracked: Reports) -> None:
 
 def test_the_first_call_which_compiles_is_initialization(tracked: Reports) -> None:
     assert tracked.occurrences("initialization") == 2
-    assert tracked.seconds("other") < tracked.seconds("initialization")
+    assert tracked.seconds("initialization") >= 0.1
 
 
 def test_device_time_is_taken_where_it_is_asked_for(tracked: Reports, folder: Path) -> None:
@@ -50,7 +50,7 @@ def test_device_time_is_taken_where_it_is_asked_for(tracked: Reports, folder: Pa
 def test_a_step_does_not_wait_for_the_device(folder: Path) -> None:
     reports = read(folder, "waiting_for_nothing")
     values = reports.newest.values
-    assert values["dispatched"] < values["waited"] / 2
+    assert values["dispatched"] < values["waited"] / 3
     assert reports.seconds("logging") > values["waited"] / 2
 
 

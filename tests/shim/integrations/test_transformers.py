@@ -17,7 +17,7 @@ SERIES = 'stallscope_training_step_seconds_count{run="to-the-exporter",rank="0"}
 def exporter() -> Iterator[Running]:
     with tempfile.TemporaryDirectory() as folder:  # a socket's path may not be as long as pytest's
         socket = Path(folder) / "report.sock"
-        running = Running(f"--report.unix-socket={socket}")
+        running = Running(f"--report.unix-socket={socket}", "--report.expiry=1h")
         try:
             running.logged("url=")
             running.socket = f"unix://{socket}"  # type: ignore[attr-defined]
@@ -133,6 +133,5 @@ def test_a_launchers_rank_is_kept(folder: Path) -> None:
 
 
 def test_a_training_reaches_the_exporter(folder: Path, exporter: Running) -> None:
-    page = exporter.eventually("metrics", lambda page: SERIES in page)
-    assert f"{SERIES}16" in page
-    assert 'stallscope_training_state{run="to-the-exporter",rank="0",state="finished"} 1' in page
+    finished = 'stallscope_training_state{run="to-the-exporter",rank="0",state="finished"} 1'
+    assert f"{SERIES}16" in exporter.eventually("metrics", lambda page: finished in page)

@@ -54,10 +54,10 @@ class Reports(list[Report]):
 
 
 def assert_phases_are_the_time(reports: Reports) -> None:
-    """All phases together are the session's time: nothing is told twice, nothing left out."""
+    """All phases together are the session's time, as far as two clocks agree: nothing is told twice or left out."""
     newest = reports.newest
     told = sum(phase.seconds for phase in newest.phases.values())
-    assert newest.sent - newest.start - 0.25 < told <= newest.sent - newest.start + 0.002
+    assert newest.sent - newest.start - 0.25 < told <= newest.sent - newest.start + 0.02
 
 
 def held(
@@ -105,7 +105,7 @@ def held(
         env=environment,
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=290,
         check=False,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
