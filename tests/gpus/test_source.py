@@ -257,6 +257,21 @@ def test_a_lost_gpu_is_listened_to_again_once_it_is_back() -> None:
     assert {each.identity().uuid for each in node.driver.listeners[-1].devices} == {"GPU-0", "GPU-1"}
 
 
+def test_what_happened_is_heard_though_a_gpu_that_is_back_asks_for_a_new_listener() -> None:
+    device, well = ScriptedDevice(power=DeviceLost("gpu_lost", "lost")), ScriptedDevice(1, power=1.0)
+    node = Node(device, well)
+    node.after(3)
+    node.driver.listeners[-1].failure = DriverError("driver_error", "GPU is lost")
+    node.after(2)
+    device.answers["power"] = 1.0
+    node.after()
+    listener = node.driver.listeners[-1]
+    listener.events.append(Event(well, 94))
+    page = node.after()
+    assert listener.closed
+    assert page['stallscope_gpu_xid_events_total{gpu="1",uuid="GPU-1",xid="94"}'] == 1
+
+
 def test_no_listener_outlives_its_session() -> None:
     node = Node(ScriptedDevice(power=1.0))
     node.after(2)

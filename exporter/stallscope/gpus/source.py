@@ -280,12 +280,7 @@ class GpuSource(Source):
             if not self._admitted.is_set():
                 return ()
             self._listen()
-            if self._listener is not None:
-                for event in self._listener.wait(_EVENT_WAIT_SECONDS):
-                    if event.xid is None:
-                        self._look_again()
-                    elif event.device is not None:
-                        self._note_xid(event.device, event.xid)
+            self._hear()
         except Unsupported as lacking:
             self._deaf_in = self._session
             _logger.info("no events from the driver: %s", lacking)
@@ -307,6 +302,7 @@ class GpuSource(Source):
         if self._listener_session == self._session and well.keys() <= self._offered:
             return
         if self._listener_session == self._session:
+            self._hear()  # what it has not told yet would go with it
             self._stop_listening()
         self._listener, self._offered, self._listened = None, frozenset(), frozenset()
         if well:
@@ -315,6 +311,15 @@ class GpuSource(Source):
             self._offered = frozenset(well)
             self._listened = frozenset(uuid for uuid, device in well.items() if id(device) in heard)
         self._listener_session = self._session
+
+    def _hear(self) -> None:
+        if self._listener is None:
+            return
+        for event in self._listener.wait(_EVENT_WAIT_SECONDS):
+            if event.xid is None:
+                self._look_again()
+            elif event.device is not None:
+                self._note_xid(event.device, event.xid)
 
     def _stop_listening(self) -> None:
         listener, self._listener = self._listener, None
