@@ -135,8 +135,12 @@ class _Question:
 class Session:
     """What was learnt of one GPU since the driver was opened; a new one forgets what the GPU did not support."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, calls_before: int = 0, rejected_before: Mapping[str, int] | None = None) -> None:
         self.device = device
+        self.calls_before = calls_before
+        """Driver calls made for the GPU in earlier sessions."""
+        self.rejected_before: Mapping[str, int] = rejected_before or {}
+        """What was rejected in them, by reason."""
         self.now = 0.0
         """When the newest reading began, monotonic."""
         self.lacking: set[str] = set()
@@ -243,16 +247,11 @@ class Gpu:
         """Bytes by measured throughput."""
         self._process_busy: dict[int, float] = {}
         self._persistence_said = False
-        self._calls_before = 0
-        self._rejected_before: Counter[str] = Counter()
         self._info: dict[str, Sample] = {}
         self._mig: tuple[str, ...] = ()
 
     def meet(self, identity: Identity, system: SystemInfo, device: Device) -> None:
         """Take note of what the GPU is, and of the device that answers for it from now on."""
-        if hasattr(self, "session"):
-            self._calls_before = self.calls
-            self._rejected_before = self._rejected_by_calls()
         self.identity = identity
         self.labels = (str(identity.index), identity.uuid)
         self._mig = (identity.mig,) if identity.mig else ()
@@ -262,7 +261,9 @@ class Gpu:
         self._peaks = self.several(PEAK_FLOPS, peaks)
         for timeline in (*self._timelines.values(), *self._engine_timelines.values()):
             timeline.reopened()
-        self.session = Session(device)
+        # With the counts of the session before, at once: a page that is made meanwhile counts nothing twice.
+        known = hasattr(self, "session")
+        self.session = Session(device, self.calls, self._rejected_by_calls()) if known else Session(device)
 
     def rest(self) -> None:
         """Hold no more than its name and its counters need: it is gone, and may stay so for long."""
@@ -273,7 +274,8 @@ class Gpu:
     @property
     def calls(self) -> int:
         """Driver calls made for this GPU so far."""
-        return self._calls_before + self.session.device.calls
+        session = self.session
+        return session.calls_before + session.device.calls
 
     @property
     def rejected(self) -> Mapping[str, int]:
@@ -289,8 +291,9 @@ class Gpu:
 
     def _rejected_by_calls(self) -> Counter[str]:
         """The same without what timelines and traffic count, which outlive sessions."""
-        found = Counter(self._rejected_before)
-        for told in (self.session.device.rejected, self.session.rejected):
+        session = self.session
+        found = Counter(session.rejected_before)
+        for told in (session.device.rejected, session.rejected):
             for reason, count in told.items():
                 found[reason] += count
         return found
