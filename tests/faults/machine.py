@@ -19,10 +19,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.nvml_library.stand_in import NvmlStandIn
 
 INTERVAL = 0.2
-DEADLINE = 40.0
+DEADLINE = 60.0
 """Seconds: generous, since every wait ends as soon as what it waits for is there."""
 SOURCE_UP = "stallscope_exporter_source_up"
-LAST_SUCCESS = "stallscope_exporter_source_last_success_timestamp_seconds"
 READINGS = "stallscope_exporter_source_readings_total"
 STUCK_THREADS = "stallscope_exporter_source_stuck_threads"
 REJECTED = "stallscope_exporter_values_rejected_total"
@@ -160,16 +159,19 @@ class Machine:
 
     def fetch(self, path: str = "/metrics", *, method: str = "GET", accept: str = "text/plain") -> str:
         """What the exporter answers."""
+        kept = self._connection is not None
         if self._connection is None:
-            self._connection = http.client.HTTPConnection(self._address, timeout=10)
+            self._connection = http.client.HTTPConnection(self._address, timeout=DEADLINE)
         try:
             self._connection.request(method, path, headers={"Accept": accept})
             answer = self._connection.getresponse()
             text = answer.read().decode()
-        except (http.client.RemoteDisconnected, ConnectionResetError):  # an idle connection that the server closed
+        except ConnectionError:
             self._connection.close()
             self._connection = None
-            return self.fetch(path, method=method, accept=accept)
+            if not kept:
+                raise
+            return self.fetch(path, method=method, accept=accept)  # an idle connection that the server closed
         assert answer.status in {200, 202}, f"{path}: {answer.status} {text}"
         return text
 
@@ -193,27 +195,32 @@ class Machine:
             time.sleep(self.interval / 3)
         return page
 
-    def until_healthy(self) -> Page:
-        """The first page on which every GPU that the driver shows is up, with readings."""
+    def until_healthy(self, condition: Callable[[Page], object] = lambda page: True) -> Page:
+        """The first page that is as wanted, and on which every GPU that the driver shows is up, with readings.
+
+        What is asked of GPUs that are well belongs in the condition: after a moment in which the machine stood still,
+        any of them may be stale on a page or two.
+        """
         return self.until(
             lambda page: (
                 page.get(SOURCE_UP, source="nvidia") == 1
                 and all(page.state(uuid) == "up" and page.series("power_watts", uuid=uuid) for uuid in self.uuids())
+                and condition(page)
             )
         )
 
     def until_newer(self, page: Page) -> Page:
-        """A page of a later round: other sources were read twice since."""
-        stood = page.get(LAST_SUCCESS, source="process") or 0.0
-        middle = self.until(lambda newer: (newer.get(LAST_SUCCESS, source="process") or 0.0) > stood)
-        stood = middle.get(LAST_SUCCESS, source="process") or 0.0
-        return self.until(lambda newer: (newer.get(LAST_SUCCESS, source="process") or 0.0) > stood)
+        """A page of a later round: another source was read since, and once more after a page had told of that."""
+        for _ in range(2):
+            stood = page.get(READINGS, source="process") or 0.0
+            page = self.until(lambda newer, stood=stood: (newer.get(READINGS, source="process") or 0.0) > stood)  # type: ignore[misc]
+        return page
 
-    def logged(self, pattern: str) -> re.Match[str]:
-        """Wait for a line that matches."""
+    def logged(self, pattern: str, *, since: int = 0) -> re.Match[str]:
+        """Wait for a line that matches; the first `since` may tell of something before."""
 
         def found() -> re.Match[str] | None:
-            return next((match for line in self.lines if (match := re.search(pattern, line))), None)
+            return next((match for line in self.lines[since:] if (match := re.search(pattern, line))), None)
 
         with self._news:
             assert self._news.wait_for(found, timeout=DEADLINE), self.log()

@@ -220,10 +220,9 @@ def test_fault(fault: Fault, machine: Machine) -> None:
     uuids = machine.uuids()
     down = [uuids[index] for index in fault.down]
     others = [uuid for uuid in uuids if uuid not in down]
-    before = machine.until_healthy()
+    before = machine.until_healthy(lambda page: page.get(STUCK_THREADS, source="nvidia") == 0)
     has = {uuid: before.families(uuid) for uuid in uuids}
     assert not before.series("lost_info")
-    assert before.get(STUCK_THREADS, source="nvidia") == 0
 
     fault.inflict(machine.node)
     try:
@@ -237,10 +236,12 @@ def test_fault(fault: Fault, machine: Machine) -> None:
         _scrapes_ask_the_driver_nothing(machine, during)
     finally:
         fault.repair(machine.node)
-    after = machine.until_healthy()
+    after = machine.until_healthy(
+        lambda page: (
+            page.get(STUCK_THREADS, source="nvidia") == 0 and all(page.families(uuid) >= has[uuid] for uuid in uuids)
+        )
+    )
     assert not after.series("lost_info")
-    after = machine.until(lambda page: page.get(STUCK_THREADS, source="nvidia") == 0)
-    machine.until(lambda page: all(page.families(uuid) >= has[uuid] for uuid in uuids))
     for uuid in uuids:
         assert (after.get("busy_seconds_total", uuid=uuid) or 0.0) >= (before.get("busy_seconds_total", uuid=uuid) or 0)
         assert after.read_at(uuid) > before.read_at(uuid)

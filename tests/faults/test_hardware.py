@@ -8,6 +8,8 @@ from tests.faults.machine import Machine, Page
 from tests.nvml_library.stand_in import GpuState
 
 STAYS = {"info", "up", "lost_info", "last_reading_timestamp_seconds"}
+NEW_WATTS = 69.85
+"""What a GPU draws that comes into the node; none that `own_power` sets."""
 
 
 def own_power(machine: Machine) -> dict[str, float]:
@@ -44,9 +46,14 @@ def test_a_gpu_that_is_taken_out_is_lost_and_those_after_it_move_down(new_machin
     machine.notice_hardware()
     page = until(machine, watts, lambda page: page.state(gone) == "gpu_lost")
     assert page.families(gone) == STAYS
-    page = until(machine, watts, lambda page: places(page, machine) == ["0", "1", "2"])
-    page = until(machine, watts, lambda page: [page.state(uuid) for uuid in machine.uuids()] == ["up"] * 3)
-    page = until(machine, watts, lambda page: all("power_watts" in page.families(uuid) for uuid in machine.uuids()))
+    page = until(
+        machine,
+        watts,
+        lambda page: (
+            places(page, machine) == ["0", "1", "2"]
+            and all("power_watts" in page.families(uuid) for uuid in machine.uuids())
+        ),
+    )
     assert page.state(gone) == "gpu_lost"
     assert page.read_at(gone) < min(page.read_at(uuid) for uuid in machine.uuids())
 
@@ -54,17 +61,16 @@ def test_a_gpu_that_is_taken_out_is_lost_and_those_after_it_move_down(new_machin
 def test_a_gpu_that_is_put_in_is_seen_though_only_a_new_session_shows_it(new_machine: Callable[..., Machine]) -> None:
     machine = new_machine(gpus=3)
     machine.node.control.plug_needs_init = 1
+    own_power(machine)
     machine.start()
     before = machine.until_healthy()
     uuids = machine.uuids()
     machine.node.add()
     machine.notice_hardware()
-    watts = own_power(machine)
     new = machine.uuid(3)
     assert before.state(new) is None
-    page = machine.until(lambda page: page.state(new) == "up")
     page = machine.until_healthy()
-    assert page.get("power_watts", uuid=new) == watts[new]
+    assert page.get("power_watts", uuid=new) == NEW_WATTS
     for uuid in uuids:
         assert (page.get("busy_seconds_total", uuid=uuid) or 0.0) >= (
             before.get("busy_seconds_total", uuid=uuid) or 0.0
@@ -80,8 +86,8 @@ def test_a_gpu_that_is_swapped_is_lost_and_the_new_one_stands_at_its_index(new_m
     machine.node.gpu[2].state = GpuState.LOST
     until(machine, watts, lambda page: page.state(old) == "gpu_lost")
     machine.node.swap(2)
-    watts |= own_power(machine)
     new = machine.uuid(2)
+    watts[new] = NEW_WATTS
     page = until(machine, watts, lambda page: page.state(new) == "up" and "power_watts" in page.families(new))
     assert page.state(old) == "gpu_lost"
     assert page.families(old) == STAYS
@@ -96,7 +102,9 @@ def test_a_gpu_with_persistence_mode_off_is_named_in_the_log_once(new_machine: C
     assert [page.get("persistence_mode", uuid=uuid) for uuid in machine.uuids()] == [1, 1, 0, 1]
     machine.logged(f"level=warning .*{machine.uuid(2)}.*persistence mode is off.*nvidia-smi -pm 1")
     for _ in range(2):
+        asked = machine.node.calls("nvmlDeviceGetPersistenceMode")
         machine.node.reload_driver()
-        machine.until_newer(page)
+        machine.until(lambda _page, asked=asked: machine.node.calls("nvmlDeviceGetPersistenceMode") >= asked + 4)  # type: ignore[misc]
         page = machine.until_healthy()
+    machine.until_newer(page)
     assert len([line for line in machine.lines if "persistence mode" in line]) == 1

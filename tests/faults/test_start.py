@@ -15,11 +15,11 @@ def test_a_machine_without_the_library_has_no_gpu_series_and_no_failure(new_mach
     machine.without_library = True
     machine.start()
     machine.logged("source nvidia: not on this machine")
-    page = machine.until_newer(machine.page())
+    machine.until_newer(machine.page())
+    page = machine.until(lambda page: page.get(SOURCE_UP, source="process") == 1)
     assert "stallscope_gpu_" not in page.text
     assert page.get(SOURCE_UP, source="nvidia") is None
     assert page.get("stallscope_exporter_source_failures_total", source="nvidia") in {None, 0}
-    assert page.get(SOURCE_UP, source="process") == 1
 
 
 @pytest.mark.parametrize("state", [DriverState.NOT_LOADED, DriverState.FORBIDDEN, DriverState.MISMATCHED])
