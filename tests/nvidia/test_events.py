@@ -100,7 +100,7 @@ def wait():
 thread = threading.Thread(target=wait)
 thread.start()
 driver.close()
-thread.join(10)
+thread.join(60)
 """
     )
     assert listening.ask("outcome") == ["uninitialized"]

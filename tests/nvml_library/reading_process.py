@@ -22,7 +22,7 @@ from stallscope.sources.nvidia import NvidiaSource
 from tests.nvml_library.stand_in import NvmlStandIn
 
 INTERVAL = 0.3
-DEADLINE = 20.0
+DEADLINE = 60.0
 
 
 class Page:

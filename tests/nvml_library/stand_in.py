@@ -790,24 +790,26 @@ class NvmlStandIn:
 
     def _install(self, gpu: Gpu) -> None:
         """Make a healthy, idle GPU of the node's model with an identity of its own."""
-        ctypes.memset(ctypes.addressof(gpu), 0, ctypes.sizeof(gpu))
+        made = Gpu()
         for name, value in {**_COMMON, **PROFILES[self._profile]}.items():
             if name == "lacks":
                 assert isinstance(value, tuple)
-                gpu.absent_from_model = sum(1 << group for group in value)
+                made.absent_from_model = sum(1 << group for group in value)
             elif isinstance(value, tuple):
-                getattr(gpu, name)[:] = value
+                getattr(made, name)[:] = value
             else:
-                setattr(gpu, name, value)
-        gpu.uuid = self.uuid(self._identities).encode()
-        gpu.serial = f"16529230{self._identities:05}".encode()
+                setattr(made, name, value)
+        made.uuid = self.uuid(self._identities).encode()
+        made.serial = f"16529230{self._identities:05}".encode()
         self._identities += 1
-        gpu.accrued_at_us = time.time_ns() // 1000
+        made.accrued_at_us = time.time_ns() // 1000
         if self._profile == "h200_mig":
-            gpu.cut(*((profile, memory * MEBIBYTE) for profile, memory, *_ in _H200_INSTANCES))
-            for slot, (_, _, used, gpu_instance, compute_instance) in zip(gpu.instance, _H200_INSTANCES, strict=False):
+            made.cut(*((profile, memory * MEBIBYTE) for profile, memory, *_ in _H200_INSTANCES))
+            for slot, (_, _, used, gpu_instance, compute_instance) in zip(made.instance, _H200_INSTANCES, strict=False):
                 slot.memory_used = used * MEBIBYTE
                 slot.gpu_instance, slot.compute_instance = gpu_instance, compute_instance
+        # As a whole: a program that asks meanwhile meets no half of it.
+        ctypes.memmove(ctypes.addressof(gpu), ctypes.addressof(made), ctypes.sizeof(made))
 
     def _raise(self, index: int, kind: int, data: int) -> None:
         event = self.control.event[self.control.events % len(self.control.event)]
