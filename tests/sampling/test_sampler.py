@@ -256,20 +256,22 @@ def test_a_reading_that_never_comes_back_is_marked_and_holds_up_nobody() -> None
     sampler.add(well)
     sampler.start()
     try:
-        assert hanging.entered.wait(10)
-        assert eventually(lambda: values(sampler).get('stallscope_exporter_source_up{source="hanging"}') == 0)
-        found = values(sampler)
-        assert found["stallscope_host_cpus"] == 4
-        assert found['stallscope_exporter_source_up{source="well"}'] == 1
-        assert found['stallscope_exporter_source_failures_total{source="hanging"}'] == 1
+        assert hanging.entered.wait(60)
+        marked = {
+            "stallscope_host_cpus": 4,
+            'stallscope_exporter_source_up{source="well"}': 1,
+            'stallscope_exporter_source_up{source="hanging"}': 0,
+            'stallscope_exporter_source_failures_total{source="hanging"}': 1,
+        }
+        assert eventually(lambda: values(sampler).items() >= marked.items())
         well.value = 5
-        assert eventually(lambda: values(sampler)["stallscope_host_cpus"] == 5)
+        assert eventually(lambda: values(sampler).get("stallscope_host_cpus") == 5)
         hanging.let_go.set()
-        assert eventually(lambda: values(sampler)['stallscope_exporter_source_up{source="hanging"}'] == 1)
-        assert values(sampler)["stallscope_host_memory_total_bytes"] == 4
+        back = {'stallscope_exporter_source_up{source="hanging"}': 1, "stallscope_host_memory_total_bytes": 4}
+        assert eventually(lambda: values(sampler).items() >= back.items())
     finally:
         hanging.let_go.set()
-        sampler.stop(timeout=10)
+        sampler.stop(timeout=60)
     assert hanging.closed
     assert well.closed
 
@@ -288,7 +290,7 @@ def test_at_a_long_interval_a_late_reading_shows_long_before_the_next() -> None:
         )
     finally:
         late.let_go.set()
-        sampler.stop(timeout=10)
+        sampler.stop(timeout=60)
 
 
 def test_a_reading_that_began_before_the_publisher_woke_belongs_to_the_same_round(
@@ -319,7 +321,7 @@ def test_stopping_does_not_wait_for_a_hung_reading() -> None:
     sampler.add(hanging)
     sampler.start()
     try:
-        assert hanging.entered.wait(10)
+        assert hanging.entered.wait(60)
         sampler.stop(timeout=0.01)
         assert not hanging.closed
     finally:
@@ -492,7 +494,7 @@ def test_a_thread_that_hangs_is_stuck_until_it_ends_though_its_part_is_gone(
     flapping: Flapping, clock: ScriptedClock
 ) -> None:
     flapping.bring_back()
-    assert flapping.part.entered.acquire(timeout=20)
+    assert flapping.part.entered.acquire(timeout=60)
     assert flapping.stuck() == 0  # it may only be slow
     clock.advance(3)
     assert flapping.stuck() == 1
@@ -506,7 +508,7 @@ def test_a_thread_that_hangs_is_stuck_until_it_ends_though_its_part_is_gone(
 def test_a_part_that_hangs_and_comes_back_a_thousand_times_leaves_nothing(flapping: Flapping, sampler: Sampler) -> None:
     for _ in range(1000):
         flapping.bring_back()
-        assert flapping.part.entered.acquire(timeout=20)
+        assert flapping.part.entered.acquire(timeout=60)
         flapping.drop()
         assert len(flapping.running.left) == 1
         flapping.part.let_go.set()
@@ -524,7 +526,7 @@ def test_threads_that_never_come_back_are_bounded_and_the_part_then_has_no_more(
     for time in range(1000):
         flapping.bring_back()
         if time < limit:
-            assert flapping.part.entered.acquire(timeout=20)
+            assert flapping.part.entered.acquire(timeout=60)
             flapping.drop()
     assert flapping.threads() == limit
     clock.advance(3)
@@ -537,13 +539,13 @@ def test_threads_that_never_come_back_are_bounded_and_the_part_then_has_no_more(
     flapping.part.let_go.set()
     assert eventually(lambda: flapping.left_behind() == 0)
     assert "0" in flapping.running.parts
-    assert flapping.part.entered.acquire(timeout=20)
+    assert flapping.part.entered.acquire(timeout=60)
 
 
 def test_one_part_s_hung_threads_take_no_reader_from_another(flapping: Flapping) -> None:
     for _ in range(sampler_module._MAX_LEFT_OF_A_PART):
         flapping.bring_back()
-        assert flapping.part.entered.acquire(timeout=20)
+        assert flapping.part.entered.acquire(timeout=60)
         flapping.drop()
     flapping.source.part_reads = {"0": flapping.part, "1": list}
     flapping.reconcile()
@@ -555,7 +557,7 @@ def test_parts_under_ever_new_keys_are_bounded_too(flapping: Flapping) -> None:
         flapping.source.part_reads = {f"instance {number}": flapping.part}
         flapping.reconcile()
         if flapping.running.parts:
-            assert flapping.part.entered.acquire(timeout=20)
+            assert flapping.part.entered.acquire(timeout=60)
     assert len(flapping.running.left) == sampler_module._MAX_LEFT
 
 
@@ -565,7 +567,7 @@ def test_the_longest_hang_is_told_with_its_reader_after_its_part_is_gone_too(
     nothing = sampler.longest_hang
     assert nothing is None
     flapping.bring_back()
-    assert flapping.part.entered.acquire(timeout=20)
+    assert flapping.part.entered.acquire(timeout=60)
     clock.advance(7)
     assert sampler.longest_hang == Hang("scripted 0", 7)
     flapping.drop()
@@ -577,13 +579,13 @@ def test_a_hung_part_delays_no_page_after_the_first_round(
     flapping: Flapping, sampler: Sampler, clock: ScriptedClock
 ) -> None:
     flapping.bring_back()
-    assert flapping.part.entered.acquire(timeout=20)
+    assert flapping.part.entered.acquire(timeout=60)
     clock.advance(1)
     flapping.running.main.read_once()
     # The clock stands still: if it were waited for, that would never end.
     waiting = threading.Thread(target=sampler._await_round, args=(sampler._round_began(),), daemon=True)
     waiting.start()
-    waiting.join(20)
+    waiting.join(60)
     assert not waiting.is_alive()
 
 
@@ -603,12 +605,13 @@ def test_a_source_whose_data_does_not_keep_is_read_more_often_than_the_interval(
     sampler.start()
     try:
         for _ in range(3):
-            assert part_reads.acquire(timeout=20)
+            assert part_reads.acquire(timeout=60)
         assert eventually(lambda: sampler._running["fleeting"].main.state.attempts >= 3)
+        assert eventually(lambda: sampler._running["lasting"].main.state.attempts >= 1)
         assert sampler._running["lasting"].main.state.attempts == 1
         assert sampler.stale_after == 180  # what is shown grows stale as configured
     finally:
-        sampler.stop(timeout=10)
+        sampler.stop(timeout=60)
 
 
 def test_a_longest_interval_above_the_interval_changes_nothing(clock: ScriptedClock) -> None:
@@ -620,7 +623,7 @@ def test_a_longest_interval_above_the_interval_changes_nothing(clock: ScriptedCl
     try:
         assert eventually(lambda: sampler._running["scripted"].main.state.attempts >= 3)
     finally:
-        sampler.stop(timeout=10)
+        sampler.stop(timeout=60)
 
 
 def test_a_scripted_round_reads_once_whatever_the_longest_interval(sampler: Sampler) -> None:
@@ -656,12 +659,12 @@ def test_the_publisher_tells_of_every_page_and_outlives_what_follows() -> None:
     sampler.start()
     try:
         for _ in range(3):
-            assert told.acquire(timeout=20)
+            assert told.acquire(timeout=60)
     finally:
-        sampler.stop(timeout=10)
+        sampler.stop(timeout=60)
 
 
-def eventually(condition: Callable[[], bool], seconds: float = 20, pause: float = 0.02) -> bool:
+def eventually(condition: Callable[[], bool], seconds: float = 60, pause: float = 0.02) -> bool:
     """Wait until the condition holds; False after the deadline."""
     never = threading.Event()
     for _ in range(int(seconds / pause)):

@@ -333,7 +333,7 @@ def test_a_hanging_gpu_blocks_its_caller_until_released_and_nobody_else() -> Non
     assert world.devices[3].power() > 0
     assert not answers
     world.node.answering[4].set()
-    caller.join(timeout=10)
+    caller.join(timeout=60)
     assert len(answers) == 1
 
 

@@ -236,7 +236,7 @@ def test_a_released_hang_lets_the_caller_go_on() -> None:
     caller.start()
     assert driver.devices()[1].power() > 0
     simulation.release()
-    caller.join(timeout=10)
+    caller.join(timeout=60)
     assert len(answers) == 1
 
 
@@ -251,7 +251,7 @@ def test_a_started_simulation_follows_the_real_clock_until_stopped(tmp_path: Pat
     simulation = Simulation.named("healthy", clock=SystemClock(), deliver=take, host_tree=tmp_path)
     simulation.start()
     try:
-        assert arrived.wait(timeout=30)
+        assert arrived.wait(timeout=60)
     finally:
         simulation.stop()
     assert not [thread for thread in threading.enumerate() if thread.name == "simulation"]

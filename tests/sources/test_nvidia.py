@@ -20,7 +20,7 @@ SOURCE_UP = "stallscope_exporter_source_up"
 
 
 def all_up(page: Page) -> bool:
-    return all(page.get("up", gpu) == 1 for gpu in range(8))
+    return page.get(SOURCE_UP, source="nvidia") == 1 and all(page.get("up", gpu) == 1 for gpu in range(8))
 
 
 def test_readings_are_what_the_driver_says(nvml_stand_in: NvmlStandIn) -> None:
@@ -74,7 +74,6 @@ def test_readings_are_what_the_driver_says(nvml_stand_in: NvmlStandIn) -> None:
     assert read("processes", 0, kind="graphics") == 2
     assert read("last_reading_timestamp_seconds", 0) is not None
     assert read("lost_info", 0) is None
-    assert read(SOURCE_UP, source="nvidia") == 1
 
 
 def test_busy_time_is_integrated_from_the_drivers_samples(nvml_stand_in: NvmlStandIn) -> None:
@@ -87,7 +86,12 @@ def test_busy_time_is_integrated_from_the_drivers_samples(nvml_stand_in: NvmlSta
         def grown(page: Page, name: str, gpu: int, **labels: str) -> float:
             return (page.get(name, gpu, **labels) or 0) - (first.get(name, gpu, **labels) or 0)
 
-        page = process.until(lambda page: grown(page, "busy_seconds_total", 0) >= 3)
+        def enough(page: Page) -> bool:
+            # Each GPU is read by a thread of its own, and may be a sample or two behind the others.
+            samples = {grown(page, "utilization_samples_count", gpu) for gpu in range(3)}
+            return len(samples) == 1 and grown(page, "busy_seconds_total", 0) >= 3
+
+        page = process.until(enough)
     elapsed = grown(page, "busy_seconds_total", 0)
     assert grown(page, "idle_seconds_total", 1) == pytest.approx(elapsed, abs=0.4)
     assert grown(page, "below_seconds_total", 1, level="0.5") == pytest.approx(elapsed, abs=0.4)

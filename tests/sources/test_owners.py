@@ -16,6 +16,7 @@ from stallscope.owners.pod_resources import SOCKET
 from stallscope.sampling.clock import ScriptedClock
 from stallscope.sampling.reading import Sample, checked
 from stallscope.sampling.sampler import Sampler
+from stallscope.sources import owners
 from stallscope.sources.base import Environment, NotPresent
 from stallscope.sources.owners import BUSY, ERRORS, INFO, MEMORY, Owners
 from tests.owners.kubelet import Kubelet, claim, container, devices, kubelet_at, pod
@@ -90,7 +91,8 @@ def kubelet() -> Iterator[Kubelet]:
 
 
 @pytest.fixture
-def kubernetes(kubelet: Kubelet) -> Iterator[Node]:
+def kubernetes(kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
+    monkeypatch.setattr(owners, "_PODS_DEADLINE", (60.0, 60.0))  # other tests run beside: none here is of its lateness
     with node_at(kubelet.root) as node:
         yield node
 
