@@ -94,6 +94,7 @@ def test_json_has_everything_with_its_units() -> None:
             "slurm_job": "41",
             "user": "alice",
             "memory_used_bytes": 18 << 30,
+            "busy_ratio": None,
         }
     ]
     assert gpu["utilization_ratio"] == pytest.approx(0.9)

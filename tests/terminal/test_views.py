@@ -16,7 +16,7 @@ from stallscope.terminal.model import Node
 from stallscope.terminal.observer import Observer
 from stallscope.terminal.screen import Screen
 from stallscope.terminal.views import HELP, VIEWS, overview, title
-from tests.terminal.pages import node, rendered, sample
+from tests.terminal.pages import node, page, rendered, sample
 
 LATER = (1000, 1014, 1028, 1040)
 """Long enough for rates of training."""
@@ -185,8 +185,33 @@ def test_the_other_views() -> None:
     assert "slowed by hw_thermal 25 % of the time\n    held by alice, job 41 (18.0 GiB)" in shown(of, view="GPUs")
     assert "Verdict of its run: Waiting for data: too few workers, 23 %." in shown(of, view="GPUs")
     assert "     1    1  running  2,080     500 ms  ███▎····  40 % backward  0 s ago" in shown(of, view="Runs")
-    assert "alice, job 41     1  1      ███████▎  90 %  18.0 GiB" in shown(of, view="Owners")
+    assert "alice, job 41     1  1      ███████▎  90 %  18.0 GiB  -" in shown(of, view="Owners")
     assert "nvme0n1 busy 50 %   Stallscope 1.2.3\n" in shown(of, view="Nodes")
+
+
+def test_those_who_share_a_gpu_are_told_apart_by_their_own_activity() -> None:
+    carol = ("0", "GPU-0", "ml", "eval-7", "main", "", "carol")
+    bob = ("0", "GPU-0", "", "", "", "40", "bob")
+    watching = observer.Observer()
+    for second in LATER:
+        extra = [
+            sample(observer.OWNER_INFO, carol),
+            sample(observer.OWNER_BUSY, carol, 0.2 * second),
+            sample(observer.OWNER_BUSY, bob, 0.7 * second),
+        ]
+        found = watching.observe(page(second, gpus=1, ranks=1, extra=extra), second)
+    lines = shown(screen(found), view="Owners").splitlines()
+    assert lines[2].endswith("█████▋··  70 %  18.0 GiB  resnet50")  # which its rank calls bob's
+    assert lines[3].endswith("█▋······  20 %         -  -")
+    said = shown(screen(found), 200, view="GPUs")
+    assert "held by bob, job 40 (18.0 GiB, busy 70 %), ml/eval-7 (busy 20 %)" in said
+
+
+def test_a_run_that_names_nobody_is_of_who_is_alone_on_its_gpu() -> None:
+    nameless = ("resnet50", "0", "0", "1", "pytorch", "node1", "", "", "", "", "", "production")
+    extra = [sample(observer.RANK_INFO, nameless)]
+    alone = node(*LATER, gpus=2, ranks=1, extra=extra, without=[observer.RANK_INFO])
+    assert "bob, job 40       1  0      ███████▎  90 %  18.0 GiB  resnet50" in shown(screen(alone), view="Owners")
 
 
 def test_nobody_is_told_from_not_told() -> None:

@@ -42,7 +42,8 @@ def parser() -> Parser:
         description="Show what a node's exporter says: each GPU's activity, memory, power, temperature, clocks and "
         "owners, training runs with their phases, progress and throughput, the host, and what is wrong. With a "
         "Prometheus that holds Stallscope's rules: what costs most, and what to change. Everything comes from the "
-        "exporter; the GPUs' driver is not asked.",
+        "exporter; the GPUs' driver is not asked. Processes are counted, and told by owner: exporters tell no process "
+        "numbers; on the machine itself, `stallscope pick --explain --reserve 0s` does.",
         examples={
             "stallscope top": "this node, live; ? in it tells of keys",
             "stallscope top --exporter.url node1:19400 --exporter.url node2:19400": "two nodes on one screen",

@@ -76,6 +76,7 @@ def _gpu(gpu: Gpu, verdicts: Verdicts | None) -> dict[str, Any]:
                 "slurm_job": owner.slurm_job or None,
                 "user": owner.user or None,
                 "memory_used_bytes": owner.memory,
+                "busy_ratio": owner.busy,
             }
             for owner in gpu.owners
         ],

@@ -9,7 +9,7 @@ from stallscope.gpu_losses import explained
 from stallscope.readable import percent, readable, size
 from stallscope.terminal.figures import BAR, drawn, part_of, several, time_since
 from stallscope.terminal.lines import Column, Line, Span, bar, fit, flow, line, or_untold, plain, share, table, wrapped
-from stallscope.terminal.model import Gpu
+from stallscope.terminal.model import Gpu, Owner
 from stallscope.terminal.owner_lines import owner_name
 from stallscope.terminal.verdict_lines import ROLES, verdict_lines
 from stallscope.verdict_words import words_of
@@ -136,10 +136,7 @@ def gpu_block(gpu: Gpu, now: float | None, verdicts: Verdicts | None, width: int
     else:
         lines += flow(_gpu_activity(gpu), width, indent) + flow(_gpu_state(gpu), width, indent)
     if gpu.owners:
-        held = ", ".join(
-            owner_name(owner) + (f" ({size(owner.memory)})" if owner.memory is not None else "") for owner in gpu.owners
-        )
-        lines += wrapped(f"held by {held}", width, indent=indent)
+        lines += wrapped(f"held by {', '.join(map(_holder, gpu.owners))}", width, indent=indent)
     verdict = verdicts.gpus.get(gpu.uuid) if verdicts is not None else None
     if verdict is not None and (words := words_of(verdict)).of_run:
         # The run says what to change, perhaps on another GPU.
@@ -148,6 +145,14 @@ def gpu_block(gpu: Gpu, now: float | None, verdicts: Verdicts | None, width: int
     elif verdict is not None:
         lines += verdict_lines(verdict, width, indent)
     return lines
+
+
+def _holder(owner: Owner) -> str:
+    """Who has it, and how much of it."""
+    facts = [size(owner.memory)] if owner.memory is not None else []
+    if owner.busy is not None:
+        facts.append(f"busy {percent(owner.busy)}")
+    return owner_name(owner) + (f" ({', '.join(facts)})" if facts else "")
 
 
 def _gpu_activity(gpu: Gpu) -> list[Line]:

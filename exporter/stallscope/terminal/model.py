@@ -23,6 +23,8 @@ class Owner(NamedTuple):
     user: str
     memory: float | None = None
     """Bytes of frame buffer that its processes hold."""
+    busy: float | None = None
+    """Share of the last seconds in which its own processes had kernels on the GPU."""
 
     @classmethod
     def of(cls, labels: Labels) -> Owner:

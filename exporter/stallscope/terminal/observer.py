@@ -32,6 +32,7 @@ THROTTLED = family("stallscope_gpu_throttled_seconds_total")
 PROCESSES = family("stallscope_gpu_processes")
 OWNER_INFO = family("stallscope_gpu_owner_info")
 OWNER_MEMORY = family("stallscope_gpu_owner_memory_used_bytes")
+OWNER_BUSY = family("stallscope_gpu_owner_busy_seconds_total")
 
 CPUS = family("stallscope_host_cpus")
 CPU_SECONDS = family("stallscope_host_cpu_seconds_total")
@@ -147,7 +148,7 @@ def _gpus(page: Page, previous: Page | None, older: Page | None) -> tuple[Gpu, .
     temperature = _by_uuid(page, TEMPERATURE, sensor="gpu")
     clock, clock_max = (_by_uuid(page, each, clock="sm") for each in (CLOCK, CLOCK_MAX))
     reasons = {labels.get("uuid", ""): labels.get("reason", "") for labels, _ in page.samples(LOST_INFO)}
-    owners = _owners(page)
+    owners = _owners(page, older or previous)
     known: dict[str, Labels] = {}
     for each in (GPU_UP, GPU_INFO):  # the latter says more, and is not there of a GPU that is gone
         known.update((labels.get("uuid", ""), labels) for labels, _ in page.samples(each))
@@ -182,12 +183,18 @@ def _gpus(page: Page, previous: Page | None, older: Page | None) -> tuple[Gpu, .
 _OF_A_GPU = (GPU_UP, LAST_READING, UTILIZATION, MEMORY_USED, MEMORY_TOTAL, POWER, POWER_LIMIT)
 
 
-def _owners(page: Page) -> dict[str, list[Owner]]:
+def _owners(page: Page, before: Page | None) -> dict[str, list[Owner]]:
     memory = {(labels.get("uuid", ""), Owner.of(labels)): value for labels, value in page.samples(OWNER_MEMORY)}
+    # The driver tells of processes' activity late, and in lumps.
+    busy = {
+        (labels.get("uuid", ""), Owner.of(labels)): share for labels, share in _gpu_shares(page, before, OWNER_BUSY)
+    }
     owners: dict[str, list[Owner]] = {}
     for labels, _ in page.samples(OWNER_INFO):
         uuid, owner = labels.get("uuid", ""), Owner.of(labels)
-        owners.setdefault(uuid, []).append(owner._replace(memory=memory.get((uuid, owner))))
+        owners.setdefault(uuid, []).append(
+            owner._replace(memory=memory.get((uuid, owner)), busy=busy.get((uuid, owner)))
+        )
     return owners
 
 

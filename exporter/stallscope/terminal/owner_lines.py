@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from stallscope.readable import readable, size
 from stallscope.terminal.figures import drawn
@@ -10,12 +10,15 @@ from stallscope.terminal.lines import Column, Line, Span, line, or_untold, table
 from stallscope.terminal.model import Gpu, Node, Owner
 
 OWNERS_SOURCE = "owners"
+_RUN = 32
+"""Characters that are shown of a run's name."""
 _COLUMNS = (
     Column("Owner", least=12),
     Column("GPUs", right=True),
     Column("Which", least=6, dispensable=1),
     Column("Activity"),
     Column("Memory", right=True),
+    Column("Runs", least=12, dispensable=2),
 )
 
 
@@ -32,8 +35,8 @@ def owner_name(owner: Owner) -> str:
     return readable(name)
 
 
-def _owner_row(name: str, held: Sequence[tuple[Gpu, Owner | None]]) -> tuple[Line, ...]:
-    told = [gpu.utilization for gpu, _ in held if gpu.utilization is not None]
+def _owner_row(name: str, held: Sequence[tuple[Gpu, Owner | None]], runs: Iterable[str]) -> tuple[Line, ...]:
+    told = [share for gpu, owner in held if (share := _activity(gpu, owner)) is not None]
     memory = [owner.memory for _, owner in held if owner is not None and owner.memory is not None]
     mean = sum(told) / len(told) if told else None
     return (
@@ -42,7 +45,30 @@ def _owner_row(name: str, held: Sequence[tuple[Gpu, Owner | None]]) -> tuple[Lin
         line(", ".join(readable(gpu.index, 8) + (f" {readable(gpu.mig, 16)}" if gpu.mig else "") for gpu, _ in held)),
         drawn(mean),
         or_untold(size(sum(memory)) if memory else None),
+        or_untold(", ".join(readable(run, _RUN) for run in runs) or None),
     )
+
+
+def _activity(gpu: Gpu, owner: Owner | None) -> float | None:
+    """The owner's own, where that is told: of a GPU that is shared, the whole one's is nobody's."""
+    return gpu.utilization if owner is None or owner.busy is None else owner.busy
+
+
+def _runs_by_owner(node: Node) -> dict[str, list[str]]:
+    """Names of the runs that go on, by who they are of: whom a rank names, or else who is alone on its GPUs."""
+    holders: dict[str, set[str]] = {}
+    for gpu in node.gpus:
+        holders.setdefault(gpu.index, set()).update(map(owner_name, gpu.owners))
+    known = set().union(*holders.values())
+    runs: dict[str, list[str]] = {}
+    for rank in node.ranks:
+        own = Owner.of(rank.info)
+        told = owner_name(own) if any(own.names) else ""
+        alone = (names for gpu in rank.gpus if len(names := holders.get(gpu, set())) == 1)
+        for name in {told} if told in known else set().union(*alone):
+            if not rank.ended and rank.run not in runs.setdefault(name, []):
+                runs[name].append(rank.run)
+    return runs
 
 
 def owner_table(node: Node, width: int) -> list[Line]:
@@ -56,8 +82,9 @@ def owner_table(node: Node, width: int) -> list[Line]:
                 held.setdefault(owner_name(owner) if owner else "", []).append((gpu, owner))
     if not held:
         return []
+    runs = _runs_by_owner(node)
     rows = [
-        _owner_row(name or ("nobody" if told else "not told"), each)
+        _owner_row(name or ("nobody" if told else "not told"), each, runs.get(name, ()))
         for name, each in sorted(held.items(), key=lambda item: (not item[0], item[0]))
     ]
     return table(_COLUMNS, rows, width)

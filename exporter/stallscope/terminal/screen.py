@@ -47,7 +47,9 @@ class Screen:
     def owners(self) -> set[Owner]:
         """Everybody who holds a GPU or trains."""
         nodes = [each.node for each in self.seen if each.node is not None]
-        holding = {owner._replace(memory=None) for node in nodes for gpu in node.gpus for owner in gpu.owners}
+        holding = {
+            owner._replace(memory=None, busy=None) for node in nodes for gpu in node.gpus for owner in gpu.owners
+        }
         return holding | {Owner.of(rank.info) for node in nodes for rank in node.ranks}
 
     def of(self, owner: str) -> Screen:
