@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -12,12 +13,15 @@ from stallscope.doctor.scrapes import EXPORTERS
 from stallscope.version import __version__
 from tests.doctor.conftest import MakeSubject
 from tests.doctor.web_servers import Served, Vector, findings, statuses
+from tests.rules.rulebook import Rulebook, gpu, steady
 
 pytestmark = pytest.mark.usefixtures("no_time_passes")
 UP = f"up{{{EXPORTERS}}}"
 LAST = "stallscope_exporter_source_last_success_timestamp_seconds"
 AGES = f"min by (cluster, job, instance) (timestamp({LAST}) - {LAST})"
-CHECKS = ("exporters", "versions", "sources", "clocks", "foreign exporters")
+TOLD = 'group by (cluster, job, instance, uuid) (stallscope_gpu_up{measured_by="", uuid!=""} == 1)'
+TWICE = f"{TOLD} and on (cluster, uuid) (count by (cluster, uuid) ({TOLD}) > 1)"
+CHECKS = ("exporters", "versions", "sources", "clocks", "GPUs", "foreign exporters")
 
 
 def nodes(value: float, **labels: str) -> list[tuple[dict[str, str], float]]:
@@ -79,6 +83,11 @@ def test_a_cluster_in_order_is_ok_in_every_check(served: Served, make_subject: M
             "more than 15 s old by Prometheus' clock: node3",
         ),
         (
+            *("GPUs", "warning", TWICE),
+            [({"job": job, "instance": "node3:19400", "uuid": "GPU-3"}, 1) for job in ("stallscope", "pods")],
+            "1 GPUs, by node3:19400 of job pods, node3:19400 of job stallscope",
+        ),
+        (
             *("foreign exporters", "warning", "gpu:chosen:info"),
             [({"measured_by": "dcgm-exporter", "hostname": "node77"}, 1)] * 8,
             "GPUs of node77 are measured by dcgm-exporter alone",
@@ -93,6 +102,25 @@ def test_what_is_wrong_is_found_by_its_own_check(
     assert statuses(found) == {each: {status if each == check else "ok"} for each in CHECKS}, found
     assert words in found[check][0].message
     assert found[check][0].remedy
+
+
+def test_told_of_twice_is_what_two_jobs_scrape_and_not_what_was_moved_or_is_told_by_others(tmp_path: Path) -> None:
+    Rulebook(tmp_path).check(
+        [
+            *gpu(),
+            *gpu(1),
+            *gpu(job="pods-of-stallscope"),
+            *gpu(up=steady(0), uuid="GPU-moved", instance="node2:19400"),
+            *gpu(uuid="GPU-moved", instance="node3:19400"),
+            *gpu(1, measured_by="dcgm-exporter", job="dcgm"),
+        ],
+        {
+            f"count by (job, uuid) ({TWICE})": [
+                ({"job": job, "uuid": "GPU-0"}, 1) for job in ("stallscope", "pods-of-stallscope")
+            ]
+        },
+        rule_files=(),
+    )
 
 
 def test_a_cluster_without_any_exporter_is_not_well_unless_it_has_others(

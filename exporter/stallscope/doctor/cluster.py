@@ -12,6 +12,7 @@ from stallscope.doctor.server import Server, begin, listed
 from stallscope.version import __version__
 
 _LAST_SUCCESS = "stallscope_exporter_source_last_success_timestamp_seconds"
+_GPUS = 'group by (cluster, job, instance, uuid) (stallscope_gpu_up{measured_by="", uuid!=""} == 1)'
 
 
 def _exporters(server: Server) -> Iterator[Finding]:
@@ -101,6 +102,21 @@ def _foreign(server: Server) -> Iterator[Finding]:
         yield ok("no GPU is measured by others' exporters alone")
 
 
+def _once(server: Server) -> Iterator[Finding]:
+    """Sums over the cluster take a GPU as often as it is told of: rules would pay too much for looking."""
+    often = server.prometheus.query(f"{_GPUS} and on (cluster, uuid) (count by (cluster, uuid) ({_GPUS}) > 1)")
+    targets = sorted({f"{_name(labels)} of job {labels.get('job', 'unknown')}" for labels, _ in often})
+    if targets:
+        cards = {(labels.get("cluster"), labels.get("uuid")) for labels, _ in often}
+        yield warning(
+            f"told of more than once, and counted as often in sums: {len(cards)} GPUs, by {listed(targets)}",
+            "let one job alone scrape each exporter, and one exporter alone read each node's GPUs "
+            "(--no-collector.nvidia for others)",
+        )
+    else:
+        yield ok("no GPU is told of twice")
+
+
 def _name(labels: Mapping[str, str]) -> str:
     return labels.get("instance", "unknown")
 
@@ -113,6 +129,7 @@ PART = Part(
         ("versions", _versions),
         ("sources", _sources),
         ("clocks", _clocks),
+        ("GPUs", _once),
         ("foreign exporters", _foreign),
     ),
 )
