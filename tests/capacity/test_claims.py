@@ -53,6 +53,7 @@ def test_a_claim_for_a_minute_stands_by_itself_until_then(folder: Path) -> None:
     now = time.time()
     claims = Claims(folder, lambda: now)
     os.close(claims.make(GPU, memory=0, exclusive=True, seconds=60))
+    os.utime(made(folder), (now, now))
     now += 59
     (claim,), _ = claims.standing()
     assert not claim.held

@@ -15,7 +15,7 @@ from tests.terminal.servers import exporter, speaking
 
 
 def problem_of(url: str, **settings: float) -> str:
-    client = ExporterClient(url, **settings)  # type: ignore[arg-type]
+    client = ExporterClient(url, **{"timeout": 60.0, **settings})  # type: ignore[arg-type]
     with contextlib.closing(client), pytest.raises(ExporterError) as caught:
         client.read()
     assert "\n" not in str(caught.value)
@@ -25,7 +25,7 @@ def problem_of(url: str, **settings: float) -> str:
 def test_pages_come_over_one_connection() -> None:
     pages = iter([b"one 1\n", 'zwei{a="ü"} 2\n'.encode()])
     with exporter(lambda: (200, next(pages))) as (url, seen):
-        client = ExporterClient(url)
+        client = ExporterClient(url, timeout=60)
         assert client.read() == "one 1\n"
         assert client.read() == 'zwei{a="ü"} 2\n'
         client.close()
@@ -130,7 +130,7 @@ def test_what_is_no_web_server(said: bytes) -> None:
 
 def test_a_connection_that_the_server_let_go_is_made_anew() -> None:
     with exporter(lambda: (200, b"a 1\n")) as (url, seen):
-        client = ExporterClient(url)
+        client = ExporterClient(url, timeout=60)
         client.read()
         assert client._connection is not None
         client._connection.sock.shutdown(2)
@@ -142,7 +142,7 @@ def test_a_connection_that_the_server_let_go_is_made_anew() -> None:
 def test_after_a_failure_the_next_page_comes() -> None:
     answers = iter([(500, b""), (200, b"a 1\n")])
     with exporter(lambda: next(answers)) as (url, _):
-        client = ExporterClient(url)
+        client = ExporterClient(url, timeout=60)
         with pytest.raises(ExporterError):
             client.read()
         assert client.read() == "a 1\n"

@@ -64,13 +64,13 @@ def test_while_a_question_hangs_who_looks_is_told_so() -> None:
 
     def hang() -> str:
         asked.set()
-        let_go.wait(10)
+        let_go.wait(60)
         raise ExporterError("no answer within 5 s")
 
     feed = Feed(Pages(hang), 2, monotonic=lambda: now)
     thread = threading.Thread(target=feed.ask)
     thread.start()
-    assert asked.wait(10)
+    assert asked.wait(60)
     assert feed.look().problem == ""
     now = 7.0
     assert feed.look().problem == "no answer for 7 s"
@@ -99,6 +99,6 @@ def test_it_asks_again_and_again_until_it_is_stopped() -> None:
             done.set()
 
     feed.start(note)
-    assert done.wait(10)
-    assert pages.closed.wait(10)
+    assert done.wait(60)
+    assert pages.closed.wait(60)
     assert answers == ["", "gone", ""]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
@@ -80,9 +81,18 @@ def screen(pilot: Pilot[None]) -> str:
     return "\n".join(strip.text.rstrip() for strip in strips(app))
 
 
-def below(pilot: Pilot[None]) -> int:
+async def shown(pilot: Pilot[None], wanted: Callable[[str], object]) -> str:
+    """What is on the screen as soon as it is what is wanted: a busy machine takes its time to draw."""
+    deadline = time.monotonic() + 30
+    while not wanted(said := screen(pilot)):
+        assert time.monotonic() < deadline, said
+        await pilot.pause()
+    return said
+
+
+def below(said: str) -> int:
     """Lines that are said to be below."""
-    keys = screen(pilot).splitlines()[-1]
+    keys = said.splitlines()[-1]
     return int(keys.partition("↑↓ ")[2].partition(" more")[0]) if " more" in keys else 0
 
 
@@ -105,7 +115,7 @@ HEAD = f"stallscope top  {CLOCK}  2 GPUs  1 run\n[Overview]  GPUs   Runs   Owner
 def test_everything_is_on_one_screen_of_80_by_24() -> None:
     async def steps(pilot: Pilot[None]) -> None:
         below = 24 - 3 - len(OVERVIEW.splitlines())
-        assert screen(pilot) == HEAD + OVERVIEW + "\n" * (below + 1) + KEYS
+        await shown(pilot, lambda said: said == HEAD + OVERVIEW + "\n" * (below + 1) + KEYS)
 
     live(Told(node(*LATER)), steps)
 
@@ -114,9 +124,8 @@ def test_a_wider_screen_has_the_verdicts_in_the_table() -> None:
     verdicts = Verdicted()
 
     async def steps(pilot: Pilot[None]) -> None:
-        lines = screen(pilot).splitlines()
-        assert len(lines) == 40
-        assert any(line.endswith("alice, job 41 Slowed by heat, 13 %") for line in lines)
+        said = await shown(pilot, lambda said: "alice, job 41 Slowed by heat, 13 %\n" in said)
+        assert len(said.splitlines()) == 40
 
     live(Told(node(*LATER)), steps, size=(120, 40), verdicts=verdicts)
     assert verdicts.looked_for[-1] == ([RunName("resnet50", "")], ["GPU-0", "GPU-1"])
@@ -128,7 +137,7 @@ def test_no_verdict_is_asked_for_before_it_is_known_of_whom() -> None:
     async def steps(pilot: Pilot[None]) -> None:
         assert not verdicts.looked_for
         await feed.tell(pilot, node=node(*LATER), age=0.4)
-        assert verdicts.looked_for
+        await shown(pilot, lambda _: verdicts.looked_for)
 
     live(feed, steps, verdicts=verdicts)
 
@@ -136,9 +145,7 @@ def test_no_verdict_is_asked_for_before_it_is_known_of_whom() -> None:
 def test_another_size_is_laid_out_anew() -> None:
     async def steps(pilot: Pilot[None]) -> None:
         await pilot.resize_terminal(60, 30)
-        await pilot.pause()
-        lines = screen(pilot).splitlines()
-        assert len(lines) == 30
+        lines = (await shown(pilot, lambda said: "alice, job…\n" in said and said.count("\n") == 29)).splitlines()
         assert max(len(line) for line in lines) <= 60
         assert any(line.startswith("1 ") and line.endswith("alice, job…") for line in lines)
 
@@ -158,7 +165,7 @@ def test_another_size_is_laid_out_anew() -> None:
 def test_arrows_and_tab_go_from_view_to_view(keys: list[str], chosen: str) -> None:
     async def steps(pilot: Pilot[None]) -> None:
         await pilot.press(*keys)
-        assert f"[{chosen}]" in screen(pilot).splitlines()[1]
+        await shown(pilot, lambda said: f"[{chosen}]" in said.splitlines()[1])
 
     live(Told(node(*LATER)), steps)
 
@@ -166,22 +173,15 @@ def test_arrows_and_tab_go_from_view_to_view(keys: list[str], chosen: str) -> No
 def test_a_long_view_is_scrolled() -> None:
     async def steps(pilot: Pilot[None]) -> None:
         await pilot.press("right")
-        assert "GPU 0   NVIDIA" in screen(pilot)
-        begun = below(pilot)
-        assert begun > 0
+        begun = below(await shown(pilot, lambda said: "GPU 0   NVIDIA" in said and below(said)))
         await pilot.press("down")
-        await pilot.pause()
-        assert below(pilot) == begun - 1
+        await shown(pilot, lambda said: below(said) == begun - 1)
         await pilot.press("pagedown")
-        await pilot.pause()
-        assert "GPU 0   NVIDIA" not in screen(pilot)
+        await shown(pilot, lambda said: "GPU 0   NVIDIA" not in said)
         await pilot.press("end")
-        await pilot.pause()
-        assert "GPU 7   NVIDIA" in screen(pilot)
-        assert below(pilot) == 0
+        await shown(pilot, lambda said: "GPU 7   NVIDIA" in said and below(said) == 0)
         await pilot.press("home", "down")
-        await pilot.pause()
-        assert screen(pilot).splitlines()[2].startswith("GPU 0")
+        await shown(pilot, lambda said: said.splitlines()[2].startswith("GPU 0"))
 
     live(Told(node(*LATER, gpus=8)), steps)
 
@@ -191,9 +191,9 @@ def test_a_view_that_grows_short_is_not_left_behind_its_end() -> None:
 
     async def steps(pilot: Pilot[None]) -> None:
         await pilot.press("right", "end")
+        await shown(pilot, lambda said: "GPU 7   NVIDIA" in said)
         await feed.tell(pilot, node=node(*LATER, gpus=1))
-        await pilot.pause()
-        assert screen(pilot).splitlines()[3].startswith("GPU 0   NVIDIA")
+        await shown(pilot, lambda said: said.splitlines()[3].startswith("GPU 0   NVIDIA"))
 
     live(feed, steps)
 
@@ -201,26 +201,32 @@ def test_a_view_that_grows_short_is_not_left_behind_its_end() -> None:
 def test_sorting_is_shown_where_its_key_is() -> None:
     async def steps(pilot: Pilot[None]) -> None:
         await pilot.press("s", "s")
-        lines = screen(pilot).splitlines()
-        assert "s sort: memory" in lines[-1]
-        assert lines[6].startswith("1 ")
+        said = await shown(pilot, lambda said: "s sort: memory" in said.splitlines()[-1])
+        assert said.splitlines()[6].startswith("1 ")
 
     live(Told(node(*LATER)), steps)
 
 
 def test_an_owner_is_looked_for_by_part_of_the_name() -> None:
     async def steps(pilot: Pilot[None]) -> None:
-        await pilot.press("f", *"alice")
-        assert pilot.app.query_one("#filter", Input).display
+        field = pilot.app.query_one("#filter", Input)
+        await pilot.press("f")
+        await shown(pilot, lambda _: field.display and field.has_focus)
+        await pilot.press(*"alice")
+        await shown(pilot, lambda _: field.value == "alice")
         await pilot.press("enter")
-        said = screen(pilot)
-        assert "1 GPU  0 runs" in said
+        said = await shown(pilot, lambda said: "1 GPU  0 runs" in said and "f owner: alice" in said)
         assert "bob" not in said
-        assert "f owner: alice" in said
-        await pilot.press("f", *["backspace"] * 5, "enter")
-        assert "2 GPUs  1 run" in screen(pilot)
-        await pilot.press("f", *"qp", "escape")  # keys that mean something else outside
-        assert "2 GPUs  1 run" in screen(pilot)
+        await pilot.press("f")
+        await shown(pilot, lambda _: field.has_focus)
+        await pilot.press(*["backspace"] * 5, "enter")
+        await shown(pilot, lambda said: "2 GPUs  1 run" in said and not field.display)
+        await pilot.press("f")
+        await shown(pilot, lambda _: field.has_focus)
+        await pilot.press(*"qp")  # keys that mean something else outside
+        await shown(pilot, lambda _: field.value == "qp")
+        await pilot.press("escape")
+        await shown(pilot, lambda said: "2 GPUs  1 run\n" in said and not field.display)
 
     live(Told(node(*LATER)), steps)
 
@@ -228,10 +234,11 @@ def test_an_owner_is_looked_for_by_part_of_the_name() -> None:
 def test_help_comes_and_goes() -> None:
     async def steps(pilot: Pilot[None]) -> None:
         await pilot.press("question_mark")
-        assert "Slowed     share of the last seconds in which clocks were held down" in screen(pilot)
+        help_on_slowed = "Slowed     share of the last seconds in which clocks were held down"
+        await shown(pilot, lambda said: help_on_slowed in said)
         assert max(len(plain(each)) for each in HELP) <= 80
         await pilot.press("escape")
-        assert screen(pilot).startswith(HEAD)
+        await shown(pilot, lambda said: said.startswith(HEAD))
 
     live(Told(node(*LATER)), steps)
 
@@ -240,9 +247,9 @@ def test_what_is_new_is_shown() -> None:
     feed = Told()
 
     async def steps(pilot: Pilot[None]) -> None:
-        assert "node1:19400  asking" in screen(pilot)
+        await shown(pilot, lambda said: "node1:19400  asking" in said)
         await feed.tell(pilot, node=node(*LATER), age=0.4)
-        assert "step 2,080 of 10,000" in screen(pilot)
+        await shown(pilot, lambda said: "step 2,080 of 10,000" in said)
 
     live(feed, steps)
     assert feed.stopped
@@ -253,12 +260,11 @@ def test_a_pause_keeps_what_is_shown() -> None:
 
     async def steps(pilot: Pilot[None]) -> None:
         await pilot.press("p")
-        before = screen(pilot)
-        assert "paused" in before.splitlines()[0]
+        before = await shown(pilot, lambda said: "paused" in said.splitlines()[0])
         await feed.tell(pilot, node=node(1000))
         assert screen(pilot) == before
         await pilot.press("p")
-        assert "step 2,000 of 10,000" in screen(pilot)
+        await shown(pilot, lambda said: "step 2,000 of 10,000" in said)
 
     live(feed, steps)
 
@@ -268,11 +274,10 @@ def test_a_lost_exporter_leaves_the_last_values_with_their_age() -> None:
 
     async def steps(pilot: Pilot[None]) -> None:
         await feed.tell(pilot, problem="no answer within 5 s", age=14.2)
-        said = screen(pilot)
-        assert "node1:19400: no answer within 5 s. What is shown is 14 s old." in said
-        assert "step 2,080 of 10,000" in said
+        told = "node1:19400: no answer within 5 s. What is shown is 14 s old."
+        assert "step 2,080 of 10,000" in await shown(pilot, lambda said: told in said)
         await feed.tell(pilot, problem="", age=0.1)
-        assert screen(pilot).startswith(HEAD + OVERVIEW)
+        await shown(pilot, lambda said: said.startswith(HEAD + OVERVIEW))
 
     live(feed, steps)
 
@@ -282,6 +287,7 @@ def test_without_colours_there_are_none(colours: bool) -> None:
     feed = Told(node(*LATER))
 
     async def steps(pilot: Pilot[None]) -> None:
+        await shown(pilot, lambda said: said.startswith(HEAD))
         app = pilot.app
         assert isinstance(app, Top)
         styles = [segment.style for strip in strips(app) for segment in strip if segment.style is not None]
@@ -293,9 +299,7 @@ def test_without_colours_there_are_none(colours: bool) -> None:
 
 def test_a_terminal_that_knows_ascii_alone() -> None:
     async def steps(pilot: Pilot[None]) -> None:
-        said = screen(pilot)
-        assert said.isascii()
-        assert "#######" in said
+        assert (await shown(pilot, lambda said: "#######" in said)).isascii()
 
     live(Told(node(*LATER)), steps, ascii_only=True)
 
@@ -303,7 +307,9 @@ def test_a_terminal_that_knows_ascii_alone() -> None:
 def test_q_ends_it() -> None:
     async def steps(pilot: Pilot[None]) -> None:
         await pilot.press("q")
-        await pilot.pause()
-        assert not pilot.app.is_running
+        deadline = time.monotonic() + 30
+        while pilot.app.is_running:
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.01)
 
     assert live(Told(node(*LATER)), steps).return_code == 0
