@@ -48,7 +48,7 @@ class Node:
 
     def pick(self, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
         with self.start(*words, **environment) as process:
-            out, complaints = process.communicate(timeout=60)
+            out, complaints = process.communicate(timeout=120)
         return subprocess.CompletedProcess(words, process.returncode, out, complaints)
 
     def claimed(self) -> list[str]:
@@ -73,7 +73,7 @@ def first_line(process: subprocess.Popen[str]) -> str:
 
 def test_ten_who_race_for_four_gpus_get_each_another_one_or_none(node: Node) -> None:
     racing = [node.start() for _ in range(10)]
-    ends = [(process.communicate(timeout=60), process.returncode) for process in racing]
+    ends = [(process.communicate(timeout=120), process.returncode) for process in racing]
     found = [out.strip() for (out, _), status in ends if status == 0]
     assert sorted(found) == [NvmlStandIn.uuid(index) for index in range(4)]
     assert [status for _, status in ends].count(1) == 6

@@ -19,7 +19,7 @@ from stallscope.nvidia.library import NvmlFailure
 from stallscope.nvidia.replay import ReplayLibrary
 from tests.nvml_library.stand_in import DriverState, GpuState, NvmlStandIn
 
-_DEADLINE = 30.0
+_DEADLINE = 60.0
 
 
 @pytest.fixture
@@ -103,9 +103,11 @@ def test_identifiers_are_masked_unless_they_are_to_be_kept(node: NvmlStandIn, tm
 
 
 def test_a_gpu_that_is_lost_midway_is_lost_in_the_replay_from_then_on(node: NvmlStandIn, tmp_path: Path) -> None:
-    process = start(node, "--duration", "4s", "--output", "c", folder=tmp_path)
+    process = start(node, "--duration", "3000s", "--output", "c", folder=tmp_path)
     await_calls(node, 3)  # of two GPUs, so that the first round is over
     node.gpu[1].state = GpuState.LOST
+    await_calls(node, node.calls("nvmlDeviceGetPowerUsage") + 4)  # so that another one is over
+    process.send_signal(signal.SIGINT)
     said = process.communicate(timeout=_DEADLINE)[1]
     assert process.returncode == 0, said
     capture = read(tmp_path / "c")

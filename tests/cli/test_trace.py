@@ -31,7 +31,7 @@ with stallscope.Run("job", rank=int(sys.argv[1]), world_size=3) as run:
 """
 
 
-def until(condition: Callable[[], object], seconds: float = 30.0) -> None:
+def until(condition: Callable[[], object], seconds: float = 90.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not come about"
@@ -63,18 +63,20 @@ def exporter(folder: Path, *flags: str) -> Iterator[str]:
 
 def page(url: str) -> str:
     try:
-        with urllib.request.urlopen(f"{url}/metrics", timeout=5) as reply:
+        with urllib.request.urlopen(f"{url}/metrics", timeout=30) as reply:
             return str(reply.read().decode())
     except OSError:
         return ""
 
 
+def steps_told(url: str) -> list[str]:
+    """How many steps each rank has told of."""
+    return [line for line in page(url).splitlines() if line.startswith("stallscope_training_step_seconds_count")]
+
+
 def ranks_stepping(url: str) -> int:
     """Ranks that told of a step."""
-    return sum(
-        line.startswith("stallscope_training_step_seconds_count") and not line.endswith(" 0")
-        for line in page(url).splitlines()
-    )
+    return sum(not line.endswith(" 0") for line in steps_told(url))
 
 
 def traced(folder: Path) -> dict[str, list[int]]:
@@ -114,8 +116,10 @@ def test_a_job_that_does_not_allow_it_is_left_alone(tmp_path: Path) -> None:
         with process("-c", TRAINING, "0", STALLSCOPE_ADDRESS=address, HOME=str(tmp_path)):
             until(lambda: ranks_stepping(url) == 1)
             assert trace.main(["job", "--first-step", "0", "--steps", "100", "--exporter", url]) == 0
-            seen = page(url)
-            until(lambda: page(url) != seen)  # at least one more report, before which it would have looked
+            seen = steps_told(url)
+            until(
+                lambda: (now := steps_told(url)) and now != seen
+            )  # one more report, before which it would have looked
     assert not list(tmp_path.rglob("*.trace.json"))
 
 

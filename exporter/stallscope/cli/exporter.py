@@ -44,7 +44,9 @@ _STUCK_STATUS = os.EX_TEMPFAIL
 _M_ARENA_MAX = -8
 """The parameter's number in glibc's malloc.h."""
 _STOP_SECONDS = 0.9
-"""How long a clean stop may take; what has not ended by then never will."""
+"""How long a clean stop takes at most, but where the machine stands still or files hang."""
+_END_SECONDS = 4.0
+"""How long it may take then: systemd's unit and Kubernetes wait longer, and what is held is to reach its file."""
 
 
 class Exporter:
@@ -98,6 +100,7 @@ class Exporter:
             stale_after_intervals=configuration.stale_intervals,
             on_page=self._after_page,
         )
+        self._seems_stuck = False
         self._history = History(self._environment.clock.monotonic)
         self._status_page: StatusPage | None = None
         self._verdicts = _verdict_watch(configuration.prometheus_url)
@@ -162,7 +165,7 @@ class Exporter:
         for thread in closing:
             thread.join(_STOP_SECONDS / 2)
         # From here on nothing comes in any more, and what is held goes to the state file.
-        self.intake.stop(_STOP_SECONDS / 4)
+        self.intake.stop()
         self.sampler.stop(_STOP_SECONDS / 4)
         if self._verdicts is not None:
             self._verdicts.stop()
@@ -180,7 +183,7 @@ class Exporter:
 
         stopping = threading.Thread(target=stop, name="stop", daemon=True)
         stopping.start()
-        stopping.join(_STOP_SECONDS)
+        stopping.join(_END_SECONDS)
         # A reading that never returns must not keep the process: no other way out ends such a thread.
         os._exit(status)
 
@@ -254,10 +257,14 @@ class Exporter:
                 del self._running[name]
 
     def _end_where_stuck(self) -> None:
-        """End the process where a reading has been stuck for too long; the publisher asks after every page."""
+        """End the process where a reading has been stuck for too long; the publisher asks after every page.
+
+        Two pages have to say so: where the whole machine stood still, readings come back between them.
+        """
         limit = self.configuration.exit_after_hang
         hang = self.sampler.longest_hang if limit else None
-        if hang is not None and hang.seconds >= limit:
+        before, self._seems_stuck = self._seems_stuck, hang is not None and hang.seconds >= limit
+        if hang is not None and before and self._seems_stuck:
             fields = {"reading": hang.reader, "seconds": round(hang.seconds, 1), "limit": limit}
             self.end(_STUCK_STATUS, "exiting, since a reading is stuck and only the end of the process ends it", fields)
 

@@ -24,7 +24,7 @@ from stallscope.nvidia.capture import Call, Capture, Header, text
 from stallscope.nvidia.identifiers import masked
 from stallscope.nvidia.library import Library, PynvmlLibrary
 from stallscope.nvidia.nvml import NvmlDriver
-from stallscope.nvidia.record import RecordingLibrary
+from stallscope.nvidia.record import Pending, RecordingLibrary
 from stallscope.nvidia.replay import ReplayLibrary
 from stallscope.sampling.clock import ScriptedClock
 from stallscope.sampling.sampler import Sampler
@@ -155,12 +155,15 @@ def record(
 
     threading.Thread(target=run, name="record", daemon=True).start()
     hung = ""
+    late: list[Pending] = []
     while not ended.wait(_LOOK_SECONDS):
         if waited is not None:
             waited(_LOOK_SECONDS)
-        late = [each for each in recording.pending if time.monotonic() - each.since > _HANG_SECONDS]
-        if late:
-            hung = late[0].text
+        before, pending = late, recording.pending
+        late = [each for each in pending if time.monotonic() - each.since > _HANG_SECONDS]
+        # Where the whole machine stood still, calls come back between two looks.
+        if both := [each for each in late if each in before]:
+            hung = both[0].text
             break
     calls = list(recording.calls)
     names = _said(calls, "nvmlDeviceGetName")
