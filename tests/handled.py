@@ -13,6 +13,8 @@ from typing import Any
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     """Whoever waits on a kept connection is not waited for."""
+    request_queue_size = 128
+    """Five, the library's number, is soon full on a machine that stood still: who comes next is heard a second late."""
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Say nothing of callers who hang up."""

@@ -72,7 +72,7 @@ def first_line(process: subprocess.Popen[str]) -> str:
 
 
 def test_ten_who_race_for_four_gpus_get_each_another_one_or_none(node: Node) -> None:
-    racing = [node.start() for _ in range(10)]
+    racing = [node.start("--reserve", "1h") for _ in range(10)]
     ends = [(process.communicate(timeout=120), process.returncode) for process in racing]
     found = [out.strip() for (out, _), status in ends if status == 0]
     assert sorted(found) == [NvmlStandIn.uuid(index) for index in range(4)]

@@ -138,7 +138,7 @@ def exporter(with_exporter: Path, tmp_path: Path) -> Iterator[str]:
 
 
 def test_the_exporter_runs_from_the_installed_wheel(exporter: str) -> None:
-    with urllib.request.urlopen(f"{exporter}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"{exporter}/metrics", timeout=60) as answer:
         assert "stallscope_build_info" in answer.read().decode()
 
 
