@@ -120,6 +120,8 @@ def test_the_server_may_be_named_by_the_environment_and_one_that_is_not_there_is
     ("line", "words"),
     [
         (["--out", "x"], "required: --run"),
+        (["--run", ""], "--run names no run"),
+        (["--run", "a", "--out", __file__], "test_frames_command.py is a file; name a folder"),
         (["--run", "a", "--step", "5"], "'5' is no duration"),
         (["--run", "a", "--step", "10ms"], "'10ms' is less than 1s"),
         (["--run", "a", "--since", "yesterday"], "'yesterday' is no time; expected a duration such as 90m"),

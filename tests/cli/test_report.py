@@ -174,6 +174,7 @@ def test_a_part_that_could_not_be_asked_for_is_told_beside_the_report(
         (["--run", "resnet50", "--against", "vision/resnet50"], "--against 'vision/resnet50' is the run itself"),
         (["--since", "2026-02-01", "--end", "2026-01-01"], "--since must lie before --end"),
         (["--instance", "resnet"], "no exporter is scraped as 'resnet' in that time; did you mean resnet50:19400"),
+        (["--instance", "shard"], "no exporter is scraped as 'shard' in that time; did you mean shared?"),
         (["--instance", "resnet50", "--cluster", "north"], "none of Stallscope's exporters of cluster 'north' in that"),
         (["--instance", "shared"], "several clusters have a node shared:19400; choose one with --cluster: east, west"),
         (["--run", "resnet50", "--out", "no/such/folder.html"], "can't be written: No such file or directory"),

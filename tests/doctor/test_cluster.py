@@ -48,7 +48,13 @@ def test_a_cluster_in_order_is_ok_in_every_check(served: Served, make_subject: M
 @pytest.mark.parametrize(
     ("check", "status", "expression", "answer", "words"),
     [
-        ("exporters", "failed", UP, [*nodes(1), ({"instance": "node99:19400"}, 0)], "1 of 13 exporters do not answer"),
+        (
+            "exporters",
+            "failed",
+            UP,
+            [*nodes(1), ({"instance": "node99:19400"}, 0)],
+            "1 of 13 exporters does not answer",
+        ),
         (
             "exporters",
             "failed",

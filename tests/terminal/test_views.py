@@ -216,7 +216,8 @@ def test_a_run_that_names_nobody_is_of_who_is_alone_on_its_gpu() -> None:
 
 def test_nobody_is_told_from_not_told() -> None:
     unheld = [observer.OWNER_INFO, observer.OWNER_MEMORY]
-    assert "\nnot told " in shown(screen(node(1000, without=unheld)), view="Owners")
+    assert "\nnot told     2  0, 1" in (said := shown(screen(node(1000, without=unheld)), view="Owners"))
+    assert said.splitlines()[2].endswith(" -  resnet50")
     looked = [sample(observer.SOURCE_UP, ("owners",), 1)]
     assert "\nnobody " in shown(screen(node(1000, without=unheld, extra=looked)), view="Owners")
 

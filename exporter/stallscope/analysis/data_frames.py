@@ -120,7 +120,7 @@ def frames(
     """Read a run into memory; see the module for what the rows are.
 
     Args:
-        run: its name, or what `find_run` found.
+        run: its name, CLUSTER/NAMESPACE/NAME where several have it, or what `find_run` found.
         prometheus: the server or its address; STALLSCOPE_PROMETHEUS_URL or this machine's where left out.
         start: from when on; a day before the end where left out.
         end: until when; the server's now where left out.

@@ -70,7 +70,12 @@ def main(arguments: Sequence[str]) -> int:
     Returns:
         0 when all files were written, 1 when that failed, 2 for a wrong command line.
     """
-    told = parser().parse_args(arguments)
+    reader = parser()
+    told = reader.parse_args(arguments)
+    if not told.run:
+        reader.error("--run names no run")  # as an unset variable of a shell
+    if told.out.is_file():
+        reader.error(f"{told.out} is a file; name a folder")
     try:
         written = _write(told)
     except _FailedError as failed:

@@ -303,7 +303,12 @@ def _instance(name: str, known: Sequence[str]) -> str:
         return found[0]
     if found:
         raise _RefusedError(f"several exporters are on {name!r}; choose from {', '.join(found)}")
-    hint = nearest(name, known) or f"; there are {', '.join(known[:_NAMED])}{' …' if len(known) > _NAMED else ''}"
+    hosts = [each.rpartition(":")[0] for each in known]
+    hint = (
+        nearest(name, known)
+        or nearest(name, hosts)
+        or f"; there are {', '.join(known[:_NAMED])}{' …' if len(known) > _NAMED else ''}"
+    )
     raise _RefusedError(f"no exporter is scraped as {name!r} in that time{hint}")
 
 

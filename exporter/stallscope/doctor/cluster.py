@@ -20,7 +20,7 @@ def _exporters(server: Server) -> Iterator[Finding]:
     down = sorted(_name(labels) for labels, up in states if not up)
     if down:
         yield failed(
-            f"{len(down)} of {len(states)} exporters do not answer: {listed(down)}",
+            f"{len(down)} of {len(states)} exporters {'does' if len(down) == 1 else 'do'} not answer: {listed(down)}",
             "see whether they run, and whether Prometheus reaches their port; `stallscope doctor` there tells more",
         )
     elif states:

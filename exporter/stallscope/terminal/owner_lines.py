@@ -55,7 +55,10 @@ def _activity(gpu: Gpu, owner: Owner | None) -> float | None:
 
 
 def _runs_by_owner(node: Node) -> dict[str, list[str]]:
-    """Names of the runs that go on, by who they are of: whom a rank names, or else who is alone on its GPUs."""
+    """Names of the runs that go on, by who they are of: whom a rank names, or else who is alone on its GPUs.
+
+    Those on GPUs that nobody is known to hold stand under an empty name.
+    """
     holders: dict[str, set[str]] = {}
     for gpu in node.gpus:
         holders.setdefault(gpu.index, set()).update(map(owner_name, gpu.owners))
@@ -64,8 +67,9 @@ def _runs_by_owner(node: Node) -> dict[str, list[str]]:
     for rank in node.ranks:
         own = Owner.of(rank.info)
         told = owner_name(own) if any(own.names) else ""
-        alone = (names for gpu in rank.gpus if len(names := holders.get(gpu, set())) == 1)
-        for name in {told} if told in known else set().union(*alone):
+        places = [holders.get(gpu, set()) for gpu in rank.gpus]
+        alone = set().union(*(each or {""} for each in places if len(each) < 2))
+        for name in {told} if told in known else alone:
             if not rank.ended and rank.run not in runs.setdefault(name, []):
                 runs[name].append(rank.run)
     return runs
