@@ -54,7 +54,7 @@ def run(node: NvmlStandIn | None, *flags: str) -> subprocess.CompletedProcess[st
         env=os.environ | (node.environment if node is not None else {}),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
 

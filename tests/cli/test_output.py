@@ -18,7 +18,7 @@ def run(command: list[str], redirection: str) -> subprocess.CompletedProcess[str
         env={name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},
         stderr=subprocess.PIPE,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
 
@@ -45,7 +45,7 @@ def test_who_reads_no_further_ends_the_command_without_a_word() -> None:
             stdout=pipe,
             stderr=subprocess.PIPE,
             text=True,
-            timeout=60,
+            timeout=120,
             check=False,
         )
     assert (finished.returncode, finished.stderr) == (141, "")
