@@ -348,6 +348,11 @@ def _whole(name: str) -> str:
     return f'{name}{{GPU_I_ID=""}}'
 
 
+def _profiled(*names: str) -> tuple[str, ...]:
+    """Series of DCGM's profiling, but for GPUs of which it has stopped to tell."""
+    return tuple(f"{name} unless on (cluster, UUID) gpu:profiling_stuck:info" for name in names)
+
+
 _REASONS = (
     ("power_cap", 4, "GPU_POWER_THROTTLE_SECONDS_TOTAL", "CLOCKS_EVENT_REASON_SW_POWER_CAP_NS"),
     ("hw_slowdown", 8, "", ""),
@@ -473,22 +478,22 @@ _DCGM_READINGS: Readings = (
         {},
         (_whole("DCGM_FI_DEV_ROW_REMAP_FAILURE"), _whole("DCGM_FI_DEV_ROW_REMAP_FAILED")),
     ),
-    ("gpu:sm_active:ratio", {}, ("DCGM_FI_PROF_SM_ACTIVE", "DCGM_FI_PROF_SM_UTIL_RATIO")),
-    ("gpu:dram_active:ratio", {}, ("DCGM_FI_PROF_DRAM_ACTIVE", "DCGM_FI_PROF_DRAM_UTIL_RATIO")),
+    ("gpu:sm_active:ratio", {}, _profiled("DCGM_FI_PROF_SM_ACTIVE", "DCGM_FI_PROF_SM_UTIL_RATIO")),
+    ("gpu:dram_active:ratio", {}, _profiled("DCGM_FI_PROF_DRAM_ACTIVE", "DCGM_FI_PROF_DRAM_UTIL_RATIO")),
     (
         "gpu_pipe:active:ratio",
         {"pipe": "tensor"},
-        ("DCGM_FI_PROF_PIPE_TENSOR_ACTIVE", "DCGM_FI_PROF_TENSOR_UTIL_RATIO"),
+        _profiled("DCGM_FI_PROF_PIPE_TENSOR_ACTIVE", "DCGM_FI_PROF_TENSOR_UTIL_RATIO"),
     ),
     (
         "gpu_pipe:active:ratio",
         {"pipe": "fp64"},
-        ("DCGM_FI_PROF_PIPE_FP64_ACTIVE", "DCGM_FI_PROF_FP64_UTIL_RATIO"),
+        _profiled("DCGM_FI_PROF_PIPE_FP64_ACTIVE", "DCGM_FI_PROF_FP64_UTIL_RATIO"),
     ),
-    ("gpu:pcie_receive:bytes_per_second", {}, (_whole("DCGM_FI_PROF_PCIE_RX_BYTES"),)),
-    ("gpu:pcie_transmit:bytes_per_second", {}, (_whole("DCGM_FI_PROF_PCIE_TX_BYTES"),)),
-    ("gpu:nvlink_receive:bytes_per_second", {}, (_whole("DCGM_FI_PROF_NVLINK_RX_BYTES"),)),
-    ("gpu:nvlink_transmit:bytes_per_second", {}, (_whole("DCGM_FI_PROF_NVLINK_TX_BYTES"),)),
+    ("gpu:pcie_receive:bytes_per_second", {}, _profiled(_whole("DCGM_FI_PROF_PCIE_RX_BYTES"))),
+    ("gpu:pcie_transmit:bytes_per_second", {}, _profiled(_whole("DCGM_FI_PROF_PCIE_TX_BYTES"))),
+    ("gpu:nvlink_receive:bytes_per_second", {}, _profiled(_whole("DCGM_FI_PROF_NVLINK_RX_BYTES"))),
+    ("gpu:nvlink_transmit:bytes_per_second", {}, _profiled(_whole("DCGM_FI_PROF_NVLINK_TX_BYTES"))),
 )
 
 
@@ -543,6 +548,17 @@ def dcgm() -> Iterator[Rule]:
         comment="A MIG instance has no utilisation of its own there, or a zero: the share of time in which its "
         "graphics or compute engine worked stands for it. Here and below, what belongs to the card is left "
         "out for its instances.",
+    )
+    engines = first_of(
+        *(f"DCGM_FI_PROF_{name} == 0" for name in ("GR_ENGINE_ACTIVE", "GR_ENGINE_UTIL_RATIO")),
+        *(f"DCGM_FI_PROF_{name} == 0" for name in ("SM_ACTIVE", "SM_UTIL_RATIO")),
+    )
+    busy = renamed('stallscope_gpu_utilization_ratio{measured_by="dcgm-exporter",mig=""} > 0.5', "UUID", "uuid")
+    yield Rule(
+        "gpu:profiling_stuck:info",
+        f"group by (cluster, UUID) (\n  (\n{block(engines, 4)}\n  )\n  and on (cluster, UUID)\n{block(busy, 4)}\n)",
+        comment="1 for each GPU that is busy, but not by DCGM's profiling. That tells zeros where it has lost its hold "
+        "of the counters, until it is restarted: all that it tells of the GPU is left out.",
     )
     yield from rules_of(DCGM, _DCGM_READINGS)
 

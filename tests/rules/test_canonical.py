@@ -570,6 +570,42 @@ def test_what_may_mean_two_things_is_not_told(rulebook: Rulebook) -> None:
     )
 
 
+def test_profiling_that_is_stuck_at_zero_is_no_reading_and_low_values_and_idle_gpus_are(rulebook: Rulebook) -> None:
+    engines, units, tensor = (f"DCGM_FI_PROF_{name}_ACTIVE" for name in ("GR_ENGINE", "SM", "PIPE_TENSOR"))
+    nodes = {
+        "stuck": {engines: steady(0), units: steady(0), tensor: steady(0)},
+        "half stuck": {units: steady(0)},
+        "low": {units: steady(0.05), tensor: steady(0)},
+        "idle": {"DCGM_FI_DEV_GPU_UTIL": steady(0), engines: steady(0), units: steady(0), tensor: steady(0)},
+    }
+    story: Story = []
+    for node, values in nodes.items():
+        at = {"job": "gpu", "instance": f"{node}:9400"}
+        story += told(A, values, **at) + ours(instance=f"{node}:19400")
+        story.append(series(units, values[units], gpu="0", UUID=f"GPU-{node}", **at))
+        if node != "idle":
+            story += rank(run=node, gpus=[("0", f"GPU-{node}")], instance=f"{node}:19400")
+    rulebook.check(
+        story,
+        {
+            "sum by (instance) (gpu:sm_active:ratio)": [
+                ({"instance": "low:19400"}, 0.05),
+                ({"instance": "idle:19400"}, 0),
+            ],
+            'sum by (instance) (gpu_pipe:active:ratio{pipe="tensor"})': [
+                ({"instance": "low:19400"}, 0),
+                ({"instance": "idle:19400"}, 0),
+            ],
+            "sum by (run, cause) (run:verdict:ratio5m >= bool 0)": [
+                ({"run": "stuck", "cause": "healthy"}, 1),
+                ({"run": "half stuck", "cause": "healthy"}, 1),
+                ({"run": "low", "cause": "small_batch"}, 1),
+            ],
+        },
+        rule_files=FILES,
+    )
+
+
 def test_a_reading_that_is_no_number_spoils_no_counter(rulebook: Rulebook) -> None:
     values = {"nvidia_smi_utilization_gpu_ratio": "0.5+0x10 NaN+0x3 0.5+0x106"}
     rulebook.check(
