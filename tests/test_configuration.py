@@ -291,6 +291,7 @@ def test_a_malformed_value_is_refused_also_where_another_place_beats_it(tmp_path
         (b"#" * 70_000, "longer than 65536 bytes"),
     ],
 )
+@pytest.mark.usefixtures("nothing_collected")
 def test_a_file_that_is_not_understood_is_refused_with_its_line(
     tmp_path: Path, text: str | bytes, expected: str
 ) -> None:

@@ -239,6 +239,7 @@ def test_a_report_is_read_up_to_its_longest_size_only() -> None:
     [b"", b"{", b"\xff\xfe", b"nonsense", b"[1]", b"null", b"3", b"[" * 32_000, b'{"version":' * 2_900, b"9" * 5_000],
     ids=lambda data: data[:8].decode("latin-1") or "empty",
 )
+@pytest.mark.usefixtures("nothing_collected")
 def test_what_is_no_json_object_is_refused(data: bytes) -> None:
     assert refused(data).reason == "not_json"
 

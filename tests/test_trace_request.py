@@ -38,6 +38,7 @@ def test_what_is_no_wish_is_refused(change: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"\xff", b"[" * 8000, b" " * (MAX_BYTES + 1)])
+@pytest.mark.usefixtures("nothing_collected")
 def test_what_is_no_json_object_is_refused(data: bytes) -> None:
     with pytest.raises(ValueError, match=r"\S"):
         parse(data)

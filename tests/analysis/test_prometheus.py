@@ -19,6 +19,7 @@ import pytest
 from stallscope.analysis.expressions import any_of
 from stallscope.analysis.prometheus import Prometheus, PrometheusError, Series
 from tests.analysis.servers import answering, prometheus, talking
+from tests.free_ports import free_port
 
 NAMES = ("resnet50", 'quote"', "back\\slash", "dot.star*", "{brace}|pipe", "🐌 \u05d0", "new\nline", "k" * 2000)
 
@@ -29,7 +30,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
         pytest.skip("prometheus is not installed")
     rules = [("told", {"name": name}, float(number)) for number, name in enumerate(NAMES)]
     with prometheus(tmp_path_factory.mktemp("prometheus"), rules) as url:
-        client = Prometheus(url)
+        client = Prometheus(url, timeout=60)
         yield client
         client.close()
 
@@ -43,7 +44,7 @@ def answer(client: Prometheus, expression: str = "up") -> list[Series]:
 
 def refusal(url: str, **settings: Any) -> str:
     with pytest.raises(PrometheusError) as refused:
-        answer(Prometheus(url, **settings))
+        answer(Prometheus(url, **{"timeout": 60.0, **settings}))
     message = str(refused.value)
     assert "\n" not in message
     assert len(message) < 400
@@ -89,8 +90,7 @@ def test_what_is_no_list_of_series_is_refused(real: Prometheus) -> None:
 
 
 def test_nobody_there_is_told_with_the_address_and_why() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+    url = f"http://127.0.0.1:{free_port()}"
     assert refusal(url) == f"{url}: it can't be reached: Connection refused"
 
 
@@ -125,13 +125,13 @@ def test_a_slow_server_costs_the_time_that_it_may_take_and_no_more(say: Any) -> 
     with talking(say) as url:
         began = time.monotonic()
         assert refusal(url, timeout=0.3) == f"{url}: no answer within 0.3 s"
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 60
 
 
 @pytest.mark.parametrize("say", [half, gibberish])
 def test_a_broken_answer_is_told(say: Any) -> None:
     with talking(say) as url:
-        assert refusal(url, timeout=5) == f"{url}: it broke off the connection, or is no web server"
+        assert refusal(url) == f"{url}: it broke off the connection, or is no web server"
 
 
 @pytest.mark.parametrize(
@@ -152,6 +152,7 @@ def test_a_broken_answer_is_told(say: Any) -> None:
         b'{"status": "success", "data": {"resultType": "scalar", "result": [1, "1"]}}',
     ],
 )
+@pytest.mark.usefixtures("nothing_collected")
 def test_nonsense_is_told_and_not_believed(body: bytes) -> None:
     with answering(body=body) as (url, _seen):
         expected = "its answer is none that Prometheus gives; see what listens at that address"
@@ -227,11 +228,12 @@ def test_a_refusal_tells_whether_a_smaller_question_or_a_later_one_may_be_answer
 
 
 @pytest.mark.parametrize(
-    ("say", "passing", "too_large"), [(never, True, True), (half, True, False), (gibberish, True, False)]
+    ("say", "timeout", "passing", "too_large"),
+    [(never, 0.3, True, True), (half, 60, True, False), (gibberish, 60, True, False)],
 )
-def test_so_does_an_answer_that_does_not_come(say: Any, passing: bool, too_large: bool) -> None:
+def test_so_does_an_answer_that_does_not_come(say: Any, timeout: float, passing: bool, too_large: bool) -> None:
     with talking(say) as url, pytest.raises(PrometheusError) as broken:
-        answer(Prometheus(url, timeout=0.3))
+        answer(Prometheus(url, timeout=timeout))
     assert (broken.value.passing, broken.value.too_large) == (passing, too_large)
 
 

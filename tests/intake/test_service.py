@@ -218,6 +218,7 @@ def test_stopping_ends_every_thread_and_may_come_first(make_intake: MakeIntake, 
     assert not socket_path.exists()
 
 
+@pytest.mark.usefixtures("nothing_collected")
 class TestFuzz:
     """No datagram and no body kills the exporter, loses a held run, or makes it hold more than its limits."""
 

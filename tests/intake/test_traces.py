@@ -158,6 +158,7 @@ def test_a_wrong_wish_is_refused_with_what_is_expected(
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"\xff", b"[" * 100_000, b'{"run": 3, "steps": 1}'])
+@pytest.mark.usefixtures("nothing_collected")
 def test_what_is_no_wish_is_refused(requests: TraceRequests, body: bytes) -> None:
     assert requests.post(body)[0] == 400
 

@@ -90,6 +90,7 @@ def test_a_wish_for_some_ranks_is_for_each_of_them(room: Path, run: stallscope.R
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b"\xff", b"[" * 8000, b" " * 9000])
+@pytest.mark.usefixtures("nothing_collected")
 def test_what_is_no_wish_is_left_alone(data: bytes, room: Path, run: stallscope.Run) -> None:
     put(room, data)
     assert Wishes(run).look() is None
