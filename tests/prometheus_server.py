@@ -111,17 +111,17 @@ def prometheus(*, interval: int = 30) -> Iterator[Server]:
 
 
 def _await_ready(port: int) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while not _is_ready(port):
         if time.monotonic() > deadline:
-            raise RuntimeError("Prometheus has not come up within 30 s")
+            raise RuntimeError("Prometheus has not come up within 60 s")
         time.sleep(0.1)
 
 
 def _is_ready(port: int) -> bool:
     try:
-        urllib.request.urlopen(f"http://127.0.0.1:{port}/-/ready", timeout=5).close()
-    except (urllib.error.URLError, ConnectionError):
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/-/ready", timeout=30).close()
+    except OSError:
         return False
     return True
 

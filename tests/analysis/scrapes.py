@@ -47,7 +47,7 @@ def scraped(everything: Sequence[Series]) -> Iterator[Held]:
     """A Prometheus that scraped that in the last half hour."""
     if shutil.which("prometheus") is None:
         pytest.skip("prometheus is not installed")
-    with prometheus() as running, contextlib.closing(Prometheus(running.address, timeout=30)) as server:
+    with prometheus() as running, contextlib.closing(Prometheus(running.address, timeout=60)) as server:
         start = float(round(time.time()) - INTERVAL * SCRAPES)
         write([running.port], everything, start, SCRAPES)
         yield Held(running.address, server, start)

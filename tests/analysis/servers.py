@@ -10,7 +10,7 @@ import socket
 import subprocess
 import threading
 import time
-import urllib.error
+import urllib.parse
 import urllib.request
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -45,20 +45,19 @@ def prometheus(folder: Path, rules: Sequence[Rule]) -> Iterator[str]:
         ]
     )
     try:
-        _await(f"{url}/api/v1/query?query={rules[-1][0]}", b'"metric":{')
+        names = "|".join({name for name, _, _ in rules})
+        everything = urllib.parse.quote(f'count({{__name__=~"{names}"}}) == {len(rules)}')
+        _await(f"{url}/api/v1/query?query={everything}", b'"metric":{')
         yield url
     finally:
         process.terminate()
-        process.wait(10)
+        process.wait(60)
 
 
 def _await(url: str, wanted: bytes) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
-        with (
-            contextlib.suppress(urllib.error.URLError, ConnectionError),
-            urllib.request.urlopen(url, timeout=5) as reply,
-        ):
+        with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=30) as reply:
             if wanted in reply.read():
                 return
         time.sleep(0.05)
@@ -104,7 +103,7 @@ def talking(say: Callable[[socket.socket, threading.Event], None]) -> Iterator[s
         with contextlib.suppress(OSError):
             listening.shutdown(socket.SHUT_RDWR)
         listening.close()
-        thread.join(10)
+        thread.join(60)
 
 
 Asked = tuple[tuple[str, ...], float, float]

@@ -48,27 +48,16 @@ def stranger(tmp_path_factory: pytest.TempPathFactory) -> ClientCertificate:
 
 
 @pytest.fixture(scope="module")
-def node(authority: Authority) -> tuple[Path, Path]:
-    return authority.sign("node")
-
-
-@pytest.fixture
-def server(authority: Authority, node: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def strict(authority: Authority) -> Iterator[str]:
     """Lets nobody in without a certificate. By TLS 1.2 it says so; by a later one it may hang up first."""
     wish = Tls(
-        *node,
+        *authority.sign("node"),
         client_authentication="RequireAndVerifyClientCert",
         client_authorities=authority.certificate,
         highest="TLS12",
     )
-    for variable in ("REQUESTS_CA_BUNDLE", "SSL_CERT_FILE"):
-        monkeypatch.setenv(variable, str(authority.certificate))
-    running = Server(
-        Address("127.0.0.1", 0),
-        lambda _, __: Response(200, TEXT, BODY.encode()),
-        threads=1,
-        tls=TlsAdapter(context_of(wish)),
-    )
+    tls = TlsAdapter(context_of(wish))
+    running = Server(Address("127.0.0.1", 0), lambda _, __: Response(200, TEXT, BODY.encode()), threads=1, tls=tls)
     running.start()
     try:
         yield running.url.rstrip("/")
@@ -76,8 +65,16 @@ def server(authority: Authority, node: tuple[Path, Path], monkeypatch: pytest.Mo
         running.stop()
 
 
+@pytest.fixture
+def server(strict: str, authority: Authority, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The same, to clients that trust it."""
+    for variable in ("REQUESTS_CA_BUNDLE", "SSL_CERT_FILE"):
+        monkeypatch.setenv(variable, str(authority.certificate))
+    return strict
+
+
 def from_prometheus(url: str, certificate: ClientCertificate | None) -> str:
-    with contextlib.closing(Prometheus(url, certificate=certificate)) as prometheus:
+    with contextlib.closing(Prometheus(url, timeout=60, certificate=certificate)) as prometheus:
         try:
             return f"series: {len(prometheus.query('up'))}"
         except PrometheusError as problem:
@@ -85,7 +82,7 @@ def from_prometheus(url: str, certificate: ClientCertificate | None) -> str:
 
 
 def from_exporter(url: str, certificate: ClientCertificate | None) -> str:
-    with contextlib.closing(ExporterClient(url, certificate=certificate)) as exporter:
+    with contextlib.closing(ExporterClient(url, timeout=60, certificate=certificate)) as exporter:
         try:
             return exporter.read()
         except ExporterError as problem:

@@ -35,14 +35,14 @@ class Scripted:
         with self.came:
             self.asked.append(expression)
             self.came.notify_all()
-        assert self.may_answer.wait(10)
+        assert self.may_answer.wait(60)
         if self.problem is not None:
             raise self.problem
         return self.answers.get(expression.partition(":ratio5m")[0].replace(":", "_"), ())
 
     def await_questions(self, number: int) -> None:
         with self.came:
-            assert self.came.wait_for(lambda: len(self.asked) >= number, 10)
+            assert self.came.wait_for(lambda: len(self.asked) >= number, 60)
 
 
 def series(value: float, **labels: str) -> Series:
@@ -224,7 +224,7 @@ def test_a_real_prometheus_is_understood(tmp_path: Path) -> None:
         ("gpu:verdict:ratio5m", {"instance": "a", "uuid": "GPU-1", "cause": "healthy"}, 0),
     ]
     with prometheus(tmp_path, rules) as url:
-        client = Prometheus(url)
+        client = Prometheus(url, timeout=60)
         watching = VerdictWatch(client)
         watching.look([RESNET], ["GPU-1"])
         watching.ask()

@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -175,7 +174,7 @@ def awaited(server: Prometheus, query: str) -> list[dict[str, Any]]:
 def _samples(server: Prometheus, query: str) -> list[dict[str, Any]]:
     try:
         return list(server.ask("query", query=query)["data"]["result"])
-    except (urllib.error.URLError, ConnectionError, RefusedError):
+    except (OSError, RefusedError):
         return []  # it has not come up
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import subprocess
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -94,16 +93,16 @@ def _running(folder: Path, program: str, *flags: str) -> Iterator[None]:
 
 
 def _await(address: str) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while not _answers(address):
         if time.monotonic() > deadline:
-            raise RuntimeError(f"nothing answers at {address} within 30 s")
+            raise RuntimeError(f"nothing answers at {address} within 60 s")
         time.sleep(0.1)
 
 
 def _answers(address: str) -> bool:
     try:
-        urllib.request.urlopen(address, timeout=5).close()
-    except (urllib.error.URLError, ConnectionError):
+        urllib.request.urlopen(address, timeout=30).close()
+    except OSError:
         return False
     return True
