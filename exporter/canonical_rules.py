@@ -87,8 +87,9 @@ class GpuSource:
 
     def of_each(self, *expressions: str) -> str:
         """The first of the values that is told of a GPU, under the labels that the rules know the GPU by."""
-        # What is no number, or below zero, means that there is none: a counter made of it would never recover.
-        value = f"max by (cluster, {', '.join(self.keys)}) (\n{block(first_of(*expressions))}\n) >= 0"
+        # What is no number, below zero, or as great as DCGM's "not supported" (2^47 and 2^63) means that there is
+        # none: a counter made of it would never recover.
+        value = f"max by (cluster, {', '.join(self.keys)}) (\n{block(first_of(*expressions))}\n) >= 0 < 1e14"
         return (
             f"max by ({SUBJECT}) (\n"
             f'    gpu:identity:info{{measured_by="{self.name}"}}\n'
@@ -539,7 +540,7 @@ def dcgm() -> Iterator[Rule]:
         "stallscope_gpu_utilization_ratio",
         DCGM.of_each(
             f"{_whole('DCGM_FI_DEV_GPU_UTIL')} / 100 <= 1",
-            f"{ratio} / 100 and on (cluster, job, instance) exporter:utilization_percent:info",
+            f"{ratio} / 100 <= 1 and on (cluster, job, instance) exporter:utilization_percent:info",
             f"{ratio} <= 1\nand on (cluster, job, instance)\n  (\n{block(newer, 4)}\n  )",
             f"{ratio} == 0",
             "DCGM_FI_PROF_GR_ENGINE_ACTIVE <= 1",

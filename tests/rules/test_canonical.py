@@ -608,11 +608,25 @@ def test_profiling_that_is_stuck_at_zero_is_no_reading_and_low_values_and_idle_g
 
 def test_a_reading_that_is_no_number_spoils_no_counter(rulebook: Rulebook) -> None:
     values = {"nvidia_smi_utilization_gpu_ratio": "0.5+0x10 NaN+0x3 0.5+0x106"}
+    # Older releases export what stands for "not supported", and DCGM itself now and then hands out garbage.
+    blank = {"DCGM_FI_DEV_MEMORY_TEMP": steady(2**63), "DCGM_FI_DEV_POWER_USAGE": steady(2**47)}
+    ecc = "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL"
+    story = told("nvidia_gpu_exporter", values, instance="a:9835") + told(A, blank, instance="b:9400")
+    for node, errors in {"b": 2.0**63, "c": 2.0}.items():
+        story.append(series(ecc, steady(errors), gpu="0", UUID=f"GPU-{node}", job="gpu", instance=f"{node}:9400"))
+    story += told(A, instance="c:9400")
+    story += told(B, {"DCGM_FI_DEV_GPU_UTIL_RATIO": "50+0x10 808334905 50+0x109"}, instance="d:9400")
     rulebook.check(
-        told("nvidia_gpu_exporter", values),
+        story,
         {
-            "round(100 * sum(rate(stallscope_gpu_busy_seconds_total[5m])))": [({}, 50)],
-            "sum(stallscope_gpu_utilization_ratio)": [({}, 0.5)],
+            "round(100 * sum by (instance) (rate(stallscope_gpu_busy_seconds_total[5m])))": [
+                ({"instance": instance}, share)
+                for instance, share in (("a:9835", 50), ("b:9400", 95), ("c:9400", 95), ("d:9400", 50))
+            ],
+            'sum(stallscope_gpu_utilization_ratio{instance="a:9835"})': [({}, 0.5)],
+            "stallscope_gpu_busy_seconds_total > 3600": [],
+            "stallscope_gpu_power_watts > 1000 or stallscope_gpu_temperature_celsius > 99": [],
+            'sum by (instance) (stallscope_gpu_ecc_errors_total{instance!="a:9835"})': [({"instance": "c:9400"}, 2)],
         },
         rule_files=FILES,
     )
