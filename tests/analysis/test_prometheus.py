@@ -51,6 +51,11 @@ def refusal(url: str, **settings: Any) -> str:
     return message
 
 
+def test_a_time_limit_may_have_fractions_though_prometheus_reads_none(real: Prometheus) -> None:
+    found = answer(Prometheus(real.name, timeout=59.5), "told")
+    assert len(found) == len(NAMES)
+
+
 def test_what_a_server_says_does_not_steer_a_terminal() -> None:
     with answering(400, json.dumps({"error": "\x1b[2J\nno"}).encode()) as (url, _):
         assert refusal(url) == f"{url}: it refuses the question: \\x1b[2J\\nno"

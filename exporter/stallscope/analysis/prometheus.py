@@ -12,7 +12,7 @@ import time
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
-from math import isnan
+from math import ceil, isnan
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote, urlsplit, urlunsplit
 
@@ -216,7 +216,7 @@ class Prometheus:
     ) -> _Answer:
         """Ask, and make of the answer's data what is wanted."""
         if method == "POST":
-            form = {**form, "timeout": f"{self._timeout:g}s"}
+            form = {**form, "timeout": f"{ceil(self._timeout)}s"}  # whose durations know no fractions
         try:
             status, body = self._answer(method, path, form)
         # The second while an answer is read, and the third where a file of certificates can't be.
