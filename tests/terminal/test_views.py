@@ -165,6 +165,11 @@ def test_an_owner_may_be_looked_for() -> None:
     assert [run.name.run for run in screen(node(*LATER)).of("bob").runs] == ["resnet50"]
 
 
+def test_a_gpu_whose_owner_is_not_told_is_of_who_trains_on_it() -> None:
+    of = screen(node(*LATER, ranks=1, without=[observer.OWNER_INFO])).of("bob")
+    assert [gpu.index for gpu in of.seen[0].node.gpus] == ["0"]  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize("view", ["Overview", "GPUs", "Runs", "Owners"])
 def test_where_nobody_is_of_that_name_it_says_who_there_is(view: str) -> None:
     said = shown(screen(node(*LATER)).of("carol"), 200, view)

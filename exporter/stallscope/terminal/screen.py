@@ -76,8 +76,12 @@ def _of_owner(node: Node, wanted: str) -> Node:
     def owned(owner: Owner) -> bool:
         return any(wanted in name.casefold() for name in owner.names)
 
-    return replace(
-        node,
-        gpus=tuple(gpu for gpu in node.gpus if any(owned(owner) for owner in gpu.owners)),
-        ranks=tuple(rank for rank in node.ranks if owned(Owner.of(rank.info))),
+    ranks = tuple(rank for rank in node.ranks if owned(Owner.of(rank.info)))
+    # What the exporter does not know of a GPU, a training on it may have told.
+    claimed = {gpu for rank in ranks if not rank.ended for gpu in rank.gpus}
+    gpus = (
+        gpu
+        for gpu in node.gpus
+        if any(owned(owner) for owner in gpu.owners) or (not gpu.owners and gpu.index in claimed)
     )
+    return replace(node, gpus=tuple(gpus), ranks=ranks)
