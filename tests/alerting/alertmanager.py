@@ -20,7 +20,7 @@ from stallscope.stack.programs import find_programs
 from tests.free_ports import free_port
 
 ALERTS = Path(__file__).parents[2] / "alerts"
-PATIENCE = 30.0
+PATIENCE = 60.0
 """Seconds in which a program starts and an alert takes effect, on the slowest of machines."""
 GROUP_WAIT = "600ms"
 GROUP_INTERVAL = "1s"
@@ -60,6 +60,13 @@ class Alertmanager:
         """Tell it of alerts, as Prometheus does."""
         posted = [alert.posted() for alert in alerts]
         requests.post(f"{self.address}/api/v2/alerts", json=posted, timeout=PATIENCE).raise_for_status()
+
+    def notified(self) -> int:
+        """How many notifications it has begun to send."""
+        page = requests.get(f"{self.address}/metrics", timeout=PATIENCE).text
+        return sum(
+            int(float(value)) for value in re.findall(r"^alertmanager_notifications_total{.*} (\S+)$", page, re.M)
+        )
 
     def muted(self) -> set[frozenset[tuple[str, str]]]:
         """The labels of every alert that is muted now."""

@@ -32,18 +32,26 @@ class Audience:
         self._alertmanager = alertmanager
         self._webhook = webhook
         self._numbers = itertools.count()
+        self._received = 0
 
     def watch(self, story: Sequence[Moment]) -> list[Notification]:
         """Let the alerts of a story come and go as Prometheus tells of them, and return what people are told."""
         told: list[Notification] = []
+        posted: list[Alert] = []
         firing: tuple[Any, ...] = ()
         for moment, following in itertools.zip_longest(story, story[1:]):
-            ended = [Alert(labels, ended=True) for labels in firing if labels not in moment.alerts]
-            self._alertmanager.post([*(Alert(labels) for labels in moment.alerts), *ended])
+            posted += (Alert(labels) for labels in moment.alerts)
+            posted += (Alert(labels, ended=True) for labels in firing if labels not in moment.alerts)
             firing = moment.alerts
             if following is None or following.second - moment.second > TOGETHER:
+                self._alertmanager.post(posted)  # at once: the wait in which they meet is short here
+                posted.clear()
                 told += self._settled()
         return told
+
+    def _next(self) -> Notification:
+        self._received += 1
+        return self._webhook.notifications.get(timeout=PATIENCE)
 
     def _settled(self) -> list[Notification]:
         """What is told until every group has had its turn: a last one, told of twice, comes after all others."""
@@ -51,10 +59,11 @@ class Audience:
         told = []
         for part in ("first", "second"):
             self._alertmanager.post([Alert({"alertname": last, "cluster": last, "part": part})])
-            while (notification := self._webhook.notifications.get(timeout=PATIENCE))["groupLabels"] != {
-                "cluster": last
-            }:
+            while (notification := self._next())["groupLabels"] != {"cluster": last}:
                 told.append(notification)
+        # Where the machine stood still, all were due at once, and another may have come before it.
+        while self._received < self._alertmanager.notified():
+            told.append(self._next())
         return told
 
 
