@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import datetime as dt
 import json
 import sys
@@ -12,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stallscope.cli import _prometheus, _times
+from stallscope.cli._durations import duration
 from stallscope.cli._extras import missing
 from stallscope.cli._parser import Parser
 from stallscope.cli._progress import progress
-from stallscope.configuration import parse_duration
 from stallscope.readable import readable
 
 if TYPE_CHECKING:
@@ -52,7 +51,7 @@ def parser() -> Parser:
     made.add_argument("--format", choices=("parquet", "csv"), default="parquet", help="of the files (default: parquet)")
     made.add_argument(
         "--step",
-        type=_step,
+        type=duration("1s"),
         metavar="DURATION",
         help="one row in so much time, of means that the server makes (default: one row a scrape)",
     )
@@ -145,13 +144,3 @@ def _document(written: Export) -> dict[str, Any]:
 
 def _moment(unix: float) -> str:
     return dt.datetime.fromtimestamp(round(unix), dt.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def _step(text: str) -> float:
-    try:
-        seconds = parse_duration(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is no duration; expected {error}") from None
-    if seconds < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is less than 1s")
-    return seconds
