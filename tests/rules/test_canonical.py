@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -707,13 +706,13 @@ def fetched(command: Sequence[str], port: int, ready: str, environment: Mapping[
         command, env=os.environ | (environment or {}), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     ) as process:
         try:
-            deadline, text = time.monotonic() + 30, ""
+            deadline, text = time.monotonic() + 60, ""
             while not re.search(ready, text):
                 assert time.monotonic() < deadline, f"{command[0]} told only:\n{text}"
                 time.sleep(0.1)
                 with (
-                    suppress(urllib.error.URLError),
-                    urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer,
+                    suppress(OSError),
+                    urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer,
                 ):
                     text = answer.read().decode()
         finally:
