@@ -6,10 +6,13 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
 NAMES = ("chromium", "google-chrome")
+PATIENCE = 90_000
+"""Milliseconds in which a browser starts, or a page shows what it should, on the slowest of machines."""
 
 
 def find() -> str | None:
@@ -24,11 +27,18 @@ def started() -> Iterator[Browser]:
     if os.geteuid() == 0:
         flags.append("--no-sandbox")  # which root has no need of, and Chromium refuses to do without a word
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=find(), args=flags)
+        browser = playwright.chromium.launch(executable_path=find(), args=flags, timeout=PATIENCE)
         try:
             yield browser
         finally:
             browser.close()
+
+
+def opened(browser: Browser, width: int, height: int, **settings: Any) -> BrowserContext:
+    """A window with a history and settings of its own."""
+    context = browser.new_context(viewport={"width": width, "height": height}, **settings)
+    context.set_default_timeout(PATIENCE)
+    return context
 
 
 def overheard(page: Page) -> tuple[list[str], list[str]]:

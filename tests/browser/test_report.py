@@ -48,7 +48,7 @@ def show(browser: Browser, folder: Path) -> Iterator[Open]:
     contexts = []
 
     def open_page(name: str, width: int = 1280, **settings: Any) -> Page:
-        context = browser.new_context(viewport={"width": width, "height": 900}, **settings)
+        context = chromium.opened(browser, width, 900, **settings)
         contexts.append(context)
         page = context.new_page()
         page.goto(f"file://{folder / name}.html")

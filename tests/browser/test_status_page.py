@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
@@ -49,7 +49,7 @@ def show(browser: Browser, served: Site) -> Iterator[Callable[..., Page]]:
         look: str = "busy", width: int = DESK, scheme: Scheme = "light", *, query: str = "?refresh=off", **settings: Any
     ) -> Page:
         served.look = LOOKS[look]()
-        context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme, **settings)
+        context = chromium.opened(browser, width, 800, color_scheme=scheme, **settings)
         contexts.append(context)
         page = context.new_page()
         page.goto(served.url + query)
@@ -211,12 +211,10 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def asked(served: Site, number: int) -> None:
     """Wait until the page was asked for so often."""
-    deadline = threading.Event()
-    for _ in range(200):
-        if len(served.asked) >= number:
-            return
-        deadline.wait(0.05)
-    raise AssertionError(f"asked for {len(served.asked)} times, not {number}")
+    deadline = time.monotonic() + chromium.PATIENCE / 1000
+    while len(served.asked) < number:
+        assert time.monotonic() < deadline, f"asked for {len(served.asked)} times, not {number}"
+        time.sleep(0.05)
 
 
 @pytest.mark.parametrize("scripts", [True, False])
@@ -240,4 +238,4 @@ def test_a_renewal_leaves_readers_where_they_were(show: Show, monkeypatch: pytes
     page.evaluate("scrollTo(0, 700)")
     with page.expect_navigation():
         pass
-    assert page.evaluate("scrollY") == 700
+    page.wait_for_function("scrollY === 700")  # it goes back to there once the page is laid out
