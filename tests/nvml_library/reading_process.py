@@ -104,8 +104,10 @@ def main(interval: float) -> None:
     sampler = Sampler(interval=interval)
     sampler.add(NvidiaSource(Environment(interval=interval)))
     sampler.start()
-    for _ in sys.stdin:
-        print(json.dumps(sampler.page(openmetrics=False, gzip=False).decode()), flush=True)
+    # With a buffer of its own: where the environment takes that of `sys.stdout`, what the pipe has no room for is lost.
+    with open(sys.stdout.fileno(), "w", encoding="utf-8", closefd=False) as answers:
+        for _ in sys.stdin:
+            print(json.dumps(sampler.page(openmetrics=False, gzip=False).decode()), file=answers, flush=True)
 
 
 if __name__ == "__main__":
