@@ -18,16 +18,17 @@ import pytest
 from tests.end_to_end.up_process import started
 from tests.nvml_library.stand_in import NvmlStandIn
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
 
 
 def get(url: str) -> Any:
-    with urllib.request.urlopen(url, timeout=5) as response:
+    with urllib.request.urlopen(url, timeout=30) as response:
         return json.load(response)
 
 
 def value(port: int, expression: str) -> float | None:
-    query = urllib.parse.urlencode({"query": expression})
+    """The most that it was in the last minute: a scrape may go unanswered."""
+    query = urllib.parse.urlencode({"query": f"max_over_time(({expression})[1m:1s])"})
     result = get(f"http://127.0.0.1:{port}/api/v1/query?{query}")["data"]["result"]
     return float(result[0]["value"][1]) if result else None
 
@@ -41,9 +42,10 @@ def not_in_order(exporter: int, prometheus: int) -> list[dict[str, str]]:
         ],
         env={**os.environ, "STALLSCOPE_ADDRESS": f"udp://127.0.0.1:{exporter}"},
         stdout=subprocess.PIPE,
-        timeout=60,
+        timeout=200,
         check=False,
     )
+    print(done.stdout.decode())
     results: list[dict[str, str]] = json.loads(done.stdout)["results"]
     assert {each["part"] for each in results} == {"exporter", "reports", "prometheus", "cluster"}
     return [each for each in results if each["status"] != "ok"]
@@ -51,7 +53,7 @@ def not_in_order(exporter: int, prometheus: int) -> list[dict[str, str]]:
 
 def test_once_ends_well_when_data_flows_and_leaves_neither_process_nor_file(tmp_path: Path) -> None:
     with started(tmp_path, "--once") as up:
-        assert up.process.wait(100) == 0, up.screen
+        assert up.process.wait(200) == 0, up.screen
         assert up.left_over() == []
         assert list((tmp_path / "temporary files").iterdir()) == []
         screen = up.screen
@@ -65,16 +67,16 @@ def test_once_ends_well_when_data_flows_and_leaves_neither_process_nor_file(tmp_
 
 def test_data_flows_and_ctrl_c_stops_everything(tmp_path: Path) -> None:
     with started(tmp_path) as up:
-        up.wait_for("Data flows.", 90)
+        up.wait_for("Data flows.", 200)
         prometheus = up.ports["prometheus"]
         assert value(prometheus, 'up{job="stallscope"}') == 1
         assert value(prometheus, 'count(stallscope_gpu_info{model=~"Simulated.*"})') == 8
         assert (value(prometheus, 'stallscope_training_loss{run="numpy-classifier"}') or 0) > 0
         alerts = get(f"http://127.0.0.1:{up.ports['alertmanager']}/api/v2/alerts")
         assert "Watchdog" in {alert["labels"]["alertname"] for alert in alerts}
-        assert not_in_order(up.ports["exporter"], prometheus) == []
+        up.wait_until(lambda: not not_in_order(up.ports["exporter"], prometheus), "it is not in order", 60)
         up.process.send_signal(signal.SIGINT)
-        assert up.process.wait(20) == 0, up.screen
+        assert up.process.wait(60) == 0, up.screen
         assert up.left_over() == []
         assert up.screen.endswith("stopped; nothing is left running\n")
 
@@ -83,7 +85,7 @@ def test_a_kept_folder_serves_again(tmp_path: Path) -> None:
     for start in ("first", "second"):
         (tmp_path / start).mkdir()
         with started(tmp_path / start, "--once", f"--data-dir={tmp_path / 'kept'}") as up:
-            assert up.process.wait(100) == 0, up.screen
+            assert up.process.wait(200) == 0, up.screen
             assert "and growing" in up.screen, "also where an earlier session's count was higher"
 
 
@@ -93,31 +95,31 @@ def test_where_a_driver_answers_nothing_is_simulated(
     for variable, setting in nvml_stand_in.environment.items():
         monkeypatch.setenv(variable, setting)
     with started(tmp_path, "--once", "--no-training-job") as up:
-        assert up.process.wait(100) == 0, up.screen
+        assert up.process.wait(200) == 0, up.screen
         assert "8 GPUs in Prometheus" in up.screen
         assert "simulated" not in up.screen
 
 
 def test_a_killed_launcher_leaves_no_process(tmp_path: Path) -> None:
     with started(tmp_path) as up:
-        up.wait_for("Alertmanager    ready", 60)
+        up.wait_for("Alertmanager    ready", 200)
         assert len(up.left_over()) >= 5, "launcher, exporter, Prometheus, Alertmanager, training job"
         up.process.send_signal(signal.SIGKILL)
-        up.process.wait(10)
-        up.wait_until(lambda: not up.left_over(), "processes outlive the launcher", 20, running=False)
+        up.process.wait(60)
+        up.wait_until(lambda: not up.left_over(), "processes outlive the launcher", 60, running=False)
 
 
 def test_a_part_that_ends_is_told_and_the_rest_stays_up(tmp_path: Path) -> None:
     data = tmp_path / "kept data"
     with started(tmp_path, f"--data-dir={data}", "--no-training-job") as up:
-        up.wait_for("Data flows.", 90)
+        up.wait_for("Data flows.", 200)
         (exporter,) = [child for child in up.children() if "exporter" in child.cmdline()]
         exporter.kill()
-        up.wait_for("the exporter was ended by SIGKILL", 20)
-        up.wait_for("The rest stays up.", 5)
+        up.wait_for("the exporter was ended by SIGKILL", 60)
+        up.wait_for("The rest stays up.", 60)
         assert value(up.ports["prometheus"], "count(stallscope:threshold)")
         up.process.send_signal(signal.SIGTERM)
-        assert up.process.wait(20) == 1, "it did not go well"
+        assert up.process.wait(60) == 1, "it did not go well"
         assert up.left_over() == []
     assert (data / "logs" / "exporter.log").is_file(), "a folder of the user's own is kept"
 
@@ -128,14 +130,14 @@ def test_a_second_stack_is_refused_by_a_busy_port_before_it_starts_anything(tmp_
         listener.listen()
         port = listener.getsockname()[1]
         with started(tmp_path, f"--prometheus.port={port}") as up:
-            assert up.process.wait(30) == 1
+            assert up.process.wait(60) == 1
             assert f"stallscope up: port {port} for Prometheus is in use by process" in up.screen
             assert list((tmp_path / "temporary files").iterdir()) == []
 
 
 def test_a_stack_whose_data_does_not_flow_says_what_is_missing_and_stops(tmp_path: Path) -> None:
     with started(tmp_path, "--timeout=1", "--no-training-job") as up:
-        assert up.process.wait(30) == 1
+        assert up.process.wait(60) == 1
         assert "nothing after 1 s" in up.screen
         assert "The end of " in up.screen
         assert "logs and configuration are kept in" in up.screen
@@ -153,12 +155,12 @@ def test_a_stack_whose_data_does_not_flow_says_what_is_missing_and_stops(tmp_pat
 )
 def test_a_wrong_flag_is_refused_with_what_is_right(tmp_path: Path, flag: str, complaint: str) -> None:
     with started(tmp_path, flag) as up:
-        assert up.process.wait(30) == 2
+        assert up.process.wait(60) == 2
         assert complaint in up.screen
 
 
 def test_a_data_folder_that_is_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with started(tmp_path, f"--data-dir={tmp_path / 'file'}") as up:
-        assert up.process.wait(30) == 1
+        assert up.process.wait(60) == 1
         assert f"stallscope up: can't write to {tmp_path / 'file'}: File exists" in up.screen

@@ -78,7 +78,7 @@ def started(folder: Path, *flags: str) -> Iterator[Up]:
     temporary.mkdir()
     mark = f"{folder.name}-{os.getpid()}"
     command = [
-        *(sys.executable, "-m", "stallscope", "up", "--no-install", "--timeout=60"),
+        *(sys.executable, "-m", "stallscope", "up", "--no-install", "--timeout=180"),
         *(f"--{service}.port={port}" for service, port in ports.items()),
         *flags,
     ]
