@@ -72,12 +72,15 @@ class Recorded:
         return {labels - {cause}: cause[1] for labels in self.samples.get(name, {}) if (cause := _cause_in(labels))}
 
     def candidates(self, name: str) -> dict[Labels, set[str]]:
-        """The causes with the greatest score: more than one where they tie, and any of them may be the verdict."""
+        """The causes with the greatest score: more than one where they tie, and any of them may be the verdict.
+
+        Where no cause has a score, what remains.
+        """
         scores: dict[Labels, dict[str, float]] = {}
         for labels, score in self.samples.get(SCORES[name], {}).items():
             cause = _cause_in(labels)
             scores.setdefault(labels - {cause}, {})[cause[1]] = score
-        return {
+        return {subject: {cause} for subject, cause in self.verdicts(name).items()} | {
             subject: {cause for cause, score in of.items() if math.isclose(score, max(of.values()), abs_tol=1e-3)}
             for subject, of in scores.items()
         }
