@@ -78,12 +78,13 @@ def test_energy_grows_with_power(device: Device) -> None:
 
 
 def test_counters_never_go_back(device: Device) -> None:
-    before = supported(device.counters)
+    began, before = time.monotonic(), supported(device.counters)
     time.sleep(1.0)
     after = device.counters()
+    elapsed = time.monotonic() - began
     assert before.throttled.keys() == after.throttled.keys()
     for reason, seconds in before.throttled.items():
-        assert seconds <= after.throttled[reason] <= seconds + 2.0
+        assert seconds <= after.throttled[reason] <= seconds + elapsed + 1.0
     for name in ("nvlink_received", "nvlink_transmitted"):
         first, second = getattr(before, name), getattr(after, name)
         assert (first is None) == (second is None)
@@ -105,11 +106,12 @@ def test_health_is_told_the_same_twice(device: Device) -> None:
 
 
 def test_activity_between_two_calls_is_sound(device: Device) -> None:
+    began = time.monotonic()
     supported(device.activity)
     time.sleep(1.0)
     found = device.activity()
     assert found is not None
-    assert 0.9 < found.seconds < 2.0
+    assert 0.9 < found.seconds < time.monotonic() - began + 1.0
     shares = [found.graphics, found.sm, found.occupancy, found.dram, *found.pipes.values(), *found.engines.values()]
     told = [share for share in shares if share is not None]
     assert told
