@@ -145,6 +145,7 @@ def test_dockers_client_sends_the_same_files_to_be_built(tmp_path: Path) -> None
     if docker is None:
         pytest.skip("Docker's client is not on PATH")
     address = tmp_path / "engine.sock"
+    Engine.received.clear()
     with socketserver.ThreadingUnixStreamServer(str(address), Engine) as engine:
         threading.Thread(target=engine.serve_forever, daemon=True).start()
         # The older way of building, in which the client reads .dockerignore; the newer has rules of the same meaning.

@@ -141,7 +141,8 @@ def test_a_job_brings_its_exporter_whose_page_prometheus_finds_and_takes_both_aw
         labels = scraped(job, tmp_path)
         assert labels["slurm_job_name"] == job["SLURM_JOB_NAME"]
         assert (labels["instance"], labels["job"]) == (address, "stallscope")
-        (tmp_path / "enough").write_text("3")
+        (tmp_path / "almost").write_text("3")
+        (tmp_path / "almost").rename(tmp_path / "enough")  # the training reads it as soon as it is there
         assert process.wait(60) == 3
         assert not target_file(job).exists()
         assert not own_folder(job).exists()

@@ -44,8 +44,8 @@ def speaking(*pieces: bytes, then_close: bool = True) -> Iterator[str]:
                     connection, _ = listener.accept()
                 except TimeoutError:
                     continue
-                connection.recv(65_536)
                 with contextlib.suppress(OSError):
+                    connection.recv(65_536)
                     for piece in pieces:
                         connection.sendall(piece)
                 if then_close:
