@@ -232,7 +232,7 @@ def rank(
         series("stallscope_training_step_seconds_count", steps, **labels),
         series(bucket, steady(0), le=f"{step_seconds / 2:g}", **labels),
         series(bucket, steps, le=f"{step_seconds:g}", **labels),
-        *([series(bucket, steps, le="10", **labels)] if step_seconds < 10 else []),
+        *([series(bucket, steps, le="1", **labels)] if step_seconds < 1 else []),
         series(bucket, steps, le="+Inf", **labels),
         series("stallscope_training_phase_seconds_total", growing(left), phase=other_phase, **labels),
         *(
