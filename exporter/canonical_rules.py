@@ -551,8 +551,10 @@ def dcgm() -> Iterator[Rule]:
         "out for its instances.",
     )
     engines = first_of(
-        *(f"DCGM_FI_PROF_{name} == 0" for name in ("GR_ENGINE_ACTIVE", "GR_ENGINE_UTIL_RATIO")),
-        *(f"DCGM_FI_PROF_{name} == 0" for name in ("SM_ACTIVE", "SM_UTIL_RATIO")),
+        *(
+            f"{_whole(f'DCGM_FI_PROF_{name}')} == 0"
+            for name in ("GR_ENGINE_ACTIVE", "GR_ENGINE_UTIL_RATIO", "SM_ACTIVE", "SM_UTIL_RATIO")
+        )
     )
     busy = renamed('stallscope_gpu_utilization_ratio{measured_by="dcgm-exporter",mig=""} > 0.5', "UUID", "uuid")
     yield Rule(

@@ -605,6 +605,27 @@ def test_profiling_that_is_stuck_at_zero_is_no_reading_and_low_values_and_idle_g
     )
 
 
+def test_an_idle_mig_instance_takes_no_profiling_from_the_busy_card_that_is_told_beside_it(rulebook: Rulebook) -> None:
+    units = "DCGM_FI_PROF_SM_ACTIVE"
+    card = [*without(told(A), "up"), series(units, steady(0.5), job="gpu", instance="node1:9400", UUID="GPU-node1")]
+    none = {units: steady(0), "DCGM_FI_PROF_GR_ENGINE_ACTIVE": steady(0)}
+    idle = [(name, none.get(name.partition("{")[0], values)) for name, values in card]
+    rulebook.check(
+        [
+            series("up", steady(1), job="gpu", instance="node1:9400"),
+            *card,
+            *labelled(idle, GPU_I_PROFILE="1g.10gb", GPU_I_ID="7"),
+        ],
+        {
+            "sum by (uuid) (gpu:sm_active:ratio)": [
+                ({"uuid": "GPU-node1"}, 0.5),
+                ({"uuid": "GPU-node1/7"}, 0),
+            ]
+        },
+        rule_files=CANONICAL_FILES,
+    )
+
+
 def test_a_reading_that_is_no_number_spoils_no_counter(rulebook: Rulebook) -> None:
     values = {"nvidia_smi_utilization_gpu_ratio": "0.5+0x10 NaN+0x3 0.5+0x106"}
     # Older releases export what stands for "not supported", and DCGM itself now and then hands out garbage.
