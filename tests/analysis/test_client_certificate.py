@@ -17,6 +17,7 @@ from stallscope.analysis.client_certificate import (
 )
 from stallscope.analysis.prometheus import Prometheus, PrometheusError
 from stallscope.cli import main
+from stallscope.cli.top import parser
 from stallscope.terminal.exporter_client import ExporterClient, ExporterError
 from stallscope.web.address import Address
 from stallscope.web.configuration_file import Tls
@@ -156,6 +157,18 @@ def test_a_program_has_that_of_the_environment(mine: ClientCertificate, monkeypa
     monkeypatch.setenv("STALLSCOPE_CLIENT_CERTIFICATE", mine.certificate)
     monkeypatch.setenv("STALLSCOPE_CLIENT_KEY", mine.key)
     assert told_by_environment() == mine
+
+
+def test_the_flag_for_a_certificate_takes_no_key_from_the_environment(
+    mine: ClientCertificate, stranger: ClientCertificate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = tmp_path / "both.pem"
+    both.write_text("".join(Path(file).read_text() for file in mine))
+    monkeypatch.setenv("STALLSCOPE_CLIENT_CERTIFICATE", stranger.certificate)
+    monkeypatch.setenv("STALLSCOPE_CLIENT_KEY", stranger.key)
+    command_line = parser()
+    assert command_line.parse_args([]).certificate == stranger
+    assert command_line.parse_args(["--client-certificate", str(both)]).certificate == (str(both), str(both))
 
 
 def test_commands_show_it(server: str, mine: ClientCertificate, capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,21 +24,23 @@ def add_flags(parser: Parser, whose: str) -> None:
     group = parser.add_argument_group("client certificate")
     group.add_argument(
         "--client-certificate",
-        default=os.environ.get(CERTIFICATE_VARIABLE) or None,
         metavar="FILE",
         help=f"in PEM, for {whose} behind TLS that wants one (default: {CERTIFICATE_VARIABLE}, or else none)",
     )
     group.add_argument(
         "--client-key",
-        default=os.environ.get(KEY_VARIABLE) or None,
         metavar="FILE",
-        help=f"its key, where that is in a file of its own (default: {KEY_VARIABLE})",
+        help="its key, where that is in a file of its own "
+        f"(default: {KEY_VARIABLE} for the certificate of {CERTIFICATE_VARIABLE}, or else none)",
     )
     parser.afterwards.append(_read)
 
 
 def _read(parsed: argparse.Namespace) -> None:
+    certificate, key = parsed.client_certificate, parsed.client_key
+    if certificate is None:  # else the environment's key is that of another one
+        certificate, key = os.environ.get(CERTIFICATE_VARIABLE), key or os.environ.get(KEY_VARIABLE)
     try:
-        parsed.certificate = client_certificate(parsed.client_certificate, parsed.client_key)
+        parsed.certificate = client_certificate(certificate, key)
     except ClientCertificateError as problem:
         raise argparse.ArgumentTypeError(f"--client-certificate: {problem}") from None
