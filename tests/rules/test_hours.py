@@ -185,6 +185,11 @@ DRIFT = "rank:slower:ratio5m"
             id="another batch size",
         ),
         pytest.param(
+            working(EVEN, step_seconds_count=in_turns(40, 1, 0.8), batch_size=steady(48)),
+            20,
+            id="the same batch size throughout",
+        ),
+        pytest.param(
             working(in_turns(40, 1, 0.5), step_seconds_count=in_turns(40, 1, 0.5)), None, id="as much work, but waits"
         ),
     ],
