@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import socket
+import ssl
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -102,6 +105,33 @@ def test_whoever_wants_one_and_gets_none_is_told_of_with_the_flag(server: str) -
     )
     assert from_prometheus(server, None) == f"{server}: {said}"
     assert from_exporter(server, None) == said
+
+
+def test_a_refusal_that_comes_behind_the_handshake_is_told_likewise(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wish = Tls(
+        *authority.sign("later"),
+        client_authentication="RequireAndVerifyClientCert",
+        client_authorities=authority.certificate,
+    )
+    context, over = context_of(wish), threading.Event()
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority.certificate))
+
+    def refuse(door: socket.socket) -> None:
+        taken, _ = door.accept()
+        with context.wrap_socket(taken, server_side=True, do_handshake_on_connect=False) as held:
+            with contextlib.suppress(ssl.SSLError):
+                held.do_handshake()
+            over.wait(60)  # a connection that is closed may lose what was said last
+
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        server = threading.Thread(target=refuse, args=(door,))
+        server.start()
+        assert main(["trace", "a", "--exporter.url", f"https://127.0.0.1:{door.getsockname()[1]}"]) == 1
+        over.set()
+        server.join()
+    assert "it refuses the connection (certificate required); if it wants a client" in capsys.readouterr().err
 
 
 def test_one_that_is_not_trusted_is_named(server: str, stranger: ClientCertificate) -> None:

@@ -121,7 +121,7 @@ def _ask(exporter: str, wish: dict[str, Any], certificate: ClientCertificate | N
     except ValueError:
         raise _Refused("what answers there is no exporter of Stallscope") from None
     except OSError as error:
-        reason = getattr(error, "reason", error)
+        reason = error.reason if isinstance(error, urllib.error.URLError) else error  # TLS has another `reason`
         if isinstance(reason, ssl.SSLError):
             raise _Refused(tls_trouble(reason, certificate, "SSL_CERT_FILE")) from None
         raise _Refused(f"no answer ({reason}); is the exporter running there?") from None
