@@ -224,3 +224,12 @@ def test_commands_refuse_one_that_can_not_be(line: str, capsys: pytest.CaptureFi
     assert ended.value.code == 2
     said = f"--client-certificate: {tmp_path}/absent.crt can't be read: No such file or directory\n"
     assert capsys.readouterr().err == f"stallscope {line.split()[0]}: {said}"
+
+
+def test_a_refusal_names_the_variable_that_named_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STALLSCOPE_CLIENT_CERTIFICATE", "/absent.crt")
+    with pytest.raises(SystemExit):
+        main(["top"])
+    assert "top: STALLSCOPE_CLIENT_CERTIFICATE: /absent.crt can't be read" in capsys.readouterr().err

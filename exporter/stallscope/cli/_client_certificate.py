@@ -37,10 +37,11 @@ def add_flags(parser: Parser, whose: str) -> None:
 
 
 def _read(parsed: argparse.Namespace) -> None:
-    certificate, key = parsed.client_certificate, parsed.client_key
+    certificate, key, named_by = parsed.client_certificate, parsed.client_key, "--client-certificate"
     if certificate is None:  # else the environment's key is that of another one
         certificate, key = os.environ.get(CERTIFICATE_VARIABLE), key or os.environ.get(KEY_VARIABLE)
+        named_by = CERTIFICATE_VARIABLE if certificate else named_by
     try:
         parsed.certificate = client_certificate(certificate, key)
     except ClientCertificateError as problem:
-        raise argparse.ArgumentTypeError(f"--client-certificate: {problem}") from None
+        raise argparse.ArgumentTypeError(f"{named_by}: {problem}") from None

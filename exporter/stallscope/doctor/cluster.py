@@ -109,7 +109,8 @@ def _once(server: Server) -> Iterator[Finding]:
     if targets:
         cards = {(labels.get("cluster"), labels.get("uuid")) for labels, _ in often}
         yield warning(
-            f"told of more than once, and counted as often in sums: {len(cards)} GPUs, by {listed(targets)}",
+            f"told of more than once, and counted as often in sums: {len(cards)} GPU{'s' if len(cards) > 1 else ''}, "
+            f"by {listed(targets)}",
             "let one job alone scrape each exporter, and one exporter alone read each node's GPUs "
             "(--no-collector.nvidia for others)",
         )
