@@ -211,6 +211,16 @@ def test_drift_is_the_verdict_and_the_alert_after_a_quarter_of_an_hour(rulebook:
     rulebook.check_firing(story, [{"alertname": "TrainingStepTimeDrift"}], at="52m", by="alertname")
 
 
+@pytest.mark.parametrize(
+    ("excess", "is_told"), [pytest.param(0.1, True, id="less than half"), pytest.param(0.15, False, id="most")]
+)
+def test_single_slow_steps_are_no_drift(rulebook: Rulebook, excess: float, is_told: bool) -> None:
+    story = exporter() + working(EVEN, step_seconds_count=in_turns(35, 1, 0.75))
+    story += [series("stallscope_training_slow_step_excess_seconds_total", growing(excess), **of_rank())]
+    told = [(RUN | {"cause": "step_time_drift"}, 25)] if is_told else []
+    rulebook.check_percent(story, 'run_cause:time_lost:ratio5m{cause="step_time_drift"}', told, at="52m")
+
+
 def dips(every: float, *, spread: float = 0.1, below: float = 0.08) -> Story:
     """A GPU that dips at intervals, and a rank on it that makes two steps a second."""
     return [

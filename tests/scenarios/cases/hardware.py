@@ -120,6 +120,7 @@ def _clocks() -> Iterator[Case]:
             gpu=Gpu(power_limit=0.6, throttled={"power_cap": 0.95}, clock=0.76),
         ),
         alerts=frozenset({"GpuPowerCapped"}),
+        allowed=frozenset({"TrainingStepTimeDrift"}),
         **{**_INFO, "lost": None, "acceptable": WELL | {"step_time_drift"}},
     )
     for level in _LEVELS:
