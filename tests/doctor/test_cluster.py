@@ -91,7 +91,7 @@ def test_a_cluster_in_order_is_ok_in_every_check(served: Served, make_subject: M
         (
             *("GPUs", "warning", TWICE),
             [({"job": job, "instance": "node3:19400", "uuid": "GPU-3"}, 1) for job in ("stallscope", "pods")],
-            "1 GPUs, by node3:19400 of job pods, node3:19400 of job stallscope",
+            "1 GPU, by node3:19400 of job pods, node3:19400 of job stallscope",
         ),
         (
             *("foreign exporters", "warning", "gpu:chosen:info"),
