@@ -112,8 +112,7 @@ class Prometheus:
         self._warnings: dict[str, None] = {}
         self._session = requests.Session()
         self._certificate = certificate
-        if certificate is not None:
-            self._session.cert = certificate.certificate, certificate.key
+        self._session.cert = certificate
         self._session.headers["User-Agent"] = f"stallscope/{__version__}"
         if urlsplit(url).hostname in _HERE:
             self._session.headers["Accept-Encoding"] = "identity"  # to pack an answer takes longer than to hand it over
