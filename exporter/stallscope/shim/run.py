@@ -285,7 +285,7 @@ class Run:
                     self._report_value(key, value)
             timeline = self.timeline
             if (now := timeline.now()) >= timeline.due:
-                self._publish(now)
+                timeline.publish(now)
         except Exception as error:
             tolerate(error, "reporting")
 

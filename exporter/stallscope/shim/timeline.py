@@ -11,7 +11,10 @@ from stallscope.vocabulary import MAX_LABEL_LENGTH, MAX_PHASES
 
 TYPE_CHECKING = False  # importing typing takes longer than all of the shim
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
+
+    Snapshot = dict["Phase", tuple[float, int, float]]
+    """Seconds, occurrences and longest recent occurrence of each phase."""
 
 STEP_BUCKETS = (
     *(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5),
@@ -26,6 +29,8 @@ _OPENING = ("data_wait", "host_copy", "forward", "backward", "optimizer")
 _EPOCH_BEGINS = 2
 """First steps of a pass over the data, never held to be slow: the loader's workers start again and fill their queue."""
 _RECENT = 60.0
+_HELD_AT_MOST = 1.0
+"""Seconds by which a report may be held back until it is known which phase the newest time belongs to."""
 
 
 class Phase:
@@ -200,6 +205,7 @@ class Timeline:
         "current",
         "due",
         "first_step",
+        "held",
         "initialization",
         "interval",
         "last_step",
@@ -232,6 +238,8 @@ class Timeline:
         """Called at each boundary, before a report that is due."""
         self.interval = interval
         """Seconds between reports; what one report may come early."""
+        self.held = False
+        """Whether a report that is due waits, because an integration does not know yet what the newest time was for."""
         self.initialization = Phase(self, "initialization")
         self.other = Phase(self, "other")
         self.phases = {"initialization": self.initialization, "other": self.other}
@@ -309,7 +317,7 @@ class Timeline:
                 self.listener()
                 now = self.now()
             if now >= self.due:
-                self._publish(now)
+                self.publish(now)
         except Exception as error:
             tolerate(error, "marking a step")
 
@@ -361,9 +369,58 @@ class Timeline:
         self.mark = now
         self.other.occurrences = sum(self.counts)
 
+    def snapshot(self) -> Snapshot:
+        """Book open time, and return what each phase has by now."""
+        now = self.now()
+        self.current.seconds += now - self.mark
+        self.mark = now
+        return {phase: (phase.seconds, phase.occurrences, phase.peak) for phase in self.phases.values()}
+
+    def rebook(self, before: Snapshot, target: Phase, sources: Collection[str] = STEP_PHASES) -> None:
+        """Move time to the phase that it turned out to belong to. Only time that no report contained may be moved.
+
+        Args:
+            before: the snapshot from when that time began.
+            target: the phase that the time belongs to.
+            sources: names of the phases that may lose time.
+        """
+        self.snapshot()
+        moved = from_steps = 0.0
+        for phase in self.phases.values():
+            seconds, occurrences, peak = before.get(phase, (0.0, 0, 0.0))
+            added = phase.seconds - seconds
+            if added <= 0.0 or phase is target or phase.name not in sources:
+                continue
+            phase.seconds = seconds
+            phase.mark = min(phase.mark, seconds)
+            if not phase.opened:
+                phase.occurrences, phase.peak = occurrences, peak
+            moved += added
+            if not phase.outside:
+                from_steps += added
+        if moved <= 0.0:
+            return
+        self.move(None, target, moved)
+        shift = from_steps if target.outside else from_steps - moved
+        self._step_began = min(self._step_began + shift, self.mark)
+        if target.outside:
+            self.excuse(1)
+
+    def move(self, source: Phase | None, target: Phase, seconds: float) -> None:
+        """Move seconds that no report contained from one phase of the step to another, as an occurrence of its own."""
+        if source is not None:
+            source.seconds -= seconds
+            source.mark = min(source.mark, source.seconds)
+        target.seconds += seconds
+        if target.opened:
+            target.mark += seconds
+        target.occurrences += 1
+        target.peak = max(target.peak, seconds)
+
     def publish(self, now: float) -> None:
-        """Send a report, which is due."""
-        self._publish(now)
+        """Send the report that is due, unless it is held back."""
+        if not self.held or now >= self.due + _HELD_AT_MOST:
+            self._publish(now)
 
     def activity_changed(self, now: float) -> None:
         """Tell at once that another activity began, at the price of the report after.
@@ -389,7 +446,7 @@ class Timeline:
         if phase.name == "checkpoint":
             self.activity_changed(now)
         elif now >= self.due:
-            self._publish(now)
+            self.publish(now)
 
     @property
     def activity(self) -> str:

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import threading
 import time
 from collections.abc import Iterable
 from typing import Any, Literal
@@ -92,7 +93,7 @@ def watch(
             _patches = Patches(_find)
         if _loop is not None:
             _loop.close()
-        _loop = _watched(
+        _loop = _observed(
             found,
             models,
             _several(optimizer, torch.optim.Optimizer),
@@ -131,24 +132,32 @@ def seen() -> bool:
     return _loop is not None
 
 
-def _find(*, begins: bool = False) -> Loop | None:
+def observe_files(module: str) -> None:
+    """Observe a module that writes and reads checkpoints, which was imported just now."""
+    if _patches is not None:
+        _patches.observe_files(module)
+
+
+def _find(shows: str = "") -> Loop | None:
     global _loop, _waiting_since
     loop = _loop
     if loop is not None and not loop.over:
         return loop
-    if not begins or _waiting_since is None or _is_worker():
+    if not shows or _waiting_since is None or _is_worker():
         return None
+    if shows == "loader" and threading.current_thread() is not threading.main_thread():
+        return None  # it may prefetch for the loop, which shows itself by its gradients
     if loop is not None and lifetime.current() is None:  # the run has ended; only another of the program's follows
         return None
     try:
-        _loop = _begin(_waiting_since)
+        _loop = _begin(_waiting_since, shows == "backward")
     except Exception as error:
         _waiting_since = None
-        tolerate(error, "watching a loop")
+        tolerate(error, "observing a loop")
     return _loop
 
 
-def _begin(since: float) -> Loop:
+def _begin(since: float, in_backward: bool) -> Loop:
     run = lifetime.current()
     if run is None:
         rank = world_size = None
@@ -156,13 +165,15 @@ def _begin(since: float) -> Loop:
         if "RANK" not in os.environ and torch.distributed.is_available() and torch.distributed.is_initialized():
             rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
         run = Run(rank=rank, local_rank=rank, world_size=world_size, head_start=time.monotonic() - since)
-    return _watched(run)
+        if _patches is not None:
+            _patches.before.book(run, in_backward=in_backward)
+    return _observed(run)
 
 
-def _watched(run: Run, *parts: Iterable[Any], counts_samples: bool = True) -> Loop:
+def _observed(run: Run, *parts: Iterable[Any], counts_samples: bool = True) -> Loop:
     if _patches is None:
-        raise RuntimeError("PyTorch isn't looked into")
-    loop = Loop(run, *parts, known=_patches.models, counts_samples=counts_samples)
+        raise RuntimeError("PyTorch is not observed")
+    loop = Loop(run, *parts, calls=_patches.calls, reduced=_patches.reduced, counts_samples=counts_samples)
     loop.gpu_found = _patches.on_gpu
     return loop
 

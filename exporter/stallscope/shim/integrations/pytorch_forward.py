@@ -1,92 +1,81 @@
-"""When a PyTorch model is called and returns, seen from just outside it."""
+"""Observe the outermost calls of PyTorch modules by replacing `torch.nn.Module.__call__`, on the class alone.
+
+Hooks, a compiled call on the instance or another class would all be visible in the module's attributes, copies and
+pickles. A replaced method of the base class is in none of them, and costs each call of an inner module one test.
+"""
 
 from __future__ import annotations
 
-import weakref
+import functools
+import sys
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any, Protocol
 
 import torch
 
 
 class Listener(Protocol):
-    """Who is told."""
+    """Observes the outermost calls of modules."""
 
-    def begin_forward(self, model: Any) -> None:
-        """A model is called."""
+    def begin_forward(self, module: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> bool:
+        """A module is about to be called; return whether `end_forward` is to follow."""
 
     def end_forward(self) -> None:
-        """It returned, or raised."""
+        """The call returned or raised."""
 
 
-class Hook:
-    """A hook on a model, which leaves graphs, copies and pickles of the model as they would be without it.
+class ModuleCalls:
+    """The replaced `Module.__call__`."""
 
-    While `torch.compile` traces through it, it is empty. A copy of the model, or a pickle that may be read where
-    stallscope isn't installed, carries in its place a function of the standard library that does nothing.
-    """
+    def __init__(self, find: Callable[[], Listener | None]) -> None:
+        """Replace it.
 
-    def __init__(self, listener: Listener, *, begins: bool) -> None:
-        self._listener = listener
-        self._begins = begins
+        Args:
+            find: returns the listener; called at each outermost call.
+        """
+        self.ignored = False
+        """Whether calls pass unobserved: set during an observed call, a backward pass and the wait for a batch."""
+        self._find = find
+        self._original = torch.nn.Module.__call__
+        self._observed = self._observing(self._original)
+        torch.nn.Module.__call__ = self._observed  # type: ignore[method-assign]
+        if "torch._dynamo.eval_frame" in sys.modules:
+            self.pass_compiler()
 
-    def __call__(self, model: Any, *_: Any) -> None:
-        """Tell."""
-        if torch.compiler.is_compiling():
-            return
-        if self._begins:
-            self._listener.begin_forward(model)
-        else:
-            self._listener.end_forward()
+    def undo(self) -> None:
+        """Put the original back, unless another library has replaced the method since."""
+        if torch.nn.Module.__call__ is self._observed:
+            torch.nn.Module.__call__ = self._original  # type: ignore[method-assign]
+            self._set_known_to_compiler(self._original)
 
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return getattr, (nullcontext(), "__exit__")
+    def pass_compiler(self) -> None:
+        """Let `torch.compile` treat the replacement as it treats the original: it begins with the module's `forward`.
 
+        The compiler compares modules' calls with the method that it saw when it was imported.
+        """
+        self._set_known_to_compiler(self._observed)
+        skip_code = getattr(sys.modules.get("torch._dynamo.eval_frame"), "skip_code", None)
+        if skip_code is not None:
+            skip_code(self._observed.__code__)
 
-class Forward:
-    """Tells of one model's calls."""
+    def _set_known_to_compiler(self, call: Callable[..., Any]) -> None:
+        for name in ("torch._dynamo.utils", "torch._dynamo.variables.nn_module"):
+            module: Any = sys.modules.get(name)
+            if hasattr(module, "unpatched_nn_module_call"):
+                module.unpatched_nn_module_call = call
 
-    def __init__(self, listener: Listener, model: Any) -> None:
-        self._listener = listener
-        self._model = weakref.ref(model)
-        self._handles: tuple[Any, ...] = ()
-        self._inner: Callable[..., Any] | None = None
-        self._outer: Callable[..., Any] | None = None
+    def _observing(self, original: Callable[..., Any]) -> Any:
+        calls, find = self, self._find
 
-    def attach(self) -> None:
-        """Look at the model; again where it was compiled in place since, which leaves its hooks inside."""
-        model = self._model()
-        if model is None:
-            return
-        if not self._handles:
-            self._handles = (
-                model.register_forward_pre_hook(Hook(self._listener, begins=True), prepend=True),
-                model.register_forward_hook(Hook(self._listener, begins=False), always_call=True),
-            )
-        inner = model._compiled_call_impl  # noqa: SLF001 - what a call comes to, and left out of pickles by PyTorch
-        if inner is not None and inner is not self._outer:
-            self._inner, self._outer = inner, _told(inner, self._listener, self._model)
-            model._compiled_call_impl = self._outer  # noqa: SLF001
+        @functools.wraps(original)
+        def call(module: Any, *arguments: Any, **options: Any) -> Any:
+            if calls.ignored or (listener := find()) is None:
+                return original(module, *arguments, **options)
+            if not listener.begin_forward(module, arguments, options):
+                return original(module, *arguments, **options)
+            try:
+                return original(module, *arguments, **options)
+            finally:
+                listener.end_forward()
 
-    def remove(self) -> None:
-        """Leave the model as it was."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = ()
-        model = self._model()
-        if model is not None and self._outer is not None and model._compiled_call_impl is self._outer:  # noqa: SLF001
-            model._compiled_call_impl = self._inner  # noqa: SLF001
-
-
-def _told(inner: Callable[..., Any], listener: Listener, model: weakref.ref[Any]) -> Callable[..., Any]:
-    def call(*arguments: Any, **options: Any) -> Any:
-        if torch.compiler.is_compiling():
-            return inner(*arguments, **options)
-        listener.begin_forward(model())
-        try:
-            return inner(*arguments, **options)
-        finally:
-            listener.end_forward()
-
-    return call
+        return call

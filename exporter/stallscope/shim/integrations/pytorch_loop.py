@@ -1,55 +1,58 @@
-"""What a PyTorch loop does, as its data loaders, models, autograd and optimizers show it, told to a run."""
+"""Attribute the time of a PyTorch loop to steps and phases, from what its loaders, modules and optimizers do.
+
+What trains is decided by a backward pass. Until one follows, time is booked as if it trained or evaluated as before, no
+report is sent, and `Timeline.rebook` moves the time once it is known.
+"""
 
 from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from threading import get_ident
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from stallscope.shim.integrations.pytorch_batches import Pass
 from stallscope.shim.integrations.pytorch_device import DeviceClock, ReducerClock, Span, tell_allocator
-from stallscope.shim.integrations.pytorch_forward import Forward
+from stallscope.shim.integrations.pytorch_forward import ModuleCalls
+from stallscope.shim.integrations.pytorch_input import InputCalls
+from stallscope.shim.integrations.pytorch_updates import Updates
 from stallscope.shim.run import Run
-from stallscope.shim.timeline import Phase
+from stallscope.shim.timeline import STEP_PHASES, Phase
 from stallscope.shim.tolerance import number, tolerate
 
-_BATCHES_WITHOUT_OPTIMIZER = 64
-"""Batches after which, where no optimizer was seen to step, each batch is held to be a step (a compiled optimizer)."""
-_ATTRIBUTE = "_stallscope_pass"
+if TYPE_CHECKING:
+    from stallscope.shim.timeline import Snapshot
+
+_AT_ONCE = 0.01
+"""Seconds after which the making of a loader's iterator no longer belongs to the wait for its first batch."""
+_USUAL = 2
+"""Steps in a row with calls without gradients, after which such calls are a part of each step."""
+_BY_HAND = 0
+"""Stands for an optimizer where the program updates its parameters itself."""
 _PRECISIONS = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 
 
-class Pass:
-    """What is known of one pass over a loader, kept on its iterator."""
+class Evaluation:
+    """An evaluation that is under way."""
 
-    __slots__ = ("batch_size", "told", "training", "workers")
+    __slots__ = ("in_context", "iterator")
 
-    def __init__(self, batch_size: object, workers: object, told: bool | None) -> None:
-        self.batch_size = batch_size if type(batch_size) is int else 0
-        self.workers = workers
-        self.told = told  # whether it is for training, as the user says
-        self.training: bool | None = None  # until the first batch is asked for
-
-
-class Models:
-    """Models that a loop may be about, held weakly: they are made before it begins."""
-
-    def __init__(self) -> None:
-        self.asked: weakref.WeakSet[Any] = weakref.WeakSet()
-        """Whose parameters somebody asked for, perhaps for an optimizer."""
-        self.reduced: weakref.WeakSet[Any] = weakref.WeakSet()
-        """Whose gradients `DistributedDataParallel` reduces over ranks."""
+    def __init__(self, iterator: weakref.ref[Any] | None, in_context: bool) -> None:
+        self.iterator = iterator
+        """The iterator that its batches come from, if it began with one."""
+        self.in_context = in_context
+        """Whether it lies inside of a context without gradients, and ends with that."""
 
 
 class Loop:
-    """One loop: which of what happens belongs to it, and to which phase.
+    """One loop: which events belong to it, and to which phase.
 
-    It holds models, optimizers and loaders weakly. All of it happens in the thread that made it: what other threads
-    do (prefetchers, replicas of `DataParallel`) goes unseen, as does everything in forked processes.
+    It holds modules, optimizers and loaders weakly. The loop belongs to the thread that computes gradients and steps
+    the optimizers. Other threads are no part of it, nor are forked processes; loaders that are iterated in other
+    threads only add to the value `prefetch_seconds`.
     """
 
     def __init__(
@@ -59,30 +62,37 @@ class Loop:
         optimizers: Iterable[Any] = (),
         loaders: Iterable[Any] = (),
         *,
-        known: Models | None = None,
+        calls: ModuleCalls,
+        reduced: Iterable[Any] = (),
         counts_samples: bool = True,
     ) -> None:
-        """Begin to watch.
+        """Begin to observe.
 
         Args:
-            run: what is told.
-            models: whose calls are `forward`; none: the outermost modules whose parameters an optimizer has.
+            run: receives steps and phases.
+            models: modules whose calls are `forward`; none: the outermost modules that have parameters.
             optimizers: whose steps count; none: all.
-            loaders: that are trained from, any other being for evaluation; none: those iterated over with gradients
-                switched on and a model in training mode.
-            known: models seen so far.
-            counts_samples: whether batches tell how many samples there were.
+            loaders: that are trained from, any other being for evaluation; none: as predicted and then observed.
+            calls: the observed calls of modules.
+            reduced: models whose gradients `DistributedDataParallel` reduces over ranks.
+            counts_samples: whether to count samples by the size of batches.
         """
         self.run = run
         self.device: DeviceClock | None = None
         self.gpu_found: Callable[[], None] | None = None
-        """Called once CUDA is there."""
+        """Called once CUDA is initialised."""
         self._thread = get_ident()
+        self._is_owner = False  # whether gradients were computed in that thread
         self._closed = False
+        self._timeline = run.timeline
+        self._calls = calls
+        self._models = weakref.WeakSet(models)
+        self._all_models = not self._models
         self._optimizers = weakref.WeakSet(optimizers)
         self._all_optimizers = not self._optimizers
         self._loaders = weakref.WeakSet(loaders)
         self._all_loaders = not self._loaders
+        self._reduced = reduced
         self._counts_samples = counts_samples
         self._wait = run.phase("data_wait")
         self._copy = run.phase("host_copy")
@@ -91,33 +101,47 @@ class Loop:
         self._communication = run.phase("communication")
         self._optimizing = run.phase("optimizer")
         self._evaluation = run.phase("evaluation")
-        self._evaluated: weakref.ref[Any] | None = None
         self._steps = run.timeline.steps
         self._others_step = False
-        self._cycle: set[int] = set()  # optimizers that stepped since the boundary
-        self._newest = 0  # optimizer that stepped
-        self._stepped = 0.0  # when, in seconds of the run's clock
-        self._closing = 0  # the one that was the last of its cycle
+        # Loaders
+        self._passes: weakref.WeakKeyDictionary[Any, Pass] = weakref.WeakKeyDictionary()
+        self._roles: weakref.WeakKeyDictionary[Any, dict[bool, bool]] = weakref.WeakKeyDictionary()
+        self._fetched: list[Pass] = []  # passes with batches since the last backward pass
+        self._waits = 0
         self._exhausted = False  # whether the newest pass has no more batches
         self._batches = 0  # since the boundary
-        self._all_batches = 0
         self._samples = 0
+        self._prefetching = 0.0
+        # Modules and gradients
+        self._has_parameters: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+        self._called: list[weakref.ref[Any]] = []  # modules called with gradients since the last backward pass
+        self._trained: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._spans: list[Span | None] = []
+        self._gradients_off = False
+        self._hint: Snapshot | None = None  # when an evaluation may have begun
+        self._evaluating: Evaluation | None = None
+        self._evaluated: Snapshot | None = None  # when the newest evaluation ended
+        self._called_for_evaluation = False
+        self._calls_between = 0  # steps in a row with calls without gradients since the step before
+        self._called_between = False
+        self._input = InputCalls(run)
+        # Optimizers
+        self._cycle: set[int] = set()  # that stepped since the boundary
+        self._newest = 0  # that stepped
+        self._stepped = 0.0  # when, in seconds of the run's clock
+        self._closing = 0  # the one that was the last of its cycle
         self._backwards = 0  # since an optimizer stepped
         self._backwards_before = 0  # when the present one began to
         self._optimizer_steps = 0
         self._skipped = 0
         self._inside: list[int] = []
         self._optimizer_span: Span | None = None
-        self._calls: list[tuple[bool, Span | None]] = []
-        self._known = Models() if known is None else known
-        self._forwards: weakref.WeakKeyDictionary[Any, Forward] = weakref.WeakKeyDictionary()
-        self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._updates: Updates | None = Updates()
+        self._captured: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
+        self._capture: set[str] | None = None  # what the graph that is being captured contains
         self._reducers: weakref.WeakKeyDictionary[Any, ReducerClock] = weakref.WeakKeyDictionary()
         self._graphs = _compiled_graphs() or 0
-        self._precision_told = bool(getattr(run, "_precision", ()))
-        for model in models:
-            self._time(model)
-        self._models_told = bool(self._forwards)
+        self._precision_known = bool(getattr(run, "_precision", ()))
         run.watch(self._refresh)
 
     @property
@@ -125,187 +149,331 @@ class Loop:
         """Whether the run has ended, or belongs to the process that this one was forked from."""
         return self.run.silent
 
+    @property
+    def found_steps(self) -> bool:
+        """Whether steps were counted, by this loop or by the program itself."""
+        return self.run.timeline.steps > 0
+
     def close(self) -> None:
-        """Watch no more."""
+        """Stop observing."""
         self._closed = True
-        for forward in self._forwards.values():
-            forward.remove()
+        self._timeline.held = False
+        self._input.end()
         self._leave_optimizers()
         self._end_evaluation()
 
     # Data loaders
 
     def begin_pass(self, loader: Any, begin: Callable[[Any], Any]) -> Any:
-        """A loader is iterated over, for which its workers start."""
+        """Let a loader make its iterator, for which its workers start."""
+        if self._elsewhere():
+            return self._prefetched(begin, loader)
         if self._timed_elsewhere():
             return begin(loader)
-        told = None if self._all_loaders else loader in self._loaders
-        if self._trains() if told is None else told:
-            self._end_evaluation()
-            iterator = self._waited(begin, loader)
+        gradients = torch.is_grad_enabled()
+        trains = None if self._all_loaders else loader in self._loaders
+        predicted = self._predict(loader, gradients) if trains is None else trains
+        made = Pass(loader, trains, predicted, gradients)
+        if trains is False or (trains is None and not gradients and not predicted):
+            made.trains = False
+            iterator = self._evaluate_pass(begin, loader)
         else:
-            iterator = self._evaluates(begin, loader)
-        try:
-            setattr(iterator, _ATTRIBUTE, Pass(_batch_size(loader), loader.num_workers, told))
-        except Exception as error:
-            tolerate(error, "looking at a data loader")
+            self._close_for_training()
+            made.before = self._timeline.snapshot()
+            iterator = self._waited(begin, loader) if self._timeline.looping else begin(loader)
+        made.ended = self._timeline.now()
+        self._passes[iterator] = made
         return iterator
 
     def next_batch(self, iterator: Any, following: Callable[[Any], Any]) -> Any:
-        """A loader's iterator is asked for a batch."""
+        """Let a loader's iterator return its next batch."""
+        if self._elsewhere():
+            return self._prefetched(following, iterator)
         if self._timed_elsewhere():
             return following(iterator)
-        if not self._is_training(iterator):
+        found = self._passes.get(iterator)
+        if found is None:
+            found = self._passes[iterator] = Pass(
+                None, None, self._predict(None, torch.is_grad_enabled()), torch.is_grad_enabled()
+            )
+        if found.trains is None and found.taken:
+            self._decide(found)
+        if found.trains is False:
             return self._evaluated_batch(iterator, following)
-        self._end_evaluation()
+        return self._training_batch(iterator, found, following)
+
+    def _training_batch(self, iterator: Any, found: Pass, following: Callable[[Any], Any]) -> Any:
+        self._close_for_training()
+        if found.before is None and found.trains is None:
+            found.before = self._timeline.snapshot()
+        follows_at_once = self._timeline.now() - found.ended < _AT_ONCE
+        if found.before is not None and not self._timeline.looping and not found.fetched and follows_at_once:
+            self._begin_with(found.before)
         self._exhausted = True
-        batch = self._waited(following, iterator)
+        try:
+            batch = self._waited(following, iterator)
+        except StopIteration:
+            if found.trains is None and found.taken:
+                self._decide(found)
+                self._end_evaluation()
+                self._exhausted = False
+            raise
+        finally:
+            self._timeline.held = True
         self._exhausted = False
         self._batches += 1
-        self._all_batches += 1
-        self._samples += iterator.__dict__[_ATTRIBUTE].batch_size
+        self._take(found, batch)
         return batch
 
+    def _take(self, found: Pass, batch: Any) -> None:
+        try:
+            if found.trains:
+                self._samples += found.in_hand
+                found.in_hand = 0
+            if self._counts_samples and self.run.batch_size is None:
+                found.in_hand += found.samples(batch)
+            found.fetched += 1
+            found.taken = False
+            if found not in self._fetched:
+                self._fetched.append(found)
+        except Exception as error:
+            tolerate(error, "counting samples")
+
+    def _decide(self, found: Pass) -> None:
+        """Decide that a pass is an evaluation, whose batches were used without a backward pass."""
+        found.trains = False
+        found.in_hand = 0
+        self._batches = max(self._batches - found.fetched, 0)
+        self._fetched = [other for other in self._fetched if other is not found]
+        loader = found.loader()
+        if loader is not None:
+            self._roles.setdefault(loader, {})[found.gradients] = False
+        if found.before is not None:
+            self._open_evaluation(found.before, None)
+            found.before = None
+
+    def _predict(self, loader: Any, gradients: bool) -> bool:
+        """Predict whether a pass trains, as the one before did in the same mode, else by the modes of what is trained."""
+        known = None if loader is None else self._roles.get(loader, {}).get(gradients)
+        if known is not None:
+            return known
+        models = list(self._trained) or list(self._models)
+        return gradients and (not models or any(model.training for model in models))
+
     def _waited(self, function: Callable[[Any], Any], argument: Any) -> Any:
-        wait = self._wait
+        wait, calls = self._wait, self._calls
         self._leave_optimizers()
+        self._waits += 1
         if not (self._step_is_over() and self._mark(wait)):
             wait.__enter__()
+        calls.ignored = True
         try:
             return function(argument)
         finally:
-            wait.__exit__()
+            calls.ignored = False
+            if not self._elsewhere():
+                wait.__exit__()
+
+    def _prefetched(self, function: Callable[[Any], Any], argument: Any) -> Any:
+        """Let a thread that is not the loop's wait for a loader."""
+        began = self._timeline.now()
+        try:
+            return function(argument)
+        finally:
+            self._prefetching += self._timeline.now() - began
 
     def _timed_elsewhere(self) -> bool:
-        # A tracked loader times its own wait, and an integration that claimed the run what it knows of.
-        return self._elsewhere() or self._wait.opened or self.run.claimed_by != ""
+        """Return whether a tracked loader times its own wait, or an integration that claimed the run does."""
+        return self._wait.opened or self.run.claimed_by != ""
 
-    def _is_training(self, iterator: Any) -> bool:
-        try:
-            found: Pass | None = iterator.__dict__.get(_ATTRIBUTE)
-            if found is None:
-                found = Pass(None, None, None)
-                setattr(iterator, _ATTRIBUTE, found)
-            if found.training is None:
-                found.training = self._trains() if found.told is None else found.told
-                if found.training:
-                    self.run.begin_pass()
-                    self._tell_loader(found)
-            return found.training
-        except Exception as error:
-            tolerate(error, "looking at a data loader")
-            return True
+    # Evaluation
 
-    def _trains(self) -> bool:
-        if not torch.is_grad_enabled():
-            return False
-        models = list(self._forwards)
-        return not models or any(model.training for model in models)
+    def gradients_switched(self) -> None:
+        """Take note that a context may have switched gradients off, or on again."""
+        if self._elsewhere():
+            return
+        off = not torch.is_grad_enabled()
+        if off == self._gradients_off:
+            return
+        self._gradients_off = off
+        if off:
+            self._begin_hint()
+        elif self._evaluating is not None:
+            if self._evaluating.in_context:
+                self._end_evaluation()
+        elif not self._called_for_evaluation:
+            self._hint = None
 
-    def _tell_loader(self, found: Pass) -> None:
-        if number(found.workers) is not None:
-            self.run.gauge("dataloader_workers", found.workers)
-        if found.batch_size and self.run.batch_size is None:
-            self.run.gauge("batch_size", found.batch_size)
+    def mode_switched(self, trains: bool) -> None:
+        """Take note that a module was switched to training or to evaluation mode."""
+        if self._elsewhere():
+            return
+        if not trains:
+            self._begin_hint()
+            return
+        if self._evaluating is not None:
+            if not self._evaluating.in_context:
+                self._end_evaluation()
+        elif self._called_for_evaluation and self._hint is not None:
+            self._timeline.rebook(self._hint, self._evaluation, _EVALUATED)
+        elif self._evaluated is not None:
+            self._timeline.rebook(self._evaluated, self._evaluation, _EVALUATED)
+            self._evaluation.occurrences -= 1
+        self._forget_hints()
 
-    def _evaluates(self, begin: Callable[[Any], Any], loader: Any) -> Any:
-        if self._evaluated is not None:
+    def _begin_hint(self) -> None:
+        if self._hint is None and self._evaluating is None and self._timeline.current.name in _BETWEEN:
+            self._hint = self._timeline.snapshot()
+
+    def _forget_hints(self) -> None:
+        self._hint = self._evaluated = None
+        self._called_for_evaluation = False
+
+    def _evaluate_pass(self, begin: Callable[[Any], Any], loader: Any) -> Any:
+        if self._evaluating is not None:
             return begin(loader)
-        self._begin_evaluation()
-        try:
-            iterator = begin(loader)
-        except BaseException:
-            self._evaluation.__exit__()
-            raise
-        self._evaluated = weakref.ref(iterator, self._dropped)
+        self._open_evaluation(self._hint, None)
+        iterator = begin(loader)
+        self._follow(iterator)
         return iterator
 
     def _evaluated_batch(self, iterator: Any, following: Callable[[Any], Any]) -> Any:
-        if self._evaluated is None:
-            self._begin_evaluation()
-            self._evaluated = weakref.ref(iterator, self._dropped)
+        if self._evaluating is None:
+            self._open_evaluation(self._hint, iterator)
+        elif self._evaluating.iterator is None:
+            self._follow(iterator)
         try:
             return following(iterator)
         except BaseException:
-            if self._evaluated is not None and self._evaluated() is iterator:
-                self._end_evaluation()
+            evaluating = self._evaluating
+            if evaluating is not None and evaluating.iterator is not None and evaluating.iterator() is iterator:
+                self._leave_evaluation()
             raise
 
-    def _dropped(self, reference: weakref.ref[Any]) -> None:
-        """The loop over an evaluation loader was left early."""
-        if reference is self._evaluated and not self._elsewhere():
-            self._end_evaluation()
+    def _follow(self, iterator: Any) -> None:
+        if self._evaluating is not None:
+            self._evaluating.iterator = weakref.ref(iterator, self._dropped)
 
-    def _begin_evaluation(self) -> None:
+    def _dropped(self, reference: weakref.ref[Any]) -> None:
+        """End the evaluation whose loader was left early."""
+        if self._evaluating is not None and reference is self._evaluating.iterator and not self._elsewhere():
+            self._leave_evaluation()
+
+    def _leave_evaluation(self) -> None:
+        """End the evaluation with its loader, unless it lasts until gradients are switched on again."""
+        if self._evaluating is not None:
+            if self._evaluating.in_context:
+                self._evaluating.iterator = None
+            else:
+                self._end_evaluation()
+
+    def _open_evaluation(self, since: Snapshot | None, iterator: Any) -> None:
+        timeline, evaluation = self._timeline, self._evaluation
+        self._stop_input()
         self._leave_optimizers()
+        before = evaluation.occurrences
+        if since is not None:
+            timeline.rebook(since, evaluation, _EVALUATED)
         if self._step_is_over():
             self._mark()
-        self._evaluation.__enter__()
+        self._forget_hints()
+        timeline.held = False
+        self._evaluating = Evaluation(None, self._gradients_off or not torch.is_grad_enabled())
+        if iterator is not None:
+            self._follow(iterator)
+        evaluation.__enter__()
+        if not evaluation.hidden:
+            evaluation.occurrences = before + 1
 
     def _end_evaluation(self) -> None:
-        if self._evaluated is not None:
-            self._evaluated = None
+        if self._evaluating is not None:
+            self._evaluating = None
             self._evaluation.__exit__()
+            self._evaluated = self._timeline.snapshot()
+            self._begin_input()
 
-    # Models
+    def _close_for_training(self) -> None:
+        """Training goes on: whatever was an evaluation is over."""
+        self._end_evaluation()
+        self._stop_input()
+        self._forget_hints()
 
-    def compiled(self, model: Any, original: Any) -> None:
-        """A model was compiled: what is looked into from inside it would break its graph."""
-        if original in self._forwards:
-            self._time(model)
+    # Modules
 
-    @contextmanager
-    def unhooked(self) -> Iterator[None]:
-        """Leave models without hooks for a while."""
-        for forward in self._forwards.values():
-            forward.remove()
+    def begin_forward(self, module: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> bool:
+        """Begin `forward`, unless the call belongs to something else; return whether `end_forward` is to follow."""
         try:
-            yield
-        finally:
-            for forward in self._forwards.values():
-                forward.attach()
+            if self._elsewhere() or self._evaluating_goes_on() or not self._is_model(module):
+                return False
+            gradients = torch.is_grad_enabled()
+            if not gradients and (not self._timeline.looping or self.run.claimed_by):
+                return False
+            if not gradients and self._is_evaluation(module):
+                self._open_evaluation(self._hint, None)
+                return False
+            return self._enter_forward(module, gradients, arguments, options)
+        except Exception as error:
+            tolerate(error, "observing a module")
+            return False
 
-    def begin_forward(self, model: Any) -> None:
-        """A model is called."""
-        # Before the loop, a call without gradients is a trial, and no first step.
-        if self._elsewhere() or not (self.run.timeline.looping or torch.is_grad_enabled()):
-            self._calls.append((False, None))
-            return
-        if not self._precision_told:
-            self._tell_precision(model)
-        self._calls.append((True, self._enter(self._forward)))
+    def _enter_forward(self, module: Any, gradients: bool, arguments: Any, options: Any) -> bool:
+        self._stop_input((arguments, options))
+        for found in self._fetched:
+            found.taken = True
+        if gradients:
+            self._called.append(weakref.ref(module))
+            if not module.training and self._hint is not None and not self._batches:
+                self._called_for_evaluation = True
+            else:
+                self._forget_hints()
+        if not self._precision_known:
+            self._describe_precision(module)
+        self._timeline.held = True
+        self._spans.append(self._enter(self._forward))
+        self._calls.ignored = True
+        return True
 
     def end_forward(self) -> None:
-        """It returned, or raised."""
-        if self._calls:
-            timed, span = self._calls.pop()
-            if timed:
-                self._leave(self._forward, span)
+        """End `forward`."""
+        self._calls.ignored = False
+        if self._spans:
+            self._leave(self._forward, self._spans.pop())
+        self._begin_input()
 
-    def _time(self, model: Any) -> None:
-        forward = self._forwards.get(model)
-        if forward is None:
-            forward = self._forwards[model] = Forward(self, model)
-        forward.attach()
+    def _evaluating_goes_on(self) -> bool:
+        if self._evaluating is None:
+            return False
+        if self._evaluating.in_context and torch.is_grad_enabled():  # which were switched on by a function
+            self._gradients_off = False
+            self._end_evaluation()
+            return False
+        return True
 
-    def _find_models(self, optimizer: Any) -> None:
-        """Watch the outermost modules among those whose parameters this optimizer has."""
-        updated = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        owners = [
-            model
-            for model in list(self._known.asked)
-            if any(id(parameter) in updated for parameter in model.parameters())
-        ]
-        inner = {id(part) for owner in owners for part in owner.modules() if part is not owner}
-        for owner in owners:
-            if id(owner) not in inner:
-                self._time(owner)
+    def _is_model(self, module: Any) -> bool:
+        if not self._all_models:
+            return module in self._models or getattr(module, "_orig_mod", None) in self._models
+        found = self._has_parameters.get(module)
+        if found is None:
+            found = next(iter(torch.nn.Module.parameters(module)), None) is not None
+            self._has_parameters[module] = found
+        return found
 
-    def _tell_precision(self, model: Any) -> None:
-        self._precision_told = True
+    def _is_evaluation(self, module: Any) -> bool:
+        """Return whether a call without gradients evaluates what is trained, rather than being a part of the step."""
+        if module not in self._trained and getattr(module, "_orig_mod", None) not in self._trained:
+            return False
+        if self._called or (self._batches and not self._cycle):
+            return False
+        if not module.training:
+            return True
+        self._called_between = True
+        return self._calls_between < _USUAL
+
+    def _describe_precision(self, model: Any) -> None:
+        self._precision_known = True
         try:
             parameter = next(iter(model.parameters()), None)
-            if parameter is None or not hasattr(torch, "get_autocast_dtype"):  # PyTorch 2.3 doesn't tell for sure
+            if parameter is None or not hasattr(torch, "get_autocast_dtype"):  # PyTorch 2.3 does not say for sure
                 return
             kind = parameter.device.type
             dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else parameter.dtype
@@ -315,45 +483,105 @@ class Loop:
             if found is not None:
                 self.run.describe(precision=found)
         except Exception as error:
-            tolerate(error, "looking at a model")
+            tolerate(error, "reading a model's precision")
 
     # Gradients and optimizers
 
     def backward(self, function: Callable[..., Any], arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        """Gradients are computed."""
-        if self._elsewhere():
+        """Let gradients be computed."""
+        if not self._own():
             return function(*arguments, **options)
-        self._end_evaluation()
-        self._backwards += 1
+        if self._capture is not None:
+            self._capture.add("backward")
+            return function(*arguments, **options)
+        self._begin_backward(arguments)
+        calls, ignored = self._calls, self._calls.ignored
+        calls.ignored = True  # what checkpointing calls again is no forward pass
         span = self._enter(self._backward)
         try:
             return function(*arguments, **options)
         finally:
+            calls.ignored = ignored
             self._leave(self._backward, span)
+            self._end_backward()
+
+    def _begin_backward(self, arguments: tuple[Any, ...]) -> None:
+        try:
+            self._close_for_training()
+            self._prove()
+            if self._updates is not None and self._updates.is_applied():
+                self._step_by_hand()
+            if self._updates is not None:
+                self._updates.expect(arguments)
+            self._backwards += 1
+            self._timeline.held = False
+            if (now := self._timeline.now()) >= self._timeline.due:
+                self._timeline.publish(now)
+        except Exception as error:
+            tolerate(error, "observing a backward pass")
+
+    def _end_backward(self) -> None:
+        if self._updates is not None:
+            self._updates.note()
+            self._stepped = self.run.moment
+        self._begin_input()
+
+    def _prove(self) -> None:
+        """A backward pass shows that what was fetched and called before it was for training."""
+        for found in self._fetched:
+            if not found.trains:
+                found.trains = True
+                found.before = None
+                loader = found.loader()
+                if loader is not None:
+                    self._roles.setdefault(loader, {})[found.gradients] = True
+                if not self.run.claimed_by:
+                    self.run.begin_pass()
+                    self._describe_loader(found)
+            self._samples += found.in_hand
+            found.in_hand = 0
+        self._fetched.clear()
+        for reference in self._called:
+            if (module := reference()) is not None:
+                self._trained.add(module)
+        self._called.clear()
+        self._calls_between = self._calls_between + 1 if self._called_between else 0
+        self._called_between = False
+
+    def _describe_loader(self, found: Pass) -> None:
+        if number(found.workers) is not None:
+            self.run.gauge("dataloader_workers", found.workers)
+        if found.nominal and self.run.batch_size is None:
+            self.run.gauge("batch_size", found.nominal)
+
+    def _step_by_hand(self) -> None:
+        """The program applied the gradients of the step before itself: that step is over."""
+        self._newest = _BY_HAND
+        self._mark_within_batch()
 
     def begin_optimizer(self, optimizer: Any) -> None:
-        """An optimizer begins its step. One that is called by another is a part of it."""
-        if self._elsewhere() or not self._counts(optimizer):
+        """Begin the step of an optimizer. One that is called by another is a part of it."""
+        if not self._own() or not (self._all_optimizers or optimizer in self._optimizers):
+            return
+        if self._capture is not None:
+            self._capture.add("optimizer")
             return
         key = id(optimizer)
         if key in self._inside and self._backwards > self._backwards_before:
             self._leave_optimizers()  # its last step was left by an exception; else one class calls another's step
         if not self._inside:
-            self._end_evaluation()
-            if optimizer not in self._seen:
-                self._seen.add(optimizer)
+            self._close_for_training()
+            self._updates = None
+            if self.device is None:
                 self._look_for_gpu()
-                if not self._models_told:
-                    self._find_models(optimizer)
             if key in self._cycle and self._backwards and not self.run.claimed_by:
-                self._mark()  # several steps with one batch
-                self._batches = 1
+                self._mark_within_batch()
             self._backwards_before = self._backwards
             self._optimizer_span = self._enter(self._optimizing)
         self._inside.append(key)
 
     def end_optimizer(self, optimizer: Any) -> None:
-        """It stepped."""
+        """End it."""
         key = id(optimizer)
         if self._elsewhere() or key not in self._inside:
             return
@@ -362,6 +590,9 @@ class Loop:
         if self._inside:
             return
         self._leave(self._optimizing, self._optimizer_span)
+        self._stepped_with(key, optimizer)
+
+    def _stepped_with(self, key: int, optimizer: Any) -> None:
         self._optimizer_steps += 1
         self._backwards = 0
         self._newest = key
@@ -373,20 +604,61 @@ class Loop:
         elif not self.run.claimed_by and not self._someone_else_steps():
             self.run.optimizer_step(optimizer)
             self._steps = self.run.timeline.steps
+        self._begin_input()
+
+    def gradients_of(self, function: Callable[..., Any], arguments: tuple[Any, ...], options: Any) -> Any:
+        """Let `torch.autograd.grad` compute gradients, which no optimizer need follow."""
+        if self._elsewhere() or self._timeline.current.name not in _BETWEEN or self._capture is not None:
+            return function(*arguments, **options)
+        self._stop_input()
+        if all(found.predicted for found in self._fetched):
+            self._prove()
+        with self._backward:
+            result = function(*arguments, **options)
+        self._begin_input()
+        return result
+
+    def begin_capture(self, graph: Any) -> None:
+        """A CUDA graph is captured: what is called now is done only when the graph is replayed."""
+        if not self._elsewhere():
+            self._capture = self._captured[graph] = set()
+
+    def end_capture(self) -> None:
+        """The graph is complete."""
+        self._capture = None
+
+    def replayed(self, graph: Any, function: Callable[..., Any], arguments: tuple[Any, ...], options: Any) -> Any:
+        """Let a CUDA graph do what was captured in it."""
+        held = self._captured.get(graph)
+        if held is None or self._elsewhere() or self._timeline.current.name not in _BETWEEN:
+            return function(graph, *arguments, **options)
+        phase = self._backward if "backward" in held else self._optimizing if held else self._forward
+        self._close_for_training()
+        if held:
+            self._prove()
+            self._updates = None
+            self._timeline.held = False
+        span = self._enter(phase)
+        try:
+            return function(graph, *arguments, **options)
+        finally:
+            self._leave(phase, span)
+            if "optimizer" in held:
+                self._stepped_with(id(graph), graph)
+            else:
+                self._begin_input()
 
     def scaled_step(self, scaler: Any, function: Callable[..., Any], arguments: tuple[Any, ...], options: Any) -> Any:
-        """A gradient scaler steps its optimizer, or leaves it where gradients are not finite."""
-        if self._elsewhere():
+        """Let a gradient scaler step its optimizer, or leave it where gradients are not finite."""
+        if not self._own():
             return function(scaler, *arguments, **options)
+        self._updates = None
         before = self._optimizer_steps
         result = function(scaler, *arguments, **options)
         if scaler.is_enabled():
             self._skipped += self._optimizer_steps == before
             self.run.report(amp_skipped_steps=self._skipped)
         return result
-
-    def _counts(self, optimizer: Any) -> bool:
-        return self._all_optimizers or optimizer in self._optimizers
 
     def _leave_optimizers(self) -> None:
         if self._inside:
@@ -395,11 +667,11 @@ class Loop:
             if self.device is not None:
                 self.device.forget_open()
 
-    # Copies and communication
+    # Copies, communication, files
 
     def copied(self, tensor: Any, function: Callable[..., Any], arguments: tuple[Any, ...], options: Any) -> Any:
-        """A tensor is moved to the GPU, perhaps from the host's memory."""
-        if self.device is None or not tensor.is_cpu or self._elsewhere() or not self.run.timeline.looping:
+        """Let a tensor be moved to the GPU, perhaps from the host's memory."""
+        if self.device is None or not tensor.is_cpu or self._elsewhere() or not self._timeline.looping:
             return function(tensor, *arguments, **options)
         span = self._enter(self._copy)
         try:
@@ -408,8 +680,8 @@ class Loop:
             self._leave(self._copy, span)
 
     def communicated(self, function: Callable[..., Any], arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        """Ranks are talked to."""
-        if self._elsewhere() or not self.run.timeline.looping:
+        """Let ranks communicate."""
+        if self._elsewhere() or not self._timeline.looping:
             return function(*arguments, **options)
         self._communication.__enter__()
         # On a stream of its own, communication goes on beside the computing, and holds nobody up.
@@ -420,31 +692,81 @@ class Loop:
         finally:
             self._leave(self._communication, span)
 
+    def stored(self, phase: str, function: Callable[..., Any], arguments: tuple[Any, ...], options: Any) -> Any:
+        """Let a checkpoint be written or read. One that is a part of loading data, or of computing, is not apart."""
+        if self._elsewhere() or self._timeline.current.name not in _BETWEEN or self._input.drawing:
+            return function(*arguments, **options)
+        self._stop_input()
+        with self.run.phase(phase):
+            result = function(*arguments, **options)
+        self._begin_input()
+        return result
+
     # Steps
 
     def _step_is_over(self) -> bool:
-        if self._cycle:
-            return True
-        return self._batches > 0 and self._optimizer_steps == 0 and self._all_batches >= _BATCHES_WITHOUT_OPTIMIZER
+        return bool(self._cycle)
 
     def _mark(self, opening: Phase | None = None) -> bool:
-        """Mark a step's boundary, unless somebody else marks them; tell whether the opening phase is open."""
+        """Mark a step's boundary, unless the program marks them; return whether the opening phase is open."""
         self._cycle.clear()
         self._batches = 0
         self._closing = self._newest
         if not self._someone_else_steps():
-            timeline = self.run.timeline
+            timeline = self._timeline
             timeline.step(opening)
             self._steps = timeline.steps
         return opening is not None and opening.opened
 
+    def _mark_within_batch(self) -> None:
+        """Mark a boundary although the loop has not asked for another batch: several steps use one."""
+        batches = min(self._batches, 1)
+        self._mark()
+        self._batches = batches
+
     def _someone_else_steps(self) -> bool:
-        if self.run.timeline.steps != self._steps:
+        if self._timeline.steps != self._steps:
             self._others_step = True
         return self._others_step
 
+    def _begin_with(self, before: Snapshot) -> None:
+        """Begin the loop when the first pass began, for the start of a loader's workers is a wait for data."""
+        self._wait.__enter__()
+        self._wait.__exit__()
+        self._timeline.rebook(before, self._wait, ("initialization",))
+        self._wait.occurrences = 0
+
+    def _own(self) -> bool:
+        """Return whether this thread is the loop's, which is the first one to compute gradients."""
+        if self.run.silent:
+            return False
+        thread = get_ident()
+        if thread != self._thread:
+            if self._is_owner:
+                return False
+            self._thread = thread
+            if self._wait.opened:
+                self._wait.__exit__()
+            self._calls.ignored = False
+        self._is_owner = True
+        return True
+
     def _elsewhere(self) -> bool:
         return self.run.silent or get_ident() != self._thread
+
+    def _begin_input(self) -> None:
+        """A phase ended: where no loader gives the batches, find out who does."""
+        timeline = self._timeline
+        if self._batches or not timeline.looping or timeline.current.name != "other" or self.run.claimed_by:
+            return
+        if self._wait.occurrences <= self._waits + self._input.moves:  # else the program times its own waits
+            self._input.begin()
+
+    def _stop_input(self, called_with: tuple[tuple[Any, ...], dict[str, Any]] | None = None) -> None:
+        if called_with is None:
+            self._input.end()
+        else:
+            self._input.end_with_call(*called_with)
 
     def _enter(self, phase: Phase) -> Span | None:
         phase.__enter__()
@@ -455,17 +777,29 @@ class Loop:
             self.device.end(span)
         phase.__exit__()
 
-    # What reports tell
+    # Reports
 
     def _refresh(self) -> None:
         if self._closed:
             return
-        if self.run.ending and self._cycle and not self._someone_else_steps():
-            self._cycle.clear()  # the loop was left before its loader's end, as one of so many steps is
-            self.run.timeline.end_last_step(self._stepped)
+        timeline = self._timeline
+        if self.run.ending:
+            self._finish()
+        for found in self._fetched:
+            if found.trains is None and found.before is not None:
+                if found.predicted or not found.taken or timeline.current.name not in _BETWEEN:
+                    found.before = timeline.snapshot()  # what this report contains can't be moved any more
+                else:
+                    self._decide(found)
+        if self._hint is not None:
+            self._hint = timeline.snapshot()
+        self._evaluated = None
+        self._input.forget()
         if self._samples and self._counts_samples and self.run.batch_size is None:
             self.run.add("samples", self._samples)
         self._samples = 0
+        if self._prefetching:
+            self.run.value("prefetch_seconds", self._prefetching)
         graphs = _compiled_graphs()
         if graphs is not None:
             before, self._graphs = self._graphs, graphs
@@ -474,9 +808,20 @@ class Loop:
         if self.device is not None:
             self.device.read()
             tell_allocator(torch.cuda, self.run)
-            for model in self._known.reduced:
+            for model in self._reduced:
                 if waited := self._reducers.setdefault(model, ReducerClock()).read(model):
                     self.device.move("backward", "communication", waited)
+
+    def _finish(self) -> None:
+        """Count the last step, where the loop was left before it asked for another batch."""
+        if self._elsewhere():
+            return
+        self._input.end()
+        if self._updates is not None and self._updates.is_by_hand and self._updates.is_pending:
+            self._cycle.add(_BY_HAND)
+        if self._cycle and not self._someone_else_steps():
+            self._cycle.clear()
+            self._timeline.end_last_step(self._stepped)
 
     def _look_for_gpu(self) -> None:
         if self.device is None and torch.cuda.is_initialized():
@@ -485,16 +830,12 @@ class Loop:
                 self.gpu_found()
 
 
+_EVALUATED = (*STEP_PHASES, "initialization")
+"""Phases whose time may turn out to have been an evaluation."""
+_BETWEEN = ("initialization", "other")
+
+
 def _compiled_graphs() -> int | None:
-    """Graphs that `torch.compile` made in this process, or since it was reset; None where it isn't in use."""
+    """Return how many graphs `torch.compile` made since it was reset; None where it is not in use."""
     dynamo = sys.modules.get("torch._dynamo.utils")
     return None if dynamo is None else int(dynamo.counters["stats"]["unique_graphs"])
-
-
-def _batch_size(loader: Any) -> object:
-    """Samples in each batch of this process; Accelerate's sampler may split one between several."""
-    if loader.batch_size is not None:
-        return loader.batch_size
-    sampler = loader.batch_sampler
-    size = getattr(sampler, "batch_size", None)
-    return size // sampler.num_processes if getattr(sampler, "split_batches", False) else size

@@ -1,18 +1,22 @@
-"""Where PyTorch is looked into: a few of its functions, replaced by ones that tell the loop and do the same."""
+"""Replace a few functions of PyTorch by ones that do the same and let the loop observe them."""
 
 from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
+from weakref import WeakSet
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from stallscope.shim.integrations.pytorch_loop import Loop, Models
+from stallscope.shim.integrations.pytorch_before import Before
+from stallscope.shim.integrations.pytorch_forward import ModuleCalls
+from stallscope.shim.integrations.pytorch_loop import Loop
 
 _COLLECTIVES = (
     "all_gather",
@@ -35,41 +39,65 @@ _COLLECTIVES = (
     "scatter_object_list",
     "send",
 )
+_FILES = {
+    "torch": {"save": "checkpoint", "load": "restore"},
+    "torch.distributed.checkpoint": {
+        "save": "checkpoint",
+        "async_save": "checkpoint",
+        "save_state_dict": "checkpoint",
+        "load": "restore",
+        "load_state_dict": "restore",
+    },
+    "safetensors.torch": {
+        "save_file": "checkpoint",
+        "save_model": "checkpoint",
+        "serialize_file": "checkpoint",  # which programs that imported save_file earlier get to
+        "load_file": "restore",
+        "load_model": "restore",
+    },
+}
+"""Functions that write and read checkpoints, by module."""
 _FRAMES = "_frames_up"
-"""What `torch.jit.script` is told of how far above it the names lie that the scripted code uses."""
+"""Argument of `torch.jit.script`: how far above it the names lie that the scripted code uses."""
 
 
 class FindsLoop(Protocol):
-    """Finds the loop that is watched."""
+    """Finds the loop that is observed."""
 
-    def __call__(self, *, begins: bool = False) -> Loop | None:
-        """The loop; None where none is watched. With `begins`, what happens shows that one has begun."""
+    def __call__(self, shows: Literal["", "loader", "backward", "optimizer"] = "") -> Loop | None:
+        """Return the loop, or None.
+
+        Args:
+            shows: which event shows that a loop has begun, if it does.
+        """
 
 
 class Patches:
     """All replaced functions, and the way back.
 
-    Each does what it did, whatever becomes of the telling, and nothing else while no loop is watched. Types, signatures
-    and results stay; `torch.compile` sees through them.
+    Each does what it did, whatever becomes of the observing, and nothing else while no loop is observed. Types,
+    signatures and results stay; `torch.compile` sees through them.
     """
 
     def __init__(self, find: FindsLoop) -> None:
         """Replace them.
 
         Args:
-            find: asked at each call.
+            find: called at each event.
 
         Raises:
-            RuntimeError: this PyTorch is too old to be looked into safely.
+            RuntimeError: this PyTorch is too old.
         """
         if not hasattr(torch.compiler, "is_compiling"):
             raise RuntimeError(
-                f"PyTorch {torch.__version__} can't be watched; 2.3 or newer can, or track the loader with"
-                " stallscope.track"
+                f"PyTorch {torch.__version__}: not supported; use 2.3 or newer, or wrap the loader in stallscope.track"
             )
         self._find = find
-        self.models = Models()
-        """Models that were seen."""
+        self.calls = ModuleCalls(self._listener)
+        self.before = Before(self.calls)
+        """What happens before the loop begins."""
+        self.reduced: WeakSet[Any] = WeakSet()
+        """Models whose gradients `DistributedDataParallel` reduces over ranks."""
         self._replaced: list[tuple[Any, str, Any, Any]] = []
         self._handles = [
             register_optimizer_step_pre_hook(self._optimizer_begins),
@@ -79,10 +107,14 @@ class Patches:
         self._replace(DataLoader, "__iter__", self._iter)
         self._replace(_BaseDataLoaderIter, "__next__", self._next)
         self._replace(torch.autograd, "backward", self._backward)
-        self._replace(torch.nn.Module, "named_parameters", self._named_parameters)
-        self._replace(torch.nn.Module, "compile", self._compile_in_place)
+        self._replace(torch.autograd, "grad", self._grad)
+        self._replace(torch.nn.Module, "train", self._train)
         self._replace(torch, "compile", self._compile)
+        self._replace(torch.nn.Module, "compile", self._compile)
         self._replace(torch.amp.GradScaler, "step", self._scaled_step)
+        for context in (torch.no_grad, torch.set_grad_enabled, torch.inference_mode):
+            self._replace(context, "__enter__", self._switch_gradients)
+            self._replace(context, "__exit__", self._switch_gradients)
         if _FRAMES in inspect.signature(torch.jit.script).parameters:
             self._replace(torch.jit, "script", self._script)
         if torch.distributed.is_available():
@@ -91,6 +123,19 @@ class Patches:
                 self._replace(torch.distributed, name, self._communicate)
             self._replace(torch.distributed.Work, "wait", self._communicate)
             self._replace(torch.nn.parallel.DistributedDataParallel, "__init__", self._distribute)
+        if "replay" in vars(torch.cuda.CUDAGraph):
+            self._replace(torch.cuda.CUDAGraph, "capture_begin", self._capture)
+            self._replace(torch.cuda.CUDAGraph, "capture_end", self._captured)
+            self._replace(torch.cuda.CUDAGraph, "replay", self._replay)
+        for module in _FILES:
+            self.observe_files(module)
+
+    def observe_files(self, name: str) -> None:
+        """Observe a module's functions that write and read checkpoints, if it is imported."""
+        module = sys.modules.get(name)
+        if module is not None:
+            for function, phase in _FILES[name].items():
+                self._replace(module, function, functools.partial(self._store, phase))
 
     def on_gpu(self) -> None:
         """Time copies to the GPU, now that there is one."""
@@ -100,156 +145,203 @@ class Patches:
             self._replace(torch.Tensor, "cuda", self._copy)
 
     def undo(self) -> None:
-        """Put the originals back, but for what somebody else has replaced since."""
+        """Put the originals back, except those that another library has replaced since."""
+        self.calls.undo()
         for handle in self._handles:
             handle.remove()
-        for owner, name, told, original in reversed(self._replaced):
-            if owner.__dict__.get(name) is told:
+        for owner, name, replacement, original in reversed(self._replaced):
+            if owner.__dict__.get(name) is replacement:
                 if original is None:
                     delattr(owner, name)
                 else:
                     setattr(owner, name, original)
         self._replaced.clear()
 
-    def _replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> Any:
+    def _replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
         original = getattr(owner, name, None)
         if original is None:  # another version of PyTorch
-            return None
-        told = make(original)
-        if not hasattr(told, "__wrapped__"):
-            functools.update_wrapper(told, original)
-        self._replaced.append((owner, name, told, owner.__dict__.get(name)))
-        setattr(owner, name, told)
-        return told
+            return
+        replacement = make(original)
+        if not hasattr(replacement, "__wrapped__"):
+            functools.update_wrapper(replacement, original)
+        self._replaced.append((owner, name, replacement, owner.__dict__.get(name)))
+        setattr(owner, name, replacement)
+
+    def _listener(self) -> Loop | Before | None:
+        return self._find() or self.before
 
     def _iter(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
         find = self._find
 
-        def told(loader: Any) -> Any:
-            loop = find(begins=True)
+        def observed(loader: Any) -> Any:
+            loop = find("loader")
             return original(loader) if loop is None else loop.begin_pass(loader, original)
 
-        return told
+        return observed
 
     def _next(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
         find = self._find
 
-        def told(iterator: Any) -> Any:
-            loop = find(begins=True)
+        def observed(iterator: Any) -> Any:
+            loop = find("loader")
             return original(iterator) if loop is None else loop.next_batch(iterator, original)
 
-        return told
+        return observed
 
     def _backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         find = self._find
 
-        def told(*arguments: Any, **options: Any) -> Any:
-            if torch.compiler.is_compiling() or (loop := find(begins=True)) is None:
+        def observed(*arguments: Any, **options: Any) -> Any:
+            if torch.compiler.is_compiling() or (loop := find("backward")) is None:
                 return original(*arguments, **options)
             return loop.backward(original, arguments, options)
 
-        return told
+        return observed
 
-    def _named_parameters(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        asked = self.models.asked
+    def _grad(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        find = self._find
 
-        def told(model: Any, *arguments: Any, **options: Any) -> Any:
+        def observed(*arguments: Any, **options: Any) -> Any:
+            if torch.compiler.is_compiling() or (loop := find()) is None:
+                return original(*arguments, **options)
+            return loop.gradients_of(original, arguments, options)
+
+        return observed
+
+    def _train(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        find, calls = self._find, self.calls
+
+        def observed(module: Any, mode: bool = True) -> Any:
+            if calls.ignored or torch.compiler.is_compiling() or (loop := find()) is None:
+                return original(module, mode)
+            calls.ignored = True  # it is called again for each inner module
+            try:
+                return original(module, mode)
+            finally:
+                calls.ignored = False
+                loop.mode_switched(mode)
+
+        return observed
+
+    def _switch_gradients(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        find, before = self._find, self.before
+
+        def observed(*arguments: Any) -> Any:
+            result = original(*arguments)
             if not torch.compiler.is_compiling():
-                asked.add(model)
-            return original(model, *arguments, **options)
+                (find() or before).gradients_switched()
+            return result
 
-        return told
+        return observed
 
     def _compile(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        find, asked = self._find, self.models.asked
+        calls = self.calls
 
-        def told(*arguments: Any, **options: Any) -> Any:
+        def observed(*arguments: Any, **options: Any) -> Any:
             compiled = original(*arguments, **options)
-            if arguments and isinstance(arguments[0], torch.nn.Module):
-                if arguments[0] in asked:
-                    asked.add(compiled)
-                if (loop := find()) is not None:
-                    loop.compiled(compiled, arguments[0])
+            calls.pass_compiler()  # which was imported by now
             return compiled
 
-        return told
-
-    def _compile_in_place(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        find = self._find
-
-        def told(model: Any, *arguments: Any, **options: Any) -> Any:
-            original(model, *arguments, **options)
-            if (loop := find()) is not None:
-                loop.compiled(model, model)
-
-        return told
+        return observed
 
     def _script(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        find = self._find
-
-        def told(scripted: Any, *arguments: Any, **options: Any) -> Any:
+        def observed(scripted: Any, *arguments: Any, **options: Any) -> Any:
             if len(arguments) < 2:  # else it is among them
                 options[_FRAMES] = options.get(_FRAMES, 0) + 1
-            loop = find() if isinstance(scripted, torch.nn.Module) else None
-            if loop is None:
-                return original(scripted, *arguments, **options)
-            with loop.unhooked():  # it would compile the hooks as well
-                return original(scripted, *arguments, **options)
+            return original(scripted, *arguments, **options)
 
-        return told
+        return observed
 
     def _scaled_step(self, original: Callable[..., Any]) -> Callable[..., Any]:
         find = self._find
 
-        def told(scaler: Any, *arguments: Any, **options: Any) -> Any:
-            loop = find(begins=True)
+        def observed(scaler: Any, *arguments: Any, **options: Any) -> Any:
+            loop = find("optimizer")
             if loop is None:
                 return original(scaler, *arguments, **options)
             return loop.scaled_step(scaler, original, arguments, options)
 
-        return told
+        return observed
 
     def _communicate(self, original: Callable[..., Any]) -> Callable[..., Any]:
         find = self._find
 
-        def told(*arguments: Any, **options: Any) -> Any:
+        def observed(*arguments: Any, **options: Any) -> Any:
             if torch.compiler.is_compiling() or (loop := find()) is None:
                 return original(*arguments, **options)
             return loop.communicated(original, arguments, options)
 
-        return told
+        return observed
 
     def _distribute(self, original: Callable[..., None]) -> Callable[..., None]:
-        reduced = self.models.reduced
+        reduced = self.reduced
 
-        def told(model: Any, *arguments: Any, **options: Any) -> None:
+        def observed(model: Any, *arguments: Any, **options: Any) -> None:
             original(model, *arguments, **options)
             reduced.add(model)
 
-        return told
+        return observed
+
+    def _store(self, phase: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        find, before = self._find, self.before
+
+        def observed(*arguments: Any, **options: Any) -> Any:
+            return (find() or before).stored(phase, original, arguments, options)
+
+        return observed
+
+    def _capture(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        find = self._find
+
+        def observed(graph: Any, *arguments: Any, **options: Any) -> Any:
+            if (loop := find()) is not None:
+                loop.begin_capture(graph)
+            return original(graph, *arguments, **options)
+
+        return observed
+
+    def _captured(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        find = self._find
+
+        def observed(graph: Any, *arguments: Any, **options: Any) -> Any:
+            if (loop := find()) is not None:
+                loop.end_capture()
+            return original(graph, *arguments, **options)
+
+        return observed
+
+    def _replay(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        find = self._find
+
+        def observed(graph: Any, *arguments: Any, **options: Any) -> Any:
+            if (loop := find()) is None:
+                return original(graph, *arguments, **options)
+            return loop.replayed(graph, original, arguments, options)
+
+        return observed
 
     def _move(self, original: Callable[..., Any]) -> Callable[..., Any]:
         find = self._find
 
-        def told(tensor: Any, *arguments: Any, **options: Any) -> Any:
+        def observed(tensor: Any, *arguments: Any, **options: Any) -> Any:
             if torch.compiler.is_compiling() or (loop := find()) is None or not goes_to_gpu(arguments, options):
                 return original(tensor, *arguments, **options)
             return loop.copied(tensor, original, arguments, options)
 
-        return told
+        return observed
 
     def _copy(self, original: Callable[..., Any]) -> Callable[..., Any]:
         find = self._find
 
-        def told(tensor: Any, *arguments: Any, **options: Any) -> Any:
+        def observed(tensor: Any, *arguments: Any, **options: Any) -> Any:
             if torch.compiler.is_compiling() or (loop := find()) is None:
                 return original(tensor, *arguments, **options)
             return loop.copied(tensor, original, arguments, options)
 
-        return told
+        return observed
 
     def _optimizer_begins(self, optimizer: Any, *_: Any) -> None:
-        if not torch.compiler.is_compiling() and (loop := self._find(begins=True)) is not None:
+        if not torch.compiler.is_compiling() and (loop := self._find("optimizer")) is not None:
             loop.begin_optimizer(optimizer)
 
     def _optimizer_ended(self, optimizer: Any, *_: Any) -> None:
@@ -258,7 +350,7 @@ class Patches:
 
 
 def goes_to_gpu(arguments: tuple[Any, ...], options: dict[str, Any]) -> bool:
-    """Whether the arguments of `Tensor.to` name a GPU."""
+    """Return whether the arguments of `Tensor.to` name a GPU."""
     target = arguments[0] if arguments else options.get("device", options.get("other"))
     if isinstance(target, torch.Tensor):
         return bool(target.is_cuda)

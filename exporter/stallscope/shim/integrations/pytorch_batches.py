@@ -1,0 +1,111 @@
+"""Passes over PyTorch data loaders: what is known of each, and how many samples its batches hold."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data import BatchSampler
+
+if TYPE_CHECKING:
+    from stallscope.shim.timeline import Snapshot
+
+_DEEPEST = 3
+"""Levels of lists and mappings that are searched for tensors."""
+_WIDEST = 16
+"""Items of each level that are looked at."""
+
+
+class Pass:
+    """One pass over a loader.
+
+    A pass trains if gradients are computed from its batches. Until the first backward pass its role is a prediction,
+    and its time is kept apart, so that it can be moved to `evaluation`.
+    """
+
+    __slots__ = (
+        "before",
+        "ended",
+        "fetched",
+        "gradients",
+        "in_hand",
+        "loader",
+        "nominal",
+        "predicted",
+        "taken",
+        "trains",
+        "workers",
+    )
+
+    def __init__(self, loader: Any, trains: bool | None, predicted: bool, gradients: bool) -> None:
+        """Begin a pass.
+
+        Args:
+            loader: the data loader.
+            trains: whether the pass is for training, where that is known.
+            predicted: the same as far as it can be predicted.
+            gradients: whether gradients were enabled when it began.
+        """
+        self.loader: Callable[[], Any] = _nothing if loader is None else weakref.ref(loader)
+        self.gradients = gradients
+        self.trains = trains
+        self.predicted = predicted
+        self.before: Snapshot | None = None
+        """When the pass began, while its time can still be moved."""
+        self.ended = 0.0
+        """When its iterator was made, in seconds of the run's clock."""
+        self.fetched = 0
+        """Batches."""
+        self.in_hand = 0
+        """Samples of batches that have not been used yet."""
+        self.taken = False
+        """Whether a module was called with the newest batch."""
+        self.nominal = batch_size(loader)
+        self.workers = getattr(loader, "num_workers", None)
+
+    def samples(self, batch: Any) -> int:
+        """Return the number of samples of the batch that was fetched after `fetched` others."""
+        loader = self.loader()
+        nominal = self.nominal or 0
+        sampler = getattr(loader, "batch_sampler", None)
+        if nominal and type(sampler) is BatchSampler and hasattr(sampler.sampler, "__len__"):
+            return max(min(nominal, len(sampler.sampler) - self.fetched * nominal), 0)
+        found = leading_dimension(batch)
+        return found if found and (not nominal or found <= nominal) else nominal
+
+
+def batch_size(loader: Any) -> int | None:
+    """Return the samples in each whole batch of this process, or None. Accelerate may split one between processes."""
+    size = getattr(loader, "batch_size", None)
+    if size is None:
+        sampler = getattr(loader, "batch_sampler", None)
+        size = getattr(sampler, "batch_size", None)
+        if getattr(sampler, "split_batches", False) and type(size) is int:
+            size //= getattr(sampler, "num_processes", 1)
+    return size if type(size) is int and size > 0 else None
+
+
+def leading_dimension(batch: Any) -> int:
+    """Return the first dimension of the first tensor in a batch; 0 where there is none."""
+    for tensor in tensors(batch):
+        if tensor.dim():
+            return int(tensor.shape[0])
+    return 0
+
+
+def tensors(value: Any, depth: int = _DEEPEST) -> Iterator[Any]:
+    """Yield the tensors in nested lists, tuples and mappings, the first few of each."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif depth and isinstance(value, (list, tuple)):
+        for item in value[:_WIDEST]:
+            yield from tensors(item, depth - 1)
+    elif depth and isinstance(value, Mapping):
+        for item in list(value.values())[:_WIDEST]:
+            yield from tensors(item, depth - 1)
+
+
+def _nothing() -> None:
+    """Stand for a loader that is not known."""

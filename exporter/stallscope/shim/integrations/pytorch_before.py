@@ -1,0 +1,110 @@
+"""What a program does with PyTorch before its loop begins: evaluations, restores and the first forward pass.
+
+Nothing shows yet that it will train, so no run is started for it; it is only noted, and booked once the loop begins.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from stallscope.shim.integrations.pytorch_forward import ModuleCalls
+from stallscope.shim.run import Run
+
+_MOST_CALLS = 64
+_APART = 0.05
+"""Seconds between two calls of modules after which they are not of one forward pass."""
+
+
+class Before:
+    """Notes of what happened in the main thread."""
+
+    def __init__(self, calls: ModuleCalls) -> None:
+        """Note from now on.
+
+        Args:
+            calls: the observed calls of modules.
+        """
+        self._observed = calls
+        self._calls: deque[tuple[float, float]] = deque(maxlen=_MOST_CALLS)
+        self._began: float | None = None
+        self._gradients_off: float | None = None
+        self._is_evaluation = False
+        self._seconds = {"evaluation": 0.0, "restore": 0.0}
+
+    def begin_forward(self, *_: Any) -> bool:
+        """A module is called."""
+        if threading.current_thread() is not threading.main_thread():
+            return False
+        self._began = time.monotonic() if torch.is_grad_enabled() else None
+        self._is_evaluation = self._is_evaluation or self._began is None
+        self._observed.ignored = True
+        return True
+
+    def end_forward(self) -> None:
+        """It returned or raised."""
+        self._observed.ignored = False
+        if self._began is not None:
+            self._calls.append((self._began, time.monotonic()))
+
+    def gradients_switched(self) -> None:
+        """A context may have switched gradients off, or on again."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        if not torch.is_grad_enabled():
+            if self._gradients_off is None:
+                self._gradients_off = time.monotonic()
+                self._is_evaluation = False
+        elif self._gradients_off is not None:
+            if self._is_evaluation:
+                self._seconds["evaluation"] += time.monotonic() - self._gradients_off
+                self._calls.clear()
+            self._gradients_off = None
+
+    def stored(self, phase: str, function: Callable[..., Any], arguments: tuple[Any, ...], options: Any) -> Any:
+        """Let a checkpoint be written or read."""
+        if phase not in self._seconds or threading.current_thread() is not threading.main_thread():
+            return function(*arguments, **options)
+        began = time.monotonic()
+        try:
+            return function(*arguments, **options)
+        finally:
+            self._seconds[phase] += time.monotonic() - began
+
+    def book(self, run: Run, *, in_backward: bool) -> None:
+        """Book it to a run whose loop begins now.
+
+        Args:
+            run: a run on the monotonic clock, which has booked nothing but initialization.
+            in_backward: whether a backward pass begins it, so that the forward pass before it was in the first step.
+        """
+        timeline = run.timeline
+        timeline.snapshot()
+        for name, seconds in self._seconds.items():
+            if 0.0 < seconds < timeline.initialization.seconds:
+                timeline.move(timeline.initialization, timeline.phase(name), seconds)
+        calls = list(self._calls)
+        self._calls.clear()  # another loop may begin later
+        self._seconds = dict.fromkeys(self._seconds, 0.0)
+        if in_backward and calls:
+            self._begin_loop(run, calls)
+
+    def _begin_loop(self, run: Run, calls: list[tuple[float, float]]) -> None:
+        timeline = run.timeline
+        forward = timeline.phase("forward")
+        last = calls.pop()
+        passes = [last]
+        while calls and passes[0][0] - calls[-1][1] < max(_APART, last[1] - last[0]):
+            passes.insert(0, calls.pop())
+        began = max(passes[0][0], timeline.now() - timeline.initialization.seconds)
+        timeline.initialization.seconds -= timeline.mark - began
+        timeline.mark = began
+        timeline.begin_loop(began)
+        timeline.snapshot()
+        for start, end in passes:
+            timeline.move(timeline.other, forward, end - max(start, began))

@@ -1,0 +1,239 @@
+"""Find out how a loop without a data loader draws its batches, and book that time as `data_wait`.
+
+Between the phases that are observed (optimizer, forward, backward) a loop computes losses, logs, calls back, and draws
+the next batch. A function that draws a batch is known by what it returns: tensors, or arrays behind tensors, with which
+a module is called afterwards. So Python's own profiling hook is set between the phases, notes which calls returned such
+values, and is gone before the next phase. Where no function drew the batch, yet the module is called with tensors that
+did not exist before, the code of the loop itself made them: that is the time between the phases which passed in no
+other call and in no wait for the device.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Mapping
+from types import CodeType, FrameType
+from typing import Any
+
+from stallscope.shim.integrations.pytorch_batches import tensors
+from stallscope.shim.run import Run
+
+_FIRST = 8
+"""Intervals that are all observed, to learn what usually happens in them."""
+_SHARE = 0.005
+"""Share of the loop's time that observing may take."""
+_EVENT_COST = 0.25e-6
+"""Seconds that one event of the profiling hook takes, about."""
+_SWITCH_COST = 30e-6 if sys.version_info >= (3, 12) else 1e-6
+"""Seconds that setting the hook takes, about: from 3.12 on, code has to be instrumented for it."""
+_MAX_RETURNED = 32
+_DEVICE_WAITS = frozenset({"cpu", "item", "numpy", "print", "synchronize", "tolist", "write"})
+"""Built-in calls of the loop itself that wait for the device or write logs."""
+
+
+class _Call:
+    """A Python call that is open."""
+
+    __slots__ = ("began", "code", "rest")
+
+    def __init__(self, code: CodeType, began: float) -> None:
+        self.code = code
+        self.began = began
+        self.rest = 0.0
+        """Seconds in calls made from it that drew nothing."""
+
+
+class _Returned:
+    """A call that returned tensors or arrays."""
+
+    __slots__ = ("code", "depth", "is_own", "seconds", "values")
+
+    def __init__(self, frame: FrameType, depth: int, seconds: float, values: list[weakref.ref[Any]]) -> None:
+        self.code = frame.f_code
+        self.depth = depth
+        self.seconds = seconds
+        self.values = values
+        self.is_own = str(frame.f_globals.get("__name__", "")).partition(".")[0] != "torch"
+        """Whether it is the program's own function, or another library's than PyTorch."""
+
+
+class InputCalls:
+    """Observes the intervals between the phases of one loop."""
+
+    def __init__(self, run: Run) -> None:
+        """Observe this run's loop."""
+        self._timeline = run.timeline
+        self._other = run.timeline.other
+        self._wait = run.timeline.phase("data_wait")
+        self._hook = self._profile
+        self._drawing: set[CodeType] = set()
+        """Functions that draw batches."""
+        self._returned: list[_Returned] = []
+        self._newest: weakref.ref[Any] | None = None
+        """The first input of the newest call of a module."""
+        self.moves = 0
+        """How often time was booked as input."""
+        self._intervals = 0
+        self._cost = _SWITCH_COST
+        """Seconds that observing the newest observed interval took, about."""
+        self._usual: dict[bool, tuple[float, float]] = {}
+        """Seconds of input and of all else in the newest observed interval, by whether a module's call ended it."""
+        # The present interval:
+        self._began: float | None = None
+        self._is_observed = False
+        self._open: list[_Call] = []
+        self._rest = 0.0
+        self._moved = 0.0
+        self._events = 0
+        self._wait_began: float | None = None
+
+    @property
+    def drawing(self) -> bool:
+        """Whether a function that draws batches is being called."""
+        return any(call.code in self._drawing for call in self._open)
+
+    def begin(self) -> None:
+        """Begin an interval, at the end of a phase."""
+        self._began = self._seconds()
+        self._rest = self._moved = 0.0
+        self._wait_began = None
+        self._open.clear()
+        self._intervals += 1
+        self._is_observed = self._is_due() and sys.getprofile() is None and sys.gettrace() is None
+        if self._is_observed:
+            self._events = 0
+            sys.setprofile(self._hook)
+
+    def end(self) -> None:
+        """End it where a phase begins that is no call of a module."""
+        self._stop()
+        if self._began is not None:
+            self._settle(is_call=False)
+
+    def end_with_call(self, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+        """End it where a module is called, and find out where the input came from."""
+        self._stop()
+        if self._began is None:
+            return
+        inputs = [tensor for tensor in tensors([arguments, options]) if tensor.grad_fn is None]
+        if inputs and (self._newest is None or self._newest() is not inputs[0]):
+            self._newest = weakref.ref(inputs[0])
+            if self._is_observed and not self._moved:
+                self._find(inputs)
+            self._settle(is_call=True)
+        self._began = None
+        self.forget()
+
+    def forget(self) -> None:
+        """Forget calls whose time can no longer be moved, since a report contained it."""
+        self._returned.clear()
+
+    def _stop(self) -> None:
+        if self._is_observed and self._began is not None and sys.getprofile() == self._hook:
+            sys.setprofile(None)
+            self._cost = _SWITCH_COST + self._events * _EVENT_COST
+
+    def _is_due(self) -> bool:
+        if self._intervals <= _FIRST:
+            return True
+        timeline = self._timeline
+        step = timeline.step_seconds / max(timeline.steps, 1)
+        return self._intervals % max(int(3.0 * self._cost / (_SHARE * step + 1e-9)), 1) == 0
+
+    def _seconds(self) -> float:
+        """Return the seconds of `other` by now."""
+        timeline, other = self._timeline, self._other
+        return other.seconds + (timeline.now() - timeline.mark if timeline.current is other else 0.0)
+
+    def _profile(self, frame: FrameType, event: str, argument: Any) -> None:
+        self._events += 1
+        if event == "call":
+            self._open.append(_Call(frame.f_code, self._seconds()))
+        elif event == "return":
+            if self._open:
+                self._close_call(self._open.pop(), frame, argument)
+        elif event == "c_call":
+            self._wait_began = self._seconds() if argument.__name__ in _DEVICE_WAITS else None
+        elif self._wait_began is not None:
+            self._add_rest(self._seconds() - self._wait_began)
+            self._wait_began = None
+
+    def _close_call(self, call: _Call, frame: FrameType, result: Any) -> None:
+        seconds = self._seconds() - call.began
+        if call.code in self._drawing:
+            self._move(seconds)
+        elif result is not None and (values := _values(result)):
+            depth = len(self._open)
+            while self._returned and self._returned[-1].depth > depth:
+                self._returned.pop()
+            if len(self._returned) < _MAX_RETURNED:
+                self._returned.append(_Returned(frame, depth, seconds, values))
+        else:
+            self._add_rest(seconds)
+
+    def _add_rest(self, seconds: float) -> None:
+        if self._open:
+            self._open[-1].rest += seconds
+        else:
+            self._rest += seconds
+
+    def _find(self, inputs: list[Any]) -> None:
+        """Find the call that drew these inputs, else take what the code of the loop itself did."""
+        for returned in reversed(self._returned):
+            if any(_is_behind(value(), tensor) for value in returned.values for tensor in inputs):
+                self._drawing.add(returned.code)
+                self._move(returned.seconds)
+                return
+        if self._drawing:
+            return
+        own = [returned for returned in self._returned if returned.is_own]
+        if own:  # what the newest one returned was copied since, to the device or to another type
+            self._move(own[-1].seconds)
+        else:
+            rest = self._rest + sum(call.rest for call in self._open)
+            self._move(self._seconds() - (self._began or 0.0) - rest)
+
+    def _settle(self, *, is_call: bool) -> None:
+        """Learn from an interval that was observed; estimate what another one held."""
+        elapsed = self._seconds() - (self._began or 0.0)  # without what was moved
+        self._began = None
+        if self._is_observed:
+            self._usual[is_call] = (self._moved, elapsed)
+            return
+        moved, rest = self._usual.get(is_call, (0.0, 0.0))
+        if moved > 0.0:
+            self._move(elapsed - rest)
+
+    def _move(self, seconds: float) -> None:
+        timeline = self._timeline
+        timeline.snapshot()
+        seconds = min(seconds, self._other.seconds)
+        if seconds > 0.0:
+            timeline.move(self._other, self._wait, seconds)
+            self._moved += seconds
+            self.moves += 1
+
+
+def _values(result: Any) -> list[weakref.ref[Any]]:
+    """Return weak references to the tensors without gradients and the arrays in what a call returned."""
+    found = [weakref.ref(tensor) for tensor in tensors(result) if tensor.grad_fn is None and not tensor.requires_grad]
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and not found:
+        several = list(result.values()) if isinstance(result, Mapping) else result
+        several = several[:16] if isinstance(several, (list, tuple)) else [several]
+        found = [weakref.ref(value) for value in several if isinstance(value, numpy.ndarray)]
+    return found
+
+
+def _is_behind(value: Any, tensor: Any) -> bool:
+    """Return whether a tensor is this value, or a view of the same memory."""
+    if value is None:
+        return False
+    if value is tensor:
+        return True
+    try:
+        address = value.data_ptr() if hasattr(value, "data_ptr") else value.__array_interface__["data"][0]
+        return bool(address) and address == tensor.data_ptr()
+    except Exception:  # a tensor without memory of its own
+        return False

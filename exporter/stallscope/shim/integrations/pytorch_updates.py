@@ -1,0 +1,82 @@
+"""Find the steps of programs that apply gradients themselves, without an optimizer of PyTorch."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+
+_LONGEST = 10_000
+"""Nodes of the graph that are looked at."""
+
+
+class Updates:
+    """Recognises, from one parameter, whether gradients were applied since the last backward pass.
+
+    A program that accumulates gradients leaves them in place. One that has made a step clears them, by `None` or by
+    zeros written over them, before it computes the next; both show without reading a tensor. Where it asks for
+    gradients and never clears them, each update of the parameter in place counts.
+    """
+
+    def __init__(self) -> None:
+        """Know nothing yet."""
+        self.is_by_hand = False
+        """Whether gradients were found to be applied by the program."""
+        self.is_pending = False
+        """Whether gradients were computed and, as far as is known, not applied yet."""
+        self._parameter: weakref.ref[Any] | None = None
+        self._gradient = (0, 0)
+        self._version = 0
+
+    def expect(self, arguments: tuple[Any, ...]) -> None:
+        """Choose the parameter to look at, before a backward pass."""
+        if self._parameter is None or self._parameter() is None:
+            found = _leaf(arguments[0] if arguments else None)
+            self._parameter = None if found is None else weakref.ref(found)
+
+    def note(self) -> None:
+        """Remember the parameter and its gradient, after a backward pass."""
+        parameter = None if self._parameter is None else self._parameter()
+        if parameter is not None and parameter.grad is not None:
+            self._gradient = _state(parameter.grad)
+            self._version = parameter._version  # noqa: SLF001 - PyTorch's own mark of changes in place
+            self.is_pending = True
+
+    def is_applied(self) -> bool:
+        """Return whether gradients were applied since then; true once for each time."""
+        parameter = None if self._parameter is None else self._parameter()
+        if parameter is None or not self.is_pending:
+            return False
+        gradient = parameter.grad
+        applied = (
+            gradient is None or _state(gradient) != self._gradient or parameter._version != self._version  # noqa: SLF001
+        )
+        if applied:
+            self.is_pending = False
+            self.is_by_hand = True
+        return applied
+
+
+def _state(gradient: Any) -> tuple[int, int]:
+    """Return where a gradient is stored and how often it was changed."""
+    return gradient.data_ptr(), gradient._version  # noqa: SLF001
+
+
+def _leaf(loss: Any) -> Any:
+    """Return a tensor that a loss is computed from and that keeps its gradient, a parameter if possible; else None."""
+    if isinstance(loss, (list, tuple)):
+        loss = loss[0] if loss else None
+    node = getattr(loss, "grad_fn", None)
+    waiting = [] if node is None else [node]
+    found = None
+    for _ in range(_LONGEST):
+        if not waiting:
+            break
+        node = waiting.pop()
+        if node.name().endswith("AccumulateGrad"):
+            found = node.variable
+            if isinstance(found, torch.nn.Parameter):
+                break
+        waiting += [following for following, _ in node.next_functions if following is not None]
+    return found
