@@ -1,0 +1,102 @@
+"""Judge the shim by the programs: `python -m tests.shim.loops [NAME…]` prints a table."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tests.shim.loops import children
+from tests.shim.loops.readme import write
+from tests.shim.loops.results import Result, Run, judge, tolerance
+
+
+def main() -> int:
+    """Run the programs; return 1 where one fails."""
+    parser = argparse.ArgumentParser(prog="python -m tests.shim.loops", description=__doc__)
+    parser.add_argument("names", metavar="NAME", nargs="*", help="programs, or parts of their names (default: all)")
+    parser.add_argument("--jobs", type=int, default=2, help="programs that run at a time (default: 2)")
+    parser.add_argument("--attempts", type=int, default=2, help="runs of a program whose errors look like noise")
+    parser.add_argument("--keep", type=Path, help="folder for what the programs write (default: a temporary folder)")
+    parser.add_argument("--results", type=Path, help="file for the results, as JSON")
+    parser.add_argument("--write", action="store_true", help="write the table into the shim's README")
+    parser.add_argument("--quiet", action="store_true", help="print no table")
+    arguments = parser.parse_args()
+    programs = sorted(
+        path
+        for path in children.PROGRAMS.glob("*.py")
+        if not arguments.names or any(name in path.stem for name in arguments.names)
+    )
+    if not programs:
+        parser.error("no program has such a name")
+    began = time.monotonic()
+    children.warm_up()
+    with tempfile.TemporaryDirectory(prefix="loops-") as temporary:
+        results = _results(programs, arguments.keep or Path(temporary), arguments)
+    if arguments.results:
+        rows = [{"program": result.program, "problems": result.problems} for result in results]
+        arguments.results.write_text(json.dumps(rows, indent=1))
+    failed = [result.program for result in results if result.problems]
+    if not arguments.quiet:
+        print(f"{len(results) - len(failed)} of {len(results)} ok, {time.monotonic() - began:.0f} s", end="")
+        print("; FAIL: " + " ".join(failed) if failed else "")
+    if arguments.write:
+        write(results)
+    return 1 if failed else 0
+
+
+def _results(programs: list[Path], folder: Path, arguments: argparse.Namespace) -> list[Result]:
+    runs: dict[tuple[Path, bool], Run] = {}
+    best: dict[Path, Result] = {}
+    attempts: dict[Path, int] = {}
+
+    def ended(task: children.Task, outcome: children.Ended) -> list[children.Task]:
+        program = task.program
+        runs[program, task.watched] = Run(task.folder, outcome.exit_code, outcome.seconds, outcome.payloads)
+        if (program, True) not in runs or (program, False) not in runs:
+            return []
+        result = judge(program, runs[program, False], runs[program, True])
+        attempts[program] = attempts.get(program, 0) + 1
+        if program not in best or not result.problems or len(result.problems) < len(best[program].problems):
+            best[program] = result
+        if result.timing_only and attempts[program] < arguments.attempts:
+            return [children.Task(program, True, folder / f"{program.stem}-watched-{attempts[program]}")]
+        if not arguments.quiet:
+            show(best[program])
+        return []
+
+    tasks = []
+    for program in programs:
+        tasks.append(children.Task(program, False, folder / f"{program.stem}-bare"))
+        tasks.append(children.Task(program, True, folder / f"{program.stem}-watched"))
+    children.run(tasks, arguments.jobs, ended)
+    return [best[program] for program in programs]
+
+
+def show(result: Result) -> None:
+    """Print one program's row: seconds of each phase, true/reported, `!` after those that are wrong."""
+    for number, rank in enumerate(result.ranks or (None,)):
+        name = result.program if number == 0 else f"  rank {rank.rank}" if rank else ""
+        verdict = "FAIL" if result.problems else "ok"
+        row = f"{name:<28} {verdict if number == 0 else '':<4} "
+        if rank is not None:
+            row += f"steps {_pair(rank.steps)} samples {_pair(rank.samples, rank.samples[0] is None)}"
+            for phase, (true, reported) in rank.phases.items():
+                wrong = "!" if abs(true - reported) > tolerance(true) else ""
+                row += f" {phase} {true:.3f}/{reported:.3f}{wrong}"
+        print(row, flush=True)
+    for problem in result.problems:
+        if not any(character.isdigit() for character in problem[-6:]) or "exit" in problem or "file" in problem:
+            print(f"{'':<33} {problem}", flush=True)
+
+
+def _pair(values: tuple[float | None, float | None], uncompared: bool = False) -> str:
+    shown = "/".join("-" if value is None else f"{value:g}" for value in values)
+    return shown if uncompared or values[0] == values[1] else shown + "!"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
