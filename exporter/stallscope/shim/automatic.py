@@ -1,4 +1,4 @@
-"""Watch a program's training loop without a line in it: what `stallscope run` starts, and what its children start."""
+"""Measure an unchanged training program: started by `stallscope run` and in the Python processes that it starts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import importlib.util
 import os
 import sys
 import time
-from collections.abc import MutableMapping
+from collections.abc import MutableMapping, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
@@ -14,66 +14,99 @@ from typing import Any
 from stallscope.shim.tolerance import switched_on, tolerate
 
 VARIABLE = "STALLSCOPE_AUTO"
-"""Environment variable that makes a Python started by such a program watch its loop as well."""
+"""Environment variable that makes a Python process started by such a program measure its loop as well."""
+AFTER_IMPORT = {
+    "torch": "stallscope.shim.integrations.pytorch:watch_any",
+}
+"""Functions to call once the program has imported a module: `package.module:function`, by the module's name.
+
+A function is called at most once in a process, inside the import of its module, with the moment when this process
+started to prepare for training, by the monotonic clock. Its own module is imported only then.
+"""
 _STARTUP = os.path.join(os.path.dirname(os.path.abspath(__file__)), "startup")
 
 
 def start() -> None:
-    """Watch whichever PyTorch loop begins in this process, once the program imports torch. Imports nothing itself."""
+    """Measure each training loop that begins in this process. Imports no framework itself."""
     if switched_on("STALLSCOPE_DISABLE") or any(isinstance(finder, _Finder) for finder in sys.meta_path):
         return
-    since = time.monotonic()
-    if "torch" in sys.modules:
-        _watch(since)
-    else:
-        sys.meta_path.insert(0, _Finder(since))
+    finder = _Finder(AFTER_IMPORT, time.monotonic())
+    sys.meta_path.insert(0, finder)
+    for name in AFTER_IMPORT:
+        if sys.modules.get(name) is not None:
+            finder.imported(name)
 
 
 def hand_on(environment: MutableMapping[str, str]) -> None:
-    """Let Pythons that are started in this environment do the same: they run a `sitecustomize` of ours first."""
+    """Measure Python processes that are started in this environment: they run a `sitecustomize` of Stallscope first."""
     environment[VARIABLE] = "1"
     paths = environment.get("PYTHONPATH", "").split(os.pathsep)
     if _STARTUP not in paths:
         environment["PYTHONPATH"] = os.pathsep.join([_STARTUP, *filter(None, paths)])
 
 
-def _watch(since: float) -> None:
-    try:
-        from stallscope.shim.integrations.pytorch import watch_any
-
-        watch_any(since)
-    except Exception as error:
-        tolerate(error, "looking into PyTorch")
-
-
 class _Finder:
-    """Finds torch as the other finders do, and hears when it has been imported."""
+    """Finds some modules as the other finders do, and calls a function once each of them is imported.
 
-    def __init__(self, since: float) -> None:
+    It stays in `sys.meta_path`: removing it while another thread imports would hide a finder from that thread.
+    """
+
+    def __init__(self, functions: dict[str, str], since: float) -> None:
+        self._functions = dict(functions)
         self._since = since
-        self._asking = False
 
-    def find_spec(self, name: str, *_: object) -> ModuleSpec | None:
-        if name != "torch" or self._asking:
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name not in self._functions:
             return None
-        self._asking = True
+        for finder in tuple(sys.meta_path):
+            find: Any = None if isinstance(finder, _Finder) else getattr(finder, "find_spec", None)
+            spec: ModuleSpec | None = None if find is None else find(name, path, target)
+            if spec is not None:
+                self._attach(spec)
+                return spec
+        return None
+
+    def imported(self, name: str) -> None:
+        """Call the function that belongs to a module."""
+        function = self._functions.pop(name, None)
+        if function is None:
+            return
+        module, _, attribute = function.partition(":")
         try:
-            spec = importlib.util.find_spec(name)
-        finally:
-            self._asking = False
-        if spec is not None and spec.loader is not None:
-            self._listen(spec)
-        return spec
+            getattr(importlib.import_module(module), attribute)(self._since)
+        except Exception as error:
+            tolerate(error, f"attaching to {name}")
 
-    def _listen(self, spec: ModuleSpec) -> None:
-        loader: Any = spec.loader
-        original = loader.exec_module
+    def _attach(self, spec: ModuleSpec) -> None:
+        holder: Any = spec
+        while isinstance(holder.loader, importlib.util.LazyLoader):  # loads the module at its first use
+            holder = holder.loader
+        if hasattr(holder.loader, "exec_module"):  # namespace packages have no loader
+            holder.loader = _Loader(holder.loader, spec.name, self)
 
-        def exec_module(module: ModuleType) -> None:
-            vars(loader).pop("exec_module", None)
-            original(module)
-            if self in sys.meta_path:
-                sys.meta_path.remove(self)
-                _watch(self._since)
 
-        loader.exec_module = exec_module
+class _Loader:
+    """Loads a module with its own loader, which it also leaves in the module, and reports the import."""
+
+    def __init__(self, loader: Any, name: str, finder: _Finder) -> None:
+        self._loader = loader
+        self._name = name
+        self._finder = finder
+
+    def __getattr__(self, attribute: str) -> Any:
+        if attribute in ("_loader", "_name", "_finder"):  # not set yet, in a copy
+            raise AttributeError(attribute)
+        return getattr(self._loader, attribute)
+
+    def __reduce_ex__(self, _: Any) -> Any:
+        return self._loader.__reduce_ex__(1)  # a pickle holds the loader alone; newer protocols check the class
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Execute the module."""
+        for holder, attribute in ((module.__spec__, "loader"), (module, "__loader__")):
+            if getattr(holder, attribute, None) is self:
+                setattr(holder, attribute, self._loader)
+        self._loader.exec_module(module)
+        self._finder.imported(self._name)
