@@ -17,6 +17,9 @@ VARIABLE = "STALLSCOPE_AUTO"
 """Environment variable that makes a Python process started by such a program measure its loop as well."""
 AFTER_IMPORT = {
     "torch": "stallscope.shim.integrations.pytorch:watch_any",
+    "torch._dynamo": "stallscope.shim.integrations.pytorch:pass_compiler",
+    "torch.distributed.checkpoint": "stallscope.shim.integrations.pytorch:observe_checkpoints",
+    "safetensors.torch": "stallscope.shim.integrations.pytorch:observe_checkpoints",
 }
 """Functions to call once the program has imported a module: `package.module:function`, by the module's name.
 

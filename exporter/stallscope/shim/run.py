@@ -121,6 +121,7 @@ class Run:
         process: Probe | None = None,
         pid: int | None = None,
         head_start: float = 0.0,
+        prepare: Callable[[Run], object] | None = None,
     ) -> None:
         """Start a run; its first report leaves at once.
 
@@ -142,6 +143,7 @@ class Run:
             process: another source of counters and gauges than this process.
             pid: another process number than this process'.
             head_start: seconds that this process has worked for the run already, which are initialization.
+            prepare: called before the first report, to book what happened in these seconds.
         """
         self.silent = True
         self.name = ""
@@ -198,6 +200,8 @@ class Run:
             self.silent = False
             self._phases = self.timeline.phases
             self.plan(samples_per_step, tokens_per_step, flops_per_step, steps_planned)
+            if prepare is not None:
+                prepare(self)
             lifetime.know(self)
             if clock is None:
                 lifetime.watch(self)

@@ -132,10 +132,16 @@ def seen() -> bool:
     return _loop is not None
 
 
-def observe_files(module: str) -> None:
-    """Observe a module that writes and reads checkpoints, which was imported just now."""
+def observe_checkpoints(_: float) -> None:
+    """Observe the modules that write and read checkpoints, of which another was imported."""
     if _patches is not None:
-        _patches.observe_files(module)
+        _patches.observe_checkpoints()
+
+
+def pass_compiler(_: float) -> None:
+    """Let `torch.compile`, which was imported just now, treat the observed calls of modules as it treats others."""
+    if _patches is not None:
+        _patches.calls.pass_compiler()
 
 
 def _find(shows: str = "") -> Loop | None:
@@ -164,16 +170,28 @@ def _begin(since: float, in_backward: bool) -> Loop:
         # A process that a program spawned as a rank has no launcher's variables.
         if "RANK" not in os.environ and torch.distributed.is_available() and torch.distributed.is_initialized():
             rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
-        run = Run(rank=rank, local_rank=rank, world_size=world_size, head_start=time.monotonic() - since)
-        if _patches is not None:
-            _patches.before.book(run, in_backward=in_backward)
+        run = Run(
+            rank=rank,
+            local_rank=rank,
+            world_size=world_size,
+            head_start=time.monotonic() - since,
+            prepare=lambda made: _patches.before.book(made, in_backward=in_backward) if _patches is not None else None,
+        )
     return _observed(run)
 
 
 def _observed(run: Run, *parts: Iterable[Any], counts_samples: bool = True) -> Loop:
     if _patches is None:
         raise RuntimeError("PyTorch is not observed")
-    loop = Loop(run, *parts, calls=_patches.calls, reduced=_patches.reduced, counts_samples=counts_samples)
+    loop = Loop(
+        run,
+        *parts,
+        calls=_patches.calls,
+        reduced=_patches.reduced,
+        before=_patches.before,
+        has_optimizers=_patches.has_optimizers or _waiting_since is None,
+        counts_samples=counts_samples,
+    )
     loop.gpu_found = _patches.on_gpu
     return loop
 

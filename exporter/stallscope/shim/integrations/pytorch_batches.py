@@ -31,6 +31,8 @@ class Pass:
         "fetched",
         "gradients",
         "in_hand",
+        "is_evaluated",
+        "is_prefetched",
         "loader",
         "nominal",
         "predicted",
@@ -39,7 +41,9 @@ class Pass:
         "workers",
     )
 
-    def __init__(self, loader: Any, trains: bool | None, predicted: bool, gradients: bool) -> None:
+    def __init__(
+        self, loader: Any, trains: bool | None, predicted: bool, gradients: bool, *, is_prefetched: bool = False
+    ) -> None:
         """Begin a pass.
 
         Args:
@@ -47,11 +51,15 @@ class Pass:
             trains: whether the pass is for training, where that is known.
             predicted: the same as far as it can be predicted.
             gradients: whether gradients were enabled when it began.
+            is_prefetched: whether another thread than the loop's iterates the loader.
         """
         self.loader: Callable[[], Any] = _nothing if loader is None else weakref.ref(loader)
         self.gradients = gradients
         self.trains = trains
         self.predicted = predicted
+        self.is_prefetched = is_prefetched
+        self.is_evaluated = False
+        """Whether the newest batch is for an evaluation."""
         self.before: Snapshot | None = None
         """When the pass began, while its time can still be moved."""
         self.ended = 0.0

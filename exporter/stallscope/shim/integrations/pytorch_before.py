@@ -9,12 +9,17 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from types import CodeType
 from typing import Any
 
 import torch
 
+from stallscope.shim import lifetime
+from stallscope.shim.integrations.pytorch_batches import leading_dimension
 from stallscope.shim.integrations.pytorch_forward import ModuleCalls
+from stallscope.shim.integrations.pytorch_input import FirstInput
 from stallscope.shim.run import Run
+from stallscope.shim.tolerance import tolerate
 
 _MOST_CALLS = 64
 _APART = 0.05
@@ -31,17 +36,43 @@ class Before:
             calls: the observed calls of modules.
         """
         self._observed = calls
+        self._input = FirstInput()
+        self._drawn = 0.0
+        self.samples = 0
+        """Samples in batches that other threads fetched."""
+        self.prefetch_seconds = 0.0
+        """Seconds in which they waited for them."""
         self._calls: deque[tuple[float, float]] = deque(maxlen=_MOST_CALLS)
         self._began: float | None = None
         self._gradients_off: float | None = None
         self._is_evaluation = False
-        self._seconds = {"evaluation": 0.0, "restore": 0.0}
+        self._seconds = {"checkpoint": 0.0, "evaluation": 0.0, "restore": 0.0}
 
-    def begin_forward(self, *_: Any) -> bool:
+    def expects_loop(self) -> bool:
+        """Return whether a loop may begin in this process, which is then the one that the other threads work for."""
+        return not lifetime.watched() and torch.utils.data.get_worker_info() is None
+
+    def prepared(self) -> None:
+        """Something was prepared that a loop uses, which may begin now: observe how its first batch is drawn."""
+        if threading.current_thread() is threading.main_thread() and not lifetime.watched():
+            self._input.begin()
+
+    def mode_switched(self, trains: bool) -> None:
+        """A module was switched to training or to evaluation mode."""
+        self.prepared()
+
+    def begin_forward(self, module: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> bool:
         """A module is called."""
         if threading.current_thread() is not threading.main_thread():
             return False
-        self._began = time.monotonic() if torch.is_grad_enabled() else None
+        if torch.is_grad_enabled():
+            self._input.end_with_call(arguments, options)
+            self._began = time.monotonic()
+            if self._input.seconds:
+                self._drawn, self._input.seconds = self._input.seconds, 0.0
+        else:
+            self._input.end()
+            self._began = None
         self._is_evaluation = self._is_evaluation or self._began is None
         self._observed.ignored = True
         return True
@@ -65,10 +96,24 @@ class Before:
                 self._seconds["evaluation"] += time.monotonic() - self._gradients_off
                 self._calls.clear()
             self._gradients_off = None
+            self.prepared()
+
+    def next_batch(self, iterator: Any, following: Callable[[Any], Any]) -> Any:
+        """Let a thread that is not the main one fetch a batch, for a loop that has not begun."""
+        began = time.monotonic()
+        try:
+            batch = following(iterator)
+        finally:
+            self.prefetch_seconds += time.monotonic() - began
+        try:
+            self.samples += leading_dimension(batch)
+        except Exception as error:
+            tolerate(error, "counting samples")
+        return batch
 
     def stored(self, phase: str, function: Callable[..., Any], arguments: tuple[Any, ...], options: Any) -> Any:
         """Let a checkpoint be written or read."""
-        if phase not in self._seconds or threading.current_thread() is not threading.main_thread():
+        if threading.current_thread() is not threading.main_thread():
             return function(*arguments, **options)
         began = time.monotonic()
         try:
@@ -83,28 +128,36 @@ class Before:
             run: a run on the monotonic clock, which has booked nothing but initialization.
             in_backward: whether a backward pass begins it, so that the forward pass before it was in the first step.
         """
+        self._input.end()
         timeline = run.timeline
         timeline.snapshot()
         for name, seconds in self._seconds.items():
             if 0.0 < seconds < timeline.initialization.seconds:
                 timeline.move(timeline.initialization, timeline.phase(name), seconds)
-        calls = list(self._calls)
+        calls, drawn = list(self._calls), self._drawn
         self._calls.clear()  # another loop may begin later
         self._seconds = dict.fromkeys(self._seconds, 0.0)
         if in_backward and calls:
-            self._begin_loop(run, calls)
+            self._begin_loop(run, calls, drawn)
 
-    def _begin_loop(self, run: Run, calls: list[tuple[float, float]]) -> None:
+    @property
+    def functions(self) -> set[CodeType]:
+        """Functions that were found to draw batches."""
+        return self._input.functions
+
+    def _begin_loop(self, run: Run, calls: list[tuple[float, float]], drawn: float) -> None:
         timeline = run.timeline
         forward = timeline.phase("forward")
         last = calls.pop()
         passes = [last]
         while calls and passes[0][0] - calls[-1][1] < max(_APART, last[1] - last[0]):
             passes.insert(0, calls.pop())
-        began = max(passes[0][0], timeline.now() - timeline.initialization.seconds)
+        began = max(passes[0][0] - drawn, timeline.now() - timeline.initialization.seconds)
         timeline.initialization.seconds -= timeline.mark - began
         timeline.mark = began
         timeline.begin_loop(began)
         timeline.snapshot()
         for start, end in passes:
             timeline.move(timeline.other, forward, end - max(start, began))
+        if drawn:
+            timeline.move(timeline.other, timeline.phase("data_wait"), passes[0][0] - began)

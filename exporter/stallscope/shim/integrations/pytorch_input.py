@@ -11,6 +11,7 @@ other call and in no wait for the device.
 from __future__ import annotations
 
 import sys
+import time
 import weakref
 from collections.abc import Mapping
 from types import CodeType, FrameType
@@ -28,6 +29,8 @@ _EVENT_COST = 0.25e-6
 _SWITCH_COST = 30e-6 if sys.version_info >= (3, 12) else 1e-6
 """Seconds that setting the hook takes, about: from 3.12 on, code has to be instrumented for it."""
 _MAX_RETURNED = 32
+_MOST_EVENTS = 4096
+"""Events that are observed before the loop begins: about a millisecond."""
 _DEVICE_WAITS = frozenset({"cpu", "item", "numpy", "print", "synchronize", "tolist", "write"})
 """Built-in calls of the loop itself that wait for the device or write logs."""
 
@@ -59,26 +62,17 @@ class _Returned:
 
 
 class InputCalls:
-    """Observes the intervals between the phases of one loop."""
+    """Observes the intervals between phases, and finds the calls that draw batches."""
 
-    def __init__(self, run: Run) -> None:
-        """Observe this run's loop."""
-        self._timeline = run.timeline
-        self._other = run.timeline.other
-        self._wait = run.timeline.phase("data_wait")
+    def __init__(self) -> None:
+        """Know no function that draws batches yet."""
         self._hook = self._profile
-        self._drawing: set[CodeType] = set()
+        self.functions: set[CodeType] = set()
         """Functions that draw batches."""
         self._returned: list[_Returned] = []
         self._newest: weakref.ref[Any] | None = None
         """The first input of the newest call of a module."""
-        self.moves = 0
-        """How often time was booked as input."""
-        self._intervals = 0
-        self._cost = _SWITCH_COST
-        """Seconds that observing the newest observed interval took, about."""
-        self._usual: dict[bool, tuple[float, float]] = {}
-        """Seconds of input and of all else in the newest observed interval, by whether a module's call ended it."""
+        self._has_modules = False
         # The present interval:
         self._began: float | None = None
         self._is_observed = False
@@ -91,7 +85,7 @@ class InputCalls:
     @property
     def drawing(self) -> bool:
         """Whether a function that draws batches is being called."""
-        return any(call.code in self._drawing for call in self._open)
+        return any(call.code in self.functions for call in self._open)
 
     def begin(self) -> None:
         """Begin an interval, at the end of a phase."""
@@ -99,21 +93,32 @@ class InputCalls:
         self._rest = self._moved = 0.0
         self._wait_began = None
         self._open.clear()
-        self._intervals += 1
         self._is_observed = self._is_due() and sys.getprofile() is None and sys.gettrace() is None
         if self._is_observed:
             self._events = 0
             sys.setprofile(self._hook)
 
-    def end(self) -> None:
-        """End it where a phase begins that is no call of a module."""
+    def end(self, *, computes_gradients: bool = False) -> None:
+        """End it where a phase begins that is no call of a module.
+
+        Args:
+            computes_gradients: whether it is a backward pass: in a program without modules, it is all that shows.
+        """
         self._stop()
-        if self._began is not None:
-            self._settle(is_call=False)
+        if self._began is None:
+            return
+        if computes_gradients and not self._has_modules:
+            for returned in self._returned:
+                if returned.is_own:
+                    self.functions.add(returned.code)
+                    self._move(returned.seconds)
+            self.forget()
+        self._settle(is_call=False)
 
     def end_with_call(self, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
         """End it where a module is called, and find out where the input came from."""
         self._stop()
+        self._has_modules = True
         if self._began is None:
             return
         inputs = [tensor for tensor in tensors([arguments, options]) if tensor.grad_fn is None]
@@ -132,19 +137,22 @@ class InputCalls:
     def _stop(self) -> None:
         if self._is_observed and self._began is not None and sys.getprofile() == self._hook:
             sys.setprofile(None)
-            self._cost = _SWITCH_COST + self._events * _EVENT_COST
 
     def _is_due(self) -> bool:
-        if self._intervals <= _FIRST:
-            return True
-        timeline = self._timeline
-        step = timeline.step_seconds / max(timeline.steps, 1)
-        return self._intervals % max(int(3.0 * self._cost / (_SHARE * step + 1e-9)), 1) == 0
+        """Return whether the next interval is to be observed."""
+        return True
 
     def _seconds(self) -> float:
-        """Return the seconds of `other` by now."""
-        timeline, other = self._timeline, self._other
-        return other.seconds + (timeline.now() - timeline.mark if timeline.current is other else 0.0)
+        """Return the seconds that passed outside of phases."""
+        raise NotImplementedError
+
+    def _move(self, seconds: float) -> None:
+        """Book seconds as the wait for input."""
+        raise NotImplementedError
+
+    def _settle(self, *, is_call: bool) -> None:
+        """End the interval."""
+        self._began = None
 
     def _profile(self, frame: FrameType, event: str, argument: Any) -> None:
         self._events += 1
@@ -161,15 +169,19 @@ class InputCalls:
 
     def _close_call(self, call: _Call, frame: FrameType, result: Any) -> None:
         seconds = self._seconds() - call.began
-        if call.code in self._drawing:
+        if call.code in self.functions:
             self._move(seconds)
-        elif result is not None and (values := _values(result)):
-            depth = len(self._open)
-            while self._returned and self._returned[-1].depth > depth:
-                self._returned.pop()
-            if len(self._returned) < _MAX_RETURNED:
-                self._returned.append(_Returned(frame, depth, seconds, values))
-        else:
+            return
+        values = None if result is None else _values(result)
+        if values is None:  # it may have kept what it drew
+            self._add_rest(seconds)
+            return
+        depth = len(self._open)
+        while self._returned and self._returned[-1].depth > depth:
+            self._returned.pop()
+        if values and len(self._returned) < _MAX_RETURNED:
+            self._returned.append(_Returned(frame, depth, seconds, values))
+        elif not values:
             self._add_rest(seconds)
 
     def _add_rest(self, seconds: float) -> None:
@@ -178,14 +190,18 @@ class InputCalls:
         else:
             self._rest += seconds
 
-    def _find(self, inputs: list[Any]) -> None:
-        """Find the call that drew these inputs, else take what the code of the loop itself did."""
+    def _find_behind(self, inputs: list[Any]) -> bool:
+        """Find the call that returned these inputs, or what they are views of."""
         for returned in reversed(self._returned):
             if any(_is_behind(value(), tensor) for value in returned.values for tensor in inputs):
-                self._drawing.add(returned.code)
+                self.functions.add(returned.code)
                 self._move(returned.seconds)
-                return
-        if self._drawing:
+                return True
+        return False
+
+    def _find(self, inputs: list[Any]) -> None:
+        """Find the call that drew these inputs, else take what the code of the loop itself did."""
+        if self._find_behind(inputs) or self.functions:
             return
         own = [returned for returned in self._returned if returned.is_own]
         if own:  # what the newest one returned was copied since, to the device or to another type
@@ -193,6 +209,47 @@ class InputCalls:
         else:
             rest = self._rest + sum(call.rest for call in self._open)
             self._move(self._seconds() - (self._began or 0.0) - rest)
+
+
+class LoopInput(InputCalls):
+    """The intervals of a loop."""
+
+    def __init__(self, run: Run) -> None:
+        """Observe this run's loop."""
+        super().__init__()
+        self._timeline = run.timeline
+        self._other = run.timeline.other
+        self._wait = run.timeline.phase("data_wait")
+        self.moves = 0
+        """How often time was booked as input."""
+        self._intervals = 0
+        self._cost = _SWITCH_COST
+        """Seconds that observing the newest observed interval took, about."""
+        self._usual: dict[bool, tuple[float, float]] = {}
+        """Seconds of input and of all else in the newest observed interval, by whether a module's call ended it."""
+
+    def _is_due(self) -> bool:
+        self._intervals += 1
+        if self._is_observed:
+            self._cost = _SWITCH_COST + self._events * _EVENT_COST
+        if self._intervals <= _FIRST:
+            return True
+        timeline = self._timeline
+        step = timeline.step_seconds / max(timeline.steps, 1)
+        return self._intervals % max(int(3.0 * self._cost / (_SHARE * step + 1e-9)), 1) == 0
+
+    def _seconds(self) -> float:
+        timeline, other = self._timeline, self._other
+        return other.seconds + (timeline.now() - timeline.mark if timeline.current is other else 0.0)
+
+    def _move(self, seconds: float) -> None:
+        timeline = self._timeline
+        timeline.snapshot()
+        seconds = min(seconds, self._other.seconds)
+        if seconds > 0.0:
+            timeline.move(self._other, self._wait, seconds)
+            self._moved += seconds
+            self.moves += 1
 
     def _settle(self, *, is_call: bool) -> None:
         """Learn from an interval that was observed; estimate what another one held."""
@@ -205,25 +262,55 @@ class InputCalls:
         if moved > 0.0:
             self._move(elapsed - rest)
 
+
+class FirstInput(InputCalls):
+    """The time before a loop's first call of a module, in which its first batch was drawn.
+
+    Anything may happen then, so only so many events are observed.
+    """
+
+    def __init__(self) -> None:
+        """Observe nothing yet."""
+        super().__init__()
+        self.seconds = 0.0
+        """Seconds in which the first batch was drawn, by the end of the newest interval."""
+
+    def begin(self) -> None:
+        """Begin to observe, once more."""
+        self._stop()
+        self.seconds = 0.0
+        super().begin()
+
+    def _seconds(self) -> float:
+        return time.monotonic()
+
     def _move(self, seconds: float) -> None:
-        timeline = self._timeline
-        timeline.snapshot()
-        seconds = min(seconds, self._other.seconds)
-        if seconds > 0.0:
-            timeline.move(self._other, self._wait, seconds)
-            self._moved += seconds
-            self.moves += 1
+        self.seconds = self._moved = seconds
+
+    def _find(self, inputs: list[Any]) -> None:
+        self._find_behind(inputs)
+
+    def _profile(self, frame: FrameType, event: str, argument: Any) -> None:
+        super()._profile(frame, event, argument)
+        if self._events > _MOST_EVENTS:
+            self._stop()
+            self._began = None
 
 
-def _values(result: Any) -> list[weakref.ref[Any]]:
-    """Return weak references to the tensors without gradients and the arrays in what a call returned."""
-    found = [weakref.ref(tensor) for tensor in tensors(result) if tensor.grad_fn is None and not tensor.requires_grad]
+def _values(result: Any) -> list[weakref.ref[Any]] | None:
+    """Return weak references to the tensors and arrays in what a call returned; None where there are none.
+
+    The list is empty where a tensor has a gradient: such a call computes, and draws no batch.
+    """
+    found = list(tensors(result))
+    if any(tensor.grad_fn is not None for tensor in found):
+        return []
     numpy = sys.modules.get("numpy")
     if numpy is not None and not found:
         several = list(result.values()) if isinstance(result, Mapping) else result
         several = several[:16] if isinstance(several, (list, tuple)) else [several]
-        found = [weakref.ref(value) for value in several if isinstance(value, numpy.ndarray)]
-    return found
+        found = [value for value in several if isinstance(value, numpy.ndarray)]
+    return [weakref.ref(value) for value in found] or None
 
 
 def _is_behind(value: Any, tensor: Any) -> bool:

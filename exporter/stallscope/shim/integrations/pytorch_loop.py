@@ -6,33 +6,54 @@ report is sent, and `Timeline.rebook` moves the time once it is known.
 
 from __future__ import annotations
 
+import functools
 import sys
 import weakref
 from collections.abc import Callable, Iterable
 from threading import get_ident
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
 from stallscope.shim.integrations.pytorch_batches import Pass
 from stallscope.shim.integrations.pytorch_device import DeviceClock, ReducerClock, Span, tell_allocator
 from stallscope.shim.integrations.pytorch_forward import ModuleCalls
-from stallscope.shim.integrations.pytorch_input import InputCalls
+from stallscope.shim.integrations.pytorch_input import LoopInput
 from stallscope.shim.integrations.pytorch_updates import Updates
 from stallscope.shim.run import Run
 from stallscope.shim.timeline import STEP_PHASES, Phase
 from stallscope.shim.tolerance import number, tolerate
 
 if TYPE_CHECKING:
+    from stallscope.shim.integrations.pytorch_before import Before
     from stallscope.shim.timeline import Snapshot
 
 _AT_ONCE = 0.01
 """Seconds after which the making of a loader's iterator no longer belongs to the wait for its first batch."""
 _USUAL = 2
 """Steps in a row with calls without gradients, after which such calls are a part of each step."""
+_PATIENCE = 16
+"""Updates by the program after which an optimizer that was never seen to step is held not to be in use."""
 _BY_HAND = 0
 """Stands for an optimizer where the program updates its parameters itself."""
 _PRECISIONS = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
+
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def guarded(method: Method) -> Method:
+    """Log a mistake of the observing once, and let the training go on as if nothing had been observed."""
+
+    @functools.wraps(method)
+    def safe(self: Any, *arguments: Any) -> Any:
+        try:
+            return method(self, *arguments)
+        except Exception as error:
+            tolerate(error, "observing a loop")
+            return None
+
+    return safe  # type: ignore[return-value]  # the same arguments, and falsehood in place of an error
 
 
 class Evaluation:
@@ -64,6 +85,8 @@ class Loop:
         *,
         calls: ModuleCalls,
         reduced: Iterable[Any] = (),
+        before: Before | None = None,
+        has_optimizers: bool = True,
         counts_samples: bool = True,
     ) -> None:
         """Begin to observe.
@@ -75,6 +98,8 @@ class Loop:
             loaders: that are trained from, any other being for evaluation; none: as predicted and then observed.
             calls: the observed calls of modules.
             reduced: models whose gradients `DistributedDataParallel` reduces over ranks.
+            before: what happened before the loop began.
+            has_optimizers: whether the program has optimizers of PyTorch.
             counts_samples: whether to count samples by the size of batches.
         """
         self.run = run
@@ -107,7 +132,7 @@ class Loop:
         self._passes: weakref.WeakKeyDictionary[Any, Pass] = weakref.WeakKeyDictionary()
         self._roles: weakref.WeakKeyDictionary[Any, dict[bool, bool]] = weakref.WeakKeyDictionary()
         self._fetched: list[Pass] = []  # passes with batches since the last backward pass
-        self._waits = 0
+        self._waits = self._wait.occurrences
         self._exhausted = False  # whether the newest pass has no more batches
         self._batches = 0  # since the boundary
         self._samples = 0
@@ -122,9 +147,13 @@ class Loop:
         self._evaluating: Evaluation | None = None
         self._evaluated: Snapshot | None = None  # when the newest evaluation ended
         self._called_for_evaluation = False
+        self._is_evaluation_mode = False  # whether a module was switched to it since training
         self._calls_between = 0  # steps in a row with calls without gradients since the step before
         self._called_between = False
-        self._input = InputCalls(run)
+        self._before = before
+        self._input = LoopInput(run)
+        if before is not None:
+            self._input.functions |= before.functions
         # Optimizers
         self._cycle: set[int] = set()  # that stepped since the boundary
         self._newest = 0  # that stepped
@@ -136,7 +165,7 @@ class Loop:
         self._skipped = 0
         self._inside: list[int] = []
         self._optimizer_span: Span | None = None
-        self._updates: Updates | None = Updates()
+        self._updates: Updates | None = Updates(_PATIENCE if has_optimizers else 0)
         self._captured: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
         self._capture: set[str] | None = None  # what the graph that is being captured contains
         self._reducers: weakref.WeakKeyDictionary[Any, ReducerClock] = weakref.WeakKeyDictionary()
@@ -166,78 +195,133 @@ class Loop:
 
     def begin_pass(self, loader: Any, begin: Callable[[Any], Any]) -> Any:
         """Let a loader make its iterator, for which its workers start."""
-        if self._elsewhere():
-            return self._prefetched(begin, loader)
-        if self._timed_elsewhere():
+        made = self._new_pass(loader)
+        if made is None:
             return begin(loader)
-        gradients = torch.is_grad_enabled()
-        trains = None if self._all_loaders else loader in self._loaders
-        predicted = self._predict(loader, gradients) if trains is None else trains
-        made = Pass(loader, trains, predicted, gradients)
-        if trains is False or (trains is None and not gradients and not predicted):
-            made.trains = False
-            iterator = self._evaluate_pass(begin, loader)
+        if made.trains is False:
+            iterator = begin(loader)
+        elif made.is_prefetched:
+            iterator = self._prefetched(begin, loader)
+        elif self._timeline.looping:
+            iterator = self._waited(begin, loader)
         else:
-            self._close_for_training()
-            made.before = self._timeline.snapshot()
-            iterator = self._waited(begin, loader) if self._timeline.looping else begin(loader)
-        made.ended = self._timeline.now()
-        self._passes[iterator] = made
+            iterator = begin(loader)
+        self._keep_pass(iterator, made)
         return iterator
 
     def next_batch(self, iterator: Any, following: Callable[[Any], Any]) -> Any:
         """Let a loader's iterator return its next batch."""
-        if self._elsewhere():
-            return self._prefetched(following, iterator)
-        if self._timed_elsewhere():
-            return following(iterator)
-        found = self._passes.get(iterator)
+        found = self._begin_fetch(iterator)
         if found is None:
-            found = self._passes[iterator] = Pass(
-                None, None, self._predict(None, torch.is_grad_enabled()), torch.is_grad_enabled()
-            )
-        if found.trains is None and found.taken:
-            self._decide(found)
-        if found.trains is False:
-            return self._evaluated_batch(iterator, following)
-        return self._training_batch(iterator, found, following)
-
-    def _training_batch(self, iterator: Any, found: Pass, following: Callable[[Any], Any]) -> Any:
-        self._close_for_training()
-        if found.before is None and found.trains is None:
-            found.before = self._timeline.snapshot()
-        follows_at_once = self._timeline.now() - found.ended < _AT_ONCE
-        if found.before is not None and not self._timeline.looping and not found.fetched and follows_at_once:
-            self._begin_with(found.before)
-        self._exhausted = True
+            return following(iterator)
         try:
-            batch = self._waited(following, iterator)
-        except StopIteration:
-            if found.trains is None and found.taken:
-                self._decide(found)
-                self._end_evaluation()
-                self._exhausted = False
+            if found.is_prefetched:
+                batch = self._prefetched(following, iterator)
+            elif found.is_evaluated:
+                batch = following(iterator)
+            else:
+                batch = self._waited(following, iterator)
+        except BaseException as error:
+            self._end_pass(found, iterator, error)
             raise
-        finally:
-            self._timeline.held = True
-        self._exhausted = False
-        self._batches += 1
-        self._take(found, batch)
+        if not found.is_evaluated:
+            self._take(found, batch)
         return batch
 
+    @guarded
+    def _new_pass(self, loader: Any) -> Pass | None:
+        gradients = torch.is_grad_enabled()
+        if self._elsewhere():
+            return Pass(loader, True, True, gradients, is_prefetched=True)
+        if self._timed_elsewhere():
+            return None
+        trains = None if self._all_loaders else loader in self._loaders
+        predicted = self._predict(loader, gradients) if trains is None else trains
+        if trains is None and not gradients and not predicted:
+            trains = False
+        made = Pass(loader, trains, predicted, gradients)
+        if trains is False:
+            if self._evaluating is None:
+                self._open_evaluation(self._hint, None)
+        else:
+            self._close_for_training()
+            made.before = self._timeline.snapshot()
+        return made
+
+    @guarded
+    def _keep_pass(self, iterator: Any, made: Pass) -> None:
+        made.ended = self._timeline.now()
+        self._passes[iterator] = made
+        if made.trains is False and self._evaluating is not None and self._evaluating.iterator is None:
+            self._follow(iterator)
+
+    @guarded
+    def _begin_fetch(self, iterator: Any) -> Pass | None:
+        """Return the pass that a batch is fetched for, after it was decided what for; None where it is not observed."""
+        found = self._passes.get(iterator)
+        if self._elsewhere():
+            if found is None:
+                found = self._passes[iterator] = Pass(None, True, True, True, is_prefetched=True)
+            return found if found.is_prefetched else None
+        if self._timed_elsewhere():
+            return None
+        gradients = torch.is_grad_enabled()
+        if found is None:
+            found = self._passes[iterator] = Pass(None, None, self._predict(None, gradients), gradients)
+        found.is_prefetched = False
+        if found.trains is None and found.taken:
+            self._decide(found)
+        if found.trains is None and found.gradients and not gradients:
+            found.trains = False
+        found.is_evaluated = found.trains is False or (found.gradients and not gradients)
+        if found.is_evaluated:
+            if self._evaluating is None:
+                self._open_evaluation(self._hint, iterator)
+            elif self._evaluating.iterator is None:
+                self._follow(iterator)
+            return found
+        self._close_for_training()
+        if found.trains is None and not found.fetched:
+            if found.before is None or self._timeline.now() - found.ended > _AT_ONCE:
+                found.before = self._timeline.snapshot()
+            elif not self._timeline.looping:
+                self._begin_with(found.before)
+        self._exhausted = True
+        return found
+
+    @guarded
+    def _end_pass(self, found: Pass, iterator: Any, error: BaseException) -> None:
+        """A pass has no more batches, or failed."""
+        if found.is_prefetched:
+            return
+        if found.is_evaluated:
+            evaluating = self._evaluating
+            if evaluating is not None and evaluating.iterator is not None and evaluating.iterator() is iterator:
+                self._leave_evaluation()
+        elif found.trains is None and found.taken and isinstance(error, StopIteration):
+            self._decide(found)
+            self._end_evaluation()
+            self._exhausted = False
+
+    @guarded
     def _take(self, found: Pass, batch: Any) -> None:
-        try:
-            if found.trains:
-                self._samples += found.in_hand
-                found.in_hand = 0
-            if self._counts_samples and self.run.batch_size is None:
-                found.in_hand += found.samples(batch)
+        counts = self._counts_samples and self.run.batch_size is None
+        if found.is_prefetched:
+            self._samples += found.samples(batch) if counts else 0
             found.fetched += 1
-            found.taken = False
-            if found not in self._fetched:
-                self._fetched.append(found)
-        except Exception as error:
-            tolerate(error, "counting samples")
+            return
+        self._timeline.held = True
+        self._exhausted = False
+        self._batches += 1
+        if found.trains:
+            self._samples += found.in_hand
+            found.in_hand = 0
+        if counts:
+            found.in_hand += found.samples(batch)
+        found.fetched += 1
+        found.taken = False
+        if found not in self._fetched:
+            self._fetched.append(found)
 
     def _decide(self, found: Pass) -> None:
         """Decide that a pass is an evaluation, whose batches were used without a backward pass."""
@@ -253,7 +337,7 @@ class Loop:
             found.before = None
 
     def _predict(self, loader: Any, gradients: bool) -> bool:
-        """Predict whether a pass trains, as the one before did in the same mode, else by the modes of what is trained."""
+        """Predict whether a pass trains: as the one before did in this mode, else by the modes of what is trained."""
         known = None if loader is None else self._roles.get(loader, {}).get(gradients)
         if known is not None:
             return known
@@ -288,6 +372,7 @@ class Loop:
 
     # Evaluation
 
+    @guarded
     def gradients_switched(self) -> None:
         """Take note that a context may have switched gradients off, or on again."""
         if self._elsewhere():
@@ -304,12 +389,14 @@ class Loop:
         elif not self._called_for_evaluation:
             self._hint = None
 
+    @guarded
     def mode_switched(self, trains: bool) -> None:
         """Take note that a module was switched to training or to evaluation mode."""
         if self._elsewhere():
             return
         if not trains:
             self._begin_hint()
+            self._is_evaluation_mode = True
             return
         if self._evaluating is not None:
             if not self._evaluating.in_context:
@@ -327,33 +414,13 @@ class Loop:
 
     def _forget_hints(self) -> None:
         self._hint = self._evaluated = None
-        self._called_for_evaluation = False
-
-    def _evaluate_pass(self, begin: Callable[[Any], Any], loader: Any) -> Any:
-        if self._evaluating is not None:
-            return begin(loader)
-        self._open_evaluation(self._hint, None)
-        iterator = begin(loader)
-        self._follow(iterator)
-        return iterator
-
-    def _evaluated_batch(self, iterator: Any, following: Callable[[Any], Any]) -> Any:
-        if self._evaluating is None:
-            self._open_evaluation(self._hint, iterator)
-        elif self._evaluating.iterator is None:
-            self._follow(iterator)
-        try:
-            return following(iterator)
-        except BaseException:
-            evaluating = self._evaluating
-            if evaluating is not None and evaluating.iterator is not None and evaluating.iterator() is iterator:
-                self._leave_evaluation()
-            raise
+        self._called_for_evaluation = self._is_evaluation_mode = False
 
     def _follow(self, iterator: Any) -> None:
         if self._evaluating is not None:
             self._evaluating.iterator = weakref.ref(iterator, self._dropped)
 
+    @guarded
     def _dropped(self, reference: weakref.ref[Any]) -> None:
         """End the evaluation whose loader was left early."""
         if self._evaluating is not None and reference is self._evaluating.iterator and not self._elsewhere():
@@ -369,7 +436,7 @@ class Loop:
 
     def _open_evaluation(self, since: Snapshot | None, iterator: Any) -> None:
         timeline, evaluation = self._timeline, self._evaluation
-        self._stop_input()
+        self._input.end()
         self._leave_optimizers()
         before = evaluation.occurrences
         if since is not None:
@@ -392,32 +459,26 @@ class Loop:
             self._evaluated = self._timeline.snapshot()
             self._begin_input()
 
-    def _close_for_training(self) -> None:
+    def _close_for_training(self, *, computes_gradients: bool = False) -> None:
         """Training goes on: whatever was an evaluation is over."""
         self._end_evaluation()
-        self._stop_input()
+        self._input.end(computes_gradients=computes_gradients)
         self._forget_hints()
 
     # Modules
 
+    @guarded
     def begin_forward(self, module: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> bool:
         """Begin `forward`, unless the call belongs to something else; return whether `end_forward` is to follow."""
-        try:
-            if self._elsewhere() or self._evaluating_goes_on() or not self._is_model(module):
-                return False
-            gradients = torch.is_grad_enabled()
-            if not gradients and (not self._timeline.looping or self.run.claimed_by):
-                return False
-            if not gradients and self._is_evaluation(module):
-                self._open_evaluation(self._hint, None)
-                return False
-            return self._enter_forward(module, gradients, arguments, options)
-        except Exception as error:
-            tolerate(error, "observing a module")
+        if self._elsewhere() or self._evaluating_goes_on() or not self._is_model(module):
             return False
-
-    def _enter_forward(self, module: Any, gradients: bool, arguments: Any, options: Any) -> bool:
-        self._stop_input((arguments, options))
+        gradients = torch.is_grad_enabled()
+        if not gradients and (not self._timeline.looping or self.run.claimed_by):
+            return False
+        if not gradients and self._is_evaluation(module):
+            self._open_evaluation(self._hint, None)
+            return False
+        self._input.end_with_call(arguments, options)
         for found in self._fetched:
             found.taken = True
         if gradients:
@@ -433,6 +494,7 @@ class Loop:
         self._calls.ignored = True
         return True
 
+    @guarded
     def end_forward(self) -> None:
         """End `forward`."""
         self._calls.ignored = False
@@ -460,10 +522,10 @@ class Loop:
 
     def _is_evaluation(self, module: Any) -> bool:
         """Return whether a call without gradients evaluates what is trained, rather than being a part of the step."""
-        if module not in self._trained and getattr(module, "_orig_mod", None) not in self._trained:
-            return False
         if self._called or (self._batches and not self._cycle):
             return False
+        if module not in self._trained and getattr(module, "_orig_mod", None) not in self._trained:
+            return self._is_evaluation_mode  # else it may be a teacher
         if not module.training:
             return True
         self._called_between = True
@@ -505,21 +567,20 @@ class Loop:
             self._leave(self._backward, span)
             self._end_backward()
 
+    @guarded
     def _begin_backward(self, arguments: tuple[Any, ...]) -> None:
-        try:
-            self._close_for_training()
-            self._prove()
-            if self._updates is not None and self._updates.is_applied():
-                self._step_by_hand()
-            if self._updates is not None:
-                self._updates.expect(arguments)
-            self._backwards += 1
-            self._timeline.held = False
-            if (now := self._timeline.now()) >= self._timeline.due:
-                self._timeline.publish(now)
-        except Exception as error:
-            tolerate(error, "observing a backward pass")
+        self._close_for_training(computes_gradients=True)
+        self._prove()
+        if self._updates is not None and self._updates.is_applied():
+            self._step_by_hand()
+        if self._updates is not None:
+            self._updates.expect(arguments)
+        self._backwards += 1
+        self._timeline.held = False
+        if (now := self._timeline.now()) >= self._timeline.due:
+            self._timeline.publish(now)
 
+    @guarded
     def _end_backward(self) -> None:
         if self._updates is not None:
             self._updates.note()
@@ -559,6 +620,7 @@ class Loop:
         self._newest = _BY_HAND
         self._mark_within_batch()
 
+    @guarded
     def begin_optimizer(self, optimizer: Any) -> None:
         """Begin the step of an optimizer. One that is called by another is a part of it."""
         if not self._own() or not (self._all_optimizers or optimizer in self._optimizers):
@@ -580,6 +642,7 @@ class Loop:
             self._optimizer_span = self._enter(self._optimizing)
         self._inside.append(key)
 
+    @guarded
     def end_optimizer(self, optimizer: Any) -> None:
         """End it."""
         key = id(optimizer)
@@ -610,7 +673,7 @@ class Loop:
         """Let `torch.autograd.grad` compute gradients, which no optimizer need follow."""
         if self._elsewhere() or self._timeline.current.name not in _BETWEEN or self._capture is not None:
             return function(*arguments, **options)
-        self._stop_input()
+        self._input.end()
         if all(found.predicted for found in self._fetched):
             self._prove()
         with self._backward:
@@ -618,6 +681,7 @@ class Loop:
         self._begin_input()
         return result
 
+    @guarded
     def begin_capture(self, graph: Any) -> None:
         """A CUDA graph is captured: what is called now is done only when the graph is replayed."""
         if not self._elsewhere():
@@ -696,7 +760,15 @@ class Loop:
         """Let a checkpoint be written or read. One that is a part of loading data, or of computing, is not apart."""
         if self._elsewhere() or self._timeline.current.name not in _BETWEEN or self._input.drawing:
             return function(*arguments, **options)
-        self._stop_input()
+        timeline, initialization = self._timeline, self._timeline.initialization
+        if not timeline.looping:
+            timeline.snapshot()
+            began = initialization.seconds
+            result = function(*arguments, **options)
+            timeline.snapshot()
+            timeline.move(initialization, timeline.phase(phase), initialization.seconds - began)
+            return result
+        self._input.end()
         with self.run.phase(phase):
             result = function(*arguments, **options)
         self._begin_input()
@@ -762,12 +834,6 @@ class Loop:
         if self._wait.occurrences <= self._waits + self._input.moves:  # else the program times its own waits
             self._input.begin()
 
-    def _stop_input(self, called_with: tuple[tuple[Any, ...], dict[str, Any]] | None = None) -> None:
-        if called_with is None:
-            self._input.end()
-        else:
-            self._input.end_with_call(*called_with)
-
     def _enter(self, phase: Phase) -> Span | None:
         phase.__enter__()
         return None if self.device is None or phase.hidden else self.device.begin(phase.name)
@@ -779,6 +845,7 @@ class Loop:
 
     # Reports
 
+    @guarded
     def _refresh(self) -> None:
         if self._closed:
             return
@@ -795,6 +862,10 @@ class Loop:
             self._hint = timeline.snapshot()
         self._evaluated = None
         self._input.forget()
+        if self._before is not None:  # another thread may have fetched since
+            self._samples += self._before.samples
+            self._prefetching += self._before.prefetch_seconds
+            self._before.samples, self._before.prefetch_seconds = 0, 0.0
         if self._samples and self._counts_samples and self.run.batch_size is None:
             self.run.add("samples", self._samples)
         self._samples = 0

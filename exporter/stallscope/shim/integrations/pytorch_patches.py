@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any, Literal, Protocol
 from weakref import WeakSet
@@ -98,6 +99,8 @@ class Patches:
         """What happens before the loop begins."""
         self.reduced: WeakSet[Any] = WeakSet()
         """Models whose gradients `DistributedDataParallel` reduces over ranks."""
+        self.has_optimizers = False
+        """Whether the program has made an optimizer."""
         self._replaced: list[tuple[Any, str, Any, Any]] = []
         self._handles = [
             register_optimizer_step_pre_hook(self._optimizer_begins),
@@ -109,6 +112,7 @@ class Patches:
         self._replace(torch.autograd, "backward", self._backward)
         self._replace(torch.autograd, "grad", self._grad)
         self._replace(torch.nn.Module, "train", self._train)
+        self._replace(torch.optim.Optimizer, "add_param_group", self._make_optimizer)
         self._replace(torch, "compile", self._compile)
         self._replace(torch.nn.Module, "compile", self._compile)
         self._replace(torch.amp.GradScaler, "step", self._scaled_step)
@@ -127,15 +131,17 @@ class Patches:
             self._replace(torch.cuda.CUDAGraph, "capture_begin", self._capture)
             self._replace(torch.cuda.CUDAGraph, "capture_end", self._captured)
             self._replace(torch.cuda.CUDAGraph, "replay", self._replay)
-        for module in _FILES:
-            self.observe_files(module)
+        self._observed_modules: set[str] = set()
+        self.observe_checkpoints()
 
-    def observe_files(self, name: str) -> None:
-        """Observe a module's functions that write and read checkpoints, if it is imported."""
-        module = sys.modules.get(name)
-        if module is not None:
-            for function, phase in _FILES[name].items():
-                self._replace(module, function, functools.partial(self._store, phase))
+    def observe_checkpoints(self) -> None:
+        """Observe the functions that write and read checkpoints, of all modules that are imported by now."""
+        for name in _FILES.keys() - self._observed_modules:
+            module = sys.modules.get(name)
+            if module is not None:
+                self._observed_modules.add(name)
+                for function, phase in _FILES[name].items():
+                    self._replace(module, function, functools.partial(self._store, phase))
 
     def on_gpu(self) -> None:
         """Time copies to the GPU, now that there is one."""
@@ -180,11 +186,13 @@ class Patches:
         return observed
 
     def _next(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        find = self._find
+        find, before = self._find, self.before
 
         def observed(iterator: Any) -> Any:
             loop = find("loader")
-            return original(iterator) if loop is None else loop.next_batch(iterator, original)
+            if loop is None and (threading.current_thread() is threading.main_thread() or not before.expects_loop()):
+                return original(iterator)
+            return (loop or before).next_batch(iterator, original)
 
         return observed
 
@@ -209,17 +217,27 @@ class Patches:
         return observed
 
     def _train(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        find, calls = self._find, self.calls
+        find, before, calls = self._find, self.before, self.calls
 
         def observed(module: Any, mode: bool = True) -> Any:
-            if calls.ignored or torch.compiler.is_compiling() or (loop := find()) is None:
+            if calls.ignored or torch.compiler.is_compiling():
                 return original(module, mode)
             calls.ignored = True  # it is called again for each inner module
             try:
                 return original(module, mode)
             finally:
                 calls.ignored = False
-                loop.mode_switched(mode)
+                (find() or before).mode_switched(mode)
+
+        return observed
+
+    def _make_optimizer(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def observed(optimizer: Any, *arguments: Any, **options: Any) -> Any:
+            result = original(optimizer, *arguments, **options)
+            self.has_optimizers = True
+            if self._find() is None:
+                self.before.prepared()
+            return result
 
         return observed
 

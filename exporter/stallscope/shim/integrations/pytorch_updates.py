@@ -19,8 +19,13 @@ class Updates:
     gradients and never clears them, each update of the parameter in place counts.
     """
 
-    def __init__(self) -> None:
-        """Know nothing yet."""
+    def __init__(self, patience: int) -> None:
+        """Know nothing yet.
+
+        Args:
+            patience: how many updates show that the program applies gradients itself.
+        """
+        self._patience = patience
         self.is_by_hand = False
         """Whether gradients were found to be applied by the program."""
         self.is_pending = False
@@ -54,8 +59,9 @@ class Updates:
         )
         if applied:
             self.is_pending = False
-            self.is_by_hand = True
-        return applied
+            self._patience -= 1
+            self.is_by_hand = self._patience < 0
+        return applied and self.is_by_hand
 
 
 def _state(gradient: Any) -> tuple[int, int]:

@@ -14,7 +14,7 @@ parameters = [w1, w2]
 
 @truth("data_wait")
 def sample_batch():
-    time.sleep(0.02)
+    time.sleep(0.01)
     x = torch.randn(16, 8)
     return x, x.sum(1, keepdim=True)
 
