@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import io
 import os
 import select
 import signal
@@ -37,6 +38,8 @@ WARM = (
     "stallscope.cli.run",
 )
 """Modules that take long to import; those that are not installed are left out."""
+disabled = False
+"""Whether Stallscope is switched off, to check the programs."""
 
 
 class Task(NamedTuple):
@@ -65,8 +68,22 @@ def warm_up() -> None:
         with contextlib.suppress(ImportError):
             __import__(name)
     import torch
+    from torch.utils.data import DataLoader, TensorDataset
 
     torch.set_num_threads(1)
+    # What is lazy at its first use is done here. No backward pass: its threads do not survive a fork.
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.AdamW(model.parameters())
+    for (inputs,) in DataLoader(TensorDataset(torch.ones(4, 4)), batch_size=2, shuffle=True):
+        torch.nn.functional.cross_entropy(model(inputs), torch.zeros(2, dtype=torch.long))
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad()
+    file = io.BytesIO()
+    torch.save(optimizer.state_dict(), file)
+    file.seek(0)
+    torch.load(file)
 
 
 def run(tasks: Sequence[Task], jobs: int, ended: Callable[[Task, Ended], Sequence[Task]]) -> None:
@@ -162,6 +179,8 @@ def _prepare(task: Task) -> None:
         HF_HUB_OFFLINE="1",
         HF_HOME=str(task.folder / "huggingface"),
     )
+    if disabled:
+        os.environ["STALLSCOPE_DISABLE"] = "1"
     sys.path.insert(1, str(HELPERS))
     atexit._clear()  # what the parent registered is the parent's
     sys.argv[:] = [str(task.program)]
@@ -191,7 +210,7 @@ def _status(main: Callable[[], object]) -> int:
         trace = error.__traceback__
         while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
             trace = trace.tb_next
-        sys.excepthook(type(error), error, trace)
+        sys.excepthook(type(error), error.with_traceback(trace), trace)
         return 1
     if status is None or isinstance(status, int):
         return (status or 0) & 0xFF

@@ -9,7 +9,8 @@
 
 Phases nest as in a report: time in an inner phase is taken out of the outer phase, except that `evaluation` and
 `restore` keep the time of all step phases inside. The first wait for data, forward, backward or optimizer begins the
-loop; time before it is `initialization`, and time of the loop in no phase is `other`. Only the thread and the process
+loop; time before it is `initialization`, and time of the loop in no phase is `other`. Where two phases are equally
+right, name both: `truth("data_wait or other")`. Only the thread and the process
 that imported this module (or called `truth.rank`) are recorded.
 """
 
@@ -76,7 +77,7 @@ class Truth:
             yield
             return
         self._book()
-        if self._loop is None and not self._open and phase in OPENING:
+        if self._loop is None and not self._open and phase.partition(" ")[0] in OPENING:
             self._loop = self._mark
         self._open.append(phase)
         try:
@@ -126,6 +127,8 @@ class Truth:
             return
         self._book()
         self._finished = True
+        if self._loop is None:  # a process that only started the ranks
+            return
         record = {
             "rank": self._rank,
             "steps": self._steps,
