@@ -376,25 +376,29 @@ class Timeline:
         self.mark = now
         return {phase: (phase.seconds, phase.occurrences, phase.peak) for phase in self.phases.values()}
 
-    def rebook(self, before: Snapshot, target: Phase, sources: Collection[str] = STEP_PHASES) -> None:
+    def rebook(self, before: Snapshot, target: Phase, sources: Collection[str], after: Snapshot | None = None) -> None:
         """Move time to the phase that it turned out to belong to. Only time that no report contained may be moved.
 
         Args:
             before: the snapshot from when that time began.
             target: the phase that the time belongs to.
             sources: names of the phases that may lose time.
+            after: the snapshot from when that time ended; now by default.
         """
-        self.snapshot()
+        now = self.snapshot()
+        after = now if after is None else after
         moved = from_steps = 0.0
         for phase in self.phases.values():
             seconds, occurrences, peak = before.get(phase, (0.0, 0, 0.0))
-            added = phase.seconds - seconds
+            until, occurred, _ = after.get(phase, (0.0, 0, 0.0))
+            added = until - seconds
             if added <= 0.0 or phase is target or phase.name not in sources:
                 continue
-            phase.seconds = seconds
-            phase.mark = min(phase.mark, seconds)
+            phase.seconds -= added
+            phase.mark = min(phase.mark, phase.seconds)
             if not phase.opened:
-                phase.occurrences, phase.peak = occurrences, peak
+                phase.occurrences -= occurred - occurrences
+                phase.peak = peak if after is now else phase.peak
             moved += added
             if not phase.outside:
                 from_steps += added

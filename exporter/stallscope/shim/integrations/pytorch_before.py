@@ -38,6 +38,7 @@ class Before:
         self._observed = calls
         self._input = FirstInput()
         self._drawn = 0.0
+        self._is_storing = False
         self.samples = 0
         """Samples in batches that other threads fetched."""
         self.prefetch_seconds = 0.0
@@ -113,12 +114,14 @@ class Before:
 
     def stored(self, phase: str, function: Callable[..., Any], arguments: tuple[Any, ...], options: Any) -> Any:
         """Let a checkpoint be written or read."""
-        if threading.current_thread() is not threading.main_thread():
+        if self._is_storing or threading.current_thread() is not threading.main_thread():
             return function(*arguments, **options)
+        self._is_storing = True
         began = time.monotonic()
         try:
             return function(*arguments, **options)
         finally:
+            self._is_storing = False
             self._seconds[phase] += time.monotonic() - began
 
     def book(self, run: Run, *, in_backward: bool) -> None:

@@ -287,9 +287,6 @@ class FirstInput(InputCalls):
     def _move(self, seconds: float) -> None:
         self.seconds = self._moved = seconds
 
-    def _find(self, inputs: list[Any]) -> None:
-        self._find_behind(inputs)
-
     def _profile(self, frame: FrameType, event: str, argument: Any) -> None:
         super()._profile(frame, event, argument)
         if self._events > _MOST_EVENTS:

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 _AT_ONCE = 0.01
 """Seconds after which the making of a loader's iterator no longer belongs to the wait for its first batch."""
 _USUAL = 2
-"""Steps in a row with calls without gradients, after which such calls are a part of each step."""
+"""Steps in a row without calls that compute no gradients, after which such a call evaluates: else it is a part of each
+step, as the choice of an action is in reinforcement learning."""
 _PATIENCE = 16
 """Updates by the program after which an optimizer that was never seen to step is held not to be in use."""
 _BY_HAND = 0
@@ -145,10 +146,10 @@ class Loop:
         self._gradients_off = False
         self._hint: Snapshot | None = None  # when an evaluation may have begun
         self._evaluating: Evaluation | None = None
-        self._evaluated: Snapshot | None = None  # when the newest evaluation ended
+        self._evaluated: Snapshot | None = None  # when what may be one ended
         self._called_for_evaluation = False
         self._is_evaluation_mode = False  # whether a module was switched to it since training
-        self._calls_between = 0  # steps in a row with calls without gradients since the step before
+        self._steps_without = 0  # steps in a row without such calls between them and the step before
         self._called_between = False
         self._before = before
         self._input = LoopInput(run)
@@ -386,7 +387,7 @@ class Loop:
         elif self._evaluating is not None:
             if self._evaluating.in_context:
                 self._end_evaluation()
-        elif not self._called_for_evaluation:
+        elif not self._called_for_evaluation and not self._is_evaluation_mode:
             self._hint = None
 
     @guarded
@@ -401,11 +402,8 @@ class Loop:
         if self._evaluating is not None:
             if not self._evaluating.in_context:
                 self._end_evaluation()
-        elif self._called_for_evaluation and self._hint is not None:
-            self._timeline.rebook(self._hint, self._evaluation, _EVALUATED)
-        elif self._evaluated is not None:
-            self._timeline.rebook(self._evaluated, self._evaluation, _EVALUATED)
-            self._evaluation.occurrences -= 1
+        elif self._hint is not None and self._evaluated is not None:
+            self._timeline.rebook(self._hint, self._evaluation, _EVALUATED, self._evaluated)
         self._forget_hints()
 
     def _begin_hint(self) -> None:
@@ -456,7 +454,6 @@ class Loop:
         if self._evaluating is not None:
             self._evaluating = None
             self._evaluation.__exit__()
-            self._evaluated = self._timeline.snapshot()
             self._begin_input()
 
     def _close_for_training(self, *, computes_gradients: bool = False) -> None:
@@ -500,6 +497,8 @@ class Loop:
         self._calls.ignored = False
         if self._spans:
             self._leave(self._forward, self._spans.pop())
+            if self._called_for_evaluation:
+                self._evaluated = self._timeline.snapshot()
         self._begin_input()
 
     def _evaluating_goes_on(self) -> bool:
@@ -529,7 +528,7 @@ class Loop:
         if not module.training:
             return True
         self._called_between = True
-        return self._calls_between < _USUAL
+        return self._steps_without >= _USUAL
 
     def _describe_precision(self, model: Any) -> None:
         self._precision_known = True
@@ -606,7 +605,7 @@ class Loop:
             if (module := reference()) is not None:
                 self._trained.add(module)
         self._called.clear()
-        self._calls_between = self._calls_between + 1 if self._called_between else 0
+        self._steps_without = 0 if self._called_between else self._steps_without + 1
         self._called_between = False
 
     def _describe_loader(self, found: Pass) -> None:

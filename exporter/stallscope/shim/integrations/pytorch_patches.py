@@ -49,6 +49,14 @@ _FILES = {
         "load": "restore",
         "load_state_dict": "restore",
     },
+    "torch.distributed.checkpoint.state_dict": {
+        "get_model_state_dict": "checkpoint",
+        "get_optimizer_state_dict": "checkpoint",
+        "get_state_dict": "checkpoint",
+        "set_model_state_dict": "restore",
+        "set_optimizer_state_dict": "restore",
+        "set_state_dict": "restore",
+    },
     "safetensors.torch": {
         "save_file": "checkpoint",
         "save_model": "checkpoint",
@@ -99,6 +107,7 @@ class Patches:
         """What happens before the loop begins."""
         self.reduced: WeakSet[Any] = WeakSet()
         """Models whose gradients `DistributedDataParallel` reduces over ranks."""
+        self._storing = 0
         self.has_optimizers = False
         """Whether the program has made an optimizer."""
         self._replaced: list[tuple[Any, str, Any, Any]] = []
@@ -304,7 +313,11 @@ class Patches:
         find, before = self._find, self.before
 
         def observed(*arguments: Any, **options: Any) -> Any:
-            return (find() or before).stored(phase, original, arguments, options)
+            self._storing += 1
+            try:
+                return (find() or before).stored(phase, original, arguments, options)
+            finally:
+                self._storing -= 1
 
         return observed
 
@@ -359,6 +372,8 @@ class Patches:
         return observed
 
     def _optimizer_begins(self, optimizer: Any, *_: Any) -> None:
+        if self._storing:  # optimizers make their state by a step that changes nothing
+            return
         if not torch.compiler.is_compiling() and (loop := self._find("optimizer")) is not None:
             loop.begin_optimizer(optimizer)
 

@@ -14,9 +14,9 @@ _LONGEST = 10_000
 class Updates:
     """Recognises, from one parameter, whether gradients were applied since the last backward pass.
 
-    A program that accumulates gradients leaves them in place. One that has made a step clears them, by `None` or by
-    zeros written over them, before it computes the next; both show without reading a tensor. Where it asks for
-    gradients and never clears them, each update of the parameter in place counts.
+    A program that accumulates gradients leaves them in place. One that has made a step clears them before it computes
+    the next, by `None` or by zeros written over them; both show without reading a tensor, and so does a parameter that
+    was changed in place. Where the program has no optimizer and nothing shows, each backward pass makes a step.
     """
 
     def __init__(self, patience: int) -> None:
@@ -26,6 +26,10 @@ class Updates:
             patience: how many updates show that the program applies gradients itself.
         """
         self._patience = patience
+        self._is_certain = patience == 0
+        """Whether nobody but the program can apply gradients."""
+        self._shows = False
+        """Whether an update was seen at the parameter or its gradient."""
         self.is_by_hand = False
         """Whether gradients were found to be applied by the program."""
         self.is_pending = False
@@ -57,7 +61,9 @@ class Updates:
         applied = (
             gradient is None or _state(gradient) != self._gradient or parameter._version != self._version  # noqa: SLF001
         )
-        if applied:
+        self._shows = self._shows or applied
+        if applied or (self._is_certain and not self._shows):  # through `.data`, updates leave no mark
+            applied = True
             self.is_pending = False
             self._patience -= 1
             self.is_by_hand = self._patience < 0
