@@ -147,7 +147,7 @@ def pass_compiler(_: float) -> None:
 def _find(shows: str = "") -> Loop | None:
     global _loop, _waiting_since
     loop = _loop
-    if loop is not None and not loop.over:
+    if loop is not None and not loop.run.silent:
         return loop
     if not shows or _waiting_since is None or _is_worker():
         return None

@@ -26,17 +26,19 @@ class Pass:
     """
 
     __slots__ = (
+        "_length",
         "before",
         "ended",
         "fetched",
+        "forwards",
         "gradients",
         "in_hand",
         "is_evaluated",
         "is_prefetched",
+        "iterator",
         "loader",
         "nominal",
         "predicted",
-        "taken",
         "trains",
         "workers",
     )
@@ -68,18 +70,20 @@ class Pass:
         """Batches."""
         self.in_hand = 0
         """Samples of batches that have not been used yet."""
-        self.taken = False
-        """Whether a module was called with the newest batch."""
+        self.forwards = 0
+        """Calls of modules in the loop when the newest batch was fetched."""
+        self.iterator: Callable[[], Any] = _nothing
         self.nominal = batch_size(loader)
+        sampler = getattr(loader, "batch_sampler", None)
+        is_whole = type(sampler) is BatchSampler and hasattr(sampler.sampler, "__len__")
+        self._length: int | None = len(sampler.sampler) if is_whole else None  # type: ignore[union-attr]
         self.workers = getattr(loader, "num_workers", None)
 
     def samples(self, batch: Any) -> int:
         """Return the number of samples of the batch that was fetched after `fetched` others."""
-        loader = self.loader()
         nominal = self.nominal or 0
-        sampler = getattr(loader, "batch_sampler", None)
-        if nominal and type(sampler) is BatchSampler and hasattr(sampler.sampler, "__len__"):
-            return max(min(nominal, len(sampler.sampler) - self.fetched * nominal), 0)
+        if nominal and self._length is not None:
+            return max(min(nominal, self._length - self.fetched * nominal), 0)
         found = leading_dimension(batch)
         return found if found and (not nominal or found <= nominal) else nominal
 

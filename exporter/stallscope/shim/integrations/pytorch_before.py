@@ -36,6 +36,7 @@ class Before:
             calls: the observed calls of modules.
         """
         self._observed = calls
+        calls.listener = self
         self._input = FirstInput()
         self._drawn = 0.0
         self._is_storing = False
@@ -83,6 +84,7 @@ class Before:
         self._observed.ignored = False
         if self._began is not None:
             self._calls.append((self._began, time.monotonic()))
+            self.prepared()  # a loop may draw its next batch before it computes gradients
 
     def gradients_switched(self) -> None:
         """A context may have switched gradients off, or on again."""
@@ -132,6 +134,7 @@ class Before:
             in_backward: whether a backward pass begins it, so that the forward pass before it was in the first step.
         """
         self._input.end()
+        drawn_since = self._input.seconds
         timeline = run.timeline
         timeline.snapshot()
         for name, seconds in self._seconds.items():
@@ -142,6 +145,8 @@ class Before:
         self._seconds = dict.fromkeys(self._seconds, 0.0)
         if in_backward and calls:
             self._begin_loop(run, calls, drawn)
+            if 0.0 < drawn_since < timeline.other.seconds:
+                timeline.move(timeline.other, timeline.phase("data_wait"), drawn_since)
 
     @property
     def functions(self) -> set[CodeType]:

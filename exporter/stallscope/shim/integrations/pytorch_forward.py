@@ -27,15 +27,12 @@ class Listener(Protocol):
 class ModuleCalls:
     """The replaced `Module.__call__`."""
 
-    def __init__(self, find: Callable[[], Listener | None]) -> None:
-        """Replace it.
-
-        Args:
-            find: returns the listener; called at each outermost call.
-        """
+    def __init__(self) -> None:
+        """Replace it."""
+        self.listener: Listener | None = None
+        """Observes outermost calls."""
         self.ignored = False
         """Whether calls pass unobserved: set during an observed call, a backward pass and the wait for a batch."""
-        self._find = find
         self._original = torch.nn.Module.__call__
         self._observed = self._observing(self._original)
         torch.nn.Module.__call__ = self._observed  # type: ignore[method-assign]
@@ -65,11 +62,11 @@ class ModuleCalls:
                 module.unpatched_nn_module_call = call
 
     def _observing(self, original: Callable[..., Any]) -> Any:
-        calls, find = self, self._find
+        calls = self
 
         @functools.wraps(original)
         def call(module: Any, *arguments: Any, **options: Any) -> Any:
-            if calls.ignored or (listener := find()) is None:
+            if calls.ignored or (listener := calls.listener) is None:
                 return original(module, *arguments, **options)
             if not listener.begin_forward(module, arguments, options):
                 return original(module, *arguments, **options)

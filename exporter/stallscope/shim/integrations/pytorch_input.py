@@ -72,7 +72,7 @@ class InputCalls:
         self._returned: list[_Returned] = []
         self._newest: weakref.ref[Any] | None = None
         """The first input of the newest call of a module."""
-        self._has_modules = False
+        self.has_modules = False
         # The present interval:
         self._began: float | None = None
         self._is_observed = False
@@ -81,6 +81,11 @@ class InputCalls:
         self._moved = 0.0
         self._events = 0
         self._wait_began: float | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether an interval has begun."""
+        return self._began is not None
 
     @property
     def drawing(self) -> bool:
@@ -107,7 +112,7 @@ class InputCalls:
         self._stop()
         if self._began is None:
             return
-        if computes_gradients and not self._has_modules:
+        if computes_gradients and not self.has_modules:
             for returned in self._returned:
                 if returned.is_own:
                     self.functions.add(returned.code)
@@ -118,7 +123,7 @@ class InputCalls:
     def end_with_call(self, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
         """End it where a module is called, and find out where the input came from."""
         self._stop()
-        self._has_modules = True
+        self.has_modules = True
         if self._began is None:
             return
         inputs = [tensor for tensor in tensors([arguments, options]) if tensor.grad_fn is None]
@@ -260,7 +265,7 @@ class LoopInput(InputCalls):
             return
         moved, rest = self._usual.get(is_call, (0.0, 0.0))
         if moved > 0.0:
-            self._move(elapsed - rest)
+            self._move(elapsed * moved / (moved + rest))
 
 
 class FirstInput(InputCalls):

@@ -14,6 +14,7 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
+from torch.nn.modules.loss import _Loss
 
 from stallscope.shim.integrations.pytorch_batches import Pass
 from stallscope.shim.integrations.pytorch_device import DeviceClock, ReducerClock, Span, tell_allocator
@@ -33,6 +34,7 @@ _AT_ONCE = 0.01
 _USUAL = 2
 """Steps in a row without calls that compute no gradients, after which such a call evaluates: else it is a part of each
 step, as the choice of an action is in reinforcement learning."""
+_MOST_MODULES = 4096
 _PATIENCE = 16
 """Updates by the program after which an optimizer that was never seen to step is held not to be in use."""
 _BY_HAND = 0
@@ -55,6 +57,19 @@ def guarded(method: Method) -> Method:
             return None
 
     return safe  # type: ignore[return-value]  # the same arguments, and falsehood in place of an error
+
+
+class Module:
+    """What is known of a module that was called."""
+
+    __slots__ = ("has_parameters", "is_loss", "module", "trains")
+
+    def __init__(self, module: Any) -> None:
+        self.module = weakref.ref(module)
+        self.has_parameters = next(iter(torch.nn.Module.parameters(module)), None) is not None
+        self.is_loss = isinstance(module, _Loss)
+        self.trains = False
+        """Whether gradients were computed after it was called with them."""
 
 
 class Evaluation:
@@ -136,21 +151,23 @@ class Loop:
         self._waits = self._wait.occurrences
         self._exhausted = False  # whether the newest pass has no more batches
         self._batches = 0  # since the boundary
+        self._pass: Pass | None = None  # of the newest batch
+        self._in_hand = 0  # samples of it
         self._samples = 0
         self._prefetching = 0.0
         # Modules and gradients
-        self._has_parameters: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
-        self._called: list[weakref.ref[Any]] = []  # modules called with gradients since the last backward pass
-        self._trained: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._spans: list[Span | None] = []
+        self._modules: dict[int, Module] = {}
+        self._called: list[Module] = []  # with gradients, of which no backward pass is known
+        self._forwards = 0
+        self._forwards_before = 0  # the last backward pass
+        self._span: Span | None = None
         self._gradients_off = False
         self._hint: Snapshot | None = None  # when an evaluation may have begun
         self._evaluating: Evaluation | None = None
         self._evaluated: Snapshot | None = None  # when what may be one ended
         self._called_for_evaluation = False
         self._is_evaluation_mode = False  # whether a module was switched to it since training
-        self._steps_without = 0  # steps in a row without such calls between them and the step before
-        self._called_between = False
+        self._called_between = 0  # steps at the newest call without gradients between two of them
         self._before = before
         self._input = LoopInput(run)
         if before is not None:
@@ -172,6 +189,7 @@ class Loop:
         self._reducers: weakref.WeakKeyDictionary[Any, ReducerClock] = weakref.WeakKeyDictionary()
         self._graphs = _compiled_graphs() or 0
         self._precision_known = bool(getattr(run, "_precision", ()))
+        calls.listener = self
         run.watch(self._refresh)
 
     @property
@@ -212,9 +230,12 @@ class Loop:
 
     def next_batch(self, iterator: Any, following: Callable[[Any], Any]) -> Any:
         """Let a loader's iterator return its next batch."""
-        found = self._begin_fetch(iterator)
-        if found is None:
-            return following(iterator)
+        found = self._pass
+        if found is None or found.iterator() is not iterator or not self._is_training(found):
+            found = self._pass = self._begin_fetch(iterator)
+            if found is None:
+                return following(iterator)
+        self._exhausted = not (found.is_evaluated or found.is_prefetched)
         try:
             if found.is_prefetched:
                 batch = self._prefetched(following, iterator)
@@ -228,6 +249,21 @@ class Loop:
         if not found.is_evaluated:
             self._take(found, batch)
         return batch
+
+    def _is_training(self, found: Pass) -> bool:
+        """Return whether a pass that trains goes on as it did with its last batch, which needs no decision."""
+        return bool(
+            found.trains
+            and self._evaluating is None
+            and self._hint is None
+            and not self._wait.opened
+            and not self._input.is_open
+            and get_ident() == self._thread
+            and not self.run.silent
+            and not self.run.claimed_by
+            and torch.is_grad_enabled()
+            and not found.is_prefetched
+        )
 
     @guarded
     def _new_pass(self, loader: Any) -> Pass | None:
@@ -252,7 +288,9 @@ class Loop:
     @guarded
     def _keep_pass(self, iterator: Any, made: Pass) -> None:
         made.ended = self._timeline.now()
+        made.iterator = weakref.ref(iterator)
         self._passes[iterator] = made
+        self._pass = None
         if made.trains is False and self._evaluating is not None and self._evaluating.iterator is None:
             self._follow(iterator)
 
@@ -262,15 +300,17 @@ class Loop:
         found = self._passes.get(iterator)
         if self._elsewhere():
             if found is None:
-                found = self._passes[iterator] = Pass(None, True, True, True, is_prefetched=True)
+                found = Pass(None, True, True, True, is_prefetched=True)
+                self._keep_pass(iterator, found)
             return found if found.is_prefetched else None
         if self._timed_elsewhere():
             return None
         gradients = torch.is_grad_enabled()
         if found is None:
-            found = self._passes[iterator] = Pass(None, None, self._predict(None, gradients), gradients)
+            found = Pass(None, None, self._predict(None, gradients), gradients)
+            self._keep_pass(iterator, found)
         found.is_prefetched = False
-        if found.trains is None and found.taken:
+        if found.trains is None and self._is_used(found):
             self._decide(found)
         if found.trains is None and found.gradients and not gradients:
             found.trains = False
@@ -287,8 +327,11 @@ class Loop:
                 found.before = self._timeline.snapshot()
             elif not self._timeline.looping:
                 self._begin_with(found.before)
-        self._exhausted = True
         return found
+
+    def _is_used(self, found: Pass) -> bool:
+        """Return whether a module was called with the newest batch of a pass."""
+        return found.fetched > 0 and found.forwards != self._forwards
 
     @guarded
     def _end_pass(self, found: Pass, iterator: Any, error: BaseException) -> None:
@@ -299,35 +342,38 @@ class Loop:
             evaluating = self._evaluating
             if evaluating is not None and evaluating.iterator is not None and evaluating.iterator() is iterator:
                 self._leave_evaluation()
-        elif found.trains is None and found.taken and isinstance(error, StopIteration):
+        elif found.trains is None and self._is_used(found) and isinstance(error, StopIteration):
             self._decide(found)
             self._end_evaluation()
             self._exhausted = False
 
-    @guarded
     def _take(self, found: Pass, batch: Any) -> None:
-        counts = self._counts_samples and self.run.batch_size is None
-        if found.is_prefetched:
-            self._samples += found.samples(batch) if counts else 0
+        """Count a batch. Its samples count once it has been used."""
+        try:
+            samples = found.samples(batch) if self._counts_samples and self.run.batch_size is None else 0
             found.fetched += 1
-            return
-        self._timeline.held = True
-        self._exhausted = False
-        self._batches += 1
-        if found.trains:
-            self._samples += found.in_hand
-            found.in_hand = 0
-        if counts:
-            found.in_hand += found.samples(batch)
-        found.fetched += 1
-        found.taken = False
-        if found not in self._fetched:
-            self._fetched.append(found)
+            if found.is_prefetched:
+                self._samples += samples
+                return
+            self._timeline.held = True
+            self._exhausted = False
+            self._batches += 1
+            if found.trains:
+                self._samples += self._in_hand
+                self._in_hand = samples
+            else:
+                found.in_hand += samples
+                found.forwards = self._forwards
+                if found not in self._fetched:
+                    self._fetched.append(found)
+        except Exception as error:
+            tolerate(error, "counting samples")
 
     def _decide(self, found: Pass) -> None:
         """Decide that a pass is an evaluation, whose batches were used without a backward pass."""
         found.trains = False
         found.in_hand = 0
+        self._forwards_before = self._forwards
         self._batches = max(self._batches - found.fetched, 0)
         self._fetched = [other for other in self._fetched if other is not found]
         loader = found.loader()
@@ -342,21 +388,23 @@ class Loop:
         known = None if loader is None else self._roles.get(loader, {}).get(gradients)
         if known is not None:
             return known
-        models = list(self._trained) or list(self._models)
+        trained = [known.module() for known in self._modules.values() if known.trains]
+        models = [module for module in trained if module is not None] or list(self._models)
         return gradients and (not models or any(model.training for model in models))
 
     def _waited(self, function: Callable[[Any], Any], argument: Any) -> Any:
         wait, calls = self._wait, self._calls
-        self._leave_optimizers()
+        if self._inside:
+            self._leave_optimizers()
         self._waits += 1
-        if not (self._step_is_over() and self._mark(wait)):
+        if not (self._cycle and self._mark(wait)):
             wait.__enter__()
         calls.ignored = True
         try:
             return function(argument)
         finally:
             calls.ignored = False
-            if not self._elsewhere():
+            if get_ident() == self._thread:  # else another thread has shown that the loop is its own
                 wait.__exit__()
 
     def _prefetched(self, function: Callable[[Any], Any], argument: Any) -> Any:
@@ -439,7 +487,7 @@ class Loop:
         before = evaluation.occurrences
         if since is not None:
             timeline.rebook(since, evaluation, _EVALUATED)
-        if self._step_is_over():
+        if self._cycle:
             self._mark()
         self._forget_hints()
         timeline.held = False
@@ -458,48 +506,92 @@ class Loop:
 
     def _close_for_training(self, *, computes_gradients: bool = False) -> None:
         """Training goes on: whatever was an evaluation is over."""
-        self._end_evaluation()
-        self._input.end(computes_gradients=computes_gradients)
-        self._forget_hints()
+        if self._evaluating is not None:
+            self._end_evaluation()
+        if self._input.is_open:
+            self._input.end(computes_gradients=computes_gradients)
+        if self._hint is not None or self._is_evaluation_mode:
+            self._forget_hints()
 
     # Modules
 
-    @guarded
     def begin_forward(self, module: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> bool:
         """Begin `forward`, unless the call belongs to something else; return whether `end_forward` is to follow."""
-        if self._elsewhere() or self._evaluating_goes_on() or not self._is_model(module):
+        try:
+            known = self._modules.get(id(module))
+            if known is None or known.module() is not module:
+                known = self._know(module)
+            if not known.has_parameters or get_ident() != self._thread or self.run.silent:
+                if known.is_loss and self._hint is not None and not torch.is_grad_enabled():
+                    self._evaluate_loss()
+                return False
+            is_usual = known.trains and self._evaluating is None and self._hint is None and torch.is_grad_enabled()
+            if not is_usual and not self._admits(module, known):
+                return False
+            if self._input.is_open:
+                self._input.end_with_call(arguments, options)
+            self._forwards += 1
+            self._timeline.held = True
+            forward = self._forward
+            forward.__enter__()
+            self._span = None if self.device is None or forward.hidden else self.device.begin("forward")
+            self._calls.ignored = True
+        except Exception as error:
+            tolerate(error, "observing a module")
             return False
-        gradients = torch.is_grad_enabled()
-        if not gradients and (not self._timeline.looping or self.run.claimed_by):
+        return True
+
+    def _admits(self, module: Any, known: Module) -> bool:
+        """Return whether a call is a part of the loop's steps, as far as can be said before a backward pass."""
+        if self._evaluating is not None and self._evaluating_goes_on():
             return False
-        if not gradients and self._is_evaluation(module):
-            self._open_evaluation(self._hint, None)
+        if not (self._all_models or module in self._models or getattr(module, "_orig_mod", None) in self._models):
             return False
-        self._input.end_with_call(arguments, options)
-        for found in self._fetched:
-            found.taken = True
-        if gradients:
-            self._called.append(weakref.ref(module))
+        if not torch.is_grad_enabled():
+            if not self._timeline.looping or self.run.claimed_by:
+                return False
+            if self._is_evaluation(module, known):
+                self._open_evaluation(self._hint, None)
+                return False
+            if self._forwards == self._forwards_before:
+                self._forwards_before += 1  # which is no forward pass of the step
+        else:
+            if not known.trains:
+                self._called.append(known)
             if not module.training and self._hint is not None and not self._batches:
                 self._called_for_evaluation = True
             else:
                 self._forget_hints()
+        self._input.has_modules = True
         if not self._precision_known:
             self._describe_precision(module)
-        self._timeline.held = True
-        self._spans.append(self._enter(self._forward))
-        self._calls.ignored = True
         return True
 
-    @guarded
+    def _evaluate_loss(self) -> None:
+        """A loss that is computed without gradients evaluates, and so did the calls of modules before it."""
+        is_between = self._forwards == self._forwards_before and (not self._batches or self._cycle)
+        if is_between and self._timeline.looping and not self._elsewhere() and self._evaluating is None:
+            self._open_evaluation(self._hint, None)
+
+    def _know(self, module: Any) -> Module:
+        if len(self._modules) >= _MOST_MODULES:  # most are gone
+            self._modules.clear()
+        known = self._modules[id(module)] = Module(module)
+        return known
+
     def end_forward(self) -> None:
         """End `forward`."""
-        self._calls.ignored = False
-        if self._spans:
-            self._leave(self._forward, self._spans.pop())
+        try:
+            self._calls.ignored = False
+            if self.device is not None:
+                self.device.end(self._span)
+            self._forward.__exit__()
             if self._called_for_evaluation:
                 self._evaluated = self._timeline.snapshot()
-        self._begin_input()
+            if not self._batches:
+                self._begin_input()
+        except Exception as error:
+            tolerate(error, "observing a module")
 
     def _evaluating_goes_on(self) -> bool:
         if self._evaluating is None:
@@ -510,25 +602,18 @@ class Loop:
             return False
         return True
 
-    def _is_model(self, module: Any) -> bool:
-        if not self._all_models:
-            return module in self._models or getattr(module, "_orig_mod", None) in self._models
-        found = self._has_parameters.get(module)
-        if found is None:
-            found = next(iter(torch.nn.Module.parameters(module)), None) is not None
-            self._has_parameters[module] = found
-        return found
-
-    def _is_evaluation(self, module: Any) -> bool:
+    def _is_evaluation(self, module: Any, known: Module) -> bool:
         """Return whether a call without gradients evaluates what is trained, rather than being a part of the step."""
-        if self._called or (self._batches and not self._cycle):
+        if self._forwards != self._forwards_before or (self._batches and not self._cycle):
             return False
-        if module not in self._trained and getattr(module, "_orig_mod", None) not in self._trained:
+        original = self._modules.get(id(getattr(module, "_orig_mod", None)))
+        if not (known.trains or (original is not None and original.trains)):
             return self._is_evaluation_mode  # else it may be a teacher
         if not module.training:
             return True
-        self._called_between = True
-        return self._steps_without >= _USUAL
+        steps = self._timeline.steps
+        before, self._called_between = self._called_between, steps
+        return steps - before > _USUAL
 
     def _describe_precision(self, model: Any) -> None:
         self._precision_known = True
@@ -550,7 +635,7 @@ class Loop:
 
     def backward(self, function: Callable[..., Any], arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
         """Let gradients be computed."""
-        if not self._own():
+        if (get_ident() != self._thread or not self._is_owner or self.run.silent) and not self._own():
             return function(*arguments, **options)
         if self._capture is not None:
             self._capture.add("backward")
@@ -558,32 +643,41 @@ class Loop:
         self._begin_backward(arguments)
         calls, ignored = self._calls, self._calls.ignored
         calls.ignored = True  # what checkpointing calls again is no forward pass
-        span = self._enter(self._backward)
+        backward = self._backward
+        backward.__enter__()
+        span = None if self.device is None or backward.hidden else self.device.begin("backward")
         try:
             return function(*arguments, **options)
         finally:
             calls.ignored = ignored
-            self._leave(self._backward, span)
-            self._end_backward()
+            if self.device is not None:
+                self.device.end(span)
+            backward.__exit__()
+            if self._updates is not None or not self._batches:
+                self._end_backward()
 
-    @guarded
     def _begin_backward(self, arguments: tuple[Any, ...]) -> None:
-        self._close_for_training(computes_gradients=True)
-        self._prove()
-        if self._updates is not None and self._updates.is_applied():
-            self._step_by_hand()
-        if self._updates is not None:
-            self._updates.expect(arguments)
-        self._backwards += 1
-        self._timeline.held = False
-        if (now := self._timeline.now()) >= self._timeline.due:
-            self._timeline.publish(now)
+        try:
+            self._close_for_training(computes_gradients=True)
+            if self._fetched or self._called:
+                self._prove()
+            self._samples += self._in_hand
+            self._in_hand = 0
+            if self._updates is not None:
+                if self._updates.is_applied():
+                    self._step_by_hand()
+                self._updates.expect(arguments)
+            self._backwards += 1
+            self._forwards_before = self._forwards
+            self._timeline.held = False
+        except Exception as error:
+            tolerate(error, "observing a backward pass")
 
     @guarded
     def _end_backward(self) -> None:
         if self._updates is not None:
             self._updates.note()
-            self._stepped = self.run.moment
+            self._stepped = self._timeline.mark
         self._begin_input()
 
     def _prove(self) -> None:
@@ -601,12 +695,9 @@ class Loop:
             self._samples += found.in_hand
             found.in_hand = 0
         self._fetched.clear()
-        for reference in self._called:
-            if (module := reference()) is not None:
-                self._trained.add(module)
+        for known in self._called:
+            known.trains = True
         self._called.clear()
-        self._steps_without = 0 if self._called_between else self._steps_without + 1
-        self._called_between = False
 
     def _describe_loader(self, found: Pass) -> None:
         if number(found.workers) is not None:
@@ -619,53 +710,59 @@ class Loop:
         self._newest = _BY_HAND
         self._mark_within_batch()
 
-    @guarded
     def begin_optimizer(self, optimizer: Any) -> None:
         """Begin the step of an optimizer. One that is called by another is a part of it."""
-        if not self._own() or not (self._all_optimizers or optimizer in self._optimizers):
-            return
-        if self._capture is not None:
-            self._capture.add("optimizer")
-            return
-        key = id(optimizer)
-        if key in self._inside and self._backwards > self._backwards_before:
-            self._leave_optimizers()  # its last step was left by an exception; else one class calls another's step
-        if not self._inside:
-            self._close_for_training()
-            self._updates = None
-            if self.device is None:
-                self._look_for_gpu()
-            if key in self._cycle and self._backwards and not self.run.claimed_by:
-                self._mark_within_batch()
-            self._backwards_before = self._backwards
-            self._optimizer_span = self._enter(self._optimizing)
-        self._inside.append(key)
+        try:
+            if (get_ident() != self._thread or not self._is_owner or self.run.silent) and not self._own():
+                return
+            if not (self._all_optimizers or optimizer in self._optimizers):
+                return
+            if self._capture is not None:
+                self._capture.add("optimizer")
+                return
+            key = id(optimizer)
+            if key in self._inside and self._backwards > self._backwards_before:
+                self._leave_optimizers()  # its last step was left by an exception; else a class calls another's step
+            if not self._inside:
+                self._close_for_training()
+                self._updates = None
+                if self.device is None:
+                    self._look_for_gpu()
+                if key in self._cycle and self._backwards and not self.run.claimed_by:
+                    self._mark_within_batch()
+                self._backwards_before = self._backwards
+                self._optimizer_span = self._enter(self._optimizing)
+            self._inside.append(key)
+        except Exception as error:
+            tolerate(error, "observing an optimizer")
 
-    @guarded
     def end_optimizer(self, optimizer: Any) -> None:
         """End it."""
-        key = id(optimizer)
-        if self._elsewhere() or key not in self._inside:
-            return
-        while self._inside.pop() != key:  # one inside was left by an exception
-            pass
-        if self._inside:
-            return
-        self._leave(self._optimizing, self._optimizer_span)
-        self._stepped_with(key, optimizer)
+        try:
+            key = id(optimizer)
+            if key not in self._inside or self._elsewhere():
+                return
+            while self._inside.pop() != key:  # one inside was left by an exception
+                pass
+            if not self._inside:
+                self._leave(self._optimizing, self._optimizer_span)
+                self._stepped_with(key, optimizer)
+        except Exception as error:
+            tolerate(error, "observing an optimizer")
 
     def _stepped_with(self, key: int, optimizer: Any) -> None:
         self._optimizer_steps += 1
         self._backwards = 0
         self._newest = key
-        self._stepped = self.run.moment
+        self._stepped = self._timeline.mark
         if self._batches:
             self._cycle.add(key)  # the step lasts until the loop asks for the next batch
             if self._exhausted and self._closing in (0, key):  # which it has done already, if its loader fetches ahead
                 self._mark()
-        elif not self.run.claimed_by and not self._someone_else_steps():
+            return
+        if not self.run.claimed_by and not self._someone_else_steps():
             self.run.optimizer_step(optimizer)
-            self._steps = self.run.timeline.steps
+            self._steps = self._timeline.steps
         self._begin_input()
 
     def gradients_of(self, function: Callable[..., Any], arguments: tuple[Any, ...], options: Any) -> Any:
@@ -775,9 +872,6 @@ class Loop:
 
     # Steps
 
-    def _step_is_over(self) -> bool:
-        return bool(self._cycle)
-
     def _mark(self, opening: Phase | None = None) -> bool:
         """Mark a step's boundary, unless the program marks them; return whether the opening phase is open."""
         self._cycle.clear()
@@ -853,7 +947,7 @@ class Loop:
             self._finish()
         for found in self._fetched:
             if found.trains is None and found.before is not None:
-                if found.predicted or not found.taken or timeline.current.name not in _BETWEEN:
+                if found.predicted or not self._is_used(found) or timeline.current.name not in _BETWEEN:
                     found.before = timeline.snapshot()  # what this report contains can't be moved any more
                 else:
                     self._decide(found)

@@ -102,7 +102,7 @@ class Patches:
                 f"PyTorch {torch.__version__}: not supported; use 2.3 or newer, or wrap the loader in stallscope.track"
             )
         self._find = find
-        self.calls = ModuleCalls(self._listener)
+        self.calls = ModuleCalls()
         self.before = Before(self.calls)
         """What happens before the loop begins."""
         self.reduced: WeakSet[Any] = WeakSet()
@@ -181,9 +181,6 @@ class Patches:
             functools.update_wrapper(replacement, original)
         self._replaced.append((owner, name, replacement, owner.__dict__.get(name)))
         setattr(owner, name, replacement)
-
-    def _listener(self) -> Loop | Before | None:
-        return self._find() or self.before
 
     def _iter(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
         find = self._find
