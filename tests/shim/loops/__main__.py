@@ -18,6 +18,7 @@ def main() -> int:
     """Run the programs; return 1 where one fails."""
     parser = argparse.ArgumentParser(prog="python -m tests.shim.loops", description=__doc__)
     parser.add_argument("names", metavar="NAME", nargs="*", help="programs, or parts of their names (default: all)")
+    parser.add_argument("--exact", action="store_true", help="take names as whole names only")
     parser.add_argument("--jobs", type=int, default=2, help="programs that run at a time (default: 2)")
     parser.add_argument("--attempts", type=int, default=2, help="runs of a program whose errors look like noise")
     parser.add_argument("--keep", type=Path, help="folder for what the programs write (default: a temporary folder)")
@@ -33,12 +34,14 @@ def main() -> int:
     programs = sorted(
         path
         for path in children.PROGRAMS.glob("*.py")
-        if not arguments.names or any(name in path.stem for name in arguments.names)
+        if not arguments.names
+        or path.stem in arguments.names
+        or (not arguments.exact and any(name in path.stem for name in arguments.names))
     )
     if not programs:
         parser.error("no program has such a name")
     began = time.monotonic()
-    children.warm_up()
+    children.warm_up(programs)
     children.disabled = arguments.disabled
     with tempfile.TemporaryDirectory(prefix="loops-") as temporary:
         results = _results(programs, arguments.keep or Path(temporary), arguments)

@@ -24,20 +24,19 @@ PROGRAMS = FOLDER / "programs"
 HELPERS = FOLDER / "helpers"
 LIMIT = 60.0
 """Seconds after which a child is killed."""
-WARM = (
-    "torch",
-    "torch._dynamo",
-    "torch.nn.parallel",
-    "torch.utils.data",
-    "torch.distributed.checkpoint",
-    "torch.distributed.checkpoint.state_dict",
-    "torch.distributed.fsdp",
-    "torch.optim.swa_utils",
-    "safetensors.torch",
-    "accelerate",
-    "stallscope.cli.run",
-)
-"""Modules that take long to import; those that are not installed are left out."""
+WARM = {
+    "": ("torch", "torch._dynamo", "torch.nn.parallel", "torch.utils.data", "stallscope.cli.run"),
+    "torch.distributed": ("torch.distributed.checkpoint", "torch.distributed.checkpoint.state_dict"),
+    "fsdp": ("torch.distributed.fsdp",),
+    "swa_utils": ("torch.optim.swa_utils",),
+    "compile(": ("torch._dynamo.repro.after_aot", "torch._functorch.aot_autograd", "torch._inductor.compile_fx"),
+    "safetensors": ("safetensors.torch",),
+    "accelerate": ("accelerate", "accelerate.utils"),
+    "transformers": ("transformers", "transformers.trainer"),
+    "lightning": ("lightning.pytorch",),
+    "tqdm": ("tqdm",),
+}
+"""Modules that take long to import, by the word in a program that shows that it needs them."""
 disabled = False
 """Whether Stallscope is switched off, to check the programs."""
 
@@ -61,17 +60,19 @@ class Ended(NamedTuple):
     """Reports, in order."""
 
 
-def warm_up() -> None:
-    """Import once what all programs import."""
+def warm_up(programs: Sequence[Path]) -> None:
+    """Import once what these programs import; modules that are not installed are left out."""
     os.environ["OMP_NUM_THREADS"] = "1"
-    for name in WARM:
-        with contextlib.suppress(ImportError):
-            __import__(name)
+    texts = [program.read_text() for program in programs]
+    for word, names in WARM.items():
+        for name in names if any(word in text for text in texts) else ():
+            with contextlib.suppress(ImportError):
+                __import__(name)
     import torch
     from torch.utils.data import DataLoader, TensorDataset
 
-    torch.set_num_threads(1)
-    # What is lazy at its first use is done here. No backward pass: its threads do not survive a fork.
+    # What is lazy at its first use is done here. No backward pass and no `set_num_threads`: threads and their pools do
+    # not survive a fork.
     model = torch.nn.Linear(4, 4)
     optimizer = torch.optim.AdamW(model.parameters())
     for (inputs,) in DataLoader(TensorDataset(torch.ones(4, 4)), batch_size=2, shuffle=True):

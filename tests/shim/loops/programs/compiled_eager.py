@@ -45,5 +45,6 @@ for epoch in range(2):
     print(epoch, f"{loss.item():.6f} {total:.6f}")
 with truth("checkpoint"):
     torch.save(compiled.state_dict(), "compiled.pt")
-print(torch._dynamo.utils.counters["stats"]["unique_graphs"], dict(torch._dynamo.utils.counters["graph_break"]))
+counters = torch._dynamo.utils.counters
+print(counters["stats"]["unique_graphs"], sum(counters["graph_break"].values()))
 truth.inspect(model)

@@ -92,7 +92,7 @@ model = slow.Net()
 optimizer = slow.AdamW(model.parameters(), lr=1e-2)
 model_ema = ModelEma(model, 0.9)
 saver = CheckpointSaver(model, optimizer, model_ema)
-train_loader = DataLoader(slow.Samples(14), batch_size=2, shuffle=True, drop_last=True)
+train_loader = DataLoader(slow.Samples(15), batch_size=2, shuffle=True, drop_last=True)
 eval_loader = DataLoader(slow.Samples(4), batch_size=2)
 for epoch in range(2):
     train_one_epoch(epoch, model, train_loader, optimizer, nn.CrossEntropyLoss(), model_ema)

@@ -1,0 +1,52 @@
+"""The shim judged by training programs: each program's steps, phases, files and exit code (`tests/shim/loops`)."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PROGRAMS = sorted(path.stem for path in (Path(__file__).parent / "loops/programs").glob("*.py"))
+NEEDED = {"accelerate": "accelerate", "safetensors": "safetensors", "tqdm": "tqdm", "transformers_": "transformers"}
+"""Packages besides PyTorch, by the beginning of a program's name."""
+
+pytestmark = [
+    pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed: make frameworks"),
+    pytest.mark.slow(120),
+    pytest.mark.alone,  # it compares times
+]
+
+
+@pytest.fixture(scope="module")
+def problems(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """Run the programs of all selected tests; return the problems of each."""
+    chosen = {
+        item.callspec.params["program"]
+        for item in request.session.items
+        if isinstance(item, pytest.Function) and item.path == Path(__file__)
+    }
+    results = tmp_path_factory.mktemp("loops") / "results.json"
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.shim.loops", "--exact", "--results", str(results), *sorted(chosen)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert results.exists(), done.stdout[-3000:] + done.stderr[-3000:]
+    found: dict[str, list[str]] = {row["program"]: row["problems"] for row in json.loads(results.read_text())}
+    return found
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_report_is_the_truth(program: str, problems: dict[str, list[str]]) -> None:
+    for beginning, package in NEEDED.items():
+        if program.startswith(beginning) and find_spec(package) is None:
+            pytest.skip(f"{package} is not installed: make frameworks")
+    assert problems[program] == []
