@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PROGRAMS = sorted(path.stem for path in (Path(__file__).parent / "loops/programs").glob("*.py"))
-NEEDED = {"accelerate": "accelerate", "safetensors": "safetensors", "tqdm": "tqdm", "transformers_": "transformers"}
-"""Packages besides PyTorch, by the beginning of a program's name."""
+LOOPS = Path(__file__).parent / "loops"
+PROGRAMS = sorted(path.stem for path in (LOOPS / "programs").glob("*.py"))
+PACKAGES = ("accelerate", "safetensors", "tqdm", "transformers")
+"""Packages besides PyTorch that some programs import."""
 
 pytestmark = [
     pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed: make frameworks"),
@@ -26,7 +27,7 @@ pytestmark = [
 def problems(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     """Run the programs of all selected tests; return the problems of each."""
     chosen = {
-        item.callspec.params["program"]
+        str(item.callspec.params["program"])
         for item in request.session.items
         if isinstance(item, pytest.Function) and item.path == Path(__file__)
     }
@@ -46,7 +47,8 @@ def problems(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_report_is_the_truth(program: str, problems: dict[str, list[str]]) -> None:
-    for beginning, package in NEEDED.items():
-        if program.startswith(beginning) and find_spec(package) is None:
+    text = (LOOPS / f"programs/{program}.py").read_text()
+    for package in PACKAGES:
+        if f"from {package}" in text and find_spec(package) is None:
             pytest.skip(f"{package} is not installed: make frameworks")
     assert problems[program] == []

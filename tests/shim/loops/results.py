@@ -18,6 +18,7 @@ SECONDS = 0.02
 """Each phase must be within this share or this many seconds of the truth, whichever is more."""
 _NOISE = 0.1
 """Seconds up to which an error may be the noise of a busy machine."""
+_SPEEDS = ("_runtime", "_per_second")
 PHASES = (
     *("initialization", "data_wait", "forward", "backward", "optimizer", "communication", "evaluation"),
     *("checkpoint", "restore", "other"),
@@ -206,10 +207,18 @@ def _content(path: Path) -> Any:
         metadata = pickle.loads(path.read_bytes())
         metadata.storage_meta = None
         return repr(metadata)
+    if path.name == "trainer_state.json":  # of Transformers, with speeds in it
+        return _without_speeds(json.loads(path.read_text()))
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             return {name.partition("/")[2]: sha256(archive.read(name)).hexdigest() for name in archive.namelist()}
     return sha256(path.read_bytes()).hexdigest()
+
+
+def _without_speeds(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_speeds(each) for key, each in value.items() if not key.endswith(_SPEEDS)}
+    return [_without_speeds(each) for each in value] if isinstance(value, list) else value
 
 
 def _different(one: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[str, ...]:
