@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 LOOPS = Path(__file__).parent / "loops"
 PROGRAMS = sorted(path.stem for path in (LOOPS / "programs").glob("*.py"))
-PACKAGES = ("accelerate", "safetensors", "tqdm", "transformers")
+PACKAGES = ("accelerate", "lightning", "safetensors", "tqdm", "transformers")
 """Packages besides PyTorch that some programs import."""
 
 pytestmark = [

@@ -72,7 +72,7 @@ def _results(programs: list[Path], folder: Path, arguments: argparse.Namespace) 
         if program not in best or not result.problems or len(result.problems) < len(best[program].problems):
             best[program] = result
         if result.timing_only and attempts[program] < arguments.attempts:
-            return [children.Task(program, True, folder / f"{program.stem}-watched-{attempts[program]}")]
+            return [children.Task(program, True, folder / f"{program.stem}-{attempts[program]:04d}")]
         if not arguments.quiet:
             show(best[program])
         return []
@@ -80,7 +80,7 @@ def _results(programs: list[Path], folder: Path, arguments: argparse.Namespace) 
     tasks = []
     for program in programs:
         tasks.append(children.Task(program, False, folder / f"{program.stem}-bare"))
-        tasks.append(children.Task(program, True, folder / f"{program.stem}-watched"))
+        tasks.append(children.Task(program, True, folder / f"{program.stem}-0000"))
     children.run(tasks, arguments.jobs, ended)
     return [best[program] for program in programs]
 

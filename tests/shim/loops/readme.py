@@ -10,6 +10,8 @@ from tests.shim.loops.results import Result
 README = Path(__file__).parents[3] / "exporter/stallscope/shim/README.md"
 BEGIN = "<!-- loops: written by `python -m tests.shim.loops --write` -->"
 END = "<!-- /loops -->"
+_LONG = 0.1
+"""Seconds of a phase below which a share of it says nothing."""
 
 
 def write(results: Iterable[Result]) -> None:
@@ -27,8 +29,8 @@ def table(results: Iterable[Result]) -> str:
     ]
     for result in results:
         steps = ", ".join("{} / {}".format(*rank.steps) for rank in result.ranks) or "none"
-        name, seconds, share = result.largest_error
-        error = f"{name} {seconds * 1000:.0f} ms" + (f" ({share:.1%})" if share != float("inf") else "")
+        name, seconds, true = result.largest_error
+        error = f"{name} {seconds * 1000:.0f} ms" + (f" ({seconds / true:.1%})" if true > _LONG else "")
         files = "no" if result.files else "yes" if result.number_of_files else "none saved"
         codes = "yes" if result.exit_codes[0] == result.exit_codes[1] else "no"
         program = f"[{result.style}](../../../tests/shim/loops/programs/{result.program}.py)"

@@ -18,6 +18,8 @@ SECONDS = 0.02
 """Each phase must be within this share or this many seconds of the truth, whichever is more."""
 _NOISE = 0.1
 """Seconds up to which an error may be the noise of a busy machine."""
+_CHECKSUM = "/.data/serialization_id"
+"""Member of PyTorch's archives that depends on all others, the paths in them included."""
 _SPEEDS = ("_runtime", "_per_second")
 PHASES = (
     *("initialization", "data_wait", "forward", "backward", "optimizer", "communication", "evaluation"),
@@ -73,10 +75,10 @@ class Result(NamedTuple):
 
     @property
     def largest_error(self) -> tuple[str, float, float]:
-        """Phase with the largest error: its name, its error in seconds and as a share of the truth."""
+        """Phase with the largest error: its name, the error and the truth in seconds."""
         errors = [(phase.error, name, phase.true) for rank in self.ranks for name, phase in rank.phases.items()]
-        error, name, true = max(errors, default=(0.0, "", 1.0))
-        return name, error, error / true if true else float("inf")
+        error, name, true = max(errors, default=(0.0, "none", 0.0))
+        return name, error, true
 
 
 class Run(NamedTuple):
@@ -199,10 +201,17 @@ def _inspections(bare: Path, watched: Path) -> Iterable[str]:
 
 
 def _files(folder: Path) -> dict[str, Any]:
-    return {str(path.relative_to(folder)): _content(path) for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {
+        str(path.relative_to(folder)): _content(path, folder) for path in sorted(folder.rglob("*")) if path.is_file()
+    }
 
 
-def _content(path: Path) -> Any:
+def _content(path: Path, folder: Path) -> Any:
+    """Return what is compared of a file: not its folder, whose name is equally long in each run."""
+
+    def digest(content: bytes) -> str:
+        return sha256(content.replace(str(folder).encode(), b"")).hexdigest()
+
     if path.name == ".metadata":  # of torch.distributed.checkpoint, with the folder and a random number in it
         metadata = pickle.loads(path.read_bytes())
         metadata.storage_meta = None
@@ -211,8 +220,9 @@ def _content(path: Path) -> Any:
         return _without_speeds(json.loads(path.read_text()))
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
-            return {name.partition("/")[2]: sha256(archive.read(name)).hexdigest() for name in archive.namelist()}
-    return sha256(path.read_bytes()).hexdigest()
+            names = [name for name in archive.namelist() if not name.endswith(_CHECKSUM)]
+            return {name.partition("/")[2]: digest(archive.read(name)) for name in names}
+    return digest(path.read_bytes())
 
 
 def _without_speeds(value: Any) -> Any:
