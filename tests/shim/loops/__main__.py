@@ -20,7 +20,9 @@ def main() -> int:
     parser.add_argument("names", metavar="NAME", nargs="*", help="programs, or parts of their names (default: all)")
     parser.add_argument("--exact", action="store_true", help="take names as whole names only")
     parser.add_argument("--jobs", type=int, default=2, help="programs that run at a time (default: 2)")
-    parser.add_argument("--attempts", type=int, default=2, help="runs of a program whose errors look like noise")
+    parser.add_argument(
+        "--attempts", type=int, default=3, help="runs of a program whose errors look like noise (default: 3)"
+    )
     parser.add_argument("--keep", type=Path, help="folder for what the programs write (default: a temporary folder)")
     parser.add_argument("--results", type=Path, help="file for the results, as JSON")
     parser.add_argument("--write", action="store_true", help="write the table into the shim's README")

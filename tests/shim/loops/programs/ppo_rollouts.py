@@ -37,7 +37,7 @@ optimizer = slow.AdamW(agent.parameters(), lr=2.5e-4, eps=1e-5)
 next_obs = env.reset()
 for update in range(2):
     # The rollout prepares the data of the next steps, by acting: several phases are right for it.
-    with truth("data_wait or forward or evaluation or other"):
+    with truth("data_wait or forward or evaluation or other or initialization"):
         obs, actions, logprobs, rewards = [], [], [], []
         for _ in range(8):
             obs.append(next_obs)
