@@ -18,9 +18,17 @@ VARIABLE = "STALLSCOPE_AUTO"
 AFTER_IMPORT = {
     "torch": "stallscope.shim.integrations.pytorch:watch_any",
     "torch._dynamo": "stallscope.shim.integrations.pytorch:pass_compiler",
-    "torch.distributed.checkpoint": "stallscope.shim.integrations.pytorch:observe_checkpoints",
-    "torch.distributed.checkpoint.state_dict": "stallscope.shim.integrations.pytorch:observe_checkpoints",
-    "safetensors.torch": "stallscope.shim.integrations.pytorch:observe_checkpoints",
+    **dict.fromkeys(
+        (
+            "torch.distributed.checkpoint",
+            "torch.distributed.checkpoint.state_dict",
+            "safetensors.torch",
+            "accelerate.accelerator",
+            "lightning.pytorch.trainer.trainer",
+            "transformers.trainer",
+        ),
+        "stallscope.shim.integrations.pytorch:observe_checkpoints",
+    ),
 }
 """Functions to call once the program has imported a module: `package.module:function`, by the module's name.
 

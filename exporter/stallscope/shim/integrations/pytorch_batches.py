@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -68,8 +69,8 @@ class Pass:
         """When its iterator was made, in seconds of the run's clock."""
         self.fetched = 0
         """Batches."""
-        self.in_hand = 0
-        """Samples of batches that have not been used yet."""
+        self.in_hand: deque[int] = deque()
+        """Samples of each batch that has not been used yet, the oldest first; Accelerate fetches one ahead."""
         self.forwards = 0
         """Calls of modules in the loop when the newest batch was fetched."""
         self.iterator: Callable[[], Any] = _nothing

@@ -74,7 +74,7 @@ class Before:
                 self._drawn, self._input.seconds = self._input.seconds, 0.0
         else:
             self._input.end()
-            self._began = None
+            self._began = time.monotonic() if self._calls else None  # else it may be a teacher's part of the step
         self._is_evaluation = self._is_evaluation or self._began is None
         self._observed.ignored = True
         return True

@@ -34,6 +34,8 @@ _AT_ONCE = 0.01
 _USUAL = 2
 """Steps in a row without calls that compute no gradients, after which such a call evaluates: else it is a part of each
 step, as the choice of an action is in reinforcement learning."""
+_MOST_AHEAD = 2
+"""Batches that a loader may be ahead of the loop; more were passed over."""
 _MOST_MODULES = 4096
 _PATIENCE = 16
 """Updates by the program after which an optimizer that was never seen to step is held not to be in use."""
@@ -152,7 +154,6 @@ class Loop:
         self._exhausted = False  # whether the newest pass has no more batches
         self._batches = 0  # since the boundary
         self._pass: Pass | None = None  # of the newest batch
-        self._in_hand = 0  # samples of it
         self._samples = 0
         self._prefetching = 0.0
         # Modules and gradients
@@ -342,7 +343,12 @@ class Loop:
             evaluating = self._evaluating
             if evaluating is not None and evaluating.iterator is not None and evaluating.iterator() is iterator:
                 self._leave_evaluation()
-        elif found.trains is None and self._is_used(found) and isinstance(error, StopIteration):
+        elif not isinstance(error, StopIteration):
+            return
+        elif found.trains:
+            self._samples += sum(found.in_hand)
+            found.in_hand.clear()
+        elif self._is_used(found):
             self._decide(found)
             self._end_evaluation()
             self._exhausted = False
@@ -358,21 +364,19 @@ class Loop:
             self._timeline.held = True
             self._exhausted = False
             self._batches += 1
-            if found.trains:
-                self._samples += self._in_hand
-                self._in_hand = samples
-            else:
-                found.in_hand += samples
-                found.forwards = self._forwards
-                if found not in self._fetched:
-                    self._fetched.append(found)
+            found.in_hand.append(samples)
+            if len(found.in_hand) > _MOST_AHEAD and found.trains:
+                self._samples += found.in_hand.popleft()  # of a batch that was passed over
+            found.forwards = self._forwards
+            if found not in self._fetched:
+                self._fetched.append(found)
         except Exception as error:
             tolerate(error, "counting samples")
 
     def _decide(self, found: Pass) -> None:
         """Decide that a pass is an evaluation, whose batches were used without a backward pass."""
         found.trains = False
-        found.in_hand = 0
+        found.in_hand.clear()
         self._forwards_before = self._forwards
         self._batches = max(self._batches - found.fetched, 0)
         self._fetched = [other for other in self._fetched if other is not found]
@@ -661,8 +665,6 @@ class Loop:
             self._close_for_training(computes_gradients=True)
             if self._fetched or self._called:
                 self._prove()
-            self._samples += self._in_hand
-            self._in_hand = 0
             if self._updates is not None:
                 if self._updates.is_applied():
                     self._step_by_hand()
@@ -692,9 +694,9 @@ class Loop:
                 if not self.run.claimed_by:
                     self.run.begin_pass()
                     self._describe_loader(found)
-            self._samples += found.in_hand
-            found.in_hand = 0
-        self._fetched.clear()
+            if found.in_hand:
+                self._samples += found.in_hand.popleft()
+        self._fetched = [found for found in self._fetched if found.in_hand]
         for known in self._called:
             known.trains = True
         self._called.clear()
@@ -769,6 +771,8 @@ class Loop:
         """Let `torch.autograd.grad` compute gradients, which no optimizer need follow."""
         if self._elsewhere() or self._timeline.current.name not in _BETWEEN or self._capture is not None:
             return function(*arguments, **options)
+        if self._updates is not None and self._updates.are_made_by(arguments, options):
+            return self.backward(function, arguments, options)
         self._input.end()
         if all(found.predicted for found in self._fetched):
             self._prove()

@@ -18,6 +18,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from stallscope.shim.integrations.pytorch_before import Before
 from stallscope.shim.integrations.pytorch_forward import ModuleCalls
 from stallscope.shim.integrations.pytorch_loop import Loop
+from stallscope.shim.integrations.pytorch_updates import computes_update
 
 _COLLECTIVES = (
     "all_gather",
@@ -64,8 +65,20 @@ _FILES = {
         "load_file": "restore",
         "load_model": "restore",
     },
+    "accelerate.accelerator": {
+        "Accelerator.load_state": "restore",
+        "Accelerator.save_model": "checkpoint",
+        "Accelerator.save_state": "checkpoint",
+    },
+    "lightning.pytorch.trainer.trainer": {"Trainer.save_checkpoint": "checkpoint"},
+    "transformers.trainer": {
+        "Trainer._load_best_model": "restore",
+        "Trainer._load_from_checkpoint": "restore",
+        "Trainer._load_optimizer_and_scheduler": "restore",
+        "Trainer._save_checkpoint": "checkpoint",
+    },
 }
-"""Functions that write and read checkpoints, by module."""
+"""Functions that write and read checkpoints, by module: `name`, or `Class.name`."""
 _FRAMES = "_frames_up"
 """Argument of `torch.jit.script`: how far above it the names lie that the scripted code uses."""
 
@@ -150,7 +163,9 @@ class Patches:
             if module is not None:
                 self._observed_modules.add(name)
                 for function, phase in _FILES[name].items():
-                    self._replace(module, function, functools.partial(self._store, phase))
+                    owner, _, attribute = function.rpartition(".")
+                    held_by = getattr(module, owner, None) if owner else module
+                    self._replace(held_by, attribute, functools.partial(self._store, phase))
 
     def on_gpu(self) -> None:
         """Time copies to the GPU, now that there is one."""
@@ -216,7 +231,10 @@ class Patches:
         find = self._find
 
         def observed(*arguments: Any, **options: Any) -> Any:
-            if torch.compiler.is_compiling() or (loop := find()) is None:
+            if torch.compiler.is_compiling():
+                return original(*arguments, **options)
+            begins = not self.has_optimizers and computes_update(arguments, options)
+            if (loop := find("backward" if begins else "")) is None:
                 return original(*arguments, **options)
             return loop.gradients_of(original, arguments, options)
 

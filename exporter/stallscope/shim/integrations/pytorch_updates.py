@@ -28,6 +28,8 @@ class Updates:
         self._patience = patience
         self._is_certain = patience == 0
         """Whether nobody but the program can apply gradients."""
+        self._is_returned = False
+        """Whether the pass under way returns gradients, in place of keeping them."""
         self._shows = False
         """Whether an update was seen at the parameter or its gradient."""
         self.is_by_hand = False
@@ -44,8 +46,16 @@ class Updates:
             found = _leaf(arguments[0] if arguments else None)
             self._parameter = None if found is None else weakref.ref(found)
 
+    def are_made_by(self, arguments: tuple[Any, ...], options: dict[str, Any]) -> bool:
+        """Return whether `torch.autograd.grad` computes the gradients of what is trained, as far as its call shows."""
+        self._is_returned = self._is_certain and computes_update(arguments, options)
+        return self._is_returned
+
     def note(self) -> None:
         """Remember the parameter and its gradient, after a backward pass."""
+        if self._is_returned:
+            self.is_pending, self._is_returned, self._parameter = True, False, None
+            return
         parameter = None if self._parameter is None else self._parameter()
         if parameter is not None and parameter.grad is not None:
             self._gradient = _state(parameter.grad)
@@ -55,10 +65,10 @@ class Updates:
     def is_applied(self) -> bool:
         """Return whether gradients were applied since then; true once for each time."""
         parameter = None if self._parameter is None else self._parameter()
-        if parameter is None or not self.is_pending:
+        if not self.is_pending or (parameter is None and not self._is_certain):
             return False
-        gradient = parameter.grad
-        applied = (
+        gradient = None if parameter is None else parameter.grad
+        applied = parameter is not None and (
             gradient is None or _state(gradient) != self._gradient or parameter._version != self._version  # noqa: SLF001
         )
         self._shows = self._shows or applied
@@ -68,6 +78,18 @@ class Updates:
             self._patience -= 1
             self.is_by_hand = self._patience < 0
         return applied and self.is_by_hand
+
+
+def computes_update(arguments: tuple[Any, ...], options: dict[str, Any]) -> bool:
+    """Return whether `torch.autograd.grad` is called for parameters, and not for forces or equations.
+
+    Where it is called for tensors that are no parameters, several of them are held to be weights.
+    """
+    inputs = arguments[1] if len(arguments) > 1 else options.get("inputs", ())
+    if options.get("create_graph"):
+        return False
+    several = [inputs] if isinstance(inputs, torch.Tensor) else list(inputs)
+    return len(several) > 1 or any(isinstance(each, torch.nn.Parameter) for each in several)
 
 
 def _state(gradient: Any) -> tuple[int, int]:
