@@ -57,15 +57,15 @@ class Fit:
         """
         self.leave()
         self.active = True
-        if self.run is not None and not self.run.silent:
-            return self.run
         settings = {**found, **self._settings}
-        told = self._told
-        run = told if isinstance(told, Run) else _open(told)
-        self._owned = run is None
-        if run is None:
-            run = Run(told if isinstance(told, str) else None, **settings)
-        self.run = run
+        run = self.run
+        if run is None or run.silent:
+            told = self._told
+            run = told if isinstance(told, Run) else _open(told)
+            self._owned = run is None
+            if run is None:
+                run = Run(told if isinstance(told, str) else None, **settings)
+            self.run = run
         if run is not self._watched:
             self._watched = run
             run.watch(self._tell_allocator)
@@ -92,6 +92,12 @@ class Fit:
                 told.get("flops_per_step", flops_per_step),
                 told.get("steps_planned", steps_planned),
             )
+
+    def begin_loop(self) -> None:
+        """End initialization, where no phase of a step does."""
+        timeline = None if self.run is None else self.run.timeline
+        if timeline is not None and not timeline.looping and timeline.current is timeline.initialization:
+            timeline.begin_loop(timeline.now())
 
     def enter(self, name: str) -> None:
         """Leave the phase that is open and open this one."""
