@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import wraps
 from types import ModuleType
 from typing import Any, TypeVar
@@ -106,6 +107,25 @@ class Fit:
             self._phase = self.run.phase(name)
             self._phase.__enter__()
 
+    @contextmanager
+    def booked(self, name: str) -> Iterator[None]:
+        """Book the block to a phase, also between two fits; what it does with the framework is no loop of its own."""
+        run = self.run
+        if run is None or run.silent:
+            yield
+            return
+        paused = self.phase == "paused"
+        claimed_by, run.claimed_by = run.claimed_by, self.integration
+        if paused:
+            self.leave()
+        try:
+            with run.phase(name):
+                yield
+        finally:
+            run.claimed_by = claimed_by
+            if paused:
+                self.enter("paused")
+
     def leave(self) -> None:
         """Leave the phase that is open, if one is."""
         if self._phase is not None:
@@ -179,6 +199,19 @@ def scalar(values: Mapping[str, Any], *names: str) -> float | None:
         if (found := number(values.get(name))) is not None:
             return found
     return None
+
+
+def samples(batch: Any) -> int:
+    """Return the length of a batch's first tensor or array; 0 where it has none."""
+    while not hasattr(batch, "shape"):
+        values = batch.values() if hasattr(batch, "values") else batch if isinstance(batch, (list, tuple)) else ()
+        batch = next((value for value in values if value is not None), None)
+        if batch is None:
+            return 0
+    try:
+        return int(batch.shape[0]) if batch.shape else 0
+    except (TypeError, ValueError):  # not known before the step runs
+        return 0
 
 
 def _open(name: str | None) -> Run | None:

@@ -24,14 +24,13 @@ import multiprocessing
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from functools import wraps
 from inspect import signature
 from threading import get_ident
 from typing import Any
 
 from stallscope.shim import lifetime
-from stallscope.shim.integrations.fit import Fit, require, scalar, tolerant
+from stallscope.shim.integrations.fit import Fit, require, samples, scalar, tolerant
 from stallscope.shim.run import Run
 from stallscope.shim.tolerance import tolerate
 
@@ -180,28 +179,11 @@ class Training:
         """Run an evaluation or a prediction."""
         self.settle_samples()
         try:
-            with self.booked("evaluation"):
+            with self.fit.booked("evaluation"):
                 return function(model, *arguments, **options)
         finally:
             if self._counter is not None:
                 self._counter.begin()
-
-    @contextmanager
-    def booked(self, name: str) -> Iterator[None]:
-        """Book the block to a phase, also between two fits."""
-        run = self.fit.run
-        assert run is not None
-        paused = self.fit.phase == "paused"
-        claimed_by, run.claimed_by = run.claimed_by, self.fit.integration
-        if paused:
-            self.fit.leave()
-        try:
-            with run.phase(name):
-                yield
-        finally:
-            run.claimed_by = claimed_by
-            if paused:
-                self.fit.enter("paused")
 
     def train_on_batch(self, function: Callable[..., Any], model: Any, arguments: Any, options: Any) -> Any:
         """Take the step of a loop that the program itself drives; of several models each cycle is a step."""
@@ -217,7 +199,7 @@ class Training:
             run.claimed_by = ""
         before = run.timeline.steps
         if self._counts_samples and self._leader in (0, id(model)):
-            found = _samples(arguments[0] if arguments else options.get("x"))
+            found = samples(arguments[0] if arguments else options.get("x"))
             if found and run.batch_size != found:
                 run.plan(found, None, None, None)  # with it, samples of data loaders are not counted as well
         run.optimizer_step(model)
@@ -242,7 +224,7 @@ class Training:
         """Count the samples of a batch, or of a list of batches."""
         if not self._counts_samples:
             return
-        found = sum(map(_samples, batch)) if isinstance(batch, list) else _samples(batch)
+        found = sum(map(samples, batch)) if isinstance(batch, list) else samples(batch)
         self._add(found)
         self._describe_batch(found)
 
@@ -252,15 +234,15 @@ class Training:
         self.model = self.callbacks = self.reader = None
         self.computing = self._fetching = False
 
-    def _add(self, samples: float) -> None:
-        if samples and self.fit.run is not None:
-            self.fit.run.report(samples=samples)
+    def _add(self, count: float) -> None:
+        if count and self.fit.run is not None:
+            self.fit.run.report(samples=count)
 
-    def _describe_batch(self, samples: float) -> None:
+    def _describe_batch(self, size: float) -> None:
         """Report the size of full batches: the largest one."""
-        if samples > self._largest and self.fit.run is not None:
-            self._largest = samples
-            self.fit.run.gauge("batch_size", samples * self._accumulation)
+        if size > self._largest and self.fit.run is not None:
+            self._largest = size
+            self.fit.run.gauge("batch_size", size * self._accumulation)
 
     def _plan(self, run: Run, first_epoch: int) -> None:
         parameters = getattr(self.callbacks, "params", None) or {}
@@ -542,7 +524,7 @@ def _stored(phase: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
             training = _around() if phase == "restore" or _active or _latest else None
             if training is None:
                 return original(owner, *arguments, **options)
-            with training.booked(phase):
+            with training.fit.booked(phase):
                 return original(owner, *arguments, **options)
 
         return store
@@ -665,19 +647,6 @@ def _integer(variable: Any) -> int:
     try:
         return int(variable)
     except Exception:
-        return 0
-
-
-def _samples(batch: Any) -> int:
-    """The length of a batch's first part; 0 where it has none."""
-    while isinstance(batch, (tuple, list, dict)):
-        if not batch:
-            return 0
-        batch = next(iter(batch.values())) if isinstance(batch, dict) else batch[0]
-    shape = getattr(batch, "shape", None)
-    try:
-        return int(shape[0]) if shape else 0
-    except (TypeError, ValueError):  # not known before the step runs
         return 0
 
 
