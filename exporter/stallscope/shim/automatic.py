@@ -21,6 +21,7 @@ AFTER_IMPORT = {
     "torch.distributed.checkpoint": "stallscope.shim.integrations.pytorch:observe_checkpoints",
     "torch.distributed.checkpoint.state_dict": "stallscope.shim.integrations.pytorch:observe_checkpoints",
     "safetensors.torch": "stallscope.shim.integrations.pytorch:observe_checkpoints",
+    "accelerate": "stallscope.shim.integrations.accelerate:observe_states",
     "keras": "stallscope.shim.integrations.keras:watch_fits",
 }
 """Functions to call once the program has imported a module: `package.module:function`, by the module's name.

@@ -38,11 +38,11 @@ def timed_backward(truth: Truth) -> Iterator[None]:
         with truth("backward"):
             original(tensor, *arguments, **options)
 
-    torch.Tensor.backward = backward  # type: ignore[method-assign]
+    torch.Tensor.backward = backward
     try:
         yield
     finally:
-        torch.Tensor.backward = original  # type: ignore[method-assign]
+        torch.Tensor.backward = original
 
 
 class Net(torch.nn.Module):
@@ -60,7 +60,7 @@ class Net(torch.nn.Module):
             return self.second(self.first(inputs))
         with self._truth("forward"):
             time.sleep(FORWARD)
-            return self.second(Delay.apply(self.first(inputs)))  # type: ignore[no-untyped-call]
+            return self.second(Delay.apply(self.first(inputs)))
 
 
 class Examples(torch.utils.data.Dataset[Any]):

@@ -1,12 +1,13 @@
-"""Hugging Face Accelerate: a tracker that watches the loop which it is a tracker of.
+"""Hugging Face Accelerate: a tracker that measures the loop that logs to it.
 
     from stallscope.integrations.accelerate import StallscopeTracker
 
     accelerator = Accelerator(log_with=StallscopeTracker("my-run"))
     accelerator.init_trackers("project")
 
-From `init_trackers` on, the loop is watched as `stallscope.integrations.pytorch.watch` does it, on every process: the
-prepared loader's waits, however it fetches ahead, and the optimizer's steps, however many batches each accumulates.
+From `init_trackers` on, each process measures its loop as `stallscope.integrations.pytorch.watch` does: the prepared
+loader's waits, however it fetches ahead, and the optimizer's steps, however many batches each accumulates. `checkpoint`
+is `save_state`, `save_model` and `save`, `restore` is `load_state`, also under `stallscope run`.
 Numbers given to `accelerator.log` are reported, by the names that are usual for them or as values of their own; tensors
 are passed over untouched. `end_training` finishes the run.
 """
@@ -14,13 +15,15 @@ are passed over untouched. `end_training` finishes the run.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from math import isfinite
 from typing import Any
 
+from accelerate import Accelerator
 from accelerate.tracking import GeneralTracker
 
+from stallscope.shim.integrations import pytorch
 from stallscope.shim.integrations.fit import scalar, tolerant
-from stallscope.shim.integrations.pytorch import watch
 from stallscope.shim.run import Run
 from stallscope.shim.tolerance import number
 
@@ -30,6 +33,21 @@ _USUAL = {
     "gradient_norm": ("gradient_norm", "grad_norm"),
     "epoch": ("epoch",),
 }
+
+_STORES = {"save_state": "checkpoint", "save_model": "checkpoint", "save": "checkpoint", "load_state": "restore"}
+_patches: Any = None
+"""The replaced functions that contain those of accelerators."""
+
+
+def observe_states(since: float = 0.0) -> None:
+    """Book what accelerators save and load, as a part of the PyTorch loop that is measured."""
+    global _patches
+    patches = pytorch._patches  # noqa: SLF001 - both belong to one loop, and are undone together
+    if patches is None or patches is _patches:
+        return
+    _patches = patches
+    for name, phase in _STORES.items():
+        patches._replace(Accelerator, name, partial(patches._store, phase))  # noqa: SLF001
 
 
 class StallscopeTracker(GeneralTracker):
@@ -59,7 +77,8 @@ class StallscopeTracker(GeneralTracker):
     @tolerant
     def start(self) -> None:
         """Watch the loop from now on."""
-        self.run = watch(run=self._told, **self._settings)
+        self.run = pytorch.watch(run=self._told, **self._settings)
+        observe_states()
 
     @tolerant
     def store_init_configuration(self, values: Mapping[str, Any]) -> None:
