@@ -79,6 +79,10 @@ class Net(keras.Sequential):
         with truth("forward"):
             return super().__call__(inputs, **options)
 
+    def evaluate(self, *arguments: Any, **options: Any) -> Any:
+        with truth("evaluation"):
+            return super().evaluate(*arguments, **options)
+
 
 class SGD(keras.optimizers.SGD):
     def _backend_apply_gradients(self, *arguments: Any) -> None:
@@ -94,25 +98,17 @@ class SGD(keras.optimizers.SGD):
 
 
 class Counting(keras.callbacks.Callback):
-    """Counts updates and samples, and measures validations."""
+    """Counts updates and samples."""
 
     def __init__(self, accumulation: int) -> None:
         super().__init__()
         self._accumulation = accumulation
         self._batches = 0
-        self._validation: Any = None
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self._batches += 1
         truth.samples += 4 if batch < 5 else 2
         truth.steps += self._batches % self._accumulation == 0
-
-    def on_test_begin(self, logs: Any = None) -> None:
-        self._validation = truth("evaluation")
-        self._validation.__enter__()
-
-    def on_test_end(self, logs: Any = None) -> None:
-        self._validation.__exit__(None, None, None)
 
 
 class Checkpoint(keras.callbacks.ModelCheckpoint):
@@ -143,8 +139,7 @@ def main(folder: Path, callbacks: tuple[Any, ...] = ()) -> Any:
     )
     assert used == before
     assert isinstance(history, keras.callbacks.History)
-    with truth("evaluation"):
-        model.evaluate(Batches("evaluation", VALIDATION), verbose=0)
+    model.evaluate(Batches("evaluation", VALIDATION), verbose=0)
     with truth("checkpoint"):
         model.save_weights(folder / "end.weights.h5")
     with truth("restore"):
