@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,18 @@ class Slow:
         time.sleep(slow_torch.SAVE)
 
 
+def timed(loader: Any) -> Iterator[Any]:
+    """Iterate over a loader, and measure the waits."""
+    with truth("data_wait"):
+        batches = iter(loader)
+    while True:
+        with truth("data_wait"):
+            batch = next(batches, None)
+        if batch is None:
+            return
+        yield batch
+
+
 def main(folder: Path, **settings: Any) -> Accelerator:
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=4, **settings)
     if settings:
@@ -44,7 +57,7 @@ def main(folder: Path, **settings: Any) -> Accelerator:
     accelerator.register_for_checkpointing(Slow())
     for epoch in range(3):
         model.train()
-        for inputs, labels in loader:
+        for inputs, labels in timed(loader):
             with accelerator.accumulate(model):
                 loss = torch.nn.functional.cross_entropy(model(inputs), labels)
                 accelerator.backward(loss)
