@@ -51,21 +51,21 @@ def observe_states(since: float = 0.0) -> None:
 
 
 class StallscopeTracker(GeneralTracker):
-    """Told to Accelerate in `log_with`."""
+    """Tracker for Accelerate's `log_with`."""
 
     name = "stallscope"
     requires_logging_directory = False
     main_process_only = False
 
     def __init__(self, run: Run | str | None = None, **settings: Any) -> None:
-        """Remember which run to tell.
+        """Store which run to report to.
 
         Args:
             run: a run, or the name of one that is open or is to be started; None for any.
             settings: further arguments of `watch`.
         """
         super().__init__()
-        self._told = run
+        self._given = run
         self._settings = settings
         self.run: Run | None = None
 
@@ -77,12 +77,12 @@ class StallscopeTracker(GeneralTracker):
     @tolerant
     def start(self) -> None:
         """Watch the loop from now on."""
-        self.run = pytorch.watch(run=self._told, **self._settings)
+        self.run = pytorch.watch(run=self._given, **self._settings)
         observe_states()
 
     @tolerant
     def store_init_configuration(self, values: Mapping[str, Any]) -> None:
-        """What the training was set to is not told."""
+        """Ignore the training's configuration."""
 
     @tolerant
     def log(self, values: Mapping[str, Any], step: int | None = None, **_: Any) -> None:

@@ -1,4 +1,4 @@
-"""A run as a trainer's callback sees it: taken up when training begins, claimed, and left when it ends."""
+"""The run of a trainer's callback: attached and claimed when training begins, released when it ends."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 class Fit:
-    """What callbacks share: which run to tell, one phase at a time, and the end.
+    """State that callbacks share: the run, one open phase at a time, and the end.
 
     A run that was given, or that is open already, is used and left open: between two fits it is `paused`. Otherwise
     each fit has a run of its own, which ends with it; several of them in one process are sessions of one run.
     """
 
     def __init__(self, run: Run | str | None, integration: str, framework: str, settings: Mapping[str, Any]) -> None:
-        """Remember what the user said.
+        """Store the program's settings.
 
         Args:
             run: a run, or the name of one that is open or is to be started; None for any.
             integration: claims the run under this name.
             framework: as `rank_info` names it.
-            settings: further arguments of `Run`, which go before what the trainer tells.
+            settings: further arguments of `Run`; they take precedence over the trainer's values.
         """
         self._told = run
         self.integration = integration
@@ -44,17 +44,17 @@ class Fit:
         self._watched: Run | None = None
         self.run: Run | None = None
         self.active = False
-        """Whether a fit is under way."""
+        """True during a fit."""
 
     def __reduce__(self) -> tuple[type[Fit], tuple[Run | str | None, str, str, dict[str, Any]]]:
         # In another process it begins anew; a run that was given is silent there.
         return Fit, (self._told, self.integration, self.framework, self._settings)
 
     def begin(self, **found: Any) -> Run:
-        """Take up the run.
+        """Attach to the run, or start one.
 
         Args:
-            found: arguments of `Run` that the trainer tells.
+            found: arguments of `Run` that the trainer provides.
         """
         self.leave()
         self.active = True
@@ -84,7 +84,7 @@ class Fit:
         steps_planned: float | None = None,
         **_: Any,
     ) -> None:
-        """Tell what steps are worth and how many there will be, where the user hasn't."""
+        """Set what a step is worth and how many are planned, unless the program has set them."""
         told = self._settings
         if self.run is not None:
             self.run.plan(
@@ -166,7 +166,7 @@ class Fit:
 
 
 def tolerant(method: Method) -> Method:
-    """Let a callback's mistake be logged once, and not end the training."""
+    """Log an error of a callback once, in place of ending the training."""
 
     @wraps(method)
     def safe(*args: Any, **kwargs: Any) -> Any:

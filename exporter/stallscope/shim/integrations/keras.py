@@ -4,11 +4,11 @@
 
     model.fit(..., callbacks=[StallscopeCallback("my-run")])
 
-Under `stallscope run` the same is measured without the callback, and `train_on_batch` as well.
+`stallscope run` measures the same without the callback, and `train_on_batch` as well.
 
 A step is one call of the compiled training function: several batches with `steps_per_execution`, and as many calls as
-make one update with gradient accumulation. `evaluation` is `evaluate` and `predict`, `checkpoint` and `restore` are
-whatever saves and loads the model or its weights, callbacks of Keras included.
+make one update with gradient accumulation. `evaluation` is `evaluate` and `predict`. `checkpoint` and
+`restore` are all calls that save and load the model or its weights, those of Keras' callbacks included.
 
 With PyTorch, `data_wait`, `forward`, `backward` and `optimizer` are measured. With JAX, `data_wait` is: the rest of a
 step is one compiled function. TensorFlow fetches its batches inside the compiled function as well; their samples are
@@ -41,11 +41,11 @@ _LOADERS = {
     "keras.src.legacy.saving.legacy_h5_format": ("load_model_from_hdf5",),
 }
 _EXACT = 2**24
-"""Up to here, a sum of whole numbers in single precision is exact."""
+"""Largest sum of integers that single precision represents exactly."""
 
 
 class Training:
-    """What one `fit` does, in the thread that calls it."""
+    """Attribution of one `fit` to steps and phases, in the thread that calls it."""
 
     def __init__(self, fit: Fit) -> None:
         self.fit = fit
@@ -55,7 +55,7 @@ class Training:
         self.reader: Any = None
         """Callback that was added to the list for this fit."""
         self.computing = False
-        """Whether the training function runs."""
+        """True while the training function runs."""
         self.logs: Any = None
         self._thread = get_ident()
         self._backend = ""
@@ -73,7 +73,7 @@ class Training:
 
     @property
     def here(self) -> bool:
-        """Whether the calling thread is the loop's, and the run is not over."""
+        """True in the loop's thread, until the run ends."""
         return self.fit.run is not None and not self.fit.run.silent and get_ident() == self._thread
 
     def begin(self, model: Any, backend: str) -> None:
@@ -134,7 +134,7 @@ class Training:
             self.fit.run.report(val_loss=found)
 
     def next_batches(self, iterator: Any, following: Callable[[Any], Any]) -> Any:
-        """Fetch what the next step is about: its batches, or the iterator that holds them."""
+        """Fetch the next step's batches, or the iterator that yields them."""
         run = self.fit.run
         if not self._fetching or run is None or run.timeline.current.outside:
             return following(iterator)
@@ -305,7 +305,7 @@ class _LossCount:
         self._taken = self._due = 0.0
 
     def returned(self, batches: int) -> float:
-        """Note that so many batches were trained, and return the samples of the call before."""
+        """Note that `batches` batches were trained, and return the samples of the previous call."""
         self._calls += 1
         self._batches += batches
         if self.batch_size is None:
@@ -351,7 +351,7 @@ _active: Training | None = None
 _latest: Training | None = None
 _since: float | None = None
 _explicit = False
-"""Whether the program has a callback of Stallscope's: then no fit begins a run by itself."""
+"""True once the program passed a callback of Stallscope: then no fit begins a run by itself."""
 
 
 def watch_fits(since: float) -> None:
@@ -449,7 +449,7 @@ def _begin(model: Any, callbacks: Any) -> Training | None:
 
 
 def _given(callbacks: Any) -> Training | None:
-    """The training of a callback among these, which may be one, a nested list, or Keras' own list."""
+    """Return the training of a callback among these: one callback, a nested list, or Keras' own list."""
     callbacks = getattr(callbacks, "callbacks", callbacks)
     if isinstance(callbacks, (list, tuple)):
         return next((found for each in callbacks if (found := _given(each)) is not None), None)
@@ -457,7 +457,7 @@ def _given(callbacks: Any) -> Training | None:
 
 
 def _automatic() -> Training | None:
-    """A training that nobody gave a callback: its run is the open one, or begins now."""
+    """Return the training of a fit without a callback: its run is the open one, or begins now."""
     global _since, _latest
     if _since is None or multiprocessing.current_process().daemon:
         return None
@@ -475,7 +475,7 @@ def _automatic() -> Training | None:
 
 
 def _around() -> Training | None:
-    """The training that something outside of steps belongs to: the fit's, the last one, or one that begins now."""
+    """Return the training for an event outside of steps: the current one, the last one, or one that begins now."""
     found = _active or _latest
     if found is None or found.fit.run is None or found.fit.run.silent:
         found = _active or _automatic()
@@ -483,7 +483,7 @@ def _around() -> Training | None:
 
 
 def _in_loop(callbacks: Any = None) -> Training | None:
-    """The fit under way, if this is its thread and its list of callbacks."""
+    """Return the current training, if this is its thread and its list of callbacks."""
     training = _active
     if training is None or not training.here or (callbacks is not None and training.callbacks is not callbacks):
         return None
@@ -548,7 +548,7 @@ def _training_begun(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _read_logs(training: Training, callbacks: Any) -> None:
-    """Have Keras hand its logs over as well, without a callback of the program's."""
+    """Add a callback that receives the logs, if the program passed none."""
     if not any(isinstance(each, LogReader) for each in callbacks.callbacks):
         reader = _callback_class()()
         reader.training = training
@@ -643,7 +643,7 @@ def _booked(phase: str, function: Callable[..., Any], arguments: Any, options: M
 
 
 def _integer(variable: Any) -> int:
-    """The value of one of Keras' variables."""
+    """Return the value of one of Keras' variables."""
     try:
         return int(variable)
     except Exception:
@@ -651,12 +651,12 @@ def _integer(variable: Any) -> int:
 
 
 class LogReader:
-    """What the callback does; `StallscopeCallback` is this and Keras' own class."""
+    """Behaviour of the callback; `StallscopeCallback` combines it with Keras' own class."""
 
     async_safe = True  # else Keras would wait for the device after each step, for this callback's sake
 
     def __init__(self, run: Run | str | None = None, **settings: Any) -> None:
-        """Remember which run to report to.
+        """Store which run to report to.
 
         Args:
             run: a run, or the name of one that is open or is to be started with the training.
@@ -674,19 +674,19 @@ class LogReader:
         self.training = Training(self.fit)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Take note of the logs, which are numbers by now; on a thread of its own where Keras needn't wait for them."""
+        """Store the logs, which are numbers by now; with TensorFlow and JAX, Keras calls this in another thread."""
         self.training.logs = logs
 
     # Without the mark Keras would wait for the device after each step, to have logs to hand over.
     on_train_batch_end._is_default = True  # type: ignore[attr-defined]  # noqa: SLF001 - Keras' own mark
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Take note of the epoch's logs."""
+        """Store the epoch's logs."""
         self.training.logs = logs
 
 
 def _callback_class() -> Any:
-    """The callback's class, made once Keras is imported."""
+    """Return the callback's class, which needs Keras."""
     if "StallscopeCallback" not in globals():
         keras = require("keras", "keras")
         _attach(keras)

@@ -32,10 +32,10 @@ _LOSSES = ("loss", "train_loss", "train/loss", "loss_step", "train_loss_step", "
 
 
 class TrainerEvents:
-    """What the callback does; `StallscopeCallback` is this and the framework's own class."""
+    """Behaviour of the callback; `StallscopeCallback` combines it with the framework's own class."""
 
     def __init__(self, run: Run | str | None = None, **settings: Any) -> None:
-        """Remember which run to tell.
+        """Store which run to report to.
 
         Args:
             run: a run, or the name of one that is open or is to be started with the training.
@@ -87,7 +87,7 @@ class TrainerEvents:
 
     @tolerant
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Tell what steps are worth, and where the training stands."""
+        """Report the batch size, the planned steps and the current step."""
         self._global_step = trainer.global_step
         self._optimizer = next(iter(trainer.optimizers), None)
         several = 1 if pl_module.automatic_optimization else max(len(trainer.optimizers), 1)

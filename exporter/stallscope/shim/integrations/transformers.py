@@ -25,10 +25,10 @@ from stallscope.shim.run import Run
 
 
 class TrainerEvents:
-    """What the callback does; `StallscopeCallback` is this and the framework's own class."""
+    """Behaviour of the callback; `StallscopeCallback` combines it with the framework's own class."""
 
     def __init__(self, run: Run | str | None = None, **settings: Any) -> None:
-        """Remember which run to tell.
+        """Store which run to report to.
 
         Args:
             run: a run, or the name of one that is open or is to be started with the training.
@@ -56,7 +56,7 @@ class TrainerEvents:
 
     @tolerant
     def on_train_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
-        """Tell what steps are worth, and where the training stands."""
+        """Report the batch size, the planned steps and the current step."""
         run = self._begin(args)
         self._thread = get_ident()
         size = state.train_batch_size or args.train_batch_size
@@ -122,7 +122,7 @@ class TrainerEvents:
 
     @tolerant
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **parts: Any) -> None:
-        """Take over the numbers that the trainer has made of its tensors."""
+        """Report the numbers that the trainer logs."""
         run = self.fit.run
         if run is None or not logs:
             return
@@ -229,17 +229,17 @@ _BETWEEN = {
 
 def _widen(trainer: type) -> None:
     """Have trainers call their own StallscopeCallback, if they have one, where callbacks are not called."""
-    if getattr(trainer.train, "tells_stallscope", False):  # type: ignore[attr-defined]
+    if getattr(trainer.train, "reports_to_stallscope", False):  # type: ignore[attr-defined]
         return
-    trainer.train = _telling_of_training(trainer.train)  # type: ignore[attr-defined]
+    trainer.train = _reporting_training(trainer.train)  # type: ignore[attr-defined]
     wrappers = {name: _in_phase(phase) for name, phase in _BETWEEN.items()}
-    wrappers.update(training_step=_counting, _maybe_log_save_evaluate=_telling_of_maintenance)
+    wrappers.update(training_step=_counting, _maybe_log_save_evaluate=_reporting_maintenance)
     for name, wrapper in wrappers.items():
         if hasattr(trainer, name):
             setattr(trainer, name, wrapper(getattr(trainer, name)))
     accelerator = getattr(require("accelerate", "accelerate"), "Accelerator", None)
     if accelerator is not None:
-        accelerator.backward = _telling_of_backward(accelerator.backward)
+        accelerator.backward = _reporting_backward(accelerator.backward)
 
 
 _training: TrainerEvents | None = None
@@ -278,7 +278,7 @@ def _counting(method: Callable[..., Any]) -> Callable[..., Any]:
     return training_step
 
 
-def _telling_of_maintenance(method: Callable[..., Any]) -> Callable[..., Any]:
+def _reporting_maintenance(method: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(method)
     def maybe_log_save_evaluate(self: Any, *args: Any, **kwargs: Any) -> Any:
         events = _events(self)
@@ -295,7 +295,7 @@ def _telling_of_maintenance(method: Callable[..., Any]) -> Callable[..., Any]:
     return maybe_log_save_evaluate
 
 
-def _telling_of_backward(method: Callable[..., Any]) -> Callable[..., Any]:
+def _reporting_backward(method: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(method)
     def backward(self: Any, *args: Any, **kwargs: Any) -> Any:
         events = _training
@@ -307,7 +307,7 @@ def _telling_of_backward(method: Callable[..., Any]) -> Callable[..., Any]:
     return backward
 
 
-def _telling_of_training(method: Callable[..., Any]) -> Callable[..., Any]:
+def _reporting_training(method: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(method)
     def train(self: Any, *args: Any, **kwargs: Any) -> Any:
         global _training
@@ -325,7 +325,7 @@ def _telling_of_training(method: Callable[..., Any]) -> Callable[..., Any]:
         finally:
             _training = before
 
-    train.tells_stallscope = True  # type: ignore[attr-defined]
+    train.reports_to_stallscope = True  # type: ignore[attr-defined]
     return train
 
 
