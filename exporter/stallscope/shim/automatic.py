@@ -29,6 +29,7 @@ AFTER_IMPORT = {
         ),
         "stallscope.shim.integrations.pytorch:observe_checkpoints",
     ),
+    "keras": "stallscope.shim.integrations.keras:watch_fits",
 }
 """Functions to call once the program has imported a module: `package.module:function`, by the module's name.
 

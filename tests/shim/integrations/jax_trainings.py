@@ -9,6 +9,7 @@ from typing import Any
 import stallscope
 from stallscope.integrations.jax import track_step
 from tests.shim.integrations.trainings import Desk, framework, main
+from tests.shim.integrations.truth import Truth
 
 jax: Any = framework("jax")
 
@@ -82,5 +83,39 @@ def failing(desk: Desk) -> None:
     raise AssertionError("the error did not reach the program")
 
 
+def measured(desk: Desk) -> None:
+    """Three passes over five batches of four and one of two, evaluated and saved; two calls make a step."""
+    truth = Truth()
+
+    def slow_train(weight: Any, batch: Any) -> Any:
+        time.sleep(FETCH)
+        truth.samples += batch.shape[0]
+        return train(weight, batch)
+
+    def fetched() -> Iterator[Any]:
+        for size in (4, 4, 4, 4, 4, 2):
+            with truth("data_wait"):
+                time.sleep(FETCH)
+                batch = jax.numpy.ones(size)
+            yield batch
+
+    class Loader:
+        def __iter__(self) -> Iterator[Any]:
+            return fetched()
+
+    with stallscope.Run("measured", sender=desk, interval=0.0) as run:
+        step = track_step(slow_train, run, calls_per_step=2)
+        weight = jax.numpy.float32(0.0)
+        for _ in range(3):
+            for batch in step.batches(Loader()):
+                weight = step(weight, batch)
+            with truth("evaluation"), run.phase("evaluation"):
+                time.sleep(0.1)
+            with truth("checkpoint"), run.phase("checkpoint"):
+                time.sleep(0.05)
+    truth.steps = 9
+    truth.write(desk.path.with_suffix(".truth"))
+
+
 if __name__ == "__main__":
-    main("jax", (tracked, recompiling, waiting_for_nothing, failing))
+    main("jax", (tracked, recompiling, waiting_for_nothing, failing, measured))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
+import stallscope
 from stallscope.integrations.keras import StallscopeCallback
 from tests.shim.integrations.trainings import Desk, framework, main
 
@@ -51,7 +53,8 @@ def fitted(desk: Desk) -> None:
                 keras.callbacks.ModelCheckpoint(f"{folder}/{{epoch}}.weights.h5", save_weights_only=True),
             ],
         )
-        assert "save_weights" not in vars(made), "the model is as it was"
+        assert not {"save", "save_weights", "load_weights", "fit"} & set(vars(made)), "the model is as it was"
+        assert "stallscope" not in repr(made.train_function).lower()
 
 
 def accumulating(desk: Desk) -> None:
@@ -85,5 +88,14 @@ def failing(desk: Desk) -> None:
     raise AssertionError("the error did not reach the program")
 
 
+def measured(desk: Desk) -> None:
+    """The program that `stallscope run` is tested with, here with the callback and in a run of its own."""
+    from tests.shim.integrations import keras_program
+
+    with tempfile.TemporaryDirectory() as folder, stallscope.Run("measured", sender=desk, interval=0.0):
+        keras_program.main(Path(folder), (StallscopeCallback(),))
+    keras_program.truth.write(desk.path.with_suffix(".truth"))
+
+
 if __name__ == "__main__":
-    main("keras", (fitted, accumulating, failing))
+    main("keras", (fitted, accumulating, failing, measured))

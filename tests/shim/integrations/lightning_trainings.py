@@ -139,5 +139,89 @@ def failing(desk: Desk) -> None:
     raise AssertionError("the error did not reach the program")
 
 
+def measured(desk: Desk) -> None:
+    """Six batches of 22 examples, four a step, so that each epoch's second step has two; validated and saved."""
+    from tests.shim.integrations import slow_torch
+    from tests.shim.integrations.truth import Truth
+
+    truth = Truth()
+
+    class Measuring(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = slow_torch.Net(truth)
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            with truth("forward"):
+                return torch.nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.net(batch[0])
+
+        def configure_optimizers(self) -> Any:
+            return slow_torch.SGD(self.parameters(), truth)
+
+        def on_save_checkpoint(self, checkpoint: Any) -> None:
+            time.sleep(slow_torch.SAVE)
+
+    class Trainer(lightning.Trainer):
+        def save_checkpoint(self, *arguments: Any, **options: Any) -> None:
+            with truth("checkpoint"):
+                super().save_checkpoint(*arguments, **options)
+
+    class Validation(lightning.Callback):
+        def on_validation_start(self, *_: Any) -> None:
+            self._open = truth("evaluation")
+            self._open.__enter__()
+
+        def on_validation_end(self, *_: Any) -> None:
+            self._open.__exit__(None, None, None)
+
+    class TimedLoader(torch.utils.data.DataLoader):
+        def __iter__(self) -> Any:
+            with truth("data_wait"):
+                batches = super().__iter__()
+            while True:
+                with truth("data_wait"):
+                    batch = next(batches, None)
+                if batch is None:
+                    return
+                yield batch
+
+    model = Measuring()
+    attributes = {name: set(vars(part)) for name, part in model.named_modules()}
+    profiler = lightning.profilers.PassThroughProfiler()
+    with tempfile.TemporaryDirectory() as folder, slow_torch.timed_backward(truth):
+        tasks = Trainer(
+            accelerator="cpu",
+            default_root_dir=folder,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            logger=False,
+            callbacks=[
+                StallscopeCallback("measured", sender=desk, interval=0.0),
+                lightning.callbacks.ModelCheckpoint(folder, save_top_k=-1),
+                Validation(),
+            ],
+            accumulate_grad_batches=4,
+            max_epochs=3,
+            profiler=profiler,
+        )
+        tasks.fit(
+            model,
+            TimedLoader(slow_torch.Examples(truth), batch_size=4),
+            torch.utils.data.DataLoader(slow_torch.Examples(truth, trains=False), batch_size=8),
+        )
+    for name, part in model.named_modules():
+        added = [vars(part)[key] for key in set(vars(part)) - attributes[name]]  # by Lightning
+        assert "stallscope" not in repr(added).lower(), "the model is as it was"
+        assert not part._forward_hooks
+        assert not part._forward_pre_hooks
+    for owner in (profiler, tasks.strategy, tasks.fit_loop.epoch_loop.val_loop):
+        kinds = [vars(kind) for kind in type(owner).__mro__]
+        assert "stallscope" not in repr([vars(owner), *kinds]).lower(), "and so is what is observed"
+    truth.write(desk.path.with_suffix(".truth"))
+
+
 if __name__ == "__main__":
-    main("lightning", (accumulating, resumed, two_optimizers, failing))
+    main("lightning", (accumulating, resumed, two_optimizers, failing, measured))

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.shim.integrations import truth
 from tests.shim.integrations.trainings import Reports, assert_phases_are_the_time, held, read
 
 
@@ -31,6 +32,15 @@ def test_phases_are_the_time(tracked: Reports) -> None:
 
 def test_the_loader_is_waited_for(tracked: Reports) -> None:
     assert tracked.seconds("data_wait") >= 10 * 0.01
+
+
+def test_the_report_is_what_the_training_measured_itself(folder: Path) -> None:
+    reports = read(folder, "measured")
+    measured = truth.read(folder / "measured.truth")
+    assert (measured.steps, measured.samples) == (9, 66)
+    assert truth.differences(measured, reports) == []
+    assert (reports.newest.gauges["batch_size"], reports.newest.gauges["epoch"]) == (8, 2)
+    assert_phases_are_the_time(reports)
 
 
 def test_an_evaluation_is_an_activity(tracked: Reports) -> None:

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.shim.integrations.trainings import Reports, assert_phases_are_the_time, held, read
+from tests.shim.integrations import truth
+from tests.shim.integrations.trainings import Reports, assert_phases_are_the_time, held, read, reported
 
 
 @pytest.fixture(scope="module", params=["torch", "jax", "tensorflow"])
@@ -38,11 +39,9 @@ def test_the_wait_for_batches_is_measured_where_keras_fetches_them(fitted: Repor
         assert fitted.seconds("data_wait") >= 18 * 0.01
 
 
-def test_samples_are_counted_by_what_batches_hold(fitted: Reports, backend: str) -> None:
-    if backend == "tensorflow":
-        assert "samples" not in fitted.newest.counters
-    else:
-        assert fitted.newest.counters["samples"] == 3 * 22
+def test_samples_are_counted_by_what_batches_hold(fitted: Reports) -> None:
+    assert fitted.newest.counters["samples"] == 3 * 22
+    assert fitted.newest.gauges["batch_size"] == 4
 
 
 def test_validation_and_saving_are_activities(fitted: Reports) -> None:
@@ -70,3 +69,19 @@ def test_an_exception_is_a_failure_and_the_next_fit_a_session_of_its_own(folder:
     assert both.session(0).newest.state == "failed"
     assert both.session(1).newest.state == "finished"
     assert both.session(1).newest.gauges["step"] == 6
+
+
+def test_with_the_callback_the_report_is_what_the_program_measured_itself(folder: Path) -> None:
+    reports = read(folder, "measured")
+    assert truth.differences(truth.read(folder / "measured.truth"), reports) == []
+    assert_phases_are_the_time(reports)
+
+
+def test_an_unchanged_program_is_measured_the_same(backend: str, tmp_path: Path) -> None:
+    reports = reported(("keras", backend), "keras_program", tmp_path, {"KERAS_BACKEND": backend})
+    assert truth.differences(truth.read(tmp_path / "truth.json"), reports) == []
+    assert reports.occurrences("evaluation") == 3
+    assert reports.newest.gauges["epoch"] == 0  # of the second fit
+    assert reports.newest.state == "finished"
+    assert len({report.session for report in reports}) == 1
+    assert_phases_are_the_time(reports)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.test_exporter import Running
+from tests.shim.integrations import truth
 from tests.shim.integrations.trainings import Reports, assert_phases_are_the_time, held, read
 
 NEEDED = ("torch", "transformers", "accelerate")
@@ -56,6 +57,15 @@ def test_phases_are_the_time(accumulating: Reports) -> None:
 def test_the_loader_is_waited_for(accumulating: Reports) -> None:
     """32 examples of 10 ms each; an evaluation's are its own."""
     assert accumulating.seconds("data_wait") >= 0.32
+
+
+def test_the_report_is_what_the_training_measured_itself(folder: Path) -> None:
+    reports = read(folder, "measured")
+    measured = truth.read(folder / "measured.truth")
+    assert (measured.steps, measured.samples) == (6, 66)
+    assert truth.differences(measured, reports) == []
+    assert (reports.occurrences("evaluation"), reports.occurrences("checkpoint")) == (3, 3)
+    assert_phases_are_the_time(reports)
 
 
 def test_evaluation_and_checkpoint_are_activities(accumulating: Reports) -> None:
@@ -109,14 +119,16 @@ def test_steps_of_the_optimizer_are_not_counted_beside_the_trainers(folder: Path
 
 def test_under_the_run_command_steps_and_phases_are_told_once(tmp_path: Path) -> None:
     """`stallscope run` listens to loader, model and optimizer, and leaves to the callback what is the callback's."""
-    command, training = ("-m", "stallscope", "run"), ("accumulating",)
-    reports = read(held(NEEDED, "transformers_trainings", tmp_path, under=command, only=training), "accumulating")
+    command, training = ("-m", "stallscope", "run"), ("accumulating", "measured")
+    folder = held(NEEDED, "transformers_trainings", tmp_path, under=command, only=training)
+    reports = read(folder, "accumulating")
     newest = reports.newest
     assert reports.steps == 8
     assert newest.counters["samples"] == 32
     assert newest.phases["forward"].occurrences == newest.phases["backward"].occurrences == 16
     assert newest.phases["optimizer"].occurrences == 8
     assert_phases_are_the_time(reports)
+    assert truth.differences(truth.read(folder / "measured.truth"), read(folder, "measured")) == []
 
 
 def test_after_the_training_a_given_run_is_paused_and_may_evaluate(folder: Path) -> None:

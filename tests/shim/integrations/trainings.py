@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import importlib
 import os
+import socket
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
@@ -82,9 +85,49 @@ def held(
     Returns:
         A folder with one file of reports for each training.
     """
+    _run(needed, ("-m", f"tests.shim.integrations.{module}", str(folder), *only), variables or {}, under)
+    return folder
+
+
+def reported(needed: tuple[str, ...], module: str, folder: Path, variables: Mapping[str, str] | None = None) -> Reports:
+    """Run an unchanged program under `stallscope run`, and return its reports.
+
+    Args:
+        needed: packages.
+        module: the program's name in this folder; it gets the folder as its argument.
+        folder: where it writes.
+        variables: the child's environment, beside this process'.
+    """
+    reports = Reports()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener, tempfile.TemporaryDirectory() as short:
+        listener.bind(f"{short}/report.sock")
+
+        def receive() -> None:
+            while payload := listener.recv(65536):
+                reports.append(parse(payload))
+
+        receiver = threading.Thread(target=receive)
+        receiver.start()
+        try:
+            _run(
+                needed,
+                ("-m", f"tests.shim.integrations.{module}", str(folder)),
+                {**(variables or {}), "STALLSCOPE_ADDRESS": f"unix://{short}/report.sock"},
+                ("-m", "stallscope", "run"),
+            )
+        finally:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+                sender.sendto(b"", f"{short}/report.sock")
+            receiver.join()
+    return reports
+
+
+def _run(
+    needed: tuple[str, ...], arguments: tuple[str, ...], variables: Mapping[str, str], under: tuple[str, ...]
+) -> None:
     for package in needed:
         if find_spec(package) is None:
-            pytest.skip(f"{package} is not installed (make frameworks installs all but tensorflow)")
+            pytest.skip(f"{package} is not installed: make frameworks")
     environment = {
         name: value
         for name, value in os.environ.items()
@@ -97,10 +140,10 @@ def held(
         OMP_NUM_THREADS="1",
         JAX_PLATFORMS="cpu",
         TF_CPP_MIN_LOG_LEVEL="3",
-        **(variables or {}),
     )
+    environment.update(variables)
     done = subprocess.run(
-        [sys.executable, *under, "-m", f"tests.shim.integrations.{module}", str(folder), *only],
+        [sys.executable, *under, *arguments],
         cwd=ROOT,
         env=environment,
         capture_output=True,
@@ -109,7 +152,6 @@ def held(
         check=False,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    return folder
 
 
 def read(folder: Path, training: str) -> Reports:
@@ -121,11 +163,11 @@ class Desk:
     """Takes the reports of one training and keeps them in a file; used in the child."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self.path = path
         self.interval = 0.0
 
     def __call__(self, payload: bytes) -> None:
-        with self._path.open("ab") as file:
+        with self.path.open("ab") as file:
             file.write(payload + b"\n")
 
 

@@ -141,8 +141,79 @@ def to_the_exporter(desk: Desk) -> None:
         trainer(folder, StallscopeCallback("to-the-exporter"), eval_strategy="epoch").train()
 
 
+def measured(desk: Desk) -> None:
+    """Six batches of 22 examples, four a step, so that each epoch's second step has two; validated and saved."""
+    from tests.shim.integrations import slow_torch
+    from tests.shim.integrations.truth import Truth
+
+    truth = Truth()
+
+    class Net(slow_torch.Net):
+        def forward(self, inputs: Any, labels: Any = None) -> dict[str, Any]:
+            with truth("forward"):
+                logits = super().forward(inputs)
+                return {"loss": torch.nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+    class Measuring(transformers.Trainer):
+        def get_batch_samples(self, *arguments: Any) -> Any:
+            with truth("data_wait"):
+                return super().get_batch_samples(*arguments)
+
+        def evaluate(self, *arguments: Any, **options: Any) -> Any:
+            with truth("evaluation"):
+                return super().evaluate(*arguments, **options)
+
+        def _save_checkpoint(self, *arguments: Any, **options: Any) -> None:
+            with truth("checkpoint"):
+                super()._save_checkpoint(*arguments, **options)
+
+        def _save_rng_state(self, folder: str) -> None:
+            time.sleep(slow_torch.SAVE)
+            super()._save_rng_state(folder)
+
+    class Logger(transformers.TrainerCallback):
+        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **parts: Any) -> None:
+            if "loss" in logs:
+                with truth("logging"):
+                    time.sleep(slow_torch.LOG)
+
+    def collate(examples: list[Any]) -> dict[str, Any]:
+        return {"inputs": torch.stack([each[0] for each in examples]), "labels": torch.stack([x[1] for x in examples])}
+
+    model = Net(truth)
+    attributes = set(vars(model))
+    callback = StallscopeCallback("measured", sender=desk, interval=0.0)
+    with tempfile.TemporaryDirectory() as folder, slow_torch.timed_backward(truth):
+        Measuring(
+            model,
+            transformers.TrainingArguments(
+                folder,
+                per_device_train_batch_size=4,
+                per_device_eval_batch_size=8,
+                gradient_accumulation_steps=4,
+                num_train_epochs=3,
+                eval_strategy="epoch",
+                save_strategy="epoch",
+                logging_steps=1,
+                remove_unused_columns=False,
+                report_to=[],
+                disable_tqdm=True,
+                use_cpu=True,
+            ),
+            data_collator=collate,
+            train_dataset=slow_torch.Examples(truth),
+            eval_dataset=slow_torch.Examples(truth, trains=False),
+            optimizers=(slow_torch.SGD(model.parameters(), truth), None),
+            callbacks=[callback, Logger()],
+        ).train()
+    assert set(vars(model)) - attributes <= {"_is_accelerate_prepared"}
+    assert not model._forward_hooks
+    assert not model._forward_pre_hooks
+    truth.write(desk.path.with_suffix(".truth"))
+
+
 if __name__ == "__main__":
     main(
         "transformers",
-        (accumulating, resumed, out_of_memory, within_a_run, second_rank, to_the_exporter),
+        (accumulating, resumed, out_of_memory, within_a_run, second_rank, to_the_exporter, measured),
     )

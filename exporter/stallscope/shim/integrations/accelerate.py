@@ -1,12 +1,13 @@
-"""Hugging Face Accelerate: a tracker that watches the loop which it is a tracker of.
+"""Hugging Face Accelerate: a tracker that measures the loop that logs to it.
 
     from stallscope.integrations.accelerate import StallscopeTracker
 
     accelerator = Accelerator(log_with=StallscopeTracker("my-run"))
     accelerator.init_trackers("project")
 
-From `init_trackers` on, the loop is watched as `stallscope.integrations.pytorch.watch` does it, on every process: the
-prepared loader's waits, however it fetches ahead, and the optimizer's steps, however many batches each accumulates.
+From `init_trackers` on, each process measures its loop as `stallscope.integrations.pytorch.watch` does: the prepared
+loader's waits, however it fetches ahead, and the optimizer's steps, however many batches each accumulates. `checkpoint`
+is `save_state`, `save_model` and `save`, `restore` is `load_state`, also under `stallscope run`.
 Numbers given to `accelerator.log` are reported, by the names that are usual for them or as values of their own; tensors
 are passed over untouched. `end_training` finishes the run.
 """
@@ -19,8 +20,8 @@ from typing import Any
 
 from accelerate.tracking import GeneralTracker
 
+from stallscope.shim.integrations import pytorch
 from stallscope.shim.integrations.fit import scalar, tolerant
-from stallscope.shim.integrations.pytorch import watch
 from stallscope.shim.run import Run
 from stallscope.shim.tolerance import number
 
@@ -33,21 +34,21 @@ _USUAL = {
 
 
 class StallscopeTracker(GeneralTracker):
-    """Told to Accelerate in `log_with`."""
+    """Tracker for Accelerate's `log_with`."""
 
     name = "stallscope"
     requires_logging_directory = False
     main_process_only = False
 
     def __init__(self, run: Run | str | None = None, **settings: Any) -> None:
-        """Remember which run to tell.
+        """Store which run to report to.
 
         Args:
             run: a run, or the name of one that is open or is to be started; None for any.
             settings: further arguments of `watch`.
         """
         super().__init__()
-        self._told = run
+        self._given = run
         self._settings = settings
         self.run: Run | None = None
 
@@ -59,11 +60,11 @@ class StallscopeTracker(GeneralTracker):
     @tolerant
     def start(self) -> None:
         """Watch the loop from now on."""
-        self.run = watch(run=self._told, **self._settings)
+        self.run = pytorch.watch(run=self._given, **self._settings)
 
     @tolerant
     def store_init_configuration(self, values: Mapping[str, Any]) -> None:
-        """What the training was set to is not told."""
+        """Ignore the training's configuration."""
 
     @tolerant
     def log(self, values: Mapping[str, Any], step: int | None = None, **_: Any) -> None:

@@ -1,10 +1,11 @@
-"""A run as a trainer's callback sees it: taken up when training begins, claimed, and left when it ends."""
+"""The run of a trainer's callback: attached and claimed when training begins, released when it ends."""
 
 from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import wraps
 from types import ModuleType
 from typing import Any, TypeVar
@@ -19,20 +20,20 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 class Fit:
-    """What callbacks share: which run to tell, one phase at a time, and the end.
+    """State that callbacks share: the run, one open phase at a time, and the end.
 
     A run that was given, or that is open already, is used and left open: between two fits it is `paused`. Otherwise
     each fit has a run of its own, which ends with it; several of them in one process are sessions of one run.
     """
 
     def __init__(self, run: Run | str | None, integration: str, framework: str, settings: Mapping[str, Any]) -> None:
-        """Remember what the user said.
+        """Store the program's settings.
 
         Args:
             run: a run, or the name of one that is open or is to be started; None for any.
             integration: claims the run under this name.
             framework: as `rank_info` names it.
-            settings: further arguments of `Run`, which go before what the trainer tells.
+            settings: further arguments of `Run`; they take precedence over the trainer's values.
         """
         self._told = run
         self.integration = integration
@@ -43,29 +44,29 @@ class Fit:
         self._watched: Run | None = None
         self.run: Run | None = None
         self.active = False
-        """Whether a fit is under way."""
+        """True during a fit."""
 
     def __reduce__(self) -> tuple[type[Fit], tuple[Run | str | None, str, str, dict[str, Any]]]:
         # In another process it begins anew; a run that was given is silent there.
         return Fit, (self._told, self.integration, self.framework, self._settings)
 
     def begin(self, **found: Any) -> Run:
-        """Take up the run.
+        """Attach to the run, or start one.
 
         Args:
-            found: arguments of `Run` that the trainer tells.
+            found: arguments of `Run` that the trainer provides.
         """
         self.leave()
         self.active = True
-        if self.run is not None and not self.run.silent:
-            return self.run
         settings = {**found, **self._settings}
-        told = self._told
-        run = told if isinstance(told, Run) else _open(told)
-        self._owned = run is None
-        if run is None:
-            run = Run(told if isinstance(told, str) else None, **settings)
-        self.run = run
+        run = self.run
+        if run is None or run.silent:
+            told = self._told
+            run = told if isinstance(told, Run) else _open(told)
+            self._owned = run is None
+            if run is None:
+                run = Run(told if isinstance(told, str) else None, **settings)
+            self.run = run
         if run is not self._watched:
             self._watched = run
             run.watch(self._tell_allocator)
@@ -83,7 +84,7 @@ class Fit:
         steps_planned: float | None = None,
         **_: Any,
     ) -> None:
-        """Tell what steps are worth and how many there will be, where the user hasn't."""
+        """Set what a step is worth and how many are planned, unless the program has set them."""
         told = self._settings
         if self.run is not None:
             self.run.plan(
@@ -93,12 +94,37 @@ class Fit:
                 told.get("steps_planned", steps_planned),
             )
 
+    def begin_loop(self) -> None:
+        """End initialization, where no phase of a step does."""
+        timeline = None if self.run is None else self.run.timeline
+        if timeline is not None and not timeline.looping and timeline.current is timeline.initialization:
+            timeline.begin_loop(timeline.now())
+
     def enter(self, name: str) -> None:
         """Leave the phase that is open and open this one."""
         self.leave()
         if self.run is not None:
             self._phase = self.run.phase(name)
             self._phase.__enter__()
+
+    @contextmanager
+    def booked(self, name: str) -> Iterator[None]:
+        """Book the block to a phase, also between two fits; what it does with the framework is no loop of its own."""
+        run = self.run
+        if run is None or run.silent:
+            yield
+            return
+        paused = self.phase == "paused"
+        claimed_by, run.claimed_by = run.claimed_by, self.integration
+        if paused:
+            self.leave()
+        try:
+            with run.phase(name):
+                yield
+        finally:
+            run.claimed_by = claimed_by
+            if paused:
+                self.enter("paused")
 
     def leave(self) -> None:
         """Leave the phase that is open, if one is."""
@@ -140,7 +166,7 @@ class Fit:
 
 
 def tolerant(method: Method) -> Method:
-    """Let a callback's mistake be logged once, and not end the training."""
+    """Log an error of a callback once, in place of ending the training."""
 
     @wraps(method)
     def safe(*args: Any, **kwargs: Any) -> Any:
@@ -173,6 +199,19 @@ def scalar(values: Mapping[str, Any], *names: str) -> float | None:
         if (found := number(values.get(name))) is not None:
             return found
     return None
+
+
+def samples(batch: Any) -> int:
+    """Return the length of a batch's first tensor or array; 0 where it has none."""
+    while not hasattr(batch, "shape"):
+        values = batch.values() if hasattr(batch, "values") else batch if isinstance(batch, (list, tuple)) else ()
+        batch = next((value for value in values if value is not None), None)
+        if batch is None:
+            return 0
+    try:
+        return int(batch.shape[0]) if batch.shape else 0
+    except (TypeError, ValueError):  # not known before the step runs
+        return 0
 
 
 def _open(name: str | None) -> Run | None:

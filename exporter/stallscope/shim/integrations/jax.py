@@ -1,4 +1,4 @@
-"""JAX: a wrapper of the step function that counts steps, and never waits for the device.
+"""JAX: a wrapper of the step function that counts steps, and does not wait for the device.
 
     from stallscope.integrations.jax import track_step
 
@@ -7,7 +7,8 @@
         state, metrics = train_step(state, batch)
 
 A call queues its work and returns: a step runs from the end of one call to the end of the next, so that its length is
-the loop's, with whatever the loop does in between. `data_wait` is the wait in `batches`. A metric that is fetched
+the loop's, with whatever the loop does in between. `data_wait` is the wait in `batches`, which also counts the samples
+of each batch, unless `samples_per_step` is given. A metric that is fetched
 blocks where it is fetched, and is booked there, in `other` or in the phase around it. The first call, which compiles,
 is `initialization`; compilations in later ones are counted as `recompilations_total`.
 """
@@ -16,15 +17,16 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import update_wrapper
 from importlib.util import find_spec
 from typing import Any, Generic, ParamSpec, TypeVar
 from weakref import WeakSet
 
-from stallscope.shim.integrations.fit import Fit, require, tolerant
+from stallscope.shim.integrations.fit import Fit, require, samples, tolerant
 from stallscope.shim.loader import Tracked, track
 from stallscope.shim.run import Run
+from stallscope.shim.tolerance import number, tolerate
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -56,6 +58,8 @@ class TrackedStep(Generic[Arguments, Result]):
         self._device_time_every = device_time_every
         self._calls = 0
         self._calling = False
+        self._samples = 0
+        self._batch_size = 0
 
     @property
     def run(self) -> Run:
@@ -65,7 +69,20 @@ class TrackedStep(Generic[Arguments, Result]):
 
     def batches(self, loader: Iterable[Batch]) -> Tracked[Batch]:
         """Iterate over a loader, booking the wait for each batch; every pass is an epoch."""
-        return track(loader, self.run, batches_per_step=0)
+        run = self.run
+        if run.silent or run.batch_size is not None:
+            return track(loader, run, batches_per_step=0)
+        workers = number(getattr(loader, "num_workers", None))
+        if workers is not None:
+            run.gauge("dataloader_workers", workers)
+        return Tracked(_Counted(loader, self), run, 0)
+
+    def fetched(self, batch: object) -> None:
+        """Take note of the batch that the next call is about."""
+        self._samples = samples(batch)
+        if self._samples > self._batch_size:
+            self._batch_size = self._samples
+            self.run.gauge("batch_size", self._samples * self._calls_per_step)
 
     def __call__(self, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
         """Call the function."""
@@ -84,6 +101,9 @@ class TrackedStep(Generic[Arguments, Result]):
         finally:
             self._calling = False
         self._calls = calls = calls + 1
+        if self._samples:
+            run.report(samples=self._samples)
+            self._samples = 0
         if calls % self._calls_per_step == 0:
             run.step()
         return result
@@ -125,6 +145,33 @@ class TrackedStep(Generic[Arguments, Result]):
                     totals[key] = totals.get(key, 0.0) + value
         for key, total in totals.items():
             run.gauge(key, total)
+
+
+class _Counted(Iterable[Batch]):
+    """A loader whose batches a step counts; it has the length and the attributes of what it wraps."""
+
+    def __init__(self, loader: Iterable[Batch], step: TrackedStep[Any, Any]) -> None:
+        self._loader = loader
+        self._step = step
+
+    def __iter__(self) -> Iterator[Batch]:
+        for batch in self._loader:
+            try:
+                self._step.fetched(batch)
+            except Exception as error:
+                tolerate(error, "reading the size of a batch")
+            yield batch
+
+    def __len__(self) -> int:
+        return len(self._loader)  # type: ignore[arg-type]  # a loader without length raises that itself
+
+    def __bool__(self) -> bool:
+        return bool(self._loader)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # not set yet, in a copy
+            raise AttributeError(name)
+        return getattr(self._loader, name)
 
 
 _steps: WeakSet[TrackedStep[Any, Any]] = WeakSet()

@@ -1,24 +1,28 @@
-"""PyTorch Lightning: a callback that tells a run what `Trainer` does, for `lightning` and `pytorch_lightning` alike.
+"""PyTorch Lightning: a callback that reports what `Trainer` does to a run, for `lightning` and `pytorch_lightning`.
 
     from stallscope.integrations.lightning import StallscopeCallback
 
     Trainer(..., callbacks=[StallscopeCallback("my-run")])
 
-A step is a batch after which an optimizer stepped, whichever and however many of them. Phases are those that
-Lightning's own profiler is told of: `data_wait` the data loader, `host_copy` the batch's way to the device, `forward`
-the `training_step`, `backward`, `optimizer`, `checkpoint`; `logging` is loggers and progress bar, which contains their
-wait for values on the device. All times are the host's. The sanity check is `evaluation`, before the loop begins.
+A step is a batch after which an optimizer stepped, whichever and however many of them; samples are counted for each
+batch. Phases are actions of Lightning's own profiler: `data_wait` the data loader, `host_copy` the batch's way to the
+device, `forward` the `training_step`, `backward`, `optimizer`, `checkpoint`; `logging` is loggers and progress
+bar, which contains their wait for values on the device. All times are the host's. The sanity check is `evaluation`,
+before the loop begins.
+
+Models, loggers and profilers stay as they are: while a trainer fits, methods of their classes are wrapped.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial, wraps
 from importlib.util import find_spec
 from math import isfinite
 from typing import Any
 
-from stallscope.shim.integrations.fit import Fit, require, scalar, tolerant
+from stallscope.shim.integrations.fit import Fit, require, samples, scalar, tolerant
 from stallscope.shim.run import Run
 from stallscope.shim.timeline import Phase
 from stallscope.shim.tolerance import number, tolerate
@@ -28,10 +32,10 @@ _LOSSES = ("loss", "train_loss", "train/loss", "loss_step", "train_loss_step", "
 
 
 class TrainerEvents:
-    """What the callback does; `StallscopeCallback` is this and the framework's own class."""
+    """Behaviour of the callback; `StallscopeCallback` combines it with the framework's own class."""
 
     def __init__(self, run: Run | str | None = None, **settings: Any) -> None:
-        """Remember which run to tell.
+        """Store which run to report to.
 
         Args:
             run: a run, or the name of one that is open or is to be started with the training.
@@ -45,6 +49,8 @@ class TrainerEvents:
         self._optimizer: Any = None
         self._watched: Run | None = None
         self._global_step = 0
+        self._counts_samples = True
+        self._batch_size = 0
 
     def __getstate__(self) -> dict[str, Any]:
         # What a spawned rank gets: nothing of this process.
@@ -70,7 +76,10 @@ class TrainerEvents:
                 "local_rank": trainer.local_rank,
                 "world_size": trainer.world_size,
             }
+        before = self.fit.run
         run = self.fit.begin(precision=_PRECISIONS.get(word, ()), **place)
+        if run is not before:
+            self._counts_samples = run.batch_size is None  # else the program has set it
         self._listen(trainer, run)
         if run is not self._watched:
             self._watched = run
@@ -78,19 +87,19 @@ class TrainerEvents:
 
     @tolerant
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Tell what steps are worth, and where the training stands."""
+        """Report the batch size, the planned steps and the current step."""
         self._global_step = trainer.global_step
         self._optimizer = next(iter(trainer.optimizers), None)
         several = 1 if pl_module.automatic_optimization else max(len(trainer.optimizers), 1)
         size = getattr(trainer.train_dataloader, "batch_size", None)
         planned = number(trainer.estimated_stepping_batches)
         known = planned is not None and isfinite(planned) and planned > 0
-        self.fit.plan(
-            samples_per_step=size * trainer.accumulate_grad_batches if type(size) is int else None,
-            steps_planned=planned if known and several == 1 else None,
-        )
+        self._batch_size = size if type(size) is int else 0
+        self.fit.plan(steps_planned=planned if known and several == 1 else None)
         run = self.fit.run
         if run is not None:
+            if self._counts_samples and self._batch_size:
+                run.gauge("batch_size", self._batch_size * trainer.accumulate_grad_batches)
             run.report(step=trainer.global_step // several)
             workers = number(getattr(trainer.train_dataloader, "num_workers", None))
             if workers is not None:
@@ -108,6 +117,8 @@ class TrainerEvents:
         run = self.fit.run
         if run is None:
             return
+        if self._counts_samples and (found := samples(batch) or self._batch_size):
+            run.report(samples=found)
         stepped = trainer.global_step
         # Optimizers that a manual loop drives past Lightning are counted by nobody: there each batch is a step.
         if stepped != self._global_step or (stepped == 0 and not pl_module.automatic_optimization):
@@ -175,7 +186,7 @@ class TrainerEvents:
                 self.fit.run.gauge("learning_rate", rate)
 
     def _listen(self, trainer: Any, run: Run) -> None:
-        """Hear what the profiler and the loggers are told."""
+        """Observe the profiler, the loggers, and what has no action of the profiler."""
         self._restore()
         phases = self._phases = {}
 
@@ -225,12 +236,44 @@ class TrainerEvents:
             self._replace(trainer.strategy, name, timed("restore"))
         for logger in trainer.loggers[:1]:
             self._replace(logger, "log_metrics", read)
+        fit_loop = getattr(trainer, "fit_loop", None)
+        self._replace(getattr(getattr(fit_loop, "epoch_loop", None), "val_loop", None), "run", timed("evaluation"))
+        fetchers = sys.modules.get(f"{type(fit_loop).__module__.rpartition('.')[0]}.fetchers")
+        for name in ("_PrefetchDataFetcher", "_DataFetcher"):
+            self._wrap(  # starts the loader's workers, and may fetch the first batch
+                getattr(fetchers, name, None),
+                "__iter__",
+                timed("data_wait"),
+                lambda fetcher: fetcher is getattr(fit_loop, "_data_fetcher", None),
+            )
 
     def _replace(self, owner: Any, name: str, change: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-        if not hasattr(owner, name):
+        """Wrap a method of one object, without a trace in the object."""
+        kind = next((kind for kind in type(owner).__mro__ if name in vars(kind)), None)
+        self._wrap(kind, name, change, lambda other: other is owner)
+
+    def _wrap(
+        self,
+        kind: Any,
+        name: str,
+        change: Callable[[Callable[..., Any]], Callable[..., Any]],
+        concerns: Callable[[Any], bool],
+    ) -> None:
+        original = vars(kind).get(name) if kind is not None else None
+        if not callable(original):
             return
-        setattr(owner, name, change(getattr(owner, name)))
-        self._undo.append(lambda: vars(owner).pop(name, None))
+
+        @wraps(original)
+        def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
+            method = partial(original, self)
+            return (change(method) if concerns(self) else method)(*args, **kwargs)
+
+        def undo() -> None:
+            if vars(kind).get(name) is wrapped:
+                setattr(kind, name, original)
+
+        setattr(kind, name, wrapped)
+        self._undo.append(undo)
 
     def _restore(self) -> None:
         while self._undo:

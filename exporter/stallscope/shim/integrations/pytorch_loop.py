@@ -881,7 +881,7 @@ class Loop:
         self._cycle.clear()
         self._batches = 0
         self._closing = self._newest
-        if not self._someone_else_steps():
+        if not self.run.claimed_by and not self._someone_else_steps():
             timeline = self._timeline
             timeline.step(opening)
             self._steps = timeline.steps
@@ -987,7 +987,7 @@ class Loop:
         self._input.end()
         if self._updates is not None and self._updates.is_by_hand and self._updates.is_pending:
             self._cycle.add(_BY_HAND)
-        if self._cycle and not self._someone_else_steps():
+        if self._cycle and not self.run.claimed_by and not self._someone_else_steps():
             self._cycle.clear()
             self._timeline.end_last_step(self._stepped)
 

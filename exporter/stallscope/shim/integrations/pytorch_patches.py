@@ -67,6 +67,7 @@ _FILES = {
     },
     "accelerate.accelerator": {
         "Accelerator.load_state": "restore",
+        "Accelerator.save": "checkpoint",
         "Accelerator.save_model": "checkpoint",
         "Accelerator.save_state": "checkpoint",
     },
