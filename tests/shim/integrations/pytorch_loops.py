@@ -753,7 +753,7 @@ def model_and_traces(watched: Callable[[Any], object]) -> tuple[list[Any], list[
     whole, state = io.BytesIO(), io.BytesIO()
     torch.save(model, whole)
     torch.save(model.state_dict(), state)
-    attributes = [
+    attributes: list[Any] = [
         sorted((name, type(module).__name__, *vars(module)) for name, module in each.named_modules())
         for each in (model, copy.deepcopy(model), copy.copy(model))
     ]

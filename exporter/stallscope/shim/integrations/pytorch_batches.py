@@ -76,8 +76,9 @@ class Pass:
         self.iterator: Callable[[], Any] = _nothing
         self.nominal = batch_size(loader)
         sampler = getattr(loader, "batch_sampler", None)
-        is_whole = type(sampler) is BatchSampler and hasattr(sampler.sampler, "__len__")
-        self._length: int | None = len(sampler.sampler) if is_whole else None  # type: ignore[union-attr]
+        self._length: int | None = None
+        if type(sampler) is BatchSampler and hasattr(sampler.sampler, "__len__"):
+            self._length = len(sampler.sampler)
         self.workers = getattr(loader, "num_workers", None)
 
     def samples(self, batch: Any) -> int:

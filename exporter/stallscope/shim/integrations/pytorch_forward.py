@@ -35,14 +35,14 @@ class ModuleCalls:
         """Whether calls pass unobserved: set during an observed call, a backward pass and the wait for a batch."""
         self._original = torch.nn.Module.__call__
         self._observed = self._observing(self._original)
-        torch.nn.Module.__call__ = self._observed  # type: ignore[method-assign]
+        torch.nn.Module.__call__ = self._observed
         if "torch._dynamo.eval_frame" in sys.modules:
             self.pass_compiler()
 
     def undo(self) -> None:
         """Put the original back, unless another library has replaced the method since."""
         if torch.nn.Module.__call__ is self._observed:
-            torch.nn.Module.__call__ = self._original  # type: ignore[method-assign]
+            torch.nn.Module.__call__ = self._original
             self._set_known_to_compiler(self._original)
 
     def pass_compiler(self) -> None:

@@ -154,18 +154,18 @@ class Patches:
             self._replace(torch.cuda.CUDAGraph, "capture_begin", self._capture)
             self._replace(torch.cuda.CUDAGraph, "capture_end", self._captured)
             self._replace(torch.cuda.CUDAGraph, "replay", self._replay)
-        self._observed_modules: set[str] = set()
+        self._observed: set[tuple[str, str]] = set()
         self.observe_checkpoints()
 
     def observe_checkpoints(self) -> None:
         """Observe the functions that write and read checkpoints, of all modules that are imported by now."""
-        for name in _FILES.keys() - self._observed_modules:
+        for name, functions in _FILES.items():
             module = sys.modules.get(name)
-            if module is not None:
-                self._observed_modules.add(name)
-                for function, phase in _FILES[name].items():
-                    owner, _, attribute = function.rpartition(".")
-                    held_by = getattr(module, owner, None) if owner else module
+            for function, phase in functions.items() if module is not None else ():
+                owner, _, attribute = function.rpartition(".")
+                held_by = getattr(module, owner, None) if owner else module
+                if (name, function) not in self._observed and hasattr(held_by, attribute):  # else it comes later
+                    self._observed.add((name, function))
                     self._replace(held_by, attribute, functools.partial(self._store, phase))
 
     def on_gpu(self) -> None:
