@@ -23,6 +23,14 @@ def test_the_rule_of_codes_is_what_the_table_says() -> None:
     assert (ROOT / "prometheus" / "rules" / "causes.yml").read_text(encoding="utf-8") == printed, "run `make generate`"
 
 
+def test_the_alerts_are_generated_from_the_table() -> None:
+    files = dict(runpy.run_path(str(ROOT / "exporter" / "alert_rules.py"))["files"]())
+    for name, text in files.items():
+        assert (ROOT / "alerts" / name).read_text(encoding="utf-8") == text, "run `make generate`"
+    written_by_hand = {"stallscope.yml", "alertmanager.yml"}
+    assert {path.name for path in (ROOT / "alerts").glob("*.yml")} == files.keys() | written_by_hand
+
+
 def test_every_verdict_has_a_code_of_its_own() -> None:
     assert len(set(CODES.values())) == len(CODES) == len(CAUSES) + len(REMAINDERS)
 
