@@ -64,6 +64,7 @@ generate: $(STAMP) ## write again what is generated and committed
 	$(BIN)/python exporter/reference.py
 	$(BIN)/python exporter/causes_reference.py
 	$(BIN)/python exporter/alert_rules.py
+	$(BIN)/python exporter/inhibition_rules.py
 	$(BIN)/python exporter/manual.py
 	$(BIN)/python -m grafana
 	$(BIN)/python exporter/canonical_rules.py

@@ -8,7 +8,7 @@ from typing import get_args
 
 import pytest
 
-from stallscope.causes import CAUSES, CODES, REMAINDERS, Cause, Domain
+from stallscope.causes import CAUSES, CODES, EVERYTHING, PERFORMANCE, REMAINDERS, Cause, Domain
 
 ROOT = Path(__file__).parents[1]
 
@@ -29,6 +29,20 @@ def test_the_alerts_are_generated_from_the_table() -> None:
         assert (ROOT / "alerts" / name).read_text(encoding="utf-8") == text, "run `make generate`"
     written_by_hand = {"stallscope.yml", "alertmanager.yml"}
     assert {path.name for path in (ROOT / "alerts").glob("*.yml")} == files.keys() | written_by_hand
+
+
+def test_who_mutes_whom_is_generated_from_the_table() -> None:
+    for path, text in runpy.run_path(str(ROOT / "exporter" / "inhibition_rules.py"))["files"]():
+        assert path.read_text(encoding="utf-8") == text, "run `make generate`"
+
+
+@pytest.mark.parametrize("cause", CAUSES.values(), ids=CAUSES)
+def test_an_alert_mutes_only_alerts_that_exist_and_no_graver_one(cause: Cause) -> None:
+    targets = [CAUSES[name] for name in cause.mutes if name in CAUSES]
+    others = {PERFORMANCE, EVERYTHING, "TrainingTelemetryMissing"}
+    assert {target.name for target in targets} | others >= set(cause.mutes)
+    assert not cause.mutes or cause.severity in ("critical", "warning")
+    assert cause.severity == "critical" or "critical" not in {target.severity for target in targets}
 
 
 def test_every_verdict_has_a_code_of_its_own() -> None:
