@@ -1,7 +1,7 @@
 """Write the alerts on causes, alerts/*.yml, from the rows in `stallscope/causes.py`.
 
 Run by `make generate`; a test fails when a committed file is not what this prints. Alerts that are about no cause are
-written by hand, in alerts/stallscope.yml.
+written by hand, in alerts/stallscope.yml, except the alert on the number of thresholds.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from stallscope.causes import (
 
 _TOP = Path(__file__).parents[1]
 FOLDER = _TOP / "alerts"
+THRESHOLDS = _TOP / "prometheus" / "rules" / "thresholds.yml"
 _RUNBOOKS = "https://github.com/stallscope/stallscope/blob/main/alerts/runbooks"
 
 RUN = "cluster, namespace, run"
@@ -281,10 +282,50 @@ groups:
 {rules}"""
 
 
+_GUARD = """\
+      - alert: StallscopeThresholdMissing
+        expr: |2
+            (count(count by (name) (stallscope:threshold)) or vector(0)) != COUNT
+          or
+            count by (name) (stallscope:threshold) > 1
+        for: 5m
+        labels:
+          severity: warning
+          cause: threshold_missing
+        annotations:
+          summary: A threshold of Stallscope's rules is missing or defined twice.
+          description: >-
+            {{ if $labels.name }}Threshold {{ $labels.name }} is defined {{ $value }} times{{ else }}Prometheus has
+            {{ $value }} thresholds, and the rules read COUNT{{ end }}: rules that read a wrong one find nothing. Run
+            `stallscope doctor`, which names missing ones. Restore each name once in prometheus/rules/thresholds.yml,
+            check that rule_files names that file once, and reload Prometheus.
+          runbook_url: https://github.com/stallscope/stallscope/blob/main/alerts/runbooks/StallscopeThresholdMissing.md
+          dashboard_url: /d/stallscope-health
+"""
+_GUARD_BEGIN = "      # -- Generated from `prometheus/rules/thresholds.yml` by `make generate`; do not edit.\n"
+_GUARD_END = "      # -- End of the generated alert.\n"
+
+
+def between(path: Path, begin: str, end: str, text: str) -> str:
+    """Return a file that is written by hand, with a generated text between two of its lines."""
+    before, found, rest = path.read_text(encoding="utf-8").partition(begin)
+    _, ended, after = rest.partition(end)
+    assert found, f"{path}: no line {begin.strip()!r}"
+    assert ended, f"{path}: no line {end.strip()!r}"
+    return before + begin + text + end + after
+
+
+def stallscope_file() -> str:
+    """Return the file of the alerts on Stallscope itself, with the number of thresholds."""
+    count = THRESHOLDS.read_text(encoding="utf-8").count("record: stallscope:threshold")
+    return between(FOLDER / "stallscope.yml", _GUARD_BEGIN, _GUARD_END, _GUARD.replace("COUNT", str(count)))
+
+
 def files() -> Iterator[tuple[str, str]]:
     """Yield every file by its name."""
     for name in _HEADERS:
         yield f"{name}.yml", cause_file(name)
+    yield "stallscope.yml", stallscope_file()
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from alert_rules import between
 from stallscope.causes import CAUSES, EVERYTHING, PERFORMANCE, Cause, Straggler
 
 _ALERTS = Path(__file__).parents[1] / "alerts"
@@ -107,17 +108,10 @@ def table() -> str:
     return "| this | mutes |\n|---|---|\n" + "\n".join(rows) + f"\n\n*Slow progress* is {slow}.\n"
 
 
-def written(path: Path, begin: str, end: str, text: str) -> str:
-    """Return the file with the text between the marks."""
-    before, _, rest = path.read_text(encoding="utf-8").partition(begin)
-    _, _, after = rest.partition(end)
-    return before + begin + text + end + after
-
-
 def files() -> Iterator[tuple[Path, str]]:
     """Yield both files with what belongs in them."""
-    yield CONFIGURATION, written(CONFIGURATION, _RULES_BEGIN, _RULES_END, rules())
-    yield PAGE, written(PAGE, _TABLE_BEGIN, _TABLE_END, table())
+    yield CONFIGURATION, between(CONFIGURATION, _RULES_BEGIN, _RULES_END, rules())
+    yield PAGE, between(PAGE, _TABLE_BEGIN, _TABLE_END, table())
 
 
 if __name__ == "__main__":
