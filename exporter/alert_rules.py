@@ -33,7 +33,8 @@ _RUNBOOKS = "https://github.com/stallscope/stallscope/blob/main/alerts/runbooks"
 RUN = "cluster, namespace, run"
 GPU = "cluster, job, instance, gpu, uuid, mig"
 PAIR = f"{GPU}, namespace, run, rank"
-"""Labels of a run, of a GPU, and of a GPU with the rank that uses it."""
+HOST = "cluster, job, instance"
+"""Labels of a run, of a GPU, of a GPU with the rank that uses it, and of a host."""
 
 _THIS_RUN = "{run=%q,namespace=%q,cluster=%q}"
 _RUN_LABELS = "$labels.run $labels.namespace $labels.cluster"
@@ -194,9 +195,9 @@ and
     if isinstance(shape, Found):
         return f"{lost} > 0"
     if isinstance(shape, Over):
-        if cause.subject == "gpu":
-            return on_gpu(cleared_late(shape.series, shape.threshold, cause, GPU))
-        return cleared_late(shape.series, shape.threshold, cause, RUN)
+        labels = {"training": RUN, "gpu": GPU, "host": HOST}[cause.subject]
+        inner = cleared_late(shape.series, shape.threshold, cause, labels)
+        return on_gpu(inner) if cause.subject == "gpu" else inner
     if isinstance(shape, Evidence):
         pairs = f'  max by ({PAIR}) (\n    pair_cause:time_lost:ratio5m{{cause="{cause.name}"}} >= bool 0\n  )'
         return f"{pairs}\n* on ({GPU}) group_left ()\n  {shape.value}" if shape.value else pairs

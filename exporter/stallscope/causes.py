@@ -54,7 +54,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Over:
-    """Fire if a series of a run or a GPU reaches a threshold; clear under the clearing ratio of it."""
+    """Fire if a series of the subject reaches a threshold; clear under the clearing ratio of it."""
 
     series: str
     threshold: str
