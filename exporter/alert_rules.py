@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from stallscope.causes import (
@@ -166,10 +166,21 @@ def on_gpu(value: str, of: str = "gpu_rank:unhealthy:info") -> str:
     return f"  {of}\n* on ({GPU}) group_left ()\n  (\n{block(value, 4)}\n  )"
 
 
+def filled(pattern: str, names: Mapping[str, str], text: str, cause: Cause) -> str:
+    """Replace each name that the pattern finds in a text of the table."""
+
+    def replacement(found: re.Match[str]) -> str:
+        if found[1] not in names:
+            raise ValueError(f"{cause.name}: unknown name {found[0]}; use one of {', '.join(names)}")
+        return names[found[1]]
+
+    return re.sub(pattern, replacement, text)
+
+
 def promql(text: str, cause: Cause) -> str:
     """Return an expression of the table in full."""
     names = {"run": RUN, "gpu": GPU, "pair": PAIR, "firing": firing(cause)}
-    text = re.sub(r"\{(\w+)\}", lambda found: names[found[1]], textwrap.dedent(text).strip("\n").rstrip())
+    text = filled(r"\{(\w+)\}", names, textwrap.dedent(text).strip("\n").rstrip(), cause)
     return re.sub(r"threshold\((\w+)\)", lambda found: threshold(found[1]), text)
 
 
@@ -236,10 +247,9 @@ def lost(cause: Cause, alert: Alert) -> str:
     return '{{ with printf "24 * %f" $value | query }}{{ . | first | value | printf "%.1f" }} GPU-hours a day{{ end }}'
 
 
-def description(text: str) -> str:
-    """Return a description of the table with its phrases, on one line."""
-    full = re.sub(r"(?<!\{)\{(\w+)\}(?!\})", lambda found: PHRASES[found[1]], text)
-    return " ".join(full.split())
+def description(cause: Cause, alert: Alert) -> str:
+    """Return the description with its phrases, on one line."""
+    return " ".join(filled(r"(?<!\{)\{(\w+)\}(?!\})", PHRASES, alert.description, cause).split())
 
 
 def quoted(text: str) -> str:
@@ -265,7 +275,7 @@ def rule(cause: Cause, alert: Alert) -> str:
     written += f"        annotations:\n          summary: {quoted(alert.summary)}\n"
     if hours := lost(cause, alert):
         written += f"          lost: {quoted(hours)}\n"
-    written += folded("description", description(alert.description))
+    written += folded("description", description(cause, alert))
     written += f"          runbook_url: {_RUNBOOKS}/{cause.alert}.md\n"
     return written + f"          dashboard_url: {quoted(_DASHBOARDS[cause.subject])}\n"
 
