@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import runpy
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -42,6 +43,14 @@ def test_an_alert_mutes_only_alerts_that_exist_and_no_graver_one(cause: Cause) -
     assert {target.name for target in targets} | others >= set(cause.mutes)
     assert not cause.mutes or cause.severity in ("critical", "warning")
     assert cause.severity == "critical" or "critical" not in {target.severity for target in targets}
+
+
+def test_an_unknown_phrase_in_a_description_is_an_error_that_names_the_cause() -> None:
+    description = runpy.run_path(str(ROOT / "exporter" / "alert_rules.py"))["description"]
+    cause = CAUSES["input_bound"]
+    assert cause.rule
+    with pytest.raises(ValueError, match=r"input_bound: unknown name \{loss\}; use one of run, rank"):
+        description(cause, replace(cause.rule, description="{loss} of {{ $value }}"))
 
 
 def test_every_verdict_has_a_code_of_its_own() -> None:
