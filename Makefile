@@ -63,6 +63,8 @@ score: $(STAMP) tools ## how often the diagnosis is right: every labelled scenar
 generate: $(STAMP) ## write again what is generated and committed
 	$(BIN)/python exporter/reference.py
 	$(BIN)/python exporter/causes_reference.py
+	$(BIN)/python exporter/alert_rules.py
+	$(BIN)/python exporter/inhibition_rules.py
 	$(BIN)/python exporter/manual.py
 	$(BIN)/python -m grafana
 	$(BIN)/python exporter/canonical_rules.py

@@ -79,8 +79,8 @@ def _stuck() -> Panel:
 def _thresholds() -> Panel:
     missing = 'ALERTS{alertname="StallscopeThresholdMissing"}'
     return stat(
-        "Thresholds missing",
-        "Thresholds that rules read and that are not recorded, or twice: all causes that need one are silent. Restore "
+        "Threshold alerts",
+        "Alerts on thresholds that are missing or defined twice: rules that read one find nothing. Restore "
         "them in prometheus/rules/thresholds.yml.",
         [Query(f"count(count by (name) ({missing})) or 0 * count(stallscope:threshold)", instant=True)],
         unit="none",

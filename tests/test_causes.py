@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import runpy
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
 import pytest
 
-from stallscope.causes import CAUSES, CODES, REMAINDERS, Cause, Domain
+from stallscope.causes import CAUSES, CODES, EVERYTHING, PERFORMANCE, REMAINDERS, Cause, Domain
 
 ROOT = Path(__file__).parents[1]
 
@@ -21,6 +22,35 @@ def test_the_page_of_causes_is_what_the_table_says() -> None:
 def test_the_rule_of_codes_is_what_the_table_says() -> None:
     printed = runpy.run_path(str(ROOT / "exporter" / "causes_reference.py"))["rules"]()
     assert (ROOT / "prometheus" / "rules" / "causes.yml").read_text(encoding="utf-8") == printed, "run `make generate`"
+
+
+def test_the_alerts_are_generated_from_the_table() -> None:
+    files = dict(runpy.run_path(str(ROOT / "exporter" / "alert_rules.py"))["files"]())
+    for name, text in files.items():
+        assert (ROOT / "alerts" / name).read_text(encoding="utf-8") == text, "run `make generate`"
+        assert {path.name for path in (ROOT / "alerts").glob("*.yml")} == files.keys() | {"alertmanager.yml"}
+
+
+def test_who_mutes_whom_is_generated_from_the_table() -> None:
+    for path, text in runpy.run_path(str(ROOT / "exporter" / "inhibition_rules.py"))["files"]():
+        assert path.read_text(encoding="utf-8") == text, "run `make generate`"
+
+
+@pytest.mark.parametrize("cause", CAUSES.values(), ids=CAUSES)
+def test_an_alert_mutes_only_alerts_that_exist_and_no_graver_one(cause: Cause) -> None:
+    targets = [CAUSES[name] for name in cause.mutes if name in CAUSES]
+    others = {PERFORMANCE, EVERYTHING, "TrainingTelemetryMissing"}
+    assert {target.name for target in targets} | others >= set(cause.mutes)
+    assert not cause.mutes or cause.severity in ("critical", "warning")
+    assert cause.severity == "critical" or "critical" not in {target.severity for target in targets}
+
+
+def test_an_unknown_phrase_in_a_description_is_an_error_that_names_the_cause() -> None:
+    description = runpy.run_path(str(ROOT / "exporter" / "alert_rules.py"))["description"]
+    cause = CAUSES["input_bound"]
+    assert cause.rule
+    with pytest.raises(ValueError, match=r"input_bound: unknown name \{loss\}; use one of run, rank"):
+        description(cause, replace(cause.rule, description="{loss} of {{ $value }}"))
 
 
 def test_every_verdict_has_a_code_of_its_own() -> None:

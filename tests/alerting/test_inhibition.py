@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import runpy
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 import yaml
 
+from stallscope.causes import CAUSES
 from tests.alerting.alertmanager import (
     Alert,
     Alertmanager,
@@ -19,68 +21,16 @@ from tests.alerting.alertmanager import (
     wait_until,
 )
 from tests.alerting.subjects import OF_THE_SERVER, RUN, SEVERITIES, on_another, on_gpu, on_node, on_run, on_the_same
-from tests.rules.rulebook import ALERT_FILES
+from tests.rules.rulebook import ALERT_FILES, ROOT
 
 DOWN = "StallscopeExporterDown"
-INPUT_CAUSES = (
-    "TrainingInputCpuSaturated TrainingInputCgroupThrottled TrainingInputFewWorkers TrainingInputSingleThread "
-    "TrainingInputTooManyWorkers TrainingInputDiskBound TrainingInputNetworkBound TrainingInputRemoteLatency"
-)
-STEPS = "TrainingStepOutliers TrainingStepTimeDrift"
-STRAGGLERS = "TrainingStragglerRank TrainingStragglerInput TrainingStragglerHw"
-IDLE = "GpuUnderused GpuIdleAllocated GpuPackingCandidate"
-USE = f"{IDLE} GpuPeriodicHostWork"
-PERFORMANCE = (
-    f"TrainingInputBound {INPUT_CAUSES} TrainingH2dBound TrainingSmallBatch TrainingLaunchBound TrainingSyncStall "
-    f"TrainingMemBwBound TrainingTensorCoresUnused TrainingLowMfu TrainingCheckpointStall TrainingEvaluationOverhead "
-    f"TrainingCallbackStall {STEPS} {STRAGGLERS} TrainingGpuLoadImbalance TrainingCommBound TrainingScalingInefficient "
-    f"TrainingGoodputLow {USE}"
-)
-STANDSTILL = "TrainingStalled TrainingHangSpin TrainingHangIo"
-EVERY_GPU = " ".join(name for name in SEVERITIES if name.startswith("Gpu"))
-EVERY_RUN = " ".join(name for name in SEVERITIES if name.startswith("Training"))
-EXPORTER = " ".join(name for name in SEVERITIES if name.startswith("Stallscope") and name != DOWN)
-EVERY_HOST = " ".join(name for name in SEVERITIES if name.startswith("Host"))
-
-# If one of these fires, those are muted: on the same run, on a GPU that the run uses, on their node.
-MATRIX = [
-    (
-        DOWN,
-        f"{EVERY_RUN} {EVERY_GPU} {EVERY_HOST} {EXPORTER}",
-    ),
-    (
-        "GpuLost GpuXidHw GpuPowerBrake GpuEccUncorrected GpuRowRemapFailed",
-        f"{PERFORMANCE} {STANDSTILL} TrainingRestartLoop TrainingLongInit TrainingTelemetryMissing",
-    ),
-    ("GpuLost", EVERY_GPU),
-    ("GpuRowRemapFailed", "GpuRowRemapPending"),
-    ("GpuNvlinkDown", "GpuNvlinkErrors"),
-    (STANDSTILL, f"{PERFORMANCE} TrainingLongInit TrainingTelemetryMissing"),
-    ("TrainingHangSpin TrainingHangIo", "TrainingStalled"),
-    ("TrainingLossNonfinite", PERFORMANCE),
-    (
-        "TrainingRestartLoop",
-        f"TrainingLongInit TrainingGoodputLow TrainingScalingInefficient {STEPS} {IDLE}",
-    ),
-    ("TrainingLongInit", f"TrainingGoodputLow {IDLE}"),
-    (INPUT_CAUSES, "TrainingInputBound"),
-    (f"TrainingInputBound {INPUT_CAUSES}", "TrainingScalingInefficient GpuUnderused GpuPackingCandidate"),
-    (STRAGGLERS, "TrainingCommBound TrainingScalingInefficient TrainingGpuLoadImbalance"),
-    ("TrainingStragglerInput", "TrainingInputBound"),
-    ("TrainingStragglerHw TrainingStragglerInput", "TrainingStragglerRank"),
-    ("TrainingCommBound", "TrainingScalingInefficient"),
-    ("TrainingSmallBatch", "TrainingGpuMemHeadroom"),
-    (
-        "TrainingCheckpointStall TrainingCallbackStall TrainingEvaluationOverhead",
-        "TrainingStepOutliers GpuPeriodicHostWork",
-    ),
-    ("GpuIdleAllocated GpuPeriodicHostWork", "GpuUnderused GpuPackingCandidate"),
-    ("HostOomKill", "HostMemPressure HostSwapping"),
-]
-EXPECTED: dict[str, set[str]] = {name: set() for name in SEVERITIES}
-for sources, targets in MATRIX:
-    for name in sources.split():
-        EXPECTED[name] |= set(targets.split()) - {name}
+MUTED = runpy.run_path(str(ROOT / "exporter" / "inhibition_rules.py"))["muted"]
+EXPECTED: dict[str, set[str]] = {
+    **{name: set() for name in SEVERITIES},
+    **{cause.alert: MUTED(cause) for cause in CAUSES.values() if cause.alert},
+    DOWN: set(SEVERITIES) - {DOWN},
+}
+"""The alerts that an alert mutes: on the same run, on a GPU that the run uses, on their node."""
 
 Question = tuple[Sequence[Labels], Sequence[Labels]]
 """Which of the latter are muted by the former?"""

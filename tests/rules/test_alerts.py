@@ -279,23 +279,48 @@ def test_alerts_on_stallscope_fire_on_their_cause_and_on_nothing_else(
     rulebook.check_firing(story, alerts, by="alertname, severity, instance")
 
 
-@pytest.mark.parametrize("fault", ["missing", "twice"])
-def test_a_threshold_that_is_missing_or_there_twice_is_told(rulebook: Rulebook, tmp_path: Path, fault: str) -> None:
+def spoilt_thresholds(folder: Path, name: str, fault: str) -> tuple[Path, ...]:
+    """Return the rule files with a threshold that is missing or defined twice."""
     document = yaml.safe_load(RULE_FILES[0].read_text())
     rules = document["groups"][0]["rules"]
-    (spoilt,) = (rule for rule in rules if rule["labels"]["name"] == "input_warning")
+    (spoilt,) = (rule for rule in rules if rule["labels"]["name"] == name)
     if fault == "missing":
         rules.remove(spoilt)
     else:
-        rules.append({**spoilt, "expr": "vector(0.5)", "labels": {"name": "input_warning", "origin": "mine"}})
-    thresholds = tmp_path / "thresholds.yml"
+        rules.append({**spoilt, "expr": "vector(0.5)", "labels": {"name": name, "origin": "mine"}})
+    thresholds = folder / "thresholds.yml"
     thresholds.write_text(yaml.safe_dump(document))
+    return (thresholds, *RULE_FILES[1:])
+
+
+@pytest.mark.parametrize(("fault", "named"), [("missing", {}), ("twice", {"name": "input_warning"})])
+def test_a_threshold_that_is_missing_or_defined_twice_raises_one_alert(
+    rulebook: Rulebook, tmp_path: Path, fault: str, named: Labels
+) -> None:
     rulebook.check_firing(
         exporter(),
-        [{"alertname": "StallscopeThresholdMissing", "name": "input_warning"}],
+        [{"alertname": "StallscopeThresholdMissing", **named}],
         at="20m",
         by="alertname, name",
-        rule_files=(thresholds, *RULE_FILES[1:]),
+        rule_files=spoilt_thresholds(tmp_path, "input_warning", fault),
+    )
+
+
+def test_no_thresholds_at_all_raise_an_alert(rulebook: Rulebook) -> None:
+    missing = 'count(ALERTS{alertname="StallscopeThresholdMissing", alertstate="firing"})'
+    rulebook.check(exporter(), {missing: [({}, 1)]}, rule_files=RULE_FILES[1:])
+
+
+@pytest.mark.parametrize("name", ["clear_ratio", "input_notice", "warmup_steps"])
+@pytest.mark.parametrize("fault", ["missing", "twice"])
+def test_every_subject_keeps_one_verdict_where_a_threshold_is_missing_or_defined_twice(
+    rulebook: Rulebook, tmp_path: Path, fault: str, name: str
+) -> None:
+    verdicts = {"rank:verdict:ratio5m": 1, "run:verdict:ratio5m": 1, "gpu:verdict:ratio5m": 1}
+    rulebook.check(
+        exporter() + rank(wait=0.3) + gpu(idle=0.3),
+        {f"count({verdict})": [({}, count)] for verdict, count in verdicts.items()},
+        rule_files=spoilt_thresholds(tmp_path, name, fault),
     )
 
 

@@ -206,7 +206,7 @@ def test_a_gpu_that_a_pod_holds_idle_is_found_in_each_dialect_and_one_that_is_fr
     story += labelled(at_address, **own) + labelled(behind, **own)
     soon = tmp_path / "thresholds.yml"
     thresholds = next(path for path in FILES if path.stem == "thresholds").read_text(encoding="utf-8")
-    soon.write_text(re.sub(r"({name: idle_seconds}\n +expr:) .+", r"\1 vector(600)", thresholds))
+    soon.write_text(re.sub(r"({name: idle_seconds}, expr:) .+", r"\1 vector(600)}", thresholds))
     rulebook.check(
         story,
         {
