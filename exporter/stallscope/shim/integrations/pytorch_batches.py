@@ -77,7 +77,7 @@ class Pass:
         self.nominal = batch_size(loader)
         sampler = getattr(loader, "batch_sampler", None)
         self._length: int | None = None
-        if type(sampler) is BatchSampler and hasattr(sampler.sampler, "__len__"):
+        if isinstance(sampler, BatchSampler) and type(sampler) is BatchSampler and hasattr(sampler.sampler, "__len__"):
             self._length = len(sampler.sampler)
         self.workers = getattr(loader, "num_workers", None)
 
