@@ -30,7 +30,7 @@ from stallscope.shim.writing import amounts, quoted, texts, values, words
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Container, Iterable, Mapping, Sequence
     from types import TracebackType
     from typing import Any, Protocol
 
@@ -151,6 +151,7 @@ class Run:
         self.batch_size: float | None = None
         self.claimed_by = ""
         """The trainer's integration that marks the steps; while there is one, steps of optimizers count for nothing."""
+        self._measured_phases: Container[str] = ()
         self.timeline = Timeline(time.monotonic, self._publish, interval)
         self._phases: dict[str, Phase] = {}
         try:
@@ -459,6 +460,11 @@ class Run:
         self._followed = 0
         self.timeline.step()
 
+    def add_overhead(self, seconds: float, phases: Container[str]) -> None:
+        """Add what observing cost, from what an integration measures of these phases itself."""
+        self._overhead += seconds
+        self._measured_phases = phases
+
     def gpu_time(self, phase: str, seconds: float) -> None:
         """Add time of a phase by the GPU's clock, where device events measure it: kept beside the host's time.
 
@@ -492,6 +498,11 @@ class Run:
     def ending(self) -> bool:
         """Whether the report under way is the last."""
         return not self.silent and self._state in ("finished", "failed")
+
+    @property
+    def is_scripted(self) -> bool:
+        """Whether the run has a clock of its own, which knows nothing of what the shim costs."""
+        return self._scripted
 
     @property
     def steps_done(self) -> int:
@@ -714,25 +725,25 @@ class Run:
         sent = self._clock.time()
         if abs((start := sent - (now - self._begun)) - self._start) > _CLOCK_SET:
             self._start = start  # so that all times of one report go by the same clock
-        occurrences = 0
+        step_cost, phase_cost = (0.0, 0.0) if self._scripted else costs()
+        overhead = self._overhead + timeline.steps * step_cost
         phases = []
         for phase in timeline.phases.values():
             if phase.occurrences or phase.seconds or phase.gpu_seconds is not None:
-                occurrences += phase.occurrences
+                if phase.name not in self._measured_phases:
+                    overhead += phase.occurrences * phase_cost
                 gpu = "" if phase.gpu_seconds is None else f',"gpu_seconds":{phase.gpu_seconds:.6f}'
                 phases.append(
                     f'{quoted(phase.name)}:{{"seconds":{phase.seconds:.6f},"occurrences":{phase.occurrences},'
                     f'"max":{phase.longest(now):.6f}{gpu}}}'
                 )
-        # A scripted clock knows nothing of what the shim costs.
-        step_cost, phase_cost = (0.0, 0.0) if self._scripted else costs()
         counters = {
             **counters,
             **self._counters,
             "slow_steps": timeline.slow_steps.count,
             "slow_step_excess_seconds": timeline.slow_steps.excess,
             "nonfinite_losses": self._nonfinite,
-            "shim_overhead_seconds": self._overhead + timeline.steps * step_cost + occurrences * phase_cost,
+            "shim_overhead_seconds": overhead,
         }
         steps = ""
         if timeline.first_step is not None and timeline.last_step is not None:

@@ -193,6 +193,7 @@ def _observed(run: Run, *parts: Iterable[Any], counts_samples: bool = True) -> L
         counts_samples=counts_samples,
     )
     loop.gpu_found = _patches.on_gpu
+    _patches.loop = loop
     return loop
 
 

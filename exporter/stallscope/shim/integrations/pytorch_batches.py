@@ -27,7 +27,6 @@ class Pass:
     """
 
     __slots__ = (
-        "_length",
         "before",
         "ended",
         "fetched",
@@ -37,6 +36,7 @@ class Pass:
         "is_evaluated",
         "is_prefetched",
         "iterator",
+        "length",
         "loader",
         "nominal",
         "predicted",
@@ -76,16 +76,17 @@ class Pass:
         self.iterator: Callable[[], Any] = _nothing
         self.nominal = batch_size(loader)
         sampler = getattr(loader, "batch_sampler", None)
-        self._length: int | None = None
+        self.length: int | None = None
+        """Samples in the whole pass, where the sampler gives whole batches of them and knows."""
         if isinstance(sampler, BatchSampler) and type(sampler) is BatchSampler and hasattr(sampler.sampler, "__len__"):
-            self._length = len(sampler.sampler)
+            self.length = len(sampler.sampler)
         self.workers = getattr(loader, "num_workers", None)
 
     def samples(self, batch: Any) -> int:
         """Return the number of samples of the batch that was fetched after `fetched` others."""
         nominal = self.nominal or 0
-        if nominal and self._length is not None:
-            return max(min(nominal, self._length - self.fetched * nominal), 0)
+        if nominal and self.length is not None:
+            return max(min(nominal, self.length - self.fetched * nominal), 0)
         found = leading_dimension(batch)
         return found if found and (not nominal or found <= nominal) else nominal
 

@@ -74,6 +74,7 @@ class InputCalls:
         """The first input of the newest call of a module."""
         self.has_modules = False
         # The present interval:
+        self.is_open = False
         self._began: float | None = None
         self._is_observed = False
         self._open: list[_Call] = []
@@ -83,11 +84,6 @@ class InputCalls:
         self._wait_began: float | None = None
 
     @property
-    def is_open(self) -> bool:
-        """Whether an interval has begun."""
-        return self._began is not None
-
-    @property
     def drawing(self) -> bool:
         """Whether a function that draws batches is being called."""
         return any(call.code in self.functions for call in self._open)
@@ -95,6 +91,7 @@ class InputCalls:
     def begin(self) -> None:
         """Begin an interval, at the end of a phase."""
         self._began = self._seconds()
+        self.is_open = True
         self._rest = self._moved = 0.0
         self._wait_began = None
         self._open.clear()
@@ -110,6 +107,7 @@ class InputCalls:
             computes_gradients: whether it is a backward pass: in a program without modules, it is all that shows.
         """
         self._stop()
+        self.is_open = False
         if self._began is None:
             return
         if computes_gradients and not self.has_modules:
@@ -124,6 +122,7 @@ class InputCalls:
         """End it where a module is called, and find out where the input came from."""
         self._stop()
         self.has_modules = True
+        self.is_open = False
         if self._began is None:
             return
         inputs = [tensor for tensor in tensors([arguments, options]) if tensor.grad_fn is None]

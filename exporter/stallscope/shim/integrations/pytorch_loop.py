@@ -17,6 +17,7 @@ import torch
 from torch.nn.modules.loss import _Loss
 
 from stallscope.shim.integrations.pytorch_batches import Pass
+from stallscope.shim.integrations.pytorch_cost import Costs
 from stallscope.shim.integrations.pytorch_device import DeviceClock, ReducerClock, Span, tell_allocator
 from stallscope.shim.integrations.pytorch_forward import ModuleCalls
 from stallscope.shim.integrations.pytorch_input import LoopInput
@@ -190,6 +191,7 @@ class Loop:
         self._reducers: weakref.WeakKeyDictionary[Any, ReducerClock] = weakref.WeakKeyDictionary()
         self._graphs = _compiled_graphs() or 0
         self._precision_known = bool(getattr(run, "_precision", ()))
+        self._costs: Costs | None = None
         calls.listener = self
         run.watch(self._refresh)
 
@@ -236,18 +238,36 @@ class Loop:
             found = self._pass = self._begin_fetch(iterator)
             if found is None:
                 return following(iterator)
-        self._exhausted = not (found.is_evaluated or found.is_prefetched)
+            if found.is_prefetched or found.is_evaluated:
+                return self._other_batch(found, iterator, following)
+        self._exhausted = True
+        wait, calls = self._wait, self._calls
+        self._begin_wait(wait)
+        calls.ignored = True
         try:
-            if found.is_prefetched:
-                batch = self._prefetched(following, iterator)
-            elif found.is_evaluated:
-                batch = following(iterator)
-            else:
-                batch = self._waited(following, iterator)
+            batch = following(iterator)
         except BaseException as error:
             self._end_pass(found, iterator, error)
             raise
-        if not found.is_evaluated:
+        finally:
+            calls.ignored = False
+            if get_ident() == self._thread:  # else another thread has shown that the loop is its own
+                wait.__exit__()
+        self._timeline.held = True
+        self._exhausted = False
+        self._batches += 1
+        self._take(found, batch)
+        return batch
+
+    def _other_batch(self, found: Pass, iterator: Any, following: Callable[[Any], Any]) -> Any:
+        """Return a batch that the loop doesn't train from."""
+        self._exhausted = False
+        try:
+            batch = self._prefetched(following, iterator) if found.is_prefetched else following(iterator)
+        except BaseException as error:
+            self._end_pass(found, iterator, error)
+            raise
+        if found.is_prefetched:
             self._take(found, batch)
         return batch
 
@@ -361,9 +381,6 @@ class Loop:
             if found.is_prefetched:
                 self._samples += samples
                 return
-            self._timeline.held = True
-            self._exhausted = False
-            self._batches += 1
             found.in_hand.append(samples)
             if len(found.in_hand) > _MOST_AHEAD and found.trains:
                 self._samples += found.in_hand.popleft()  # of a batch that was passed over
@@ -396,20 +413,26 @@ class Loop:
         models = [module for module in trained if module is not None] or list(self._models)
         return gradients and (not models or any(model.training for model in models))
 
+    def _begin_wait(self, wait: Phase) -> None:
+        """Begin the wait for a batch, which ends the step before if its optimizer has stepped."""
+        try:
+            if self._inside:
+                self._leave_optimizers()
+            self._waits += 1
+            if not (self._cycle and self._mark(wait)):
+                wait.__enter__()
+        except Exception as error:
+            tolerate(error, "observing a loader")
+
     def _waited(self, function: Callable[[Any], Any], argument: Any) -> Any:
-        wait, calls = self._wait, self._calls
-        if self._inside:
-            self._leave_optimizers()
-        self._waits += 1
-        if not (self._cycle and self._mark(wait)):
-            wait.__enter__()
-        calls.ignored = True
+        self._begin_wait(self._wait)
+        self._calls.ignored = True
         try:
             return function(argument)
         finally:
-            calls.ignored = False
-            if get_ident() == self._thread:  # else another thread has shown that the loop is its own
-                wait.__exit__()
+            self._calls.ignored = False
+            if get_ident() == self._thread:
+                self._wait.__exit__()
 
     def _prefetched(self, function: Callable[[Any], Any], argument: Any) -> Any:
         """Let a thread that is not the loop's wait for a loader."""
@@ -514,8 +537,7 @@ class Loop:
             self._end_evaluation()
         if self._input.is_open:
             self._input.end(computes_gradients=computes_gradients)
-        if self._hint is not None or self._is_evaluation_mode:
-            self._forget_hints()
+        self._forget_hints()
 
     # Modules
 
@@ -662,7 +684,8 @@ class Loop:
 
     def _begin_backward(self, arguments: tuple[Any, ...]) -> None:
         try:
-            self._close_for_training(computes_gradients=True)
+            if self._evaluating is not None or self._hint is not None or self._input.is_open:
+                self._close_for_training(computes_gradients=True)
             if self._fetched or self._called:
                 self._prove()
             if self._updates is not None:
@@ -726,9 +749,10 @@ class Loop:
             if key in self._inside and self._backwards > self._backwards_before:
                 self._leave_optimizers()  # its last step was left by an exception; else a class calls another's step
             if not self._inside:
-                self._close_for_training()
-                self._updates = None
-                if self.device is None:
+                if self._evaluating is not None or self._hint is not None or self._input.is_open:
+                    self._close_for_training()
+                if self._updates is not None:
+                    self._updates = None
                     self._look_for_gpu()
                 if key in self._cycle and self._backwards and not self.run.claimed_by:
                     self._mark_within_batch()
@@ -973,12 +997,19 @@ class Loop:
             before, self._graphs = self._graphs, graphs
             self.run.add("recompilations", graphs - before if graphs >= before else graphs)
         self._look_for_gpu()
+        self._measure_costs()
         if self.device is not None:
             self.device.read()
             tell_allocator(torch.cuda, self.run)
             for model in self._reduced:
                 if waited := self._reducers.setdefault(model, ReducerClock()).read(model):
                     self.device.move("backward", "communication", waited)
+
+    def _measure_costs(self) -> None:
+        if self._optimizer_steps and not self.run.is_scripted:
+            if self._costs is None:
+                self._costs = Costs(Loop)
+            self.run.add_overhead(self._costs.add(self._timeline), self._costs.seconds)
 
     def _finish(self) -> None:
         """Count the last step, where the loop was left before it asked for another batch."""

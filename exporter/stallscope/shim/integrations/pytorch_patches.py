@@ -116,6 +116,8 @@ class Patches:
                 f"PyTorch {torch.__version__}: not supported; use 2.3 or newer, or wrap the loader in stallscope.track"
             )
         self._find = find
+        self.loop: Loop | None = None
+        """The newest loop."""
         self.calls = ModuleCalls()
         self.before = Before(self.calls)
         """What happens before the loop begins."""
@@ -211,6 +213,9 @@ class Patches:
         find, before = self._find, self.before
 
         def observed(iterator: Any) -> Any:
+            loop = self.loop
+            if loop is not None and not loop.run.silent:
+                return loop.next_batch(iterator, original)
             loop = find("loader")
             if loop is None and (threading.current_thread() is threading.main_thread() or not before.expects_loop()):
                 return original(iterator)
@@ -222,7 +227,10 @@ class Patches:
         find = self._find
 
         def observed(*arguments: Any, **options: Any) -> Any:
-            if torch.compiler.is_compiling() or (loop := find("backward")) is None:
+            loop = self.loop
+            if loop is None or loop.run.silent:
+                loop = None if torch.compiler.is_compiling() else find("backward")
+            if loop is None:
                 return original(*arguments, **options)
             return loop.backward(original, arguments, options)
 
@@ -390,11 +398,15 @@ class Patches:
     def _optimizer_begins(self, optimizer: Any, *_: Any) -> None:
         if self._storing:  # optimizers make their state by a step that changes nothing
             return
-        if not torch.compiler.is_compiling() and (loop := self._find("optimizer")) is not None:
+        if torch.compiler.is_compiling():
+            return
+        loop = self.loop
+        if (loop is not None and not loop.run.silent) or (loop := self._find("optimizer")) is not None:
             loop.begin_optimizer(optimizer)
 
     def _optimizer_ended(self, optimizer: Any, *_: Any) -> None:
-        if not torch.compiler.is_compiling() and (loop := self._find()) is not None:
+        loop = self.loop
+        if loop is not None and not torch.compiler.is_compiling():
             loop.end_optimizer(optimizer)
 
 

@@ -16,7 +16,7 @@ def network(x, weights):
 
 @truth("data_wait")
 def draw_points(count):
-    time.sleep(0.02)
+    time.sleep(0.012)
     return torch.rand(count, 8)
 
 
