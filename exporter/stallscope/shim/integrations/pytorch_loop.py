@@ -162,6 +162,7 @@ class Loop:
         self._called: list[Module] = []  # with gradients, of which no backward pass is known
         self._forwards = 0
         self._forwards_before = 0  # the last backward pass
+        self._is_forward = False  # whether the call under way is one
         self._span: Span | None = None
         self._gradients_off = False
         self._hint: Snapshot | None = None  # when an evaluation may have begun
@@ -551,9 +552,13 @@ class Loop:
                 if known.is_loss and self._hint is not None and not torch.is_grad_enabled():
                     self._evaluate_loss()
                 return False
-            is_usual = known.trains and self._evaluating is None and self._hint is None and torch.is_grad_enabled()
-            if not is_usual and not self._admits(module, known):
+            if not (self._all_models or module in self._models or getattr(module, "_orig_mod", None) in self._models):
                 return False
+            self._calls.ignored = True
+            is_usual = known.trains and self._evaluating is None and self._hint is None and torch.is_grad_enabled()
+            self._is_forward = is_usual or self._admits(module, known)
+            if not self._is_forward:
+                return True
             if self._input.is_open:
                 self._input.end_with_call(arguments, options)
             self._forwards += 1
@@ -561,8 +566,8 @@ class Loop:
             forward = self._forward
             forward.__enter__()
             self._span = None if self.device is None or forward.hidden else self.device.begin("forward")
-            self._calls.ignored = True
         except Exception as error:
+            self._calls.ignored = False
             tolerate(error, "observing a module")
             return False
         return True
@@ -570,8 +575,6 @@ class Loop:
     def _admits(self, module: Any, known: Module) -> bool:
         """Return whether a call is a part of the loop's steps, as far as can be said before a backward pass."""
         if self._evaluating is not None and self._evaluating_goes_on():
-            return False
-        if not (self._all_models or module in self._models or getattr(module, "_orig_mod", None) in self._models):
             return False
         if not torch.is_grad_enabled():
             if not self._timeline.looping or self.run.claimed_by:
@@ -609,6 +612,8 @@ class Loop:
         """End `forward`."""
         try:
             self._calls.ignored = False
+            if not self._is_forward:
+                return
             if self.device is not None:
                 self.device.end(self._span)
             self._forward.__exit__()
