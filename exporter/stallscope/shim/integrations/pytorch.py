@@ -1,25 +1,24 @@
-"""PyTorch: one line that tells a run what a training loop does.
+"""PyTorch: report what a training loop does, with one line in the program.
 
     from stallscope.integrations import pytorch
 
     run = pytorch.watch(model, optimizer, loader)
 
-The loop stays as it is. From then on `data_wait` is the time that it waits for the data loader (starting workers
-included), `forward` the model's call, `backward` the computing of gradients, `optimizer` the optimizer's step,
-`communication` the host's waiting in collectives that the program calls itself, `evaluation` a pass over a loader
-without gradients or with the model in evaluation mode. A step is an optimizer step, however many batches it
-accumulates and however many optimizers take part, and lasts until the loop asks for the next batch; without a
-`DataLoader`, until the optimizer has stepped. A step that a gradient scaler skips is none, and is counted in the value
-`amp_skipped_steps`.
+The loop stays as it is. `data_wait` is the time in which it waits for its data loader, the start of workers included, or
+draws a batch in another way; `forward` the calls of modules that have parameters; `backward` the computing of gradients;
+`optimizer` the optimizer's step; `communication` the host's waiting in collectives that the program calls itself;
+`evaluation` what is computed without a backward pass; `checkpoint` and `restore` the writing and reading of files.
+A step is an optimizer step, however many batches it accumulates and however many optimizers take part. It lasts until
+the loop fetches the next batch; without a `DataLoader`, until the optimizer has stepped. A step that a gradient scaler
+skips does not count, and is in the value `amp_skipped_steps`.
 
-Host times say how long Python was held up, and where it waits for the GPU that is wherever the program first needs a
-result. So where CUDA is in use the same phases, and copies to the GPU (`host_copy`), are timed by the GPU's clock as
-well, with events that nobody waits for; what `DistributedDataParallel` makes the backward pass wait is told by its
-own reducer. A wait for data that the GPU's queue hides shows as `data_wait` of the host while the GPU stays busy.
+Phases are the host's time: where the host waits for the GPU, that is wherever the program first needs a result. Where
+CUDA is in use the same phases, and copies to the GPU (`host_copy`), are also timed by the GPU's clock, with events that
+nobody waits for; what `DistributedDataParallel` makes the backward pass wait comes from its own reducer. A wait for data
+that the GPU's queue hides is `data_wait` of the host while the GPU stays busy.
 
-Left as they were: results to the bit, random numbers, the graph of gradients, types, pickles, and the graphs of
-`torch.compile`. Not seen: waits of loaders that are no `DataLoader` (wrap those in `stallscope.track`), forward and
-backward passes inside a function that is compiled as a whole, copies inside compiled code.
+Results to the bit, random numbers, the graph of gradients, types, attributes, pickles and the graphs of `torch.compile`
+are unchanged. How it works, and what is not seen: `shim/README.md`.
 """
 
 from __future__ import annotations
