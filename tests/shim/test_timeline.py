@@ -247,3 +247,62 @@ def test_phases_sum_to_wall_time_and_those_in_steps_to_step_time(actions: list[t
     inside = sum(length for name, length in booked.items() if name not in module.OUTSIDE_PHASES)
     assert inside == pytest.approx(timeline.step_seconds, abs=1e-6)
     assert len(timeline.open) == 1
+
+
+def looping(clock: ScriptedClock) -> Timeline:
+    timeline = new(clock)
+    with timeline.phase("data_wait"):
+        pass
+    return timeline
+
+
+def test_time_moves_to_the_phase_that_it_turns_out_to_belong_to(clock: ScriptedClock) -> None:
+    timeline = looping(clock)
+    clock.advance(1.0)
+    before = timeline.snapshot()
+    with timeline.phase("data_wait"):
+        clock.advance(2.0)
+    with timeline.phase("forward"):
+        clock.advance(4.0)
+    clock.advance(8.0)
+    timeline.rebook(before, timeline.phase("evaluation"), ("data_wait", "forward", "other"))
+    timeline.step()
+    seconds = {name: phase.seconds for name, phase in timeline.phases.items() if phase.seconds}
+    assert seconds == {"other": 1.0, "evaluation": 14.0}
+    assert timeline.step_seconds == 1.0  # an evaluation lies in no step
+    assert timeline.phase("forward").occurrences == 0
+    assert timeline.phase("evaluation").longest(clock.monotonic()) == 14.0
+
+
+def test_only_the_time_until_a_later_moment_moves(clock: ScriptedClock) -> None:
+    timeline = looping(clock)
+    before = timeline.snapshot()
+    clock.advance(2.0)
+    after = timeline.snapshot()
+    clock.advance(4.0)
+    timeline.rebook(before, timeline.phase("evaluation"), ("other",), after)
+    assert (timeline.other.seconds, timeline.phase("evaluation").seconds) == (4.0, 2.0)
+
+
+def test_time_of_other_phases_stays(clock: ScriptedClock) -> None:
+    timeline = looping(clock)
+    before = timeline.snapshot()
+    with timeline.phase("checkpoint"):
+        clock.advance(2.0)
+    timeline.rebook(before, timeline.phase("evaluation"), ("other",))
+    assert (timeline.phase("checkpoint").seconds, timeline.phase("evaluation").occurrences) == (2.0, 0)
+
+
+def test_a_report_that_is_held_waits_a_second_at_most(clock: ScriptedClock) -> None:
+    published: list[float] = []
+    timeline = Timeline(clock.monotonic, published.append, 0.5)
+    timeline.step()  # begins the loop
+    timeline.due = clock.monotonic()
+    timeline.held = True
+    timeline.step()
+    clock.advance(0.875)
+    timeline.step()
+    assert published == []
+    clock.advance(0.125)
+    timeline.step()
+    assert published == [clock.monotonic()]

@@ -955,3 +955,234 @@ def test_talking_to_other_ranks_is_communication(run: stallscope.Run, desk: Desk
     told = Told(run, desk)
     assert told.phase("communication").occurrences == 4 * 3
     assert told.steps == 4
+
+
+# Batches that no loader draws, on the real clock of the profiling hook's calls and the scripted clock of phases
+
+
+def drawn(parts: Parts) -> Any:
+    parts.clock.advance(2 * FETCH)
+    return torch.ones(2, 4), torch.zeros(2, 2)
+
+
+def test_a_batch_that_a_function_draws_is_waited_for(run: stallscope.Run, desk: Desk, parts: Parts) -> None:
+    pytorch.watch(parts.model, run=run)
+    for _ in range(4):
+        parts.train(drawn(parts))
+        parts.clock.advance(0.0625)  # the loop's own
+    told = Told(run, desk)
+    assert told.steps == 4
+    assert told["data_wait"] == pytest.approx(3 * 2 * FETCH)  # the first one is initialization
+    assert told["other"] == pytest.approx(4 * 0.0625)
+
+
+def test_a_batch_that_is_drawn_before_the_gradients_of_the_last_is_waited_for(
+    run: stallscope.Run, desk: Desk, parts: Parts
+) -> None:
+    pytorch.watch(parts.model, run=run)
+    inputs, targets = drawn(parts)
+    for _ in range(4):
+        loss = torch.nn.functional.mse_loss(parts.model(inputs), targets)
+        inputs, targets = drawn(parts)
+        loss.backward()
+        parts.optimizer.step()
+    assert Told(run, desk)["data_wait"] == pytest.approx(3 * 2 * FETCH)  # a report had contained the first
+
+
+def test_a_callback_is_no_wait_for_data(run: stallscope.Run, desk: Desk, parts: Parts) -> None:
+    def callback() -> None:
+        parts.clock.advance(4.0)
+
+    pytorch.watch(parts.model, run=run)
+    for _ in range(4):
+        parts.train(drawn(parts))
+        callback()
+    told = Told(run, desk)
+    assert (told["data_wait"], told["other"]) == (pytest.approx(3 * 2 * FETCH), pytest.approx(16.0))
+
+
+def test_a_batch_that_stays_the_same_is_not_waited_for(run: stallscope.Run, desk: Desk, parts: Parts) -> None:
+    pytorch.watch(parts.model, run=run)
+    batch = drawn(parts)
+    for _ in range(4):
+        parts.train(batch)
+        parts.clock.advance(1.0)
+    told = Told(run, desk)
+    assert (told["data_wait"], told["other"]) == (0, pytest.approx(4.0))
+
+
+def test_a_profiler_of_the_program_stays_and_nothing_breaks(run: stallscope.Run, desk: Desk, parts: Parts) -> None:
+    seen: list[str] = []
+
+    def profile(frame: Any, event: str, argument: Any) -> None:
+        seen.append(event)
+
+    pytorch.watch(parts.model, run=run)
+    sys.setprofile(profile)
+    try:
+        for _ in range(3):
+            parts.train(drawn(parts))
+            assert sys.getprofile() is profile
+    finally:
+        sys.setprofile(None)
+    assert seen
+    assert Told(run, desk).steps == 3
+
+
+def test_no_profiling_hook_is_left_behind(run: stallscope.Run, parts: Parts) -> None:
+    pytorch.watch(parts.model, run=run)
+    for _ in range(3):
+        parts.train(drawn(parts))
+    run.finish()
+    assert sys.getprofile() is None
+
+
+# Evaluation and training, as gradients show them
+
+
+def test_a_pass_that_was_predicted_to_evaluate_trains_where_gradients_are_computed(
+    run: stallscope.Run, desk: Desk, parts: Parts
+) -> None:
+    pytorch.watch(run=run)
+    for _ in range(2):
+        for number, (inputs, targets) in enumerate(DataLoader(Samples(parts.clock), batch_size=2)):
+            if number == 0:
+                parts.model.train()  # after the first batch was fetched, as trainers do it
+            parts.train((inputs, targets))
+        parts.model.eval()
+    told = Told(run, desk)
+    assert (told.steps, told["evaluation"]) == (8, 0)
+    assert (told["data_wait"], told.gauges["epoch"]) == (pytest.approx(16 * FETCH), 1)
+
+
+def test_an_evaluation_without_a_loader_is_in_no_step(run: stallscope.Run, desk: Desk, parts: Parts) -> None:
+    def estimate() -> None:
+        parts.model.eval()
+        with torch.no_grad():
+            for _ in range(2):
+                parts.model(drawn(parts)[0])
+        parts.model.train()
+
+    pytorch.watch(parts.model, run=run)
+    for number in range(4):
+        if number == 2:
+            estimate()
+        parts.train(drawn(parts))
+    told = Told(run, desk)
+    assert told["evaluation"] == pytest.approx(2 * (2 * FETCH + FORWARD))
+    assert told["forward"] == pytest.approx(4 * FORWARD)
+    assert told.steps == 4
+
+
+def test_a_model_trained_in_evaluation_mode_trains(run: stallscope.Run, desk: Desk, parts: Parts) -> None:
+    pytorch.watch(parts.model, run=run)
+    parts.model.eval()
+    for _ in range(2):
+        for batch in parts.loader:
+            parts.train(batch)
+    told = Told(run, desk)
+    assert (told.steps, told["evaluation"], told["forward"]) == (8, 0, pytest.approx(8 * FORWARD))
+
+
+# Steps without an optimizer
+
+
+@pytest.mark.parametrize("way", ["none", "zeros", "through data"])
+def test_a_program_that_updates_its_parameters_itself_makes_steps(
+    way: str, desk: Desk, clock: ScriptedClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytorch.watch_any(0.0)
+    pytorch.watch_any(0.0)
+    monkeypatch.setattr("stallscope.shim.integrations.pytorch.Run", lambda **_: stallscope.Run("job", clock=clock, sender=desk))
+    model = Model(clock)
+    for inputs, _ in DataLoader(Samples(clock), batch_size=2):
+        model(inputs).sum().backward()
+        for parameter in model.parameters():
+            assert parameter.grad is not None
+            if way == "through data":
+                parameter.data.sub_(0.01 * parameter.grad.data)
+                parameter.grad.data.zero_()
+            else:
+                with torch.no_grad():
+                    parameter -= 0.01 * parameter.grad
+                if way == "zeros":
+                    parameter.grad.zero_()
+                else:
+                    parameter.grad = None
+    assert pytorch._loop is not None
+    assert Told(pytorch._loop.run, desk).steps == 4
+
+
+# Checkpoints
+
+
+def test_checkpoints_and_restores_are_seen(
+    run: stallscope.Run, desk: Desk, parts: Parts, clock: ScriptedClock, tmp_path: Path
+) -> None:
+    class Slow(torch.nn.Module):
+        def __getstate__(self) -> dict[str, Any]:
+            clock.advance(3.0)
+            return super().__getstate__()
+
+        def __setstate__(self, state: dict[str, Any]) -> None:
+            clock.advance(5.0)
+            super().__setstate__(state)
+
+    globals()["Slow_"] = Slow
+    Slow.__qualname__ = "Slow_"
+    pytorch.watch(parts.model, run=run)
+    for batch in parts.loader:
+        parts.train(batch)
+        torch.save(Slow(), tmp_path / "model.pt")
+    torch.load(tmp_path / "model.pt", weights_only=False)
+    told = Told(run, desk)
+    assert (told["checkpoint"], told["restore"]) == (pytest.approx(12.0), pytest.approx(5.0))
+    assert told.phase("checkpoint").occurrences == 4
+    assert told.steps == 4
+
+
+def test_a_file_that_a_data_set_reads_is_a_wait_for_data(
+    run: stallscope.Run, desk: Desk, parts: Parts, tmp_path: Path
+) -> None:
+    torch.save(torch.ones(4), tmp_path / "sample.pt")
+
+    class Files(Samples):
+        def __getitem__(self, index: int) -> Any:
+            super().__getitem__(index)
+            return torch.load(tmp_path / "sample.pt"), torch.zeros(2)
+
+    pytorch.watch(parts.model, run=run)
+    for batch in DataLoader(Files(parts.clock), batch_size=2):
+        parts.train(batch)
+    told = Told(run, desk)
+    assert (told["data_wait"], told["restore"]) == (pytest.approx(8 * FETCH), 0)
+
+
+# Samples
+
+
+def test_samples_of_a_partial_batch_are_counted_as_they_are(run: stallscope.Run, desk: Desk, parts: Parts) -> None:
+    pytorch.watch(parts.model, run=run)
+    for batch in DataLoader(Samples(parts.clock, length=5), batch_size=2):
+        parts.train(batch)
+    assert Told(run, desk).counters["samples"] == 5
+
+
+def test_a_graph_that_is_replayed_makes_the_steps_that_were_captured(
+    run: stallscope.Run, desk: Desk, parts: Parts
+) -> None:
+    class Graph:
+        """Stands for a CUDA graph."""
+
+    pytorch.watch(parts.model, run=run)
+    loop, graph = pytorch._loop, Graph()
+    assert loop is not None
+    batch = (torch.ones(2, 4), torch.zeros(2, 2))
+    parts.train(batch)
+    loop.begin_capture(graph)
+    parts.train(batch)
+    loop.end_capture()
+    for _ in range(3):
+        loop.replayed(graph, lambda graph: parts.clock.advance(2.0), (), {})
+    told = Told(run, desk)
+    assert (told.steps, told["backward"]) == (4, pytest.approx(BACKWARD + 3 * 2.0))

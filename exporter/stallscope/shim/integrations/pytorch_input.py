@@ -115,7 +115,7 @@ class InputCalls:
                 if returned.is_own:
                     self.functions.add(returned.code)
                     self._move(returned.seconds)
-            self.forget()
+            self._returned.clear()
         self._settle(is_call=False)
 
     def end_with_call(self, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
@@ -132,11 +132,12 @@ class InputCalls:
                 self._find(inputs)
             self._settle(is_call=True)
         self._began = None
-        self.forget()
+        self._returned.clear()
 
     def forget(self) -> None:
-        """Forget calls whose time can no longer be moved, since a report contained it."""
-        self._returned.clear()
+        """Keep the calls, but not their time: it can no longer be moved, since a report contained it."""
+        for returned in self._returned:
+            returned.seconds = 0.0
 
     def _stop(self) -> None:
         if self._is_observed and self._began is not None and sys.getprofile() == self._hook:

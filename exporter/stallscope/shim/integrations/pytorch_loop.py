@@ -836,8 +836,10 @@ class Loop:
             return function(graph, *arguments, **options)
         finally:
             self._leave(phase, span)
-            if "optimizer" in held:
+            if "optimizer" in held and self._batches:
                 self._stepped_with(id(graph), graph)
+            elif "optimizer" in held:
+                self._mark()
             else:
                 self._begin_input()
 
