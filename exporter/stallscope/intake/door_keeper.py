@@ -19,7 +19,7 @@ from collections.abc import Callable
 from stallscope.intake.complaints import Complaints
 from stallscope.intake.doors import Door, Received
 from stallscope.intake.runs import Transport
-from stallscope.intake.waiting import is_last, newest
+from stallscope.intake.waiting import is_last, newest, sessions_terminated
 from stallscope.report import ReportError
 from stallscope.sampling.clock import Clock, SystemClock
 
@@ -56,7 +56,7 @@ class _Waiting:
     def add(self, received: Received) -> None:
         data = received[0]
         self.received.append(received)
-        self._urgent = self._urgent or is_last(data)
+        self._urgent = self._urgent or is_last(data) or bool(sessions_terminated(received[3]))
         self._bytes += len(data)
 
     def may_wait(self, due: float) -> bool:
@@ -72,6 +72,7 @@ class DoorKeeper:
         doors: tuple[Door, ...],
         accept: Accept,
         overtaken: Callable[[Transport, int], object] = lambda _transport, _number: None,
+        terminated: Callable[[tuple[str, ...], int | None], object] = lambda _sessions, _pid: None,
         *,
         clock: Clock | None = None,
         complaints: Complaints | None = None,
@@ -82,12 +83,14 @@ class DoorKeeper:
             doors: to read from.
             accept: called with data, transport and pid, by any of the threads; may raise ReportError.
             overtaken: called with transport and number of reports that newer ones of their session have overtaken.
+            terminated: called with the sessions and the pid of a process that SIGTERM or SIGHUP ends.
             clock: the machine's own by default.
             complaints: hears why a report was refused, since senders of datagrams get no answer.
         """
         self.doors = doors
         self._accept = accept
         self._overtaken = overtaken
+        self._terminated = terminated
         self._clock = clock or SystemClock()
         self._complaints = complaints or Complaints(self._clock)
         self._stopping = threading.Event()
@@ -167,10 +170,15 @@ class DoorKeeper:
         """Take in what waits, and keep the door free meanwhile; what came through it."""
         arrived = _Waiting()
         datagrams = newest(map(door.read, waiting.received))
-        self._overtaken(door.transport, len(waiting.received) - len(datagrams))
+        notices = sum(bool(sessions_terminated(received[3])) for received in waiting.received)
+        reports = sum(not datagram.terminated for datagram in datagrams)
+        self._overtaken(door.transport, len(waiting.received) - notices - reports)
         for datagram in datagrams:
             try:
-                self._accept(datagram.data, door.transport, datagram.pid)
+                if datagram.terminated:
+                    self._terminated(datagram.terminated, datagram.pid or None)
+                else:
+                    self._accept(datagram.data, door.transport, datagram.pid)
             except ReportError as error:
                 where = f"{door.address} from {datagram.origin}" if datagram.origin else door.address
                 self._complaints.tell(where, error)

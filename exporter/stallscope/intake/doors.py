@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from stallscope.intake.runs import Transport
-from stallscope.intake.waiting import Datagram
+from stallscope.intake.waiting import Datagram, sessions_terminated
 from stallscope.report import MAX_BYTES
 
 Received = tuple[bytes, list[tuple[int, int, bytes]], int, Any]
@@ -65,7 +65,7 @@ class Door:
         for level, kind, content in control:
             if level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS and len(content) == _CREDENTIALS.size:
                 pid = _CREDENTIALS.unpack(content)[0]
-                return Datagram(data, pid, self._origin(sender), pid)
+                return Datagram(data, pid, self._origin(sender), pid, sessions_terminated(sender))
         return Datagram(data, None, self._origin(sender), sender)
 
     def shut(self) -> None:

@@ -53,6 +53,8 @@ class Datagrams:
         self.interval = 0.0
         """Fewest seconds between two reports."""
         self.sign = sign
+        self.unix_path = next((str(address) for family, address in targets if family == socket.AF_UNIX), "")
+        """Path of the exporter's UNIX socket, or the empty string."""
 
     def __call__(self, payload: bytes) -> str | None:
         """Send; None, or why it was dropped.
