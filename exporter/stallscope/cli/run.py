@@ -196,6 +196,8 @@ def _show_without_us() -> None:
 
     def show_program(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         error.__traceback__ = program = _of_program(trace)
+        if getattr(sys, "last_traceback", None) is trace:
+            sys.last_traceback = program
         show(kind, error, program)
 
     sys.excepthook = show_program

@@ -9,12 +9,13 @@ import os
 import signal
 import sys
 import weakref
+from types import TracebackType
 
 from stallscope.shim import termination
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from types import CodeType, FrameType, TracebackType
+    from types import CodeType, FrameType
     from typing import NoReturn, Protocol
 
     from stallscope.shim.run import Run
@@ -293,7 +294,13 @@ def loop_left(session: Session, moment: float) -> None:
         moment: up to when its time is booked; that of a session that goes on will be another at the end.
     """
     global _left
+    handlers = _signal_handlers()
+    left = terminated = False
     for found in gc.get_objects(generation=0):
-        if issubclass(type(found), SystemExit) and (_fails(found.code) or is_termination(found)):
-            _left = (weakref.ref(session), moment, is_termination(found))
-            return
+        if issubclass(type(found), SystemExit):
+            terminated = terminated or is_termination(found)
+            left = left or terminated or _fails(found.code)
+        elif handlers and type(found) is TracebackType and found.tb_frame.f_code in handlers:
+            terminated = True  # up to Python 3.11 an exception on its way does not refer to its traceback
+    if left:
+        _left = (weakref.ref(session), moment, terminated)

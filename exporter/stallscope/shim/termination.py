@@ -47,6 +47,7 @@ class _Line:
         for _ in range(2):
             self._sockets.append(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
         line, unread = self._sockets
+        self._identity = os.fstat(line.fileno()).st_ino
         line.setblocking(False)
         line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)  # the kernel takes its minimum
         line.bind(TERMINATION_ADDRESS + sessions.encode())
@@ -56,6 +57,13 @@ class _Line:
                 line.sendto(b" ", unread.getsockname())
         except BlockingIOError:
             unread.recv(1)
+
+    def is_open(self) -> bool:
+        """Return whether the descriptor is still this socket: a program may close all, and open its own instead."""
+        try:
+            return os.fstat(self._sockets[0].fileno()).st_ino == self._identity
+        except OSError:
+            return False
 
     def connect(self, path: str) -> None:
         """Write to the socket that is at this path now."""
@@ -67,8 +75,12 @@ class _Line:
 
     def close(self) -> None:
         """Close both sockets."""
+        is_open = self.is_open() if self._sockets else False
         while self._sockets:
-            self._sockets.pop().close()
+            if is_open:
+                self._sockets.pop().close()
+            else:
+                self._sockets.pop().detach()
 
     __del__ = close
 
@@ -102,6 +114,8 @@ def announce(session: str, path: str) -> None:
             if len(_sessions) >= _MAX_SESSIONS:
                 return
             _sessions[session] = path
+            _open_line()
+        if _line is not None and not _line.is_open():
             _open_line()
         if _line is not None:
             _line.connect(path)

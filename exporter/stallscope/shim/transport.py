@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import time
-from errno import EHOSTUNREACH, EMSGSIZE, ENETDOWN, ENETUNREACH, ENOBUFS
+from contextlib import suppress
+from errno import EBADF, EHOSTUNREACH, EMSGSIZE, ENETDOWN, ENETUNREACH, ENOBUFS, ENOTSOCK
 
 from stallscope.shim.tolerance import complain, warn
 from stallscope.vocabulary import DEFAULT_PORT, DEFAULT_SOCKET, MAX_BYTES
@@ -95,10 +96,22 @@ class Datagrams:
         """Close the sockets."""
         for position, opened in enumerate(self._sockets):
             if opened is not None:
-                opened.close()
+                with suppress(OSError):  # the program may have closed all descriptors
+                    opened.close()
                 self._sockets[position] = None
 
     def _send(self, position: int, family: int, address: Address, payload: bytes) -> None:
+        try:
+            self._send_once(position, family, address, payload)
+        except OSError as error:
+            opened = self._sockets[position]
+            if error.errno not in (EBADF, ENOTSOCK) or opened is None:
+                raise
+            opened.detach()  # the program has closed the descriptor, and may have opened it again as something else
+            self._sockets[position] = None
+            self._send_once(position, family, address, payload)
+
+    def _send_once(self, position: int, family: int, address: Address, payload: bytes) -> None:
         sender = self._sockets[position]
         if sender is None:
             sender = self._sockets[position] = _opened(family)
