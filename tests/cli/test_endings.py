@@ -346,15 +346,20 @@ def state_at_end(running: Intake) -> str:
     return held.state
 
 
-def play(arguments: tuple[str, ...], ending: Ending, folder: Path, **variables: str) -> Ended:
-    environment = {
-        name: value for name, value in os.environ.items() if not name.startswith(("STALLSCOPE_", "SLURM_", "PYTHON"))
+def environment_of(folder: Path) -> dict[str, str]:
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("STALLSCOPE_", "SLURM_", "PYTHON")) and name not in ("RANK", "WORLD_SIZE")
     }
-    environment.update(STALLSCOPE_ADDRESS=f"unix://{folder}/report.sock", **variables)
+    return {**kept, "STALLSCOPE_ADDRESS": f"unix://{folder}/report.sock", "OMP_NUM_THREADS": "1"}
+
+
+def play(arguments: tuple[str, ...], ending: Ending, folder: Path, **variables: str) -> Ended:
     with subprocess.Popen(
         [sys.executable, *arguments],
         cwd=folder,
-        env=environment,
+        env={**environment_of(folder), **variables},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
