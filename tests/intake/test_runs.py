@@ -558,6 +558,18 @@ class TestTermination:
         registry.check_processes()
         assert state(registry) == expected
 
+    def test_an_unseen_process_that_falls_silent_in_the_grace_period_is_terminated(
+        self, registry: RunRegistry, make_report: MakeReport, clock: ScriptedClock
+    ) -> None:
+        registry.accept(make_report(rank=1, session="hidden"), "udp")
+        registry.terminate(("hidden",), None)
+        clock.advance(20)
+        registry.accept(make_report(rank=1, session="hidden", sequence=2), "udp")
+        assert state(registry, rank="1") == "running"
+        clock.advance(900)
+        registry.check_processes()
+        assert state(registry, rank="1") == "terminated"
+
     @pytest.mark.parametrize("last", ["finished", "failed"])
     def test_the_last_report_counts_more_than_the_notice(
         self, registry: RunRegistry, make_report: MakeReport, last: str

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 import stallscope
+from stallscope.intake.doors import UdpDoor
+from stallscope.intake.service import Intake, IntakeSettings
 from stallscope.intake.waiting import sessions_terminated
 from stallscope.report import parse
 from stallscope.shim import lifetime
@@ -237,3 +239,33 @@ def test_a_run_that_is_left_by_a_signal_s_exit_status_is_terminated(exporter: so
         sys.exit(143)
     exporter.recv(65536)
     assert parse(exporter.recv(65536)).state == "terminated"
+
+
+@pytest.mark.parametrize(("signed", "expected"), [(False, "terminated"), (True, "starting")])
+def test_over_udp_the_notice_comes_from_the_address_of_the_reports(
+    signed: bool, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text("0123456789abcdef" * 2)
+    intake = Intake(
+        IntakeSettings(socket=None, udp=("127.0.0.1", 0), token_file=tokens if signed else None),
+    )
+    intake.start()
+    (door,) = intake.doors
+    assert isinstance(door, UdpDoor)
+    monkeypatch.setenv("STALLSCOPE_ADDRESS", f"udp://127.0.0.1:{door.port}")
+    if signed:
+        monkeypatch.setenv("STALLSCOPE_TOKEN_FILE", str(tokens))
+    done = play("run = stallscope.Run('job')\nos.kill(os.getpid(), signal.SIGTERM)")
+    stranger = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    with stranger:
+        stranger.sendto(b"Stack (most recent call first):\n", ("127.0.0.1", door.port))
+    intake.stop()
+    assert (done.returncode, done.stderr) == (-signal.SIGTERM, "")
+    assert [held.state for held in intake.registry.held] == [expected]
+    rejected = {
+        sample.labels[0]: sample.value
+        for sample in intake.collect()
+        if sample.family.name == "stallscope_exporter_reports_rejected_total" and sample.value
+    }
+    assert rejected == {"unsigned" if signed else "not_json": 1}

@@ -20,7 +20,7 @@ from stallscope.intake.complaints import Complaints
 from stallscope.intake.doors import Door, Received
 from stallscope.intake.runs import Transport
 from stallscope.intake.waiting import is_last, newest, sessions_terminated
-from stallscope.report import ReportError
+from stallscope.report import Report, ReportError
 from stallscope.sampling.clock import Clock, SystemClock
 
 _logger = logging.getLogger(__name__)
@@ -169,16 +169,18 @@ class DoorKeeper:
     def _take_in(self, waiting: _Waiting, door: Door) -> _Waiting:
         """Take in what waits, and keep the door free meanwhile; what came through it."""
         arrived = _Waiting()
-        datagrams = newest(map(door.read, waiting.received))
-        notices = sum(bool(sessions_terminated(received[3])) for received in waiting.received)
-        reports = sum(not datagram.terminated for datagram in datagrams)
-        self._overtaken(door.transport, len(waiting.received) - notices - reports)
+        read = [door.read(received) for received in waiting.received]
+        datagrams = newest(read)
+        overtaken = sum(not each.terminated for each in read) - sum(not each.terminated for each in datagrams)
+        self._overtaken(door.transport, overtaken)
         for datagram in datagrams:
             try:
                 if datagram.terminated:
                     self._terminated(datagram.terminated, datagram.pid or None)
                 else:
-                    self._accept(datagram.data, door.transport, datagram.pid)
+                    report = self._accept(datagram.data, door.transport, datagram.pid)
+                    if isinstance(report, Report):
+                        door.note(datagram, report.session)
             except ReportError as error:
                 where = f"{door.address} from {datagram.origin}" if datagram.origin else door.address
                 self._complaints.tell(where, error)

@@ -249,7 +249,8 @@ class RunRegistry:
         with self._writing:
             for key, held in lost:
                 if self._held.get(key) is held:  # else it has reported since, and lives
-                    signalled = held.signalled is not None and now - held.signalled <= _GRACE_PERIOD
+                    ended = now if held.process else held.heard
+                    signalled = held.signalled is not None and ended - held.signalled <= _GRACE_PERIOD
                     self._held[key] = _terminated(held, now) if signalled else held._replace(lost=True, ended=now)
                     self._changes += 1
             self._let_go_of_expired(now)

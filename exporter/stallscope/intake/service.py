@@ -93,7 +93,8 @@ class Intake:
         if settings.socket is not None:
             doors.append(UnixDoor(settings.socket, settings.socket_mode))
         if settings.udp is not None:
-            doors.append(UdpDoor(*settings.udp))
+            # A notice has no signature, so there is none where reports over UDP require one.
+            doors.append(UdpDoor(*settings.udp, notices=self.authentication is None))
         self._doors = DoorKeeper(
             tuple(doors),
             self._accept,

@@ -676,8 +676,8 @@ class Run:
                     time.sleep(0.005)
                     cause = self._sender(payload)
             self._heard = self._heard or cause is None
-            if cause is None and not last and (path := getattr(self._sender, "unix_path", "")):
-                termination.announce(self._session, path)
+            if cause is None and not last:
+                termination.announce(self._session, *getattr(self._sender, "route", ("", -1)))
             timeline.interval = max(self._interval, getattr(self._sender, "interval", 0.0))
             timeline.due = began + timeline.interval
         finally:

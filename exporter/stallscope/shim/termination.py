@@ -5,10 +5,12 @@ runs then, so `faulthandler` reports the signal: its handler is written in C, wr
 raises the signal again with the action that it had before. `signal.getsignal` and the exit status stay as they are.
 
 The file descriptor is a UNIX datagram socket that is connected to the exporter's socket. Its address holds the sessions
-of this process, so any datagram from it means that this process received a signal. The content is ignored.
+of this process, so any datagram from it means that this process received a signal. The content is ignored. Over UDP it
+is the socket of the reports: text that is no report, from the address of a session, means the same.
 
-A signal is left alone where the program or a native library handles it in C, or ignores it. Other transports than the
-UNIX socket have no such notice: the exporter finds the rank lost once its process is gone or silent for too long.
+A signal is left alone where the program ignores it or a native library handles it. There is no notice over HTTP, nor
+over UDP with signatures: the exporter finds that rank lost once its process is gone or silent for too long. Over UDP a
+process sends a notice for one of its sessions only.
 """
 
 from __future__ import annotations
@@ -28,9 +30,9 @@ _MAX_SESSIONS = 5
 """Session identifiers that fit into the 107 bytes of an address."""
 _MOST_FILLING = 64
 """Datagrams that fill a send buffer of the kernel's minimum, and more."""
-_sessions: dict[str, str] = {}
-"""Path of the exporter's socket by session."""
-_line: _Line | None = None
+_sessions: dict[str, tuple[str, int]] = {}
+"""By session: path of the exporter's UNIX socket, or else the descriptor of the UDP socket that sends the reports."""
+_line: _Line | _Reports | None = None
 _registered: dict[int, tuple[weakref.ref[_File], bool]] = {}
 """By signal: the file given to faulthandler, and whether a Python function handled the signal at that time."""
 
@@ -85,12 +87,37 @@ class _Line:
     __del__ = close
 
 
+class _Reports:
+    """The UDP socket that sends the reports. It belongs to the session and stays open."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._identity = os.fstat(descriptor).st_ino
+
+    def is_open(self) -> bool:
+        """Return whether the descriptor is still the same socket."""
+        try:
+            return os.fstat(self._descriptor).st_ino == self._identity
+        except OSError:
+            return False
+
+    def connect(self, path: str) -> None:
+        """Do nothing: each report connects again."""
+
+    def fileno(self) -> int:
+        """Return the file descriptor to write to."""
+        return self._descriptor
+
+    def close(self) -> None:
+        """Do nothing: the session closes its socket."""
+
+
 class _File:
     """File object of one signal. Only faulthandler refers to it, so a program that registers its own file frees it."""
 
     __slots__ = ("__weakref__", "_line")
 
-    def __init__(self, line: _Line) -> None:
+    def __init__(self, line: _Line | _Reports) -> None:
         self._line = line
 
     def fileno(self) -> int:
@@ -101,19 +128,25 @@ class _File:
         """Do nothing: faulthandler calls this."""
 
 
-def announce(session: str, path: str) -> None:
-    """Let the exporter at this path know when a signal ends this process. Called after each report that was sent.
+def announce(session: str, path: str, descriptor: int = -1) -> None:
+    """Let the exporter know when a signal ends this process. Called after each report that was sent.
 
     Connects again each time, since a restarted exporter has another socket at the same path.
+
+    Args:
+        session: identifier of the session that has reported.
+        path: of the exporter's UNIX socket, if that took the report.
+        descriptor: of the UDP socket that sent the report, or -1.
     """
-    global _line
+    if not path and descriptor < 0:
+        return
     if _thread.get_native_id() != os.getpid():  # faulthandler's alternate stack has to be the main thread's
         return
     try:
-        if session not in _sessions:
-            if len(_sessions) >= _MAX_SESSIONS:
+        if _sessions.get(session) != (path, descriptor):
+            if session not in _sessions and len(_sessions) >= _MAX_SESSIONS:
                 return
-            _sessions[session] = path
+            _sessions[session] = path, descriptor
             _open_line()
         if _line is not None and not _line.is_open():
             _open_line()
@@ -149,8 +182,9 @@ def _open_line() -> None:
     previous, _line = _line, None
     try:
         if _sessions:
-            _line = _Line("".join(_sessions))
-            _line.connect(next(iter(_sessions.values())))
+            path, descriptor = next(iter(_sessions.values()))
+            _line = _Line("".join(_sessions)) if path else _Reports(descriptor)
+            _line.connect(path)
     finally:
         for number in SIGNALS:
             if _line is None:
@@ -161,7 +195,7 @@ def _open_line() -> None:
             previous.close()
 
 
-def _register(number: int, line: _Line) -> None:
+def _register(number: int, line: _Line | _Reports) -> None:
     import faulthandler
 
     if number in _registered:

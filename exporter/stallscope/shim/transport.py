@@ -54,8 +54,7 @@ class Datagrams:
         self.interval = 0.0
         """Fewest seconds between two reports."""
         self.sign = sign
-        self.unix_path = next((str(address) for family, address in targets if family == socket.AF_UNIX), "")
-        """Path of the exporter's UNIX socket, or the empty string."""
+        self._used = -1
 
     def __call__(self, payload: bytes) -> str | None:
         """Send; None, or why it was dropped.
@@ -89,8 +88,23 @@ class Datagrams:
                     return "queue_full"
                 cause = "unreachable" if error.errno in (EHOSTUNREACH, ENETUNREACH, ENETDOWN) else "error"
             else:
+                self._used = position
                 return None
         return cause
+
+    @property
+    def route(self) -> tuple[str, int]:
+        """Path of the UNIX socket that took the newest report, or else this end's descriptor where it was UDP.
+
+        The empty string and -1 for no report, and for UDP with signatures: a notice without one would be refused.
+        """
+        if self._used < 0:
+            return "", -1
+        family, address = self._targets[self._used]
+        if family == socket.AF_UNIX:
+            return str(address), -1
+        opened = self._sockets[self._used]
+        return "", -1 if opened is None or self.sign is not None else opened.fileno()
 
     def close(self) -> None:
         """Close the sockets."""
