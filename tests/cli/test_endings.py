@@ -316,7 +316,7 @@ ONLY_AS_A_SCRIPT = {"introspection", "exit in atexit", "exit with too many argum
 NOT_COMPARED = re.compile(
     r"0x[0-9a-f]+|Previous line repeated \d+ more times"
     # Frames below the program, as faulthandler writes them.
-    r'|  File "([^"]*/stallscope/[^"]*|<frozen runpy>)", line \d+ in (\w+|<module>)\n'
+    r'|  File "([^"]*/stallscope/[^"]*|<frozen runpy>|[^"]*/runpy.py)", line \d+ in (\w+|<module>)\n'
 )
 
 
@@ -340,7 +340,7 @@ def intake(folder: Path) -> Iterator[Intake]:
 
 def state_at_end(running: Intake) -> str:
     """The rank's state once all has been read and its process was looked for."""
-    running.stop()
+    running.stop(timeout=60)
     running.keep_house()
     (held,) = running.registry.held
     return held.state

@@ -97,7 +97,7 @@ def test_a_training_ends_as_without_us(name: str, tmp_path: Path) -> None:
     alone = play(("program.py",), ending, tmp_path, STALLSCOPE_DISABLE="1")
     with intake(tmp_path) as running:
         assert play(("-m", "stallscope", "run", "program.py"), ending, tmp_path) == alone
-        running.stop()
+        running.stop(timeout=60)
         running.keep_house()
         (held,) = running.registry.held
         assert (held.state, held.restarts) == (ending.state, 0)
@@ -113,7 +113,7 @@ def test_ranks_of_torchrun_where_one_fails(restarts: int, status: int, states: l
     with intake(tmp_path) as running:
         command = ("-m", "stallscope", "run", "--name", "job", sys.executable, *arguments)
         assert play(command, Ending(""), tmp_path).status == status
-        running.stop()
+        running.stop(timeout=60)
         running.keep_house()
         held = sorted(running.registry.held, key=lambda each: each.report.rank)
         assert [each.state for each in held] == states
@@ -133,7 +133,7 @@ def test_ranks_of_a_torchrun_that_is_terminated(tmp_path: Path) -> None:
                 pass
             started.send_signal(signal.SIGTERM)
             started.communicate(timeout=120)
-        running.stop()
+        running.stop(timeout=60)
         running.keep_house()
         assert [each.state for each in running.registry.held] == ["terminated"] * 2
 

@@ -260,7 +260,7 @@ def test_over_udp_the_notice_comes_from_the_address_of_the_reports(
     stranger = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     with stranger:
         stranger.sendto(b"Stack (most recent call first):\n", ("127.0.0.1", door.port))
-    intake.stop()
+    intake.stop(timeout=60)
     assert (done.returncode, done.stderr) == (-signal.SIGTERM, "")
     assert [held.state for held in intake.registry.held] == [expected]
     rejected = {
