@@ -142,7 +142,14 @@ ENDINGS = {
     "recursion error": Ending(BEGIN + "def deeper():\n    deeper()\ndeeper()", "failed"),
     "keyboard interrupt raised": Ending(BEGIN + "raise KeyboardInterrupt", "failed"),
     # Signals.
-    "SIGINT": Ending(BEGIN + KILL.format("SIGINT") + WAIT, "failed"),
+    "SIGINT": Ending(
+        # A shell ignores it for commands in the background, such as these tests.
+        BEGIN
+        + "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        + KILL.format("SIGINT")
+        + WAIT,
+        "failed",
+    ),
     "SIGINT ignored": Ending(
         BEGIN + "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n" + KILL.format("SIGINT")
     ),
@@ -188,6 +195,15 @@ ENDINGS = {
     ),
     "SIGTERM handled, then killed": Ending(
         HANDLE.format("os.kill(os.getpid(), signal.SIGKILL)") + SET + BEGIN + KILL.format("SIGTERM") + WAIT,
+        "terminated",
+    ),
+    "SIGTERM handled in the background": Ending(
+        "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+        + HANDLE.format("os.kill(os.getpid(), signal.SIGKILL)")
+        + SET
+        + BEGIN
+        + KILL.format("SIGTERM")
+        + WAIT,
         "terminated",
     ),
     "SIGTERM ignored": Ending(

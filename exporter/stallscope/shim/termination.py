@@ -235,17 +235,24 @@ def _is_default(number: int) -> bool:
 def _is_python_handler(number: int) -> bool:
     """Return whether a Python function handles this signal, with nothing in between such as faulthandler.
 
-    All signals with a Python function have one C handler, also SIGINT.
+    All signals with a Python function have one C handler, so the last real-time signal gets one for a moment. SIGINT
+    would do as well, but a shell ignores that for commands in the background.
     """
-    if not callable(signal.getsignal(number)) or not callable(signal.getsignal(signal.SIGINT)):
+    spare = getattr(signal, "SIGRTMAX", None)
+    if spare is None or not callable(signal.getsignal(number)) or not _is_default(spare):
         return False
     try:
         import ctypes
     except ImportError:
         return False
-    actions = [ctypes.create_string_buffer(512) for _ in range(2)]
-    for each, action in zip((number, signal.SIGINT), actions, strict=True):
-        if ctypes.CDLL(None).sigaction(each, None, action):
-            return False
-    handlers = [action.raw[: ctypes.sizeof(ctypes.c_void_p)] for action in actions]
+    handlers = []
+    try:
+        signal.signal(spare, lambda *_: None)
+        for each in (number, spare):
+            action = ctypes.create_string_buffer(512)
+            if ctypes.CDLL(None).sigaction(each, None, action):
+                return False
+            handlers.append(action.raw[: ctypes.sizeof(ctypes.c_void_p)])  # the handler comes first on Linux
+    finally:
+        signal.signal(spare, signal.SIG_DFL)
     return handlers[0] == handlers[1]
