@@ -44,7 +44,7 @@ _GPU_HOURS = (
     '{{ . | first | value | printf "%.1f" }} GPU-hours a day{{ end }}'
 )
 _FAILED_RANKS = (
-    "bottomk(3, (stallscope_training_state{run=%q,cluster=%q,state=~'failed|lost'} == 1)"
+    "bottomk(3, (stallscope_training_state{run=%q,cluster=%q,state=~'failed|lost|terminated'} == 1)"
     " unless on (cluster, run, rank) rank:live:info)"
 )
 """Up to three ranks whose process is gone."""

@@ -91,7 +91,9 @@ STEP_BUCKETS = (
     1000.0,
 )
 """1 ms to 1000 s, three buckets a decade."""
-RUN_STATES = ("starting", "running", "finished", "failed", "lost")
+RUN_STATES = ("starting", "running", "finished", "failed", "terminated", "lost")
+GONE_STATES = ("failed", "terminated", "lost")
+"""States of a rank that has ended without finishing, so that other ranks may wait for it in vain."""
 ACTIVITIES = ("initialization", "training", "evaluation", "checkpoint", "restore", "paused")
 PHASES = (
     "data_wait",

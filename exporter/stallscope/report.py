@@ -34,6 +34,9 @@ an open one included; `gpu_seconds` is left out where it can't be measured.
 The keys down to `activity` are required; the others may be left out. Whatever becomes a label is printable text of
 limited length. A session's cumulative numbers only grow.
 
+The state of a session's last report is `finished`, `failed` or `terminated`. Where SIGTERM or SIGHUP ends a process at
+once, a datagram from the address `vocabulary.TERMINATION_ADDRESS` stands for that report.
+
 A report of the run `stallscope-doctor` is a trial of the way to the exporter: checked and counted, and not held.
 
 Both ends share this file; it needs the standard library alone.
@@ -54,6 +57,7 @@ from stallscope.vocabulary import (
     GAUGES,
     INFO_KEYS,
     JOB_CLASSES,
+    LAST_STATES,
     MAX_BYTES,
     MAX_DROP_CAUSES,
     MAX_GPUS,
@@ -65,8 +69,10 @@ from stallscope.vocabulary import (
     MAX_TIMESTAMP,
     MAX_VALUES,
     PRECISIONS,
+    SESSION_LENGTH,
     SHIM_STATES,
     STEP_BUCKET_COUNT,
+    TERMINATION_ADDRESS,
     TRIAL_RUN,
     VERSION,
 )
@@ -79,6 +85,7 @@ __all__ = [
     "GAUGES",
     "INFO_KEYS",
     "JOB_CLASSES",
+    "LAST_STATES",
     "MAX_BYTES",
     "MAX_DROP_CAUSES",
     "MAX_GPUS",
@@ -91,8 +98,10 @@ __all__ = [
     "MAX_VALUES",
     "PRECISIONS",
     "REASONS",
+    "SESSION_LENGTH",
     "SHIM_STATES",
     "STEP_BUCKET_COUNT",
+    "TERMINATION_ADDRESS",
     "TRIAL_RUN",
     "VERSION",
     "Gpu",

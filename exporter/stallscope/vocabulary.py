@@ -75,8 +75,10 @@ GAUGES = (
     "allocator_peak_bytes",
 )
 """Each is `stallscope_training_<key>`."""
-SHIM_STATES = ("starting", "running", "finished", "failed")
-"""States that a process tells of itself; `lost` is the exporter's word for one that is gone."""
+SHIM_STATES = ("starting", "running", "finished", "failed", "terminated")
+"""States that a process reports of itself; `lost` is the exporter's word for one that is gone."""
+LAST_STATES = ("finished", "failed", "terminated")
+"""States of the last report of a session."""
 
 ACTIVITIES = ("initialization", "training", "evaluation", "checkpoint", "restore", "paused")
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "fp8")
@@ -84,5 +86,12 @@ JOB_CLASSES = ("production", "experiment")
 
 DEFAULT_SOCKET = "/run/stallscope/report.sock"
 DEFAULT_PORT = 19400
+TERMINATION_ADDRESS = b"\0stallscope-terminated:"
+"""Beginning of the abstract socket address from which a process sends when SIGTERM or SIGHUP ends it.
+
+Its sessions follow, up to five of `SESSION_LENGTH` characters. The content of the datagram has no meaning.
+"""
+SESSION_LENGTH = 16
+"""Characters of a session identifier, as the shim writes it."""
 TRIAL_RUN = "stallscope-doctor"
 """A report of a run of this name tries the way to the exporter: it is checked and counted like any, and not held."""

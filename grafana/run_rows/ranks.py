@@ -131,14 +131,21 @@ def _scaling() -> Panel:
 def _states() -> Panel:
     return time_series(
         "Ranks by state",
-        "Processes that start, run, have ended, or are lost. A lost one holds the others up in their next collective: "
-        "restart from the last checkpoint.",
+        "Processes that start, run, have ended, were terminated by a signal, or are lost. One that is gone holds the "
+        "others up in their next collective: restart from the last checkpoint.",
         [Query(f"count by (state) (stallscope_training_state{{{RANK_HERE}}} == 1)", "{{state}}")],
         unit="locale",
         stacked="normal",
         width=12,
         overrides=fixed_colours(
-            {"starting": "#3274D9", "running": "#37872D", "finished": GREY, "failed": "#C4162A", "lost": "#FF780A"}
+            {
+                "starting": "#3274D9",
+                "running": "#37872D",
+                "finished": GREY,
+                "failed": "#C4162A",
+                "terminated": "#8F3BB8",
+                "lost": "#FF780A",
+            }
         ),
     )
 

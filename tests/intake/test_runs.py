@@ -378,7 +378,7 @@ class TestLimits:
 
 
 class TestLifeCycle:
-    @pytest.mark.parametrize("told", ["starting", "running", "finished", "failed"])
+    @pytest.mark.parametrize("told", ["starting", "running", "finished", "failed", "terminated"])
     def test_the_state_is_what_the_shim_tells(self, registry: RunRegistry, make_report: MakeReport, told: str) -> None:
         registry.accept(make_report(state=told), "unix")
         assert state(registry) == told
@@ -452,7 +452,7 @@ class TestLifeCycle:
         registry.check_processes()
         assert state(registry) == "running"
 
-    @pytest.mark.parametrize("told", ["finished", "failed"])
+    @pytest.mark.parametrize("told", ["finished", "failed", "terminated"])
     def test_a_rank_that_ended_is_not_lost_when_its_process_goes(
         self, registry: RunRegistry, make_report: MakeReport, set_process: SetProcess, told: str
     ) -> None:
@@ -463,7 +463,7 @@ class TestLifeCycle:
         registry.check_processes()
         assert state(registry) == told
 
-    @pytest.mark.parametrize("told", ["finished", "failed", "running"])
+    @pytest.mark.parametrize("told", ["finished", "failed", "terminated", "running"])
     def test_an_ended_ranks_series_stay_for_the_expiry_time_and_go(
         self, registry: RunRegistry, make_report: MakeReport, clock: ScriptedClock, told: str
     ) -> None:
@@ -496,6 +496,112 @@ class TestLifeCycle:
         clock.advance(900)
         registry.check_processes()
         assert (state(registry, rank="0"), state(registry, rank="1")) == ("running", None)
+
+
+class TestTermination:
+    @pytest.fixture(autouse=True)
+    def rank_zero(self, registry: RunRegistry, make_report: MakeReport, set_process: SetProcess) -> None:
+        set_process(7)
+        registry.accept(make_report(), "unix", 7)
+
+    def test_a_notice_ends_the_sessions_that_it_names(self, registry: RunRegistry, make_report: MakeReport) -> None:
+        registry.accept(make_report(rank=1, session="second"), "unix", 7)
+        registry.accept(make_report(rank=2, session="third"), "unix", 7)
+        registry.terminate(("first", "second"), 7)
+        assert [state(registry, rank=rank) for rank in "012"] == ["terminated", "terminated", "running"]
+
+    def test_a_process_that_is_gone_after_its_notice_stays_terminated(
+        self, registry: RunRegistry, clock: ScriptedClock, set_process: SetProcess
+    ) -> None:
+        registry.terminate(("first",), 7)
+        set_process(7, None)
+        clock.advance(899)
+        registry.check_processes()
+        assert state(registry) == "terminated"
+        clock.advance(1)
+        registry.check_processes()
+        assert state(registry) is None
+
+    def test_a_notice_that_is_read_after_the_process_is_gone_counts(
+        self, registry: RunRegistry, set_process: SetProcess
+    ) -> None:
+        set_process(7, None)
+        registry.check_processes()
+        assert state(registry) == "lost"
+        registry.terminate(("first",), 7)
+        assert state(registry) == "terminated"
+
+    def test_a_program_that_goes_on_is_running_again(
+        self, registry: RunRegistry, make_report: MakeReport, clock: ScriptedClock
+    ) -> None:
+        registry.terminate(("first",), 7)
+        registry.accept(make_report(sequence=2), "unix", 7)
+        clock.advance(1000)
+        registry.check_processes()
+        assert state(registry) == "running"
+
+    @pytest.mark.parametrize(("seconds", "expected"), [(30, "terminated"), (3600, "lost")])
+    def test_a_process_killed_in_the_grace_period_is_terminated(
+        self,
+        registry: RunRegistry,
+        make_report: MakeReport,
+        clock: ScriptedClock,
+        set_process: SetProcess,
+        seconds: float,
+        expected: str,
+    ) -> None:
+        registry.terminate(("first",), 7)
+        registry.accept(make_report(sequence=2), "unix", 7)
+        clock.advance(seconds)
+        registry.accept(make_report(sequence=3), "unix", 7)
+        set_process(7, None)
+        registry.check_processes()
+        assert state(registry) == expected
+
+    def test_an_unseen_process_that_falls_silent_in_the_grace_period_is_terminated(
+        self, registry: RunRegistry, make_report: MakeReport, clock: ScriptedClock
+    ) -> None:
+        registry.accept(make_report(rank=1, session="hidden"), "udp")
+        registry.terminate(("hidden",), None)
+        clock.advance(20)
+        registry.accept(make_report(rank=1, session="hidden", sequence=2), "udp")
+        assert state(registry, rank="1") == "running"
+        clock.advance(900)
+        registry.check_processes()
+        assert state(registry, rank="1") == "terminated"
+
+    @pytest.mark.parametrize("last", ["finished", "failed"])
+    def test_the_last_report_counts_more_than_the_notice(
+        self, registry: RunRegistry, make_report: MakeReport, last: str
+    ) -> None:
+        registry.terminate(("first",), 7)
+        registry.accept(make_report(sequence=2, state=last), "unix", 7)
+        registry.terminate(("first",), 7)
+        assert state(registry) == last
+
+    def test_another_process_can_not_end_a_session(self, registry: RunRegistry) -> None:
+        for stranger in (8, None):
+            registry.terminate(("first",), stranger)
+            assert state(registry) == "running"
+
+    @pytest.mark.parametrize(("pid_required", "expected"), [(False, "terminated"), (True, "running")])
+    def test_a_process_that_can_not_be_seen_is_known_by_its_session_unless_signatures_are_required(
+        self, registry: RunRegistry, make_report: MakeReport, pid_required: bool, expected: str
+    ) -> None:
+        registry.accept(make_report(rank=1, session="hidden"), "unix")
+        registry.terminate(("hidden",), None, pid_required=pid_required)
+        assert state(registry, rank="1") == expected
+
+    def test_the_next_session_is_a_restart(
+        self, registry: RunRegistry, make_report: MakeReport, set_process: SetProcess
+    ) -> None:
+        registry.terminate(("first",), 7)
+        set_process(8)
+        registry.accept(make_report(session="second"), "unix", 8)
+        assert state(registry) == "running"
+        assert values(registry, "stallscope_training_restarts_total") == {("resnet50", "0"): 1}
+        registry.terminate(("first",), 7)
+        assert state(registry) == "running"
 
 
 def test_a_trial_report_is_counted_and_checked_like_any_and_nothing_is_held_of_it(

@@ -220,7 +220,7 @@ def rank(
         series("stallscope_training_rank_info", steady(1), **labels, **info),
         *(
             series("stallscope_training_state", steady(float(each == state)), state=each, **labels)
-            for each in ("starting", "running", "finished", "failed", "lost")
+            for each in ("starting", "running", "finished", "failed", "terminated", "lost")
         ),
         *(
             series("stallscope_training_activity", values, activity=each, **labels)

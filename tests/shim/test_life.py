@@ -179,16 +179,16 @@ def test_an_exporter_that_was_killed_goes_on_where_it_was(exporter: Exporter, tr
     until(lambda: exporter.state() == "finished")
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_process_that_was_killed_is_lost_at_once_and_its_next_life_is_a_restart(
-    number: int, exporter: Exporter, train: Train
+@pytest.mark.parametrize(("number", "state"), [(signal.SIGKILL, "lost"), (signal.SIGTERM, "terminated")])
+def test_the_end_of_a_killed_process_is_known_at_once_and_its_next_life_is_a_restart(
+    number: int, state: str, exporter: Exporter, train: Train
 ) -> None:
     exporter.start()
     trainer = train()
     trainer.step()
     until(lambda: exporter.state() == "running")
     trainer.kill(number)
-    until(lambda: exporter.state() == "lost")
+    until(lambda: exporter.state() == state)
     train()
     until(lambda: exporter.state() == "starting")
     assert exporter.values("training_restarts_total") == {("job", "0"): 1}

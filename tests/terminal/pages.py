@@ -113,7 +113,7 @@ def _ranks(second: float, ranks: int) -> Iterator[Sample]:
         info = (str(rank), str(ranks), "pytorch", "node1", "", "", "40", "bob", "", "production")
         yield sample(observer.RANK_INFO, (*labels, *info))
         yield sample(observer.RANK_GPU, (*labels, str(rank), f"GPU-{rank}"))
-        for state in ("starting", "running", "finished", "failed", "lost"):
+        for state in ("starting", "running", "finished", "failed", "terminated", "lost"):
             yield sample(observer.RANK_STATE, (*labels, state), float(state == "running"))
         for activity in ("training", "evaluation"):
             yield sample(observer.ACTIVITY, (*labels, activity), float(activity == "training"))

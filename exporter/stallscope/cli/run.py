@@ -14,7 +14,7 @@ from types import CodeType, ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from stallscope.cli._become import become
-from stallscope.shim import automatic
+from stallscope.shim import automatic, lifetime
 
 if TYPE_CHECKING:
     from stallscope.cli._parser import Parser
@@ -165,12 +165,15 @@ def _main_module(file: str | None, loader: Any, spec: ModuleSpec | None = None) 
 
 def _run(compiled: Any, main_module: ModuleType) -> int:
     automatic.start()
+    lifetime.observe()
     try:
         code: CodeType = compiled()
         exec(code, vars(main_module))  # noqa: S102 - this is what was asked for
-    except SystemExit:
+    except SystemExit as error:
+        lifetime.note_end(error)
         raise
-    except BaseException:
+    except BaseException as error:
+        lifetime.note_end(error)
         _show_without_us()
         raise
     finally:
@@ -193,6 +196,8 @@ def _show_without_us() -> None:
 
     def show_program(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         error.__traceback__ = program = _of_program(trace)
+        if getattr(sys, "last_traceback", None) is trace:
+            sys.last_traceback = program
         show(kind, error, program)
 
     sys.excepthook = show_program

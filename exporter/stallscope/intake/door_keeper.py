@@ -19,8 +19,8 @@ from collections.abc import Callable
 from stallscope.intake.complaints import Complaints
 from stallscope.intake.doors import Door, Received
 from stallscope.intake.runs import Transport
-from stallscope.intake.waiting import is_last, newest
-from stallscope.report import ReportError
+from stallscope.intake.waiting import is_last, newest, sessions_terminated
+from stallscope.report import Report, ReportError
 from stallscope.sampling.clock import Clock, SystemClock
 
 _logger = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class _Waiting:
     def add(self, received: Received) -> None:
         data = received[0]
         self.received.append(received)
-        self._urgent = self._urgent or is_last(data)
+        self._urgent = self._urgent or is_last(data) or bool(sessions_terminated(received[3]))
         self._bytes += len(data)
 
     def may_wait(self, due: float) -> bool:
@@ -72,6 +72,7 @@ class DoorKeeper:
         doors: tuple[Door, ...],
         accept: Accept,
         overtaken: Callable[[Transport, int], object] = lambda _transport, _number: None,
+        terminated: Callable[[tuple[str, ...], int | None], object] = lambda _sessions, _pid: None,
         *,
         clock: Clock | None = None,
         complaints: Complaints | None = None,
@@ -82,12 +83,14 @@ class DoorKeeper:
             doors: to read from.
             accept: called with data, transport and pid, by any of the threads; may raise ReportError.
             overtaken: called with transport and number of reports that newer ones of their session have overtaken.
+            terminated: called with the sessions and the pid of a process that SIGTERM or SIGHUP ends.
             clock: the machine's own by default.
             complaints: hears why a report was refused, since senders of datagrams get no answer.
         """
         self.doors = doors
         self._accept = accept
         self._overtaken = overtaken
+        self._terminated = terminated
         self._clock = clock or SystemClock()
         self._complaints = complaints or Complaints(self._clock)
         self._stopping = threading.Event()
@@ -166,11 +169,18 @@ class DoorKeeper:
     def _take_in(self, waiting: _Waiting, door: Door) -> _Waiting:
         """Take in what waits, and keep the door free meanwhile; what came through it."""
         arrived = _Waiting()
-        datagrams = newest(map(door.read, waiting.received))
-        self._overtaken(door.transport, len(waiting.received) - len(datagrams))
+        read = [door.read(received) for received in waiting.received]
+        datagrams = newest(read)
+        overtaken = sum(not each.terminated for each in read) - sum(not each.terminated for each in datagrams)
+        self._overtaken(door.transport, overtaken)
         for datagram in datagrams:
             try:
-                self._accept(datagram.data, door.transport, datagram.pid)
+                if datagram.terminated:
+                    self._terminated(datagram.terminated, datagram.pid or None)
+                else:
+                    report = self._accept(datagram.data, door.transport, datagram.pid)
+                    if isinstance(report, Report):
+                        door.note(datagram, report.session)
             except ReportError as error:
                 where = f"{door.address} from {datagram.origin}" if datagram.origin else door.address
                 self._complaints.tell(where, error)

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from stallscope.intake.runs import Transport
-from stallscope.intake.waiting import Datagram
+from stallscope.intake.waiting import Datagram, sessions_terminated
 from stallscope.report import MAX_BYTES
+from stallscope.signature import is_signed
 
 Received = tuple[bytes, list[tuple[int, int, bytes]], int, Any]
 """Data, ancillary data, flags and the sender's address, as `recvmsg` returns them."""
@@ -23,6 +24,8 @@ _CREDENTIALS = struct.Struct("3i")
 _CONTROL_BYTES = socket.CMSG_SPACE(_CREDENTIALS.size)
 """Room for the sender's credentials alone: file descriptors that somebody sends along never get in."""
 _RECEIVE_BUFFER = 4 << 20
+_MAX_SENDERS = 4096
+"""Addresses of which a UDP endpoint remembers the session."""
 _PATIENCE = struct.pack("@ll", 0, 250_000)
 """A quarter of a second, as the kernel reads it: how long a read waits at most."""
 
@@ -65,8 +68,11 @@ class Door:
         for level, kind, content in control:
             if level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS and len(content) == _CREDENTIALS.size:
                 pid = _CREDENTIALS.unpack(content)[0]
-                return Datagram(data, pid, self._origin(sender), pid)
+                return Datagram(data, pid, self._origin(sender), pid, sessions_terminated(sender))
         return Datagram(data, None, self._origin(sender), sender)
+
+    def note(self, datagram: Datagram, session: str) -> None:
+        """Note that this datagram was a report of this session."""
 
     def shut(self) -> None:
         """End a read that waits; what has arrived can still be read."""
@@ -164,11 +170,35 @@ class UnixDoor(Door):
 class UdpDoor(Door):
     """A UDP socket."""
 
-    def __init__(self, host: str, port: int) -> None:
-        """Take the address; a port of 0 lets the kernel choose."""
+    def __init__(self, host: str, port: int, *, notices: bool = True) -> None:
+        """Take the address; a port of 0 lets the kernel choose.
+
+        Args:
+            host: name or address of this machine.
+            port: number of the port.
+            notices: take text that is no report, from the sender of reports, as notice of SIGTERM or SIGHUP.
+        """
         super().__init__("udp", f"UDP {host}:{port}")
         self._host = host
         self._port = port
+        self._notices = notices
+        self._sessions: dict[Any, str] = {}
+
+    def read(self, received: Received) -> Datagram:
+        """Return the datagram; the notice of a signal is the text that faulthandler writes."""
+        datagram = super().read(received)
+        data, session = datagram.data, self._sessions.get(datagram.sender)
+        if session is None or data.startswith(b"{") or is_signed(data):
+            return datagram
+        return datagram._replace(terminated=(session,))
+
+    def note(self, datagram: Datagram, session: str) -> None:
+        """Note which session reports from this address."""
+        if self._notices and self._sessions.get(datagram.sender) != session:
+            self._sessions.pop(datagram.sender, None)
+            while len(self._sessions) >= _MAX_SENDERS:
+                del self._sessions[next(iter(self._sessions))]
+            self._sessions[datagram.sender] = session
 
     @property
     def port(self) -> int:

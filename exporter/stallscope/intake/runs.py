@@ -15,16 +15,18 @@ Another session under a name that is held
 A session whose place was taken is refused as `superseded` for as long as the name is held. So what is told under one
 name neither changes to and fro nor mixes two runs.
 
-A state is what the shim told, but for `lost`, which is decided here: the process is known to be gone, or it can't be
-seen from here and has been silent for the expiry time. A newer report takes `lost` back. Series of a finished, failed
-or lost rank stay for the expiry time.
+A state is what the shim reported, except for two that are decided here. A rank is `lost` if its process is known to be
+gone, or can't be seen from here and has been silent for the expiry time. A rank is `terminated` as soon as its process
+sends the notice of SIGTERM or SIGHUP (see `shim.termination`), and also if its process is gone within ten minutes of
+that notice: a container's first process ignores SIGTERM, reports on, and is killed after the grace period. A newer
+report replaces both states. Series of a finished, failed, terminated or lost rank stay for the expiry time.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -38,6 +40,7 @@ from stallscope.report import (
     COUNTERS,
     GAUGES,
     INFO_KEYS,
+    LAST_STATES,
     MAX_BYTES,
     MAX_NAME_LENGTH,
     MAX_VALUES,
@@ -83,6 +86,8 @@ DEFAULT_EXPIRY = 900.0
 MAX_CLOCK_LEAD = 3600.0
 """Seconds by which a session's start may lie ahead of this machine's clock; one far ahead could never be superseded."""
 
+_GRACE_PERIOD = 600.0
+"""Seconds after the notice of a signal within which the end of a process counts as caused by the signal."""
 _MAX_FORMER = 8
 """Sessions that are remembered of those that once held a name."""
 
@@ -114,11 +119,13 @@ class Held(NamedTuple):
     """The sender, where it can be seen from here."""
     lost: bool = False
     ended: float | None = None
-    """Monotonic time at which it was first known to be finished, failed or lost."""
+    """Monotonic time at which it was first known to be finished, failed, terminated or lost."""
     told_run: str = ""
     """The run's name as its reports tell it, where it is held under another."""
     former: tuple[str, ...] = ()
     """Sessions whose place this one took, directly or not, oldest first."""
+    signalled: float | None = None
+    """Monotonic time at which its process sent the notice of SIGTERM or SIGHUP."""
 
     @property
     def state(self) -> str:
@@ -212,8 +219,26 @@ class RunRegistry:
         with self._writing:
             self._arrived[transport] += number
 
+    def terminate(self, sessions: Collection[str], pid_seen: int | None, *, pid_required: bool = False) -> None:
+        """Take in the notice that SIGTERM or SIGHUP reached the process of these sessions.
+
+        Args:
+            sessions: as the sender's address names them.
+            pid_seen: the sender's pid as the kernel reports it; a forked child has another than its parent.
+            pid_required: ignore a notice that the kernel can't attribute to the process of the session.
+        """
+        now = self._clock.monotonic()
+        with self._writing:
+            for key, held in self._held.items():
+                if held.report.session not in sessions or (held.ended is not None and not held.lost):
+                    continue
+                if (held.process is None and pid_required) or (held.process and held.process.pid != pid_seen):
+                    continue
+                self._held[key] = _terminated(held._replace(signalled=now), now)
+                self._changes += 1
+
     def check_processes(self) -> None:
-        """Find out which ranks are lost, and let go of those whose time is over. Reads `/proc`."""
+        """Find out which ranks are lost or terminated, and drop expired ones. Reads `/proc`."""
         now = self._clock.monotonic()
         lost = [
             (key, held)
@@ -224,7 +249,9 @@ class RunRegistry:
         with self._writing:
             for key, held in lost:
                 if self._held.get(key) is held:  # else it has reported since, and lives
-                    self._held[key] = held._replace(lost=True, ended=now)
+                    ended = now if held.process else held.heard
+                    signalled = held.signalled is not None and ended - held.signalled <= _GRACE_PERIOD
+                    self._held[key] = _terminated(held, now) if signalled else held._replace(lost=True, ended=now)
                     self._changes += 1
             self._let_go_of_expired(now)
 
@@ -269,13 +296,13 @@ class RunRegistry:
         told_run = report.run
         report, held, process = self._find(report, pid_seen)
         key = (report.run, report.rank)
-        restarts, ended = report.restarts, None
+        restarts, ended, signalled = report.restarts, None, None
         former: tuple[str, ...] = ()
         if held is not None and held.report.session == report.session:
             if report.sequence <= held.report.sequence:
                 return
             report = _growing(held.report, report)
-            restarts, former = held.restarts, held.former
+            restarts, former, signalled = held.restarts, held.former, held.signalled
             if not held.lost:  # else whatever was known of the process was wrong
                 process, ended = held.process or process, held.ended
         elif report.start > wall + MAX_CLOCK_LEAD:  # not asked of one that is held: a clock set back would silence it
@@ -297,7 +324,7 @@ class RunRegistry:
             restarts = max(restarts, self._succeed(held, report, process))
             former = (*held.former, held.report.session)[-_MAX_FORMER:]
             self._forget_value_names(key)
-        if report.state not in ("finished", "failed"):
+        if report.state not in LAST_STATES:
             ended = None
         elif ended is None:
             ended = now
@@ -305,7 +332,18 @@ class RunRegistry:
                 _logger.info("run %r rank %d failed with %s", report.run, report.rank, report.failure)
         told_run = told_run if told_run != report.run else ""
         report = self._within_value_names(report)
-        entry = Held(report, wall, now, restarts, process, lost=False, ended=ended, told_run=told_run, former=former)
+        entry = Held(
+            report,
+            wall,
+            now,
+            restarts,
+            process,
+            lost=False,
+            ended=ended,
+            told_run=told_run,
+            former=former,
+            signalled=signalled,
+        )
         if held is None:
             self._held = {**self._held, key: entry}
         else:
@@ -422,6 +460,10 @@ class RunRegistry:
         kept = {name: value for name, value in report.values.items() if name in names}
         self._dropped_values += len(report.values) - len(kept)
         return report._replace(values=kept)
+
+
+def _terminated(held: Held, now: float) -> Held:
+    return held._replace(report=held.report._replace(state="terminated"), lost=False, ended=now)
 
 
 def _alone(report: Report) -> bool:

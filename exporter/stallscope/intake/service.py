@@ -93,9 +93,15 @@ class Intake:
         if settings.socket is not None:
             doors.append(UnixDoor(settings.socket, settings.socket_mode))
         if settings.udp is not None:
-            doors.append(UdpDoor(*settings.udp))
+            # A notice has no signature, so there is none where reports over UDP require one.
+            doors.append(UdpDoor(*settings.udp, notices=self.authentication is None))
         self._doors = DoorKeeper(
-            tuple(doors), self._accept, self.registry.count_overtaken, clock=clock, complaints=self._complaints
+            tuple(doors),
+            self._accept,
+            self.registry.count_overtaken,
+            self._terminate,
+            clock=clock,
+            complaints=self._complaints,
         )
         self._journal = None if settings.state_file is None else Journal(settings.state_file, clock=clock, root=root)
         self._clock = clock
@@ -166,6 +172,10 @@ class Intake:
     def _accept(self, data: bytes, transport: Transport, pid_seen: int | None = None) -> Report:
         spared = transport == "unix" and not self._socket_needs_token
         return self.registry.accept(data, transport, pid_seen, None if spared else self.authentication)
+
+    def _terminate(self, sessions: tuple[str, ...], pid_seen: int | None) -> None:
+        # A notice has no signature. Where the UNIX socket requires one, the kernel must name the session's process.
+        self.registry.terminate(sessions, pid_seen, pid_required=self._socket_needs_token)
 
     def _keep_house_for_ever(self) -> None:
         while not self._stopping.wait(_CHECK_INTERVAL):

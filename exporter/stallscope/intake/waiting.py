@@ -6,11 +6,11 @@ import re
 from collections.abc import Hashable, Iterable
 from typing import NamedTuple
 
-from stallscope.report import VERSION
+from stallscope.report import LAST_STATES, SESSION_LENGTH, TERMINATION_ADDRESS, VERSION
 
 _BEGINNING = re.compile(rb'\{"version":%d,"run":"[^"]*","rank":\d+,"session":"' % VERSION)
 _NUMBER = re.compile(rb',"sequence":(\d{1,16}),"start":')
-_LAST = (b'"state":"finished"', b'"state":"failed"')
+_LAST = tuple(b'"state":"%s"' % state.encode() for state in LAST_STATES)
 
 
 class Datagram(NamedTuple):
@@ -23,6 +23,16 @@ class Datagram(NamedTuple):
     """Where it came from, as far as the door tells."""
     sender: Hashable
     """Tells senders apart, so that none can take another's place."""
+    terminated: tuple[str, ...] = ()
+    """Sessions of a process that SIGTERM or SIGHUP ends; not empty only for the notice of it, which is no report."""
+
+
+def sessions_terminated(address: object) -> tuple[str, ...]:
+    """Return the sessions that a socket address names if a notice of SIGTERM or SIGHUP comes from it."""
+    if not isinstance(address, bytes) or not address.startswith(TERMINATION_ADDRESS):
+        return ()
+    names = address[len(TERMINATION_ADDRESS) :].decode("ascii", "replace")
+    return tuple(names[begin : begin + SESSION_LENGTH] for begin in range(0, len(names), SESSION_LENGTH))
 
 
 def newest(datagrams: Iterable[Datagram]) -> list[Datagram]:
@@ -46,6 +56,8 @@ def _told(datagram: Datagram) -> tuple[Hashable, int]:
     All that comes before the number has to be equal: what a shim tells there changes seldom, and is then taken in.
     """
     data = datagram.data
+    if datagram.terminated:
+        return (datagram.sender, datagram.terminated), 0
     if _BEGINNING.match(data) and data.endswith(b"}") and (number := _NUMBER.search(data)):
         return (datagram.sender, data[: number.start()]), int(number[1])
     return object(), 0

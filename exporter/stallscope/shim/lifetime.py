@@ -6,12 +6,16 @@ import atexit
 import builtins
 import gc
 import os
+import signal
 import sys
 import weakref
+from types import TracebackType
+
+from stallscope.shim import termination
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from types import TracebackType
+    from types import CodeType, FrameType
     from typing import NoReturn, Protocol
 
     from stallscope.shim.run import Run
@@ -37,9 +41,15 @@ _open: list[Session] = []
 _inherited: tuple[Session, ...] = ()
 _everyone: weakref.WeakSet[Session] = weakref.WeakSet()
 _watching = 0
+_observed = 0
 _failed = False
+_terminated = False
 _failure: BaseException | None = None
-_left: tuple[weakref.ref[Session], float] | None = None
+_left: tuple[weakref.ref[Session], float, bool] | None = None
+_TERMINATION_STATUSES = (128 + 15, 128 + 1)
+"""Exit statuses by which a program reports that SIGTERM or SIGHUP ended it."""
+_LIGHTNING_TERMINATION = "SIGTERMException"
+"""Type of the exception that PyTorch Lightning raises in its loop after SIGTERM."""
 
 
 def know(session: Session) -> None:
@@ -49,14 +59,51 @@ def know(session: Session) -> None:
     _everyone.add(session)
 
 
+def observe() -> None:
+    """Leave `sys.exit` and `sys.excepthook` of this process alone: the caller runs the program and calls `note_end`."""
+    global _observed
+    _observed = os.getpid()
+
+
+def note_end(error: BaseException) -> None:
+    """Note the exception, or SystemExit, that the program of this process ended with."""
+    global _failed, _failure, _terminated
+    _terminated = is_termination(error)
+    if isinstance(error, SystemExit):
+        _failed, _failure = _fails(error.code), None
+    else:
+        _failed, _failure = True, error
+
+
+def is_termination(error: BaseException | None) -> bool:
+    """Return whether this exception ends a program because of SIGTERM or SIGHUP.
+
+    Either the program's handler of the signal has raised it, or it is `sys.exit(143)` or `sys.exit(129)`.
+    """
+    if error is None:
+        return False
+    if type(error).__name__ == _LIGHTNING_TERMINATION:
+        return True
+    if isinstance(error, SystemExit) and type(error.code) is int and error.code in _TERMINATION_STATUSES:
+        return True
+    handlers = _signal_handlers()
+    trace = error.__traceback__ if handlers else None
+    while trace is not None:
+        if trace.tb_frame.f_code in handlers:
+            return True
+        trace = trace.tb_next
+    return False
+
+
 def watch(session: Session) -> None:
     """Finish this session when the process ends, as failed where an uncaught exception ended it."""
     global _watching
     if _watching != os.getpid():
         _watching = os.getpid()
-        _chain_exception_hook()
-        _chain_exit()
-        _chain_quitters()
+        if _observed != os.getpid():
+            _chain_exception_hook()
+            _chain_exit()
+            _chain_quitters()
         # A child of multiprocessing leaves without atexit, but calls these.
         util = sys.modules.get("multiprocessing.util")
         process = sys.modules.get("multiprocessing.process")
@@ -108,19 +155,37 @@ def importing_for_parent() -> bool:
 def finish_all() -> None:
     """Finish what is open; called when the process ends."""
     error = sys.exc_info()[1]  # multiprocessing calls while the exception is on its way, before Python 3.13
+    terminated = _terminated or is_termination(error)
     if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
         error = _failure
-    failed = _failed or error is not None or _status_of_child() != 0
+    status = _status_of_child()
+    failed = _failed or error is not None or status != 0
     for session in watched():
-        if failed or _was_left(session):
+        left = _was_left(session)
+        if terminated or status in _TERMINATION_STATUSES or (left and _left is not None and _left[2]):
+            session.finish("terminated")
+        elif failed or left:
             session.fail(None if isinstance(error, SystemExit) else error)
         else:
             session.finish()
 
 
 def _was_left(session: Session) -> bool:
-    """Whether the last that was heard of this session is that SystemExit left its loop."""
+    """Return whether SystemExit left the loop of this session, and nothing was booked since."""
     return _left is not None and _left[0]() is session and session.moment == _left[1]
+
+
+def _signal_handlers() -> set[CodeType]:
+    """Return the code of the program's own functions that handle SIGTERM and SIGHUP."""
+    found = set()
+    for number in termination.SIGNALS:
+        handler = signal.getsignal(number)
+        handler = getattr(handler, "func", handler)  # functools.partial
+        if callable(handler):
+            code = getattr(handler, "__code__", None) or getattr(type(handler).__call__, "__code__", None)
+            if code is not None:
+                found.add(code)
+    return found
 
 
 def _status_of_child() -> int:
@@ -150,6 +215,7 @@ def _hear_of_forks() -> None:
 
 def _forked() -> None:
     global _inherited
+    termination.forget()
     _inherited = (*_inherited, *_open)
     _open.clear()
     for session in list(_everyone):
@@ -160,34 +226,48 @@ def _chain_exception_hook() -> None:
     previous = sys.excepthook
 
     def note_failure(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        global _failed, _failure
-        _failed, _failure = True, error
+        note_end(error)
         previous(kind, error, trace)
 
     sys.excepthook = note_failure
 
 
 def _note_status(status: object) -> None:
-    global _failed
+    global _failed, _terminated
     import threading
 
     if threading.current_thread() is threading.main_thread():  # any other ends only itself
         _failed = _fails(status)
+        _terminated = (type(status) is int and status in _TERMINATION_STATUSES) or _in_signal_handler()
 
 
 def _fails(status: object) -> bool:
     return status is not None and not (isinstance(status, int) and status == 0)
 
 
+def _in_signal_handler() -> bool:
+    """Return whether the program's handler of SIGTERM or SIGHUP is running in this thread."""
+    handlers = _signal_handlers()
+    frame: FrameType | None = sys._getframe() if handlers else None  # noqa: SLF001 - the only way to it
+    while frame is not None:
+        if frame.f_code in handlers:
+            return True
+        frame = frame.f_back
+    return False
+
+
 def _chain_exit() -> None:
-    # The interpreter forgets a SystemExit before it calls atexit; most programs raise theirs through here.
+    # The interpreter clears a SystemExit before it calls atexit; most programs raise theirs through here. The function
+    # has the name, module and signature of the original, so that it is pickled, documented and called in the same way.
     previous = sys.exit
 
-    def exit_noted(status: object = None, /) -> NoReturn:
+    def exit(status: object = None, /) -> NoReturn:  # noqa: A001 - its name is seen by the program
         _note_status(status)
         previous(status)  # type: ignore[arg-type]  # whatever it takes
 
-    sys.exit = exit_noted
+    exit.__module__, exit.__qualname__, exit.__doc__ = "sys", "exit", previous.__doc__
+    exit.__annotations__ = {}
+    sys.exit = exit
 
 
 def _chain_quitters() -> None:
@@ -214,7 +294,13 @@ def loop_left(session: Session, moment: float) -> None:
         moment: up to when its time is booked; that of a session that goes on will be another at the end.
     """
     global _left
+    handlers = _signal_handlers()
+    left = terminated = False
     for found in gc.get_objects(generation=0):
-        if type(found) is SystemExit and _fails(found.code):
-            _left = (weakref.ref(session), moment)
-            return
+        if issubclass(type(found), SystemExit):
+            terminated = terminated or is_termination(found)
+            left = left or terminated or _fails(found.code)
+        elif handlers and type(found) is TracebackType and found.tb_frame.f_code in handlers:
+            terminated = True  # up to Python 3.11 an exception on its way does not refer to its traceback
+    if left:
+        _left = (weakref.ref(session), moment, terminated)

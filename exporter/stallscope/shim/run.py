@@ -8,7 +8,7 @@ import time
 from math import inf, isfinite
 
 from stallscope import vocabulary
-from stallscope.shim import identity, lifetime
+from stallscope.shim import identity, lifetime, termination
 from stallscope.shim.failures import failure_of, is_out_of_memory
 from stallscope.shim.overhead import costs
 from stallscope.shim.process import ProcessProbe
@@ -304,15 +304,16 @@ class Run:
             trace(self, **selection)
 
     def finish(self, state: str = "finished") -> None:
-        """End the run as `finished` or `failed` and send the last report; calls after it do nothing."""
+        """End the run as `finished`, `failed` or `terminated` and send the last report; calls after it do nothing."""
         if self.silent:
             return
         try:
-            known = type(state) is str and state in ("finished", "failed")
+            known = type(state) is str and state in vocabulary.LAST_STATES
             self._state = state if known else "failed"
             if not known:
                 complain(
-                    f"a run is to finish as {shown(state)}; expected finished or failed, failed is taken", "finish"
+                    f"run state: expected one of {', '.join(vocabulary.LAST_STATES)}, got {shown(state)}; using failed",
+                    "finish",
                 )
             self._publish(self.timeline.now(), last=True)
         except Exception as error:
@@ -344,6 +345,8 @@ class Run:
         leaving = error is None or (isinstance(error, SystemExit) and error.code in (None, 0))
         if leaving:
             self.finish()
+        elif lifetime.is_termination(error):
+            self.finish("terminated")
         else:
             self.fail(error)
 
@@ -497,7 +500,7 @@ class Run:
     @property
     def ending(self) -> bool:
         """Whether the report under way is the last."""
-        return not self.silent and self._state in ("finished", "failed")
+        return not self.silent and self._state in vocabulary.LAST_STATES
 
     @property
     def is_scripted(self) -> bool:
@@ -688,6 +691,8 @@ class Run:
                     time.sleep(0.005)
                     cause = self._sender(payload)
             self._heard = self._heard or cause is None
+            if cause is None and not last:
+                termination.announce(self._session, *getattr(self._sender, "route", ("", -1)))
             timeline.interval = max(self._interval, getattr(self._sender, "interval", 0.0))
             timeline.due = began + timeline.interval
         finally:
@@ -778,6 +783,7 @@ class Run:
     def _close(self) -> None:
         self.silence()
         lifetime.forget(self)
+        termination.withdraw(self._session)
         for part in (self._probe, self._sender, self.tracer):
             close = getattr(part, "close", None)
             if close is not None:

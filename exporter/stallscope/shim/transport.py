@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import time
-from errno import EHOSTUNREACH, EMSGSIZE, ENETDOWN, ENETUNREACH, ENOBUFS
+from contextlib import suppress
+from errno import EBADF, EHOSTUNREACH, EMSGSIZE, ENETDOWN, ENETUNREACH, ENOBUFS, ENOTSOCK
 
 from stallscope.shim.tolerance import complain, warn
 from stallscope.vocabulary import DEFAULT_PORT, DEFAULT_SOCKET, MAX_BYTES
@@ -53,6 +54,7 @@ class Datagrams:
         self.interval = 0.0
         """Fewest seconds between two reports."""
         self.sign = sign
+        self._used = -1
 
     def __call__(self, payload: bytes) -> str | None:
         """Send; None, or why it was dropped.
@@ -86,17 +88,44 @@ class Datagrams:
                     return "queue_full"
                 cause = "unreachable" if error.errno in (EHOSTUNREACH, ENETUNREACH, ENETDOWN) else "error"
             else:
+                self._used = position
                 return None
         return cause
+
+    @property
+    def route(self) -> tuple[str, int]:
+        """Path of the UNIX socket that took the newest report, or else this end's descriptor where it was UDP.
+
+        The empty string and -1 for no report, and for UDP with signatures: a notice without one would be refused.
+        """
+        if self._used < 0:
+            return "", -1
+        family, address = self._targets[self._used]
+        if family == socket.AF_UNIX:
+            return str(address), -1
+        opened = self._sockets[self._used]
+        return "", -1 if opened is None or self.sign is not None else opened.fileno()
 
     def close(self) -> None:
         """Close the sockets."""
         for position, opened in enumerate(self._sockets):
             if opened is not None:
-                opened.close()
+                with suppress(OSError):  # the program may have closed all descriptors
+                    opened.close()
                 self._sockets[position] = None
 
     def _send(self, position: int, family: int, address: Address, payload: bytes) -> None:
+        try:
+            self._send_once(position, family, address, payload)
+        except OSError as error:
+            opened = self._sockets[position]
+            if error.errno not in (EBADF, ENOTSOCK) or opened is None:
+                raise
+            opened.detach()  # the program has closed the descriptor, and may have opened it again as something else
+            self._sockets[position] = None
+            self._send_once(position, family, address, payload)
+
+    def _send_once(self, position: int, family: int, address: Address, payload: bytes) -> None:
         sender = self._sockets[position]
         if sender is None:
             sender = self._sockets[position] = _opened(family)

@@ -10,7 +10,7 @@ from stallscope.analysis.verdicts import RunName
 from stallscope.catalogue import OUTSIDE_PHASES, OWNER_LABELS
 from stallscope.terminal.exposition import Labels
 
-ENDED = ("finished", "failed", "lost")
+ENDED = ("finished", "failed", "terminated", "lost")
 
 
 class Owner(NamedTuple):

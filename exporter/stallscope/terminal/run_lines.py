@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from stallscope.analysis.verdicts import Verdicts
+from stallscope.catalogue import GONE_STATES
 from stallscope.phase_shares import phase_shares
 from stallscope.readable import ago, count, duration, readable
 from stallscope.terminal.figures import BAR, rate_of, several, time_since, whole_time
@@ -102,8 +103,8 @@ def _run_verdict(run: Run, verdicts: Verdicts, width: int, indent: str) -> list[
 
 
 def rank_table(run: Run, now: float, width: int) -> list[Line]:
-    """Its ranks, those in trouble first to be shown."""
-    shown = sorted(run.ranks, key=lambda rank: (rank.state not in ("lost", "failed"), rank.number))[:MAX_RANKS]
+    """Return the ranks as a table. With too many of them, those that are gone are shown first."""
+    shown = sorted(run.ranks, key=lambda rank: (rank.state not in GONE_STATES, rank.number))[:MAX_RANKS]
     rows = [_rank_row(rank, now) for rank in sorted(shown, key=lambda rank: rank.number)]
     columns = (
         Column("Rank", right=True),

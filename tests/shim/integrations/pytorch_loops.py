@@ -1092,8 +1092,8 @@ def test_a_program_that_updates_its_parameters_itself_makes_steps(
     way: str, desk: Desk, clock: ScriptedClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytorch.watch_any(0.0)
-    pytorch.watch_any(0.0)
-    monkeypatch.setattr("stallscope.shim.integrations.pytorch.Run", lambda **_: stallscope.Run("job", clock=clock, sender=desk))
+    run = stallscope.Run("job", clock=clock, sender=desk)
+    monkeypatch.setattr("stallscope.shim.integrations.pytorch.Run", lambda **_: run)
     model = Model(clock)
     for inputs, _ in DataLoader(Samples(clock), batch_size=2):
         model(inputs).sum().backward()

@@ -12,6 +12,7 @@ from stallscope.analysis.report.document import Block, Column, Notice, Paragraph
 from stallscope.analysis.report.subject import GPU_LABELS
 from stallscope.analysis.report.words import title_of
 from stallscope.analysis.runs import Run
+from stallscope.catalogue import GONE_STATES
 from stallscope.readable import duration
 
 KEY = "ranks"
@@ -135,14 +136,14 @@ def _blocks(asker: Asker, found: Ranks) -> list[Block]:
 
 
 def _gone(asker: Asker, found: Ranks) -> list[Block]:
-    """Ranks that failed or were lost at the end, those first that were silent first: the others may wait for them."""
+    """Name the ranks that failed, were terminated or lost at the end, ordered by their last report."""
     told = f"last_over_time(stallscope_training_state{{{asker.subject.told_by_ranks}}}[5m]) == 1"
     heard = f"last_over_time(stallscope_training_last_push_timestamp_seconds{{{asker.subject.told_by_ranks}}}[5m])"
     states: dict[str, set[str]] = {}
     for each in asker.ask(f"group by (rank, state) ({told})"):
         states.setdefault(each.labels.get("rank", ""), set()).add(each.labels.get("state", ""))
     # One that went on elsewhere is still lost where it was.
-    gone = {rank: min(of_it) for rank, of_it in states.items() if of_it <= {"failed", "lost"}}
+    gone = {rank: min(of_it) for rank, of_it in states.items() if of_it <= set(GONE_STATES)}
     if not gone or (len(gone) == len(states) and len(set(gone.values())) == 1):  # which the summary says
         return []
     last = asker.by("rank", f"max by (rank) ({heard})")

@@ -13,12 +13,13 @@ from stallscope.analysis.report.ranks import Ranks
 from stallscope.analysis.report.subject import RUN_LABELS
 from stallscope.analysis.report.words import percent, plain, title_of
 from stallscope.analysis.runs import Run
+from stallscope.catalogue import GONE_STATES
 from stallscope.readable import duration
 
 KEY = "summary"
 _INFO = "1h"
 """So far back at the end what hardly changes is looked for."""
-_ENDED = frozenset({"finished", "failed", "lost"})
+_ENDED = frozenset({"finished", *GONE_STATES})
 _TOLD = {
     "framework": "Framework",
     "user": "User",

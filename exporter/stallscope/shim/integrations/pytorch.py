@@ -8,9 +8,9 @@ The loop stays as it is. `data_wait` is the time in which it waits for its data 
 or draws a batch in another way; `forward` the calls of modules that have parameters; `backward` the computing of
 gradients; `optimizer` the optimizer's step; `communication` the host's waiting in collectives that the program calls
 itself; `evaluation` what is computed without a backward pass; `checkpoint` and `restore` the writing and reading of
-files. A step is an optimizer step, however many batches it accumulates and however many optimizers take part. It lasts until
-the loop fetches the next batch; without a `DataLoader`, until the optimizer has stepped. A step that a gradient scaler
-skips does not count, and is in the value `amp_skipped_steps`.
+files. A step is an optimizer step, however many batches it accumulates and however many optimizers take part. It
+lasts until the loop fetches the next batch; without a `DataLoader`, until the optimizer has stepped. A step that a
+gradient scaler skips does not count, and is in the value `amp_skipped_steps`.
 
 Phases are the host's time: where the host waits for the GPU, that is wherever the program first needs a result. Where
 CUDA is in use the same phases, and copies to the GPU (`host_copy`), are also timed by the GPU's clock, with events that

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from stallscope.catalogue import GONE_STATES
 from stallscope.intake.runs import Held
 
 MAX_RUNS = 12
@@ -40,7 +41,7 @@ def select(held: Iterable[Held]) -> Selection:
     runs = []
     room = MAX_RANKS
     for name in names[:MAX_RUNS]:
-        ranks = sorted(by_run[name], key=lambda each: (each.state not in ("lost", "failed"), each.report.rank))
+        ranks = sorted(by_run[name], key=lambda each: (each.state not in GONE_STATES, each.report.rank))
         shown = ranks[: max(1, min(room, MAX_RANKS_OF_A_RUN))]
         room -= len(shown)
         shown.sort(key=_number)

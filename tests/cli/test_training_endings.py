@@ -1,0 +1,145 @@
+"""PyTorch trainings under `stallscope run` end as without it, and their last states are right."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.test_endings import Ending, environment_of, intake, play
+from tests.cli.test_run_command import needs_torch
+from tests.free_ports import free_port
+
+pytestmark = needs_torch
+
+TRAIN = """
+def train(steps=6, **options):
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for (inputs,) in DataLoader(TensorDataset(torch.ones(2 * steps, 4)), batch_size=2, **options):
+        model(inputs).sum().backward()
+        optimizer.step()
+        yield
+"""
+PATCH = """
+import torch
+calls = []
+def patched(kind, name):
+    original = getattr(kind, name)
+    def replacement(*arguments, **options):
+        calls.append(name)
+        return original(*arguments, **options)
+    setattr(kind, name, replacement)
+def patch():
+    patched(torch.utils.data.DataLoader, "__iter__")
+    patched(torch.nn.Module, "__call__")
+    patched(torch.Tensor, "backward")
+"""
+COUNTED = "print({name: calls.count(name) for name in sorted(set(calls))})\n"
+PROGRAMS = {
+    "imported late": Ending(TRAIN + "print(len(list(train())))"),
+    "imported in a thread": Ending(
+        TRAIN + "import threading\nthread = threading.Thread(target=lambda: print(len(list(train()))))\n"
+        "thread.start()\nthread.join()"
+    ),
+    "patched before and between two epochs": Ending(
+        TRAIN + PATCH + "patch()\nprint(len(list(train())))\npatch()\nprint(len(list(train())))\n" + COUNTED
+    ),
+    "exception in a loop": Ending(
+        TRAIN + "for step, _ in enumerate(train()):\n    if step == 3:\n        raise ValueError('loss is nan')",
+        "failed",
+    ),
+    "terminated with workers": Ending(
+        TRAIN + "import os, signal\nfor step, _ in enumerate(train(num_workers=2, multiprocessing_context='fork')):\n"
+        "    if step == 3:\n        os.kill(os.getpid(), signal.SIGTERM)",
+        "terminated",
+    ),
+    "a worker terminated": Ending(
+        TRAIN + "import multiprocessing, os, signal\ntry:\n"
+        "    for step, _ in enumerate(train(600, num_workers=1, multiprocessing_context='fork')):\n"
+        "        if step == 3:\n            os.kill(multiprocessing.active_children()[0].pid, signal.SIGTERM)\n"
+        "except Exception:\n    print('a worker is gone')\n    raise SystemExit(3) from None",
+        "failed",
+    ),
+}
+RANK = """
+import os, sys, time
+import torch
+from torch.utils.data import DataLoader
+
+rank, attempt = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step, inputs in enumerate(DataLoader(torch.ones(6000, 4))):
+    model(inputs).sum().backward()
+    optimizer.step()
+    if rank == 1 and step == 5 and attempt < int(sys.argv[1]):
+        raise ValueError("boom")
+    if attempt >= int(sys.argv[1]) and step == 5:
+        if len(sys.argv) > 2:
+            open(sys.argv[2] + str(rank), "w").close()
+        else:
+            break
+    if step > 3:
+        time.sleep(0.1)
+"""
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_training_ends_as_without_us(name: str, tmp_path: Path) -> None:
+    ending = PROGRAMS[name]
+    (tmp_path / "program.py").write_text(ending.text)
+    alone = play(("program.py",), ending, tmp_path, STALLSCOPE_DISABLE="1")
+    with intake(tmp_path) as running:
+        assert play(("-m", "stallscope", "run", "program.py"), ending, tmp_path) == alone
+        running.stop(timeout=60)
+        running.keep_house()
+        (held,) = running.registry.held
+        assert (held.state, held.restarts) == (ending.state, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("restarts", "status", "states"), [(0, 1, ["terminated", "failed"]), (1, 0, ["finished", "finished"])]
+)
+def test_ranks_of_torchrun_where_one_fails(restarts: int, status: int, states: list[str], tmp_path: Path) -> None:
+    (tmp_path / "rank.py").write_text(RANK)
+    arguments = (*launcher(restarts), "rank.py", "1")
+    with intake(tmp_path) as running:
+        command = ("-m", "stallscope", "run", "--name", "job", sys.executable, *arguments)
+        assert play(command, Ending(""), tmp_path).status == status
+        running.stop(timeout=60)
+        running.keep_house()
+        held = sorted(running.registry.held, key=lambda each: each.report.rank)
+        assert [each.state for each in held] == states
+        assert [each.restarts for each in held] == [restarts] * 2
+
+
+@pytest.mark.slow
+def test_ranks_of_a_torchrun_that_is_terminated(tmp_path: Path) -> None:
+    (tmp_path / "rank.py").write_text(RANK)
+    command = [sys.executable, "-m", "stallscope", "run", "--name", "job", sys.executable, *launcher(0), "rank.py"]
+    with intake(tmp_path) as running:
+        started = subprocess.Popen(
+            [*command, "0", str(tmp_path / "begun")], cwd=tmp_path, env=environment_of(tmp_path), stderr=subprocess.PIPE
+        )
+        with started:
+            while started.poll() is None and not all((tmp_path / f"begun{rank}").exists() for rank in range(2)):
+                pass
+            started.send_signal(signal.SIGTERM)
+            started.communicate(timeout=120)
+        running.stop(timeout=60)
+        running.keep_house()
+        assert [each.state for each in running.registry.held] == ["terminated"] * 2
+
+
+def launcher(restarts: int) -> tuple[str, ...]:
+    return (
+        *("-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(free_port())),
+        *("--max-restarts", str(restarts)),
+    )
