@@ -190,6 +190,30 @@ def test_a_program_without_torch_is_told_of_at_its_end(programs: Programs) -> No
     assert programs.told() == []
 
 
+@needs_torch
+def test_a_program_whose_steps_are_not_found_is_told_how_to_report_them(programs: Programs) -> None:
+    programs.write(
+        "program.py",
+        """
+        import torch
+        weight = torch.ones(2, requires_grad=True)
+        for _ in range(3):
+            gradient, = torch.autograd.grad(weight.square().sum(), weight)
+            weight = (weight - 0.1 * gradient).detach().requires_grad_()
+        """,
+    )
+    run = programs.run("program.py")
+    note = "computed gradients, but no step was found; report steps with stallscope.track() or Run.step()"
+    assert (run.returncode, run.stderr) == (0, f"stallscope run: program.py {note}\n")
+
+
+@needs_torch
+def test_a_program_that_computes_no_gradients_needs_no_note(programs: Programs) -> None:
+    programs.write("program.py", "import torch\nwith torch.no_grad():\n    torch.nn.Linear(2, 2)(torch.ones(1, 2))")
+    run = programs.run("program.py")
+    assert (run.returncode, run.stderr) == (0, "")
+
+
 def test_a_program_that_reports_by_itself_is_not_said_to_be_unmeasured(programs: Programs) -> None:
     programs.write("program.py", "import stallscope\nfor _ in stallscope.track(range(3)):\n    pass\n")
     run = programs.run("program.py")

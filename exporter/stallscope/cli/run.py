@@ -182,12 +182,19 @@ def _run(compiled: Any, main_module: ModuleType) -> int:
 
 
 def _note(main_module: ModuleType) -> None:
-    # A program that has a run of its own is measured by that.
-    if {"torch", "stallscope.shim.run"} & sys.modules.keys() or os.environ.get("RANK", "0") != "0":
+    """Say in one line why nothing, or no step, was measured."""
+    if os.environ.get("RANK", "0") != "0":
+        return
+    integration = sys.modules.get("stallscope.shim.integrations.pytorch")
+    if not {"torch", "stallscope.shim.run"} & sys.modules.keys():  # a program with a run of its own is measured by that
+        problem = "did not import torch, so there was nothing to measure"
+    elif integration is not None and integration.misses_steps():
+        problem = "computed gradients, but no step was found; report steps with stallscope.track() or Run.step()"
+    else:
         return
     program = Path(main_module.__file__ or "the program").name
-    with contextlib.suppress(OSError, ValueError):  # it may have closed what it could be told on
-        print(f"stallscope run: {program} did not import torch, so there was nothing to measure", file=sys.stderr)
+    with contextlib.suppress(OSError, ValueError):  # it may have closed standard error
+        print(f"stallscope run: {program} {problem}", file=sys.stderr)
 
 
 def _show_without_us() -> None:

@@ -126,9 +126,11 @@ def watch_any(since: float | None = None) -> None:
         _patches = Patches(_find)
 
 
-def seen() -> bool:
-    """Whether a loop is or was watched in this process."""
-    return _loop is not None
+def misses_steps() -> bool:
+    """Return whether this process computed gradients, and no step of a loop was found."""
+    if _loop is not None:
+        return _loop.misses_steps
+    return _patches is not None and _patches.computed_gradients and not lifetime.watched()
 
 
 def observe_checkpoints(_: float) -> None:

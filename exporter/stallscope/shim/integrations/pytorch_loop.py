@@ -151,7 +151,7 @@ class Loop:
         self._passes: weakref.WeakKeyDictionary[Any, Pass] = weakref.WeakKeyDictionary()
         self._roles: weakref.WeakKeyDictionary[Any, dict[bool, bool]] = weakref.WeakKeyDictionary()
         self._fetched: list[Pass] = []  # passes with batches since the last backward pass
-        self._waits = self._wait.occurrences
+        self._waits = -1 if self._wait.opened else self._wait.occurrences  # others are the program's own
         self._exhausted = False  # whether the newest pass has no more batches
         self._batches = 0  # since the boundary
         self._pass: Pass | None = None  # of the newest batch
@@ -202,9 +202,9 @@ class Loop:
         return self.run.silent
 
     @property
-    def found_steps(self) -> bool:
-        """Whether steps were counted, by this loop or by the program itself."""
-        return self.run.timeline.steps > 0
+    def misses_steps(self) -> bool:
+        """Whether gradients were computed, and no step was found."""
+        return self._is_owner and self._timeline.steps == 0
 
     def close(self) -> None:
         """Stop observing."""

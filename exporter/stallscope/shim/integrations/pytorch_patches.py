@@ -123,6 +123,8 @@ class Patches:
         """What happens before the loop begins."""
         self.reduced: WeakSet[Any] = WeakSet()
         """Models whose gradients `DistributedDataParallel` reduces over ranks."""
+        self.computed_gradients = False
+        """Whether the program has computed gradients with `torch.autograd.grad`."""
         self._storing = 0
         self.has_optimizers = False
         """Whether the program has made an optimizer."""
@@ -242,6 +244,7 @@ class Patches:
         def observed(*arguments: Any, **options: Any) -> Any:
             if torch.compiler.is_compiling():
                 return original(*arguments, **options)
+            self.computed_gradients = True
             begins = not self.has_optimizers and computes_update(arguments, options)
             if (loop := find("backward" if begins else "")) is None:
                 return original(*arguments, **options)
