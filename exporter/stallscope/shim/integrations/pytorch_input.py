@@ -208,12 +208,11 @@ class InputCalls:
         """Find the call that drew these inputs, else take what the code of the loop itself did."""
         if self._find_behind(inputs) or self.functions:
             return
-        own = [returned for returned in self._returned if returned.is_own]
-        if own:  # what the newest one returned was copied since, to the device or to another type
-            self._move(own[-1].seconds)
-        else:
-            rest = self._rest + sum(call.rest for call in self._open)
-            self._move(self._seconds() - (self._began or 0.0) - rest)
+        rest = self._rest + sum(call.rest for call in self._open)
+        elapsed = self._seconds() - (self._began or 0.0) - rest
+        longest = max((returned.seconds for returned in self._returned if returned.is_own), default=0.0)
+        # What a function returned may have been copied since, to the device or to another type.
+        self._move(longest if longest > elapsed / 2.0 else elapsed)
 
 
 class LoopInput(InputCalls):
@@ -307,6 +306,7 @@ def _values(result: Any) -> list[weakref.ref[Any]] | None:
     found = list(tensors(result))
     if any(tensor.grad_fn is not None for tensor in found):
         return []
+    found = [tensor for tensor in found if not tensor.requires_grad]  # else it is a parameter
     numpy = sys.modules.get("numpy")
     if numpy is not None and not found:
         several = list(result.values()) if isinstance(result, Mapping) else result
