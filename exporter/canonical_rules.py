@@ -172,7 +172,8 @@ class GpuSource:
             expression: series with `gpu`, the driver's index, and `UUID`, which is the card's.
             labels: further labels of the series; `uuid` only where a GPU can be a part of a card.
         """
-        series = with_host(self._keyed(expression))
+        # Without an index no verdict would be the GPU's: rules take such a series for a rank without a GPU.
+        series = with_host(self._keyed(renamed(expression, "gpu", "gpu", "", "unknown")))
         if "uuid" not in labels:
             series = renamed(series, "uuid", "UUID")
             labels = ("uuid", *labels)
@@ -646,7 +647,7 @@ def unusable() -> Iterator[Rule]:
         record,
         f"group by ({one}) (\n"
         f"    count by ({one}, gpu) (\n"
-        f'      group by ({one}, gpu, UUID) (gpu:found:info{{mig="",gpu!=""}})\n    ) > 1\n'
+        f'      group by ({one}, gpu, UUID) (gpu:found:info{{mig="",gpu!="unknown"}})\n    ) > 1\n'
         f"  or\n    count by ({one}) (\n      group by ({one}, hostname) ({hostnames})\n    ) > 1\n)",
         {"reason": "shared_instance"},
         "1 for each instance that two machines have in common: they have a GPU of the same index, or two host names.",
