@@ -634,6 +634,12 @@ def unusable() -> Iterator[Rule]:
         {"reason": "scraped_twice"},
         "1 for each target whose GPUs are on another target's page too: two jobs scrape one exporter.",
     )
+    yield Rule(
+        record,
+        f"group by ({TARGET}, measured_by) (\n    host:found:info\n  and on (cluster, instance)\n"
+        f"    count by (cluster, instance) (group by ({TARGET}) (host:found:info)) > 1\n)",
+        {"reason": "scraped_twice"},
+    )
     own = 'stallscope_gpu_up{measured_by="",uuid!=""} == 1'
     yield Rule(
         record,

@@ -245,6 +245,22 @@ def test_an_exporter_that_two_jobs_scrape_gives_one_verdict_and_an_alert(ruleboo
         },
         rule_files=FILES,
     )
+    nodes: Story = []
+    for job in ("static", "annotated"):
+        at = {"job": job, "instance": "node1:9100"}
+        nodes.append(series("node_uname_info", steady(1), nodename="node1", **at))
+        nodes += [series("node_cpu_seconds_total", growing(1), mode="idle", cpu=f"{cpu}", **at) for cpu in range(4)]
+    rulebook.check(
+        [*nodes, *ours()],
+        {
+            "sum(stallscope_host_cpus)": [({}, 4)],
+            "count by (measured_by, job, reason) (exporter:unusable:info)": [
+                ({"measured_by": "node_exporter", "job": job, "reason": "scraped_twice"}, 1)
+                for job in ("static", "annotated")
+            ],
+        },
+        rule_files=FILES,
+    )
     own = [*exporter(), *gpu(uuid="GPU-a"), *exporter(job="again"), *gpu(uuid="GPU-a", job="again")]
     rulebook.check(
         own,
