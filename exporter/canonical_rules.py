@@ -636,9 +636,9 @@ def unusable() -> Iterator[Rule]:
     )
     yield Rule(
         record,
-        f"group by ({TARGET}, measured_by) (\n    host:found:info\n  and on (cluster, instance)\n"
+        f"group by ({TARGET}) (\n    host:found:info\n  and on (cluster, instance)\n"
         f"    count by (cluster, instance) (group by ({TARGET}) (host:found:info)) > 1\n)",
-        {"reason": "scraped_twice"},
+        {"measured_by": NODE, "reason": "scraped_twice"},
     )
     own = 'stallscope_gpu_up{measured_by="",uuid!=""} == 1'
     yield Rule(
@@ -648,12 +648,12 @@ def unusable() -> Iterator[Rule]:
         {"measured_by": "stallscope", "reason": "scraped_twice"},
     )
     one = "cluster, instance, measured_by"
-    hostnames = 'gpu:found:info{hostname!=""} or host:found:info{hostname!=""}'
+    hostnames = 'gpu:scraped:info{hostname!=""} or host:found:info{hostname!=""}'
     yield Rule(
         record,
         f"group by ({one}) (\n"
         f"    count by ({one}, gpu) (\n"
-        f'      group by ({one}, gpu, UUID) (gpu:found:info{{mig="",gpu!="unknown"}})\n    ) > 1\n'
+        f'      group by ({one}, gpu, UUID) (gpu:scraped:info{{mig="",gpu!="unknown"}})\n    ) > 1\n'
         f"  or\n    count by ({one}) (\n      group by ({one}, hostname) ({hostnames})\n    ) > 1\n)",
         {"reason": "shared_instance"},
         "1 for each instance that two machines have in common: they have a GPU of the same index, or two host names.",

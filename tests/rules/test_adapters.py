@@ -297,6 +297,27 @@ def test_two_clusters_with_equal_instance_names_each_have_their_verdicts(label: 
     )
 
 
+def test_amd_gpus_of_two_clusters_that_nothing_tells_apart_raise_an_alert(rulebook: Rulebook) -> None:
+    """Their host names and numbers are the same, and only their UUIDs differ."""
+    other = ("ccff74a1", "ddff74a1")
+    story = [
+        *told("amd_device_metrics_exporter", job="one", instance="node1:5000"),
+        *(
+            (name.replace(*other), values)
+            for name, values in told("amd_device_metrics_exporter", job="two", instance="node1:5000")
+        ),
+    ]
+    rulebook.check(
+        story,
+        {
+            'count by (instance, reason) (exporter:unusable:info{reason="shared_instance"})': [
+                ({"instance": "node1:5000", "reason": "shared_instance"}, 1)
+            ]
+        },
+        rule_files=UNUSABLE,
+    )
+
+
 @pytest.mark.parametrize("label", ["gpu", "hostname", "modelName", "device", "pci_bus_id"])
 def test_a_gpu_keeps_its_verdict_without_a_label_that_only_describes_it(label: str, rulebook: Rulebook) -> None:
     rulebook.check(
