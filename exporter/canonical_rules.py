@@ -611,7 +611,7 @@ def unusable() -> Iterator[Rule]:
         seen = block(first_of(*source.seen), 4)
         yield Rule(
             record,
-            unread(f"{source.page}\nunless on ({TARGET})\n  (\n{seen}\n  )"),
+            unread(f"group by ({TARGET}) (\n{block(source.page)}\n)\nunless on ({TARGET})\n  (\n{seen}\n  )"),
             {"measured_by": source.name, "reason": "unknown_families"},
             comment,
         )

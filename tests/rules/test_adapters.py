@@ -365,7 +365,7 @@ COMMUNICATION: Mapping[str, tuple[Sequence[tuple[str, str]], float | None]] = {
     ),
     "two jobs scrape it": ([*training(), *collectives(), *collectives(job="again")], 0.45),
     "computing hides part of them": ([*training(0.8), *collectives()], 0.2),
-    "nobody knows whether computing hides them": ([*training(None), *collectives()], None),
+    "the activity of the SMs is unknown": ([*training(None), *collectives()], None),
     "the file of a job that was killed": ([*training(), *collectives(steady(450000))], None),
     "the shim measures communication": ([*training(phases={"communication": 0.2}), *collectives()], None),
     "another node": (
