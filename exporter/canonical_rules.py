@@ -1,14 +1,15 @@
-"""Write prometheus/rules/canonical*.yml: what other people's exporters tell, under the names of our catalogue.
+"""Write prometheus/rules/canonical*.yml, the adapters that record other exporters' series under our catalogue's names.
 
-Run by `make generate`; a test fails when a committed file is not what this prints. What the exporters' names mean, and
-which of them are refused, is told in prometheus/README.md.
+Each exporter has one table: a `NameSet` for each range of versions, with its metric families, units and labels. A
+release that renames families or changes units needs a new `NameSet` and no other code. `make generate` runs this file,
+and a test compares its output with the committed files. prometheus/README.md says what the names mean.
 """
 
 from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -17,7 +18,10 @@ from stallscope.catalogue import BELOW_LEVELS, UTILIZATION_BUCKETS
 FOLDER = Path(__file__).parents[1] / "prometheus" / "rules"
 
 SUBJECT = "cluster, job, instance, gpu, uuid, mig, measured_by"
-MEBI = "1048576"
+TARGET = "cluster, job, instance"
+RATIOS = ("stallscope_gpu_utilization_ratio", "stallscope_gpu_memory_utilization_ratio")
+"""Signals that are implausible above 1."""
+MHZ, MEBI, PERCENT = 1e6, 2.0**20, 0.01
 
 
 @dataclass(frozen=True)
@@ -59,30 +63,132 @@ def with_host(expression: str) -> str:
 
 
 @dataclass(frozen=True)
+class Row:
+    """One signal of one name set.
+
+    Args:
+        signal: our series.
+        family: the exporter's metric family, or an expression of several families.
+        factor: the value of one of the exporter's units in our unit.
+        labels: further labels of our series.
+    """
+
+    signal: str
+    family: str
+    factor: float = 1
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def value(self) -> str:
+        """The family in our unit."""
+        if self.factor == 1:
+            return self.family
+        if self.factor < 1:
+            return f"{self.family} / {_number(1 / self.factor)}"
+        return f"{self.family} * {_number(self.factor)}"
+
+
+def _number(value: float) -> str:
+    exponent = round(math.log10(value))
+    if exponent >= 6 and value == 10.0**exponent:
+        return f"1e{exponent}"
+    return f"{value:.0f}"
+
+
+@dataclass(frozen=True)
+class NameSet:
+    """The metric families of an exporter in a range of its versions."""
+
+    versions: str
+    rows: tuple[Row, ...]
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """Our labels with the exporter's."""
+
+
+@dataclass(frozen=True)
 class GpuSource:
     """An exporter of GPUs."""
 
     name: str
     keys: tuple[str, ...]
-    """Labels that together tell its GPUs apart."""
+    """Labels that together identify a GPU."""
+    name_sets: tuple[NameSet, ...]
+    """The preferred one first. A page may mix them."""
+    seen: tuple[str, ...]
+    """Families that every GPU of the exporter has; any of them is enough."""
+    page: str
+    """Selects series that the exporter's page has whatever its GPU families are called."""
+    scoped: Callable[[Row], str] = lambda row: row.value
+    """Returns the expression of a row, restricted to the GPUs that it is valid for."""
 
-    def found(self, expression: str, *labels: str) -> Rule:
-        """1 for each GPU that the exporter tells of, once, should it be scraped twice.
+    @property
+    def identified(self) -> tuple[str, ...]:
+        """Selectors of the families in `seen` that have the labels which identify a GPU."""
+        needed = ",".join(f'{label}!=""' for label in self.keys if label != "GPU_I_ID")
+        return tuple(f"{family}{{{needed}}}" for family in self.seen)
+
+    def values(self, signal: str, labels: Mapping[str, str] | None = None) -> tuple[str, ...]:
+        """Return the expressions of a signal, one for each name set that has it."""
+        return tuple(
+            f"{self.scoped(row)} <= 1" if signal in RATIOS else self.scoped(row)
+            for names in self.name_sets
+            for row in names.rows
+            if row.signal == signal and (labels is None or row.labels == labels)
+        )
+
+    def relabelled(self, expression: str, *labels: str) -> str:
+        """The series with our labels in place of those of any name set."""
+        for label in labels:
+            for theirs in dict.fromkeys(names.labels[label] for names in self.name_sets if label in names.labels):
+                if theirs != label:
+                    expression = renamed(expression, label, theirs)
+        return expression
+
+    def readings(self) -> Iterator[Rule]:
+        """One rule for each signal of the name sets."""
+        signals = dict.fromkeys(
+            (row.signal, tuple(row.labels.items())) for names in self.name_sets for row in names.rows
+        )
+        for signal, labels in signals:
+            yield Rule(signal, self.of_each(*self.values(signal, dict(labels))), dict(labels))
+        card = ", ".join(key for key in self.keys if key != "GPU_I_ID")
+        energies = (
+            f"unless on (cluster, {card}) last_over_time({row.family}[5m])"
+            for names in self.name_sets
+            for row in names.rows
+            if row.signal == "stallscope_gpu_energy_joules_total"
+        )
+        unmetered = "\n".join(energies)
+        yield Rule(
+            "gpu:unmetered_power:watts",
+            self.of_each(*(f"{power}\n{unmetered}".rstrip() for power in self.values("stallscope_gpu_power_watts"))),
+            comment="Power of the GPUs that have no counter of energy.",
+        )
+
+    def found(self, expression: str, *labels: str) -> Iterator[Rule]:
+        """1 for each GPU on the exporter's pages: once for each target, and once for each GPU.
 
         Args:
             expression: series with `gpu`, the driver's index, and `UUID`, which is the card's.
-            labels: what they tell besides; `uuid` only where a GPU can be a part of a card.
+            labels: further labels of the series; `uuid` only where a GPU can be a part of a card.
         """
-        series = with_host(self._keyed(expression))
+        # Without an index no verdict would be the GPU's: rules take such a series for a rank without a GPU.
+        series = with_host(self._keyed(renamed(expression, "gpu", "gpu", "", "unknown")))
         if "uuid" not in labels:
             series = renamed(series, "uuid", "UUID")
             labels = ("uuid", *labels)
         kept = f"cluster, job, instance, key, gpu, UUID, {', '.join(labels)}, host"
-        return Rule(
-            "gpu:found:info",
-            f"topk by (cluster, key) (1,\n  group by ({kept}) (\n{block(series, 4)}\n  )\n)",
+        yield Rule(
+            "gpu:scraped:info",
+            f"group by ({kept}) (\n{block(series)}\n)",
             {"measured_by": self.name},
-            f"1 for each GPU that {self.name} tells of.",
+            f"1 for each GPU on each page of {self.name}.",
+        )
+        yield Rule(
+            "gpu:found:info",
+            f'topk by (cluster, key) (1, gpu:scraped:info{{measured_by="{self.name}"}})',
+            {"measured_by": self.name},
+            "The same once for each GPU, also where two jobs scrape its exporter.",
         )
 
     def of_each(self, *expressions: str) -> str:
@@ -148,21 +254,299 @@ def owners(source: GpuSource, series: tuple[str, ...], jobs: dict[str, str]) -> 
     )
 
 
-DCGM = GpuSource("dcgm-exporter", ("UUID", "GPU_I_ID"))
-NVIDIA_SMI = GpuSource("nvidia_gpu_exporter", ("uuid",))
-NVITOP = GpuSource("nvitop-exporter", ("uuid",))
-AMD = GpuSource("amd-device-metrics-exporter", ("hostname", "gpu_id"))
-"""In this order the first that tells of a GPU is taken."""
+def _dcgm_scoped(row: Row) -> str:
+    """Restrict values of a card to the card, and profiling values to GPUs on which profiling works.
+
+    dcgm-exporter repeats a card's values for each MIG instance. Memory and engine activity are the instance's own.
+    """
+    profiled = "_PROF_" in row.family
+    of_instance = "DCGM_FI_DEV_FB_" in row.family or (profiled and not row.family.endswith("_BYTES"))
+    value = row.value if of_instance else replace(row, family=_whole(row.family)).value
+    return _profiled(value) if profiled else value
+
+
+def _whole(name: str) -> str:
+    """A family of DCGM for whole cards."""
+    return f'{name}{{GPU_I_ID=""}}'
+
+
+def _profiled(value: str) -> str:
+    """Values of DCGM's profiling, without the GPUs on which it is stuck."""
+    return f"{value} unless on (cluster, UUID) gpu:profiling_stuck:info"
+
+
+_ECC = "stallscope_gpu_ecc_errors_total"
+_REMAPPED = "stallscope_gpu_remapped_rows"
+_CLOCK = "stallscope_gpu_clock_hertz"
+_TEMPERATURE = "stallscope_gpu_temperature_celsius"
+_CORRECTED, _UNCORRECTED = {"kind": "corrected"}, {"kind": "uncorrected"}
+_SM, _MEMORY_CLOCK = {"clock": "sm"}, {"clock": "memory"}
+_GPU_SENSOR, _MEMORY_SENSOR = {"sensor": "gpu"}, {"sensor": "memory"}
+
+DCGM_NAMES = (
+    # Identifiers from 1613 on exist since DCGM 4.7, those from 1600 to 1612 since 4.6.1.
+    NameSet(
+        "base units: dcgm-exporter 4.9",
+        (
+            Row("stallscope_gpu_memory_utilization_ratio", "DCGM_FI_DEV_MEMORY_UTIL_RATIO"),
+            Row("stallscope_gpu_memory_used_bytes", "DCGM_FI_DEV_FB_USED_BYTES"),
+            Row("stallscope_gpu_memory_reserved_bytes", "DCGM_FI_DEV_FB_RESERVED_BYTES"),
+            Row("stallscope_gpu_memory_total_bytes", "DCGM_FI_DEV_FB_CAPACITY_BYTES"),
+            Row("stallscope_gpu_energy_joules_total", "DCGM_FI_DEV_GPU_ENERGY_JOULES_TOTAL"),
+            Row(_CLOCK, "DCGM_FI_DEV_SM_CLOCK_HERTZ", labels=_SM),
+            Row(_CLOCK, "DCGM_FI_DEV_MEMORY_CLOCK_HERTZ", labels=_MEMORY_CLOCK),
+            Row("stallscope_gpu_clock_max_hertz", "DCGM_FI_DEV_SM_MAX_CLOCK_HERTZ", labels=_SM),
+        ),
+        {"driver_version": "DCGM_FI_SYSTEM_DRIVER_VERSION", "hostname": "hostname"},
+    ),
+    NameSet(
+        "new names for the same units: dcgm-exporter 4.9, custom files with DCGM 4.6",
+        (
+            Row("stallscope_gpu_power_watts", "DCGM_FI_DEV_BOARD_POWER_WATTS"),
+            Row("stallscope_gpu_power_limit_watts", "DCGM_FI_DEV_BOARD_POWER_LIMIT_ENFORCED_WATTS"),
+            Row("stallscope_gpu_power_limit_watts", "DCGM_FI_DEV_BOARD_POWER_LIMIT_REQUESTED_WATTS"),
+            Row("stallscope_gpu_power_limit_default_watts", "DCGM_FI_DEV_BOARD_POWER_LIMIT_DEFAULT_WATTS"),
+            Row(_TEMPERATURE, "DCGM_FI_DEV_GPU_TEMP_CELSIUS", labels=_GPU_SENSOR),
+            Row(_TEMPERATURE, "DCGM_FI_DEV_MEMORY_TEMP_CELSIUS", labels=_MEMORY_SENSOR),
+            Row("stallscope_gpu_pcie_replays_total", "DCGM_FI_DEV_PCIE_REPLAY_TOTAL"),
+            Row(_REMAPPED, "DCGM_FI_DEV_ROW_REMAP_CORRECTABLE_TOTAL", labels=_CORRECTED),
+            Row(_REMAPPED, "DCGM_FI_DEV_ROW_REMAP_UNCORRECTABLE_TOTAL", labels=_UNCORRECTED),
+            Row("stallscope_gpu_row_remap_failed", "DCGM_FI_DEV_ROW_REMAP_FAILED"),
+            Row("gpu:sm_active:ratio", "DCGM_FI_PROF_SM_UTIL_RATIO"),
+            Row("gpu:dram_active:ratio", "DCGM_FI_PROF_DRAM_UTIL_RATIO"),
+            Row("gpu_pipe:active:ratio", "DCGM_FI_PROF_TENSOR_UTIL_RATIO", labels={"pipe": "tensor"}),
+            Row("gpu_pipe:active:ratio", "DCGM_FI_PROF_FP64_UTIL_RATIO", labels={"pipe": "fp64"}),
+        ),
+        {"driver_version": "DCGM_FI_SYSTEM_DRIVER_VERSION"},
+    ),
+    NameSet(
+        "dcgm-exporter up to 4.8",
+        (
+            Row("stallscope_gpu_memory_utilization_ratio", "DCGM_FI_DEV_MEM_COPY_UTIL", PERCENT),
+            Row("stallscope_gpu_memory_used_bytes", "DCGM_FI_DEV_FB_USED", MEBI),
+            Row("stallscope_gpu_memory_reserved_bytes", "DCGM_FI_DEV_FB_RESERVED", MEBI),
+            Row("stallscope_gpu_memory_total_bytes", "DCGM_FI_DEV_FB_TOTAL", MEBI),
+            Row(
+                "stallscope_gpu_memory_total_bytes",
+                "(DCGM_FI_DEV_FB_USED + DCGM_FI_DEV_FB_FREE + DCGM_FI_DEV_FB_RESERVED)",
+                MEBI,
+            ),
+            Row("stallscope_gpu_memory_total_bytes", "(DCGM_FI_DEV_FB_USED + DCGM_FI_DEV_FB_FREE)", MEBI),
+            Row("stallscope_gpu_power_watts", "DCGM_FI_DEV_POWER_USAGE"),
+            Row("stallscope_gpu_power_limit_watts", "DCGM_FI_DEV_ENFORCED_POWER_LIMIT"),
+            Row("stallscope_gpu_power_limit_watts", "DCGM_FI_DEV_POWER_MGMT_LIMIT"),
+            Row("stallscope_gpu_power_limit_default_watts", "DCGM_FI_DEV_POWER_MGMT_LIMIT_DEF"),
+            Row("stallscope_gpu_energy_joules_total", "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", 1e-3),
+            Row(_TEMPERATURE, "DCGM_FI_DEV_GPU_TEMP", labels=_GPU_SENSOR),
+            Row(_TEMPERATURE, "DCGM_FI_DEV_MEMORY_TEMP", labels=_MEMORY_SENSOR),
+            Row(_CLOCK, "DCGM_FI_DEV_SM_CLOCK", MHZ, _SM),
+            Row(_CLOCK, "DCGM_FI_DEV_MEM_CLOCK", MHZ, _MEMORY_CLOCK),
+            Row("stallscope_gpu_clock_max_hertz", "DCGM_FI_DEV_MAX_SM_CLOCK", MHZ, _SM),
+            Row("stallscope_gpu_pcie_replays_total", "DCGM_FI_DEV_PCIE_REPLAY_COUNTER"),
+            Row("stallscope_gpu_pcie_link_generation", "DCGM_FI_DEV_PCIE_LINK_GEN"),
+            Row("stallscope_gpu_pcie_link_generation_max", "DCGM_FI_DEV_PCIE_MAX_LINK_GEN"),
+            Row("stallscope_gpu_pcie_link_width", "DCGM_FI_DEV_PCIE_LINK_WIDTH"),
+            Row("stallscope_gpu_pcie_link_width_max", "DCGM_FI_DEV_PCIE_MAX_LINK_WIDTH"),
+            Row(_ECC, "DCGM_FI_DEV_ECC_SBE_VOL_TOTAL", labels=_CORRECTED),
+            Row(_ECC, "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL", labels=_UNCORRECTED),
+            Row(_REMAPPED, "DCGM_FI_DEV_CORRECTABLE_REMAPPED_ROWS", labels=_CORRECTED),
+            Row(_REMAPPED, "DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS", labels=_UNCORRECTED),
+            Row("stallscope_gpu_row_remap_pending", "DCGM_FI_DEV_ROW_REMAP_PENDING"),
+            Row("stallscope_gpu_row_remap_failed", "DCGM_FI_DEV_ROW_REMAP_FAILURE"),
+            Row("gpu:sm_active:ratio", "DCGM_FI_PROF_SM_ACTIVE"),
+            Row("gpu:dram_active:ratio", "DCGM_FI_PROF_DRAM_ACTIVE"),
+            Row("gpu_pipe:active:ratio", "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE", labels={"pipe": "tensor"}),
+            Row("gpu_pipe:active:ratio", "DCGM_FI_PROF_PIPE_FP64_ACTIVE", labels={"pipe": "fp64"}),
+            # Bytes a second, whatever the name.
+            Row("gpu:pcie_receive:bytes_per_second", "DCGM_FI_PROF_PCIE_RX_BYTES"),
+            Row("gpu:pcie_transmit:bytes_per_second", "DCGM_FI_PROF_PCIE_TX_BYTES"),
+            Row("gpu:nvlink_receive:bytes_per_second", "DCGM_FI_PROF_NVLINK_RX_BYTES"),
+            Row("gpu:nvlink_transmit:bytes_per_second", "DCGM_FI_PROF_NVLINK_TX_BYTES"),
+        ),
+        # `Hostname` up to 4.8.2.
+        {"driver_version": "DCGM_FI_DRIVER_VERSION", "hostname": "Hostname"},
+    ),
+)
+"""Utilisation, throttling and Xids are not here: `dcgm()` has a rule of its own for each."""
+
+NVIDIA_SMI_NAMES = NameSet(
+    "nvidia_gpu_exporter 1.x",
+    (
+        Row("stallscope_gpu_utilization_ratio", "nvidia_smi_utilization_gpu_ratio"),
+        Row("stallscope_gpu_memory_utilization_ratio", "nvidia_smi_utilization_memory_ratio"),
+        Row("stallscope_gpu_memory_used_bytes", "nvidia_smi_memory_used_bytes"),
+        Row("stallscope_gpu_memory_total_bytes", "nvidia_smi_memory_total_bytes"),
+        Row("stallscope_gpu_memory_reserved_bytes", "nvidia_smi_memory_reserved_bytes"),
+        Row("stallscope_gpu_power_watts", "nvidia_smi_power_draw_watts"),
+        Row("stallscope_gpu_power_limit_watts", "nvidia_smi_enforced_power_limit_watts"),
+        Row("stallscope_gpu_power_limit_watts", "nvidia_smi_power_limit_watts"),
+        Row("stallscope_gpu_power_limit_default_watts", "nvidia_smi_power_default_limit_watts"),
+        Row("stallscope_gpu_energy_joules_total", "nvidia_smi_energy_joules_total"),
+        Row(_TEMPERATURE, "nvidia_smi_temperature_gpu", labels=_GPU_SENSOR),
+        Row(_TEMPERATURE, "nvidia_smi_temperature_memory", labels=_MEMORY_SENSOR),
+        Row(_CLOCK, "nvidia_smi_clocks_current_sm_clock_hz", labels=_SM),
+        Row(_CLOCK, "nvidia_smi_clocks_current_memory_clock_hz", labels=_MEMORY_CLOCK),
+        Row("stallscope_gpu_clock_max_hertz", "nvidia_smi_clocks_max_sm_clock_hz", labels=_SM),
+        Row("stallscope_gpu_pcie_link_generation", "nvidia_smi_pcie_link_gen_current"),
+        Row("stallscope_gpu_pcie_link_generation_max", "nvidia_smi_pcie_link_gen_max"),
+        Row("stallscope_gpu_pcie_link_width", "nvidia_smi_pcie_link_width_current"),
+        Row("stallscope_gpu_pcie_link_width_max", "nvidia_smi_pcie_link_width_max"),
+        Row("gpu:pcie_receive:bytes_per_second", "nvidia_smi_pcie_throughput_rx_bytes_per_second"),
+        Row("gpu:pcie_transmit:bytes_per_second", "nvidia_smi_pcie_throughput_tx_bytes_per_second"),
+        Row(_ECC, "nvidia_smi_ecc_errors_corrected_volatile_total", labels=_CORRECTED),
+        Row(_ECC, "nvidia_smi_ecc_errors_uncorrected_volatile_total", labels=_UNCORRECTED),
+        Row(_REMAPPED, "nvidia_smi_remapped_rows_correctable", labels=_CORRECTED),
+        Row(_REMAPPED, "nvidia_smi_remapped_rows_uncorrectable", labels=_UNCORRECTED),
+        Row("stallscope_gpu_row_remap_pending", "nvidia_smi_remapped_rows_pending"),
+        Row("stallscope_gpu_row_remap_failed", "nvidia_smi_remapped_rows_failure"),
+        Row("stallscope_gpu_persistence_mode", "nvidia_smi_persistence_mode"),
+        Row("stallscope_gpu_processes", "nvidia_smi_compute_apps", labels={"kind": "compute"}),
+        *(
+            Row(
+                "stallscope_gpu_throttled_seconds_total",
+                f"nvidia_smi_clocks_event_reasons_counters_{name}_seconds",
+                labels={"reason": reason},
+            )
+            for reason, name in (
+                ("power_cap", "sw_power_cap"),
+                ("sync_boost", "sync_boost"),
+                ("sw_thermal", "sw_thermal_slowdown"),
+                ("hw_thermal", "hw_thermal_slowdown"),
+                ("power_brake", "hw_power_brake_slowdown"),
+            )
+        ),
+        *(
+            # `throttle` with older drivers.
+            Row(
+                "gpu_reason:throttled:ratio",
+                f"nvidia_smi_clocks_{word}_reasons_hw_slowdown",
+                labels={"reason": "hw_slowdown"},
+            )
+            for word in ("event", "throttle")
+        ),
+    ),
+    {"model": "name"},
+)
+
+NVITOP_NAMES = NameSet(
+    "nvitop-exporter 1.x",
+    (
+        Row("stallscope_gpu_utilization_ratio", "gpu_utilization_Percentage", PERCENT),
+        Row("stallscope_gpu_memory_utilization_ratio", "gpu_memory_utilization_Percentage", PERCENT),
+        Row("stallscope_gpu_memory_used_bytes", "gpu_memory_used_MiB", MEBI),
+        Row("stallscope_gpu_memory_total_bytes", "gpu_memory_total_MiB", MEBI),
+        Row("stallscope_gpu_power_watts", "gpu_power_usage_W"),
+        Row("stallscope_gpu_power_limit_watts", "gpu_power_limit_W"),
+        Row(_TEMPERATURE, "gpu_temperature_C", labels=_GPU_SENSOR),
+        Row(_CLOCK, "gpu_clock_sm_MHz", MHZ, _SM),
+        Row(_CLOCK, "gpu_clock_memory_MHz", MHZ, _MEMORY_CLOCK),
+        Row("gpu:pcie_receive:bytes_per_second", "gpu_pcie_rx_throughput_MiBps", MEBI),
+        Row("gpu:pcie_transmit:bytes_per_second", "gpu_pcie_tx_throughput_MiBps", MEBI),
+        Row("gpu:nvlink_receive:bytes_per_second", "gpu_nvlink_total_rx_throughput_MiBps", MEBI),
+        Row("gpu:nvlink_transmit:bytes_per_second", "gpu_nvlink_total_tx_throughput_MiBps", MEBI),
+    ),
+    {"model": "devicename"},
+)
+
+AMD_NAMES = tuple(
+    NameSet(
+        f"device-metrics-exporter 1.x, {words}",
+        (
+            Row("stallscope_gpu_utilization_ratio", f"{prefix}gpu_gfx_activity", PERCENT),
+            Row("stallscope_gpu_memory_utilization_ratio", f"{prefix}gpu_umc_activity", PERCENT),
+            Row("stallscope_gpu_memory_used_bytes", f"{prefix}gpu_used_vram", MEBI),
+            Row("stallscope_gpu_memory_total_bytes", f"{prefix}gpu_total_vram", MEBI),
+            Row("stallscope_gpu_power_watts", f"{prefix}gpu_package_power"),
+            Row("stallscope_gpu_power_watts", f"{prefix}gpu_average_package_power"),
+            Row("stallscope_gpu_power_watts", f"{prefix}gpu_power_usage"),
+            Row("stallscope_gpu_energy_joules_total", f"{prefix}gpu_energy_consumed", 1e-6),
+            Row(_TEMPERATURE, f"{prefix}gpu_junction_temperature", labels=_GPU_SENSOR),
+            Row(_TEMPERATURE, f"{prefix}gpu_edge_temperature", labels=_GPU_SENSOR),
+            Row(_TEMPERATURE, f"{prefix}gpu_memory_temperature", labels=_MEMORY_SENSOR),
+            Row("stallscope_gpu_pcie_replays_total", f"{prefix}pcie_replay_count"),
+            Row(_ECC, f"{prefix}gpu_ecc_correct_total", labels=_CORRECTED),
+            Row(_ECC, f"{prefix}gpu_ecc_uncorrect_total", labels=_UNCORRECTED),
+        ),
+        {"model": "card_series", "serial": "serial_number"},
+    )
+    for prefix, words in (("", "without a prefix"), ("amd_", "with the prefix that it can be configured to use"))
+)
+
+OMNISTAT_NAMES = NameSet(
+    "Omnistat 1.x",
+    (
+        Row("stallscope_gpu_utilization_ratio", "rocm_utilization_percentage", PERCENT),
+        Row("stallscope_gpu_memory_used_bytes", "rocm_vram_used_percentage * rocm_vram_total_bytes", PERCENT),
+        Row("stallscope_gpu_memory_total_bytes", "rocm_vram_total_bytes"),
+        Row("stallscope_gpu_power_watts", "rocm_average_socket_power_watts"),
+        Row("stallscope_gpu_power_limit_watts", "rocm_power_cap_watts"),
+        Row("stallscope_gpu_energy_joules_total", "rocm_energy_joules"),
+        Row(_TEMPERATURE, "rocm_temperature_celsius", labels=_GPU_SENSOR),
+        Row(_TEMPERATURE, "rocm_temperature_memory_celsius", labels=_MEMORY_SENSOR),
+        Row(_CLOCK, "rocm_sclk_clock_mhz", MHZ, _SM),
+        Row(_CLOCK, "rocm_mclk_clock_mhz", MHZ, _MEMORY_CLOCK),
+        # Errors of the memory controllers; the other blocks have families of their own.
+        Row(_ECC, "rocm_ras_umc_correctable_count", labels=_CORRECTED),
+        Row(_ECC, "rocm_ras_umc_uncorrectable_count", labels=_UNCORRECTED),
+    ),
+    {"model": "type", "driver_version": "driver_ver", "vbios_version": "vbios"},
+)
+
+
+def _prefixed(name: str) -> tuple[str, ...]:
+    """A family of AMD's exporter, which can be configured to begin all names with amd_."""
+    return name, f"amd_{name}"
+
+
+DCGM = GpuSource(
+    "dcgm-exporter",
+    ("UUID", "GPU_I_ID"),
+    DCGM_NAMES,
+    tuple(
+        row.family
+        for signal in ("stallscope_gpu_memory_used_bytes", _TEMPERATURE)
+        for names in DCGM_NAMES
+        for row in names.rows
+        if row.signal == signal and row.labels != _MEMORY_SENSOR
+    ),
+    # dcgm_gpu_temp is a name of its --use-old-namespace.
+    '{__name__=~"DCGM_FI_.+|dcgm_gpu_temp",nvswitch="",nvlink="",cpu="",cpucore=""}',
+    _dcgm_scoped,
+)
+NVIDIA_SMI = GpuSource(
+    "nvidia_gpu_exporter",
+    ("uuid",),
+    (NVIDIA_SMI_NAMES,),
+    ("nvidia_smi_gpu_info",),
+    # Where nvidia-smi or NVML fails there are no families of GPUs, whatever they are called.
+    "nvidia_gpu_exporter_build_info\n"
+    f"  unless on ({TARGET})\n    (nvidia_smi_command_exit_code or nvidia_smi_nvml_return_code) != 0",
+)
+NVITOP = GpuSource(
+    "nvitop-exporter",
+    ("uuid",),
+    (NVITOP_NAMES,),
+    ("gpu_memory_total_MiB",),
+    'nvitop_info{device_count!="0"}',
+)
+AMD = GpuSource(
+    "amd-device-metrics-exporter",
+    ("hostname", "gpu_id"),
+    AMD_NAMES,
+    _prefixed("gpu_total_vram"),
+    "(gpu_nodes_total or amd_gpu_nodes_total) > 0",
+)
+OMNISTAT = GpuSource(
+    "omnistat",
+    ("instance", "card"),
+    (OMNISTAT_NAMES,),
+    ("rocm_vram_total_bytes",),
+    "rocm_num_gpus > 0",
+)
+SOURCES = (DCGM, NVIDIA_SMI, NVITOP, AMD, OMNISTAT)
+"""The first exporter in this order that measures a GPU is the one that is used."""
 NODE = "node_exporter"
-
-Readings = tuple[tuple[str, dict[str, str], tuple[str, ...]], ...]
-"""Rows of what to record, its further labels, and what to make it from, the best first."""
-
-
-def rules_of(source: GpuSource, readings: Readings) -> Iterator[Rule]:
-    """A rule for each row."""
-    for name, labels, expressions in readings:
-        yield Rule(name, source.of_each(*expressions), labels)
+NCCL = "nccl-inspector"
 
 
 def integral(counter: str, value: str, labels: dict[str, str] | None = None, comment: str = "") -> Rule:
@@ -186,29 +570,25 @@ def integral(counter: str, value: str, labels: dict[str, str] | None = None, com
 
 def missed() -> Rule:
     """The only GPU of an exporter that answers and tells of it no more."""
-    target = "cluster, job, instance"
     pages = (
-        "DCGM_FI_DEV_POWER_USAGE",
-        "DCGM_FI_DEV_BOARD_POWER_WATTS",
-        "nvidia_smi_gpu_info",
+        *(family for source in SOURCES for family in source.seen),
+        *(row.family for names in DCGM_NAMES for row in names.rows if row.signal == "stallscope_gpu_power_watts"),
         *(f"nvidia_smi_{code} != 0 != 6 != 15" for code in ("command_exit_code", "nvml_return_code")),
-        "gpu_memory_total_MiB",
-        *_amd("gpu_total_vram"),
     )
     return Rule(
         "gpu:missed:info",
         "topk by (cluster, UUID) (1,\n"
         "  (\n"
         '        last_over_time(gpu:found:info{mig=""}[5m])\n'
-        f"      unless on ({target})\n        last_over_time(gpu:found:info[2m])\n"
-        f"      and on ({target})\n"
-        f"        count by ({target}) (last_over_time(gpu:found:info[5m])) == 1\n"
-        f"      and on ({target})\n        (up == 1 and min_over_time(up[5m]) == 1 and up offset 5m)\n"
+        f"      unless on ({TARGET})\n        last_over_time(gpu:found:info[2m])\n"
+        f"      and on ({TARGET})\n"
+        f"        count by ({TARGET}) (last_over_time(gpu:found:info[5m])) == 1\n"
+        f"      and on ({TARGET})\n        (up == 1 and min_over_time(up[5m]) == 1 and up offset 5m)\n"
         "    or\n"
-        f"        gpu:missed:info\n      and on ({target})\n        max_over_time(up[5m]) == 1\n"
+        f"        gpu:missed:info\n      and on ({TARGET})\n        max_over_time(up[5m]) == 1\n"
         "  )\n"
         "  unless on (cluster, UUID)\n    gpu:found:info\n"
-        + "".join(f"  unless on ({target})\n    {page}\n" for page in pages)
+        + "".join(f"  unless on ({TARGET})\n    {page}\n" for page in pages)
         + ")",
         comment="1 for each GPU that was the only one of its exporter, of which that tells nothing for two minutes, "
         "though it has answered before and ever since; remembered while it answers, until it tells of one. Silent "
@@ -217,10 +597,75 @@ def missed() -> Rule:
     )
 
 
+def unusable() -> Iterator[Rule]:
+    """Exporters whose pages arrive and cannot be used as they are, with the reason."""
+    record = "exporter:unusable:info"
+    ours = with_host('last_over_time(stallscope_gpu_up{measured_by=""}[90s])')
+
+    def unread(pages: str) -> str:
+        """The targets of pages on hosts whose GPUs no exporter of ours measures."""
+        return f"group by ({TARGET}) (\n{block(with_host(pages))}\n  unless on (cluster, host)\n{block(ours, 4)}\n)"
+
+    comment = "1 for each exporter whose page has none of the families by which its GPUs are found."
+    for source in SOURCES:
+        seen = block(first_of(*source.seen), 4)
+        yield Rule(
+            record,
+            unread(f"group by ({TARGET}) (\n{block(source.page)}\n)\nunless on ({TARGET})\n  (\n{seen}\n  )"),
+            {"measured_by": source.name, "reason": "unknown_families"},
+            comment,
+        )
+        comment = ""
+    comment = "1 for each exporter with GPUs that lack a label which tells them apart."
+    for source in SOURCES:
+        needed = [label for label in source.keys if label not in ("GPU_I_ID", "instance")]
+        yield Rule(
+            record,
+            unread(first_of(*(f'{family}{{{label}=""}}' for family in source.seen for label in needed))),
+            {"measured_by": source.name, "reason": "missing_label"},
+            comment,
+        )
+        comment = ""
+    same = "cluster, key, measured_by"
+    yield Rule(
+        record,
+        f"group by ({TARGET}, measured_by) (\n    gpu:scraped:info\n  and on ({same})\n"
+        f"    count by ({same}) (group by ({TARGET}, key, measured_by) (gpu:scraped:info)) > 1\n)",
+        {"reason": "scraped_twice"},
+        "1 for each target whose GPUs are on another target's page too: two jobs scrape one exporter.",
+    )
+    yield Rule(
+        record,
+        f"group by ({TARGET}) (\n    host:found:info\n  and on (cluster, instance)\n"
+        f"    count by (cluster, instance) (group by ({TARGET}) (host:found:info)) > 1\n)",
+        {"measured_by": NODE, "reason": "scraped_twice"},
+    )
+    own = 'stallscope_gpu_up{measured_by="",uuid!=""} == 1'
+    yield Rule(
+        record,
+        f"group by ({TARGET}) (\n    {own}\n  and on (cluster, uuid, mig)\n"
+        f"    count by (cluster, uuid, mig) ({own}) > 1\n)",
+        {"measured_by": "stallscope", "reason": "scraped_twice"},
+    )
+    one = "cluster, instance, measured_by"
+    hostnames = 'gpu:scraped:info{hostname!=""} or host:found:info{hostname!=""}'
+    yield Rule(
+        record,
+        f"group by ({one}) (\n"
+        f"    count by ({one}, gpu) (\n"
+        f'      group by ({one}, gpu, UUID) (gpu:scraped:info{{mig="",gpu!="unknown"}})\n    ) > 1\n'
+        f"  or\n    count by ({one}) (\n      group by ({one}, hostname) ({hostnames})\n    ) > 1\n)",
+        {"reason": "shared_instance"},
+        "1 for each instance that two machines have in common: they have a GPU of the same index, or two host names.",
+    )
+
+
 def canonical() -> Iterator[Rule]:
     """What all sources share: whose word counts, under which labels, and counters made of readings."""
     yield missed()
-    found = [f'gpu:found:info{{measured_by="{source.name}"}}' for source in (DCGM, NVIDIA_SMI, NVITOP, AMD)]
+    found = [f'gpu:found:info{{measured_by="{source.name}"}}' for source in SOURCES]
+    # Omnistat's cards have no identifier in common with those of AMD's exporter.
+    found[-1] += f"\nunless on (cluster, host)\n  {found[SOURCES.index(AMD)]}"
     known = renamed('last_over_time(stallscope_gpu_up{measured_by=""}[90s])', "UUID", "uuid")
     yield Rule(
         "gpu:chosen:info",
@@ -247,8 +692,13 @@ def canonical() -> Iterator[Rule]:
         + "\n  )\n)"
     )
     by_name = renamed("host:exporter:info", "hostname", "host")
-    own_source = renamed(
-        'last_over_time(stallscope_exporter_source_up{source="amd"}[90s])', "measured_by", "", "", AMD.name
+    own_source = first_of(
+        *(
+            renamed(
+                'last_over_time(stallscope_exporter_source_up{source="amd"}[90s])', "measured_by", "", "", source.name
+            )
+            for source in (AMD, OMNISTAT)
+        )
     )
     yield Rule(
         "gpu:identity:info",
@@ -259,7 +709,7 @@ def canonical() -> Iterator[Rule]:
         f"    gpu:chosen:info\n  * on (cluster, hostname) group_left (job, instance)\n{block(by_name, 4)}\n"
         "or on (cluster, key, measured_by)\n"
         "    gpu:chosen:info\n)\n"
-        f"unless on (cluster, job, instance, measured_by)\n{block(own_source)}",
+        f"unless on (cluster, job, instance, measured_by)\n  (\n{block(own_source, 4)}\n  )",
         comment=(
             "The GPUs under the job and instance that their readings are recorded with: of the exporter of ours to "
             "which a rank on it reports, else of the one on its host, by the target's address or by the host's name; "
@@ -306,6 +756,8 @@ def canonical() -> Iterator[Rule]:
         {"source": "nvidia"},
     )
 
+    yield from unusable()
+
     utilization = 'stallscope_gpu_utilization_ratio{measured_by!=""}'
     yield integral(
         "stallscope_gpu_busy_seconds_total",
@@ -344,16 +796,6 @@ def canonical() -> Iterator[Rule]:
         yield integral(counter, f'{gauge}{{measured_by!=""}}')
 
 
-def _whole(name: str) -> str:
-    """A series of DCGM about a card; what it repeats for each MIG instance is left out."""
-    return f'{name}{{GPU_I_ID=""}}'
-
-
-def _profiled(*names: str) -> tuple[str, ...]:
-    """Series of DCGM's profiling, but for GPUs of which it has stopped to tell."""
-    return tuple(f"{name} unless on (cluster, UUID) gpu:profiling_stuck:info" for name in names)
-
-
 _REASONS = (
     ("power_cap", 4, "GPU_POWER_THROTTLE_SECONDS_TOTAL", "CLOCKS_EVENT_REASON_SW_POWER_CAP_NS"),
     ("hw_slowdown", 8, "", ""),
@@ -364,164 +806,29 @@ _REASONS = (
 )
 """Each reason of the catalogue with NVML's clock-event bit, and DCGM's counters in seconds and in nanoseconds."""
 
-_DCGM_READINGS: Readings = (
-    (
-        "stallscope_gpu_memory_utilization_ratio",
-        {},
-        (
-            f"{_whole('DCGM_FI_DEV_MEM_COPY_UTIL')} / 100 <= 1",
-            f"{_whole('DCGM_FI_DEV_MEMORY_UTIL_RATIO')} <= 1",
-        ),
-    ),
-    ("stallscope_gpu_memory_used_bytes", {}, ("DCGM_FI_DEV_FB_USED_BYTES", f"DCGM_FI_DEV_FB_USED * {MEBI}")),
-    (
-        "stallscope_gpu_memory_reserved_bytes",
-        {},
-        ("DCGM_FI_DEV_FB_RESERVED_BYTES", f"DCGM_FI_DEV_FB_RESERVED * {MEBI}"),
-    ),
-    (
-        "stallscope_gpu_memory_total_bytes",
-        {},
-        (
-            "DCGM_FI_DEV_FB_CAPACITY_BYTES",
-            f"DCGM_FI_DEV_FB_TOTAL * {MEBI}",
-            f"(DCGM_FI_DEV_FB_USED + DCGM_FI_DEV_FB_FREE + DCGM_FI_DEV_FB_RESERVED) * {MEBI}",
-            f"(DCGM_FI_DEV_FB_USED + DCGM_FI_DEV_FB_FREE) * {MEBI}",
-        ),
-    ),
-    (
-        "stallscope_gpu_power_watts",
-        {},
-        (_whole("DCGM_FI_DEV_POWER_USAGE"), _whole("DCGM_FI_DEV_BOARD_POWER_WATTS")),
-    ),
-    (
-        "stallscope_gpu_power_limit_watts",
-        {},
-        (
-            _whole("DCGM_FI_DEV_ENFORCED_POWER_LIMIT"),
-            _whole("DCGM_FI_DEV_BOARD_POWER_LIMIT_ENFORCED_WATTS"),
-            _whole("DCGM_FI_DEV_POWER_MGMT_LIMIT"),
-            _whole("DCGM_FI_DEV_BOARD_POWER_LIMIT_REQUESTED_WATTS"),
-        ),
-    ),
-    (
-        "stallscope_gpu_power_limit_default_watts",
-        {},
-        (_whole("DCGM_FI_DEV_POWER_MGMT_LIMIT_DEF"), _whole("DCGM_FI_DEV_BOARD_POWER_LIMIT_DEFAULT_WATTS")),
-    ),
-    (
-        "stallscope_gpu_energy_joules_total",
-        {},
-        (
-            _whole("DCGM_FI_DEV_GPU_ENERGY_JOULES_TOTAL"),
-            f"{_whole('DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION')} / 1000",
-        ),
-    ),
-    (
-        "gpu:unmetered_power:watts",
-        {},
-        tuple(
-            f"{_whole(power)}\n"
-            "unless on (cluster, UUID) last_over_time(DCGM_FI_DEV_GPU_ENERGY_JOULES_TOTAL[5m])\n"
-            "unless on (cluster, UUID) last_over_time(DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION[5m])"
-            for power in ("DCGM_FI_DEV_POWER_USAGE", "DCGM_FI_DEV_BOARD_POWER_WATTS")
-        ),
-    ),
-    (
-        "stallscope_gpu_temperature_celsius",
-        {"sensor": "gpu"},
-        (_whole("DCGM_FI_DEV_GPU_TEMP"), _whole("DCGM_FI_DEV_GPU_TEMP_CELSIUS")),
-    ),
-    (
-        "stallscope_gpu_temperature_celsius",
-        {"sensor": "memory"},
-        (_whole("DCGM_FI_DEV_MEMORY_TEMP"), _whole("DCGM_FI_DEV_MEMORY_TEMP_CELSIUS")),
-    ),
-    (
-        "stallscope_gpu_clock_hertz",
-        {"clock": "sm"},
-        (_whole("DCGM_FI_DEV_SM_CLOCK_HERTZ"), f"{_whole('DCGM_FI_DEV_SM_CLOCK')} * 1e6"),
-    ),
-    (
-        "stallscope_gpu_clock_hertz",
-        {"clock": "memory"},
-        (_whole("DCGM_FI_DEV_MEMORY_CLOCK_HERTZ"), f"{_whole('DCGM_FI_DEV_MEM_CLOCK')} * 1e6"),
-    ),
-    (
-        "stallscope_gpu_clock_max_hertz",
-        {"clock": "sm"},
-        (_whole("DCGM_FI_DEV_SM_MAX_CLOCK_HERTZ"), f"{_whole('DCGM_FI_DEV_MAX_SM_CLOCK')} * 1e6"),
-    ),
-    (
-        "stallscope_gpu_pcie_replays_total",
-        {},
-        (_whole("DCGM_FI_DEV_PCIE_REPLAY_COUNTER"), _whole("DCGM_FI_DEV_PCIE_REPLAY_TOTAL")),
-    ),
-    ("stallscope_gpu_pcie_link_generation", {}, (_whole("DCGM_FI_DEV_PCIE_LINK_GEN"),)),
-    ("stallscope_gpu_pcie_link_generation_max", {}, (_whole("DCGM_FI_DEV_PCIE_MAX_LINK_GEN"),)),
-    ("stallscope_gpu_pcie_link_width", {}, (_whole("DCGM_FI_DEV_PCIE_LINK_WIDTH"),)),
-    ("stallscope_gpu_pcie_link_width_max", {}, (_whole("DCGM_FI_DEV_PCIE_MAX_LINK_WIDTH"),)),
-    ("stallscope_gpu_ecc_errors_total", {"kind": "corrected"}, (_whole("DCGM_FI_DEV_ECC_SBE_VOL_TOTAL"),)),
-    ("stallscope_gpu_ecc_errors_total", {"kind": "uncorrected"}, (_whole("DCGM_FI_DEV_ECC_DBE_VOL_TOTAL"),)),
-    (
-        "stallscope_gpu_remapped_rows",
-        {"kind": "corrected"},
-        (_whole("DCGM_FI_DEV_CORRECTABLE_REMAPPED_ROWS"), _whole("DCGM_FI_DEV_ROW_REMAP_CORRECTABLE_TOTAL")),
-    ),
-    (
-        "stallscope_gpu_remapped_rows",
-        {"kind": "uncorrected"},
-        (_whole("DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS"), _whole("DCGM_FI_DEV_ROW_REMAP_UNCORRECTABLE_TOTAL")),
-    ),
-    ("stallscope_gpu_row_remap_pending", {}, (_whole("DCGM_FI_DEV_ROW_REMAP_PENDING"),)),
-    (
-        "stallscope_gpu_row_remap_failed",
-        {},
-        (_whole("DCGM_FI_DEV_ROW_REMAP_FAILURE"), _whole("DCGM_FI_DEV_ROW_REMAP_FAILED")),
-    ),
-    ("gpu:sm_active:ratio", {}, _profiled("DCGM_FI_PROF_SM_ACTIVE", "DCGM_FI_PROF_SM_UTIL_RATIO")),
-    ("gpu:dram_active:ratio", {}, _profiled("DCGM_FI_PROF_DRAM_ACTIVE", "DCGM_FI_PROF_DRAM_UTIL_RATIO")),
-    (
-        "gpu_pipe:active:ratio",
-        {"pipe": "tensor"},
-        _profiled("DCGM_FI_PROF_PIPE_TENSOR_ACTIVE", "DCGM_FI_PROF_TENSOR_UTIL_RATIO"),
-    ),
-    (
-        "gpu_pipe:active:ratio",
-        {"pipe": "fp64"},
-        _profiled("DCGM_FI_PROF_PIPE_FP64_ACTIVE", "DCGM_FI_PROF_FP64_UTIL_RATIO"),
-    ),
-    ("gpu:pcie_receive:bytes_per_second", {}, _profiled(_whole("DCGM_FI_PROF_PCIE_RX_BYTES"))),
-    ("gpu:pcie_transmit:bytes_per_second", {}, _profiled(_whole("DCGM_FI_PROF_PCIE_TX_BYTES"))),
-    ("gpu:nvlink_receive:bytes_per_second", {}, _profiled(_whole("DCGM_FI_PROF_NVLINK_RX_BYTES"))),
-    ("gpu:nvlink_transmit:bytes_per_second", {}, _profiled(_whole("DCGM_FI_PROF_NVLINK_TX_BYTES"))),
-)
-
 
 def dcgm() -> Iterator[Rule]:
-    """dcgm-exporter in its three dialects: names of 4.8 and older, DCGM's aliases of them, base units of 4.9."""
-    told = ("FB_USED", "FB_USED_BYTES", "GPU_TEMP", "GPU_TEMP_CELSIUS")
-    # Without it the GPUs of a whole cluster would be one.
-    seen = first_of(*(f'DCGM_FI_DEV_{name}{{UUID!=""}}' for name in told))
+    """dcgm-exporter in all its name sets."""
+    # Without the UUID the GPUs of a whole cluster would be one.
+    seen = first_of(*DCGM.identified)
     parts = renamed(label_join(seen, "uuid", "/", "UUID", "GPU_I_ID"), "uuid", "uuid", "(.*)/")
-    named = renamed(renamed(parts, "mig", "GPU_I_PROFILE"), "hostname", "Hostname")
+    named = renamed(DCGM.relabelled(parts, "hostname"), "mig", "GPU_I_PROFILE")
+    scraped, found = DCGM.found(named, "uuid", "mig", "hostname")
     yield replace(
-        DCGM.found(named, "uuid", "mig", "hostname"),
-        comment="1 for each GPU that dcgm-exporter tells of. It doesn't tell the UUID of a MIG instance: the card's "
-        "with the instance's number stands for it.",
+        scraped,
+        comment=f"{scraped.comment} A MIG instance has no UUID there: the card's with the instance's number stands for "
+        "it.",
     )
-    driver = label_join(seen, "driver_version", "", "DCGM_FI_DRIVER_VERSION", "DCGM_FI_SYSTEM_DRIVER_VERSION")
+    yield found
     yield Rule(
         "stallscope_gpu_info",
-        DCGM.with_labels("model, pci_bus_id, driver_version", renamed(driver, "model", "modelName")),
+        DCGM.with_labels(
+            "model, pci_bus_id, driver_version", renamed(DCGM.relabelled(seen, "driver_version"), "model", "modelName")
+        ),
     )
     yield owners(DCGM, ("DCGM_FI_DEV_FB_USED", "DCGM_FI_DEV_FB_USED_BYTES"), {"slurm_job": "hpc_job"})
-    newer = first_of(
-        "DCGM_FI_DEV_FB_USED_BYTES",
-        "DCGM_FI_DEV_SM_CLOCK_HERTZ",
-        "DCGM_FI_DEV_GPU_ENERGY_JOULES_TOTAL",
-        "DCGM_FI_DEV_MEMORY_UTIL_RATIO",
-    )
+    # Not SM_CLOCK_HERTZ and GPU_ENERGY_JOULES_TOTAL: DCGM 4.6.1 has them too, and a percentage.
+    newer = first_of("DCGM_FI_DEV_FB_USED_BYTES", "DCGM_FI_DEV_MEMORY_UTIL_RATIO")
     yield Rule(
         "exporter:utilization_percent:info",
         "  group by (cluster, job, instance) (DCGM_FI_DEV_GPU_UTIL_RATIO > 1)\n"
@@ -563,7 +870,7 @@ def dcgm() -> Iterator[Rule]:
         comment="1 for each GPU that is busy, but not by DCGM's profiling. That tells zeros where it has lost its hold "
         "of the counters, until it is restarted: all that it tells of the GPU is left out.",
     )
-    yield from rules_of(DCGM, _DCGM_READINGS)
+    yield from DCGM.readings()
 
     comment = (
         "Time in which clocks were held down: DCGM's counters whose unit is certain, else the bits that are set when "
@@ -632,85 +939,24 @@ def dcgm() -> Iterator[Rule]:
     )
 
 
-_NVIDIA_SMI_READINGS: Readings = (
-    ("stallscope_gpu_utilization_ratio", {}, ("nvidia_smi_utilization_gpu_ratio <= 1",)),
-    ("stallscope_gpu_memory_utilization_ratio", {}, ("nvidia_smi_utilization_memory_ratio <= 1",)),
-    ("stallscope_gpu_memory_used_bytes", {}, ("nvidia_smi_memory_used_bytes",)),
-    ("stallscope_gpu_memory_total_bytes", {}, ("nvidia_smi_memory_total_bytes",)),
-    ("stallscope_gpu_memory_reserved_bytes", {}, ("nvidia_smi_memory_reserved_bytes",)),
-    ("stallscope_gpu_power_watts", {}, ("nvidia_smi_power_draw_watts",)),
-    ("stallscope_gpu_power_limit_watts", {}, ("nvidia_smi_enforced_power_limit_watts", "nvidia_smi_power_limit_watts")),
-    ("stallscope_gpu_power_limit_default_watts", {}, ("nvidia_smi_power_default_limit_watts",)),
-    ("stallscope_gpu_energy_joules_total", {}, ("nvidia_smi_energy_joules_total",)),
-    (
-        "gpu:unmetered_power:watts",
-        {},
-        ("nvidia_smi_power_draw_watts unless on (cluster, uuid) last_over_time(nvidia_smi_energy_joules_total[5m])",),
-    ),
-    ("stallscope_gpu_temperature_celsius", {"sensor": "gpu"}, ("nvidia_smi_temperature_gpu",)),
-    ("stallscope_gpu_temperature_celsius", {"sensor": "memory"}, ("nvidia_smi_temperature_memory",)),
-    ("stallscope_gpu_clock_hertz", {"clock": "sm"}, ("nvidia_smi_clocks_current_sm_clock_hz",)),
-    ("stallscope_gpu_clock_hertz", {"clock": "memory"}, ("nvidia_smi_clocks_current_memory_clock_hz",)),
-    ("stallscope_gpu_clock_max_hertz", {"clock": "sm"}, ("nvidia_smi_clocks_max_sm_clock_hz",)),
-    ("stallscope_gpu_pcie_link_generation", {}, ("nvidia_smi_pcie_link_gen_current",)),
-    ("stallscope_gpu_pcie_link_generation_max", {}, ("nvidia_smi_pcie_link_gen_max",)),
-    ("stallscope_gpu_pcie_link_width", {}, ("nvidia_smi_pcie_link_width_current",)),
-    ("stallscope_gpu_pcie_link_width_max", {}, ("nvidia_smi_pcie_link_width_max",)),
-    ("gpu:pcie_receive:bytes_per_second", {}, ("nvidia_smi_pcie_throughput_rx_bytes_per_second",)),
-    ("gpu:pcie_transmit:bytes_per_second", {}, ("nvidia_smi_pcie_throughput_tx_bytes_per_second",)),
-    (
-        "stallscope_gpu_ecc_errors_total",
-        {"kind": "corrected"},
-        ("nvidia_smi_ecc_errors_corrected_volatile_total",),
-    ),
-    (
-        "stallscope_gpu_ecc_errors_total",
-        {"kind": "uncorrected"},
-        ("nvidia_smi_ecc_errors_uncorrected_volatile_total",),
-    ),
-    ("stallscope_gpu_remapped_rows", {"kind": "corrected"}, ("nvidia_smi_remapped_rows_correctable",)),
-    ("stallscope_gpu_remapped_rows", {"kind": "uncorrected"}, ("nvidia_smi_remapped_rows_uncorrectable",)),
-    ("stallscope_gpu_row_remap_pending", {}, ("nvidia_smi_remapped_rows_pending",)),
-    ("stallscope_gpu_row_remap_failed", {}, ("nvidia_smi_remapped_rows_failure",)),
-    ("stallscope_gpu_persistence_mode", {}, ("nvidia_smi_persistence_mode",)),
-    ("stallscope_gpu_processes", {"kind": "compute"}, ("nvidia_smi_compute_apps",)),
-    *(
-        (
-            "stallscope_gpu_throttled_seconds_total",
-            {"reason": reason},
-            (f"nvidia_smi_clocks_event_reasons_counters_{name}_seconds",),
-        )
-        for reason, name in (
-            ("power_cap", "sw_power_cap"),
-            ("sync_boost", "sync_boost"),
-            ("sw_thermal", "sw_thermal_slowdown"),
-            ("hw_thermal", "hw_thermal_slowdown"),
-            ("power_brake", "hw_power_brake_slowdown"),
-        )
-    ),
-    (
-        "gpu_reason:throttled:ratio",
-        {"reason": "hw_slowdown"},
-        ("nvidia_smi_clocks_event_reasons_hw_slowdown", "nvidia_smi_clocks_throttle_reasons_hw_slowdown"),
-    ),
-)
-
-
 def nvidia_smi() -> Iterator[Rule]:
     """nvidia_gpu_exporter, whose UUIDs lack their beginning, and until the middle of 2026 the label with the index."""
-    target = "cluster, job, instance, uuid"
+    target = f"{TARGET}, uuid"
+    (seen,) = NVIDIA_SMI.identified
     numbered = (
-        "    nvidia_smi_gpu_info\n"
+        f"    {seen}\n"
         f"  * on ({target}) group_left (gpu)\n"
         f'    count_values by ({target}) ("gpu", nvidia_smi_index)\n'
         f"or on ({target})\n"
-        "    nvidia_smi_gpu_info"
+        f"    {seen}"
     )
     indexed = renamed(numbered, "gpu", "index")
-    yield NVIDIA_SMI.found(renamed(indexed, "UUID", "uuid", "(?:GPU-)?(.+)", "GPU-$1"))
+    yield from NVIDIA_SMI.found(renamed(indexed, "UUID", "uuid", "(?:GPU-)?(.+)", "GPU-$1"))
     labels = "model, serial, pci_bus_id, driver_version, cuda_version, vbios_version"
-    yield Rule("stallscope_gpu_info", NVIDIA_SMI.with_labels(labels, renamed("nvidia_smi_gpu_info", "model", "name")))
-    yield from rules_of(NVIDIA_SMI, _NVIDIA_SMI_READINGS)
+    yield Rule(
+        "stallscope_gpu_info", NVIDIA_SMI.with_labels(labels, NVIDIA_SMI.relabelled("nvidia_smi_gpu_info", "model"))
+    )
+    yield from NVIDIA_SMI.readings()
     yield Rule("stallscope_gpu_xid_events_total", NVIDIA_SMI.of_each_with("xid", "nvidia_smi_xid_errors_total"))
     yield Rule(
         "stallscope_gpu_xid_last_timestamp_seconds",
@@ -718,31 +964,13 @@ def nvidia_smi() -> Iterator[Rule]:
     )
 
 
-_NVITOP_READINGS: Readings = (
-    ("stallscope_gpu_utilization_ratio", {}, ("gpu_utilization_Percentage / 100 <= 1",)),
-    ("stallscope_gpu_memory_utilization_ratio", {}, ("gpu_memory_utilization_Percentage / 100 <= 1",)),
-    ("stallscope_gpu_memory_used_bytes", {}, (f"gpu_memory_used_MiB * {MEBI}",)),
-    ("stallscope_gpu_memory_total_bytes", {}, (f"gpu_memory_total_MiB * {MEBI}",)),
-    ("stallscope_gpu_power_watts", {}, ("gpu_power_usage_W",)),
-    ("stallscope_gpu_power_limit_watts", {}, ("gpu_power_limit_W",)),
-    ("gpu:unmetered_power:watts", {}, ("gpu_power_usage_W",)),
-    ("stallscope_gpu_temperature_celsius", {"sensor": "gpu"}, ("gpu_temperature_C",)),
-    ("stallscope_gpu_clock_hertz", {"clock": "sm"}, ("gpu_clock_sm_MHz * 1e6",)),
-    ("stallscope_gpu_clock_hertz", {"clock": "memory"}, ("gpu_clock_memory_MHz * 1e6",)),
-    ("gpu:pcie_receive:bytes_per_second", {}, (f"gpu_pcie_rx_throughput_MiBps * {MEBI}",)),
-    ("gpu:pcie_transmit:bytes_per_second", {}, (f"gpu_pcie_tx_throughput_MiBps * {MEBI}",)),
-    ("gpu:nvlink_receive:bytes_per_second", {}, (f"gpu_nvlink_total_rx_throughput_MiBps * {MEBI}",)),
-    ("gpu:nvlink_transmit:bytes_per_second", {}, (f"gpu_nvlink_total_tx_throughput_MiBps * {MEBI}",)),
-)
-
-
 def nvitop() -> Iterator[Rule]:
     """nvitop-exporter: whole GPUs, with their processes."""
     named = renamed('gpu_memory_total_MiB{uuid=~"GPU-.+"}', "gpu", "index")
-    yield NVITOP.found(renamed(named, "UUID", "uuid"), "hostname")
-    described = renamed("gpu_memory_total_MiB", "model", "devicename")
+    yield from NVITOP.found(renamed(named, "UUID", "uuid"), "hostname")
+    described = NVITOP.relabelled("gpu_memory_total_MiB", "model")
     yield Rule("stallscope_gpu_info", NVITOP.with_labels("model", described))
-    yield from rules_of(NVITOP, _NVITOP_READINGS)
+    yield from NVITOP.readings()
     held = "count by (cluster, uuid) (\n  group by (cluster, uuid, pid) (process_gpu_memory_MiB)\n)"
     yield Rule(
         "stallscope_gpu_processes",
@@ -755,51 +983,61 @@ def nvitop() -> Iterator[Rule]:
     )
 
 
-def _amd(name: str, factor: str = "") -> tuple[str, ...]:
-    """A series of AMD's exporter, which may be told to begin all names with amd_."""
-    return tuple(f"{prefix}{name}{factor}" for prefix in ("", "amd_"))
-
-
-_AMD_READINGS: Readings = (
-    ("stallscope_gpu_utilization_ratio", {}, _amd("gpu_gfx_activity", " / 100 <= 1")),
-    ("stallscope_gpu_memory_utilization_ratio", {}, _amd("gpu_umc_activity", " / 100 <= 1")),
-    ("stallscope_gpu_memory_used_bytes", {}, _amd("gpu_used_vram", f" * {MEBI}")),
-    ("stallscope_gpu_memory_total_bytes", {}, _amd("gpu_total_vram", f" * {MEBI}")),
-    (
-        "stallscope_gpu_power_watts",
-        {},
-        (*_amd("gpu_package_power"), *_amd("gpu_average_package_power"), *_amd("gpu_power_usage")),
-    ),
-    ("stallscope_gpu_energy_joules_total", {}, _amd("gpu_energy_consumed", " / 1e6")),
-    (
-        "stallscope_gpu_temperature_celsius",
-        {"sensor": "gpu"},
-        (*_amd("gpu_junction_temperature"), *_amd("gpu_edge_temperature")),
-    ),
-    ("stallscope_gpu_temperature_celsius", {"sensor": "memory"}, _amd("gpu_memory_temperature")),
-    ("stallscope_gpu_pcie_replays_total", {}, _amd("pcie_replay_count")),
-    ("stallscope_gpu_ecc_errors_total", {"kind": "corrected"}, _amd("gpu_ecc_correct_total")),
-    ("stallscope_gpu_ecc_errors_total", {"kind": "uncorrected"}, _amd("gpu_ecc_uncorrect_total")),
-)
-
-
 def amd() -> Iterator[Rule]:
     """AMD's device-metrics-exporter."""
-    seen = first_of(*_amd("gpu_total_vram"))
+    seen = first_of(*AMD.identified)
     numbered = label_join(renamed(seen, "gpu", "gpu_id"), "UUID", "/", *AMD.keys)
-    # Exported only where it is asked for, and all zeros in a virtual machine.
-    yield AMD.found(renamed(numbered, "UUID", "gpu_uuid", "(.*[1-9a-f].*)"), "hostname")
+    # Exported only where it is configured, and all zeros in a virtual machine.
+    yield from AMD.found(renamed(numbered, "UUID", "gpu_uuid", "(.*[1-9a-f].*)"), "hostname")
     yield Rule(
         "stallscope_gpu_info",
-        AMD.with_labels("model, serial, driver_version, vbios_version", described(seen)),
+        AMD.with_labels("model, serial, driver_version, vbios_version", AMD.relabelled(seen, "model", "serial")),
     )
-    yield owners(AMD, _amd("gpu_total_vram"), {"slurm_job": "job_id", "user": "job_user"})
-    yield from rules_of(AMD, _AMD_READINGS)
+    yield owners(AMD, AMD.seen, {"slurm_job": "job_id", "user": "job_user"})
+    yield from AMD.readings()
 
 
-def described(seen: str) -> str:
-    """AMD's labels of a GPU under our names."""
-    return renamed(renamed(seen, "model", "card_series"), "serial", "serial_number")
+def omnistat() -> Iterator[Rule]:
+    """Omnistat, whose cards have a number on their host and no UUID."""
+    (seen,) = OMNISTAT.identified
+    numbered = with_host(renamed(seen, "gpu", "card"))
+    yield from OMNISTAT.found(label_join(numbered, "UUID", "/", "host", "card"))
+    yield Rule(
+        "stallscope_gpu_info",
+        OMNISTAT.with_labels(
+            "model, serial, driver_version, vbios_version",
+            OMNISTAT.relabelled("rocm_version_info", "model", "driver_version", "vbios_version"),
+        ),
+    )
+    named = renamed('rmsjob_info{jobid!=""}', "slurm_job", "jobid")
+    jobs = f"group by ({TARGET}, slurm_job, user) (\n{block(named)}\n)"
+    held = (
+        f"{seen}\n* on ({TARGET}) group_left (slurm_job, user)\n"
+        f"  (\n{block(jobs, 4)}\n    and on ({TARGET})\n"
+        f"      count by ({TARGET}) (\n{block(jobs, 8)}\n      ) == 1\n  )"
+    )
+    yield Rule(
+        "stallscope_gpu_owner_info",
+        OMNISTAT.with_labels("slurm_job, user", held),
+        comment="The only job on a node holds all its GPUs. Which of several jobs holds a GPU is unknown.",
+    )
+    yield from OMNISTAT.readings()
+
+
+def ceems() -> Iterator[Rule]:
+    """CEEMS, which measures no GPU but knows which job holds it."""
+    flag = 'ceems_compute_unit_gpu_index_flag{manager="slurm",gpuuuid!=""} > 0'
+    named = label_join(renamed(flag, "slurm_job", "uuid"), "part", "/", "gpuuuid", "gpuiid")
+    named = renamed(named, "part", "part", "(.*)/")
+    yield Rule(
+        "stallscope_gpu_owner_info",
+        f"max by ({SUBJECT}, slurm_job) (\n"
+        + block(f"group by (cluster, part, slurm_job) (\n{block(named)}\n)", 4)
+        + "\n  * on (cluster, part) group_left (job, instance, gpu, uuid, mig, measured_by)\n"
+        + block(renamed("gpu:identity:info", "part", "uuid"), 4)
+        + "\n)",
+        comment="The Slurm job that holds a GPU which another exporter measures. Two jobs may share a GPU.",
+    )
 
 
 _DISKS = 'device!~"(dm-|md|loop|ram|zram|sr|drbd|nbd|rbd|zd).*"'
@@ -807,6 +1045,22 @@ _NICS = 'device!~"(lo|veth|docker|br-|virbr|cni|cali|flannel|cilium|lxc|vxlan|tu
 _NFS = "node_mountstats_nfs_operations"
 _PAGE = "4096"
 """Bytes; the least of any machine that has GPUs. Others swap more than is told."""
+
+
+def placed(found: str, *labels: str) -> str:
+    """Pages of hosts under the job and instance of our exporter on the host, else of the exporter of its GPUs.
+
+    Args:
+        found: series with `key`, one for each page.
+        labels: those of `host` and `hostname` that may name the host, the preferred one first.
+    """
+    ways = [
+        f"  {found}\n* on (cluster, {label}) group_left (job, instance)\n"
+        + block(known if label == "host" else renamed(known, "hostname", "host"))
+        for known in ("host:exporter:info", "host:gpus:info")
+        for label in labels
+    ]
+    return "\nor on (cluster, key)\n".join(block(way) for way in ways)
 
 
 def node() -> Iterator[Rule]:
@@ -822,16 +1076,9 @@ def node() -> Iterator[Rule]:
         {"measured_by": NODE},
         "1 for each host that node_exporter tells of.",
     )
-    ways = [
-        f"  host:found:info\n* on (cluster, {label}) group_left (job, instance)\n"
-        + block(known if label == "host" else renamed(known, "hostname", "host"))
-        for known in ("host:exporter:info", "host:gpus:info")
-        for label in ("host", "hostname")
-    ]
-    mapped = "\nor on (cluster, key)\n".join(block(way) for way in ways)
     yield Rule(
         "host:placed:info",
-        f"topk by (cluster, job, instance) (1,\n{block(mapped)}\n)",
+        f"topk by ({TARGET}) (1,\n{block(placed('host:found:info', 'host', 'hostname'))}\n)",
         comment="Those with an exporter of ours or with GPUs of another, under its job and instance; other machines "
         "are none of our business.",
     )
@@ -921,6 +1168,57 @@ def node() -> Iterator[Rule]:
             )
 
 
+def nccl() -> Iterator[Rule]:
+    """NCCL Inspector, whose files node_exporter's textfile collector exports with its own page."""
+    duration, bandwidth = "nccl_collective_exec_time_microseconds", "nccl_bus_bandwidth_gbs"
+
+    def page(expression: str) -> str:
+        # A target that has a label `node` of its own, without honor_labels.
+        named = renamed(renamed(expression, "hostname", "node"), "hostname", "exported_node")
+        numbered = renamed(renamed(named, "gpu", "gpu", "GPU(.+)"), "gpu", "exported_gpu", "GPU(.+)")
+        return label_join(with_host(numbered), "key", "/", "job", "instance", "hostname")
+
+    def fresh(family: str) -> str:
+        # A file outlives a job that was killed, and then its values stay the same.
+        return f"{family} and changes({family}[5m]) > 1"
+
+    def of_gpu(expression: str, labels: str = "") -> str:
+        kept = f", {labels}" if labels else ""
+        return (
+            f"max by ({TARGET}, gpu{kept}, measured_by) (\n{block(expression, 4)}\n"
+            "  * on (cluster, key) group_left (job, instance, measured_by)\n"
+            "    host:collectives_placed:info\n"
+            ")"
+        )
+
+    yield Rule(
+        "host:collectives_found:info",
+        f"group by ({TARGET}, key, host, hostname) (\n{block(page(duration))}\n)",
+        {"measured_by": NCCL},
+        "1 for each node on each page with metrics of NCCL Inspector.",
+    )
+    yield Rule(
+        "host:collectives_placed:info",
+        placed("host:collectives_found:info", "hostname", "host"),
+        comment="The same under the job and instance of the node's GPUs: by its own name for the node, which is the "
+        "pod's name in a container, else by the target's address.",
+    )
+    yield Rule(
+        "gpu:collectives:seconds",
+        of_gpu("sum by (cluster, key, gpu) (\n" + block(f"{page(fresh(duration))} / 1e6") + "\n)"),
+        comment="Seconds that one collective of each kind takes on the GPU: a kind is an operation on a communicator "
+        "with a message size. Only of jobs whose values change, as each dump of the Inspector changes them.",
+    )
+    yield Rule(
+        "gpu_collective:bus_bandwidth:bytes_per_second",
+        of_gpu(
+            "min by (cluster, key, gpu, collective, n_nodes) (\n" + block(f"{page(fresh(bandwidth))} * 1e9") + "\n)",
+            "collective, n_nodes",
+        ),
+        comment="Bus bandwidth of the slowest kind of each collective.",
+    )
+
+
 FILES: dict[str, tuple[str, Callable[[], Iterator[Rule]]]] = {
     "canonical": (
         "What other exporters tell, under our names (label `measured_by`): whose word counts, and counters of gauges.",
@@ -930,7 +1228,10 @@ FILES: dict[str, tuple[str, Callable[[], Iterator[Rule]]]] = {
     "canonical_nvidia_gpu_exporter": ("nvidia_gpu_exporter's series under our names.", nvidia_smi),
     "canonical_nvitop": ("nvitop-exporter's series of GPUs under our names.", nvitop),
     "canonical_amd": ("The series of AMD's device-metrics-exporter under our names.", amd),
+    "canonical_omnistat": ("Omnistat's series under our names.", omnistat),
+    "canonical_ceems": ("The holders of GPUs that CEEMS exports, under our names.", ceems),
     "canonical_node_exporter": ("node_exporter's series under our names.", node),
+    "canonical_nccl_inspector": ("NCCL Inspector's metrics under our names.", nccl),
 }
 
 

@@ -12,7 +12,7 @@ import yaml
 
 from stallscope.catalogue import FAMILIES, Family
 from tests.promql_names import Matcher, Selector, names_in
-from tests.rules.rulebook import RULE_FILES
+from tests.rules.rulebook import CANONICAL_FILES, RULE_FILES
 
 TARGET_LABELS = {"cluster", "job", "instance", "namespace"}
 OWN_LABELS = {"cause", "tier", "domain", "missing", "name", "job_class", "le", "class", "action"}
@@ -50,6 +50,8 @@ def rules(paths: tuple[Path, ...] = RULE_FILES) -> list[dict[str, Any]]:
 READ = frozenset(metric for rule in rules() for metric in names_in(rule["expr"]).metrics)
 """What rules and alerts ask for."""
 RECORDED = frozenset(rule["record"] for rule in rules() if "record" in rule)
+_ADAPTED = frozenset(rule["record"] for rule in rules(CANONICAL_FILES))
+"""What the adapters of other exporters record."""
 LABELS = frozenset(
     TARGET_LABELS
     | OWN_LABELS
@@ -61,7 +63,7 @@ LABELS = frozenset(
 
 def is_known(metric: str) -> bool:
     """Whether there is such a series."""
-    return metric in BY_SERIES_NAME or metric in RECORDED or metric in SERVER_SERIES
+    return metric in BY_SERIES_NAME or metric in RECORDED or metric in _ADAPTED or metric in SERVER_SERIES
 
 
 def selects_something(selector: Selector) -> bool:

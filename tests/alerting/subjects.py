@@ -19,9 +19,12 @@ SEVERITIES: dict[str, str] = {
 }
 """Every alert about a run, a GPU or a node, at its gravest."""
 OF_THE_SERVER = frozenset(
-    ("Watchdog", "StallscopeThresholdMissing", "StallscopeRulesMissing", "StallscopeRulesFailing")
+    (
+        *("Watchdog", "StallscopeThresholdMissing", "StallscopeRulesMissing", "StallscopeRulesFailing"),
+        "StallscopeExporterUnusable",
+    )
 )
-"""Those about Prometheus and its rules."""
+"""Those about Prometheus, its rules and what it scrapes."""
 
 RUN = {"namespace": "vision", "run": "bert"}
 NODE = {"instance": "n1:19400"}

@@ -27,6 +27,7 @@ CORRECTIVE_WORDS = {
     "StallscopeSourceFailing": ("log", "--no-collector"),
     "StallscopeReportsRejected": ("Correct the sender", "limit"),
     "StallscopeRequestsRefused": ("correct that client", "close the port"),
+    "StallscopeExporterUnusable": ("version", "keep the label", "remove one", "label cluster"),
     "StallscopeThresholdMissing": ("Restore", "reload"),
     "Watchdog": ("check Prometheus", "Alertmanager"),
 }
