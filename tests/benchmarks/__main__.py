@@ -21,6 +21,7 @@ from tests.benchmarks import (
     status_page,
     top,
     training_step,
+    unmodified_loop,
 )
 from tests.benchmarks.processes import CLIENT_PROCESSOR
 
@@ -59,7 +60,7 @@ def main() -> None:
     options = parser.parse_args()
     today = dt.datetime.now(dt.timezone.utc).date()
     before = load()
-    parts = ["### The shim", shim_cost.table().strip(), training_step.table().strip()]
+    parts = ["### The shim", shim_cost.table().strip(), training_step.table().strip(), unmodified_loop.table().strip()]
     # Prometheus may use every processor.
     rule_cost = ["### Rules", rules.table(), "### A cluster that is scraped", scraped_cluster.table()]
     reading = ["### Reading a run back", reading_back.table(), "### stallscope report", report.table()]

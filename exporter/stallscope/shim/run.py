@@ -503,6 +503,14 @@ class Run:
         return not self.silent and self._state in vocabulary.LAST_STATES
 
     @property
+    def overhead(self) -> float:
+        """Seconds that the shim has cost so far, about."""
+        step_cost, phase_cost = (0.0, 0.0) if self._scripted else costs()
+        phases = self.timeline.phases.values()
+        occurrences = sum(phase.occurrences for phase in phases if phase.name not in self._measured_phases)
+        return self._overhead + self.timeline.steps * step_cost + occurrences * phase_cost
+
+    @property
     def is_scripted(self) -> bool:
         """Whether the run has a clock of its own, which knows nothing of what the shim costs."""
         return self._scripted
@@ -730,13 +738,9 @@ class Run:
         sent = self._clock.time()
         if abs((start := sent - (now - self._begun)) - self._start) > _CLOCK_SET:
             self._start = start  # so that all times of one report go by the same clock
-        step_cost, phase_cost = (0.0, 0.0) if self._scripted else costs()
-        overhead = self._overhead + timeline.steps * step_cost
         phases = []
         for phase in timeline.phases.values():
             if phase.occurrences or phase.seconds or phase.gpu_seconds is not None:
-                if phase.name not in self._measured_phases:
-                    overhead += phase.occurrences * phase_cost
                 gpu = "" if phase.gpu_seconds is None else f',"gpu_seconds":{phase.gpu_seconds:.6f}'
                 phases.append(
                     f'{quoted(phase.name)}:{{"seconds":{phase.seconds:.6f},"occurrences":{phase.occurrences},'
@@ -748,7 +752,7 @@ class Run:
             "slow_steps": timeline.slow_steps.count,
             "slow_step_excess_seconds": timeline.slow_steps.excess,
             "nonfinite_losses": self._nonfinite,
-            "shim_overhead_seconds": overhead,
+            "shim_overhead_seconds": self.overhead,
         }
         steps = ""
         if timeline.first_step is not None and timeline.last_step is not None:

@@ -190,11 +190,11 @@ def _observed(run: Run, *parts: Iterable[Any], counts_samples: bool = True) -> L
         calls=_patches.calls,
         reduced=_patches.reduced,
         before=_patches.before,
+        direct=_patches.direct,
         has_optimizers=_patches.has_optimizers or _waiting_since is None,
         counts_samples=counts_samples,
     )
     loop.gpu_found = _patches.on_gpu
-    _patches.loop = loop
     return loop
 
 

@@ -1,99 +1,110 @@
-"""Measure what observing a PyTorch loop costs in its phases.
+"""Measure what observing a PyTorch loop costs, in the loop itself.
 
-A tight loop would show a third of it: between two phases the training replaces what the processor's caches held. So
-one phase is played and timed at each report, each kind in its turn, with the caches as the training left them.
+A tight loop of the same calls would show a fifth of it: the training replaces what the caches held in between. So for a
+few steps after each report, each call of the loop's observer is timed, without the work that it contains.
 """
 
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from stallscope.shim.run import Run
-
 if TYPE_CHECKING:
     from stallscope.shim.integrations.pytorch_loop import Loop
-    from stallscope.shim.timeline import Timeline
 
-_MEMORY = 8
-"""Readings over which a cost is averaged."""
-
-
-class _Calls:
-    """Stands for the observed calls of modules, of which there are none."""
-
-    def __init__(self) -> None:
-        self.ignored = False
-        self.listener: Any = None
+_STEPS = 8
+"""Steps that are timed after each report."""
+_SKIPPED = 2
+"""Steps before them, in which the caches lack this code too."""
 
 
-class _Iterator:
-    """Stands for a loader's iterator."""
+class TimedLoop:
+    """Stands in for a loop, and times its calls."""
 
-
-class Costs:
-    """Costs of one occurrence of each phase, in seconds, by the phase's name."""
-
-    def __init__(self, make: Callable[..., Loop]) -> None:
-        """Prepare a loop that no report contains.
+    def __init__(self, loop: Loop, direct: Callable[[Any], None]) -> None:
+        """Prepare to time.
 
         Args:
-            make: the class of loops.
+            loop: observes.
+            direct: directs what happens to an observer, this one or the loop.
         """
-        self.seconds: dict[str, float] = {}
-        """Seconds of one occurrence, by phase."""
-        run = Run("", clock=time, sender=lambda _: None, gpus=(), interval=1e9, head_start=0.0)
-        self._loop = make(run, calls=_Calls())
-        self._module = torch.nn.Module()
-        self._module.register_parameter("weight", torch.nn.Parameter(torch.zeros(1)))
-        self._iterator = _Iterator()
-        self._batch = (torch.zeros(1),)
-        self._occurrences: dict[str, int] = {}
-        self._parts: deque[tuple[str, Callable[[], object]]] = deque(
-            [
-                ("data_wait", lambda: self._loop.next_batch(self._iterator, self._fetch)),
-                ("forward", self._call),
-                ("backward", lambda: self._loop.backward(self._fetch, (), {})),
-                ("optimizer", self._step),
-            ]
-        )
-        for number in range(3 * len(self._parts)):
-            if number == 2 * len(self._parts):  # the first ones took other ways
-                self.seconds.clear()
-            self._play()
+        self._loop = loop
+        self._direct = direct
+        self._clock = time.perf_counter
+        self._inner = 0.0
+        self._seconds = 0.0
+        self._first = self._last = self._reported = 0
+        self._skipped = 0
+        self._is_timing = False
+        self.run = loop.run
 
-    def add(self, timeline: Timeline) -> float:
-        """Measure one kind of phase, and return the seconds that all phases since the last call cost."""
-        if torch.is_grad_enabled():
-            self._play()
-        added = 0.0
-        for name, seconds in self.seconds.items():
-            occurrences = timeline.phase(name).occurrences
-            added += max(occurrences - self._occurrences.get(name, 0), 0) * seconds
-            self._occurrences[name] = occurrences
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loop, name)
+
+    def added(self) -> float:
+        """Return the seconds that the steps since the last call cost, and time the next ones."""
+        steps = self._loop.optimizer_steps
+        timed = (self._last if not self._is_timing else steps) - self._first
+        added = self._seconds / timed * (steps - self._reported) if timed > 0 else 0.0
+        if timed > 0 or not self._is_timing:
+            self._first, self._reported, self._seconds, self._skipped = steps, steps, 0.0, _SKIPPED
+            self._is_timing = True
+            self._direct(self)
         return added
 
-    def _play(self) -> None:
-        """Play and time one phase; those that follow at once would find its memory in the caches."""
-        name, part = self._parts[0]
-        self._parts.rotate(-1)
-        began = time.perf_counter()
-        part()
-        seconds = time.perf_counter() - began
-        before = self.seconds.get(name, seconds)
-        self.seconds[name] = before + (seconds - before) / _MEMORY
+    def next_batch(self, iterator: Any, following: Callable[[Any], Any]) -> Any:
+        """Time a fetch."""
+        return self._timed(lambda function: self._loop.next_batch(iterator, function), following)
 
-    def _call(self) -> None:
-        self._loop.begin_forward(self._module, self._batch, {})
+    def backward(self, function: Callable[..., Any], arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        """Time a backward pass."""
+        return self._timed(lambda inner: self._loop.backward(inner, arguments, options), function)
+
+    def begin_forward(self, module: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> bool:
+        """Time the beginning of a module's call."""
+        began = self._clock()
+        result = self._loop.begin_forward(module, arguments, options)
+        self._seconds += self._clock() - began
+        return result
+
+    def end_forward(self) -> None:
+        """Time its end."""
+        began = self._clock()
         self._loop.end_forward()
+        self._seconds += self._clock() - began
 
-    def _step(self) -> None:
-        self._loop.begin_optimizer(self)
-        self._loop.end_optimizer(self)
+    def begin_optimizer(self, optimizer: Any) -> None:
+        """Time the beginning of an optimizer's step."""
+        began = self._clock()
+        self._loop.begin_optimizer(optimizer)
+        self._seconds += self._clock() - began
 
-    def _fetch(self, *_: Any) -> Any:
-        return self._batch
+    def end_optimizer(self, optimizer: Any) -> None:
+        """Time its end, which may be the last that is timed."""
+        began = self._clock()
+        self._loop.end_optimizer(optimizer)
+        self._seconds += self._clock() - began
+        self._last = self._loop.optimizer_steps
+        if self._skipped:
+            self._skipped -= 1
+            self._first, self._seconds = self._last, 0.0
+        elif self._last - self._first >= _STEPS:
+            self._is_timing = False
+            self._direct(self._loop)
+
+    def _timed(self, observed: Callable[[Callable[..., Any]], Any], function: Callable[..., Any]) -> Any:
+        clock = self._clock
+
+        def inner(*arguments: Any, **options: Any) -> Any:
+            began = clock()
+            try:
+                return function(*arguments, **options)
+            finally:
+                self._inner += clock() - began
+
+        began, self._inner = clock(), 0.0
+        try:
+            return observed(inner)
+        finally:
+            self._seconds += clock() - began - self._inner

@@ -17,7 +17,7 @@ import torch
 from torch.nn.modules.loss import _Loss
 
 from stallscope.shim.integrations.pytorch_batches import Pass
-from stallscope.shim.integrations.pytorch_cost import Costs
+from stallscope.shim.integrations.pytorch_cost import TimedLoop
 from stallscope.shim.integrations.pytorch_device import DeviceClock, ReducerClock, Span, tell_allocator
 from stallscope.shim.integrations.pytorch_forward import ModuleCalls
 from stallscope.shim.integrations.pytorch_input import LoopInput
@@ -105,6 +105,7 @@ class Loop:
         calls: ModuleCalls,
         reduced: Iterable[Any] = (),
         before: Before | None = None,
+        direct: Callable[[Any], None] | None = None,
         has_optimizers: bool = True,
         counts_samples: bool = True,
     ) -> None:
@@ -118,6 +119,7 @@ class Loop:
             calls: the observed calls of modules.
             reduced: models whose gradients `DistributedDataParallel` reduces over ranks.
             before: what happened before the loop began.
+            direct: directs what happens to another observer for a while.
             has_optimizers: whether the program has optimizers of PyTorch.
             counts_samples: whether to count samples by the size of batches.
         """
@@ -182,7 +184,8 @@ class Loop:
         self._closing = 0  # the one that was the last of its cycle
         self._backwards = 0  # since an optimizer stepped
         self._backwards_before = 0  # when the present one began to
-        self._optimizer_steps = 0
+        self.optimizer_steps = 0
+        """Steps of optimizers."""
         self._skipped = 0
         self._inside: list[int] = []
         self._optimizer_span: Span | None = None
@@ -192,8 +195,11 @@ class Loop:
         self._reducers: weakref.WeakKeyDictionary[Any, ReducerClock] = weakref.WeakKeyDictionary()
         self._graphs = _compiled_graphs() or 0
         self._precision_known = bool(getattr(run, "_precision", ()))
-        self._costs: Costs | None = None
-        calls.listener = self
+        self._timed: TimedLoop | None = None if direct is None or run.is_scripted else TimedLoop(self, direct)
+        if direct is not None:
+            direct(self)
+        if self._timed is not None:
+            self._timed.added()
         run.watch(self._refresh)
 
     @property
@@ -209,6 +215,7 @@ class Loop:
     def close(self) -> None:
         """Stop observing."""
         self._closed = True
+        self._timed = None
         self._timeline.held = False
         self._input.end()
         self._leave_optimizers()
@@ -782,7 +789,7 @@ class Loop:
             tolerate(error, "observing an optimizer")
 
     def _stepped_with(self, key: int, optimizer: Any) -> None:
-        self._optimizer_steps += 1
+        self.optimizer_steps += 1
         self._backwards = 0
         self._newest = key
         self._stepped = self._timeline.mark
@@ -848,10 +855,10 @@ class Loop:
         if not self._own():
             return function(scaler, *arguments, **options)
         self._updates = None
-        before = self._optimizer_steps
+        before = self.optimizer_steps
         result = function(scaler, *arguments, **options)
         if scaler.is_enabled():
-            self._skipped += self._optimizer_steps == before
+            self._skipped += self.optimizer_steps == before
             self.run.report(amp_skipped_steps=self._skipped)
         return result
 
@@ -1004,19 +1011,14 @@ class Loop:
             before, self._graphs = self._graphs, graphs
             self.run.add("recompilations", graphs - before if graphs >= before else graphs)
         self._look_for_gpu()
-        self._measure_costs()
+        if self._timed is not None:
+            self.run.add_overhead(self._timed.added(), _TIMED)
         if self.device is not None:
             self.device.read()
             tell_allocator(torch.cuda, self.run)
             for model in self._reduced:
                 if waited := self._reducers.setdefault(model, ReducerClock()).read(model):
                     self.device.move("backward", "communication", waited)
-
-    def _measure_costs(self) -> None:
-        if self._optimizer_steps and not self.run.is_scripted:
-            if self._costs is None:
-                self._costs = Costs(Loop)
-            self.run.add_overhead(self._costs.add(self._timeline), self._costs.seconds)
 
     def _finish(self) -> None:
         """Count the last step, where the loop was left before it asked for another batch."""
@@ -1039,6 +1041,8 @@ class Loop:
 _EVALUATED = (*STEP_PHASES, "initialization")
 """Phases whose time may turn out to have been an evaluation."""
 _BETWEEN = ("initialization", "other")
+_TIMED = ("data_wait", "forward", "backward", "optimizer")
+"""Phases of which the cost is measured."""
 
 
 def _compiled_graphs() -> int | None:
