@@ -790,7 +790,8 @@ TRAINING_FAMILIES = (
         "shim_overhead_seconds_total",
         _COUNTER,
         "Time that the shim itself took inside the loop: reports as measured, "
-        "steps and phases by what one costs on this machine.",
+        "steps and phases by what one costs on this machine; in an unmodified PyTorch loop, "
+        "phases by what those of a few steps after each report cost.",
     ),
 )
 
