@@ -203,11 +203,6 @@ class Loop:
         run.watch(self._refresh)
 
     @property
-    def over(self) -> bool:
-        """Whether the run has ended, or belongs to the process that this one was forked from."""
-        return self.run.silent
-
-    @property
     def misses_steps(self) -> bool:
         """Whether gradients were computed, and no step was found."""
         return self._is_owner and self._timeline.steps == 0
@@ -243,11 +238,16 @@ class Loop:
         """Let a loader's iterator return its next batch."""
         found = self._pass
         if found is None or found.iterator() is not iterator or not self._is_training(found):
-            found = self._pass = self._begin_fetch(iterator)
+            found = self._begin_fetch(iterator)
             if found is None:
                 return following(iterator)
-            if found.is_prefetched or found.is_evaluated:
-                return self._other_batch(found, iterator, following)
+            if found.is_prefetched:
+                batch = self._prefetched(following, iterator)
+                self._take(found, batch)
+                return batch
+            if found.is_evaluated:
+                return self._evaluated_batch(found, iterator, following)
+            self._pass = found
         self._exhausted = True
         wait, calls = self._wait, self._calls
         self._begin_wait(wait)
@@ -267,17 +267,15 @@ class Loop:
         self._take(found, batch)
         return batch
 
-    def _other_batch(self, found: Pass, iterator: Any, following: Callable[[Any], Any]) -> Any:
-        """Return a batch that the loop doesn't train from."""
+    def _evaluated_batch(self, found: Pass, iterator: Any, following: Callable[[Any], Any]) -> Any:
+        """Return a batch of an evaluation."""
+        self._pass = None
         self._exhausted = False
         try:
-            batch = self._prefetched(following, iterator) if found.is_prefetched else following(iterator)
+            return following(iterator)
         except BaseException as error:
             self._end_pass(found, iterator, error)
             raise
-        if found.is_prefetched:
-            self._take(found, batch)
-        return batch
 
     def _is_training(self, found: Pass) -> bool:
         """Return whether a pass that trains goes on as it did with its last batch, which needs no decision."""
@@ -319,7 +317,8 @@ class Loop:
         made.ended = self._timeline.now()
         made.iterator = weakref.ref(iterator)
         self._passes[iterator] = made
-        self._pass = None
+        if not made.is_prefetched:
+            self._pass = None
         if made.trains is False and self._evaluating is not None and self._evaluating.iterator is None:
             self._follow(iterator)
 
@@ -365,8 +364,6 @@ class Loop:
     @guarded
     def _end_pass(self, found: Pass, iterator: Any, error: BaseException) -> None:
         """A pass has no more batches, or failed."""
-        if found.is_prefetched:
-            return
         if found.is_evaluated:
             evaluating = self._evaluating
             if evaluating is not None and evaluating.iterator is not None and evaluating.iterator() is iterator:
