@@ -11,7 +11,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from stallscope.report import Report, parse
+from stallscope.report import Report, ReportError, parse
 
 SHARE = 0.03
 SECONDS = 0.02
@@ -97,7 +97,8 @@ def style(program: Path) -> str:
 
 def judge(program: Path, bare: Run, watched: Run, disabled: bool = False) -> Result:
     """Compare a program's two runs with each other, and its reports with its truth unless nothing is reported."""
-    ranks = _ranks(watched)
+    reports, refused = _reports(watched)
+    ranks = _ranks(watched, reports)
     problems: list[str] = []
     if not ranks:
         problems.append("the program recorded no truth: " + _last_line(watched.folder / "stderr"))
@@ -114,7 +115,7 @@ def judge(program: Path, bare: Run, watched: Run, disabled: bool = False) -> Res
             if phase.is_wrong:
                 problems.append(f"{who}{name} {phase.true:.3f} s, reported {phase.reported:.3f} s")
                 noise = noise and phase.error < _NOISE
-    others = []
+    others = [f"the exporter refuses a report: {why}" for why in sorted(refused)]
     if bare.exit_code != watched.exit_code:
         others.append(
             f"exit code {bare.exit_code}, watched {watched.exit_code}: {_last_line(watched.folder / 'stderr')}"
@@ -141,11 +142,22 @@ def judge(program: Path, bare: Run, watched: Run, disabled: bool = False) -> Res
     )
 
 
-def _ranks(run: Run) -> tuple[Rank, ...]:
-    newest: dict[int, Report] = {}
-    for payload in run.payloads:
-        report = parse(payload)
-        newest[report.rank] = report
+def _reports(run: Run) -> tuple[dict[int, Report], set[str]]:
+    """Return each rank's newest report, and why others were refused."""
+    read = [_read(payload) for payload in run.payloads]
+    return {report.rank: report for report in read if isinstance(report, Report)}, {
+        why for why in read if isinstance(why, str)
+    }
+
+
+def _read(payload: bytes) -> Report | str:
+    try:
+        return parse(payload)
+    except ReportError as error:
+        return str(error)
+
+
+def _ranks(run: Run, newest: Mapping[int, Report]) -> tuple[Rank, ...]:
     records = [json.loads(path.read_text()) for path in sorted(run.folder.glob("truth-*.json"))]
     return tuple(_rank(record, newest.get(record["rank"]), len(records) > 1) for record in records)
 

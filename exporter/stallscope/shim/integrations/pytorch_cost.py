@@ -32,7 +32,6 @@ class TimedLoop:
         self._loop = loop
         self._direct = direct
         self._clock = time.perf_counter
-        self._inner = 0.0
         self._seconds = 0.0
         self._first = self._last = self._reported = 0
         self._skipped = 0
@@ -94,17 +93,18 @@ class TimedLoop:
             self._direct(self._loop)
 
     def _timed(self, observed: Callable[[Callable[..., Any]], Any], function: Callable[..., Any]) -> Any:
-        clock = self._clock
+        clock, contained = self._clock, 0.0
 
         def inner(*arguments: Any, **options: Any) -> Any:
+            nonlocal contained
             began = clock()
             try:
                 return function(*arguments, **options)
             finally:
-                self._inner += clock() - began
+                contained += clock() - began
 
-        began, self._inner = clock(), 0.0
+        began = clock()
         try:
             return observed(inner)
         finally:
-            self._seconds += clock() - began - self._inner
+            self._seconds += clock() - began - contained
