@@ -30,7 +30,7 @@ from stallscope.shim.writing import amounts, quoted, texts, values, words
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from types import TracebackType
     from typing import Any, Protocol
 
@@ -151,7 +151,6 @@ class Run:
         self.batch_size: float | None = None
         self.claimed_by = ""
         """The trainer's integration that marks the steps; while there is one, steps of optimizers count for nothing."""
-        self._measured_phases: Container[str] = ()
         self.timeline = Timeline(time.monotonic, self._publish, interval)
         self._phases: dict[str, Phase] = {}
         try:
@@ -278,6 +277,7 @@ class Run:
                 self._epoch_told = True
                 self.gauge("epoch", epoch)
             if step is not None and (done := amount("step", step)) is not None:
+                self.timeline.settle()
                 self._step_offset = int(min(done, _MAX_STEP)) - self.timeline.steps
             if steps_planned is not None or batch_size is not None:
                 self.plan(batch_size, None, None, steps_planned)
@@ -424,6 +424,7 @@ class Run:
         """Call this at each boundary with the number of steps done, until it returns False."""
         if not self.silent:
             self._listeners = [*self._listeners, listener]
+            self.timeline.settle()
             self.timeline.listener = self._hear
 
     def describe(
@@ -453,20 +454,23 @@ class Run:
 
         Should the first one step no more, as one that was only for warming up, another takes its place.
         """
+        self.step_of(id(optimizer))
+
+    def step_of(self, optimizer: int) -> None:
+        """Do the same for the optimizer with this id."""
         if self.silent or self.claimed_by:
             return
-        if self._optimizer != id(optimizer):
+        if self._optimizer != optimizer:
             self._followed += 1
             if self._optimizer is not None and self._followed < _FOLLOWED:
                 return
-            self._optimizer = id(optimizer)
+            self._optimizer = optimizer
         self._followed = 0
         self.timeline.step()
 
-    def add_overhead(self, seconds: float, phases: Container[str]) -> None:
-        """Add what observing cost, from what an integration measures of these phases itself."""
+    def add_overhead(self, seconds: float) -> None:
+        """Add what observing cost beyond the booking of steps and phases, as an integration measured it."""
         self._overhead += seconds
-        self._measured_phases = phases
 
     def gpu_time(self, phase: str, seconds: float) -> None:
         """Add time of a phase by the GPU's clock, where device events measure it: kept beside the host's time.
@@ -495,6 +499,7 @@ class Run:
     @property
     def moment(self) -> float:
         """Up to when time is booked, by the run's monotonic clock."""
+        self.timeline.settle()
         return self.timeline.mark
 
     @property
@@ -506,8 +511,8 @@ class Run:
     def overhead(self) -> float:
         """Seconds that the shim has cost so far, about."""
         step_cost, phase_cost = (0.0, 0.0) if self._scripted else costs()
-        phases = self.timeline.phases.values()
-        occurrences = sum(phase.occurrences for phase in phases if phase.name not in self._measured_phases)
+        self.timeline.settle()
+        occurrences = sum(phase.occurrences for phase in self.timeline.phases.values())
         return self._overhead + self.timeline.steps * step_cost + occurrences * phase_cost
 
     @property
@@ -518,7 +523,10 @@ class Run:
     @property
     def steps_done(self) -> int:
         """Steps done, those before a restored checkpoint included."""
-        return 0 if self.silent else self.timeline.steps + self._step_offset
+        if self.silent:
+            return 0
+        self.timeline.settle()
+        return self.timeline.steps + self._step_offset
 
     @property
     def gpus(self) -> list[dict[str, str]]:
@@ -543,6 +551,7 @@ class Run:
     def silence(self) -> None:
         """Send nothing any more: this is a forked child, or the run could not start."""
         self.silent = True
+        self.timeline.settle()
         self.timeline.due = inf
         self.timeline.listener = None
         self._phases = {}
@@ -671,6 +680,7 @@ class Run:
 
     def _settle_work(self) -> None:
         """Book the work of the steps so far: from now on, each is worth something else."""
+        self.timeline.settle()
         steps = self.timeline.steps - self._work_steps
         self._work_steps = self.timeline.steps
         for key, each in self._per_step.items():
@@ -681,6 +691,7 @@ class Run:
             self.silence()
             return
         timeline = self.timeline
+        timeline.settle()
         timeline.due = now + timeline.interval
         began = now
         cause: str | None = "error"

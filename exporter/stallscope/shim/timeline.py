@@ -76,6 +76,8 @@ class Phase:
     def __enter__(self) -> Phase:  # noqa: PYI034 (no subclass of another kind is meant)
         timeline = self._timeline
         try:
+            if timeline.pending is not None:
+                timeline.settle()
             outer = timeline.current
             if self.opened or outer.outside:
                 if self._stays_hidden(timeline, outer):
@@ -99,6 +101,8 @@ class Phase:
     def __exit__(self, kind: object = None, error: object = None, trace: object = None) -> None:
         timeline = self._timeline
         try:
+            if timeline.pending is not None:
+                timeline.settle()
             if self._hidden or timeline.current is not self:
                 self._leave_oddly(timeline)
                 return
@@ -214,6 +218,7 @@ class Timeline:
         "mark",
         "now",
         "other",
+        "pending",
         "phases",
         "slow_steps",
         "step_seconds",
@@ -234,6 +239,8 @@ class Timeline:
         self.due = inf
         """When the next report is due; never, until the owner says so."""
         self._publish = publish
+        self.pending: Callable[[], None] | None = None
+        """Books what has happened and was only noted so far."""
         self.listener: Callable[[], None] | None = None
         """Called at each boundary, before a report that is due."""
         self.interval = interval
@@ -281,6 +288,8 @@ class Timeline:
             opening: a phase that the next step begins with, opened at the same moment.
         """
         try:
+            if self.pending is not None:
+                self.settle()
             current = self.current
             if current.outside:
                 self._first_boundary()
@@ -320,6 +329,11 @@ class Timeline:
                 self.publish(now)
         except Exception as error:
             tolerate(error, "marking a step")
+
+    def settle(self) -> None:
+        """Book what was only noted so far. Whoever reads or changes the timeline from outside does this first."""
+        if self.pending is not None:
+            self.pending()
 
     @property
     def open(self) -> tuple[Phase, ...]:
@@ -371,6 +385,7 @@ class Timeline:
 
     def snapshot(self) -> Snapshot:
         """Book open time, and return what each phase has by now."""
+        self.settle()
         now = self.now()
         self.current.seconds += now - self.mark
         self.mark = now
@@ -423,6 +438,7 @@ class Timeline:
 
     def publish(self, now: float) -> None:
         """Send the report that is due, unless it is held back."""
+        self.settle()
         if not self.held or now >= self.due + _HELD_AT_MOST:
             self._publish(now)
 

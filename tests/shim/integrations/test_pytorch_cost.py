@@ -45,7 +45,7 @@ def clock() -> Clock:
 def timed(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> TimedLoop:
     monkeypatch.setattr("stallscope.shim.integrations.pytorch_cost.time", SimpleNamespace(perf_counter=clock))
     timed = TimedLoop(Observer(clock), lambda observer: None)  # type: ignore[arg-type]
-    timed.added()
+    timed.added(0)
     for _ in range(2):  # in which the caches lack this code
         timed.end_optimizer(None)
     return timed
@@ -59,7 +59,7 @@ def test_a_steps_cost_is_that_of_its_calls_without_what_they_contain(timed: Time
     for _ in range(4):
         assert timed.next_batch(None, following) == "batch"
         timed.end_optimizer(None)
-    assert timed.added() == pytest.approx(6 * 2.0)
+    assert timed.added(0) == pytest.approx(6 * 2.0)
 
 
 def test_a_fetch_in_another_thread_takes_nothing_from_the_cost(timed: TimedLoop, clock: Clock) -> None:
@@ -79,4 +79,4 @@ def test_a_fetch_in_another_thread_takes_nothing_from_the_cost(timed: TimedLoop,
     assert began.wait(10)
     timed.next_batch(None, fetch_meanwhile)
     timed.end_optimizer(None)
-    assert timed.added() >= 0.0
+    assert timed.added(0) >= 0.0

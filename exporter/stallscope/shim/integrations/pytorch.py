@@ -149,7 +149,7 @@ def _find(shows: str = "") -> Loop | None:
     global _loop, _waiting_since
     loop = _loop
     if loop is not None and not loop.run.silent:
-        return loop
+        return loop if _patches is None else _patches.loop
     if not shows or _waiting_since is None or _is_worker():
         return None
     if shows == "loader" and threading.current_thread() is not threading.main_thread():

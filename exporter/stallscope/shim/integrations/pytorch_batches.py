@@ -36,6 +36,7 @@ class Pass:
         "is_evaluated",
         "is_prefetched",
         "iterator",
+        "knows_samples",
         "length",
         "loader",
         "nominal",
@@ -80,14 +81,19 @@ class Pass:
         """Samples in the whole pass, where the sampler gives whole batches of them and knows."""
         if isinstance(sampler, BatchSampler) and type(sampler) is BatchSampler and hasattr(sampler.sampler, "__len__"):
             self.length = len(sampler.sampler)
+        self.knows_samples = bool(self.nominal) and self.length is not None
+        """Whether the sampler tells the samples of each batch."""
         self.workers = getattr(loader, "num_workers", None)
 
-    def samples(self, batch: Any) -> int:
-        """Return the number of samples of the batch that was fetched after `fetched` others."""
+    def dimension(self, batch: Any) -> int:
+        """Return a batch's leading dimension; 0 where the sampler knows the number of samples, or there is none."""
+        return 0 if self.knows_samples else leading_dimension(batch)
+
+    def samples(self, found: int) -> int:
+        """Return the number of samples of the batch that was fetched after `fetched` others, with this dimension."""
         nominal = self.nominal or 0
-        if nominal and self.length is not None:
+        if self.length is not None and self.knows_samples:
             return max(min(nominal, self.length - self.fetched * nominal), 0)
-        found = leading_dimension(batch)
         return found if found and (not nominal or found <= nominal) else nominal
 
 
@@ -104,6 +110,9 @@ def batch_size(loader: Any) -> int | None:
 
 def leading_dimension(batch: Any) -> int:
     """Return the first dimension of the first tensor in a batch; 0 where there is none."""
+    first = batch[0] if batch.__class__ in (list, tuple) and batch else batch
+    if first.__class__ is torch.Tensor and first.dim():
+        return int(first.size(0))
     for tensor in tensors(batch):
         if tensor.dim():
             return int(tensor.shape[0])

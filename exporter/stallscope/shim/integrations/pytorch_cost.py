@@ -1,7 +1,8 @@
 """Measure what observing a PyTorch loop costs, in the loop itself.
 
 A tight loop of the same calls would show a fifth of it: the training replaces what the caches held in between. So for a
-few steps after each report, each call of the loop's observer is timed, without the work that it contains.
+few steps after each report, each call of the loop's observer is timed, without the work that it contains. While events
+are only noted (`pytorch_steady`), the processing of the notes is timed instead.
 """
 
 from __future__ import annotations
@@ -35,22 +36,36 @@ class TimedLoop:
         self._seconds = 0.0
         self._first = self._last = self._reported = 0
         self._skipped = 0
-        self._is_timing = False
+        self.is_timing = False
+        """Whether calls are timed now."""
         self.run = loop.run
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loop, name)
 
-    def added(self) -> float:
-        """Return the seconds that the steps since the last call cost, and time the next ones."""
-        steps = self._loop.optimizer_steps
-        timed = (self._last if not self._is_timing else steps) - self._first
+    def added(self, noted: int, *, goes_on: bool = True) -> float:
+        """Return the seconds that the steps since the last call cost, and time the next ones.
+
+        Args:
+            noted: steps so far whose events were only noted, which are not among them.
+            goes_on: whether to time the next ones.
+        """
+        steps = self._loop.optimizer_steps - noted
+        timed = (self._last if not self.is_timing else self._loop.optimizer_steps) - self._first
         added = self._seconds / timed * (steps - self._reported) if timed > 0 else 0.0
-        if timed > 0 or not self._is_timing:
-            self._first, self._reported, self._seconds, self._skipped = steps, steps, 0.0, _SKIPPED
-            self._is_timing = True
-            self._direct(self)
+        if timed > 0 or not self.is_timing:
+            self._reported = steps
+            if goes_on:
+                self._first, self._seconds, self._skipped = self._loop.optimizer_steps, 0.0, _SKIPPED
+                self.is_timing = True
+                self._direct(self)
         return added
+
+    def stop(self) -> None:
+        """Stop timing, for another observes from now on."""
+        if self.is_timing:
+            self.is_timing = False
+            self._last = self._loop.optimizer_steps
 
     def next_batch(self, iterator: Any, following: Callable[[Any], Any]) -> Any:
         """Time a fetch."""
@@ -84,12 +99,14 @@ class TimedLoop:
         began = self._clock()
         self._loop.end_optimizer(optimizer)
         self._seconds += self._clock() - began
+        if not self.is_timing:
+            return
         self._last = self._loop.optimizer_steps
         if self._skipped:
             self._skipped -= 1
             self._first, self._seconds = self._last, 0.0
         elif self._last - self._first >= _STEPS:
-            self._is_timing = False
+            self.is_timing = False
             self._direct(self._loop)
 
     def _timed(self, observed: Callable[[Callable[..., Any]], Any], function: Callable[..., Any]) -> Any:

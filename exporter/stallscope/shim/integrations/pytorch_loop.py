@@ -21,6 +21,7 @@ from stallscope.shim.integrations.pytorch_cost import TimedLoop
 from stallscope.shim.integrations.pytorch_device import DeviceClock, ReducerClock, Span, tell_allocator
 from stallscope.shim.integrations.pytorch_forward import ModuleCalls
 from stallscope.shim.integrations.pytorch_input import LoopInput
+from stallscope.shim.integrations.pytorch_steady import SteadyLoop
 from stallscope.shim.integrations.pytorch_updates import Updates
 from stallscope.shim.run import Run
 from stallscope.shim.timeline import STEP_PHASES, Phase
@@ -65,11 +66,12 @@ def guarded(method: Method) -> Method:
 class Module:
     """What is known of a module that was called."""
 
-    __slots__ = ("has_parameters", "is_loss", "module", "trains")
+    __slots__ = ("is_loss", "is_observed", "module", "trains")
 
-    def __init__(self, module: Any) -> None:
+    def __init__(self, module: Any, belongs: bool) -> None:
         self.module = weakref.ref(module)
-        self.has_parameters = next(iter(torch.nn.Module.parameters(module)), None) is not None
+        self.is_observed = belongs and next(iter(torch.nn.Module.parameters(module)), None) is not None
+        """Whether it has parameters, and is one of the models if those are known."""
         self.is_loss = isinstance(module, _Loss)
         self.trains = False
         """Whether gradients were computed after it was called with them."""
@@ -129,9 +131,11 @@ class Loop:
         """Called once CUDA is initialised."""
         self._thread = get_ident()
         self._is_owner = False  # whether gradients were computed in that thread
-        self._closed = False
+        self.is_closed = False
+        """Whether the loop is observed no more."""
         self._timeline = run.timeline
-        self._calls = calls
+        self._now = run.timeline.now
+        self.calls = calls
         self._models = weakref.WeakSet(models)
         self._all_models = not self._models
         self._optimizers = weakref.WeakSet(optimizers)
@@ -160,7 +164,7 @@ class Loop:
         self._samples = 0
         self._prefetching = 0.0
         # Modules and gradients
-        self._modules: dict[int, Module] = {}
+        self.modules: dict[int, Module] = {}
         self._called: list[Module] = []  # with gradients, of which no backward pass is known
         self._forwards = 0
         self._forwards_before = 0  # the last backward pass
@@ -188,18 +192,20 @@ class Loop:
         """Steps of optimizers."""
         self._skipped = 0
         self._inside: list[int] = []
-        self._optimizer_span: Span | None = None
+        self.optimizer_span: Span | None = None
         self._updates: Updates | None = Updates(_PATIENCE if has_optimizers else 0)
         self._captured: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
         self._capture: set[str] | None = None  # what the graph that is being captured contains
         self._reducers: weakref.WeakKeyDictionary[Any, ReducerClock] = weakref.WeakKeyDictionary()
         self._graphs = _compiled_graphs() or 0
         self._precision_known = bool(getattr(run, "_precision", ()))
+        self._plain_steps = 0  # in a row
+        self._steady: SteadyLoop | None = None if direct is None else SteadyLoop(self, direct)
         self._timed: TimedLoop | None = None if direct is None or run.is_scripted else TimedLoop(self, direct)
         if direct is not None:
             direct(self)
         if self._timed is not None:
-            self._timed.added()
+            self._timed.added(0)
         run.watch(self._refresh)
 
     @property
@@ -209,8 +215,10 @@ class Loop:
 
     def close(self) -> None:
         """Stop observing."""
-        self._closed = True
-        self._timed = None
+        if self._steady is not None:
+            self._steady.end()
+        self.is_closed = True
+        self._timed = self._steady = None
         self._timeline.held = False
         self._input.end()
         self._leave_optimizers()
@@ -243,29 +251,49 @@ class Loop:
                 return following(iterator)
             if found.is_prefetched:
                 batch = self._prefetched(following, iterator)
-                self._take(found, batch)
+                self._take(found, self.dimension(found, batch))
                 return batch
             if found.is_evaluated:
                 return self._evaluated_batch(found, iterator, following)
             self._pass = found
-        self._exhausted = True
-        wait, calls = self._wait, self._calls
-        self._begin_wait(wait)
-        calls.ignored = True
+        self.begin_fetch(found)
+        self.calls.ignored = True
         try:
             batch = following(iterator)
         except BaseException as error:
-            self._end_pass(found, iterator, error)
+            self.calls.ignored = False
+            self.fail_fetch(found, iterator, error)
             raise
-        finally:
-            calls.ignored = False
-            if get_ident() == self._thread:  # else another thread has shown that the loop is its own
-                wait.__exit__()
+        self.calls.ignored = False
+        self.end_fetch((found, self.dimension(found, batch)))
+        return batch
+
+    def begin_fetch(self, found: Pass) -> None:
+        """Begin the wait for a batch of a pass that trains."""
+        self._exhausted = True
+        self._begin_wait(self._wait)
+
+    def end_fetch(self, fetched: tuple[Pass, int]) -> None:
+        """End it with a batch of this leading dimension."""
+        found, dimension = fetched
+        self._end_wait()
         self._timeline.held = True
         self._exhausted = False
         self._batches += 1
-        self._take(found, batch)
-        return batch
+        self._take(found, dimension)
+
+    def fail_fetch(self, found: Pass, iterator: Any, error: BaseException) -> None:
+        """End it without a batch."""
+        self._end_pass(found, iterator, error)
+        self._end_wait()
+
+    def dimension(self, found: Pass, batch: Any) -> int:
+        """Return a batch's leading dimension if it is needed to count samples, else 0."""
+        try:
+            return found.dimension(batch) if self._counts_samples and self.run.batch_size is None else 0
+        except Exception as error:
+            tolerate(error, "counting samples")
+            return 0
 
     def _evaluated_batch(self, found: Pass, iterator: Any, following: Callable[[Any], Any]) -> Any:
         """Return a batch of an evaluation."""
@@ -378,10 +406,10 @@ class Loop:
             self._end_evaluation()
             self._exhausted = False
 
-    def _take(self, found: Pass, batch: Any) -> None:
+    def _take(self, found: Pass, dimension: int) -> None:
         """Count a batch. Its samples count once it has been used."""
         try:
-            samples = found.samples(batch) if self._counts_samples and self.run.batch_size is None else 0
+            samples = found.samples(dimension) if self._counts_samples and self.run.batch_size is None else 0
             found.fetched += 1
             if found.is_prefetched:
                 self._samples += samples
@@ -414,7 +442,7 @@ class Loop:
         known = None if loader is None else self._roles.get(loader, {}).get(gradients)
         if known is not None:
             return known
-        trained = [known.module() for known in self._modules.values() if known.trains]
+        trained = [known.module() for known in self.modules.values() if known.trains]
         models = [module for module in trained if module is not None] or list(self._models)
         return gradients and (not models or any(model.training for model in models))
 
@@ -431,21 +459,24 @@ class Loop:
 
     def _waited(self, function: Callable[[Any], Any], argument: Any) -> Any:
         self._begin_wait(self._wait)
-        self._calls.ignored = True
+        self.calls.ignored = True
         try:
             return function(argument)
         finally:
-            self._calls.ignored = False
-            if get_ident() == self._thread:
-                self._wait.__exit__()
+            self.calls.ignored = False
+            self._end_wait()
+
+    def _end_wait(self) -> None:
+        if get_ident() == self._thread:  # else another thread has shown that the loop is its own
+            self._wait.__exit__()
 
     def _prefetched(self, function: Callable[[Any], Any], argument: Any) -> Any:
         """Let a thread that is not the loop's wait for a loader."""
-        began = self._timeline.now()
+        began = self._now()
         try:
             return function(argument)
         finally:
-            self._prefetching += self._timeline.now() - began
+            self._prefetching += self._now() - began
 
     def _timed_elsewhere(self) -> bool:
         """Return whether a tracked loader times its own wait, or an integration that claimed the run does."""
@@ -454,11 +485,12 @@ class Loop:
     # Evaluation
 
     @guarded
-    def gradients_switched(self) -> None:
-        """Take note that a context may have switched gradients off, or on again."""
+    def gradients_switched(self, off: bool | None = None) -> None:
+        """Take note that a context may have switched gradients off, or on again; None: look."""
         if self._elsewhere():
             return
-        off = not torch.is_grad_enabled()
+        if off is None:
+            off = not torch.is_grad_enabled()
         if off == self._gradients_off:
             return
         self._gradients_off = off
@@ -549,32 +581,33 @@ class Loop:
     def begin_forward(self, module: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> bool:
         """Begin `forward`, unless the call belongs to something else; return whether `end_forward` is to follow."""
         try:
-            known = self._modules.get(id(module))
+            known = self.modules.get(id(module))
             if known is None or known.module() is not module:
                 known = self._know(module)
-            if not known.has_parameters or get_ident() != self._thread or self.run.silent:
+            if not known.is_observed or get_ident() != self._thread or self.run.silent:
                 if known.is_loss and self._hint is not None and not torch.is_grad_enabled():
                     self._evaluate_loss()
                 return False
-            if not (self._all_models or module in self._models or getattr(module, "_orig_mod", None) in self._models):
-                return False
-            self._calls.ignored = True
+            self.calls.ignored = True
             is_usual = known.trains and self._evaluating is None and self._hint is None and torch.is_grad_enabled()
             self._is_forward = is_usual or self._admits(module, known)
             if not self._is_forward:
                 return True
             if self._input.is_open:
                 self._input.end_with_call(arguments, options)
-            self._forwards += 1
-            self._timeline.held = True
-            forward = self._forward
-            forward.__enter__()
-            self._span = None if self.device is None or forward.hidden else self.device.begin("forward")
+            self.open_forward()
         except Exception as error:
-            self._calls.ignored = False
+            self.calls.ignored = False
             tolerate(error, "observing a module")
             return False
         return True
+
+    def open_forward(self, _: None = None) -> None:
+        """Begin `forward`."""
+        self._is_forward = True
+        self._forwards += 1
+        self._timeline.held = True
+        self._span = self._enter(self._forward)
 
     def _admits(self, module: Any, known: Module) -> bool:
         """Return whether a call is a part of the loop's steps, as far as can be said before a backward pass."""
@@ -607,26 +640,28 @@ class Loop:
             self._open_evaluation(self._hint, None)
 
     def _know(self, module: Any) -> Module:
-        if len(self._modules) >= _MOST_MODULES:  # most are gone
-            self._modules.clear()
-        known = self._modules[id(module)] = Module(module)
+        if len(self.modules) >= _MOST_MODULES:  # most are gone
+            self.modules.clear()
+        belongs = self._all_models or module in self._models or getattr(module, "_orig_mod", None) in self._models
+        known = self.modules[id(module)] = Module(module, belongs)
         return known
 
     def end_forward(self) -> None:
         """End `forward`."""
         try:
-            self._calls.ignored = False
-            if not self._is_forward:
-                return
-            if self.device is not None:
-                self.device.end(self._span)
-            self._forward.__exit__()
-            if self._called_for_evaluation:
-                self._evaluated = self._timeline.snapshot()
-            if not self._batches:
-                self._begin_input()
+            self.calls.ignored = False
+            if self._is_forward:
+                self.close_forward()
         except Exception as error:
             tolerate(error, "observing a module")
+
+    def close_forward(self, _: None = None) -> None:
+        """End `forward`."""
+        self._leave(self._forward, self._span)
+        if self._called_for_evaluation:
+            self._evaluated = self._timeline.snapshot()
+        if not self._batches:
+            self._begin_input()
 
     def _evaluating_goes_on(self) -> bool:
         if self._evaluating is None:
@@ -641,7 +676,7 @@ class Loop:
         """Return whether a call without gradients evaluates what is trained, rather than being a part of the step."""
         if self._forwards != self._forwards_before or (self._batches and not self._cycle):
             return False
-        original = self._modules.get(id(getattr(module, "_orig_mod", None)))
+        original = self.modules.get(id(getattr(module, "_orig_mod", None)))
         if not (known.trains or (original is not None and original.trains)):
             return self._is_evaluation_mode  # else it may be a teacher
         if not module.training:
@@ -675,23 +710,17 @@ class Loop:
         if self._capture is not None:
             self._capture.add("backward")
             return function(*arguments, **options)
-        self._begin_backward(arguments)
-        calls, ignored = self._calls, self._calls.ignored
+        calls, ignored = self.calls, self.calls.ignored
         calls.ignored = True  # what checkpointing calls again is no forward pass
-        backward = self._backward
-        backward.__enter__()
-        span = None if self.device is None or backward.hidden else self.device.begin("backward")
+        span = self.open_backward(arguments)
         try:
             return function(*arguments, **options)
         finally:
             calls.ignored = ignored
-            if self.device is not None:
-                self.device.end(span)
-            backward.__exit__()
-            if self._updates is not None or not self._batches:
-                self._end_backward()
+            self.close_backward(span)
 
-    def _begin_backward(self, arguments: tuple[Any, ...]) -> None:
+    def open_backward(self, arguments: tuple[Any, ...]) -> Span | None:
+        """Begin `backward`."""
         try:
             if self._evaluating is not None or self._hint is not None or self._input.is_open:
                 self._close_for_training(computes_gradients=True)
@@ -706,6 +735,13 @@ class Loop:
             self._timeline.held = False
         except Exception as error:
             tolerate(error, "observing a backward pass")
+        return self._enter(self._backward)
+
+    def close_backward(self, span: Span | None = None) -> None:
+        """End `backward`."""
+        self._leave(self._backward, span)
+        if self._updates is not None or not self._batches:
+            self._end_backward()
 
     @guarded
     def _end_backward(self) -> None:
@@ -749,43 +785,79 @@ class Loop:
         try:
             if (get_ident() != self._thread or not self._is_owner or self.run.silent) and not self._own():
                 return
-            if not (self._all_optimizers or optimizer in self._optimizers):
+            if not self.counts(optimizer):
                 return
             if self._capture is not None:
                 self._capture.add("optimizer")
                 return
-            key = id(optimizer)
-            if key in self._inside and self._backwards > self._backwards_before:
-                self._leave_optimizers()  # its last step was left by an exception; else a class calls another's step
-            if not self._inside:
-                if self._evaluating is not None or self._hint is not None or self._input.is_open:
-                    self._close_for_training()
-                if self._updates is not None:
-                    self._updates = None
-                    self._look_for_gpu()
-                if key in self._cycle and self._backwards and not self.run.claimed_by:
-                    self._mark_within_batch()
-                self._backwards_before = self._backwards
-                self._optimizer_span = self._enter(self._optimizing)
-            self._inside.append(key)
+            self.open_optimizer(id(optimizer))
         except Exception as error:
             tolerate(error, "observing an optimizer")
 
     def end_optimizer(self, optimizer: Any) -> None:
         """End it."""
         try:
-            key = id(optimizer)
-            if key not in self._inside or self._elsewhere():
-                return
-            while self._inside.pop() != key:  # one inside was left by an exception
-                pass
-            if not self._inside:
-                self._leave(self._optimizing, self._optimizer_span)
-                self._stepped_with(key, optimizer)
+            if not self._elsewhere():
+                self.close_optimizer(id(optimizer))
+                if self._steady is not None and not self._inside:
+                    self._note_if_steady(self._steady)
         except Exception as error:
             tolerate(error, "observing an optimizer")
 
-    def _stepped_with(self, key: int, optimizer: Any) -> None:
+    def counts(self, optimizer: Any) -> bool:
+        """Return whether an optimizer's steps count."""
+        return self._all_optimizers or optimizer in self._optimizers
+
+    def open_optimizer(self, key: int) -> None:
+        """Begin `optimizer`, with the optimizer of this id."""
+        if key in self._inside and self._backwards > self._backwards_before:
+            self._leave_optimizers()  # its last step was left by an exception; else a class calls another's step
+        if not self._inside:
+            if self._evaluating is not None or self._hint is not None or self._input.is_open:
+                self._close_for_training()
+            if self._updates is not None:
+                self._updates = None
+                self._look_for_gpu()
+            if key in self._cycle and self._backwards and not self.run.claimed_by:
+                self._mark_within_batch()
+            self._backwards_before = self._backwards
+            self.optimizer_span = self._enter(self._optimizing)
+        self._inside.append(key)
+
+    def close_optimizer(self, key: int) -> None:
+        """End `optimizer`."""
+        if key not in self._inside:
+            return
+        while self._inside.pop() != key:  # one inside was left by an exception
+            pass
+        if not self._inside:
+            self._leave(self._optimizing, self.optimizer_span)
+            self._stepped_with(key)
+
+    def _note_if_steady(self, steady: SteadyLoop) -> None:
+        """Note events instead of processing them, if the last steps were plain training from one loader."""
+        timeline, found = self._timeline, self._pass
+        if (
+            found is None
+            or not self._batches
+            or not self._is_training(found)
+            or self._called
+            or self._updates is not None
+            or self._capture is not None
+            or self._others_step
+            or timeline.listener is not None
+            or timeline.current is not timeline.other
+        ):
+            self._plain_steps = 0
+            return
+        self._plain_steps += 1
+        if self._plain_steps > steady.patience:
+            self._plain_steps = 0
+            if self._timed is not None:
+                self._timed.stop()
+            steady.begin(found, gradients_off=self._gradients_off)
+
+    def _stepped_with(self, key: int) -> None:
         self.optimizer_steps += 1
         self._backwards = 0
         self._newest = key
@@ -796,7 +868,7 @@ class Loop:
                 self._mark()
             return
         if not self.run.claimed_by and not self._someone_else_steps():
-            self.run.optimizer_step(optimizer)
+            self.run.step_of(key)
             self._steps = self._timeline.steps
         self._begin_input()
 
@@ -841,7 +913,7 @@ class Loop:
         finally:
             self._leave(phase, span)
             if "optimizer" in held and self._batches:
-                self._stepped_with(id(graph), graph)
+                self._stepped_with(id(graph))
             elif "optimizer" in held:
                 self._mark()
             else:
@@ -855,9 +927,13 @@ class Loop:
         before = self.optimizer_steps
         result = function(scaler, *arguments, **options)
         if scaler.is_enabled():
-            self._skipped += self.optimizer_steps == before
-            self.run.report(amp_skipped_steps=self._skipped)
+            self.skip_step(int(self.optimizer_steps == before))
         return result
+
+    def skip_step(self, steps: int = 1) -> None:
+        """Count steps that a gradient scaler left out."""
+        self._skipped += steps
+        self.run.report(amp_skipped_steps=self._skipped)
 
     def _leave_optimizers(self) -> None:
         if self._inside:
@@ -872,11 +948,19 @@ class Loop:
         """Let a tensor be moved to the GPU, perhaps from the host's memory."""
         if self.device is None or not tensor.is_cpu or self._elsewhere() or not self._timeline.looping:
             return function(tensor, *arguments, **options)
-        span = self._enter(self._copy)
+        span = self.begin_copy()
         try:
             return function(tensor, *arguments, **options)
         finally:
-            self._leave(self._copy, span)
+            self.end_copy(span)
+
+    def begin_copy(self, _: None = None) -> Span | None:
+        """Begin `host_copy`."""
+        return self._enter(self._copy)
+
+    def end_copy(self, span: Span | None) -> None:
+        """End it."""
+        self._leave(self._copy, span)
 
     def communicated(self, function: Callable[..., Any], arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
         """Let ranks communicate."""
@@ -951,7 +1035,7 @@ class Loop:
             self._thread = thread
             if self._wait.opened:
                 self._wait.__exit__()
-            self._calls.ignored = False
+            self.calls.ignored = False
         self._is_owner = True
         return True
 
@@ -961,6 +1045,8 @@ class Loop:
     def _begin_input(self) -> None:
         """A phase ended: where no loader gives the batches, find out who does."""
         timeline = self._timeline
+        if self._steady is not None and self._steady.is_replaying:
+            return
         if self._batches or not timeline.looping or timeline.current.name != "other" or self.run.claimed_by:
             return
         if self._wait.occurrences <= self._waits + self._input.moves:  # else the program times its own waits
@@ -979,7 +1065,7 @@ class Loop:
 
     @guarded
     def _refresh(self) -> None:
-        if self._closed:
+        if self.is_closed:
             return
         timeline = self._timeline
         if self.run.ending:
@@ -1008,8 +1094,8 @@ class Loop:
             before, self._graphs = self._graphs, graphs
             self.run.add("recompilations", graphs - before if graphs >= before else graphs)
         self._look_for_gpu()
-        if self._timed is not None:
-            self.run.add_overhead(self._timed.added(), _TIMED)
+        if self._timed is not None and self._steady is not None:
+            self.run.add_overhead(self._timed.added(self._steady.steps, goes_on=not self._steady.is_open))
         if self.device is not None:
             self.device.read()
             tell_allocator(torch.cuda, self.run)
@@ -1038,8 +1124,6 @@ class Loop:
 _EVALUATED = (*STEP_PHASES, "initialization")
 """Phases whose time may turn out to have been an evaluation."""
 _BETWEEN = ("initialization", "other")
-_TIMED = ("data_wait", "forward", "backward", "optimizer")
-"""Phases of which the cost is measured."""
 
 
 def _compiled_graphs() -> int | None:

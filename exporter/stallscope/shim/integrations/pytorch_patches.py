@@ -20,6 +20,8 @@ from stallscope.shim.integrations.pytorch_forward import ModuleCalls
 from stallscope.shim.integrations.pytorch_loop import Loop
 from stallscope.shim.integrations.pytorch_updates import computes_update
 
+is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", bool)
+
 _COLLECTIVES = (
     "all_gather",
     "all_gather_into_tensor",
@@ -235,7 +237,7 @@ class Patches:
         def observed(*arguments: Any, **options: Any) -> Any:
             loop = self.loop
             if loop is None or loop.run.silent:
-                loop = None if torch.compiler.is_compiling() else find("backward")
+                loop = None if is_compiling() else find("backward")
             if loop is None:
                 return original(*arguments, **options)
             return loop.backward(original, arguments, options)
@@ -246,7 +248,7 @@ class Patches:
         find = self._find
 
         def observed(*arguments: Any, **options: Any) -> Any:
-            if torch.compiler.is_compiling():
+            if is_compiling():
                 return original(*arguments, **options)
             self.computed_gradients = True
             begins = not self.has_optimizers and computes_update(arguments, options)
@@ -260,7 +262,7 @@ class Patches:
         find, before, calls = self._find, self.before, self.calls
 
         def observed(module: Any, mode: bool = True) -> Any:
-            if calls.ignored or torch.compiler.is_compiling():
+            if calls.ignored or is_compiling():
                 return original(module, mode)
             calls.ignored = True  # it is called again for each inner module
             try:
@@ -286,7 +288,7 @@ class Patches:
 
         def observed(*arguments: Any) -> Any:
             result = original(*arguments)
-            if not torch.compiler.is_compiling():
+            if not is_compiling():
                 (find() or before).gradients_switched()
             return result
 
@@ -325,7 +327,7 @@ class Patches:
         find = self._find
 
         def observed(*arguments: Any, **options: Any) -> Any:
-            if torch.compiler.is_compiling() or (loop := find()) is None:
+            if is_compiling() or (loop := find()) is None:
                 return original(*arguments, **options)
             return loop.communicated(original, arguments, options)
 
@@ -386,7 +388,7 @@ class Patches:
         find = self._find
 
         def observed(tensor: Any, *arguments: Any, **options: Any) -> Any:
-            if torch.compiler.is_compiling() or (loop := find()) is None or not goes_to_gpu(arguments, options):
+            if is_compiling() or (loop := find()) is None or not goes_to_gpu(arguments, options):
                 return original(tensor, *arguments, **options)
             return loop.copied(tensor, original, arguments, options)
 
@@ -396,7 +398,7 @@ class Patches:
         find = self._find
 
         def observed(tensor: Any, *arguments: Any, **options: Any) -> Any:
-            if torch.compiler.is_compiling() or (loop := find()) is None:
+            if is_compiling() or (loop := find()) is None:
                 return original(tensor, *arguments, **options)
             return loop.copied(tensor, original, arguments, options)
 
@@ -405,7 +407,7 @@ class Patches:
     def _optimizer_begins(self, optimizer: Any, *_: Any) -> None:
         if self._storing:  # optimizers make their state by a step that changes nothing
             return
-        if torch.compiler.is_compiling():
+        if is_compiling():
             return
         loop = self.loop
         if (loop is not None and not loop.run.silent) or (loop := self._find("optimizer")) is not None:
@@ -413,7 +415,7 @@ class Patches:
 
     def _optimizer_ended(self, optimizer: Any, *_: Any) -> None:
         loop = self.loop
-        if loop is not None and not torch.compiler.is_compiling():
+        if loop is not None and not is_compiling():
             loop.end_optimizer(optimizer)
 
 

@@ -49,6 +49,8 @@ def main(rank, port):
         if rank == 0:
             print(epoch, f"{total:.5f}", flush=True)
     truth.inspect(model)
+    dist.barrier()
+    del model, optimizer  # they hold the process group, whose threads PyTorch aborts on if they outlive it
     dist.destroy_process_group()
 
 

@@ -1,0 +1,299 @@
+"""Note the events of a loop whose steps repeat, and process many of them at a time.
+
+Processing an event takes a few microseconds while its code is in the caches, and eight times as long between the
+training's own operations, which replace it. Noting the time of an event takes one. So while a loop trains from one
+loader, events are noted, and the loop processes them a few hundred at a time, each with the time at which it happened.
+Whoever uses the run's timeline meanwhile has them processed first. Any event that a plain step does not have ends the
+noting.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from math import inf
+from threading import get_ident
+from typing import TYPE_CHECKING, Any
+
+from torch import is_grad_enabled
+
+from stallscope.shim.tolerance import tolerate
+
+if TYPE_CHECKING:
+    from stallscope.shim.integrations.pytorch_batches import Pass
+    from stallscope.shim.integrations.pytorch_device import Span
+    from stallscope.shim.integrations.pytorch_loop import Loop
+
+_ENOUGH_EVENTS = 256
+"""Events after which they are processed."""
+_MOST_EVENTS = 4096
+"""Events at most, where no optimizer steps."""
+_PATIENCE = 2
+"""Plain steps in a row after which events are noted. Twice as many each time that this ended soon."""
+_MOST_PATIENCE = 256
+_SOON = 16
+"""Steps."""
+
+
+class SteadyLoop:
+    """Stands in for a loop while its steps repeat.
+
+    Its methods run between the operations of the training, so each does as little as it can.
+    """
+
+    def __init__(self, loop: Loop, direct: Callable[[Any], None]) -> None:
+        """Prepare to note events.
+
+        Args:
+            loop: processes them.
+            direct: directs what happens to an observer, this one or the loop.
+        """
+        self._loop = loop
+        self._direct = direct
+        self.run = loop.run
+        self.is_open = False
+        """Whether events are noted."""
+        self.is_replaying = False
+        """Whether events are being processed now."""
+        self.steps = 0
+        """Optimizer steps that were noted so far."""
+        self.patience = _PATIENCE
+        """Plain steps in a row after which to begin."""
+        self._timeline = loop.run.timeline
+        self._clock = self._timeline.now
+        self._calls = loop.calls
+        self._modules = loop.modules
+        self._events: list[tuple[float, Callable[[Any], object], Any]] = []
+        self._moment = 0.0
+        self._waiting = 0  # optimizer steps that are noted and not processed
+        self._began = 0  # steps when the noting began
+        self._thread = 0
+        self._pass: Pass | None = None
+        self._iterator: Callable[[], Any] = _nothing
+        self._gradients_off = False
+        self._device = loop.device
+        self._span: Span | None = None
+        self._optimizer_span: Span | None = None
+        self._stepping = 0  # the outermost optimizer whose step is timed on the GPU
+        self._begin_fetch, self._end_fetch = loop.begin_fetch, loop.end_fetch
+        self._open_forward, self._close_forward = loop.open_forward, loop.close_forward
+        self._open_backward, self._close_backward = loop.open_backward, loop.close_backward
+        self._open_optimizer, self._close_optimizer = loop.open_optimizer, loop.close_optimizer
+
+    def __getattr__(self, name: str) -> Any:
+        """End the noting, for this event is another than those that repeat."""
+        return getattr(self._live(), name)
+
+    @property
+    def optimizer_steps(self) -> int:
+        """Steps of optimizers."""
+        return self._loop.optimizer_steps + self._waiting
+
+    def begin(self, training: Pass, *, gradients_off: bool) -> None:
+        """Note events from now on, while batches come from this pass."""
+        self.is_open = True
+        self._thread = get_ident()
+        self._pass = training
+        self._iterator = training.iterator
+        self._gradients_off = gradients_off
+        self._began = self.steps
+        self._clock = self._timeline.now
+        self._device = self._loop.device
+        self._timeline.pending = self.settle
+        self._direct(self)
+
+    def end(self) -> None:
+        """Process what was noted; from now on, the loop processes events as they happen."""
+        if not self.is_open or get_ident() != self._thread:
+            return
+        self.is_open = False
+        self._timeline.pending = None
+        self._process()
+        self._loop.optimizer_span = self._optimizer_span
+        self._optimizer_span, self._stepping = None, 0
+        self.patience = _PATIENCE if self.steps - self._began >= _SOON else min(2 * self.patience, _MOST_PATIENCE)
+        if not self._loop.is_closed:
+            self._direct(self._loop)
+
+    def settle(self) -> None:
+        """Process what was noted, and go on."""
+        if self._events and get_ident() == self._thread:
+            self._timeline.pending = None
+            self._process()
+            self._timeline.pending = self.settle
+
+    def next_batch(self, iterator: Any, following: Callable[[Any], Any]) -> Any:
+        """Let a loader's iterator return its next batch."""
+        found = self._pass
+        if (
+            found is None
+            or self._iterator() is not iterator
+            or get_ident() != self._thread
+            or not is_grad_enabled()
+            or self._timeline.listener is not None
+        ):
+            return self._live().next_batch(iterator, following)
+        self._events.append((self._clock(), self._begin_fetch, found))
+        calls = self._calls
+        calls.ignored = True
+        try:
+            batch = following(iterator)
+        except BaseException as error:
+            calls.ignored = False
+            self.end()
+            self._loop.fail_fetch(found, iterator, error)
+            raise
+        calls.ignored = False
+        dimension = 0 if found.knows_samples else self._loop.dimension(found, batch)
+        self._note(self._end_fetch, (found, dimension))
+        return batch
+
+    def begin_forward(self, module: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> bool:
+        """Begin a module's call."""
+        known = self._modules.get(id(module))
+        if known is None or known.module() is not module or get_ident() != self._thread or not is_grad_enabled():
+            return bool(self._live().begin_forward(module, arguments, options))
+        if not known.is_observed:
+            return False
+        if not known.trains or len(self._events) > _MOST_EVENTS:
+            return bool(self._live().begin_forward(module, arguments, options))
+        self._calls.ignored = True
+        self._events.append((self._clock(), self._open_forward, None))
+        if self._device is not None:
+            self._span = None if self._timeline.current.outside else self._device.begin("forward")
+        return True
+
+    def end_forward(self) -> None:
+        """End it."""
+        self._calls.ignored = False
+        if self._device is not None:
+            self._device.end(self._span)
+        self._note(self._close_forward, None)
+
+    def backward(self, function: Callable[..., Any], arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        """Let gradients be computed."""
+        if get_ident() != self._thread:
+            return self._loop.backward(function, arguments, options)
+        calls, device = self._calls, self._device
+        ignored = calls.ignored
+        calls.ignored = True
+        self._events.append((self._clock(), self._open_backward, ()))
+        span = None if device is None else device.begin("backward")
+        try:
+            return function(*arguments, **options)
+        finally:
+            calls.ignored = ignored
+            if device is not None:
+                device.end(span)
+            self._note(self._close_backward, None)
+
+    def begin_optimizer(self, optimizer: Any) -> None:
+        """Begin the step of an optimizer."""
+        if get_ident() != self._thread or not self._loop.counts(optimizer):
+            return
+        key = id(optimizer)
+        self._events.append((self._clock(), self._open_optimizer, key))
+        if self._device is not None and not self._stepping:
+            self._stepping = key
+            self._optimizer_span = self._device.begin("optimizer")
+
+    def end_optimizer(self, optimizer: Any) -> None:
+        """End it, and process what was noted if that is enough."""
+        if get_ident() != self._thread or not self._loop.counts(optimizer):
+            return
+        key = id(optimizer)
+        if self._device is not None and self._stepping == key:
+            self._device.end(self._optimizer_span)
+            self._optimizer_span, self._stepping = None, 0
+        self.steps += 1
+        self._waiting += 1
+        self._note(self._close_optimizer, key)
+        if len(self._events) >= _ENOUGH_EVENTS:
+            self.settle()
+
+    def scaled_step(self, scaler: Any, function: Callable[..., Any], arguments: tuple[Any, ...], options: Any) -> Any:
+        """Let a gradient scaler step its optimizer, or leave it where gradients are not finite."""
+        if get_ident() != self._thread:
+            return function(scaler, *arguments, **options)
+        before = self.optimizer_steps
+        result = function(scaler, *arguments, **options)
+        if scaler.is_enabled() and self.optimizer_steps == before:
+            self._live().skip_step()
+        return result
+
+    def copied(self, tensor: Any, function: Callable[..., Any], arguments: tuple[Any, ...], options: Any) -> Any:
+        """Let a tensor be moved to the GPU."""
+        device = self._device
+        if device is None or not tensor.is_cpu or get_ident() != self._thread:
+            return function(tensor, *arguments, **options)
+        self._note(self._loop.begin_copy, None)
+        span = device.begin("host_copy")
+        try:
+            return function(tensor, *arguments, **options)
+        finally:
+            device.end(span)
+            self._note(self._loop.end_copy, None)
+
+    def gradients_switched(self) -> None:
+        """Take note that a context may have switched gradients off, or on again."""
+        off = not is_grad_enabled()
+        if off != self._gradients_off and get_ident() == self._thread:
+            self._gradients_off = off
+            self._note(self._loop.gradients_switched, off)
+
+    def mode_switched(self, trains: bool) -> None:
+        """Take note that a module was switched to training or to evaluation mode."""
+        if get_ident() != self._thread:
+            return
+        if trains:
+            self._note(self._loop.mode_switched, True)
+        else:
+            self._live().mode_switched(trains)
+
+    def _live(self) -> Loop:
+        """Return the loop, which processes the next event at once."""
+        self.end()
+        return self._loop
+
+    def _note(self, process: Callable[[Any], object], argument: Any) -> None:
+        """Note an event, and send the report that is due; if the noting has ended, process it at once."""
+        if not self.is_open:
+            process(argument)
+            return
+        now = self._clock()
+        self._events.append((now, process, argument))
+        if now >= self._timeline.due:
+            self._publish()
+
+    def _publish(self) -> None:
+        try:
+            self._timeline.publish(self._clock())
+            self._device = self._loop.device
+        except Exception as error:
+            tolerate(error, "sending a report")
+
+    def _process(self) -> None:
+        """Process all events, each with the time at which it happened."""
+        began = time.perf_counter()
+        timeline, loop, calls, events = self._timeline, self._loop, self._calls, self._events
+        device, ignored, due, clock = loop.device, calls.ignored, timeline.due, timeline.now
+        loop.device, timeline.due, timeline.now, self.is_replaying = None, inf, self._now, True
+        try:
+            for self._moment, process, argument in events:
+                process(argument)
+        except Exception as error:
+            tolerate(error, "observing a loop")
+        finally:
+            events.clear()
+            loop.device, timeline.due, timeline.now, self.is_replaying = device, due, clock, False
+            self._waiting = 0
+            calls.ignored = ignored
+            if not self.run.is_scripted:
+                self.run.add_overhead(time.perf_counter() - began)
+
+    def _now(self) -> float:
+        return self._moment
+
+
+def _nothing() -> None:
+    """Stand for an iterator that is not known."""
