@@ -196,12 +196,16 @@ class InputCalls:
             self._rest += seconds
 
     def _find_behind(self, inputs: list[Any]) -> bool:
-        """Find the call that returned these inputs, or what they are views of."""
-        for returned in reversed(self._returned):
-            if any(_is_behind(value(), tensor) for value in returned.values for tensor in inputs):
-                self.functions.add(returned.code)
-                self._move(returned.seconds)
-                return True
+        """Find the call that returned the first of these inputs that any call returned, or that is a view of such a value.
+
+        Later inputs may be state that is carried from step to step, as a recurrent network's is.
+        """
+        for tensor in inputs:
+            for returned in reversed(self._returned):
+                if any(_is_behind(value(), tensor) for value in returned.values):
+                    self.functions.add(returned.code)
+                    self._move(returned.seconds)
+                    return True
         return False
 
     def _find(self, inputs: list[Any]) -> None:
