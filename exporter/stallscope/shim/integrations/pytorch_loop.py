@@ -76,7 +76,7 @@ class Module:
         self.is_part = False
         """Whether it is a part of a module that is trained."""
         self.compared_with = 0
-        """Modules that were known when `is_part` was set."""
+        """Trained modules that were known when `is_part` was set."""
 
 
 class Evaluation:
@@ -657,10 +657,11 @@ class Loop:
 
     def _is_part(self, module: Any, known: Module) -> bool:
         """Return whether a module is a part of one that is trained."""
-        if known.compared_with != len(self._modules):
-            known.compared_with = len(self._modules)
-            trained = [each.module() for each in self._modules.values() if each.trains]
-            known.is_part = any(part is module for model in trained if model is not None for part in model.modules())
+        trained = [each for each in self._modules.values() if each.trains]
+        if known.compared_with != len(trained):
+            known.compared_with = len(trained)
+            models = [model for each in trained if (model := each.module()) is not None]
+            known.is_part = any(part is module for model in models for part in model.modules())
         return known.is_part
 
     def _describe_precision(self, model: Any) -> None:
