@@ -44,8 +44,9 @@ class SummaryWriter:
 
 
 @pytest.fixture(autouse=True)
-def own_bridge(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tensorboard, "_bridge", tensorboard._Bridge())
+def no_run_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The bridge itself stays: a writer that an earlier test wrapped reports to it.
+    monkeypatch.setattr(tensorboard._bridge, "_run", None)
 
 
 @pytest.fixture
@@ -269,7 +270,6 @@ def test_the_real_torch_writer(run: stallscope.Run, desk: Desk, tmp_path: Path) 
     assert desk.newest.values == {"accuracy": 0.75, "score/a": 1.0}
 
 
-@pytest.mark.xfail(reason="nothing is reported with TensorFlow 2.21: a known shortcoming", strict=False)
 def test_the_real_tf_summary(run: stallscope.Run, desk: Desk, tmp_path: Path) -> None:
     tensorflow = pytest.importorskip("tensorflow", reason="tensorflow is not installed")
     stallscope.sync_tensorboard(run)

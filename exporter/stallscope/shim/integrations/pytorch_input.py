@@ -196,13 +196,16 @@ class InputCalls:
             self._rest += seconds
 
     def _find_behind(self, inputs: list[Any]) -> bool:
-        """Find the call that returned these inputs, or what they are views of."""
-        for returned in reversed(self._returned):
-            if any(_is_behind(value(), tensor) for value in returned.values for tensor in inputs):
-                self.functions.add(returned.code)
-                self._move(returned.seconds)
-                return True
-        return False
+        """Find the calls that returned these inputs, or what they are views of."""
+        found = [
+            call
+            for call in self._returned
+            if any(_is_behind(value(), tensor) for value in call.values for tensor in inputs)
+        ]
+        self.functions.update(call.code for call in found)
+        if found:
+            self._move(sum(call.seconds for call in found))
+        return bool(found)
 
     def _find(self, inputs: list[Any]) -> None:
         """Find the call that drew these inputs, else take what the code of the loop itself did."""

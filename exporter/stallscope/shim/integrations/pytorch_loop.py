@@ -66,7 +66,7 @@ def guarded(method: Method) -> Method:
 class Module:
     """What is known of a module that was called."""
 
-    __slots__ = ("is_loss", "is_observed", "module", "trains")
+    __slots__ = ("compared_with", "is_loss", "is_observed", "is_part", "module", "trains")
 
     def __init__(self, module: Any, belongs: bool) -> None:
         self.module = weakref.ref(module)
@@ -75,6 +75,10 @@ class Module:
         self.is_loss = isinstance(module, _Loss)
         self.trains = False
         """Whether gradients were computed after it was called with them."""
+        self.is_part = False
+        """Whether it is a part of a module that is trained."""
+        self.compared_with = 0
+        """Trained modules that were known when `is_part` was set."""
 
 
 class Evaluation:
@@ -677,13 +681,23 @@ class Loop:
         if self._forwards != self._forwards_before or (self._batches and not self._cycle):
             return False
         original = self.modules.get(id(getattr(module, "_orig_mod", None)))
-        if not (known.trains or (original is not None and original.trains)):
+        is_trained = known.trains or (original is not None and original.trains)
+        if not (is_trained or self._is_part(module, known)):
             return self._is_evaluation_mode  # else it may be a teacher
-        if not module.training:
+        if is_trained and not module.training:
             return True
         steps = self._timeline.steps
         before, self._called_between = self._called_between, steps
         return steps - before > _USUAL
+
+    def _is_part(self, module: Any, known: Module) -> bool:
+        """Return whether a module is a part of one that is trained."""
+        trained = [each for each in self.modules.values() if each.trains]
+        if known.compared_with != len(trained):
+            known.compared_with = len(trained)
+            models = [model for each in trained if (model := each.module()) is not None]
+            known.is_part = any(part is module for model in models for part in model.modules())
+        return known.is_part
 
     def _describe_precision(self, model: Any) -> None:
         self._precision_known = True
