@@ -266,7 +266,7 @@ def reported(loop: Callable[[Job], None], interval: float) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-@pytest.mark.parametrize("interval", [0.5, 17.0, NEVER])
+@pytest.mark.parametrize("interval", [5.0, 17.0, NEVER])
 def test_reports_are_as_if_each_event_had_been_processed_at_once(
     loop: Callable[[Job], None], interval: float, noted: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -369,3 +369,26 @@ def test_the_gpus_clock_times_the_same_phases(notes: bool, noted: list[int], mon
         "optimizer": 40,
     }
     assert all(phases[name].gpu_seconds is not None for name in ("forward", "backward", "optimizer"))
+
+
+def test_long_steps_are_processed_at_once_so_that_reports_leave_between_their_phases(noted: list[int]) -> None:
+    clock, desk = ScriptedClock(), Desk()
+    run = stallscope.Run("job", clock=clock, sender=desk, interval=0.5)
+    pytorch.watch(run=run)
+    plain(Job(run, clock))
+    run.finish()
+    assert sum(noted) == 0
+    assert len(desk.reports) > 2 * 40
+
+
+def test_a_step_that_becomes_long_ends_the_noting(noted: list[int]) -> None:
+    clock, desk = ScriptedClock(), Desk()
+    run = stallscope.Run("job", clock=clock, sender=desk, interval=10.0)
+    pytorch.watch(run=run)
+    job = Job(run, clock)
+    for number, batch in enumerate(job.loader):
+        clock.advance(30.0 if number >= 20 else 0.0)
+        job.train(batch)
+    run.finish()
+    assert len(noted) == 1
+    assert noted[0] < 20

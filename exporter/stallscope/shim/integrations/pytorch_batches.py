@@ -85,10 +85,6 @@ class Pass:
         """Whether the sampler tells the samples of each batch."""
         self.workers = getattr(loader, "num_workers", None)
 
-    def dimension(self, batch: Any) -> int:
-        """Return a batch's leading dimension; 0 where the sampler knows the number of samples, or there is none."""
-        return 0 if self.knows_samples else leading_dimension(batch)
-
     def samples(self, found: int) -> int:
         """Return the number of samples of the batch that was fetched after `fetched` others, with this dimension."""
         nominal = self.nominal or 0

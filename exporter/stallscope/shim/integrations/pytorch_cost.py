@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from stallscope.shim.integrations.pytorch_loop import Loop
+    from stallscope.shim.integrations.pytorch_steady import SteadyLoop
 
 _STEPS = 8
 """Steps that are timed after each report."""
@@ -28,9 +29,10 @@ class TimedLoop:
 
         Args:
             loop: observes.
-            direct: directs what happens to an observer, this one or the loop.
+            direct: directs what happens to an observer, this one or another.
         """
         self._loop = loop
+        self._observer: Loop | SteadyLoop = loop
         self._direct = direct
         self._clock = time.perf_counter
         self._seconds = 0.0
@@ -41,24 +43,22 @@ class TimedLoop:
         self.run = loop.run
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._loop, name)
+        return getattr(self._observer, name)
 
-    def added(self, noted: int, *, goes_on: bool = True) -> float:
+    def added(self, observer: Loop | SteadyLoop) -> float:
         """Return the seconds that the steps since the last call cost, and time the next ones.
 
         Args:
-            noted: steps so far whose events were only noted, which are not among them.
-            goes_on: whether to time the next ones.
+            observer: observes at present.
         """
-        steps = self._loop.optimizer_steps - noted
-        timed = (self._last if not self.is_timing else self._loop.optimizer_steps) - self._first
+        steps = self._loop.optimizer_steps
+        timed = (self._last if not self.is_timing else steps) - self._first
         added = self._seconds / timed * (steps - self._reported) if timed > 0 else 0.0
         if timed > 0 or not self.is_timing:
-            self._reported = steps
-            if goes_on:
-                self._first, self._seconds, self._skipped = self._loop.optimizer_steps, 0.0, _SKIPPED
-                self.is_timing = True
-                self._direct(self)
+            self._first, self._reported, self._seconds, self._skipped = steps, steps, 0.0, _SKIPPED
+            self._observer = observer
+            self.is_timing = True
+            self._direct(self)
         return added
 
     def stop(self) -> None:
@@ -69,45 +69,46 @@ class TimedLoop:
 
     def next_batch(self, iterator: Any, following: Callable[[Any], Any]) -> Any:
         """Time a fetch."""
-        return self._timed(lambda function: self._loop.next_batch(iterator, function), following)
+        return self._timed(lambda function: self._observer.next_batch(iterator, function), following)
 
     def backward(self, function: Callable[..., Any], arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
         """Time a backward pass."""
-        return self._timed(lambda inner: self._loop.backward(inner, arguments, options), function)
+        return self._timed(lambda inner: self._observer.backward(inner, arguments, options), function)
 
     def begin_forward(self, module: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> bool:
         """Time the beginning of a module's call."""
         began = self._clock()
-        result = self._loop.begin_forward(module, arguments, options)
+        result = self._observer.begin_forward(module, arguments, options)
         self._seconds += self._clock() - began
         return result
 
     def end_forward(self) -> None:
         """Time its end."""
         began = self._clock()
-        self._loop.end_forward()
+        self._observer.end_forward()
         self._seconds += self._clock() - began
 
     def begin_optimizer(self, optimizer: Any) -> None:
         """Time the beginning of an optimizer's step."""
         began = self._clock()
-        self._loop.begin_optimizer(optimizer)
+        self._observer.begin_optimizer(optimizer)
         self._seconds += self._clock() - began
 
     def end_optimizer(self, optimizer: Any) -> None:
         """Time its end, which may be the last that is timed."""
+        processing = self._loop.processing_seconds
         began = self._clock()
-        self._loop.end_optimizer(optimizer)
-        self._seconds += self._clock() - began
+        self._observer.end_optimizer(optimizer)
         if not self.is_timing:
             return
-        self._last = self._loop.optimizer_steps
+        self._seconds += self._clock() - began - (self._loop.processing_seconds - processing)
+        self._last = self._observer.optimizer_steps
         if self._skipped:
             self._skipped -= 1
             self._first, self._seconds = self._last, 0.0
         elif self._last - self._first >= _STEPS:
             self.is_timing = False
-            self._direct(self._loop)
+            self._direct(self._observer)
 
     def _timed(self, observed: Callable[[Callable[..., Any]], Any], function: Callable[..., Any]) -> Any:
         clock, contained = self._clock, 0.0

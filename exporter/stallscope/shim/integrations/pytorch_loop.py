@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch.nn.modules.loss import _Loss
 
-from stallscope.shim.integrations.pytorch_batches import Pass
+from stallscope.shim.integrations.pytorch_batches import Pass, leading_dimension
 from stallscope.shim.integrations.pytorch_cost import TimedLoop
 from stallscope.shim.integrations.pytorch_device import DeviceClock, ReducerClock, Span, tell_allocator
 from stallscope.shim.integrations.pytorch_forward import ModuleCalls
 from stallscope.shim.integrations.pytorch_input import LoopInput
-from stallscope.shim.integrations.pytorch_steady import SteadyLoop
+from stallscope.shim.integrations.pytorch_steady import SHORT, SteadyLoop
 from stallscope.shim.integrations.pytorch_updates import Updates
 from stallscope.shim.run import Run
 from stallscope.shim.timeline import STEP_PHASES, Phase
@@ -143,7 +143,7 @@ class Loop:
         self._models = weakref.WeakSet(models)
         self._all_models = not self._models
         self._optimizers = weakref.WeakSet(optimizers)
-        self._all_optimizers = not self._optimizers
+        self.all_optimizers = not self._optimizers
         self._loaders = weakref.WeakSet(loaders)
         self._all_loaders = not self._loaders
         self._reduced = reduced
@@ -204,12 +204,13 @@ class Loop:
         self._graphs = _compiled_graphs() or 0
         self._precision_known = bool(getattr(run, "_precision", ()))
         self._plain_steps = 0  # in a row
+        self._ended = 0.0  # the newest step of an optimizer, in seconds of the run's clock
         self._steady: SteadyLoop | None = None if direct is None else SteadyLoop(self, direct)
         self._timed: TimedLoop | None = None if direct is None or run.is_scripted else TimedLoop(self, direct)
         if direct is not None:
             direct(self)
         if self._timed is not None:
-            self._timed.added(0)
+            self._timed.added(self)
         run.watch(self._refresh)
 
     @property
@@ -255,7 +256,7 @@ class Loop:
                 return following(iterator)
             if found.is_prefetched:
                 batch = self._prefetched(following, iterator)
-                self._take(found, self.dimension(found, batch))
+                self._take(found, 0 if found.knows_samples else self.dimension(batch))
                 return batch
             if found.is_evaluated:
                 return self._evaluated_batch(found, iterator, following)
@@ -269,7 +270,7 @@ class Loop:
             self.fail_fetch(found, iterator, error)
             raise
         self.calls.ignored = False
-        self.end_fetch((found, self.dimension(found, batch)))
+        self.end_fetch((found, 0 if found.knows_samples else self.dimension(batch)))
         return batch
 
     def begin_fetch(self, found: Pass) -> None:
@@ -291,10 +292,10 @@ class Loop:
         self._end_pass(found, iterator, error)
         self._end_wait()
 
-    def dimension(self, found: Pass, batch: Any) -> int:
-        """Return a batch's leading dimension if it is needed to count samples, else 0."""
+    def dimension(self, batch: Any) -> int:
+        """Return a batch's leading dimension if samples are counted, else 0."""
         try:
-            return found.dimension(batch) if self._counts_samples and self.run.batch_size is None else 0
+            return leading_dimension(batch) if self._counts_samples and self.run.batch_size is None else 0
         except Exception as error:
             tolerate(error, "counting samples")
             return 0
@@ -820,7 +821,7 @@ class Loop:
 
     def counts(self, optimizer: Any) -> bool:
         """Return whether an optimizer's steps count."""
-        return self._all_optimizers or optimizer in self._optimizers
+        return self.all_optimizers or optimizer in self._optimizers
 
     def open_optimizer(self, key: int) -> None:
         """Begin `optimizer`, with the optimizer of this id."""
@@ -850,7 +851,8 @@ class Loop:
 
     def _note_if_steady(self, steady: SteadyLoop) -> None:
         """Note events instead of processing them, if the last steps were plain training from one loader."""
-        timeline, found = self._timeline, self._pass
+        timeline, found, before = self._timeline, self._pass, self._ended
+        self._ended = timeline.mark
         if (
             found is None
             or not self._batches
@@ -861,15 +863,25 @@ class Loop:
             or self._others_step
             or timeline.listener is not None
             or timeline.current is not timeline.other
+            or timeline.mark - before > SHORT * timeline.interval
         ):
             self._plain_steps = 0
             return
         self._plain_steps += 1
         if self._plain_steps > steady.patience:
             self._plain_steps = 0
-            if self._timed is not None:
-                self._timed.stop()
+            self.stop_timing()
             steady.begin(found, gradients_off=self._gradients_off)
+
+    @property
+    def processing_seconds(self) -> float:
+        """What the processing of noted events took so far."""
+        return 0.0 if self._steady is None else self._steady.processing_seconds
+
+    def stop_timing(self) -> None:
+        """Another observes from now on."""
+        if self._timed is not None:
+            self._timed.stop()
 
     def _stepped_with(self, key: int) -> None:
         self.optimizer_steps += 1
@@ -1109,7 +1121,7 @@ class Loop:
             self.run.add("recompilations", graphs - before if graphs >= before else graphs)
         self._look_for_gpu()
         if self._timed is not None and self._steady is not None:
-            self.run.add_overhead(self._timed.added(self._steady.steps, goes_on=not self._steady.is_open))
+            self.run.add_overhead(self._timed.added(self._steady if self._steady.is_open else self))
         if self.device is not None:
             self.device.read()
             tell_allocator(torch.cuda, self.run)

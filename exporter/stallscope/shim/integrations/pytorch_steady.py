@@ -28,6 +28,9 @@ _ENOUGH_EVENTS = 256
 """Events after which they are processed."""
 _MOST_EVENTS = 4096
 """Events at most, where no optimizer steps."""
+SHORT = 0.5
+"""Length of a step, as a share of the time between reports, up to which its events are noted. During a longer step,
+reports are sent between its phases."""
 _PATIENCE = 2
 """Plain steps in a row after which events are noted. Twice as many each time that this ended soon."""
 _MOST_PATIENCE = 256
@@ -49,6 +52,8 @@ class SteadyLoop:
             direct: directs what happens to an observer, this one or the loop.
         """
         self._loop = loop
+        self._dimension = loop.dimension
+        self._all_optimizers = loop.all_optimizers
         self._direct = direct
         self.run = loop.run
         self.is_open = False
@@ -59,6 +64,8 @@ class SteadyLoop:
         """Optimizer steps that were noted so far."""
         self.patience = _PATIENCE
         """Plain steps in a row after which to begin."""
+        self.processing_seconds = 0.0
+        """What the processing of the notes took so far."""
         self._timeline = loop.run.timeline
         self._clock = self._timeline.now
         self._calls = loop.calls
@@ -67,6 +74,7 @@ class SteadyLoop:
         self._moment = 0.0
         self._waiting = 0  # optimizer steps that are noted and not processed
         self._began = 0  # steps when the noting began
+        self._ended = 0.0  # the newest optimizer step, in seconds of the run's clock
         self._thread = 0
         self._pass: Pass | None = None
         self._iterator: Callable[[], Any] = _nothing
@@ -98,6 +106,7 @@ class SteadyLoop:
         self._gradients_off = gradients_off
         self._began = self.steps
         self._clock = self._timeline.now
+        self._ended = self._clock()
         self._device = self._loop.device
         self._timeline.pending = self.settle
         self._direct(self)
@@ -113,6 +122,7 @@ class SteadyLoop:
         self._optimizer_span, self._stepping = None, 0
         self.patience = _PATIENCE if self.steps - self._began >= _SOON else min(2 * self.patience, _MOST_PATIENCE)
         if not self._loop.is_closed:
+            self._loop.stop_timing()
             self._direct(self._loop)
 
     def settle(self) -> None:
@@ -144,8 +154,11 @@ class SteadyLoop:
             self._loop.fail_fetch(found, iterator, error)
             raise
         calls.ignored = False
-        dimension = 0 if found.knows_samples else self._loop.dimension(found, batch)
-        self._note(self._end_fetch, (found, dimension))
+        fetched = (found, 0 if found.knows_samples else self._dimension(batch))
+        if self.is_open:
+            self._events.append((self._clock(), self._end_fetch, fetched))
+        else:
+            self._end_fetch(fetched)
         return batch
 
     def begin_forward(self, module: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> bool:
@@ -168,7 +181,10 @@ class SteadyLoop:
         self._calls.ignored = False
         if self._device is not None:
             self._device.end(self._span)
-        self._note(self._close_forward, None)
+        if self.is_open:
+            self._events.append((self._clock(), self._close_forward, None))
+        else:
+            self._close_forward(None)
 
     def backward(self, function: Callable[..., Any], arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
         """Let gradients be computed."""
@@ -185,11 +201,14 @@ class SteadyLoop:
             calls.ignored = ignored
             if device is not None:
                 device.end(span)
-            self._note(self._close_backward, None)
+            if self.is_open:
+                self._events.append((self._clock(), self._close_backward, None))
+            else:
+                self._close_backward(None)
 
     def begin_optimizer(self, optimizer: Any) -> None:
         """Begin the step of an optimizer."""
-        if get_ident() != self._thread or not self._loop.counts(optimizer):
+        if get_ident() != self._thread or not (self._all_optimizers or self._loop.counts(optimizer)):
             return
         key = id(optimizer)
         self._events.append((self._clock(), self._open_optimizer, key))
@@ -198,8 +217,8 @@ class SteadyLoop:
             self._optimizer_span = self._device.begin("optimizer")
 
     def end_optimizer(self, optimizer: Any) -> None:
-        """End it, and process what was noted if that is enough."""
-        if get_ident() != self._thread or not self._loop.counts(optimizer):
+        """End it. Process what was noted if that is enough, or if a report is due."""
+        if get_ident() != self._thread or not (self._all_optimizers or self._loop.counts(optimizer)):
             return
         key = id(optimizer)
         if self._device is not None and self._stepping == key:
@@ -207,9 +226,15 @@ class SteadyLoop:
             self._optimizer_span, self._stepping = None, 0
         self.steps += 1
         self._waiting += 1
-        self._note(self._close_optimizer, key)
+        now = self._clock()
+        self._events.append((now, self._close_optimizer, key))
         if len(self._events) >= _ENOUGH_EVENTS:
             self.settle()
+        if now >= self._timeline.due:
+            self._publish()
+        if now - self._ended > SHORT * self._timeline.interval:
+            self.end()
+        self._ended = now
 
     def scaled_step(self, scaler: Any, function: Callable[..., Any], arguments: tuple[Any, ...], options: Any) -> Any:
         """Let a gradient scaler step its optimizer, or leave it where gradients are not finite."""
@@ -256,14 +281,11 @@ class SteadyLoop:
         return self._loop
 
     def _note(self, process: Callable[[Any], object], argument: Any) -> None:
-        """Note an event, and send the report that is due; if the noting has ended, process it at once."""
-        if not self.is_open:
+        """Note an event; if the noting has ended since it was checked, process it at once."""
+        if self.is_open:
+            self._events.append((self._clock(), process, argument))
+        else:
             process(argument)
-            return
-        now = self._clock()
-        self._events.append((now, process, argument))
-        if now >= self._timeline.due:
-            self._publish()
 
     def _publish(self) -> None:
         try:
@@ -288,8 +310,10 @@ class SteadyLoop:
             loop.device, timeline.due, timeline.now, self.is_replaying = device, due, clock, False
             self._waiting = 0
             calls.ignored = ignored
+            seconds = time.perf_counter() - began
+            self.processing_seconds += seconds
             if not self.run.is_scripted:
-                self.run.add_overhead(time.perf_counter() - began)
+                self.run.add_overhead(seconds)
 
     def _now(self) -> float:
         return self._moment
