@@ -184,7 +184,7 @@ class Loop:
         # Optimizers
         self._cycle: set[int] = set()  # that stepped since the boundary
         self._newest = 0  # that stepped
-        self._stepped = 0.0  # when, in seconds of the run's clock
+        self._stepped = 0.0  # seconds of the step by then
         self._closing = 0  # the one that was the last of its cycle
         self._backwards = 0  # since an optimizer stepped
         self._backwards_before = 0  # when the present one began to
@@ -493,6 +493,7 @@ class Loop:
     def _begin_hint(self) -> None:
         if self._hint is None and self._evaluating is None and self._timeline.current.name in _BETWEEN:
             self._hint = self._timeline.snapshot()
+            self._timeline.held = True
 
     def _forget_hints(self) -> None:
         self._hint = self._evaluated = None
@@ -725,7 +726,7 @@ class Loop:
     def _end_backward(self) -> None:
         if self._updates is not None:
             self._updates.note()
-            self._stepped = self._timeline.mark
+            self._stepped = self._timeline.step_by_now
         self._begin_input()
 
     def _prove(self) -> None:
@@ -803,7 +804,7 @@ class Loop:
         self.optimizer_steps += 1
         self._backwards = 0
         self._newest = key
-        self._stepped = self._timeline.mark
+        self._stepped = self._timeline.step_by_now
         if self._batches:
             self._cycle.add(key)  # the step lasts until the loop asks for the next batch
             if self._exhausted and self._closing in (0, key):  # which it has done already, if its loader fetches ahead
