@@ -815,6 +815,15 @@ class Loop:
             self._steps = self._timeline.steps
         self._begin_input()
 
+    @guarded
+    def release_tensors(self) -> None:
+        """Drop all references to tensors."""
+        self._input.release()
+        if self._updates is not None:
+            if not self._elsewhere() and self._updates.is_applied():
+                self._step_by_hand()
+            self._updates.release()
+
     def gradients_of(self, function: Callable[..., Any], arguments: tuple[Any, ...], options: Any) -> Any:
         """Let `torch.autograd.grad` compute gradients, which no optimizer need follow."""
         if self._elsewhere() or self._timeline.current.name not in _BETWEEN or self._capture is not None:
