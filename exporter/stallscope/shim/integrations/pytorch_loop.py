@@ -82,13 +82,15 @@ class Module:
 class Evaluation:
     """An evaluation that is under way."""
 
-    __slots__ = ("in_context", "iterator")
+    __slots__ = ("in_context", "in_mode", "iterator")
 
-    def __init__(self, iterator: weakref.ref[Any] | None, in_context: bool) -> None:
+    def __init__(self, iterator: weakref.ref[Any] | None, in_context: bool, in_mode: bool) -> None:
         self.iterator = iterator
         """The iterator that its batches come from, if it began with one."""
         self.in_context = in_context
         """Whether it lies inside of a context without gradients, and ends with that."""
+        self.in_mode = in_mode
+        """Whether a module was switched to evaluation mode for it."""
 
 
 class Loop:
@@ -470,7 +472,11 @@ class Loop:
             self._begin_hint()
         elif self._evaluating is not None:
             if self._evaluating.in_context:
+                goes_on = self._evaluating.in_mode
                 self._end_evaluation()
+                if goes_on:  # if another context follows before the training, the time between them is evaluation too
+                    self._begin_hint()
+                    self._is_evaluation_mode = True
         elif not self._called_for_evaluation and not self._is_evaluation_mode:
             self._hint = None
 
@@ -526,9 +532,10 @@ class Loop:
             timeline.rebook(since, evaluation, _EVALUATED)
         if self._cycle:
             self._mark()
+        in_mode = self._is_evaluation_mode
         self._forget_hints()
         timeline.held = False
-        self._evaluating = Evaluation(None, self._gradients_off or not torch.is_grad_enabled())
+        self._evaluating = Evaluation(None, self._gradients_off or not torch.is_grad_enabled(), in_mode)
         if iterator is not None:
             self._follow(iterator)
         evaluation.__enter__()
