@@ -47,7 +47,8 @@ for step in range(7):
     optimizer.zero_grad()
     inputs = batches.next_batch()
     with truth("forward"):
-        loss = criterion(model(inputs), inputs[:, :4])
+        outputs = model(inputs)
+    loss = criterion(outputs, inputs[:, :4])
     with truth("backward"):
         loss.backward()
     with truth("optimizer"):
