@@ -51,6 +51,19 @@ def test_evaluation_stops_the_step_s_clock(clock: ScriptedClock) -> None:
     assert seconds(timeline)["evaluation"] == 100
 
 
+def test_an_evaluation_after_the_last_step_is_not_taken_out_of_its_length(clock: ScriptedClock) -> None:
+    timeline = new(clock)
+    timeline.step()
+    clock.advance(1)
+    timeline.book(clock.monotonic())
+    duration = timeline.step_by_now
+    with timeline.phase("evaluation"):
+        clock.advance(100)
+    clock.advance(10)
+    timeline.end_last_step(duration)
+    assert timeline.step_seconds == 1
+
+
 def test_a_checkpoint_lies_inside_its_step(clock: ScriptedClock) -> None:
     timeline = new(clock)
     timeline.step()

@@ -358,13 +358,18 @@ class Timeline:
         self.excuse(1)
         self.activity_changed(now)
 
-    def end_last_step(self, ended: float) -> None:
+    @property
+    def step_by_now(self) -> float:
+        """Seconds of the step under way, up to when time is booked."""
+        return self.mark - self._step_began
+
+    def end_last_step(self, duration: float) -> None:
         """Mark the boundary of a step that ended a while ago, for there is no next one that showed it.
 
         Args:
-            ended: when its work was done, in seconds of the clock; what came after is in no step's length.
+            duration: its length in seconds, without what came after its work was done.
         """
-        self._step_began += self.now() - ended
+        self._step_began = self.now() - duration
         self.step()
 
     def begin_pass(self) -> None:

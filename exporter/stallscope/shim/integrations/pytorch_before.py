@@ -54,6 +54,10 @@ class Before:
         """Return whether a loop may begin in this process, which is then the one that the other threads work for."""
         return not lifetime.watched() and torch.utils.data.get_worker_info() is None
 
+    def release_tensors(self) -> None:
+        """Drop all references to tensors."""
+        self._input.release()
+
     def prepared(self) -> None:
         """Something was prepared that a loop uses, which may begin now: observe how its first batch is drawn."""
         if threading.current_thread() is threading.main_thread() and not lifetime.watched():

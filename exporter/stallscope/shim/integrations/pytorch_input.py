@@ -139,6 +139,11 @@ class InputCalls:
         for returned in self._returned:
             returned.seconds = 0.0
 
+    def release(self) -> None:
+        """Drop all references to tensors."""
+        self._returned.clear()
+        self._newest = None
+
     def _stop(self) -> None:
         if self._is_observed and self._began is not None and sys.getprofile() == self._hook:
             sys.setprofile(None)

@@ -84,13 +84,15 @@ class Module:
 class Evaluation:
     """An evaluation that is under way."""
 
-    __slots__ = ("in_context", "iterator")
+    __slots__ = ("in_context", "in_mode", "iterator")
 
-    def __init__(self, iterator: weakref.ref[Any] | None, in_context: bool) -> None:
+    def __init__(self, iterator: weakref.ref[Any] | None, in_context: bool, in_mode: bool) -> None:
         self.iterator = iterator
         """The iterator that its batches come from, if it began with one."""
         self.in_context = in_context
         """Whether it lies inside of a context without gradients, and ends with that."""
+        self.in_mode = in_mode
+        """Whether a module was switched to evaluation mode for it."""
 
 
 class Loop:
@@ -188,7 +190,7 @@ class Loop:
         # Optimizers
         self._cycle: set[int] = set()  # that stepped since the boundary
         self._newest = 0  # that stepped
-        self._stepped = 0.0  # when, in seconds of the run's clock
+        self._stepped = 0.0  # seconds of the step by then
         self._closing = 0  # the one that was the last of its cycle
         self._backwards = 0  # since an optimizer stepped
         self._backwards_before = 0  # when the present one began to
@@ -503,7 +505,11 @@ class Loop:
             self._begin_hint()
         elif self._evaluating is not None:
             if self._evaluating.in_context:
+                goes_on = self._evaluating.in_mode
                 self._end_evaluation()
+                if goes_on:  # if another context follows before the training, the time between them is evaluation too
+                    self._begin_hint()
+                    self._is_evaluation_mode = True
         elif not self._called_for_evaluation and not self._is_evaluation_mode:
             self._hint = None
 
@@ -526,6 +532,7 @@ class Loop:
     def _begin_hint(self) -> None:
         if self._hint is None and self._evaluating is None and self._timeline.current.name in _BETWEEN:
             self._hint = self._timeline.snapshot()
+            self._timeline.held = True
 
     def _forget_hints(self) -> None:
         self._hint = self._evaluated = None
@@ -558,9 +565,10 @@ class Loop:
             timeline.rebook(since, evaluation, _EVALUATED)
         if self._cycle:
             self._mark()
+        in_mode = self._is_evaluation_mode
         self._forget_hints()
         timeline.held = False
-        self._evaluating = Evaluation(None, self._gradients_off or not torch.is_grad_enabled())
+        self._evaluating = Evaluation(None, self._gradients_off or not torch.is_grad_enabled(), in_mode)
         if iterator is not None:
             self._follow(iterator)
         evaluation.__enter__()
@@ -762,7 +770,7 @@ class Loop:
     def _end_backward(self) -> None:
         if self._updates is not None:
             self._updates.note()
-            self._stepped = self._timeline.mark
+            self._stepped = self._timeline.step_by_now
         self._begin_input()
 
     def _prove(self) -> None:
@@ -887,7 +895,7 @@ class Loop:
         self.optimizer_steps += 1
         self._backwards = 0
         self._newest = key
-        self._stepped = self._timeline.mark
+        self._stepped = self._timeline.step_by_now
         if self._batches:
             self._cycle.add(key)  # the step lasts until the loop asks for the next batch
             if self._exhausted and self._closing in (0, key):  # which it has done already, if its loader fetches ahead
@@ -897,6 +905,15 @@ class Loop:
             self.run.step_of(key)
             self._steps = self._timeline.steps
         self._begin_input()
+
+    @guarded
+    def release_tensors(self) -> None:
+        """Drop all references to tensors."""
+        self._input.release()
+        if self._updates is not None:
+            if not self._elsewhere() and self._updates.is_applied():
+                self._step_by_hand()
+            self._updates.release()
 
     def gradients_of(self, function: Callable[..., Any], arguments: tuple[Any, ...], options: Any) -> Any:
         """Let `torch.autograd.grad` compute gradients, which no optimizer need follow."""

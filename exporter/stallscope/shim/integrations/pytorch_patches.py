@@ -148,6 +148,7 @@ class Patches:
         for context in (torch.no_grad, torch.set_grad_enabled, torch.inference_mode):
             self._replace(context, "__enter__", self._switch_gradients)
             self._replace(context, "__exit__", self._switch_gradients)
+        self._replace(torch.utils, "swap_tensors", self._swap)
         if _FRAMES in inspect.signature(torch.jit.script).parameters:
             self._replace(torch.jit, "script", self._script)
         if torch.distributed.is_available():
@@ -291,6 +292,15 @@ class Patches:
             if not is_compiling():
                 (find() or before).gradients_switched()
             return result
+
+        return observed
+
+    def _swap(self, original: Callable[..., None]) -> Callable[..., None]:
+        find, before = self._find, self.before
+
+        def observed(*arguments: Any, **options: Any) -> None:
+            (find() or before).release_tensors()  # tensors with weak references can't be swapped
+            original(*arguments, **options)
 
         return observed
 

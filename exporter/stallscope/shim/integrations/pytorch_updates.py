@@ -62,6 +62,10 @@ class Updates:
             self._version = parameter._version  # noqa: SLF001 - PyTorch's own mark of changes in place
             self.is_pending = True
 
+    def release(self) -> None:
+        """Drop the reference to the parameter."""
+        self._parameter = None
+
     def is_applied(self) -> bool:
         """Return whether gradients were applied since then; true once for each time."""
         parameter = None if self._parameter is None else self._parameter()
