@@ -25,7 +25,7 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
     "adapters": ADAPTERS,
     "subjects": ("subjects",),
     "signals": ("trends", "signals"),
-    "causes": ("hardware", "xid", "host", "ranks", "input", "device", "hours", "time", "use", "memory"),
+    "causes": ("hardware", "xid", "host", "ranks", "input", "device", "goodput", "hours", "time", "use", "memory"),
     "verdicts": ("verdicts",),
     "totals": ("totals",),
 }
