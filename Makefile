@@ -71,6 +71,7 @@ generate: $(STAMP) ## write again what is generated and committed
 	$(BIN)/python -m deploy.generate
 	$(BIN)/python -m tests.captures.golden
 	$(BIN)/python -m tests.alerting.golden
+	$(BIN)/python -m tests.rules.layers
 
 screenshots: $(STAMP) tools ## take the README's pictures of the status page and of a report again; needs Chromium
 	$(BIN)/python -m tests.browser.screenshots

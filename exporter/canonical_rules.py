@@ -600,11 +600,17 @@ def missed() -> Rule:
 def unusable() -> Iterator[Rule]:
     """Exporters whose pages arrive and cannot be used as they are, with the reason."""
     record = "exporter:unusable:info"
-    ours = with_host('last_over_time(stallscope_gpu_up{measured_by=""}[90s])')
+    instances = 'group by (cluster, instance) (last_over_time(stallscope_gpu_up{measured_by=""}[90s]))'
+    yield Rule(
+        "host:measured:info",
+        f"group by (cluster, host) (\n{block(with_host(instances))}\n)",
+        comment="1 for each host whose GPUs an exporter of ours measures.",
+    )
 
     def unread(pages: str) -> str:
         """The targets of pages on hosts whose GPUs no exporter of ours measures."""
-        return f"group by ({TARGET}) (\n{block(with_host(pages))}\n  unless on (cluster, host)\n{block(ours, 4)}\n)"
+        unmeasured = f"{block(with_host(pages))}\n  unless on (cluster, host)\n    host:measured:info"
+        return f"group by ({TARGET}) (\n{unmeasured}\n)"
 
     comment = "1 for each exporter whose page has none of the families by which its GPUs are found."
     for source in SOURCES:

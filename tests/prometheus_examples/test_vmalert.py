@@ -42,6 +42,7 @@ SCORES = {
     "rank:verdict:ratio5m": "rank_cause:verdict_score:ratio5m",
     "gpu:verdict:ratio5m": "gpu_cause:verdict_score:ratio5m",
 }
+"""Verdicts, and the series of their causes' scores, which only this test records."""
 SHARES = "run_cause:time_lost:ratio5m"
 STORIES = {
     "waiting": "input_few_workers",
@@ -152,6 +153,17 @@ def _recorded(server: Prometheus, moment: int) -> Recorded:
     return Recorded(samples)
 
 
+def _scores(verdict: str) -> str:
+    """Return the expression of which a verdict takes the greatest value: the second argument of its `topk`."""
+    _, _, scores = verdict.partition("(1,\n")
+    depth = 1
+    for place, character in enumerate(scores):
+        depth += {"(": 1, ")": -1}.get(character, 0)
+        if not depth:
+            return scores[:place]
+    raise ValueError(f"no topk in {verdict}")
+
+
 def _quick(folder: Path) -> list[Path]:
     """The bundle's files, so that minutes of evaluation are enough: their expressions stay, but for one moment."""
     written = []
@@ -165,6 +177,11 @@ def _quick(folder: Path) -> list[Path]:
                     rule.pop(timing, None)
                 # What is healthy is so after ten seconds in place of a minute.
                 rule["expr"] = rule["expr"].replace("rank:judged:info offset 1m", "rank:judged:info offset 10s")
+            group["rules"] += [
+                {"record": SCORES[rule["record"]], "expr": _scores(rule["expr"])}
+                for rule in group["rules"]
+                if rule.get("record") in SCORES
+            ]
         written.append(folder / f"{path.parent.name}-{path.name}")
         written[-1].write_text(yaml.safe_dump(content, sort_keys=False, allow_unicode=True), encoding="utf-8")
     return written

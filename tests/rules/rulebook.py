@@ -12,29 +12,25 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.rules.layers import ADAPTERS, ORDER
+
 if TYPE_CHECKING:
     from tests.rules.together import Document, Together
 
 ROOT = Path(__file__).parents[2]
-_STAGES = ("thresholds", "subjects", "verdicts", "totals")
-_ALL = {path.stem: path for path in sorted((ROOT / "prometheus" / "rules").glob("*.yml"))}
-CANONICAL_FILES = tuple(path for stem, path in _ALL.items() if stem.startswith("canonical"))
+_RULES = ROOT / "prometheus" / "rules"
+CANONICAL_FILES = tuple(_RULES / f"{stem}.yml" for stem in ADAPTERS)
 """What makes series of ours from those of other exporters. Where there are none, they do nothing."""
-_FOUND = {stem: path for stem, path in _ALL.items() if path not in CANONICAL_FILES}
-CAUSE_FILES = tuple(path for stem, path in _FOUND.items() if stem not in _STAGES)
-"""The causes, one subject a file. None drives another: in which order they are evaluated must not matter."""
 ALERT_FILES = tuple(path for path in sorted((ROOT / "alerts").glob("*.yml")) if path.name != "alertmanager.yml")
-RULE_FILES = (
-    *(_FOUND["thresholds"], _FOUND["subjects"]),
-    *CAUSE_FILES,
-    *(_FOUND["verdicts"], _FOUND["totals"]),
-    *ALERT_FILES,
-)
+RULE_FILES = (*(_RULES / f"{stem}.yml" for stem in ORDER if stem not in ADAPTERS), *ALERT_FILES)
+"""Layer by layer; the thresholds come first."""
+SHARED = ("thresholds", "subjects", "trends", "signals")
+"""Names of the files that most other files read."""
 GROUPS = (
     *(f"stallscope-{path.stem}" for path in RULE_FILES if path.parent.name == "rules"),
     *(f"stallscope-alerts-{path.stem.replace('_', '-')}" for path in ALERT_FILES),
 )
-"""In the order in which a server's evaluations settle."""
+"""In the order of evaluation."""
 _CANONICAL_GROUPS = tuple(f"stallscope-{path.stem.replace('_', '-')}" for path in CANONICAL_FILES)
 
 INTERVAL = 30

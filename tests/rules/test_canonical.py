@@ -53,7 +53,7 @@ FILES = (
     *(path for path in RULE_FILES if path.stem == "gpu_hardware"),
 )
 """What judges GPUs, and what a run waits for."""
-IDLE = ("canonical", "canonical_dcgm", "subjects", "input", "use", "verdicts")
+IDLE = ("canonical", "canonical_dcgm", "subjects", "trends", "signals", "input", "use", "verdicts")
 """What judges an idle GPU, beside the thresholds."""
 SUBJECT = {"instance": "well:9400", "gpu": "0", "uuid": "GPU-well"}
 _SAMPLE = re.compile(r"^(\w+)(?:\{(.*)\})? (\S+)$")

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from tests.rules.rulebook import (
     LENGTH,
     RULE_FILES,
+    SHARED,
     Rulebook,
     Story,
     exporter,
@@ -21,7 +22,7 @@ from tests.rules.rulebook import (
 )
 
 GIB = 2**30
-FILES = tuple(path for path in RULE_FILES if path.stem in ("thresholds", "subjects", "input", "hours", "host"))
+FILES = tuple(path for path in RULE_FILES if path.stem in (*SHARED, "input", "hours", "host"))
 """What judges hosts, and whether a run waits for data."""
 
 

@@ -8,6 +8,7 @@ from tests.rules.rulebook import (
     LENGTH,
     ROOT,
     RULE_FILES,
+    SHARED,
     TARGET,
     Labels,
     Rulebook,
@@ -24,7 +25,7 @@ from tests.rules.rulebook import (
     until,
 )
 
-FEW = tuple(path for path in RULE_FILES if path.stem in ("thresholds", "subjects", "hours", "verdicts", "stallscope"))
+FEW = tuple(path for path in RULE_FILES if path.stem in (*SHARED, "goodput", "hours", "verdicts", "stallscope"))
 """The rules that find and judge subjects, without any cause."""
 OWN = ROOT / "alerts" / "stallscope.yml"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.rules.rulebook import (
     RULE_FILES,
+    SHARED,
     TARGET,
     Rulebook,
     Story,
@@ -17,9 +18,7 @@ from tests.rules.rulebook import (
     told,
 )
 
-FILES = tuple(
-    path for path in RULE_FILES if path.stem in ("thresholds", "subjects", "input", "use", "verdicts", "totals")
-)
+FILES = tuple(path for path in RULE_FILES if path.stem in (*SHARED, "input", "use", "verdicts", "totals"))
 
 
 def in_percent(name: str) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from tests.rules.rulebook import (
     LENGTH,
     RULE_FILES,
+    SHARED,
     Labels,
     Rulebook,
     Story,
@@ -24,9 +25,7 @@ from tests.rules.rulebook import (
 )
 
 FILES = tuple(
-    path
-    for path in RULE_FILES
-    if path.stem in ("thresholds", "subjects", "input", "device", "hours", "use", "verdicts", "gpu_use")
+    path for path in RULE_FILES if path.stem in (*SHARED, "input", "device", "hours", "use", "verdicts", "gpu_use")
 )
 """What judges the use of GPUs, and what a run waits for."""
 MIB = 2**20

@@ -131,7 +131,7 @@ def _question(run: str, ranks: str, seconds: float) -> str:
         "operations": f"{_made('flops', run, ranks)} / ({_made('samples', run, ranks)} > 0)",
         "gpu_busy": _mean("run:gpu_busy:ratio5m", run, window),
         "memory_used": _mean("run:gpu_memory_used:ratio", run, window),
-        "memory_peak": f"max(last_over_time(rank:allocator_peak:ratio{{{run}}}[2m]))",
+        "memory_peak": f"max(last_over_time(rank:allocator_peak:ratio{{{run}}}[5m]))",
         "watts": _mean("run:power:watts5m", run, window),
         "time_lost": _mean("run:time_lost:ratio5m", run, window),
     }
