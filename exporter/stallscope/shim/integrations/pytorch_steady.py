@@ -82,7 +82,7 @@ class SteadyLoop:
         self._device = loop.device
         self._span: Span | None = None
         self._optimizer_span: Span | None = None
-        self._stepping = 0  # the outermost optimizer whose step is timed on the GPU
+        self._stepping = 0  # id of the outermost optimizer that steps
         self._begin_fetch, self._end_fetch = loop.begin_fetch, loop.end_fetch
         self._open_forward, self._close_forward = loop.open_forward, loop.close_forward
         self._open_backward, self._close_backward = loop.open_backward, loop.close_backward
@@ -212,20 +212,23 @@ class SteadyLoop:
             return
         key = id(optimizer)
         self._events.append((self._clock(), self._open_optimizer, key))
-        if self._device is not None and not self._stepping:
+        if not self._stepping:  # else the optimizer is a part of another
             self._stepping = key
-            self._optimizer_span = self._device.begin("optimizer")
+            if self._device is not None:
+                self._optimizer_span = self._device.begin("optimizer")
 
     def end_optimizer(self, optimizer: Any) -> None:
         """End it. Process what was noted if that is enough, or if a report is due."""
         if get_ident() != self._thread or not (self._all_optimizers or self._loop.counts(optimizer)):
             return
         key = id(optimizer)
-        if self._device is not None and self._stepping == key:
-            self._device.end(self._optimizer_span)
-            self._optimizer_span, self._stepping = None, 0
-        self.steps += 1
-        self._waiting += 1
+        if self._stepping == key:
+            self._stepping = 0
+            self.steps += 1
+            self._waiting += 1
+            if self._device is not None:
+                self._device.end(self._optimizer_span)
+                self._optimizer_span = None
         now = self._clock()
         self._events.append((now, self._close_optimizer, key))
         if len(self._events) >= _ENOUGH_EVENTS:
