@@ -176,6 +176,18 @@ def test_each_phase_has_its_time(run: stallscope.Run, desk: Desk, parts: Parts) 
     assert told.step_seconds == pytest.approx(4 * STEP)
 
 
+@pytest.mark.parametrize("is_named", [True, False])
+def test_a_loader_is_described_whether_it_is_named_or_found(
+    is_named: bool, run: stallscope.Run, desk: Desk, parts: Parts
+) -> None:
+    pytorch.watch(parts.model, parts.optimizer, parts.loader if is_named else None, run=run)
+    for _ in range(2):
+        for batch in parts.loader:
+            parts.train(batch)
+    told = Told(run, desk)
+    assert (told.gauges["dataloader_workers"], told.gauges["batch_size"], told.gauges["epoch"]) == (0, 2, 1)
+
+
 def test_phases_sum_to_the_time_of_the_run(run: stallscope.Run, desk: Desk, parts: Parts, clock: ScriptedClock) -> None:
     clock.advance(30)
     pytorch.watch(run=run)

@@ -35,6 +35,7 @@ class Pass:
         "in_hand",
         "is_evaluated",
         "is_prefetched",
+        "is_proven",
         "iterator",
         "knows_samples",
         "length",
@@ -64,6 +65,8 @@ class Pass:
         self.is_prefetched = is_prefetched
         self.is_evaluated = False
         """Whether the newest batch is for an evaluation."""
+        self.is_proven = False
+        """Whether gradients were computed from its batches."""
         self.before: Snapshot | None = None
         """When the pass began, while its time can still be moved."""
         self.ended = 0.0

@@ -776,8 +776,8 @@ class Loop:
     def _prove(self) -> None:
         """A backward pass shows that what was fetched and called before it was for training."""
         for found in self._fetched:
-            if not found.trains:
-                found.trains = True
+            if not found.is_proven:
+                found.is_proven = found.trains = True
                 found.before = None
                 loader = found.loader()
                 if loader is not None:
