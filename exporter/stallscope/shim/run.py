@@ -457,7 +457,7 @@ class Run:
         self.step_of(id(optimizer))
 
     def step_of(self, optimizer: int) -> None:
-        """Do the same for the optimizer with this id."""
+        """Mark a step's boundary like `optimizer_step`, for the optimizer with this id."""
         if self.silent or self.claimed_by:
             return
         if self._optimizer != optimizer:
@@ -469,7 +469,7 @@ class Run:
         self.timeline.step()
 
     def add_overhead(self, seconds: float) -> None:
-        """Add what observing cost beyond the booking of steps and phases, as an integration measured it."""
+        """Add the seconds that an integration measured of its own work, beyond the booking of steps and phases."""
         self._overhead += seconds
 
     def gpu_time(self, phase: str, seconds: float) -> None:

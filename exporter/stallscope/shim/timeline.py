@@ -240,7 +240,7 @@ class Timeline:
         """When the next report is due; never, until the owner says so."""
         self._publish = publish
         self.pending: Callable[[], None] | None = None
-        """Books what has happened and was only noted so far."""
+        """Books the events that are noted and not booked yet."""
         self.listener: Callable[[], None] | None = None
         """Called at each boundary, before a report that is due."""
         self.interval = interval
@@ -331,7 +331,7 @@ class Timeline:
             tolerate(error, "marking a step")
 
     def settle(self) -> None:
-        """Book what was only noted so far. Whoever reads or changes the timeline from outside does this first."""
+        """Book the events that are noted and not booked yet. Required before the timeline is read or changed."""
         if self.pending is not None:
             self.pending()
 

@@ -1,4 +1,4 @@
-"""What observing a loop costs, measured in the loop."""
+"""Tests of the measurement of what observing a loop costs."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class Pass:
         self.is_evaluated = False
         """Whether the newest batch is for an evaluation."""
         self.is_proven = False
-        """Whether gradients were computed from its batches."""
+        """True once gradients were computed from its batches."""
         self.before: Snapshot | None = None
         """When the pass began, while its time can still be moved."""
         self.ended = 0.0
@@ -85,7 +85,7 @@ class Pass:
         if isinstance(sampler, BatchSampler) and type(sampler) is BatchSampler and hasattr(sampler.sampler, "__len__"):
             self.length = len(sampler.sampler)
         self.knows_samples = bool(self.nominal) and self.length is not None
-        """Whether the sampler tells the samples of each batch."""
+        """True if the sampler determines the number of samples of each batch."""
         self.workers = getattr(loader, "num_workers", None)
 
     def samples(self, found: int) -> int:

@@ -39,7 +39,7 @@ class TimedLoop:
         self._first = self._last = self._reported = 0
         self._skipped = 0
         self.is_timing = False
-        """Whether calls are timed now."""
+        """True while calls are timed."""
         self.run = loop.run
 
     def __getattr__(self, name: str) -> Any:
@@ -62,7 +62,7 @@ class TimedLoop:
         return added
 
     def stop(self) -> None:
-        """Stop timing, for another observes from now on."""
+        """Stop timing, because another observer takes over."""
         if self.is_timing:
             self.is_timing = False
             self._last = self._loop.optimizer_steps

@@ -71,7 +71,7 @@ class Module:
     def __init__(self, module: Any, belongs: bool) -> None:
         self.module = weakref.ref(module)
         self.is_observed = belongs and next(iter(torch.nn.Module.parameters(module)), None) is not None
-        """Whether it has parameters, and is one of the models if those are known."""
+        """True if the module has parameters, and is one of the named models if there are any."""
         self.is_loss = isinstance(module, _Loss)
         self.trains = False
         """Whether gradients were computed after it was called with them."""
@@ -138,7 +138,7 @@ class Loop:
         self._thread = get_ident()
         self._is_owner = False  # whether gradients were computed in that thread
         self.is_closed = False
-        """Whether the loop is observed no more."""
+        """True once the loop is no longer observed."""
         self._timeline = run.timeline
         self._now = run.timeline.now
         self.calls = calls
@@ -281,7 +281,7 @@ class Loop:
         self._begin_wait(self._wait)
 
     def end_fetch(self, fetched: tuple[Pass, int]) -> None:
-        """End it with a batch of this leading dimension."""
+        """End the wait with a batch, and the batch's leading dimension."""
         found, dimension = fetched
         self._end_wait()
         self._timeline.held = True
@@ -290,7 +290,7 @@ class Loop:
         self._take(found, dimension)
 
     def fail_fetch(self, found: Pass, iterator: Any, error: BaseException) -> None:
-        """End it without a batch."""
+        """End the wait without a batch."""
         self._end_pass(found, iterator, error)
         self._end_wait()
 
@@ -493,7 +493,11 @@ class Loop:
 
     @guarded
     def gradients_switched(self, off: bool | None = None) -> None:
-        """Take note that a context may have switched gradients off, or on again; None: look."""
+        """Take note that a context may have switched gradients off, or on again.
+
+        Args:
+            off: whether gradients are off; None: read it from PyTorch.
+        """
         if self._elsewhere():
             return
         if off is None:
@@ -883,11 +887,11 @@ class Loop:
 
     @property
     def processing_seconds(self) -> float:
-        """What the processing of noted events took so far."""
+        """Seconds that the processing of noted events has taken so far."""
         return 0.0 if self._steady is None else self._steady.processing_seconds
 
     def stop_timing(self) -> None:
-        """Another observes from now on."""
+        """Stop timing, because another observer takes over."""
         if self._timed is not None:
             self._timed.stop()
 
@@ -1002,7 +1006,7 @@ class Loop:
         return self._enter(self._copy)
 
     def end_copy(self, span: Span | None) -> None:
-        """End it."""
+        """End `host_copy`."""
         self._leave(self._copy, span)
 
     def communicated(self, function: Callable[..., Any], arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:

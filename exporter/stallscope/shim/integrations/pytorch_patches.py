@@ -21,6 +21,7 @@ from stallscope.shim.integrations.pytorch_loop import Loop
 from stallscope.shim.integrations.pytorch_updates import computes_update
 
 is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", bool)
+"""`torch.compiler.is_compiling`. `Patches` refuses versions of PyTorch without it."""
 
 _COLLECTIVES = (
     "all_gather",

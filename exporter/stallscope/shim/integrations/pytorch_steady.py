@@ -1,10 +1,10 @@
 """Note the events of a loop whose steps repeat, and process many of them at a time.
 
 Processing an event takes a few microseconds while its code is in the caches, and eight times as long between the
-training's own operations, which replace it. Noting the time of an event takes one. So while a loop trains from one
-loader, events are noted, and the loop processes them a few hundred at a time, each with the time at which it happened.
-Whoever uses the run's timeline meanwhile has them processed first. Any event that a plain step does not have ends the
-noting.
+training's own operations, which replace it. Noting the time of an event takes one microsecond. So while a loop trains
+from one loader, events are noted, and the loop processes them a few hundred at a time, each with the time at which it
+happened. Any other use of the run's timeline processes the noted events first. An event that a plain step does not have
+ends the noting.
 """
 
 from __future__ import annotations
@@ -32,16 +32,17 @@ SHORT = 0.5
 """Length of a step, as a share of the time between reports, up to which its events are noted. During a longer step,
 reports are sent between its phases."""
 _PATIENCE = 2
-"""Plain steps in a row after which events are noted. Twice as many each time that this ended soon."""
+"""Plain steps in a row after which events are noted. The number doubles each time that the noting ends soon."""
 _MOST_PATIENCE = 256
 _SOON = 16
-"""Steps."""
+"""Optimizer steps. A noting that contains fewer ended soon."""
 
 
 class SteadyLoop:
     """Stands in for a loop while its steps repeat.
 
-    Its methods run between the operations of the training, so each does as little as it can.
+    Its methods run between the operations of the training, so each does as little as it can. That is why the ends of
+    fetches, forward and backward passes append their events themselves, without a call of `_note`.
     """
 
     def __init__(self, loop: Loop, direct: Callable[[Any], None]) -> None:
@@ -57,15 +58,15 @@ class SteadyLoop:
         self._direct = direct
         self.run = loop.run
         self.is_open = False
-        """Whether events are noted."""
+        """True while events are noted."""
         self.is_replaying = False
-        """Whether events are being processed now."""
+        """True while noted events are processed."""
         self.steps = 0
         """Optimizer steps that were noted so far."""
         self.patience = _PATIENCE
         """Plain steps in a row after which to begin."""
         self.processing_seconds = 0.0
-        """What the processing of the notes took so far."""
+        """Seconds that the processing of noted events has taken so far."""
         self._timeline = loop.run.timeline
         self._clock = self._timeline.now
         self._calls = loop.calls
@@ -89,7 +90,7 @@ class SteadyLoop:
         self._open_optimizer, self._close_optimizer = loop.open_optimizer, loop.close_optimizer
 
     def __getattr__(self, name: str) -> Any:
-        """End the noting, for this event is another than those that repeat."""
+        """End the noting: the event is not one of those that repeat in each step."""
         return getattr(self._live(), name)
 
     @property
@@ -112,7 +113,7 @@ class SteadyLoop:
         self._direct(self)
 
     def end(self) -> None:
-        """Process what was noted; from now on, the loop processes events as they happen."""
+        """Process the noted events; from now on, the loop processes events as they happen."""
         if not self.is_open or get_ident() != self._thread:
             return
         self.is_open = False
@@ -126,7 +127,7 @@ class SteadyLoop:
             self._direct(self._loop)
 
     def settle(self) -> None:
-        """Process what was noted, and go on."""
+        """Process the noted events, and go on."""
         if self._events and get_ident() == self._thread:
             self._timeline.pending = None
             self._process()
@@ -177,7 +178,7 @@ class SteadyLoop:
         return True
 
     def end_forward(self) -> None:
-        """End it."""
+        """End a module's call."""
         self._calls.ignored = False
         if self._device is not None:
             self._device.end(self._span)
@@ -218,7 +219,7 @@ class SteadyLoop:
                 self._optimizer_span = self._device.begin("optimizer")
 
     def end_optimizer(self, optimizer: Any) -> None:
-        """End it. Process what was noted if that is enough, or if a report is due."""
+        """End the step of an optimizer. Process the noted events if there are enough, or if a report is due."""
         if get_ident() != self._thread or not (self._all_optimizers or self._loop.counts(optimizer)):
             return
         key = id(optimizer)
