@@ -774,6 +774,7 @@ def canonical() -> Iterator[Rule]:
             "counter."
         ),
     )
+    yield integral("stallscope_gpu_observed_seconds_total", f"({utilization} >= bool 0)")
     yield integral("stallscope_gpu_idle_seconds_total", f"({utilization} == bool 0)")
     for level in BELOW_LEVELS:
         yield integral("stallscope_gpu_below_seconds_total", f"({utilization} < bool {level})", {"level": f"{level}"})

@@ -255,6 +255,12 @@ GPU_FAMILIES = (
         "utilization.memory where the driver keeps no samples).",
         optional=True,
     ),
+    _gpu(
+        "observed_seconds_total",
+        _COUNTER,
+        "Time in which utilisation was observed (same samples as busy_seconds_total). A share of time is a growth over "
+        "this one's.",
+    ),
     _gpu("idle_seconds_total", _COUNTER, "Time in samples of utilisation 0 (same samples as busy_seconds_total)."),
     _gpu(
         "below_seconds_total",

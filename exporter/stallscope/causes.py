@@ -727,8 +727,8 @@ CAUSES: dict[str, Cause] = {
                 "critical",
                 Found(),
                 "Training makes no progress though its processes live.",
-                """{share} of the ranks of run {run} have made no step for over five minutes, and for over five times
-                the 95th percentile of their step time.{gone} Dump the stacks of every rank (py-spy dump, or the
+                """{share} of the ranks of run {run} have made no step for over a minute, and for longer than all but
+                their rarest steps take.{gone} Dump the stacks of every rank (py-spy dump, or the
                 collective library's flight recorder) before the job is killed, look for the rank that waits
                 elsewhere than the others, then restart from the last checkpoint.""",
                 wait="1m",
@@ -1136,7 +1136,7 @@ CAUSES: dict[str, Cause] = {
                 Expression(
                     """
                     max by ({pair}) (
-                      pair_cause:time_lost:ratio5m{cause="lost"}
+                      pair_cause:time_lost:ratio5m{cause="lost", domain="hardware"}
                     ) > 0
                     """,
                     loses=True,

@@ -235,6 +235,7 @@ def _fill_gpus(gpus: _Subjects, training: _Training, now: float, runs: _Runs) ->
             gpus.gauge("signal_supported", 1, signal=signal.signal)
     gpus.counter("busy_seconds_total", busy)
     gpus.counter("memory_busy_seconds_total", busy * 0.6)
+    gpus.counter("observed_seconds_total", 1)
     gpus.counter("idle_seconds_total", training.idle)
     gpus.counter("below_seconds_total", training.idle, level="0.1")
     gpus.counter("below_seconds_total", training.idle, level="0.5")

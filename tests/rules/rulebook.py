@@ -154,6 +154,7 @@ def gpu(
     ]
     if idle is not None:
         story += [
+            series("stallscope_gpu_observed_seconds_total", growing(1), **labels),
             series("stallscope_gpu_below_seconds_total", growing(idle), level="0.1", **labels),
             series("stallscope_gpu_busy_seconds_total", growing(1 - idle if busy is None else busy), **labels),
             series(
@@ -257,6 +258,7 @@ def host(busy: float, *, pressure: float = 0.0, cpus: int = 64, **target: str) -
     return [
         series("stallscope_host_cpu_seconds_total", growing(busy * cpus), mode="user", **labels),
         series("stallscope_host_cpu_seconds_total", growing((1 - busy) * cpus), mode="idle", **labels),
+        series("stallscope_host_cpus", steady(cpus), **labels),
         series("stallscope_host_pressure_waiting_seconds_total", growing(pressure), resource="cpu", **labels),
     ]
 

@@ -98,7 +98,7 @@ def down(reason: str, mig: str = "") -> Story:
             [STALLED | {"severity": "info"}],
             id="an experiment's stall is info",
         ),
-        pytest.param(rank(last_step=growing_until(46)) + gpu(), [], id="four minutes without a step"),
+        pytest.param(rank(last_step=growing_until(49)) + gpu(), [], id="a minute without a step"),
         pytest.param(
             rank(last_step=growing_until(40), step_seconds=200) + gpu(), [], id="ten minutes, where steps take three"
         ),
@@ -106,7 +106,7 @@ def down(reason: str, mig: str = "") -> Story:
             rank(last_step=growing_until(15), activity={"evaluation": steady(1)}) + gpu(), [], id="long evaluation"
         ),
         pytest.param(
-            rank(last_step=growing_until(15), activity={"training": until(46, 0, 1), "evaluation": until(46)}) + gpu(),
+            rank(last_step=growing_until(15), activity={"training": until(49, 0, 1), "evaluation": until(49)}) + gpu(),
             [],
             id="back from a long evaluation",
         ),

@@ -181,6 +181,7 @@ class _Page:
         counted = sheet.counted
         self._add("busy_seconds_total", counted(used.busy, BEGIN))
         self._add("memory_busy_seconds_total", counted(self._effect("memory"), BEGIN))
+        self._add("observed_seconds_total", counted(lambda times: times, BEGIN))
         self._add("idle_seconds_total", counted(used.idle, BEGIN))
         for level in (0.1, 0.5):
             under = counted(lambda times, level=level: used.under(level, times), BEGIN)  # type: ignore[misc]

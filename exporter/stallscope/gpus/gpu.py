@@ -43,6 +43,7 @@ _logger = logging.getLogger(__name__)
 INFO = family("stallscope_gpu_info")
 SIGNAL_SUPPORTED = family("stallscope_gpu_signal_supported")
 BUSY = family("stallscope_gpu_busy_seconds_total")
+OBSERVED = family("stallscope_gpu_observed_seconds_total")
 MEMORY_BUSY = family("stallscope_gpu_memory_busy_seconds_total")
 IDLE = family("stallscope_gpu_idle_seconds_total")
 BELOW = family("stallscope_gpu_below_seconds_total")
@@ -558,6 +559,7 @@ class Gpu:
         if self._means["gpu"] is None:
             return found
         found += self.one(BUSY, busy.total)
+        found += self.one(OBSERVED, busy.elapsed)
         found += self.one(UTILIZATION, self._means["gpu"])
         found += self.one(IDLE, busy.idle)
         found += self.several(BELOW, {f"{level:g}": busy.below[level] for level in BELOW_LEVELS})

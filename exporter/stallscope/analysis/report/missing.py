@@ -18,6 +18,7 @@ _REASONS = {
     "steps": "Too few steps yet.",
     "warmup": "The run had only begun.",
     "data_wait": 'Phase data_wait is not told: wrap the loader, or use phase("data_wait").',
+    "standstill": "The rank stood still within the last five minutes.",
     "gpu_idle": "The rank's GPU told nothing: see the exporter's health.",
 }
 _WITH_FLOORS: tuple[Domain, ...] = ("input", "device", "time", "ranks", "hardware", "use")
