@@ -13,6 +13,7 @@ from tests.rules.rulebook import (
     exporter,
     gpu,
     growing,
+    growing_then,
     rank,
     series,
     steady,
@@ -33,14 +34,14 @@ def node(
     pressure: float | None = 0.0,
     io_pressure: float | None = 0.0,
     cores: float | None = None,
-    limit: float = 64,
+    limit: float | None = 64,
     workers: float | None = None,
     main_thread: float | None = None,
     busiest: float = 0.5,
     throttled: float | None = None,
     read: float = 1e6,
     written: float = 0.0,
-    received: float | None = None,
+    received: float | None = 0.0,
     sent: float = 0.0,
     link: float | None = 1.25e9,
     in_flight: float | None = None,
@@ -97,7 +98,7 @@ def node(
             wait=wait,
             gpus=((str(number), f"GPU-{number}"),),
             cores=cores,
-            cpu_limit=limit,
+            cpu_limit=limit or 0.0,
             pod=pod,
             job_class=job_class,
             instance=instance,
@@ -108,6 +109,8 @@ def node(
             for family, speed in told.items()
             if speed is not None
         ]
+        if limit is not None and cores is None:
+            story.append(series("stallscope_training_cpu_limit_cores", steady(limit), **labels))
         if workers is not None:
             story.append(series("stallscope_training_dataloader_workers", steady(workers), **labels))
     for resource, waiting in (("cpu", pressure), ("io", io_pressure)):
@@ -348,6 +351,36 @@ def test_few_workers_are_the_reason_only_where_all_else_has_room(rulebook: Ruleb
             "together": (node("together", ranks=8, workers=7, cores=1.0), "input_bound"),
         },
     )
+
+
+def test_few_workers_are_not_the_reason_where_it_is_unknown_whether_there_is_room(rulebook: Rulebook) -> None:
+    check(
+        rulebook,
+        {
+            "disk": (node("disk", workers=2, io_pressure=None), "input_bound"),
+            "network": (node("network", workers=2, link=None), "input_bound"),
+            "limit": (node("limit", workers=2, limit=None), "input_bound"),
+        },
+    )
+
+
+def test_a_reason_that_shows_only_while_the_window_fills_is_not_named(rulebook: Rulebook) -> None:
+    """Full processors: their mean of five minutes passes the share that leaves room for more workers."""
+    host = {"job": "stallscope", "instance": "late:19400"}
+    story = [(name, values) for name, values in node("late", workers=2) if "cpu_seconds" not in name]
+    story = [
+        (name, growing_then(30, 0.0, 0.3) if "data_wait" in name or "below" in name else values)
+        for name, values in story
+    ]
+    story = [
+        (name, growing_then(30, 1.0, 0.7) if "gpu_busy" in name or 'phase="forward"' in name else values)
+        for name, values in story
+    ]
+    for mode, before, after in (("user", 10, 63), ("idle", 54, 1)):
+        story.append(series("stallscope_host_cpu_seconds_total", growing_then(30, before, after), mode=mode, **host))
+    few = 'count_over_time(run:verdict:ratio5m{cause=~"input_few_workers|input_single_thread"}[30m])'
+    full = 'count(run:verdict:ratio5m{cause="input_cpu_saturated"})'
+    rulebook.check(story, {few: [], full: [({}, 1)]}, at="34m")
 
 
 def test_hidden_waits_have_no_sub_cause(rulebook: Rulebook) -> None:
