@@ -12,13 +12,13 @@ from typing import Literal
 
 Subject = Literal["training", "gpu", "host"]
 """Subject of the cause's alert: a training run, a GPU or a host."""
-Tier = Literal["hardware", "progress", "performance", "device", "use"]
+Tier = Literal["hardware", "progress", "performance", "device", "use", "harmless"]
 """Order of precedence as a verdict: an earlier tier hides a later one."""
 Severity = Literal["critical", "warning", "info"]
 Domain = Literal["input", "device", "memory", "time", "ranks", "hardware", "use", "host"]
 """Kind of cause, and the name of its file in `prometheus/rules/`."""
 
-TIERS: tuple[Tier, ...] = ("hardware", "progress", "performance", "device", "use")
+TIERS: tuple[Tier, ...] = ("hardware", "progress", "performance", "device", "use", "harmless")
 _SUBJECTS: dict[Domain, Subject] = {"hardware": "gpu", "use": "gpu", "host": "host"}
 
 
@@ -366,6 +366,7 @@ CAUSES: dict[str, Cause] = {
                 query }} ({{ . | first | value | humanizePercentage }} of GPU memory is used){{ end }} and scale the
                 learning rate with it; else use CUDA Graphs or torch.compile and fewer tiny operations, or pack
                 several experiments on the GPU.""",
+                wait="2m",
             ),
             mutes=("gpu_mem_headroom",),
         ),
@@ -383,6 +384,7 @@ CAUSES: dict[str, Cause] = {
                 """GPUs of run {run} idle between tiny kernels while its main thread is at its limit{idle_sms}. Compile
                 the model (torch.compile) or use CUDA Graphs and fused optimizers; a larger batch helps where memory
                 allows; avoid Python work for each operation.""",
+                wait="2m",
             ),
         ),
         Cause(
@@ -414,6 +416,7 @@ CAUSES: dict[str, Cause] = {
                 "GPU memory bandwidth limits the training run.",
                 """GPUs of run {run} move data most of the time{idle_sms}. Fuse elementwise operations (torch.compile),
                 keep activations in 16 bits, use channels-last layouts, flash attention and larger matrix products.""",
+                wait="2m",
             ),
         ),
         Cause(
@@ -429,7 +432,7 @@ CAUSES: dict[str, Cause] = {
                 "Tensor cores are not used.",
                 """SMs of the GPUs of run {run} work, but not their tensor cores{idle_sms}. Switch on mixed precision
                 (bf16) or TF32, and make matrix dimensions multiples of 8.""",
-                wait="10m",
+                wait="7m",
             ),
         ),
         Cause(
@@ -447,13 +450,14 @@ CAUSES: dict[str, Cause] = {
                 $labels.namespace $labels.cluster | query }}{{ . | first | value | humanizePercentage }}{{ else
                 }}little{{ end }} of the arithmetic that its GPUs could{idle_sms}. Check precision, kernels,
                 parallel layout and the overlap of communication; large well-tuned runs reach about 40 %.""",
+                wait="2m",
             ),
         ),
         Cause(
             "compute_bound",
             208,
             "device",
-            "device",
+            "harmless",
             "GPU-bound, well used",
             "Nothing to mend; a faster GPU or more of them.",
         ),

@@ -238,7 +238,7 @@ def test_a_run_on_a_gpu_of_another_exporter_gets_its_verdict(rulebook: Rulebook)
             "nvidia_gpu_exporter", {"nvidia_smi_utilization_gpu_ratio": steady(0.5)}, instance="nvidia_smi:9835"
         ),
         "unknown": told(A, waiting, uuid="elsewhere", instance="10.0.0.9:9400"),
-        "busy": told(A, instance="busy:9400"),
+        "busy": told(A, {"DCGM_FI_DEV_GPU_UTIL": steady(97)}, instance="busy:9400"),
     }
     gpus = {"uuid": ("0", "GPU-mine"), "nvidia_smi": ("0", "GPU-nvidia_smi"), "busy": ("0", "GPU-busy")}
     story: Story = []

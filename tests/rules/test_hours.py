@@ -201,7 +201,7 @@ def test_steps_have_become_slower_if_the_same_work_takes_longer(
 
 
 def test_without_a_quarter_of_an_hour_of_history_nothing_has_become_slower(rulebook: Rulebook) -> None:
-    rulebook.check(working(EVEN, step_seconds_count=in_turns(12, 1, 0.5)), {DRIFT: []}, at="22m")
+    rulebook.check(working(EVEN, step_seconds_count=in_turns(9, 1, 0.5)), {DRIFT: []}, at="14m")
 
 
 def test_drift_is_the_verdict_and_the_alert_after_a_quarter_of_an_hour(rulebook: Rulebook) -> None:

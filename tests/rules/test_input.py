@@ -421,9 +421,9 @@ def test_each_sub_cause_has_its_alert_alone(rulebook: Rulebook) -> None:
 
 
 def test_throttling_is_told_of_after_fifteen_minutes(rulebook: Rulebook) -> None:
-    story = node("quota", throttled=0.4)  # judged from 500 s on
-    rulebook.check_firing(story, [], at="18m")
-    rulebook.check_firing(story, [{**firing("TrainingInputCgroupThrottled"), "run": "quota"}], at="24m")
+    story = node("quota", throttled=0.4)  # judged from 300 s on
+    rulebook.check_firing(story, [], at="14m")
+    rulebook.check_firing(story, [{**firing("TrainingInputCgroupThrottled"), "run": "quota"}], at="22m")
 
 
 URL = "https://github.com/stallscope/stallscope/blob/main/alerts/runbooks/"

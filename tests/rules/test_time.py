@@ -116,7 +116,7 @@ def test_the_others_lose_what_one_rank_is_blocked_for(rulebook: Rulebook) -> Non
 @pytest.mark.parametrize(
     "story",
     [
-        pytest.param(rank(phases={"checkpoint": 0.3}, first_step=900) + gpu(), id="warm-up"),
+        pytest.param(rank(phases={"checkpoint": 0.3}, first_step=1000) + gpu(), id="warm-up"),
         pytest.param(
             rank(phases={"checkpoint": 0.3}, last_push=growing_until(12), activity={"paused": steady(1)}) + gpu(),
             id="silent",

@@ -279,12 +279,13 @@ def test_a_gpu_with_room_is_told_with_how_many_more_jobs_fit(rulebook: Rulebook)
     half = gpu(busy=0.4)
     spare = [(name, values) for name, values in host(0.3)]
     packing = [{"alertname": "GpuPackingCandidate", "severity": "info"}]
+    idle = [{"alertname": "GpuUnderused", "severity": "warning"}]
     nodes: dict[str, tuple[Story, list[Labels]]] = {
-        "room": (node("room", half + spare, *memory(4, 11)), [*packing]),
-        "full memory": (node("full memory", half + spare, *memory(6, 11)), []),
+        "room": (node("room", half + spare, *memory(4, 11)), [*packing, *idle]),
+        "full memory": (node("full memory", half + spare, *memory(6, 11)), [*idle]),
         "busy": (node("busy", gpu(busy=0.625) + spare, *memory(4, 11)), []),
-        "full host": (node("full host", half + host(0.75), *memory(4, 11)), []),
-        "unknown host": (node("unknown host", half, *memory(4, 11)), []),
+        "full host": (node("full host", half + host(0.75), *memory(4, 11)), [*idle]),
+        "unknown host": (node("unknown host", half, *memory(4, 11)), [*idle]),
         "nobody": (node("nobody", gpu(busy=0.0, idle=1.0, held=False) + spare, *memory(0.1, 11)), []),
     }
     check_alerts(rulebook, nodes)

@@ -11,6 +11,8 @@ from tests.rules.rulebook import (
     Rulebook,
     exporter,
     gpu,
+    growing,
+    growing_then,
     growing_until,
     host,
     interrupted,
@@ -139,7 +141,7 @@ def test_a_saturated_host_without_a_wait_for_data_is_healthy(rulebook: Rulebook)
 @pytest.mark.parametrize(
     ("story", "missing"),
     [
-        pytest.param(rank(wait=0.3, first_step=900) + gpu(idle=0.3), {"warmup"}, id="warm-up"),
+        pytest.param(rank(wait=0.3, first_step=1000) + gpu(idle=0.3), {"warmup"}, id="warm-up"),
         pytest.param(rank(wait=0.3, steps=steady(19)) + gpu(idle=0.3), {"steps"}, id="too few steps"),
         pytest.param(rank(wait=None) + gpu(idle=0.3), {"data_wait"}, id="no data wait"),
         pytest.param(rank(wait=0.3) + gpu(idle=None), {"gpu_idle"}, id="GPU does not tell"),
@@ -165,10 +167,21 @@ def test_without_enough_evidence_the_verdict_is_insufficient_data_and_says_what_
     )
 
 
-def test_warm_up_ends_500_seconds_after_the_first_step(rulebook: Rulebook) -> None:
+def test_warm_up_ends_300_seconds_after_the_first_step(rulebook: Rulebook) -> None:
     story = rank(wait=0.3, first_step=600) + gpu(idle=0.3)
+    rulebook.check_percent(story, RANK_VERDICT, [(of_rank(cause="insufficient_data"), 0)], at="14m30s")
+    rulebook.check_percent(story, RANK_VERDICT, [(of_rank(cause="input_bound"), 30)], at="16m")
+
+
+def test_warm_up_goes_on_while_steps_become_shorter(rulebook: Rulebook) -> None:
+    settling = (
+        series("stallscope_training_step_seconds_sum", growing(1), **NODE, **of_rank()),
+        series("stallscope_training_step_seconds_count", growing_then(16, 0.5, 2), **NODE, **of_rank()),
+    )
+    told = [each for each in rank(wait=0.3, first_step=600) if "step_seconds_count" not in each[0]]
+    story = [*told, *settling, *gpu(idle=0.3)]
     rulebook.check_percent(story, RANK_VERDICT, [(of_rank(cause="insufficient_data"), 0)], at="18m")
-    rulebook.check_percent(story, RANK_VERDICT, [(of_rank(cause="input_bound"), 30)], at="19m")
+    rulebook.check_percent(story, RANK_VERDICT, [(of_rank(cause="input_bound"), 30)], at="22m")
 
 
 @pytest.mark.parametrize("state", ["finished", "failed", "lost"])
@@ -389,8 +402,8 @@ def test_a_cause_is_found_before_anything_is_called_healthy(rulebook: Rulebook) 
     story = rank(wait=0.3, first_step=600) + gpu(idle=0.3)
     rulebook.check(story, {f'count_over_time({RUN_VERDICT}{{cause="healthy"}}[40m])': []}, at="40m")
     story = rank(wait=0.0, first_step=600) + gpu(idle=0.0)
-    rulebook.check(story, {f"count by (cause) ({RUN_VERDICT})": [({"cause": "insufficient_data"}, 1)]}, at="18m30s")
-    rulebook.check(story, {f"count by (cause) ({RUN_VERDICT})": [({"cause": "healthy"}, 1)]}, at="20m")
+    rulebook.check(story, {f"count by (cause) ({RUN_VERDICT})": [({"cause": "insufficient_data"}, 1)]}, at="15m30s")
+    rulebook.check(story, {f"count by (cause) ({RUN_VERDICT})": [({"cause": "healthy"}, 1)]}, at="17m")
 
 
 def test_the_gpu_of_a_straggler_has_its_own_hardware_cause_and_the_run_has_a_straggler(rulebook: Rulebook) -> None:
