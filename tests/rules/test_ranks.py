@@ -192,6 +192,59 @@ def test_a_run_that_stands_still_is_not_bound_by_communication(rulebook: Ruleboo
     rulebook.check(hung, {f'{SHARE}{{cause="comm_bound"}}': []}, at="21m")
 
 
+def test_the_run_names_rank_node_gpu_and_the_fault_that_slows_them(rulebook: Rulebook) -> None:
+    slow = member(0, LATE, clock=0.7, throttled={"hw_thermal": 1.0})
+    told = [({**of_rank(0), **of_gpu(0), "cause": "thermal_throttle"}, 1)]
+    rulebook.check(slow + together(communication=0.21), {"run:culprit:info": told})
+    told = [({**of_rank(0), **of_gpu(0), "cause": "straggler_rank"}, 1)]
+    rulebook.check(member(0, LATE) + together(communication=0.21), {"run:culprit:info": told})
+    even = [each for number in range(4) for each in member(number, LATE)]
+    rulebook.check(even, {"run:culprit:info": []})
+
+
+def test_what_slows_a_straggler_is_no_second_cause_of_the_run(rulebook: Rulebook) -> None:
+    story = member(0, LATE, clock=0.7, throttled={"hw_thermal": 1.0}) + together(communication=0.21)
+    rulebook.check(
+        story,
+        {
+            f"count by (cause) ({SHARE} > 0)": [({"cause": "straggler_hw"}, 1)],
+            'count by (rank) (rank_cause:time_lost:ratio5m{cause="thermal_throttle"})': [({"rank": "0"}, 1)],
+        },
+    )
+
+
+def test_all_ranks_lose_their_time_to_the_gpu_that_one_of_them_lost(rulebook: Rulebook) -> None:
+    stopped = growing_until(15)
+    story = [each for number in (1, 2, 3) for each in member(number, LATE, last_step=stopped)]
+    story += rank(0, gpus=(("0", "GPU-0"),), last_step=stopped) + gpu(0, up=until(15), idle=None)
+    rulebook.check_percent(story, RUN_VERDICT, [(of_run("lost"), 100)])
+    rulebook.check(
+        story,
+        {
+            f"count by (cause) ({SHARE} > 0)": [({"cause": "lost"}, 1)],
+            "count by (cause) (gpu:verdict:ratio5m)": [({"cause": "lost"}, 1), ({"cause": "stalled"}, 3)],
+            "run:culprit:info": [({**of_rank(0), **of_gpu(0), "cause": "lost"}, 1)],
+        },
+    )
+
+
+@pytest.mark.parametrize("slow", [0, 1])
+def test_a_rank_that_is_at_something_else_is_told_by_what_the_others_do_not_spend(rulebook: Rulebook, slow: int) -> None:
+    """Communication is not measured: who waits spends it in the backward pass. Forward passes vary a little."""
+    story: Story = []
+    for number in range(4):
+        phases = {"other": 0.4, "backward": 0.2} if number == slow else {"other": 0.07, "backward": 0.53}
+        story += member(number, {"forward": 0.32 if number == 0 else 0.3, **phases})
+    rulebook.check(
+        story,
+        {
+            "count by (rank, cause) (run_rank_cause:straggler:ratio5m)": [
+                ({"rank": str(slow), "cause": "straggler_rank"}, 1)
+            ]
+        },
+    )
+
+
 def loads(*shares: float, **labels: str) -> Story:
     """One process that drives several GPUs, each with a share of its SMs active."""
     gpus = tuple((str(index), f"GPU-{index}") for index in range(len(shares)))
