@@ -195,9 +195,9 @@ def test_a_run_that_stands_still_is_not_bound_by_communication(rulebook: Ruleboo
 def test_the_run_names_rank_node_gpu_and_the_fault_that_slows_them(rulebook: Rulebook) -> None:
     slow = member(0, LATE, clock=0.7, throttled={"hw_thermal": 1.0})
     told = [({**of_rank(0), **of_gpu(0), "cause": "thermal_throttle"}, 1)]
-    rulebook.check(slow + together(communication=0.21), {"run:culprit:info": told})
+    rulebook.check(slow + together(communication=0.21), {"1 * run:culprit:info": told})
     told = [({**of_rank(0), **of_gpu(0), "cause": "straggler_rank"}, 1)]
-    rulebook.check(member(0, LATE) + together(communication=0.21), {"run:culprit:info": told})
+    rulebook.check(member(0, LATE) + together(communication=0.21), {"1 * run:culprit:info": told})
     even = [each for number in range(4) for each in member(number, LATE)]
     rulebook.check(even, {"run:culprit:info": []})
 
@@ -223,7 +223,7 @@ def test_all_ranks_lose_their_time_to_the_gpu_that_one_of_them_lost(rulebook: Ru
         {
             f"count by (cause) ({SHARE} > 0)": [({"cause": "lost"}, 1)],
             "count by (cause) (gpu:verdict:ratio5m)": [({"cause": "lost"}, 1), ({"cause": "stalled"}, 3)],
-            "run:culprit:info": [({**of_rank(0), **of_gpu(0), "cause": "lost"}, 1)],
+            "1 * run:culprit:info": [({**of_rank(0), **of_gpu(0), "cause": "lost"}, 1)],
         },
     )
 
