@@ -76,6 +76,17 @@ PHRASES = {
         "| query }} (now {{ . | first | value }}){{ end }}"
     ),
     "idle_sms": "{{ if gt $value 0.0 }} ({{ $value | humanizePercentage }} of GPU time is SMs without work){{ end }}",
+    "cgroups": (
+        "{{ with printf "
+        '"topk(3, host_cgroup:oom_kills:increase10m{instance=%q,cluster=%q})" $labels.instance $labels.cluster '
+        '| query }}, in {{ range $index, $found := sortByLabel "cgroup" . }}{{ if $index }}, {{ end }}'
+        "{{ .Labels.cgroup }}{{ end }}{{ end }}"
+    ),
+    "oom_ranks": (
+        "{{ with printf "
+        '"bottomk(3, rank:oom_kill:info{run=%q,instance=%q,cluster=%q})" $labels.run $labels.instance $labels.cluster '
+        '| query }} (rank{{ range sortByLabel "rank" . }} {{ .Labels.rank }}{{ end }}){{ end }}'
+    ),
     "used_by": "{{ if $labels.run }} Run {{ $labels.run }} has rank {{ $labels.rank }} on it.{{ end }}",
 }
 """Phrases that descriptions share, by the name that stands for them in single braces."""

@@ -1459,16 +1459,30 @@ CAUSES: dict[str, Cause] = {
             None,
             "Process killed for memory",
             "Raise the memory limit, or run fewer workers.",
-            # Fires at once; the kernel log names the process.
+            # Fires at once; the kernel log names the process. One alert for each run that is affected, else one for the
+            # host, which notifies nobody.
             Alert(
                 "critical",
-                Expression("host:oom_kills:increase10m"),
+                Expression(
+                    """
+                      host:oom_kills:increase10m
+                    * on (cluster, job, instance) group_right ()
+                      group by (cluster, job, instance, namespace, run, job_class) (rank:oom_kill:info)
+                    or
+                      host:oom_kills:increase10m
+                    unless on (cluster, job, instance)
+                      rank:oom_kill:info
+                    """,
+                ),
                 "Host killed a process for want of memory.",
-                """The kernel of {instance} killed about {rounded} processes in ten minutes because memory ran out; a
-                loader worker among them leaves its run hanging. Raise the memory limit of the job, or run fewer
-                workers with less prefetching.""",
+                """The kernel of {instance} killed about {rounded} processes in ten minutes because memory ran
+                out{cgroups}. {{ if $labels.run }}Run {run} is affected: a process in its cgroup was killed, such as a
+                loader worker, which leaves the run hanging, or a rank ended at that time{oom_ranks}. Raise the memory
+                limit of the job, or run fewer workers with less prefetching.{{ else }}No rank is affected. Raise the
+                memory limit of the killed process, or move it away, if training shares the host.{{ end }}""",
                 wait="0m",
                 keep="5m",
+                info_where='or (not $labels.run) (eq $labels.job_class "experiment")',
             ),
             mutes=("mem_pressure", "swapping"),
         ),
