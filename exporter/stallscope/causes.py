@@ -100,7 +100,8 @@ class Alert:
     """The alert on a cause. `exporter/alert_rules.py` writes the rule."""
 
     severity: Severity
-    """The highest one that it has. A run with job class `experiment` never raises more than info."""
+    """The highest one that it has. A run with job class `experiment` never raises more than info, and a GPU that nobody
+    uses no more than warning."""
     shape: Shape
     summary: str
     description: str
@@ -1024,8 +1025,8 @@ CAUSES: dict[str, Cause] = {
                 Value("gpu:power_braked:ratio10m >= threshold(power_brake_share)"),
                 "GPU is held down by its power brake.",
                 """The board's power brake held down the clocks of {gpu} for {share} of the last ten minutes, which
-                halves them or worse.{used_by} Check the power supply, its cables and the rack's power cap, and
-                spread the load until they are mended.""",
+                halves them or worse.{used_by}{unused} Check the power supply, its cables and the rack's power cap,
+                and spread the load until they are mended.""",
                 wait="1m",
             ),
             mutes=_BROKEN_GPU,
@@ -1089,7 +1090,7 @@ CAUSES: dict[str, Cause] = {
                 ),
                 "GPU reported a hardware error (Xid).",
                 """{gpu} reported Xid {{ $labels.xid }} {{ $value | humanizeDuration }} ago: the hardware or its
-                firmware is at fault.{used_by} To do: {{ $labels.action }}. The kernel log (NVRM: Xid) has the
+                firmware is at fault.{used_by}{unused} To do: {{ $labels.action }}. The kernel log (NVRM: Xid) has the
                 details; let no new job start there until then.""",
                 wait="0m",
                 keep="0m",
@@ -1143,8 +1144,8 @@ CAUSES: dict[str, Cause] = {
                 ),
                 "GPU no longer answers.",
                 """{gpu} no longer gives readings: all of its time ({share}) is lost{{ if $labels.run }}, and run
-                {run}, which has rank {rank} on it, cannot go on{{ end }}. Drain the node, read the kernel log for
-                Xid 79, and reboot; if the GPU is lost again, reseat or replace it.""",
+                {run}, which has rank {rank} on it, cannot go on{{ end }}.{unused} Drain the node, read the kernel log
+                for Xid 79, and reboot; if the GPU is lost again, reseat or replace it.""",
                 wait="30s",
                 keep="2m",
             ),
@@ -1163,8 +1164,8 @@ CAUSES: dict[str, Cause] = {
                 Evidence("gpu:ecc_uncorrected:count"),
                 "GPU memory had an error that ECC could not correct.",
                 """{gpu} has had {value} uncorrectable memory errors since its driver was loaded: what it computed with
-                them is wrong, or its process was killed.{used_by} Drain the node and reset the GPU; replace the GPU
-                if it happens again.""",
+                them is wrong, or its process was killed.{used_by}{unused} Drain the node and reset the GPU; replace
+                the GPU if it happens again.""",
                 wait="0m",
                 keep="0m",
             ),
@@ -1199,7 +1200,7 @@ CAUSES: dict[str, Cause] = {
                 Evidence(),
                 "GPU memory is bad, and no spare row is left.",
                 """{gpu} found bad memory that it could not replace (row_remap_failed is {value}): errors will come
-                back.{used_by} Drain the node and replace the GPU.""",
+                back.{used_by}{unused} Drain the node and replace the GPU.""",
                 wait="1m",
                 keep="0m",
             ),
