@@ -76,7 +76,19 @@ PHRASES = {
         "| query }} (now {{ . | first | value }}){{ end }}"
     ),
     "idle_sms": "{{ if gt $value 0.0 }} ({{ $value | humanizePercentage }} of GPU time is SMs without work){{ end }}",
+    "cgroups": (
+        "{{ with printf "
+        '"topk(3, host_cgroup:oom_kills:increase10m{instance=%q,cluster=%q})" $labels.instance $labels.cluster '
+        '| query }}, in {{ range $index, $found := sortByLabel "cgroup" . }}{{ if $index }}, {{ end }}'
+        "{{ .Labels.cgroup }}{{ end }}{{ end }}"
+    ),
+    "oom_ranks": (
+        "{{ with printf "
+        '"bottomk(3, rank:oom_kill:info{run=%q,instance=%q,cluster=%q})" $labels.run $labels.instance $labels.cluster '
+        '| query }} (rank{{ range sortByLabel "rank" . }} {{ .Labels.rank }}{{ end }}){{ end }}'
+    ),
     "used_by": "{{ if $labels.run }} Run {{ $labels.run }} has rank {{ $labels.rank }} on it.{{ end }}",
+    "unused": "{{ if $labels.unused }} Nobody uses it.{{ end }}",
 }
 """Phrases that descriptions share, by the name that stands for them in single braces."""
 
@@ -99,7 +111,9 @@ _HEADERS = {
     "training_memory": "Alerts on GPU memory, as the framework's allocator reports it.",
     "training_time": "Alerts on time without steps, or with slower ones.",
     "training_ranks": "Alerts on differences between the ranks of a run.",
-    "gpu_hardware": "Alerts on the health of GPUs. `run` and `rank` are set where a run uses the GPU.",
+    "gpu_hardware": (
+        "Alerts on the health of GPUs. `run` and `rank` are set where a run uses the GPU, `unused` where nobody does."
+    ),
     "gpu_use": "Alerts on the use of GPUs. `namespace` and `user` are those of the run on it, or of its holder.",
     "host": "Alerts on hosts in trouble, whether or not it slows training.",
 }
@@ -217,8 +231,33 @@ and
     return promql(shape.promql, cause)
 
 
+def pages_for_gpu(cause: Cause, alert: Alert) -> bool:
+    """Return whether the alert is critical for a GPU in use, and a warning for one that nobody uses."""
+    return cause.subject == "gpu" and alert.severity == "critical"
+
+
+def marked_unused(promql_text: str) -> str:
+    """Return the PromQL with the label `unused` on GPUs that nobody uses."""
+    unused = f"on ({GPU})\n  gpu:unused:info"
+    return f"""\
+  (
+{block(promql_text, 4)}
+  )
+unless {unused}
+or
+  label_replace(
+      (
+{block(promql_text, 8)}
+      )
+    and {block(unused, 4).strip()},
+    "unused", "true", "", ""
+  )"""
+
+
 def expression(cause: Cause, alert: Alert) -> str:
     """Return the whole PromQL; that of a run has the job class and the user, for severity and routes."""
+    if pages_for_gpu(cause, alert):
+        return marked_unused(condition(cause, alert))
     if cause.subject != "training":
         return condition(cause, alert)
     inner = block(condition(cause, alert), 4)
@@ -230,6 +269,8 @@ def severity(cause: Cause, alert: Alert) -> str:
     found: str = alert.severity
     if alert.info_where:
         found = f"{{{{ if {alert.info_where} }}}}info{{{{ else }}}}{found}{{{{ end }}}}"
+    if pages_for_gpu(cause, alert):
+        found = f"{{{{ if $labels.unused }}}}warning{{{{ else }}}}{found}{{{{ end }}}}"
     if cause.subject == "training":
         found = f'{{{{ if eq $labels.job_class "experiment" }}}}info{{{{ else }}}}{found}{{{{ end }}}}'
     return found

@@ -426,9 +426,12 @@ def _faults() -> Panel:
 def _oom() -> Panel:
     return time_series(
         "Processes killed for want of memory",
-        "Within ten minutes. A loader worker among them ends the run: fewer workers, less prefetching, or more "
-        "memory. Nothing here: none was killed.",
-        [Query(f"host:oom_kills:increase10m{{{HOST}}}", _NODE)],
+        "Within ten minutes, and by cgroup where the exporter can see it. A loader worker among them ends the run: "
+        "fewer workers, less prefetching, or more memory. Nothing here: none was killed.",
+        [
+            Query(f"host:oom_kills:increase10m{{{HOST}}}", _NODE),
+            Query(f"topk(5, host_cgroup:oom_kills:increase10m{{{HOST}}})", f"{_NODE} {{{{cgroup}}}}"),
+        ],
         unit="none",
         decimals=0,
         bars=True,

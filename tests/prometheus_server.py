@@ -71,11 +71,16 @@ class Server(Prometheus):
 
 
 @contextmanager
-def prometheus(*, interval: int = 30) -> Iterator[Server]:
-    """Run one without rules or targets that takes what is written to it.
+def prometheus(
+    *, interval: int = 30, data: Path | None = None, files: Sequence[Path] = (), flags: Sequence[str] = ()
+) -> Iterator[Server]:
+    """Run one without targets that takes what is written to it.
 
     Args:
         interval: seconds between two evaluations of the rules that it may get.
+        data: folder of its storage, kept for the next server; a temporary one if left out.
+        files: rule files, none by default.
+        flags: further ones of its command line.
 
     Raises:
         RuntimeError: it is not installed, or does not come up.
@@ -86,18 +91,19 @@ def prometheus(*, interval: int = 30) -> Iterator[Server]:
     port = free_port()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        _write_configuration(folder, [], interval)
+        _write_configuration(folder, files, interval)
         with (
             (folder / "log").open("wb") as log,
             subprocess.Popen(
                 [
                     program,
                     f"--config.file={folder / 'prometheus.yml'}",
-                    f"--storage.tsdb.path={folder / 'data'}",
+                    f"--storage.tsdb.path={data or folder / 'data'}",
                     f"--web.listen-address=127.0.0.1:{port}",
                     "--web.enable-remote-write-receiver",
                     "--web.enable-lifecycle",
                     "--log.level=warn",
+                    *flags,
                 ],
                 stderr=log,
             ) as process,

@@ -568,6 +568,15 @@ HOST_FAMILIES = (
     _host("major_page_faults_total", _COUNTER, "Page faults that needed a read (/proc/vmstat: pgmajfault).", "memory"),
     _host("oom_kills_total", _COUNTER, "Processes killed for want of memory (/proc/vmstat: oom_kill).", "memory"),
     _host(
+        "cgroup_oom_kills_total",
+        _COUNTER,
+        "Processes killed for want of memory since the exporter started, by cgroup: the cgroup of the process, or the "
+        "nearest one above that still exists (/sys/fs/cgroup: oom_kill in memory.events or memory.oom_control). Only "
+        "cgroups with kills, at most 32, those killed in last; absent in a container that sees only its own cgroup.",
+        "memory",
+        labels=("cgroup",),
+    ),
+    _host(
         "shared_memory_total_bytes",
         _GAUGE,
         "Size of the shared-memory file system (statvfs of /dev/shm).",
@@ -775,6 +784,12 @@ TRAINING_FAMILIES = (
     _training("cpu_throttled_seconds_total", _COUNTER, "Time throttled by the cgroup's quota (cpu.stat)."),
     _training("cpu_throttled_periods_total", _COUNTER, "Periods throttled by the cgroup's quota (cpu.stat)."),
     _training("cpu_periods_total", _COUNTER, "Periods of the cgroup's quota (cpu.stat)."),
+    _training(
+        "cgroup_oom_kills_total",
+        _COUNTER,
+        "Processes of the rank's cgroup that the kernel killed for want of memory, since the cgroup exists "
+        "(memory.events or memory.oom_control: oom_kill).",
+    ),
     _training("garbage_collection_seconds_total", _COUNTER, "Time in the interpreter's garbage collector."),
     _training("recompilations_total", _COUNTER, "Graph compilations, where the framework tells."),
     _training("allocator_reserved_bytes", _GAUGE, "Memory that the framework's GPU allocator holds."),

@@ -100,7 +100,8 @@ class Alert:
     """The alert on a cause. `exporter/alert_rules.py` writes the rule."""
 
     severity: Severity
-    """The highest one that it has. A run with job class `experiment` never raises more than info."""
+    """The highest one that it has. A run with job class `experiment` never raises more than info, and a GPU that nobody
+    uses no more than warning."""
     shape: Shape
     summary: str
     description: str
@@ -1028,8 +1029,8 @@ CAUSES: dict[str, Cause] = {
                 Value("gpu:power_braked:ratio10m >= threshold(power_brake_share)"),
                 "GPU is held down by its power brake.",
                 """The board's power brake held down the clocks of {gpu} for {share} of the last ten minutes, which
-                halves them or worse.{used_by} Check the power supply, its cables and the rack's power cap, and
-                spread the load until they are mended.""",
+                halves them or worse.{used_by}{unused} Check the power supply, its cables and the rack's power cap,
+                and spread the load until they are mended.""",
                 wait="1m",
             ),
             mutes=_BROKEN_GPU,
@@ -1093,7 +1094,7 @@ CAUSES: dict[str, Cause] = {
                 ),
                 "GPU reported a hardware error (Xid).",
                 """{gpu} reported Xid {{ $labels.xid }} {{ $value | humanizeDuration }} ago: the hardware or its
-                firmware is at fault.{used_by} To do: {{ $labels.action }}. The kernel log (NVRM: Xid) has the
+                firmware is at fault.{used_by}{unused} To do: {{ $labels.action }}. The kernel log (NVRM: Xid) has the
                 details; let no new job start there until then.""",
                 wait="0m",
                 keep="0m",
@@ -1147,8 +1148,8 @@ CAUSES: dict[str, Cause] = {
                 ),
                 "GPU no longer answers.",
                 """{gpu} no longer gives readings: all of its time ({share}) is lost{{ if $labels.run }}, and run
-                {run}, which has rank {rank} on it, cannot go on{{ end }}. Drain the node, read the kernel log for
-                Xid 79, and reboot; if the GPU is lost again, reseat or replace it.""",
+                {run}, which has rank {rank} on it, cannot go on{{ end }}.{unused} Drain the node, read the kernel log
+                for Xid 79, and reboot; if the GPU is lost again, reseat or replace it.""",
                 wait="30s",
                 keep="2m",
             ),
@@ -1167,8 +1168,8 @@ CAUSES: dict[str, Cause] = {
                 Evidence("gpu:ecc_uncorrected:count"),
                 "GPU memory had an error that ECC could not correct.",
                 """{gpu} has had {value} uncorrectable memory errors since its driver was loaded: what it computed with
-                them is wrong, or its process was killed.{used_by} Drain the node and reset the GPU; replace the GPU
-                if it happens again.""",
+                them is wrong, or its process was killed.{used_by}{unused} Drain the node and reset the GPU; replace
+                the GPU if it happens again.""",
                 wait="0m",
                 keep="0m",
             ),
@@ -1203,7 +1204,7 @@ CAUSES: dict[str, Cause] = {
                 Evidence(),
                 "GPU memory is bad, and no spare row is left.",
                 """{gpu} found bad memory that it could not replace (row_remap_failed is {value}): errors will come
-                back.{used_by} Drain the node and replace the GPU.""",
+                back.{used_by}{unused} Drain the node and replace the GPU.""",
                 wait="1m",
                 keep="0m",
             ),
@@ -1463,16 +1464,30 @@ CAUSES: dict[str, Cause] = {
             None,
             "Process killed for memory",
             "Raise the memory limit, or run fewer workers.",
-            # Fires at once; the kernel log names the process.
+            # Fires at once; the kernel log names the process. One alert for each run that is affected, else one for the
+            # host, which notifies nobody.
             Alert(
                 "critical",
-                Expression("host:oom_kills:increase10m"),
+                Expression(
+                    """
+                      host:oom_kills:increase10m
+                    * on (cluster, job, instance) group_right ()
+                      group by (cluster, job, instance, namespace, run, job_class) (rank:oom_kill:info)
+                    or
+                      host:oom_kills:increase10m
+                    unless on (cluster, job, instance)
+                      rank:oom_kill:info
+                    """,
+                ),
                 "Host killed a process for want of memory.",
-                """The kernel of {instance} killed about {rounded} processes in ten minutes because memory ran out; a
-                loader worker among them leaves its run hanging. Raise the memory limit of the job, or run fewer
-                workers with less prefetching.""",
+                """The kernel of {instance} killed about {rounded} processes in ten minutes because memory ran
+                out{cgroups}. {{ if $labels.run }}Run {run} is affected: a process in its cgroup was killed, such as a
+                loader worker, which leaves the run hanging, or a rank ended at that time{oom_ranks}. Raise the memory
+                limit of the job, or run fewer workers with less prefetching.{{ else }}No rank is affected. Raise the
+                memory limit of the killed process, or move it away, if training shares the host.{{ end }}""",
                 wait="0m",
                 keep="5m",
+                info_where='or (not $labels.run) (eq $labels.job_class "experiment")',
             ),
             mutes=("mem_pressure", "swapping"),
         ),

@@ -57,6 +57,7 @@ COUNTERS = (
     "allocator_retries",
     "out_of_memory",
     "shim_overhead_seconds",
+    "cgroup_oom_kills",
 )
 """Each is `stallscope_training_<key>_total`."""
 GAUGES = (

@@ -53,8 +53,9 @@ def on_the_same(name: str, **labels: str) -> Labels:
         return on_run(name, **labels)
     if name.startswith("Gpu"):
         return on_gpu(name, **{**RUN, "rank": "7", **labels})
-    # An exporter that is gone names the runs that wait for its node.
-    return on_node(name, **{**(RUN if name == "StallscopeExporterDown" else {}), **labels})
+    # An exporter that is gone names the runs that wait for its node, and a kill the run that it harms.
+    names_runs = name in ("StallscopeExporterDown", "HostOomKill")
+    return on_node(name, **{**(RUN if names_runs else {}), **labels})
 
 
 def on_another(name: str, **labels: str) -> Labels:

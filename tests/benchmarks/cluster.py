@@ -36,8 +36,9 @@ _ABSENT = {
     "stallscope_gpu_lost_info",
     "stallscope_gpu_retired_pages",
     "stallscope_exporter_values_rejected_total",
+    "stallscope_host_cgroup_oom_kills_total",
 }
-"""What a cluster does not have whose GPUs all answer, and have row remapping."""
+"""What a cluster does not have whose GPUs all answer and have row remapping, and whose hosts kill no process."""
 
 
 @dataclass(frozen=True)
@@ -384,6 +385,7 @@ def _fill_ranks(
     ranks.counter("cpu_periods_total", 10)
     ranks.counter("cpu_throttled_periods_total", np.where(every % 512 == 401, 5, 0.01))
     ranks.counter("cpu_throttled_seconds_total", np.where(every % 512 == 401, 0.3, 0.001))
+    ranks.gauge("cgroup_oom_kills_total", 0)
     ranks.counter("garbage_collection_seconds_total", 0.001)
     ranks.gauge("recompilations_total", 3)
     ranks.gauge("allocator_reserved_bytes", 58 * _GIB)

@@ -102,6 +102,7 @@ class _Process:
         """Counters and gauges of the report."""
         counters = {"process_cpu_seconds": 1234.567, "main_thread_cpu_seconds": 234.567, "cpu_throttled_seconds": 0.25}
         counters |= {"cpu_periods": 200.0, "cpu_throttled_periods": 3.0, "garbage_collection_seconds": 0.125}
+        counters |= {"cgroup_oom_kills": 0.0}
         gauges = {"process_memory_bytes": 24e9, "cpu_limit_cores": 16.0, "dataloader_workers": 8.0}
         gauges |= {"allocator_reserved_bytes": 62e9, "allocator_used_bytes": 40e9, "allocator_peak_bytes": 58e9}
         return counters, gauges

@@ -70,6 +70,7 @@ class TrainingStack:
                 *(programs.prometheus or "", f"--config.file={rules}", f"--storage.tsdb.path={folder / 'series'}"),
                 *(f"--web.listen-address=127.0.0.1:{prometheus.number}", "--rules.alert.resend-delay=1s"),
                 f"--query.lookback-delta={shortened('5m', FACTOR)}",
+                f"--rules.alert.for-grace-period={shortened('30s', FACTOR)}",
             ],
             "alertmanager": [
                 *(programs.alertmanager or "", f"--config.file={routes}", f"--storage.path={folder / 'silences'}"),

@@ -47,6 +47,7 @@ SHOWN_FOR = {
     ("stallscope-host", "Firing alerts of this node and its GPUs", "A"): "host",
     ("stallscope-host", "Network: packets lost, over an hour", "A"): "host",
     ("stallscope-host", "Processes killed for want of memory", "A"): "host",
+    ("stallscope-host", "Processes killed for want of memory", "B"): "host",
     ("stallscope-run", "Alerts firing", "A"): "waiting",
     ("stallscope-run", "What is missing", "A"): "unknown",
     ("stallscope-run", "GPU activity against steps", "D"): "saving",

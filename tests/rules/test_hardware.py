@@ -296,3 +296,56 @@ def test_clocks_that_are_set_low_and_bad_links_are_told(rulebook: Rulebook) -> N
         },
         rule_files=FILES,
     )
+
+
+FAILED = told("row_remap_failed", steady(1))
+PAGE = [{"alertname": "GpuRowRemapFailed", "severity": "critical"}]
+TICKET = [{"alertname": "GpuRowRemapFailed", "severity": "warning"}]
+
+
+def processes(values: str) -> Story:
+    """A GPU that has no work, with the processes on it."""
+    story = [each for each in gpu(idle=1.0) if "processes" not in each[0]]
+    return [*story, series("stallscope_gpu_processes", values, kind="compute", **TARGET, gpu="0", uuid="GPU-0")]
+
+
+def test_a_fault_of_a_gpu_is_a_page_unless_nobody_is_known_to_have_used_it(rulebook: Rulebook) -> None:
+    owner = told("owner_info", steady(1), namespace="vision", pod="bert-0")
+    rulebook.check_nodes_firing(
+        {
+            "unused": (node("unused", processes(steady(0)), FAILED), TICKET),
+            "used": (node("used", processes(steady(1)), FAILED), PAGE),
+            "used before": (node("used before", processes(until(40, 1, 0)), FAILED), PAGE),
+            "used long before": (node("used long before", processes(until(25, 1, 0)), FAILED), TICKET),
+            "claimed": (
+                node("claimed", rank(run="claimed") + processes(steady(0)), FAILED),
+                PAGE,
+            ),
+            "owned": (
+                node("owned", processes(steady(0)), FAILED, owner),
+                PAGE,
+            ),
+            "busy": (node("busy", gpu(held=False), FAILED), PAGE),
+            "processes unknown": (
+                node("processes unknown", [each for each in gpu(idle=1.0) if "processes" not in each[0]], FAILED),
+                PAGE,
+            ),
+        },
+        at="50m",
+        rule_files=FILES,
+    )
+
+
+@pytest.mark.parametrize(("used", "severity"), [(0, "warning"), (1, "critical")])
+def test_a_gpu_that_is_lost_is_as_used_as_it_was_before(rulebook: Rulebook, used: int, severity: str) -> None:
+    story = [each for each in processes(f"{used}+0x{scrapes(20)}") if "stallscope_gpu_up" not in each[0]]
+    story = [(name, values) for name, values in story if "busy_seconds" not in name]
+    up = series("stallscope_gpu_up", until(20), **TARGET, gpu="0", uuid="GPU-0")
+    for minute in ("25m", "55m"):
+        rulebook.check_firing(
+            [*story, up],
+            [{"alertname": "GpuLost", "severity": severity}],
+            at=minute,
+            by="alertname, severity",
+            rule_files=FILES,
+        )

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+
+import pytest
 
 from tests.rules.rulebook import (
     LENGTH,
     RULE_FILES,
     SHARED,
+    Labels,
     Rulebook,
     Story,
     exporter,
@@ -16,10 +19,13 @@ from tests.rules.rulebook import (
     host,
     node,
     rank,
+    scrapes,
     series,
     steady,
     until,
 )
+
+Expected = Sequence[tuple[Labels, float]]
 
 GIB = 2**30
 FILES = tuple(path for path in RULE_FILES if path.stem in (*SHARED, "input", "hours", "host"))
@@ -67,6 +73,24 @@ def faults(instance: str, major: float, swapped: float) -> Story:
     return tells(instance, {"major_page_faults_total": growing(major), "swap_in_bytes_total": growing(swapped)})
 
 
+def killed(instance: str) -> Story:
+    """The kernel kills a process on the host in minute 48."""
+    return tells(instance, {"oom_kills_total": until(48, 2, 3)})
+
+
+def told(
+    instance: str = "node1:19400", *, kills: str = "", restarts: str = "", job_class: str = "production", **states: str
+) -> Story:
+    """A rank of the run `train`, with the kills in its cgroup, its restarts and its states."""
+    labels = {"job": "stallscope", "instance": instance, "run": "train", "rank": "0"}
+    values = {"cgroup_oom_kills_total": kills, "restarts_total": restarts}
+    return [
+        series("stallscope_training_rank_info", steady(1), **labels, job_class=job_class),
+        *(series(f"stallscope_training_{name}", each, **labels) for name, each in values.items() if each),
+        *(series("stallscope_training_state", each, **labels, state=state) for state, each in states.items()),
+    ]
+
+
 def test_a_host_in_trouble_is_told_of(rulebook: Rulebook) -> None:
     stories: dict[str, tuple[Story, str]] = {
         "full": (memory("full", 0.92), "HostMemPressure"),
@@ -84,7 +108,7 @@ def test_a_host_in_trouble_is_told_of(rulebook: Rulebook) -> None:
         "drops": (network("drops", errors=60, drops=65), "HostNetworkErrors"),
         "few errors": (network("few errors", errors=80), ""),
         "idle link": (network("idle link", errors=1, received=1e3), ""),
-        "killed": (tells("killed", {"oom_kills_total": until(48, 2, 3)}), "HostOomKill"),
+        "killed": (killed("killed"), "HostOomKill"),
         "killed long ago": (tells("killed long ago", {"oom_kills_total": steady(3)}), ""),
         "processors": (node("processors", host(0.95)), "HostCpuSaturated"),
         "processors left": (node("processors left", host(0.87)), ""),
@@ -98,7 +122,7 @@ def test_a_host_in_trouble_is_told_of(rulebook: Rulebook) -> None:
             "",
         ),
     }
-    severities = {"HostOomKill": "critical", "HostCpuSaturated": "info"}
+    severities = {"HostOomKill": "info", "HostCpuSaturated": "info"}
     rulebook.check(
         exporter() + [each for story, _alert in stories.values() for each in story],
         {
@@ -111,6 +135,54 @@ def test_a_host_in_trouble_is_told_of(rulebook: Rulebook) -> None:
         at="50m",
         rule_files=FILES,
     )
+
+
+_INFO: Expected = [({"alertname": "HostOomKill", "severity": "info"}, 1)]
+_PAGE: Expected = [({"alertname": "HostOomKill", "severity": "critical", "run": "train"}, 1)]
+
+
+@pytest.mark.parametrize(
+    ("story", "alerts"),
+    [
+        pytest.param(told(kills="2+0x120"), _INFO, id="kills before the rank"),
+        pytest.param(told(kills=until(48, 2, 3)), _PAGE, id="a process of the rank's cgroup"),
+        pytest.param(told(kills=until(30, 2, 3)), _INFO, id="one of it long before"),
+        pytest.param(told(lost=until(48, 0, 1)), _PAGE, id="the rank is lost"),
+        pytest.param(told(failed=until(48, 0, 1)), _PAGE, id="the rank fails"),
+        pytest.param(told(lost=until(30, 0, 1)), _INFO, id="the rank was lost long before"),
+        pytest.param(told(finished=until(48, 0, 1)), _INFO, id="the rank finishes"),
+        pytest.param(told(terminated=until(48, 0, 1)), _INFO, id="the rank is cancelled"),
+        pytest.param(told(restarts=until(48, 0, 1)), _PAGE, id="the rank starts again"),
+        pytest.param(told(restarts=steady(4)), _INFO, id="the rank started again long before"),
+        pytest.param(told(instance="node2:19400", lost=until(48, 0, 1)), _INFO, id="a rank of another host is lost"),
+        pytest.param(
+            told(job_class="experiment", lost=until(48, 0, 1)),
+            [({"alertname": "HostOomKill", "severity": "info", "run": "train"}, 1)],
+            id="a rank of an experiment is lost",
+        ),
+    ],
+)
+def test_a_kill_is_a_page_for_the_run_that_it_harms_and_for_no_other(
+    rulebook: Rulebook, story: Story, alerts: Expected
+) -> None:
+    asked = 'count by (alertname, severity, run) (ALERTS{alertstate="firing", alertname="HostOomKill"})'
+    rulebook.check(exporter() + killed("node1:19400") + story, {asked: alerts}, at="50m", rule_files=FILES)
+
+
+def test_ranks_that_end_without_a_kill_on_their_host_are_no_word_of_memory(rulebook: Rulebook) -> None:
+    story = exporter() + tells("node1:19400", {"oom_kills_total": steady(2)}) + told(lost=until(48, 0, 1))
+    asked = 'count(ALERTS{alertname="HostOomKill"}) or count(rank:oom_kill:info)'
+    rulebook.check(story, {asked: []}, at="50m", rule_files=FILES)
+
+
+def test_a_kill_names_the_cgroups_that_it_was_in(rulebook: Rulebook) -> None:
+    by_cgroup = {"new": f"_x{scrapes(48)} 1+0x30", "again": until(48, 1, 3), "before": steady(4)}
+    story = killed("node1:19400")
+    for cgroup, values in by_cgroup.items():
+        story += tells("node1:19400", {"cgroup_oom_kills_total": values}, cgroup=f"/{cgroup}.slice")
+    asked = "count by (cgroup) (host_cgroup:oom_kills:increase10m)"
+    expected: Expected = [({"cgroup": "/again.slice"}, 1), ({"cgroup": "/new.slice"}, 1)]
+    rulebook.check(exporter() + story, {asked: expected}, at="50m", rule_files=FILES)
 
 
 def test_pressure_must_last(rulebook: Rulebook) -> None:

@@ -44,6 +44,7 @@ _INSTANCE = (
     "last_reading",
     "signal_supported",
     "busy_seconds_total",
+    "observed_seconds_total",
     "idle_seconds_total",
     "below_seconds_total",
     "dip",

@@ -110,10 +110,10 @@ def _memory(sheet: Sheet, world: World) -> None:
             if "bytes" in name
             else 9e4 + np.floor(world.host_integral(node, rate, times)),
         )
-    sheet.add(
-        "stallscope_host_oom_kills_total",
-        np.ceil(world.host_integral(node, lambda host: host.oom_kills / 60, times) - 1e-9),
-    )
+    kills = world.oom_kills(node, times)
+    sheet.add("stallscope_host_oom_kills_total", kills)
+    since_start = kills - world.oom_kills(node, np.array([BEGIN]))[0]
+    sheet.add("stallscope_host_cgroup_oom_kills_total", since_start, since_start > 0, cgroup="/training.slice")
     shared = world.story.nodes[node].shared_memory
     sheet.add("stallscope_host_shared_memory_total_bytes", shared)
     sheet.add(

@@ -261,6 +261,8 @@ class _Page:
         self._add("process_memory_bytes", 6e9 + 9e8 * (workers or 0))
         collected = self._counted(lambda times: course.elapsed(rank, "collector", times))
         self._add("garbage_collection_seconds_total", collected)
+        node = world.gpus[run.ranks[rank][0]][0]
+        self._add("cgroup_oom_kills_total", world.oom_kills(node, self._reported))
         self._add("shim_overhead_seconds_total", 1e-4 * (self._reported - self._begun))
         if run.quota:
             self._add("cpu_periods_total", np.floor(_PERIODS * (self._reported - self._begun)))

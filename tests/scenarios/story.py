@@ -196,7 +196,7 @@ class Host:
     nfs_operations: float = 20.0
     """A second."""
     oom_kills: float = 0.0
-    """A minute."""
+    """A minute, of processes in the cgroup of the ranks."""
 
 
 @dataclass(frozen=True)

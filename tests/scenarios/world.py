@@ -119,6 +119,11 @@ class World:
         """The same, integrated."""
         return _integrated(self.story.hosts, node, value, times, self.horizon)
 
+    def oom_kills(self, node: int, times: Floats) -> Floats:
+        """Processes that the node's kernel has killed for memory."""
+        kills: Floats = np.ceil(self.host_integral(node, lambda host: host.oom_kills / 60, times) - 1e-9)
+        return kills
+
     def samples_read(self, node: int, source: str, times: Floats) -> Floats:
         """Bytes that the node's ranks have read from a kind of storage: their samples times a sample's bytes."""
         total = np.zeros_like(times)

@@ -126,6 +126,56 @@ def test_quotas_are_found_as_orchestrators_set_them(
     assert counters["cpu_throttled_seconds"] == throttled
 
 
+@pytest.mark.parametrize(
+    "files",
+    [
+        pytest.param(
+            {
+                "proc/self/cgroup": "0::/pods/container\n",
+                "sys/fs/cgroup/pods/memory.events": "oom 9\noom_kill 9\n",
+                "sys/fs/cgroup/pods/container/memory.events": "oom 4\noom_kill 3\noom_group_kill 0\n",
+            },
+            id="its own cgroup, not one above it",
+        ),
+        pytest.param(
+            {
+                "proc/self/cgroup": "0::/user.slice/app.scope\n",
+                "sys/fs/cgroup/user.slice/app.scope/cpu.stat": "usage_usec 5\n",
+                "sys/fs/cgroup/user.slice/memory.events": "oom_kill 3\n",
+            },
+            id="the nearest above it with a memory controller",
+        ),
+        pytest.param(
+            {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.events": "oom_kill 3\n"},
+            id="a container with a cgroup namespace",
+        ),
+        pytest.param(
+            {
+                "proc/self/cgroup": "5:cpu,cpuacct:/x\n4:memory:/slurm/job_7\n0::/\n",
+                "sys/fs/cgroup/memory/slurm/job_7/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 3\n",
+            },
+            id="version 1",
+        ),
+    ],
+)
+def test_processes_of_the_cgroup_that_were_killed_for_memory_are_counted(files: dict[str, str], tmp_path: Path) -> None:
+    assert tree(tmp_path, files).read()[0]["cgroup_oom_kills"] == 3
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        pytest.param({"proc/self/cgroup": "0::/\n"}, id="the root of version 2 counts none"),
+        pytest.param(
+            {"proc/self/cgroup": "4:memory:/\n", "sys/fs/cgroup/memory/memory.oom_control": "under_oom 0\n"},
+            id="an old kernel",
+        ),
+    ],
+)
+def test_without_a_counter_of_kills_there_is_none(files: dict[str, str], tmp_path: Path) -> None:
+    assert "cgroup_oom_kills" not in tree(tmp_path, files).read()[0]
+
+
 @pytest.mark.parametrize("text", ["", "nonsense\n", "0\n::\n0::\n", "\0\xff"])
 def test_a_broken_cgroup_file_is_none(text: str, tmp_path: Path) -> None:
     assert tree(tmp_path, {"proc/self/cgroup": text}).read()[1]["cpu_limit_cores"] == CORES

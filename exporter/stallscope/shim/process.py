@@ -43,6 +43,7 @@ class ProcessProbe:
         self._cgroup: dict[str, float] = {}
         self._quota = inf
         self._statistics = ""
+        self._kills = ""
         self._limit: float | None = None
         self._thread = 0
         self._thread_time = 0.0
@@ -117,15 +118,18 @@ class ProcessProbe:
         if now >= self._quota_due:
             self._quota_due = now + _QUOTA_EVERY
             self._quota, self._statistics = self._find_quota()
+            self._kills = self._find_kills()
         self._limit = min(_cores(), self._quota)
-        found = dict(line.split(None, 1) for line in self._text(self._statistics).splitlines() if " " in line)
+        found = self._fields(self._statistics)
         with contextlib.suppress(KeyError, ValueError):
             unit, key = (1e-6, "throttled_usec") if "throttled_usec" in found else (1e-9, "throttled_time")
-            self._cgroup = {
+            self._cgroup |= {
                 "cpu_periods": float(found["nr_periods"]),
                 "cpu_throttled_periods": float(found["nr_throttled"]),
                 "cpu_throttled_seconds": float(found[key]) * unit,
             }
+        with contextlib.suppress(KeyError, ValueError):
+            self._cgroup["cgroup_oom_kills"] = float(self._fields(self._kills)["oom_kill"])
 
     def _find_quota(self) -> tuple[float, str]:
         """The tightest quota in cores among the own cgroup and those above it, and that one's cpu.stat."""
@@ -148,6 +152,27 @@ class ProcessProbe:
                         tightest, statistics = cores, f"{folder}/cpu.stat"
         return tightest, statistics
 
+    def _find_kills(self) -> str:
+        """Return the file that counts the processes killed for memory in this process' cgroup, or an empty string.
+
+        Version 2 counts those of the cgroups below as well, version 1 those of this cgroup alone. A cgroup without a
+        memory controller has no such file: its memory is charged to the nearest cgroup above that has one.
+        """
+        for line in self._text("proc/self/cgroup").splitlines():
+            _, _, rest = line.partition(":")
+            controllers, _, path = rest.partition(":")
+            if not controllers:
+                mounts, name = ["sys/fs/cgroup", "sys/fs/cgroup/unified"], "memory.events"
+            elif "memory" in controllers.split(","):
+                mounts, name = ["sys/fs/cgroup/memory", f"sys/fs/cgroup/{controllers}"], "memory.oom_control"
+            else:
+                continue
+            for mount in mounts:
+                for folder in _upwards(mount, path):
+                    if "oom_kill" in self._fields(f"{folder}/{name}"):
+                        return f"{folder}/{name}"
+        return ""
+
     def _allowed(self, folder: str, unified: bool) -> float | None:
         """The quota of one cgroup, infinite where it has none, None where there is no such cgroup."""
         try:
@@ -159,6 +184,9 @@ class ProcessProbe:
             return inf if quota in ("max", "-1") else int(quota) / int(period)
         except (ValueError, ZeroDivisionError):
             return None
+
+    def _fields(self, path: str) -> dict[str, str]:
+        return dict(line.split(None, 1) for line in self._text(path).splitlines() if " " in line)
 
     def _text(self, path: str) -> str:
         return self._bytes(path).decode(errors="replace")

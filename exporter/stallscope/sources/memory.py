@@ -1,4 +1,4 @@
-"""Memory: `/proc/meminfo` and `/proc/vmstat`."""
+"""Memory: `/proc/meminfo` and `/proc/vmstat`; after a kill, which cgroups it was in."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable
 from stallscope.catalogue import family
 from stallscope.sampling.reading import Sample
 from stallscope.sources.base import Environment, Source, register
+from stallscope.sources.cgroups import CgroupKills
 from stallscope.sources.files import malformed, read_if_answered, read_text
 
 TOTAL = family("stallscope_host_memory_total_bytes")
@@ -19,6 +20,7 @@ EVENTS = {
     "pgmajfault": family("stallscope_host_major_page_faults_total"),
     "oom_kill": family("stallscope_host_oom_kills_total"),
 }
+CGROUP_KILLS = family("stallscope_host_cgroup_oom_kills_total")
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _FACTORS = {"pswpin": _PAGE, "pswpout": _PAGE}
@@ -36,9 +38,10 @@ class Memory(Source):
         super().__init__(environment)
         self._meminfo = str(environment.root / "proc/meminfo")
         self._vmstat = str(environment.root / "proc/vmstat")
+        self._cgroups = CgroupKills(environment.root)
 
     def read(self) -> Iterable[Sample]:
-        """Read both files once.
+        """Read both files once, and the cgroups' counters after a kill.
 
         Raises:
             OSError: there is no `/proc/meminfo`: no Linux, or the wrong root.
@@ -58,6 +61,9 @@ class Memory(Source):
         if vmstat is not None:
             events = _pick(self._vmstat, vmstat, EVENTS)
             samples += [Sample(EVENTS[name], (), count * _FACTORS.get(name, 1)) for name, count in events.items()]
+            if "oom_kill" in events:
+                kills = self._cgroups.read(events["oom_kill"])
+                samples += [Sample(CGROUP_KILLS, (cgroup,), count) for cgroup, count in kills.items()]
         return samples
 
 

@@ -88,6 +88,8 @@ def _prometheus(settings: Settings, programs: Programs, folder: Path) -> Compone
         f"--storage.tsdb.retention.time={_RETENTION}",
         # What fires before Alertmanager was found is dropped, and told again only after this; a minute by default.
         "--rules.alert.resend-delay=5s",
+        # Alerts with a shorter `for` than this start again after a restart of Prometheus; ten minutes by default.
+        "--rules.alert.for-grace-period=30s",
         f"--web.listen-address={ADDRESS}:{settings.prometheus.number}",
         f"--web.external-url={settings.prometheus.url}/",
     ]
