@@ -2,6 +2,8 @@
 
 python -m tests.scenarios                       all cases, three seeds, clean and noisy; writes the tables
 python -m tests.scenarios --cases REGEX         some cases only; prints, and writes nothing
+python -m tests.scenarios --cases REGEX --timeline --seeds 1 --clean
+                                                every change of verdict and alert from second 0, a trial at a time
 python -m tests.scenarios explain CASE          verdicts, shares and alerts over time
 python -m tests.scenarios explain CASE --ask 'gpu:idle:ratio5m'   and the values of an expression
 """
@@ -18,7 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from tests.benchmarks.__main__ import machine
-from tests.scenarios import account, runner, score
+from tests.scenarios import account, life, runner, score
 from tests.scenarios.acceptance import ACCEPTANCE
 from tests.scenarios.case import Case, render
 from tests.scenarios.cases import CASES, HELD_OUT
@@ -37,6 +39,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=len(SEEDS), help="how many seeds (default 3)")
     parser.add_argument("--clean", action="store_true", help="without noise only")
     parser.add_argument("--no-write", action="store_true", help="print only; leave the committed tables alone")
+    parser.add_argument("--timeline", action="store_true", help="print each trial's changes of verdict; no tables")
     commands = parser.add_subparsers(dest="command")
     one = commands.add_parser("explain", help="what the rules said of one case, over time")
     one.add_argument("case")
@@ -53,8 +56,25 @@ def main() -> None:
     if not chosen:
         parser.error(f"no case matches {options.cases}; there are {', '.join(case.name for case in every)}")
     seeds = tuple(range(1, options.seeds + 1))
+    noises = (False,) if options.clean else (False, True)
+    if options.timeline:
+        timelines(chosen, seeds, noises)
+        return
     whole = not options.cases and not options.clean
-    report(chosen, seeds, (False,) if options.clean else (False, True), write=whole and not options.no_write)
+    report(chosen, seeds, noises, write=whole and not options.no_write)
+
+
+def timelines(chosen: Sequence[Case], seeds: Sequence[int], noises: Sequence[bool]) -> None:
+    """Print what the rules said of each trial from second 0 on."""
+    outcomes = score.run(score.trials(seeds, noises, chosen), baselines=False)
+    for each in outcomes[score.RULES]:
+        case = each.trial.case
+        if each.life is not None:
+            print(
+                f"{each.trial.name}: {case.subject}, {case.cause} from minute {case.onset:g} to "
+                f"{case.length if case.end is None else case.end:g} of {case.length:g}"
+            )
+            print(life.timeline(case, each.life), flush=True)
 
 
 def report(chosen: Sequence[Case], seeds: Sequence[int], noises: Sequence[bool], *, write: bool) -> None:

@@ -36,7 +36,11 @@ def truth(case: Case, series: Sequence[Series]) -> Truth:
         for value in each.values
         if value
     ]
-    return Truth(gpus=len(gpus), ready=min(first_steps, default=-WARM_UP_SECONDS) + WARM_UP_SECONDS)
+    return Truth(
+        gpus=len(gpus),
+        ready=min(first_steps, default=-WARM_UP_SECONDS) + WARM_UP_SECONDS,
+        first_step=min(first_steps, default=None),
+    )
 
 
 def of_rules(case: Case, series: Sequence[Series], answers: Answers) -> Account:

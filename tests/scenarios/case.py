@@ -54,6 +54,10 @@ class Case:
     """The run that it is about; empty where no run is."""
     allowed: frozenset[str] = frozenset()
     """Alerts above info that are right besides."""
+    end: float | None = None
+    """Minute from which the cause no longer holds; None if it holds to the end of the case."""
+    before: frozenset[str] = frozenset({"healthy", "compute_bound"})
+    """Verdicts that are right before the onset and after the end."""
 
 
 def render(case: Case, seed: int, *, noise: bool, labels: Mapping[str, str], scrape_seconds: int = 30) -> list[Series]:

@@ -20,6 +20,7 @@ from itertools import pairwise
 from statistics import fmean, median
 
 from tests.scenarios.case import MISSING_RANK_ALERTS, Case
+from tests.scenarios.life import Life, live
 from tests.scenarios.runner import EVALUATION_SECONDS
 
 HEALTHY = frozenset({"healthy", "compute_bound"})
@@ -165,6 +166,8 @@ class Truth:
     gpus: int
     ready: float = 0.0
     """Second from which the run's warm-up is over."""
+    first_step: float | None = None
+    """Second of the run's first step; None if there is none."""
 
 
 @dataclass(frozen=True)
@@ -197,6 +200,8 @@ class Outcome:
     culprit: bool | None
     """The culprit was named; None where there is none or nobody was named at all."""
     faults: tuple[str, ...]
+    life: Life | None = None
+    """The whole life of the trial; None for a baseline."""
 
     @property
     def right(self) -> bool:
@@ -226,10 +231,10 @@ def judge(trial: Trial, account: Account, truth: Truth, *, expected: Callable[[F
         expected: Tells the alerts that should fire; those that the case names, unless given.
     """
     case = trial.case
-    start, end = 60 * case.onset, 60 * case.length
+    start, end = 60 * case.onset, 60 * (case.length if case.end is None else case.end)
     judged_from = min(max(start + evidence_seconds(case.cause), truth.ready) + SETTLING_SECONDS, end)
     timelines = [
-        [cause for second, cause in sorted(timeline.items()) if second >= judged_from]
+        [cause for second, cause in sorted(timeline.items()) if judged_from <= second <= end]
         for timeline in account.verdicts.values()
     ]
     seen = Counter(cause for timeline in timelines for cause in timeline)
@@ -246,7 +251,7 @@ def judge(trial: Trial, account: Account, truth: Truth, *, expected: Callable[[F
         seen=seen,
         flips=sum(one != other for timeline in timelines for one, other in pairwise(timeline)),
         hours=sum(map(len, timelines)) * EVALUATION_SECONDS / 3600,
-        gpu_days=truth.gpus * end / 86400,
+        gpu_days=truth.gpus * 60 * case.length / 86400,
         told=bool(hits),
         detected=hits[0].first - start if hits else None,
         late=_late(case, hits[0], truth) if hits and expected is None else None,
@@ -266,6 +271,18 @@ def judge(trial: Trial, account: Account, truth: Truth, *, expected: Callable[[F
         ),
         culprit=_culprit_named(case, hits, account.culprit, judged_from),
         faults=tuple(account.faults),
+        life=(
+            live(
+                case,
+                noise=trial.noise,
+                verdicts=account.verdicts,
+                shares=account.shares,
+                alerts=[(each.alert, each.cause, each.first, each.last) for each in account.firings if each.loud],
+                first_step=truth.first_step,
+            )
+            if expected is None
+            else None
+        ),
     )
 
 
