@@ -79,7 +79,9 @@ def _waits() -> Iterator[Case]:
         lost=0.3,
         **_BOUNDS,
     )
-    few = replace(waiting(LAPTOP_WORK, "data_wait", 0.3), loader_workers=2, loader_cores=1.6)
+    # A run keeps its number of workers; from the onset on each sample takes them longer.
+    two = replace(LAPTOP_WORK, loader_workers=2, loader_cores=1.2)
+    few = replace(waiting(two, "data_wait", 0.3), loader_cores=1.6)
     for name, more in (
         ("an_exporter_restart", {"exporter_restarts": ((0, 20.0),)}),
         ("a_scrape_gap", {"scrape_gaps": ((20.0, 24.0),)}),
@@ -87,7 +89,7 @@ def _waits() -> Iterator[Case]:
         yield positive(
             f"life_input_few_workers_with_{name}",
             "input_few_workers",
-            _ill(LAPTOP, few, more=more),
+            _ill(LAPTOP, few, before=two, more=more),
             subject="run",
             alerts=frozenset({"TrainingInputFewWorkers"}),
             forbidden=frozenset({"input_cpu_saturated", "input_too_many_workers", "input_disk_bound", "small_batch"}),
