@@ -23,7 +23,7 @@ from tests.benchmarks.__main__ import machine
 from tests.scenarios import account, life, runner, score
 from tests.scenarios.acceptance import ACCEPTANCE
 from tests.scenarios.case import Case, render
-from tests.scenarios.cases import CASES, HELD_OUT
+from tests.scenarios.cases import CASES, HELD_OUT, LIVES
 from tests.scenarios.figures import Outcome, scored
 
 FOLDER = Path(__file__).parent
@@ -51,7 +51,7 @@ def main() -> None:
     if options.command == "explain":
         explain(options)
         return
-    every = (*CASES, *HELD_OUT)
+    every = (*CASES, *HELD_OUT, *LIVES)
     chosen = [case for case in every if re.search(options.cases, case.name)]
     if not chosen:
         parser.error(f"no case matches {options.cases}; there are {', '.join(case.name for case in every)}")
@@ -80,7 +80,14 @@ def timelines(chosen: Sequence[Case], seeds: Sequence[int], noises: Sequence[boo
 def report(chosen: Sequence[Case], seeds: Sequence[int], noises: Sequence[bool], *, write: bool) -> None:
     """Run, print, and keep the tables and the figures that the tests hold the rules to."""
     begun = time.monotonic()
-    outcomes = score.run(score.trials(seeds, noises, chosen), told=_progress)
+    short = [case for case in chosen if case not in LIVES]
+    lives = [case for case in chosen if case in LIVES]
+    outcomes: score.Outcomes = {score.RULES: []}
+    if short:
+        outcomes = score.run(score.trials(seeds, noises, short), told=_progress)
+    whole = list(outcomes[score.RULES])
+    if lives:  # baselines judge no whole life
+        whole += score.run(score.trials(seeds, noises, lives), baselines=False, told=_progress)[score.RULES]
     seen, held_out = (score.apart(outcomes, held_out=held_out) for held_out in (False, True))
     ours, new = seen[score.RULES], held_out[score.RULES]
     figures = score.split(seen)
@@ -88,8 +95,8 @@ def report(chosen: Sequence[Case], seeds: Sequence[int], noises: Sequence[bool],
     line = (
         f"{dt.datetime.now(dt.timezone.utc).date()}; {machine()}; {time.monotonic() - begun:.0f} s. "
         f"{len(chosen)} cases ({', '.join(f'{count} {kind}' for kind, count in kinds.items())}; "
-        f"{sum(case in HELD_OUT for case in chosen)} of them held out), "
-        f"{len(seeds)} seeds each, {len(ours) + len(new)} trials."
+        f"{sum(case in HELD_OUT for case in chosen)} of them held out, {len(lives)} whole lives), "
+        f"{len(seeds)} seeds each, {len(whole)} trials."
     )
     text = "\n\n".join(
         part.strip()
@@ -102,6 +109,10 @@ def report(chosen: Sequence[Case], seeds: Sequence[int], noises: Sequence[bool],
             _HELD_OUT,
             score.table_of_sets({"tuned on": ours, "held out": new}),
             score.table_of_errors(new),
+            "## Over the whole life",
+            _WHOLE_LIFE,
+            score.table_of_goals(whole),
+            score.table_of_delays(whole),
             "## Causes",
             score.table_of_causes(ours),
             "## Alerts",
@@ -116,10 +127,14 @@ def report(chosen: Sequence[Case], seeds: Sequence[int], noises: Sequence[bool],
         names = {trial.name for trial in score.gate()}
         gate = [each for each in ours if each.trial.name in names]
         FIGURES.write_text(
-            json.dumps({"figures": figures, "held_out": score.compared(new), "gate": _gate(gate)}, indent=1).replace(
-                "NaN", "null"
-            )
-            + "\n",
+            as_json(
+                {
+                    "figures": figures,
+                    "held_out": score.compared(new),
+                    "whole_life": score.over_the_whole_life(whole),
+                    "gate": _gate(gate),
+                }
+            ),
             encoding="utf-8",
         )
 
@@ -131,6 +146,11 @@ def _progress(part: str, outcomes: score.Outcomes) -> None:
         for complaint in score.complaints(each):
             print(f"  {each.trial.name}: {complaint}", file=sys.stderr)
     sys.stderr.flush()
+
+
+def as_json(figures: Mapping[str, object]) -> str:
+    """Return figures as JSON, which has neither "not a number" (null) nor infinity (the word `never`)."""
+    return json.dumps(figures, indent=1).replace("NaN", "null").replace("Infinity", '"never"') + "\n"
 
 
 def _gate(outcomes: Iterable[Outcome]) -> dict[str, list[str]]:
@@ -167,12 +187,32 @@ literature. No test judges the rules by them. What the rules got wrong there com
 mended since their first score, which was the same but for it: shared memory was told late at an unanswered scrape."""
 
 
+_WHOLE_LIFE = """Every evaluation from second 0 to the end of the case is judged here, also those before a cause can be
+known. The cases are those of all other tables, and whole lives (`cases/lives.py`): a start on an empty database, a
+fault, its end, and restarts of the exporter and of Prometheus meanwhile. What the words mean:
+
+- A verdict is right if it is the case's cause or an acceptable one; before the onset, and after the end of a fault, if
+  it is `healthy` or `compute_bound`.
+- A verdict is general if it makes no statement about the fault: `insufficient_data`; `healthy` and `compute_bound`
+  after the onset; the parent of an accepted cause (`input_bound`, `stalled`, `straggler_rank`); after the end also what
+  was right until then. A general verdict is late. Any other verdict is a wrong specific one.
+- An alert above info is harmful if the case forbids its cause, if the case neither expects nor allows it, or if it is
+  expected and fires before the onset.
+- The right verdict is reached at the first evaluation from which it holds for two minutes. Other verdicts until then
+  are counted without the right one and without the one that held at the onset. Delays are those of cases whose cause
+  must be the verdict, and whose label accepts no healthy one.
+- Time is wrong at an evaluation with a wrong specific verdict or a harmful alert. The first ten minutes begin with the
+  subject's first verdict.
+- A stopped Prometheus evaluates no rules. The rule engine used here does, on what is stored: the table is stricter.
+"""
+
+
 def explain(options: argparse.Namespace) -> None:
     """Print what the rules said of one case, over time."""
-    case = next((case for case in (*CASES, *HELD_OUT, *ACCEPTANCE) if case.name == options.case), None)
+    case = next((case for case in (*CASES, *HELD_OUT, *LIVES, *ACCEPTANCE) if case.name == options.case), None)
     if case is None:
         near = (
-            ", ".join(each.name for each in (*CASES, *HELD_OUT, *ACCEPTANCE) if options.case in each.name)
+            ", ".join(each.name for each in (*CASES, *HELD_OUT, *LIVES, *ACCEPTANCE) if options.case in each.name)
             or "see tests/scenarios/cases"
         )
         raise SystemExit(f"there is no case {options.case}; {near}")

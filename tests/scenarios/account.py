@@ -33,8 +33,8 @@ def truth(case: Case, series: Sequence[Series]) -> Truth:
         value
         for each in series
         if each.name == "stallscope_training_first_step_timestamp_seconds" and each.labels["run"] == case.run
-        for value in each.values
-        if value
+        for position in range(len(each.values))
+        if (value := each.sample(position))
     ]
     return Truth(
         gpus=len(gpus),
@@ -183,14 +183,14 @@ def _judged_subjects(series: Sequence[Series]) -> Mapping[int, set[tuple[str, tu
     }
     for each in series:
         if each.name == "stallscope_gpu_up":
-            for position, value in enumerate(each.values):
-                if value is not None:
+            for position in range(len(each.values)):
+                if each.sample(position) is not None:
                     expected[position * EVALUATION_SECONDS].add(("gpu:verdict:ratio5m", _key(each.labels, _GPU)))
         elif each.name == "stallscope_training_state" and each.labels["state"] in ("starting", "running"):
             namespace = namespaces.get(_key(each.labels, ("instance", "run", "rank")), "")
             labels = {**each.labels, "namespace": namespace}
-            for position, value in enumerate(each.values):
-                if value:
+            for position in range(len(each.values)):
+                if each.sample(position):
                     now = expected[position * EVALUATION_SECONDS]
                     now.add(("rank:verdict:ratio5m", _key(labels, _RANK)))
                     now.add(("run:verdict:ratio5m", _key(labels, _RUN)))

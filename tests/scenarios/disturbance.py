@@ -43,9 +43,14 @@ class Disturbance:
         self.times: list[Floats] = [grid.copy() for _ in range(nodes)]
         """When the page that each scrape stores was made, by node."""
         self.answered = [np.ones(scrapes, dtype=bool) for _ in range(nodes)]
+        self.scraped = np.ones(scrapes, dtype=bool)
+        """False where Prometheus makes no scrape at all."""
+        for start, end in story.scrape_gaps:
+            self.scraped &= (grid <= start * 60) | (grid >= end * 60)
         self.skew = [0.0] * nodes
         """Seconds by which a node's clock is ahead."""
-        self.exporter_restarts: list[float | None] = [None] * nodes
+        told = {node: 60 * minute for node, minute in story.exporter_restarts}
+        self.exporter_restarts: list[float | None] = [told.get(node) for node in range(nodes)]
         self.absent: tuple[str, ...] = ()
         self.pace = [1.0] * len(story.runs)
         """Factor on all phases of a run."""
@@ -60,7 +65,9 @@ class Disturbance:
             self.answered[node][draw.choice(np.arange(1, scrapes), 2, replace=False)] = False
             self.skew[node] = float(draw.uniform(-2, 2))
             self.level[node] = float(draw.uniform(0.8, 1.2))
-        self.exporter_restarts[int(draw.integers(nodes))] = float(draw.uniform(0.1, 0.6) * grid[-1])
+        node, restart = int(draw.integers(nodes)), float(draw.uniform(0.1, 0.6) * grid[-1])
+        if node not in told:
+            self.exporter_restarts[node] = restart
         self.absent = (NON_ESSENTIAL[int(draw.integers(len(NON_ESSENTIAL)))],)
         self.pace = [float(draw.uniform(0.8, 1.2)) for _ in story.runs]
         self.spread = 1.5

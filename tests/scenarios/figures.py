@@ -120,9 +120,9 @@ class Trial:
 
 
 def _find(name: str, seed: int, noise: bool) -> Trial:
-    from tests.scenarios.cases import CASES, HELD_OUT
+    from tests.scenarios.cases import CASES, HELD_OUT, LIVES
 
-    return Trial(next(case for case in (*CASES, *HELD_OUT) if case.name == name), seed, noise)
+    return Trial(next(case for case in (*CASES, *HELD_OUT, *LIVES) if case.name == name), seed, noise)
 
 
 @dataclass(frozen=True)

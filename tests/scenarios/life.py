@@ -20,8 +20,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from stallscope.causes import CAUSES
 from tests.scenarios.case import MISSING_RANK_ALERTS, Case
+from tests.scenarios.model import DRAWN
 from tests.scenarios.runner import EVALUATION_SECONDS
+from tests.scenarios.story import at
 
 INSUFFICIENT = "insufficient_data"
 NOTHING = "none"
@@ -29,7 +32,10 @@ WELL = frozenset({"healthy", "compute_bound"})
 EARLY_SECONDS = 600
 """The first ten minutes, of a subject and after an onset."""
 STEADY_SECONDS = 120
+_HEALTHY_SECONDS = 300
+"""A run must be healthy for so long until its first right verdict is judged."""
 STANDSTILLS = frozenset({"stalled", "hang_spin", "hang_io", "lost"})
+_PAGES = frozenset(alert for cause in STANDSTILLS if (alert := CAUSES[cause].alert))
 
 PARENTS: Mapping[str, str] = {
     **dict.fromkeys(
@@ -82,7 +88,7 @@ class Life:
     first_right: float | None
     """From the first step, or second 0 if that is later, to the right verdict of a run without a fault."""
     page: float | None
-    """From a standstill to the first alert above info that is not harmful."""
+    """From a standstill to the first expected alert, or alert of another standstill."""
     generic: float | None
     """From a standstill to a right verdict or its parent."""
 
@@ -99,7 +105,24 @@ def accepted(case: Case) -> frozenset[str]:
 
 def without_fault(case: Case) -> frozenset[str]:
     """Return the verdicts that are right before the onset and after the end."""
-    return case.before | (accepted(case) if case.kind == "negative" else frozenset())
+    return case.before | (accepted(case) if case.kind in ("negative", "abstention") else frozenset())
+
+
+def is_without_fault(case: Case, second: float) -> bool:
+    """Return True before the onset and after the end, and always for a case in which nothing is wrong."""
+    if case.kind == "negative":
+        return True
+    return second < 60 * case.onset or (case.end is not None and second >= 60 * case.end)
+
+
+def step_seconds(case: Case) -> float:
+    """Return how long a step of the case's run takes before the onset; not a number if it has no run."""
+    run = next((each for each in case.story.runs if each.name == case.run), None)
+    if run is None:
+        return math.nan
+    minute = case.onset - 1e-3
+    works = [at(run.work, rank, minute) for rank in range(len(run.ranks))]
+    return max(float(sum(getattr(work, phase) for phase in DRAWN)) for work in works)
 
 
 def _grade(case: Case, second: int) -> Callable[[str], str]:
@@ -183,12 +206,15 @@ def _measured(case: Case, moments: Sequence[Moment], first_step: float | None) -
     if case.cause in STANDSTILLS and delay is not None:
         named = accepted(case) | {PARENTS.get(case.cause, case.cause)}
         generic = next((each.second for each in during if each.verdict in named), math.inf) - onset
-        page = next((each.second for each in during if set(each.alerts) - set(each.harmful)), math.inf) - onset
+        pages = case.alerts | _PAGES
+        page = next((each.second for each in during if pages & set(each.alerts)), math.inf) - onset
     first_right = None
-    well = during if case.kind == "negative" and not before else before
-    if case.subject == "run" and first_step is not None and well and well[-1].second - max(0.0, first_step) >= 120:
+    if case.subject == "run" and first_step is not None:
         since = max(0.0, first_step)
-        first_right = _reached([each for each in well if each.second >= since]) - since
+        end_of_health = math.inf if is_without_fault(case, onset) else onset
+        well = [each for each in moments if since <= each.second < end_of_health]
+        if well and well[-1].second - since >= _HEALTHY_SECONDS:
+            first_right = _reached(well) - since
     return Life(
         tuple(moments),
         onset_delay=delay,

@@ -172,6 +172,7 @@ def notation(values: Sequence[float | None]) -> str:
     """Values in promtool's notation: runs of equal values, and of whole numbers at equal steps, in one word each.
 
     None is a series that the scrape does not have: at first Prometheus marks it as ended, then there is nothing.
+    Not a number is a scrape that Prometheus did not make: there is nothing, and no mark.
     """
     words: list[str] = []
     position, count = 0, len(values)
@@ -186,6 +187,8 @@ def notation(values: Sequence[float | None]) -> str:
                 missing -= 1
             if missing:
                 words.append(f"_x{missing}")
+        elif value != value:
+            words.append("_")
         else:
             following = values[end] if end < count else None
             value, step = float(value), 0.0 if following is None else float(following) - value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -10,10 +11,10 @@ from functools import partial
 
 from tests.known_names import READ
 from tests.rules.rulebook import GROUPS
-from tests.scenarios import account, runner
+from tests.scenarios import account, delays, runner
 from tests.scenarios.baselines import BASELINES
 from tests.scenarios.case import Case, Series, render
-from tests.scenarios.cases import CASES, HELD_OUT
+from tests.scenarios.cases import CASES, HELD_OUT, LIVES
 from tests.scenarios.figures import Firing, Outcome, Trial, judge, ratings, scored, share, summarise
 
 RULES = "Stallscope's rules"
@@ -181,14 +182,17 @@ def split(outcomes: Outcomes) -> dict[str, dict[str, dict[str, float]]]:
 
 
 def apart(outcomes: Outcomes, *, held_out: bool) -> Outcomes:
-    """The outcomes of the held-out cases only, or of all others."""
+    """The outcomes of the held-out cases only, or of all others but LIVES, which have figures of their own."""
     return {
-        diagnoser: [each for each in found if (each.trial.case in _HELD_OUT) == held_out]
+        diagnoser: [
+            each for each in found if (each.trial.case in _HELD_OUT) == held_out and each.trial.case not in _LIVES
+        ]
         for diagnoser, found in outcomes.items()
     }
 
 
 _HELD_OUT = frozenset(HELD_OUT)
+_LIVES = frozenset(LIVES)
 _COMPARED: Mapping[str, str] = {
     "cases": "cases",
     "trials": "trials",
@@ -299,6 +303,60 @@ def table_of_errors(outcomes: Sequence[Outcome]) -> str:
     return _markdown(["case", "trials", "what was wrong"], rows) if rows else "None.\n"
 
 
+_OF_CAUSE: Mapping[str, str] = {
+    "trials": "trials",
+    "onset_median": "onset to right verdict, s, median",
+    "onset_p95": "95th percentile",
+    "onset_never": "never right",
+    "between_median": "other verdicts until then, median",
+    "between_most": "at most",
+    "end_median": "end to right verdict, s, median",
+    "end_p95": "95th percentile",
+    "early_wrong": "first 10 min: share of time wrong",
+    "onset_wrong": "10 min after onset: share of time wrong",
+}
+
+
+def over_the_whole_life(
+    outcomes: Sequence[Outcome],
+) -> dict[str, dict[str, dict[str, float] | dict[str, dict[str, float]]]]:
+    """Figures of the whole life: goals and causes, clean and noisy apart."""
+    return {
+        kind: {"goals": delays.against_goals(found), "causes": delays.by_cause(found)}
+        for kind, noise in _KINDS
+        if (found := [each for each in outcomes if each.trial.noise == noise])
+    }
+
+
+def table_of_goals(outcomes: Sequence[Outcome]) -> str:
+    """One row a goal of the whole life."""
+    sets = [[each for each in outcomes if each.trial.noise == noise] for _, noise in _KINDS]
+    rows = []
+    for goal in delays.GOALS.values():
+        values = [goal.value(found) for found in sets]
+        met = [goal.met(value) for value in values]
+        rows.append(
+            [
+                goal.meaning,
+                f"{'at least' if goal.is_least else 'at most'} {goal.goal:g}",
+                *(
+                    f"{_number(value)}{'' if reached is None or reached else ' (missed)'}"
+                    for value, reached in zip(values, met, strict=True)
+                ),
+            ]
+        )
+    return _markdown(["", "goal", "clean", "noisy"], rows)
+
+
+def table_of_delays(outcomes: Sequence[Outcome]) -> str:
+    """One row a cause: how soon its verdict comes and goes; clean and noisy trials together."""
+    rows = [
+        [f"`{cause}`", *(_number(found[name]) for name in _OF_CAUSE)]
+        for cause, found in delays.by_cause(outcomes).items()
+    ]
+    return _markdown(["cause", *_OF_CAUSE.values()], rows)
+
+
 def complaints(outcome: Outcome) -> list[str]:
     """What a trial got wrong, in words; nothing for a trial that is all right."""
     case = outcome.trial.case
@@ -333,6 +391,8 @@ def complaints(outcome: Outcome) -> list[str]:
 def _number(value: float | None) -> str:
     if value is None or value != value:  # not a number: nothing to divide by
         return "-"
+    if math.isinf(value):
+        return "never"
     return f"{value:g}" if value == int(value) and abs(value) >= 2 else f"{value:.3f}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 
@@ -12,4 +13,10 @@ class Series:
     name: str
     labels: dict[str, str]
     values: list[float | None]
-    """One a scrape, the first at Unix time 0; None where there is no sample."""
+    """One a scrape, the first at Unix time 0; None where there is no sample; not a number where Prometheus itself did
+    not scrape, so that it stored no mark of an end either."""
+
+    def sample(self, position: int) -> float | None:
+        """Return the value that was stored at a scrape; None if there is none."""
+        value = self.values[position]
+        return None if value is None or math.isnan(value) else value

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +28,7 @@ class Sheet:
         self.series: list[Series] = []
         self._absent = absent
         self._answered: Mask = disturbance.answered[node].copy()
+        self._scraped: Mask = disturbance.scraped
         if down is not None:
             self._answered &= disturbance.grid < down * 60
         self._target = {"job": "stallscope", "instance": f"node{node}:{PORT}"}
@@ -37,16 +39,19 @@ class Sheet:
             return
         numbers = np.broadcast_to(np.asarray(values, dtype=np.float64), self.times.shape)
         shown = np.broadcast_to(np.asarray(present), self.times.shape) & self._answered
-        if not shown.any():
+        if not (shown & self._scraped).any():
             return
         given = {**self._target, **{label: value for label, value in labels.items() if value}}
         rounded = (np.where(np.abs(numbers) < 1e9, np.round(numbers, 6), numbers) + 0.0).tolist()  # no minus zero
         stored = [value if there else None for value, there in zip(rounded, shown.tolist(), strict=True)]
-        self.series.append(Series(name, given, stored))
+        self.series.append(Series(name, given, self._without_gaps(stored)))
 
     def answers(self) -> None:
         """Show what the scraper itself says of its target."""
-        self.series.append(Series("up", dict(self._target), self._answered.astype(float).tolist()))
+        self.series.append(Series("up", dict(self._target), self._without_gaps(self._answered.astype(float).tolist())))
+
+    def _without_gaps(self, values: Sequence[float | None]) -> list[float | None]:
+        return [value if done else math.nan for value, done in zip(values, self._scraped.tolist(), strict=True)]
 
     def counted(self, integral: Callable[[Floats], Floats], begin: float) -> Floats:
         """A counter of the exporter's own: begins with it, and again where noise restarts it."""

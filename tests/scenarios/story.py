@@ -307,6 +307,10 @@ class Story:
     """Beginnings of family names that no node exposes."""
     exporter_down: tuple[tuple[int, float], ...] = ()
     """Nodes whose exporter answers no more from a minute on."""
+    exporter_restarts: tuple[tuple[int, float], ...] = ()
+    """Nodes whose exporter begins anew, and the minute of it."""
+    scrape_gaps: tuple[tuple[float, float], ...] = ()
+    """Minutes between which Prometheus scrapes nothing."""
     failing_source: tuple[tuple[str, float], ...] = ()
     """Sources that fail from a minute on; what they read is stale, and absent."""
     reports_rejected: float = 0.0

@@ -15,7 +15,7 @@ import pytest
 
 from stallscope.catalogue import FAMILIES, Family, MetricType
 from stallscope.causes import CAUSES
-from tests.scenarios import CASES, HELD_OUT
+from tests.scenarios import CASES, HELD_OUT, LIVES
 from tests.scenarios.case import KINDS, Case, Series, render
 from tests.scenarios.cases.settings import WELL
 
@@ -77,7 +77,7 @@ WITHOUT_NUMBER = frozenset(
         "network_errors",
     ]
 )
-ALL = (*CASES, *HELD_OUT)
+ALL = (*CASES, *HELD_OUT, *LIVES)
 BY_NAME = {case.name: case for case in ALL}
 VARIOUS = [
     BY_NAME[name]
@@ -239,9 +239,12 @@ def _phase_of(case: Case) -> str | None:
 def test_lost_shares_are_those_that_phases_have(case: Case) -> None:
     series = render(case, 1, noise=False, labels={})
     spent: dict[str, float] = {}
+    last = None if case.end is None else int(case.end * 2)
     for each in series:
         if each.name == "stallscope_training_phase_seconds_total" and each.labels["run"] == case.run:
-            values = [value for value in each.values[int(case.onset * 2) + 2 :] if value is not None]
+            values = [
+                value for value in each.values[int(case.onset * 2) + 2 : last] if value is not None and value == value
+            ]
             if values and each.labels["rank"] == "0":
                 spent[each.labels["phase"]] = values[-1] - values[0]
     assert case.lost is not None

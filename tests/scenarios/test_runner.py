@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 
@@ -26,6 +27,7 @@ from tests.scenarios.series import Series
         ([90.0, 60.0, 30.0], "90.0-30.0x2"),
         ([0.1, 0.2, 0.3, 0.4], "0.1 0.2 0.3 0.4"),
         ([None, None, 2.0, None, None, 3.0], "_x2 2.0 stale _x1 3.0"),
+        ([2.0, math.nan, math.nan, 3.0, None], "2.0 _ _ 3.0 stale"),
         ([5.0], "5.0"),
         ([], ""),
         ([1e-07, 123456789.123], "1e-07 123456789.123"),
@@ -42,6 +44,13 @@ def test_the_engine_reads_every_value_as_it_was_given() -> None:
     found = [[sample.value for sample in answers[second]] for second in evaluations(240)]
     assert found == [[] if value is None else [value] for value in values]
     assert answers[0][0] == Sample({"__name__": "metric_total", "path": 'a "b" {c}, d\\e'}, 0.1)
+
+
+def test_a_scrape_that_was_not_made_leaves_the_last_value() -> None:
+    given = [Series("unanswered", {}, [1.0, None, 3.0]), Series("unscraped", {}, [1.0, math.nan, 3.0])]
+    found = ask(given, {"unanswered": [30], "unscraped": [30]}, rule_files=(), groups=()).samples
+    assert [sample.value for sample in found["unscraped"][30]] == [1.0]
+    assert found["unanswered"][30] == []
 
 
 def test_several_expressions_are_told_apart() -> None:

@@ -1,0 +1,222 @@
+"""Figures of how soon the right verdict comes, and of what is said until then: `life.py` over many trials."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from tests.scenarios.figures import Outcome, middle, percentile, share
+from tests.scenarios.life import EARLY_SECONDS, NOTHING, STANDSTILLS, Life, Moment, is_without_fault, step_seconds
+from tests.scenarios.runner import EVALUATION_SECONDS
+
+_FAST_STEP, _PAGED_STEP = 2.0, 10.0
+"""Seconds."""
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A figure and what it must be."""
+
+    meaning: str
+    goal: float
+    is_least: bool
+    """True if the goal is a lower bound."""
+    value: Callable[[Sequence[Outcome]], float]
+
+    def met(self, value: float) -> bool | None:
+        """Return None for a figure of no trials."""
+        if math.isnan(value):
+            return None
+        return value >= self.goal if self.is_least else value <= self.goal
+
+
+def wrong(moments: Iterable[Moment]) -> list[Moment]:
+    """Return the moments with a wrong specific verdict or a harmful alert."""
+    return [each for each in moments if each.grade == "wrong" or each.harmful]
+
+
+def lived(outcomes: Iterable[Outcome]) -> list[tuple[Outcome, Life]]:
+    """Return the trials whose whole life is known."""
+    return [(each, each.life) for each in outcomes if each.life is not None]
+
+
+def beginning(life: Life) -> list[Moment]:
+    """Return the first ten minutes from the subject's first verdict on."""
+    first = next((each.second for each in life.moments if each.verdict != NOTHING), math.inf)
+    return [each for each in life.moments if first <= each.second < first + EARLY_SECONDS]
+
+
+def since(life: Life, minute: float) -> list[Moment]:
+    """Return the ten minutes from a minute on."""
+    return [each for each in life.moments if 60 * minute <= each.second < 60 * minute + EARLY_SECONDS]
+
+
+def _well_beginnings(outcomes: Sequence[Outcome]) -> list[float]:
+    """Return for each run the seconds with a wrong specific verdict in its first ten minutes, before any fault."""
+    return [
+        EVALUATION_SECONDS * sum(each.grade == "wrong" for each in moments)
+        for outcome, life in lived(outcomes)
+        if outcome.trial.case.subject == "run"
+        and (moments := [each for each in beginning(life) if is_without_fault(outcome.trial.case, each.second)])
+    ]
+
+
+def _wrong_after_onset(outcomes: Sequence[Outcome]) -> list[float]:
+    return [EVALUATION_SECONDS * len(wrong(since(life, outcome.trial.case.onset))) for outcome, life in lived(outcomes)]
+
+
+def _wrong_after_end(outcomes: Sequence[Outcome]) -> list[float]:
+    return [
+        EVALUATION_SECONDS * len(wrong(since(life, end)))
+        for outcome, life in lived(outcomes)
+        if (end := outcome.trial.case.end) is not None
+    ]
+
+
+def _between(outcomes: Sequence[Outcome]) -> list[int]:
+    return [life.between for _, life in lived(outcomes) if life.between is not None]
+
+
+def _standstill(outcomes: Sequence[Outcome], value: Callable[[Life], float | None]) -> list[float]:
+    found = [value(life) for outcome, life in lived(outcomes) if outcome.trial.case.cause in STANDSTILLS]
+    return [each for each in found if each is not None]
+
+
+def _pages(outcomes: Sequence[Outcome]) -> list[float]:
+    return _standstill(
+        [each for each in outcomes if step_seconds(each.trial.case) < _PAGED_STEP], lambda life: life.page
+    )
+
+
+def _first_right(outcomes: Sequence[Outcome]) -> list[float]:
+    return [
+        life.first_right
+        for outcome, life in lived(outcomes)
+        if life.first_right is not None and step_seconds(outcome.trial.case) < _FAST_STEP
+    ]
+
+
+def _at_most(values: Iterable[float], most: float) -> float:
+    return share(each <= most for each in values)
+
+
+def _greatest(values: Iterable[float]) -> float:
+    return max(values, default=math.nan)
+
+
+GOALS: Mapping[str, Goal] = {
+    "early_wrong_none": Goal(
+        "runs without a wrong specific verdict in their first 10 min, before any fault",
+        1.0,
+        True,
+        lambda found: _at_most(_well_beginnings(found), 0),
+    ),
+    "early_wrong_seconds": Goal(
+        "the same in seconds, at most", 0.0, False, lambda found: _greatest(_well_beginnings(found))
+    ),
+    "onset_wrong_none": Goal(
+        "trials without a wrong specific verdict or harmful alert within 10 min of the onset",
+        0.99,
+        True,
+        lambda found: _at_most(_wrong_after_onset(found), 0),
+    ),
+    "end_wrong_none": Goal(
+        "trials without a wrong specific verdict or harmful alert within 10 min of the fault's end",
+        0.99,
+        True,
+        lambda found: _at_most(_wrong_after_end(found), 0),
+    ),
+    "standstill_right": Goal(
+        "seconds from a hang or lost GPU to its right verdict, at most",
+        60.0,
+        False,
+        lambda found: _greatest(_standstill(found, lambda life: life.onset_delay)),
+    ),
+    "standstill_right_in_60": Goal(
+        "hangs and lost GPUs with the right verdict within 60 s",
+        1.0,
+        True,
+        lambda found: _at_most(_standstill(found, lambda life: life.onset_delay), 60),
+    ),
+    "standstill_named_in_60": Goal(
+        "hangs and lost GPUs with the right verdict, or `stalled`, within 60 s",
+        1.0,
+        True,
+        lambda found: _at_most(_standstill(found, lambda life: life.generic), 60),
+    ),
+    "standstill_never_wrong": Goal(
+        "hangs and lost GPUs whose verdict is right or general at every evaluation of the fault",
+        1.0,
+        True,
+        lambda found: share(
+            not any(
+                each.grade == "wrong" for each in life.moments if not is_without_fault(outcome.trial.case, each.second)
+            )
+            for outcome, life in lived(found)
+            if outcome.trial.case.cause in STANDSTILLS
+        ),
+    ),
+    "page_in_180": Goal(
+        "hangs and lost GPUs with an alert within 3 min, steps under 10 s",
+        1.0,
+        True,
+        lambda found: _at_most(_pages(found), 180),
+    ),
+    "between_one": Goal(
+        "trials with at most one other verdict between the onset and the right one",
+        0.95,
+        True,
+        lambda found: _at_most(_between(found), 1),
+    ),
+    "between_most": Goal(
+        "other verdicts between the onset and the right one, at most",
+        2.0,
+        False,
+        lambda found: _greatest(_between(found)),
+    ),
+    "first_right_in_120": Goal(
+        "runs with the right verdict within 2 min of the first step, steps under 2 s",
+        1.0,
+        True,
+        lambda found: _at_most(_first_right(found), 120),
+    ),
+    "first_right_p95": Goal(
+        "the same in seconds, 95th percentile", 120.0, False, lambda found: percentile(_first_right(found), 95)
+    ),
+}
+"""The figures that are held against a goal."""
+
+
+def against_goals(outcomes: Sequence[Outcome]) -> dict[str, float]:
+    """Return each figure of GOALS."""
+    return {name: goal.value(outcomes) for name, goal in GOALS.items()}
+
+
+def by_cause(outcomes: Sequence[Outcome]) -> dict[str, dict[str, float]]:
+    """Return the delays and the wrong shares of each cause. Infinity is a verdict that never comes."""
+    causes: dict[str, list[tuple[Outcome, Life]]] = defaultdict(list)
+    for outcome, life in lived(outcomes):
+        causes[outcome.trial.case.cause].append((outcome, life))
+    return {cause: _of_cause(found) for cause, found in sorted(causes.items())}
+
+
+def _of_cause(found: Sequence[tuple[Outcome, Life]]) -> dict[str, float]:
+    onsets = [life.onset_delay for _, life in found if life.onset_delay is not None]
+    ends = [life.end_delay for _, life in found if life.end_delay is not None]
+    between = [life.between for _, life in found if life.between is not None]
+    early = [moment for _, life in found for moment in beginning(life)]
+    late = [moment for outcome, life in found for moment in since(life, outcome.trial.case.onset)]
+    return {
+        "trials": len(found),
+        "onset_median": middle(onsets),
+        "onset_p95": percentile(onsets, 95),
+        "onset_never": sum(map(math.isinf, onsets)),
+        "end_median": middle(ends),
+        "end_p95": percentile(ends, 95),
+        "between_median": middle(between),
+        "between_most": _greatest(between),
+        "early_wrong": share(bool(wrong([each])) for each in early),
+        "onset_wrong": share(bool(wrong([each])) for each in late),
+    }
