@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch.nn.modules.loss import _Loss
 
-from stallscope.shim.integrations.pytorch_batches import Pass, leading_dimension
+from stallscope.shim.integrations.pytorch_batches import Pass
 from stallscope.shim.integrations.pytorch_cost import TimedLoop
 from stallscope.shim.integrations.pytorch_device import DeviceClock, ReducerClock, Span, tell_allocator
 from stallscope.shim.integrations.pytorch_forward import ModuleCalls
@@ -258,7 +258,7 @@ class Loop:
                 return following(iterator)
             if found.is_prefetched:
                 batch = self._prefetched(following, iterator)
-                self._take(found, 0 if found.knows_samples else self.dimension(batch))
+                self._take(found, found.dimension(batch))
                 return batch
             if found.is_evaluated:
                 return self._evaluated_batch(found, iterator, following)
@@ -272,7 +272,7 @@ class Loop:
             self.fail_fetch(found, iterator, error)
             raise
         self.calls.ignored = False
-        self.end_fetch((found, 0 if found.knows_samples else self.dimension(batch)))
+        self.end_fetch((found, found.dimension(batch)))
         return batch
 
     def begin_fetch(self, found: Pass) -> None:
@@ -293,14 +293,6 @@ class Loop:
         """End the wait without a batch."""
         self._end_pass(found, iterator, error)
         self._end_wait()
-
-    def dimension(self, batch: Any) -> int:
-        """Return a batch's leading dimension if samples are counted, else 0."""
-        try:
-            return leading_dimension(batch) if self._counts_samples and self.run.batch_size is None else 0
-        except Exception as error:
-            tolerate(error, "counting samples")
-            return 0
 
     def _evaluated_batch(self, found: Pass, iterator: Any, following: Callable[[Any], Any]) -> Any:
         """Return a batch of an evaluation."""

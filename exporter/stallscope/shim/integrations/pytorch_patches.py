@@ -22,6 +22,8 @@ from stallscope.shim.integrations.pytorch_updates import computes_update
 
 is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", bool)
 """`torch.compiler.is_compiling`. `Patches` refuses versions of PyTorch without it."""
+is_traced: Callable[[], bool] = getattr(torch.compiler, "is_dynamo_compiling", bool)
+"""`torch.compiler.is_dynamo_compiling`, which takes half the time."""
 
 _COLLECTIVES = (
     "all_gather",
@@ -416,9 +418,9 @@ class Patches:
         return observed
 
     def _optimizer_begins(self, optimizer: Any, *_: Any) -> None:
-        if self._storing:  # optimizers make their state by a step that changes nothing
+        if is_traced():
             return
-        if is_compiling():
+        if self._storing:  # optimizers make their state by a step that changes nothing
             return
         loop = self.loop
         if (loop is not None and not loop.run.silent) or (loop := self._find("optimizer")) is not None:
@@ -426,7 +428,7 @@ class Patches:
 
     def _optimizer_ended(self, optimizer: Any, *_: Any) -> None:
         loop = self.loop
-        if loop is not None and not is_compiling():
+        if loop is not None and not is_traced():
             loop.end_optimizer(optimizer)
 
 
