@@ -1015,7 +1015,7 @@ class Loop:
             self._leave(self._communication, span)
 
     def stored(self, phase: str, function: Callable[..., Any], arguments: tuple[Any, ...], options: Any) -> Any:
-        """Let a checkpoint be written or read. One that is a part of loading data, or of computing, is not apart."""
+        """Let a trainer evaluate, or a checkpoint be written or read, unless it is part of loading data or computing."""
         if self._elsewhere() or self._timeline.current.name not in _BETWEEN or self._input.drawing:
             return function(*arguments, **options)
         timeline, initialization = self._timeline, self._timeline.initialization
@@ -1027,6 +1027,8 @@ class Loop:
             timeline.move(initialization, timeline.phase(phase), initialization.seconds - began)
             return result
         self._input.end()
+        if self._cycle and phase == "evaluation":  # inside of which no step can end
+            self._mark()
         with self.run.phase(phase):
             result = function(*arguments, **options)
         self._begin_input()

@@ -46,7 +46,7 @@ _COLLECTIVES = (
     "scatter_object_list",
     "send",
 )
-_FILES = {
+_PHASES = {
     "torch": {"save": "checkpoint", "load": "restore"},
     "torch.distributed.checkpoint": {
         "save": "checkpoint",
@@ -82,9 +82,11 @@ _FILES = {
         "Trainer._load_from_checkpoint": "restore",
         "Trainer._load_optimizer_and_scheduler": "restore",
         "Trainer._save_checkpoint": "checkpoint",
+        "Trainer.evaluate": "evaluation",
+        "Trainer.predict": "evaluation",
     },
 }
-"""Functions that write and read checkpoints, by module: `name`, or `Class.name`."""
+"""Functions that are a phase each, by module: `name`, or `Class.name`."""
 _FRAMES = "_frames_up"
 """Argument of `torch.jit.script`: how far above it the names lie that the scripted code uses."""
 
@@ -169,7 +171,7 @@ class Patches:
 
     def observe_checkpoints(self) -> None:
         """Observe the functions that write and read checkpoints, of all modules that are imported by now."""
-        for name, functions in _FILES.items():
+        for name, functions in _PHASES.items():
             module = sys.modules.get(name)
             for function, phase in functions.items() if module is not None else ():
                 owner, _, attribute = function.rpartition(".")
