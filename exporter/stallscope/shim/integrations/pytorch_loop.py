@@ -11,6 +11,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable
 from threading import get_ident
+from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -36,6 +37,8 @@ _AT_ONCE = 0.01
 _USUAL = 2
 """Steps in a row without calls that compute no gradients, after which such a call evaluates: else it is a part of each
 step, as the choice of an action is in reinforcement learning."""
+_MOST_CALLERS = 64
+_MOST_FRAMES = 32
 _MOST_AHEAD = 2
 """Batches that a loader may be ahead of the loop; more were passed over."""
 _MOST_MODULES = 4096
@@ -183,6 +186,9 @@ class Loop:
         self._called_for_evaluation = False
         self._is_evaluation_mode = False  # whether a module was switched to it since training
         self._called_between = 0  # steps at the newest call without gradients between two of them
+        self._callers: dict[
+            tuple[int, ...], tuple[int, int]
+        ] = {}  # functions around such calls: newest step, how often
         self._before = before
         self._input = LoopInput(run)
         if before is not None:
@@ -693,7 +699,28 @@ class Loop:
             return True
         steps = self._timeline.steps
         before, self._called_between = self._called_between, steps
+        if self._is_called_rarely(steps):
+            self._is_evaluation_mode = True  # the time up to the next such call is evaluation too
+            return True
         return steps - before > _USUAL
+
+    def _is_called_rarely(self, steps: int) -> bool:
+        """Return whether the program makes this call between fewer steps than another call without gradients.
+
+        An agent that chooses its actions is called between most steps. A test of the agent calls it from another
+        function, and less often.
+        """
+        path: list[int] = []
+        frame: FrameType | None = sys._getframe()  # noqa: SLF001 - the only way to the calling functions
+        while frame is not None and len(path) < _MOST_FRAMES:
+            if not str(frame.f_globals.get("__name__", "")).startswith("stallscope."):
+                path.append(id(frame.f_code))
+            frame = frame.f_back
+        if len(self._callers) >= _MOST_CALLERS:
+            self._callers.clear()
+        newest, times = self._callers.get(caller := tuple(path), (-1, 0))
+        self._callers[caller] = steps, (times := times + (newest != steps))
+        return 2 * times < max(most for _, most in self._callers.values())
 
     def _is_part(self, module: Any, known: Module) -> bool:
         """Return whether a module is a part of one that is trained."""
@@ -1015,7 +1042,7 @@ class Loop:
             self._leave(self._communication, span)
 
     def stored(self, phase: str, function: Callable[..., Any], arguments: tuple[Any, ...], options: Any) -> Any:
-        """Let a trainer evaluate, or a checkpoint be written or read, unless it is part of loading data or computing."""
+        """Let a checkpoint be written or read, or a trainer evaluate, unless that is part of loading data or computing."""
         if self._elsewhere() or self._timeline.current.name not in _BETWEEN or self._input.drawing:
             return function(*arguments, **options)
         timeline, initialization = self._timeline, self._timeline.initialization
