@@ -1042,7 +1042,7 @@ class Loop:
             self._leave(self._communication, span)
 
     def stored(self, phase: str, function: Callable[..., Any], arguments: tuple[Any, ...], options: Any) -> Any:
-        """Let a checkpoint be written or read, or a trainer evaluate, unless that is part of loading data or computing."""
+        """Let a checkpoint be written or read, or a trainer evaluate, unless it is part of loading or computing."""
         if self._elsewhere() or self._timeline.current.name not in _BETWEEN or self._input.drawing:
             return function(*arguments, **options)
         timeline, initialization = self._timeline, self._timeline.initialization
