@@ -13,7 +13,6 @@ from accelerate.state import AcceleratorState, GradientState, PartialState
 from torch.utils.data import DataLoader
 
 import stallscope
-from stallscope.integrations import pytorch
 from stallscope.integrations.accelerate import StallscopeTracker
 from stallscope.sampling.clock import ScriptedClock
 from tests.shim.conftest import Desk
@@ -23,10 +22,8 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # Accelerate's and PyTorch's 
 
 
 @pytest.fixture(autouse=True)
-def strict(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("STALLSCOPE_STRICT", "1")
+def own_state(strict: None) -> Iterator[None]:
     yield
-    pytorch.unwatch()
     for state in (AcceleratorState, GradientState, PartialState):
         state._reset_state()
     logging.getLogger("accelerate").handlers.clear()

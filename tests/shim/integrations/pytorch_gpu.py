@@ -5,7 +5,6 @@ The stand-in has the shape of PyTorch 2.13's: events on one stream, which the de
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,6 +18,8 @@ from stallscope.shim.integrations import pytorch_device
 from stallscope.shim.integrations.pytorch_device import DeviceClock
 from stallscope.shim.integrations.pytorch_patches import goes_to_gpu
 from tests.shim.conftest import Desk
+
+pytestmark = pytest.mark.usefixtures("strict")
 
 
 class Device:
@@ -89,13 +90,6 @@ class Device:
             "get_device_properties": lambda _: type("Properties", (), {"uuid": "GPU-1234"}),
         }.items():
             monkeypatch.setattr(torch.cuda, name, value)
-
-
-@pytest.fixture(autouse=True)
-def strict(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("STALLSCOPE_STRICT", "1")
-    yield
-    pytorch.unwatch()
 
 
 @pytest.fixture

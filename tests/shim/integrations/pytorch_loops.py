@@ -31,17 +31,13 @@ from stallscope.sampling.clock import ScriptedClock
 from stallscope.shim.integrations.pytorch_device import ReducerClock
 from tests.shim.conftest import Desk
 
-pytestmark = pytest.mark.filterwarnings("ignore:Guards may run slower:RuntimeWarning")  # of Python 3.13.0 itself
+pytestmark = [
+    pytest.mark.usefixtures("strict"),
+    pytest.mark.filterwarnings("ignore:Guards may run slower:RuntimeWarning"),  # of Python 3.13.0 itself
+]
 FETCH, FORWARD, BACKWARD, OPTIMIZER = 0.25, 0.5, 1.0, 0.125
 STEP = 2 * FETCH + FORWARD + BACKWARD + OPTIMIZER
 """Seconds of the scripted clock: each sample, and each step with its batch of two."""
-
-
-@pytest.fixture(autouse=True)
-def strict(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("STALLSCOPE_STRICT", "1")
-    yield
-    pytorch.unwatch()
 
 
 @pytest.fixture

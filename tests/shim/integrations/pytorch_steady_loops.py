@@ -12,7 +12,7 @@ import io
 import itertools
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -27,15 +27,10 @@ from tests.shim.conftest import Desk
 from tests.shim.integrations.pytorch_gpu import Device
 from tests.shim.integrations.pytorch_loops import STEP, Optimizer, Parts, Samples
 
+pytestmark = pytest.mark.usefixtures("strict")
+
 NEVER = 1e6
 """Seconds between reports."""
-
-
-@pytest.fixture(autouse=True)
-def strict(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("STALLSCOPE_STRICT", "1")
-    yield
-    pytorch.unwatch()
 
 
 @pytest.fixture

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import BatchSampler
 
+from stallscope.shim.tolerance import tolerate
+
 if TYPE_CHECKING:
     from stallscope.shim.timeline import Snapshot
 
@@ -28,6 +30,7 @@ class Pass:
 
     __slots__ = (
         "before",
+        "dimension",
         "ended",
         "fetched",
         "forwards",
@@ -86,6 +89,8 @@ class Pass:
             self.length = len(sampler.sampler)
         self.knows_samples = bool(self.nominal) and self.length is not None
         """True if the sampler determines the number of samples of each batch."""
+        self.dimension: Callable[[Any], int] = _zero if self.knows_samples else leading_dimension
+        """Returns a batch's leading dimension, or 0 if that is not needed to count samples."""
         self.workers = getattr(loader, "num_workers", None)
 
     def samples(self, found: int) -> int:
@@ -109,12 +114,15 @@ def batch_size(loader: Any) -> int | None:
 
 def leading_dimension(batch: Any) -> int:
     """Return the first dimension of the first tensor in a batch; 0 where there is none."""
-    first = batch[0] if batch.__class__ in (list, tuple) and batch else batch
-    if first.__class__ is torch.Tensor and first.dim():
-        return int(first.size(0))
-    for tensor in tensors(batch):
-        if tensor.dim():
-            return int(tensor.shape[0])
+    try:
+        first = batch[0] if batch.__class__ in (list, tuple) and batch else batch
+        if first.__class__ is torch.Tensor and first.dim():
+            return int(first.size(0))
+        for tensor in tensors(batch):
+            if tensor.dim():
+                return int(tensor.shape[0])
+    except Exception as error:
+        tolerate(error, "counting samples")
     return 0
 
 
@@ -128,6 +136,10 @@ def tensors(value: Any, depth: int = _DEEPEST) -> Iterator[Any]:
     elif depth and isinstance(value, Mapping):
         for item in list(value.values())[:_WIDEST]:
             yield from tensors(item, depth - 1)
+
+
+def _zero(batch: Any) -> int:
+    return 0
 
 
 def _nothing() -> None:

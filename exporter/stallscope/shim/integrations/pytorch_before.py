@@ -19,7 +19,6 @@ from stallscope.shim.integrations.pytorch_batches import leading_dimension
 from stallscope.shim.integrations.pytorch_forward import ModuleCalls
 from stallscope.shim.integrations.pytorch_input import FirstInput
 from stallscope.shim.run import Run
-from stallscope.shim.tolerance import tolerate
 
 _MOST_CALLS = 64
 _APART = 0.05
@@ -112,10 +111,7 @@ class Before:
             batch = following(iterator)
         finally:
             self.prefetch_seconds += time.monotonic() - began
-        try:
-            self.samples += leading_dimension(batch)
-        except Exception as error:
-            tolerate(error, "counting samples")
+        self.samples += leading_dimension(batch)
         return batch
 
     def stored(self, phase: str, function: Callable[..., Any], arguments: tuple[Any, ...], options: Any) -> Any:

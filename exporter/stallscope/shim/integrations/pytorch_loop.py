@@ -11,12 +11,13 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable
 from threading import get_ident
+from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch.nn.modules.loss import _Loss
 
-from stallscope.shim.integrations.pytorch_batches import Pass, leading_dimension
+from stallscope.shim.integrations.pytorch_batches import Pass
 from stallscope.shim.integrations.pytorch_cost import TimedLoop
 from stallscope.shim.integrations.pytorch_device import DeviceClock, ReducerClock, Span, tell_allocator
 from stallscope.shim.integrations.pytorch_forward import ModuleCalls
@@ -36,6 +37,8 @@ _AT_ONCE = 0.01
 _USUAL = 2
 """Steps in a row without calls that compute no gradients, after which such a call evaluates: else it is a part of each
 step, as the choice of an action is in reinforcement learning."""
+_MOST_CALLERS = 64
+_MOST_FRAMES = 32
 _MOST_AHEAD = 2
 """Batches that a loader may be ahead of the loop; more were passed over."""
 _MOST_MODULES = 4096
@@ -183,6 +186,9 @@ class Loop:
         self._called_for_evaluation = False
         self._is_evaluation_mode = False  # whether a module was switched to it since training
         self._called_between = 0  # steps at the newest call without gradients between two of them
+        self._callers: dict[
+            tuple[int, ...], tuple[int, int]
+        ] = {}  # functions around such calls: newest step, how often
         self._before = before
         self._input = LoopInput(run)
         if before is not None:
@@ -258,7 +264,7 @@ class Loop:
                 return following(iterator)
             if found.is_prefetched:
                 batch = self._prefetched(following, iterator)
-                self._take(found, 0 if found.knows_samples else self.dimension(batch))
+                self._take(found, found.dimension(batch))
                 return batch
             if found.is_evaluated:
                 return self._evaluated_batch(found, iterator, following)
@@ -272,7 +278,7 @@ class Loop:
             self.fail_fetch(found, iterator, error)
             raise
         self.calls.ignored = False
-        self.end_fetch((found, 0 if found.knows_samples else self.dimension(batch)))
+        self.end_fetch((found, found.dimension(batch)))
         return batch
 
     def begin_fetch(self, found: Pass) -> None:
@@ -293,14 +299,6 @@ class Loop:
         """End the wait without a batch."""
         self._end_pass(found, iterator, error)
         self._end_wait()
-
-    def dimension(self, batch: Any) -> int:
-        """Return a batch's leading dimension if samples are counted, else 0."""
-        try:
-            return leading_dimension(batch) if self._counts_samples and self.run.batch_size is None else 0
-        except Exception as error:
-            tolerate(error, "counting samples")
-            return 0
 
     def _evaluated_batch(self, found: Pass, iterator: Any, following: Callable[[Any], Any]) -> Any:
         """Return a batch of an evaluation."""
@@ -701,7 +699,28 @@ class Loop:
             return True
         steps = self._timeline.steps
         before, self._called_between = self._called_between, steps
+        if self._is_called_rarely(steps):
+            self._is_evaluation_mode = True  # the time up to the next such call is evaluation too
+            return True
         return steps - before > _USUAL
+
+    def _is_called_rarely(self, steps: int) -> bool:
+        """Return whether the program makes this call between fewer steps than another call without gradients.
+
+        An agent that chooses its actions is called between most steps. A test of the agent calls it from another
+        function, and less often.
+        """
+        path: list[int] = []
+        frame: FrameType | None = sys._getframe()  # noqa: SLF001 - the only way to the calling functions
+        while frame is not None and len(path) < _MOST_FRAMES:
+            if not str(frame.f_globals.get("__name__", "")).startswith("stallscope."):
+                path.append(id(frame.f_code))
+            frame = frame.f_back
+        if len(self._callers) >= _MOST_CALLERS:
+            self._callers.clear()
+        newest, times = self._callers.get(caller := tuple(path), (-1, 0))
+        self._callers[caller] = steps, (times := times + (newest != steps))
+        return 2 * times < max(most for _, most in self._callers.values())
 
     def _is_part(self, module: Any, known: Module) -> bool:
         """Return whether a module is a part of one that is trained."""
@@ -1023,7 +1042,7 @@ class Loop:
             self._leave(self._communication, span)
 
     def stored(self, phase: str, function: Callable[..., Any], arguments: tuple[Any, ...], options: Any) -> Any:
-        """Let a checkpoint be written or read. One that is a part of loading data, or of computing, is not apart."""
+        """Let a checkpoint be written or read, or a trainer evaluate, unless it is part of loading or computing."""
         if self._elsewhere() or self._timeline.current.name not in _BETWEEN or self._input.drawing:
             return function(*arguments, **options)
         timeline, initialization = self._timeline, self._timeline.initialization
@@ -1035,6 +1054,8 @@ class Loop:
             timeline.move(initialization, timeline.phase(phase), initialization.seconds - began)
             return result
         self._input.end()
+        if self._cycle and phase == "evaluation":  # inside of which no step can end
+            self._mark()
         with self.run.phase(phase):
             result = function(*arguments, **options)
         self._begin_input()

@@ -22,6 +22,8 @@ from stallscope.shim.integrations.pytorch_updates import computes_update
 
 is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", bool)
 """`torch.compiler.is_compiling`. `Patches` refuses versions of PyTorch without it."""
+is_traced: Callable[[], bool] = getattr(torch.compiler, "is_dynamo_compiling", bool)
+"""`torch.compiler.is_dynamo_compiling`, which takes half the time."""
 
 _COLLECTIVES = (
     "all_gather",
@@ -44,7 +46,7 @@ _COLLECTIVES = (
     "scatter_object_list",
     "send",
 )
-_FILES = {
+_PHASES = {
     "torch": {"save": "checkpoint", "load": "restore"},
     "torch.distributed.checkpoint": {
         "save": "checkpoint",
@@ -80,9 +82,11 @@ _FILES = {
         "Trainer._load_from_checkpoint": "restore",
         "Trainer._load_optimizer_and_scheduler": "restore",
         "Trainer._save_checkpoint": "checkpoint",
+        "Trainer.evaluate": "evaluation",
+        "Trainer.predict": "evaluation",
     },
 }
-"""Functions that write and read checkpoints, by module: `name`, or `Class.name`."""
+"""Functions that are a phase each, by module: `name`, or `Class.name`."""
 _FRAMES = "_frames_up"
 """Argument of `torch.jit.script`: how far above it the names lie that the scripted code uses."""
 
@@ -167,7 +171,7 @@ class Patches:
 
     def observe_checkpoints(self) -> None:
         """Observe the functions that write and read checkpoints, of all modules that are imported by now."""
-        for name, functions in _FILES.items():
+        for name, functions in _PHASES.items():
             module = sys.modules.get(name)
             for function, phase in functions.items() if module is not None else ():
                 owner, _, attribute = function.rpartition(".")
@@ -416,9 +420,9 @@ class Patches:
         return observed
 
     def _optimizer_begins(self, optimizer: Any, *_: Any) -> None:
-        if self._storing:  # optimizers make their state by a step that changes nothing
+        if is_traced():
             return
-        if is_compiling():
+        if self._storing:  # optimizers make their state by a step that changes nothing
             return
         loop = self.loop
         if (loop is not None and not loop.run.silent) or (loop := self._find("optimizer")) is not None:
@@ -426,7 +430,7 @@ class Patches:
 
     def _optimizer_ended(self, optimizer: Any, *_: Any) -> None:
         loop = self.loop
-        if loop is not None and not is_compiling():
+        if loop is not None and not is_traced():
             loop.end_optimizer(optimizer)
 
 

@@ -38,12 +38,69 @@ _SOON = 16
 """Optimizer steps. A noting that contains fewer ended soon."""
 
 
+class _EndsNoting:
+    """A method of the loop. Its call ends the noting, because a plain step contains no such event."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, steady: SteadyLoop, owner: type) -> Any:
+        return getattr(steady.live(), self._name)
+
+
 class SteadyLoop:
     """Stands in for a loop while its steps repeat.
 
     Its methods run between the operations of the training, so each does as little as it can. That is why the ends of
-    fetches, forward and backward passes append their events themselves, without a call of `_note`.
+    fetches, forward and backward passes append their events themselves, without a call of `_note`, and why the class
+    has slots and no `__getattr__`, which makes each access to an attribute slower.
     """
+
+    __slots__ = (
+        "_all_optimizers",
+        "_began",
+        "_begin_fetch",
+        "_calls",
+        "_clock",
+        "_close_backward",
+        "_close_forward",
+        "_close_optimizer",
+        "_device",
+        "_direct",
+        "_end_fetch",
+        "_ended",
+        "_events",
+        "_gradients_off",
+        "_iterator",
+        "_loop",
+        "_modules",
+        "_moment",
+        "_open_backward",
+        "_open_forward",
+        "_open_optimizer",
+        "_optimizer_span",
+        "_pass",
+        "_span",
+        "_stepping",
+        "_thread",
+        "_timeline",
+        "_waiting",
+        "is_open",
+        "is_replaying",
+        "patience",
+        "processing_seconds",
+        "run",
+        "steps",
+    )
+
+    begin_capture = _EndsNoting()
+    begin_pass = _EndsNoting()
+    communicated = _EndsNoting()
+    end_capture = _EndsNoting()
+    gradients_of = _EndsNoting()
+    release_tensors = _EndsNoting()
+    replayed = _EndsNoting()
+    stored = _EndsNoting()
 
     def __init__(self, loop: Loop, direct: Callable[[Any], None]) -> None:
         """Prepare to note events.
@@ -53,7 +110,6 @@ class SteadyLoop:
             direct: directs what happens to an observer, this one or the loop.
         """
         self._loop = loop
-        self._dimension = loop.dimension
         self._all_optimizers = loop.all_optimizers
         self._direct = direct
         self.run = loop.run
@@ -88,10 +144,6 @@ class SteadyLoop:
         self._open_forward, self._close_forward = loop.open_forward, loop.close_forward
         self._open_backward, self._close_backward = loop.open_backward, loop.close_backward
         self._open_optimizer, self._close_optimizer = loop.open_optimizer, loop.close_optimizer
-
-    def __getattr__(self, name: str) -> Any:
-        """End the noting: the event is not one of those that repeat in each step."""
-        return getattr(self._live(), name)
 
     @property
     def optimizer_steps(self) -> int:
@@ -135,15 +187,14 @@ class SteadyLoop:
 
     def next_batch(self, iterator: Any, following: Callable[[Any], Any]) -> Any:
         """Let a loader's iterator return its next batch."""
-        found = self._pass
+        found: Any = self._pass
         if (
-            found is None
-            or self._iterator() is not iterator
+            self._iterator() is not iterator
             or get_ident() != self._thread
             or not is_grad_enabled()
             or self._timeline.listener is not None
         ):
-            return self._live().next_batch(iterator, following)
+            return self.live().next_batch(iterator, following)
         self._events.append((self._clock(), self._begin_fetch, found))
         calls = self._calls
         calls.ignored = True
@@ -155,7 +206,7 @@ class SteadyLoop:
             self._loop.fail_fetch(found, iterator, error)
             raise
         calls.ignored = False
-        fetched = (found, 0 if found.knows_samples else self._dimension(batch))
+        fetched = (found, found.dimension(batch))
         if self.is_open:
             self._events.append((self._clock(), self._end_fetch, fetched))
         else:
@@ -166,11 +217,11 @@ class SteadyLoop:
         """Begin a module's call."""
         known = self._modules.get(id(module))
         if known is None or known.module() is not module or get_ident() != self._thread or not is_grad_enabled():
-            return bool(self._live().begin_forward(module, arguments, options))
+            return bool(self.live().begin_forward(module, arguments, options))
         if not known.is_observed:
             return False
         if not known.trains or len(self._events) > _MOST_EVENTS:
-            return bool(self._live().begin_forward(module, arguments, options))
+            return bool(self.live().begin_forward(module, arguments, options))
         self._calls.ignored = True
         self._events.append((self._clock(), self._open_forward, None))
         if self._device is not None:
@@ -247,7 +298,7 @@ class SteadyLoop:
         before = self.optimizer_steps
         result = function(scaler, *arguments, **options)
         if scaler.is_enabled() and self.optimizer_steps == before:
-            self._live().skip_step()
+            self.live().skip_step()
         return result
 
     def copied(self, tensor: Any, function: Callable[..., Any], arguments: tuple[Any, ...], options: Any) -> Any:
@@ -277,10 +328,10 @@ class SteadyLoop:
         if trains:
             self._note(self._loop.mode_switched, True)
         else:
-            self._live().mode_switched(trains)
+            self.live().mode_switched(trains)
 
-    def _live(self) -> Loop:
-        """Return the loop, which processes the next event at once."""
+    def live(self) -> Loop:
+        """End the noting, and return the loop, which processes the next event at once."""
         self.end()
         return self._loop
 

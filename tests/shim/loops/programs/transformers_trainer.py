@@ -1,4 +1,4 @@
-"""Transformers' own Trainer: gradient accumulation, evaluation and checkpoints every few steps."""
+"""Transformers' own Trainer: gradient accumulation, evaluation with callbacks and checkpoints every few steps."""
 
 import time
 
@@ -61,12 +61,8 @@ class TimedTrainer(Trainer):
             return super().compute_loss(model, inputs, *args, **kwargs)
 
     def evaluate(self, *args, **kwargs):
-        with truth("evaluation or other"):  # metrics and logging around the evaluation
-            return super().evaluate(*args, **kwargs)
-
-    def evaluation_loop(self, *args, **kwargs):
         with truth("evaluation"):
-            return super().evaluation_loop(*args, **kwargs)
+            return super().evaluate(*args, **kwargs)
 
     def _save_checkpoint(self, *args, **kwargs):
         with truth("checkpoint"):
@@ -74,6 +70,9 @@ class TimedTrainer(Trainer):
 
 
 class Callback(TrainerCallback):
+    def on_evaluate(self, args, state, control, **kwargs):
+        time.sleep(0.03)
+
     def on_step_end(self, args, state, control, **kwargs):
         truth.step()
         time.sleep(0.012)
