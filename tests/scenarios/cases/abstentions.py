@@ -50,7 +50,7 @@ def _cases() -> Iterator[Case]:
         told(SINGLE, before=taking(NODE_WORK, "data_wait", 0.5), start=1.0, initialization=0.5),
         forbidden=frozenset({"input_bound", "healthy", "compute_bound"}) | INPUT_CHILDREN,
         onset=3.0,
-        length=7.0,
+        length=6.0,
     )
     yield _unknown(
         "nothing_known_of_the_host",
