@@ -664,6 +664,12 @@ def unusable() -> Iterator[Rule]:
         {"reason": "shared_instance"},
         "1 for each instance that two machines have in common: they have a GPU of the same index, or two host names.",
     )
+    yield Rule(
+        record,
+        f"group by ({TARGET}) (\n"
+        f'  count by ({TARGET}, gpu) (stallscope_gpu_up{{measured_by="",mig="",uuid!=""}} == 1) > 1\n)',
+        {"measured_by": "stallscope", "reason": "shared_instance"},
+    )
 
 
 def canonical() -> Iterator[Rule]:

@@ -107,17 +107,25 @@ def _recorded(given: Sequence[Series]) -> list[Series]:
     return list(found.values())
 
 
-def write(ports: Sequence[int], everything: Sequence[Series], start: float, scrapes: int) -> None:
+def write(
+    ports: Sequence[int],
+    everything: Sequence[Series],
+    start: float,
+    scrapes: int,
+    *,
+    more: Sequence[Receiver] = (),
+) -> None:
     """Write series into servers by their remote-write receivers.
 
     Args:
-        ports: of the servers on this machine.
+        ports: of the servers on this machine that receive where Prometheus does.
         everything: what to write; a series that ends is marked as ended.
         start: Unix time of the first scrape.
         scrapes: how many the longest series has.
+        more: receivers of other servers; closed at the end.
     """
     times = times_of(start + runner.EVALUATION_SECONDS * np.arange(scrapes, dtype=np.float64))
-    receivers = [Receiver(port) for port in ports]
+    receivers = [*map(Receiver, ports), *more]
     pieces: list[bytes] = []
     for each in everything:
         values = moved(each.name, each.values, start)

@@ -54,13 +54,15 @@ SAMPLE_BYTES = _SAMPLE.itemsize
 
 
 class Receiver:
-    """The receiver of a Prometheus.
+    """The receiver of a Prometheus, or of another server that speaks its protocol.
 
     Args:
-        port: of the Prometheus, which has its receiver on.
+        port: of the server, which has its receiver on.
+        path: of the receiver.
     """
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, path: str = "/api/v1/write") -> None:
+        self._path = path
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
 
     def post(self, message: bytes) -> None:
@@ -77,7 +79,7 @@ class Receiver:
             "Content-Encoding": "snappy",
             "X-Prometheus-Remote-Write-Version": "0.1.0",
         }
-        self._connection.request("POST", "/api/v1/write", frame, headers)
+        self._connection.request("POST", self._path, frame, headers)
         response = self._connection.getresponse()
         said = response.read()
         if response.status // 100 != 2:

@@ -21,17 +21,22 @@ from stallscope.bundle import bundle_folder
 from tests.alerting.alertmanager import running
 from tests.free_ports import free_port
 from tests.grafana.pages import PAGES, asked
-from tests.known_names import READ, RECORDED
+from tests.known_names import READ, RECORDED, groups_of
 from tests.prometheus_examples.victoria_metrics import missing, victoria_metrics
 from tests.prometheus_server import Prometheus, RefusedError, prometheus
 from tests.promql_names import names_in
-from tests.rules.rulebook import CANONICAL_FILES, RULE_FILES, run_tool, tool
+from tests.rules.layers import ORDER
+from tests.rules.rulebook import ALERT_FILES, CANONICAL_FILES, RULE_FILES, run_tool, tool
 
 FOLDER = bundle_folder("prometheus") / "examples"
 EXAMPLES = sorted(FOLDER.glob("*.yml"))
 AGENT = "agent.yml"
+AGENTS = (AGENT, "thanos-rule.yml")
+GLOBAL = "global-view.yml"
 ON_RECORDED_SERIES = ("stallscope-fleet", "stallscope-compare")
 """Dashboards that the short list of series is enough for."""
+MIMIRS_RULES = 20
+"""Rules that Mimir's ruler takes in a group by default: `ruler_max_rules_per_rule_group`."""
 _SECONDS = 60.0
 
 
@@ -71,7 +76,7 @@ def shown_on(pages: tuple[str, ...]) -> set[str]:
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
 def test_promtool_accepts_every_example(path: Path) -> None:
-    run_tool("promtool", "check", "config", *(["--agent"] if path.name == AGENT else []), str(path))
+    run_tool("promtool", "check", "config", *(["--agent"] if path.name in AGENTS else []), str(path))
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
@@ -85,14 +90,35 @@ def test_where_rules_are_evaluated_all_of_them_are(name: str) -> None:
     assert sorted(loaded) == sorted((*CANONICAL_FILES, *RULE_FILES))
 
 
-def test_an_agent_has_no_rules_and_sends_all_that_the_central_ones_read() -> None:
-    assert not {"rule_files", "alerting"} & content(AGENT).keys()
-    assert all(sent(AGENT, series) for series in READ)
+@pytest.mark.parametrize("name", AGENTS)
+def test_an_agent_has_no_rules_and_sends_all_that_the_central_ones_read(name: str) -> None:
+    assert not {"rule_files", "alerting"} & content(name).keys()
+    assert all(sent(name, series) for series in READ)
+
+
+def test_thanos_rule_evaluates_every_file() -> None:
+    """The flags are in the comment at the head of the example; their paths start at the root of the repository."""
+    comment = (FOLDER / "thanos-rule.yml").read_text(encoding="utf-8").partition("\nglobal:")[0]
+    patterns = [found.strip("'") for found in re.findall(r"--rule-file=(\S+)", comment)]
+    loaded = [path.resolve() for pattern in patterns for path in FOLDER.parents[1].glob(pattern)]
+    assert sorted(loaded) == sorted((*CANONICAL_FILES, *RULE_FILES))
+
+
+def test_the_global_view_takes_what_runs_causes_and_clusters_have_in_all() -> None:
+    (job,) = content(GLOBAL)["scrape_configs"]
+    (selector,) = job["params"]["match[]"]
+    taken = re.compile(selector.removeprefix('{__name__=~"').removesuffix('"}'))
+    subjects = {"run", "run_activity", "run_cause", "run_phase", "run_world", "cluster", "cause"}
+    assert {name for name in RECORDED if taken.fullmatch(name)} == {
+        name for name in RECORDED if name.partition(":")[0] in subjects
+    }
+    assert job["honor_labels"], "else the clusters' own labels would be renamed"
+    assert not {"rule_files", "alerting", "remote_write"} & content(GLOBAL).keys()
 
 
 @pytest.mark.parametrize("name", with_section("scrape_configs"))
 def test_every_scrape_of_exporters_leaves_their_labels_alone(name: str) -> None:
-    others = {"prometheus", "dcgm-exporter", "node-exporter"}
+    others = {"prometheus", "dcgm-exporter", "node-exporter", "stallscope-clusters"}
     jobs = [job for job in content(name)["scrape_configs"] if job["job_name"] not in others]
     assert all(job["job_name"] == "stallscope" and job["honor_labels"] for job in jobs)
 
@@ -123,6 +149,45 @@ def test_nothing_is_sent_in_the_clear(name: str) -> None:
     for target in content(name)["remote_write"]:
         assert target["url"].startswith("https://")
         assert "password_file" in target["basic_auth"], "a password is in a file of its own"
+
+
+def rule_groups() -> dict[str, int]:
+    """The number of rules in each group."""
+    return {group["name"]: len(group["rules"]) for path in (*CANONICAL_FILES, *RULE_FILES) for group in groups_of(path)}
+
+
+def steps_to(name: str) -> int:
+    """The most rules that a reading passes through until it reaches a recorded series.
+
+    A rule counts what rules before it record; the chain that a rule makes with its own past is no step.
+    """
+    steps: dict[str, int] = {}
+    for path in (*(FOLDER.parent / "rules" / f"{stem}.yml" for stem in ORDER), *ALERT_FILES):
+        for rule in (rule for group in groups_of(path) for rule in group["rules"]):
+            read = [steps[each] for each in names_in(rule["expr"]).metrics if ":" in each and each in steps]
+            record = rule.get("record", rule.get("alert"))
+            steps[record] = max(steps.get(record, 0), 1 + max(read, default=0))
+    return steps[name]
+
+
+def test_the_folder_says_what_a_ruler_must_take() -> None:
+    """Mimir's limits, and how long a chain is where an engine delays each step."""
+    text = " ".join((FOLDER / "README.md").read_text(encoding="utf-8").split())
+    groups = rule_groups()
+    largest = max(groups, key=lambda name: groups[name])
+    over = sum(rules > MIMIRS_RULES for rules in groups.values())
+    assert f"{len(groups)} groups with {sum(groups.values())} rules" in text
+    assert f"The largest, `{largest}`, has {groups[largest]} rules" in text
+    assert f"{over} groups have more than {MIMIRS_RULES} rules" in text
+    assert f"The longest chain has {steps_to('gpu:verdict:ratio5m')} rules" in text
+
+
+def test_mimirs_example_raises_the_limits_far_enough() -> None:
+    comment = (FOLDER / "mimir.yml").read_text(encoding="utf-8").partition("\nglobal:")[0]
+    limits = {name: int(value) for name, value in re.findall(r"#\s+(ruler_max_\w+): (\d+)", comment)}
+    groups = rule_groups()
+    assert limits["ruler_max_rules_per_rule_group"] >= max(groups.values())
+    assert limits["ruler_max_rule_groups_per_tenant"] >= len(groups)
 
 
 @pytest.mark.skipif(shutil.which("vmagent") is None, reason="not on PATH: vmagent")

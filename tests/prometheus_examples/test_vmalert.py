@@ -112,7 +112,7 @@ class Both:
     @property
     def settled(self) -> bool:
         """Whether both have seen enough to agree."""
-        stories = [_by_run(each) for each in (self.prometheus, self.victoria_metrics)]
+        stories = [by_run(each) for each in (self.prometheus, self.victoria_metrics)]
         return (
             all(STORIES.items() <= each.items() for each in stories)
             and not any(map(self.differences, SCORES))
@@ -139,11 +139,11 @@ def _cause_in(labels: Labels) -> tuple[str, str]:
     return next(each for each in labels if each[0] == "cause")
 
 
-def _by_run(recorded: Recorded) -> dict[str, str]:
+def by_run(recorded: Recorded) -> dict[str, str]:
     return {dict(subject)["run"]: cause for subject, cause in recorded.verdicts("run:verdict:ratio5m").items()}
 
 
-def _recorded(server: Prometheus, moment: int) -> Recorded:
+def recorded(server: Prometheus, moment: int) -> Recorded:
     samples: Samples = {}
     answer = server.ask("query", query='{__name__=~".+:.+|ALERTS"}', time=f"{moment}")
     for each in answer["data"]["result"]:
@@ -164,7 +164,7 @@ def _scores(verdict: str) -> str:
     raise ValueError(f"no topk in {verdict}")
 
 
-def _quick(folder: Path) -> list[Path]:
+def quick_rules(folder: Path) -> list[Path]:
     """The bundle's files, so that minutes of evaluation are enough: their expressions stay, but for one moment."""
     written = []
     for path in RULE_FILES:
@@ -192,7 +192,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
     folder = tmp_path_factory.mktemp("vmalert")
     scraped = [each for each in series() if each.name in READ]
     scrapes = max(len(each.values) for each in scraped)
-    files = _quick(folder)
+    files = quick_rules(folder)
     with prometheus(interval=INTERVAL) as server, victoria_metrics(folder) as storage:
         start = time.time() + AHEAD - (scrapes - 1) * SCRAPE_SECONDS
         write([server.port, storage.port], scraped, start, scrapes)
@@ -202,7 +202,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
             while True:
                 # What was just evaluated takes a second to be seen.
                 moment = int(time.time()) - 2 * INTERVAL
-                found = Both(_recorded(server, moment), _recorded(storage, moment))
+                found = Both(recorded(server, moment), recorded(storage, moment))
                 if found.settled or time.monotonic() > deadline:
                     break
                 time.sleep(INTERVAL)
@@ -211,7 +211,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
 
 @pytest.mark.parametrize("run", STORIES)
 def test_vmalert_finds_the_cause_of_a_story(both: Both, run: str) -> None:
-    assert _by_run(both.victoria_metrics)[run] == STORIES[run] == _by_run(both.prometheus)[run]
+    assert by_run(both.victoria_metrics)[run] == STORIES[run] == by_run(both.prometheus)[run]
 
 
 @pytest.mark.parametrize("name", SCORES)

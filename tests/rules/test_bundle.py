@@ -227,3 +227,27 @@ def test_an_alert_is_named_after_its_cause_and_carries_it(alert: str) -> None:
 @pytest.mark.parametrize("alert", sorted(name for name in ALERTS if name.startswith("Training")))
 def test_an_experiments_alert_is_capped_at_info(alert: str) -> None:
     assert '{{ if eq $labels.job_class "experiment" }}info{{ else }}' in ALERTS[alert]["labels"]["severity"]
+
+
+_OBSERVED = re.compile(r"observed|rank:loop:ratio5m|_count\[|run:clock")
+_ONLY_TOO_LOW = frozenset({"rank:waits_for_storage:info"})
+"""Compared with a lower bound alone: a window that is partly filled names no reason, and says so in its comment."""
+
+
+def shares_of_nothing(expression: str) -> list[str]:
+    """Return the rates of seconds of a GPU or a host, if the expression does not divide by observed time."""
+    rates = re.findall(r"rate\((stallscope_(?:gpu|host)_\w*seconds_total)", expression)
+    rates = [name for name in rates if "observed" not in name]
+    return [] if _OBSERVED.search(expression) else rates
+
+
+def test_a_rate_of_seconds_is_divided_by_the_time_that_was_observed() -> None:
+    assert shares_of_nothing("rate(stallscope_gpu_busy_seconds_total[5m]) > 0.5")
+    assert not shares_of_nothing("rate(stallscope_gpu_busy_seconds_total[5m]) / gpu:observed:ratio5m > 0.5")
+    both = {rule["record"]: rule["expr"] for rule in rules() if "record" in rule}
+    found = {
+        name: shares_of_nothing(expression)
+        for name, expression in both.items()
+        if name not in _ONLY_TOO_LOW and "observed" not in name
+    }
+    assert {name: rates for name, rates in found.items() if rates} == {}

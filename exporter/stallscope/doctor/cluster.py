@@ -103,14 +103,13 @@ def _foreign(server: Server) -> Iterator[Finding]:
 
 
 def _once(server: Server) -> Iterator[Finding]:
-    """Sums over the cluster take a GPU as often as it is told of: rules would pay too much for looking."""
+    """Return GPUs that several targets export: the rules count one target, and alerts on its host come from each."""
     often = server.prometheus.query(f"{_GPUS} and on (cluster, uuid) (count by (cluster, uuid) ({_GPUS}) > 1)")
     targets = sorted({f"{_name(labels)} of job {labels.get('job', 'unknown')}" for labels, _ in often})
     if targets:
         cards = {(labels.get("cluster"), labels.get("uuid")) for labels, _ in often}
         yield warning(
-            f"told of more than once, and counted as often in sums: {len(cards)} GPU{'s' if len(cards) > 1 else ''}, "
-            f"by {listed(targets)}",
+            f"exported by more than one target: {len(cards)} GPU{'s' if len(cards) > 1 else ''}, by {listed(targets)}",
             "let one job alone scrape each exporter, and one exporter alone read each node's GPUs "
             "(--no-collector.nvidia for others)",
         )
