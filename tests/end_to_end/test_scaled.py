@@ -61,7 +61,7 @@ def test_the_whole_bundle_is_the_same_but_for_its_durations(tmp_path: Path) -> N
         for key in ("for", "keep_firing_for"):
             assert key not in old or new[key] == shortened(old[key], 10)
     thresholds = named(after)
-    assert thresholds["warmup_seconds"] == "vector(50)"
+    assert thresholds["warmup_seconds"] == "vector(30)"
     assert thresholds["warmup_steps"] == "vector(20)"
     assert thresholds["input_warning"] == "vector(0.10)"
     left = [rule["expr"] for rule in after if re.search(r"\[\d+(?!ms)[smhd]", rule["expr"])]
@@ -71,7 +71,7 @@ def test_the_whole_bundle_is_the_same_but_for_its_durations(tmp_path: Path) -> N
 def test_a_threshold_of_the_jobs_own_time_can_be_kept(tmp_path: Path) -> None:
     scaled(tmp_path, 10, unscaled=frozenset({"warmup_seconds"}))
     kept = named(rules(tmp_path))
-    assert kept["warmup_seconds"] == "vector(500)"
+    assert kept["warmup_seconds"] == "vector(300)"
 
 
 def test_prometheus_and_alertmanager_take_the_faster_bundle(tmp_path: Path) -> None:

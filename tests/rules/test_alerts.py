@@ -187,7 +187,7 @@ def test_alerts_fire_on_their_cause_and_on_nothing_else(
 def test_a_high_loss_is_told_after_five_minutes_and_a_lesser_one_after_ten(
     rulebook: Rulebook, share: float, early: Sequence[Labels]
 ) -> None:
-    story = exporter() + rank(wait=share) + gpu(idle=share)  # judged from 500 s on
+    story = exporter() + rank(wait=share) + gpu(idle=share)  # judged from 300 s on
     rulebook.check_firing(story, early, at="14m")
     rulebook.check_firing(story, [INPUT_BOUND], at="20m")
 
