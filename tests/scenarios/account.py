@@ -9,6 +9,8 @@ from functools import lru_cache
 
 import yaml
 
+from stallscope.causes import CAUSES, DeviceClass
+
 from tests.rules.rulebook import ALERT_FILES
 from tests.scenarios.baselines import HEALTHY, Diagnoser
 from tests.scenarios.case import Case, Series
@@ -130,10 +132,17 @@ def surely_lost(case: Case) -> float | None:
     return None if case.lost is None else case.lost - case.tolerance
 
 
+_CLASS_HELD = 180.0
+"""Seconds for which a class of GPU work must have held until it is a cause (`pair_cause:gpu_side_held:info`)."""
+_ON_CLASSES = frozenset(
+    cause.alert for cause in CAUSES.values() if cause.rule is not None and isinstance(cause.rule.shape, DeviceClass)
+)
+
+
 def alert_delay(name: str, lost: float | None) -> float:
     """Seconds that an alert takes by its rules: `for`, and the window of a mean or of what it asks of a lesser loss."""
     rules = _alert_rules().get(name, ())
-    return max((_delay(rule, lost) for rule in rules), default=0.0)
+    return max((_delay(rule, lost) for rule in rules), default=0.0) + _CLASS_HELD * (name in _ON_CLASSES)
 
 
 def _delay(rule: Mapping[str, str], lost: float | None) -> float:
