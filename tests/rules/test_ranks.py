@@ -229,7 +229,7 @@ def test_all_ranks_lose_their_time_to_the_gpu_that_one_of_them_lost(rulebook: Ru
 
 
 @pytest.mark.parametrize("slow", [0, 1])
-def test_a_rank_that_is_at_something_else_is_told_by_what_the_others_do_not_spend(rulebook: Rulebook, slow: int) -> None:
+def test_a_rank_at_something_else_is_told_by_what_the_others_do_not_spend(rulebook: Rulebook, slow: int) -> None:
     """Communication is not measured: who waits spends it in the backward pass. Forward passes vary a little."""
     story: Story = []
     for number in range(4):

@@ -10,14 +10,13 @@ from functools import lru_cache
 import yaml
 
 from stallscope.causes import CAUSES, DeviceClass
-
 from tests.rules.rulebook import ALERT_FILES
 from tests.scenarios.baselines import HEALTHY, Diagnoser
 from tests.scenarios.case import Case, Series
 from tests.scenarios.figures import Account, Firing, Truth
 from tests.scenarios.runner import EVALUATION_SECONDS, WATCHDOG, Answers, Sample
 
-WARM_UP_SECONDS = 500
+WARM_UP_SECONDS = 300
 """From the first step on (verdict catalogue, B1); before it no performance is judged."""
 _HIGH = 0.2
 """Share lost from which the catalogue calls most causes high, and their alerts come sooner."""
