@@ -38,19 +38,7 @@ STANDSTILLS = frozenset({"stalled", "hang_spin", "hang_io", "lost"})
 _PAGES = frozenset(alert for cause in STANDSTILLS if (alert := CAUSES[cause].alert))
 
 PARENTS: Mapping[str, str] = {
-    **dict.fromkeys(
-        (
-            "input_cpu_saturated",
-            "input_cgroup_throttled",
-            "input_few_workers",
-            "input_single_thread",
-            "input_too_many_workers",
-            "input_disk_bound",
-            "input_network_bound",
-            "input_remote_latency",
-        ),
-        "input_bound",
-    ),
+    **{name: "input_bound" for name in CAUSES if name.startswith("input_") and name != "input_bound"},
     **dict.fromkeys(("hang_spin", "hang_io", "lost"), "stalled"),
     **dict.fromkeys(("straggler_input", "straggler_hw"), "straggler_rank"),
 }
