@@ -206,7 +206,6 @@ def test_broken_hardware_comes_before_the_losses_that_follow_from_it(report_of: 
     causes = [each.cause for each in advice(report_of("broken"))]
     assert causes[0] == "lost"
     assert causes.index("hang_spin") > causes.index("ecc_uncorrected")
-    assert "1 more stands in the tables below" in words(report_of("broken"), "recommendations")
 
 
 def test_a_run_without_trouble_gets_no_advice(report_of: Report) -> None:
@@ -348,9 +347,8 @@ def test_a_run_without_phases_is_told_what_is_missing_instead_of_a_loss(report_o
     assert {fact.name: fact.value for fact in document.highlights}["Lost"] is None
     assert "could be judged" in words(document, "lost-time")
     assert "No phase is measured" in words(document, "phases")
-    (missing,) = table(document, "missing", "could not be judged")
-    assert missing["Missing"] == "data_wait"
-    assert number(missing["Share"]) == pytest.approx(1, abs=0.02)
+    missing = {row["Missing"]: number(row["Share"]) for row in table(document, "missing", "could not be judged")}
+    assert missing["data_wait"] == pytest.approx(1, abs=0.02)
 
 
 def test_what_exporters_failed_to_tell_is_told(report_of: Report) -> None:
