@@ -41,14 +41,18 @@ def tells(instance: str, values: Mapping[str, str], **labels: str) -> Story:
 
 def memory(instance: str, used: float, *, cache: float = 0.0, waiting: float = 0.0) -> Story:
     pressure = "pressure_waiting_seconds_total"
-    return tells(
-        instance,
-        {
-            "memory_total_bytes": steady(512 * GIB),
-            "memory_available_bytes": steady((1 - used) * 512 * GIB),
-            "page_cache_bytes": steady(cache * 512 * GIB),
-        },
-    ) + tells(instance, {pressure: growing(waiting)}, resource="memory")
+    return (
+        tells(
+            instance,
+            {
+                "memory_total_bytes": steady(512 * GIB),
+                "memory_available_bytes": steady((1 - used) * 512 * GIB),
+                "page_cache_bytes": steady(cache * 512 * GIB),
+            },
+        )
+        + tells(instance, {pressure: growing(waiting)}, resource="memory")
+        + host(0.1, instance=instance)
+    )
 
 
 def network(instance: str, *, errors: float, drops: float = 0.0, received: float = 15e6) -> Story:
