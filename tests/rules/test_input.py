@@ -358,7 +358,7 @@ def test_few_workers_are_not_the_reason_where_it_is_unknown_whether_there_is_roo
         rulebook,
         {
             "disk": (node("disk", workers=2, io_pressure=None), "input_bound"),
-            "network": (node("network", workers=2, link=None), "input_bound"),
+            "network": (node("network", workers=2, link=None, received=2e8), "input_bound"),
             "limit": (node("limit", workers=2, limit=None), "input_bound"),
         },
     )
