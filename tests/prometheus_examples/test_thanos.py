@@ -60,12 +60,7 @@ class Both:
 
     def differences(self, name: str) -> dict[Labels, tuple[set[str], str | None]]:
         """Subjects of which Thanos has a verdict that Prometheus could not have had."""
-        expected, found = self.prometheus.candidates(name), self.thanos.verdicts(name)
-        return {
-            subject: (expected.get(subject, set()), found.get(subject))
-            for subject in expected.keys() | found.keys()
-            if found.get(subject) not in expected.get(subject, set())
-        }
+        return self.prometheus.differences(self.thanos, name)
 
     @staticmethod
     def names(of: Recorded) -> set[str]:

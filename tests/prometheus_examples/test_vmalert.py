@@ -86,6 +86,15 @@ class Recorded:
             for subject, of in scores.items()
         }
 
+    def differences(self, other: Recorded, name: str) -> dict[Labels, tuple[set[str], str | None]]:
+        """Return the subjects to which the other gives a verdict that is none of the candidates here."""
+        expected, found = self.candidates(name), other.verdicts(name)
+        return {
+            subject: (expected.get(subject, set()), found.get(subject))
+            for subject in expected.keys() | found.keys()
+            if found.get(subject) not in expected.get(subject, set())
+        }
+
     @property
     def firing(self) -> set[Labels]:
         """Alerts, but for one that looks back an hour, over minutes of recorded series here."""
@@ -102,12 +111,7 @@ class Both:
 
     def differences(self, name: str) -> dict[Labels, tuple[set[str], str | None]]:
         """Subjects of which VictoriaMetrics has a verdict that Prometheus could not have had."""
-        expected, found = self.prometheus.candidates(name), self.victoria_metrics.verdicts(name)
-        return {
-            subject: (expected.get(subject, set()), found.get(subject))
-            for subject in expected.keys() | found.keys()
-            if found.get(subject) not in expected.get(subject, set())
-        }
+        return self.prometheus.differences(self.victoria_metrics, name)
 
     @property
     def settled(self) -> bool:

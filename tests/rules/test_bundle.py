@@ -245,10 +245,10 @@ def shares_of_nothing(expression: str) -> list[str]:
 def test_a_rate_of_seconds_is_divided_by_the_time_that_was_observed() -> None:
     assert shares_of_nothing("rate(stallscope_gpu_busy_seconds_total[5m]) > 0.5")
     assert not shares_of_nothing("rate(stallscope_gpu_busy_seconds_total[5m]) / gpu:observed:ratio5m > 0.5")
-    both = {rule["record"]: rule["expr"] for rule in rules() if "record" in rule}
+    recorded = {rule["record"]: rule["expr"] for rule in rules() if "record" in rule}
     found = {
         name: shares_of_nothing(expression)
-        for name, expression in both.items()
+        for name, expression in recorded.items()
         if name not in _ONLY_TOO_LOW and "observed" not in name
     }
     assert {name: rates for name, rates in found.items() if rates} == {}

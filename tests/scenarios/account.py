@@ -17,7 +17,7 @@ from tests.scenarios.figures import Account, Firing, Truth
 from tests.scenarios.runner import EVALUATION_SECONDS, WATCHDOG, Answers, Sample
 
 WARM_UP_SECONDS = 300
-"""From the first step on (verdict catalogue, B1); before it no performance is judged."""
+"""Seconds from the first step until performance is judged (`warmup_seconds`)."""
 _HIGH = 0.2
 """Share lost from which the catalogue calls most causes high, and their alerts come sooner."""
 _RUN = ("namespace", "run")
@@ -141,7 +141,8 @@ _ON_CLASSES = frozenset(
 def alert_delay(name: str, lost: float | None) -> float:
     """Seconds that an alert takes by its rules: `for`, and the window of a mean or of what it asks of a lesser loss."""
     rules = _alert_rules().get(name, ())
-    return max((_delay(rule, lost) for rule in rules), default=0.0) + _CLASS_HELD * (name in _ON_CLASSES)
+    held = _CLASS_HELD if name in _ON_CLASSES else 0.0
+    return held + max((_delay(rule, lost) for rule in rules), default=0.0)
 
 
 def _delay(rule: Mapping[str, str], lost: float | None) -> float:

@@ -10,8 +10,10 @@ from tests.scenarios.page import pages
 from tests.scenarios.series import Series
 from tests.scenarios.story import Story
 
-__all__ = ["KINDS", "MISSING_RANK_ALERTS", "Case", "Series", "render"]
+__all__ = ["KINDS", "MISSING_RANK_ALERTS", "WELL", "Case", "Series", "render"]
 
+WELL = frozenset({"healthy", "compute_bound"})
+"""Two ways to say that nothing is wrong."""
 KINDS = ("positive", "negative", "abstention", "near")
 MISSING_RANK_ALERTS = frozenset({"TrainingTelemetryMissing"})
 """Right where noise took away a rank's reports: one is truly missing."""
@@ -56,7 +58,7 @@ class Case:
     """Alerts above info that are right besides."""
     end: float | None = None
     """Minute from which the cause no longer holds; None if it holds to the end of the case."""
-    before: frozenset[str] = frozenset({"healthy", "compute_bound"})
+    before: frozenset[str] = WELL
     """Verdicts that are right before the onset and after the end."""
 
 

@@ -19,14 +19,10 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import fmean, median
 
-from tests.scenarios.case import MISSING_RANK_ALERTS, Case
-from tests.scenarios.life import Life, live
+from tests.scenarios.case import MISSING_RANK_ALERTS, WELL, Case
+from tests.scenarios.life import INSUFFICIENT, NOTHING, Life, live
 from tests.scenarios.runner import EVALUATION_SECONDS
 
-HEALTHY = frozenset({"healthy", "compute_bound"})
-INSUFFICIENT = "insufficient_data"
-NOTHING = "none"
-"""In place of a verdict, where there is none."""
 SETTLING_SECONDS = 2 * EVALUATION_SECONDS
 """From raw data to verdict may take two evaluations, since groups of rules evaluate at different moments."""
 
@@ -207,7 +203,7 @@ class Outcome:
     def right(self) -> bool:
         """The exact cause; `healthy` and `compute_bound` are two words for nothing being wrong."""
         case = self.trial.case
-        alike = case.acceptable & HEALTHY if case.cause in HEALTHY else frozenset[str]()
+        alike = case.acceptable & WELL if case.cause in WELL else frozenset[str]()
         return self.verdict == case.cause or self.verdict in alike
 
     @property

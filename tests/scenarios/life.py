@@ -21,14 +21,14 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from stallscope.causes import CAUSES
-from tests.scenarios.case import MISSING_RANK_ALERTS, Case
+from tests.scenarios.case import MISSING_RANK_ALERTS, WELL, Case
 from tests.scenarios.model import DRAWN
 from tests.scenarios.runner import EVALUATION_SECONDS
 from tests.scenarios.story import at
 
 INSUFFICIENT = "insufficient_data"
 NOTHING = "none"
-WELL = frozenset({"healthy", "compute_bound"})
+"""In place of a verdict, where there is none."""
 EARLY_SECONDS = 600
 """The first ten minutes, of a subject and after an onset."""
 STEADY_SECONDS = 120

@@ -12,6 +12,7 @@ import os
 import sys
 import time
 from _thread import get_ident
+from collections.abc import Iterator
 from math import inf
 
 _LOOK_EVERY = 5.0
@@ -134,22 +135,10 @@ class ProcessProbe:
     def _find_quota(self) -> tuple[float, str]:
         """The tightest quota in cores among the own cgroup and those above it, and that one's cpu.stat."""
         tightest, statistics = inf, ""
-        for line in self._text("proc/self/cgroup").splitlines():
-            _, _, rest = line.partition(":")
-            controllers, _, path = rest.partition(":")
-            if not controllers:
-                mounts = ["sys/fs/cgroup", "sys/fs/cgroup/unified"]
-            elif "cpu" in controllers.split(","):
-                mounts = ["sys/fs/cgroup/cpu", f"sys/fs/cgroup/{controllers}"]
-            else:
-                continue
-            for mount in mounts:
-                for folder in _upwards(mount, path):
-                    cores = self._allowed(folder, not controllers)
-                    if cores is None:
-                        continue
-                    if cores < tightest or not statistics:
-                        tightest, statistics = cores, f"{folder}/cpu.stat"
+        for folder, is_unified in self._cgroup_folders("cpu"):
+            cores = self._allowed(folder, is_unified)
+            if cores is not None and (cores < tightest or not statistics):
+                tightest, statistics = cores, f"{folder}/cpu.stat"
         return tightest, statistics
 
     def _find_kills(self) -> str:
@@ -158,20 +147,26 @@ class ProcessProbe:
         Version 2 counts those of the cgroups below as well, version 1 those of this cgroup alone. A cgroup without a
         memory controller has no such file: its memory is charged to the nearest cgroup above that has one.
         """
+        for folder, is_unified in self._cgroup_folders("memory"):
+            path = f"{folder}/memory.events" if is_unified else f"{folder}/memory.oom_control"
+            if "oom_kill" in self._fields(path):
+                return path
+        return ""
+
+    def _cgroup_folders(self, controller: str) -> Iterator[tuple[str, bool]]:
+        """Yield the folders of the own cgroup and those above it, and whether each is of version 2."""
         for line in self._text("proc/self/cgroup").splitlines():
             _, _, rest = line.partition(":")
             controllers, _, path = rest.partition(":")
             if not controllers:
-                mounts, name = ["sys/fs/cgroup", "sys/fs/cgroup/unified"], "memory.events"
-            elif "memory" in controllers.split(","):
-                mounts, name = ["sys/fs/cgroup/memory", f"sys/fs/cgroup/{controllers}"], "memory.oom_control"
+                mounts = ["sys/fs/cgroup", "sys/fs/cgroup/unified"]
+            elif controller in controllers.split(","):
+                mounts = [f"sys/fs/cgroup/{controller}", f"sys/fs/cgroup/{controllers}"]
             else:
                 continue
             for mount in mounts:
                 for folder in _upwards(mount, path):
-                    if "oom_kill" in self._fields(f"{folder}/{name}"):
-                        return f"{folder}/{name}"
-        return ""
+                    yield folder, not controllers
 
     def _allowed(self, folder: str, unified: bool) -> float | None:
         """The quota of one cgroup, infinite where it has none, None where there is no such cgroup."""

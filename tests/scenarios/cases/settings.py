@@ -6,13 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from tests.scenarios.case import WELL as WELL
 from tests.scenarios.case import Case
 from tests.scenarios.machines import CLOUD, HGX, LAPTOP, PAIR, QUAD, SERVER, SERVER_4, SINGLE, WORKSTATION
 from tests.scenarios.story import ALWAYS, From, Gpu, Host, Kernels, Node, Run, Story, Work
 
 ONSET = 7.0
-WELL = frozenset({"healthy", "compute_bound"})
-"""Two ways to say that nothing is wrong."""
 
 NODE_WORK = Work(forward=0.14, backward=0.27, communication=0.012, optimizer=0.02, loader_cores=5.0, loader_workers=20)
 """ResNet-50 on one of eight H100s, in bf16."""

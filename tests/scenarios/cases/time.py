@@ -246,7 +246,8 @@ def _progress() -> Iterator[Case]:
         lost=1.0,
         **early,
     )
-    # 48 of the 60 seconds that steps under ten may pause; then it goes on. The alert waits for another minute.
+    # Steps of under ten seconds may pause for 60 s. This run goes on after 48 s, and the next one after 75 s and the
+    # minute for which the alert waits.
     yield near(
         "stalled",
         "stalled",
