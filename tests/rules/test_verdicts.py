@@ -167,6 +167,45 @@ def test_without_enough_evidence_the_verdict_is_insufficient_data_and_says_what_
     )
 
 
+def test_a_young_rank_that_is_seen_to_do_well_is_healthy_90_seconds_after_its_first_step(rulebook: Rulebook) -> None:
+    story = rank(wait=0.02, first_step=600) + gpu(idle=0.02)
+    rulebook.check_percent(story, RANK_VERDICT, [(of_rank(cause="insufficient_data"), 0)], at="11m")
+    for moment in ("11m30s", "14m", "15m", "16m", "20m"):
+        rulebook.check_percent(story, RANK_VERDICT, [(of_rank(cause="healthy"), 0)], at=moment)
+        rulebook.check_percent(story, RUN_VERDICT, [({"run": "train", "cause": "healthy"}, 0)], at=moment)
+        rulebook.check_percent(story, GPU_VERDICT, [(of_gpu(cause="healthy"), 0)], at=moment)
+
+
+@pytest.mark.parametrize(
+    "story",
+    [
+        pytest.param(rank(wait=0.08, first_step=600) + gpu(idle=0.0), id="waits for data"),
+        pytest.param(
+            rank(wait=0.02, phases={"communication": 0.2}, first_step=600) + gpu(idle=0.0), id="waits for other ranks"
+        ),
+        pytest.param(rank(wait=0.02, first_step=600) + gpu(idle=0.1), id="GPU idles"),
+        pytest.param(
+            rank(wait=0.02, first_step=600)
+            + gpu(idle=0.0)
+            + [series("stallscope_gpu_sm_active_seconds_total", growing(0.7), **of_gpu(mig=""))],
+            id="SMs idle",
+        ),
+        pytest.param(
+            rank(wait=0.02, first_step=600, steps=growing_then(11, 0.9, 1.0)) + gpu(idle=0.0), id="steps settle"
+        ),
+        pytest.param(
+            rank(wait=0.02, first_step=600, steps=growing(0.4), step_seconds=2.5) + gpu(idle=0.0), id="few steps"
+        ),
+        pytest.param(rank(wait=0.02, first_step=600) + gpu(idle=None), id="GPU does not tell"),
+        pytest.param(rank(wait=None, first_step=600) + gpu(idle=0.0), id="no data wait"),
+    ],
+)
+def test_a_young_rank_that_is_not_seen_to_do_well_has_no_verdict_yet(
+    rulebook: Rulebook, story: list[tuple[str, str]]
+) -> None:
+    rulebook.check_percent(story, RANK_VERDICT, [(of_rank(cause="insufficient_data"), 0)], at="12m")
+
+
 def test_warm_up_ends_300_seconds_after_the_first_step(rulebook: Rulebook) -> None:
     story = rank(wait=0.3, first_step=600) + gpu(idle=0.3)
     rulebook.check_percent(story, RANK_VERDICT, [(of_rank(cause="insufficient_data"), 0)], at="14m30s")
@@ -401,7 +440,7 @@ def test_a_cause_is_found_before_anything_is_called_healthy(rulebook: Rulebook) 
     """Rules evaluate one file after another; in between a rank that can just be judged must not pass for healthy."""
     story = rank(wait=0.3, first_step=600) + gpu(idle=0.3)
     rulebook.check(story, {f'count_over_time({RUN_VERDICT}{{cause="healthy"}}[40m])': []}, at="40m")
-    story = rank(wait=0.0, first_step=600) + gpu(idle=0.0)
+    story = rank(wait=0.0, first_step=600) + gpu(idle=0.1)
     rulebook.check(story, {f"count by (cause) ({RUN_VERDICT})": [({"cause": "insufficient_data"}, 1)]}, at="15m30s")
     rulebook.check(story, {f"count by (cause) ({RUN_VERDICT})": [({"cause": "healthy"}, 1)]}, at="17m")
 
