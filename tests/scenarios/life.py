@@ -32,6 +32,8 @@ NOTHING = "none"
 EARLY_SECONDS = 600
 """The first ten minutes, of a subject and after an onset."""
 STEADY_SECONDS = 120
+_CERTAIN_SECONDS, _CERTAIN_STEPS = 60.0, 5.0
+"""A rank without a step for both of these stands still for certain."""
 _HEALTHY_SECONDS = 300
 """A run must be healthy for so long until its first right verdict is judged."""
 STANDSTILLS = frozenset({"stalled", "hang_spin", "hang_io", "lost"})
@@ -113,6 +115,14 @@ def step_seconds(case: Case) -> float:
     return max(float(sum(getattr(work, phase) for phase in DRAWN)) for work in works)
 
 
+def certain_seconds(case: Case) -> float:
+    """Return how long after the onset a standstill is certain: a GPU is lost at once."""
+    if case.cause not in STANDSTILLS - {"lost"}:
+        return 0.0
+    steps = _CERTAIN_STEPS * step_seconds(case)
+    return _CERTAIN_SECONDS if math.isnan(steps) else max(_CERTAIN_SECONDS, steps)
+
+
 def _grade(case: Case, second: int) -> Callable[[str], str]:
     """Return the function that grades the verdicts of a moment."""
     fault, well = accepted(case), without_fault(case)
@@ -188,8 +198,9 @@ def _measured(case: Case, moments: Sequence[Moment], first_step: float | None) -
         reached = _reached(during)
         delay = reached - onset
         held = before[-1].verdict if before else during[0].verdict
+        same = WELL if held in WELL else {held}
         between = len(
-            {each.verdict for each in during if each.second < reached and each.grade != "right"} - {held, NOTHING}
+            {each.verdict for each in during if each.second < reached and each.grade != "right"} - same - {NOTHING}
         )
     if case.cause in STANDSTILLS and delay is not None:
         named = accepted(case) | {PARENTS.get(case.cause, case.cause)}

@@ -16,7 +16,7 @@ from tests.scenarios.__main__ import as_json
 from tests.scenarios.case import Case, render
 from tests.scenarios.delays import GOALS, against_goals, by_cause
 from tests.scenarios.figures import Account, Firing, Outcome, Trial, Truth, judge
-from tests.scenarios.life import PARENTS, Life, step_seconds, timeline
+from tests.scenarios.life import PARENTS, Life, certain_seconds, step_seconds, timeline
 from tests.scenarios.score import apart, table_of_delays, table_of_goals
 from tests.scenarios.story import Run, Story
 
@@ -129,6 +129,24 @@ def test_an_alert_is_harmful_unless_it_is_expected_or_allowed() -> None:
 def test_delays_run_from_onset_and_end_to_a_verdict_that_holds() -> None:
     _, life = judged(case(end=30.0), *GOOD, (31, "healthy"), (32, "input_bound"), (33, "healthy"))
     assert (life.onset_delay, life.between, life.end_delay) == (120, 1, 180)
+
+
+def test_healthy_and_compute_bound_are_one_verdict_between_the_onset_and_the_right_one() -> None:
+    _, life = judged(case(), (0, "compute_bound"), (11, "healthy"), (12, "input_bound"), (13, "input_few_workers"))
+    assert life.between == 1
+    _, life = judged(case(), (0, "insufficient_data"), (11, "healthy"), (12, "input_bound"), (13, "input_few_workers"))
+    assert life.between == 2
+
+
+@pytest.mark.parametrize(("cause", "since"), [("hang_spin", 60), ("hang_io", 60), ("lost", 0), ("input_bound", 0)])
+def test_a_hang_is_certain_after_a_minute_and_a_lost_gpu_at_once(cause: str, since: float) -> None:
+    assert certain_seconds(case(cause)) == since
+
+
+def test_a_hang_of_slow_steps_is_certain_after_five_of_them() -> None:
+    slow = next(each for each in LIVES if each.name == "life_hang_spin_slow_steps")
+    assert certain_seconds(slow) == pytest.approx(5 * step_seconds(slow))
+    assert certain_seconds(slow) > 60
 
 
 def test_a_verdict_that_does_not_hold_is_not_reached() -> None:
