@@ -67,7 +67,8 @@ def phrase_of(culprit: Culprit, name: Callable[[str], str] = readable) -> str:
         culprit: the rank, its place and the root cause.
         name: makes a name from outside fit for output.
     """
-    return f"{place_of(culprit, name)}: {name(root_words(culprit.cause))}"
+    words = root_words(culprit.cause)
+    return f"{place_of(culprit, name)}: {words if culprit.cause in CAUSES else name(words)}"
 
 
 def place_of(culprit: Culprit, name: Callable[[str], str] = readable) -> str:
