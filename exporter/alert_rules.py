@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from stallscope.causes import (
@@ -24,6 +24,7 @@ from stallscope.causes import (
     Subject,
     Value,
 )
+from stallscope.verdict_words import ROOT_WORDS, root_words
 
 _TOP = Path(__file__).parents[1]
 FOLDER = _TOP / "alerts"
@@ -48,6 +49,52 @@ _FAILED_RANKS = (
     " unless on (cluster, run, rank) rank:live:info)"
 )
 """Up to three ranks whose process is gone."""
+
+_CULPRIT_PLACE = (
+    "rank {{ .Labels.rank }}{{ with .Labels.gpu }}, GPU {{ . }}{{ end }}{{ with .Labels.mig }} MIG {{ . }}{{ end }}"
+    " of {{ .Labels.instance }}"
+)
+"""Place of a culprit, as `place_of` in `stallscope/verdict_words.py` has it."""
+
+
+def roots(*domains: str) -> tuple[Cause, ...]:
+    """Return the causes of some domains that can be the root cause of a verdict."""
+    return tuple(
+        cause for cause in CAUSES.values() if cause.domain in domains and cause.tier and cause.name not in ROOT_WORDS
+    )
+
+
+def culprit_query(*labels: str) -> str:
+    """Return the start of a template on the culprit of a run, which must share further labels with the alert."""
+    names = ("run", "namespace", "cluster", *labels)
+    matchers = ",".join(f"{name}=%q" for name in names)
+    values = " ".join(f"$labels.{name}" for name in names)
+    return f'{{{{ range printf "run:culprit:info{{{matchers}}}" {values} | query }}}}'
+
+
+def chain(causes: Iterable[Cause], result: str, otherwise: str = "") -> str:
+    """Return a template that depends on a culprit's root cause.
+
+    Args:
+        causes: the root causes that it knows.
+        result: the template for one of them; TEXT stands for its words and its remedy.
+        otherwise: the template for all others.
+    """
+    cases = "{{ else if ".join(
+        f'eq .Labels.cause "{cause.name}" }}}}' + result.replace("TEXT", f": {root_words(cause.name)}. {cause.remedy}")
+        for cause in causes
+    )
+    rest = f"{{{{ else }}}}{otherwise}" if otherwise else ""
+    return f"{{{{ if {cases}{rest}{{{{ end }}}}"
+
+
+def root_or(*domains: str) -> str:
+    """Return a template of the root cause of a straggler; what follows up to `{end}` stands for an unknown one."""
+    # Only where the culprit is the alert's rank: the verdict of the run may be about another rank.
+    assigned = chain(roots(*domains), '{{ $root = "TEXT" }}')
+    found = f'{{{{ $root := "" }}}}{culprit_query("rank")}{assigned}{{{{ end }}}}'
+    return found + "{{ if $root }}{{ $root }}{{ else }}"
+
 
 PHRASES = {
     "run": "{{ $labels.run }}",
@@ -89,6 +136,13 @@ PHRASES = {
     ),
     "used_by": "{{ if $labels.run }} Run {{ $labels.run }} has rank {{ $labels.rank }} on it.{{ end }}",
     "unused": "{{ if $labels.unused }} Nobody uses it.{{ end }}",
+    "culprit": (
+        f"{culprit_query()} The first suspect is {_CULPRIT_PLACE}{chain(roots('hardware'), 'TEXT', '.')}{{{{ end }}}}"
+    ),
+    "straggler": f"{culprit_query('rank')}{_CULPRIT_PLACE}{{{{ else }}}}rank {{{{ $labels.rank }}}}{{{{ end }}}}",
+    "slowed_or": root_or("hardware"),
+    "starved_or": root_or("input"),
+    "end": "{{ end }}",
 }
 """Phrases that descriptions share, by the name that stands for them in single braces."""
 

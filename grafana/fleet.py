@@ -252,10 +252,11 @@ def _worst_runs() -> Panel:
     verdict = _of_runs(f"run:verdict:ratio5m{{{CLUSTER}}}", "cause")
     return table(
         "Runs that lose the most",
-        "Live runs by the GPU time that they lose, with what costs most and what to change first. Click a run for its "
-        "evidence. A run that can't be judged yet stands at the end.",
+        "Live runs by the GPU time that they lose, with what costs most, the rank, GPU, node and root cause where one "
+        "rank is to blame, and what to change first. Click a run for its evidence. A run that can't be judged yet "
+        "stands at the end.",
         [
-            Query(verdicts.with_remedy(verdict), table=True),
+            Query(verdicts.with_root_remedy(verdicts.with_culprit(verdict, CLUSTER)), table=True),
             Query(_of_runs(f"run:time_lost:ratio5m{{{CLUSTER}}}"), table=True),
             Query(_of_runs(f"run:gpus:count{{{CLUSTER}}}"), table=True),
             Query(f"24 * {RANKED_RUNS}", table=True),
@@ -269,6 +270,7 @@ def _worst_runs() -> Panel:
             "user": "User",
             "cause": "Verdict",
             "Value #A": "Lost to it",
+            "culprit": "Culprit",
             "remedy": "What to change",
             "Value #B": "Lost in all",
             "Value #C": "GPUs",
@@ -281,6 +283,7 @@ def _worst_runs() -> Panel:
         overrides=[
             _run_link(),
             *verdicts.columns(),
+            verdicts.culprit_column(),
             by_name("Lost to it", unit="percentunit", decimals=0, custom__width=90),
             by_name("Lost in all", unit="percentunit", decimals=0, custom__width=90),
             by_name("GPUs", unit="none", custom__width=60),

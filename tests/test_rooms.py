@@ -17,7 +17,7 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
         "__init__": "shim version",
         "__main__": "cli",
         "amd": "gpus",
-        "analysis": "catalogue causes readable version",
+        "analysis": "catalogue causes readable verdict_words version",
         "bundle": "",
         # Of the terminal only the reading of an exporter's page.
         "capacity": "bundle catalogue gpus owners readable terminal",
@@ -46,7 +46,7 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
         "signature": "",
         "simulation": "gpus report sampling shim",
         "sources": "amd catalogue gpus nvidia owners sampling",
-        "stack": "__init__ bundle simulation",
+        "stack": "__init__ analysis bundle simulation verdict_words",
         "terminal": "analysis catalogue causes gpu_losses phase_shares readable verdict_words version",
         "trace_request": "",
         "verdict_words": "analysis causes readable",

@@ -733,7 +733,7 @@ CAUSES: dict[str, Cause] = {
                 Found(),
                 "Training makes no progress though its processes live.",
                 """{share} of the ranks of run {run} have made no step for over a minute, and for longer than all but
-                their rarest steps take.{gone} Dump the stacks of every rank (py-spy dump, or the
+                their rarest steps take.{gone}{culprit} Dump the stacks of every rank (py-spy dump, or the
                 collective library's flight recorder) before the job is killed, look for the rank that waits
                 elsewhere than the others, then restart from the last checkpoint.""",
                 wait="1m",
@@ -754,9 +754,9 @@ CAUSES: dict[str, Cause] = {
                 "Training hangs in a collective operation.",
                 """{share} of the ranks of run {run} make no step while GPUs spin: fully busy at low, even power, as in
                 a collective operation that never ends.{gone} Find the rank whose GPU does not spin: it isn't in the
-                collective. Dump stacks and the flight recorder (py-spy dump, TORCH_NCCL_TRACE_BUFFER_SIZE) before
-                the library's timeout kills the job, then restart from the last checkpoint, without that node if it
-                happens again.""",
+                collective.{culprit} Dump stacks and the flight recorder (py-spy dump, TORCH_NCCL_TRACE_BUFFER_SIZE)
+                before the library's timeout kills the job, then restart from the last checkpoint, without that node
+                if it happens again.""",
                 wait="1m",
                 keep="5m",
             ),
@@ -774,8 +774,8 @@ CAUSES: dict[str, Cause] = {
                 Found(),
                 "Training hangs in input or output.",
                 """{share} of the ranks of run {run} make no step, their GPUs idle, and on one of their nodes all tasks
-                wait for storage. Check that node's mounts and disks (dmesg, mountstats, tasks in state D) and the
-                storage service behind them; mend or remount it, then restart from the last checkpoint if the run
+                wait for storage.{culprit} Check that node's mounts and disks (dmesg, mountstats, tasks in state D) and
+                the storage service behind them; mend or remount it, then restart from the last checkpoint if the run
                 does not go on by itself.""",
                 wait="1m",
                 keep="5m",
@@ -886,7 +886,7 @@ CAUSES: dict[str, Cause] = {
                 "warning",
                 Straggler(),
                 "One rank delays all others.",
-                """The other ranks of run {run} wait {share} of each step for rank {rank}; neither its input nor its
+                """The other ranks of run {run} wait {share} of each step for {straggler}; neither its input nor its
                 GPU shows why. Compare its work (longer sequences, more experts or layers, logging on rank 0) and
                 its host (other jobs, processor binding) with the others'; rebalance the work, or move the rank to
                 another node.""",
@@ -904,9 +904,9 @@ CAUSES: dict[str, Cause] = {
                 "warning",
                 Straggler(),
                 "One rank waits for data, and all others for it.",
-                """The other ranks of run {run} wait {share} of each step for rank {rank}, which waits for its data.
-                Balance the shards (equal bytes, not equal files), and check that rank's disk, mount and processors;
-                give its loader more workers and prefetching.""",
+                """The other ranks of run {run} wait {share} of each step for {straggler}{starved_or}, which waits
+                for its data. Balance the shards (equal bytes, not equal files), and check that rank's disk, mount and
+                processors; give its loader more workers and prefetching.{end}""",
             ),
             mutes=("straggler_rank", "input_bound", *_WAITS_FOR_A_RANK),
         ),
@@ -921,9 +921,9 @@ CAUSES: dict[str, Cause] = {
                 "warning",
                 Straggler(),
                 "The hardware of one rank delays all others.",
-                """The other ranks of run {run} wait {share} of each step for rank {rank}, whose GPU is slow: its clock
-                is under its peers', or it has an alert of its own. See that GPU's alerts; drain or replace it if it
-                lasts, and go on without its node meanwhile.""",
+                """The other ranks of run {run} wait {share} of each step for {straggler}{slowed_or}, whose GPU is
+                slow: its clock is under its peers', or it has an alert of its own.{end} See that GPU's alerts; drain or
+                replace it if it lasts, and go on without its node meanwhile.""",
             ),
             mutes=("straggler_rank", *_WAITS_FOR_A_RANK),
             is_slowness=True,

@@ -30,6 +30,14 @@ def texts(by_value: Mapping[str, Text]) -> list[Json]:
     return [{"type": "value", "options": options}]
 
 
+def patterns(by_pattern: Mapping[str, Text]) -> list[Json]:
+    """Map values by regular expressions, of which the first that matches counts; `$1` is its first group."""
+    return [
+        {"type": "regex", "options": {"pattern": f"/{pattern}/", "result": text.json(index)}}
+        for index, (pattern, text) in enumerate(by_pattern.items())
+    ]
+
+
 def absent_as(text: str) -> list[Json]:
     """Map what is missing to a text, as in a cell of a table that no series fills."""
     return [{"type": "special", "options": {"match": "null+nan", "result": {"text": text, "color": GREY, "index": 0}}}]

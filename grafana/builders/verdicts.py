@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from grafana.builders import Json
-from grafana.builders.field import Override, Text, by_name, texts
+from grafana.builders.field import Override, Text, by_name, patterns, texts
 from stallscope.causes import CAUSES, CODES, COLOURS, REMAINDER_COLOURS, REMAINDERS
+from stallscope.verdict_words import ROOT_WORDS, root_words
 
 TITLES: dict[str, str] = {
     **{name: title for name, (title, _remedy) in REMAINDERS.items()},
@@ -82,6 +83,38 @@ def with_remedy(expression: str) -> str:
     return f'label_replace({expression}, "remedy", "$1", "cause", "(.*)")'
 
 
+def with_culprit(verdicts: str, matchers: str) -> str:
+    """PromQL that adds the culprit of a run's verdict and its root cause, where they are known.
+
+    The label `culprit` is as `rank 3, GPU 1 of node1:9400: thermal_throttle`, for `culprit_column`. The label `root` is
+    the root cause.
+
+    Args:
+        verdicts: verdicts of runs with the labels `cluster`, `namespace`, `run` and `cause`.
+        matchers: what narrows the culprits to these runs.
+    """
+    place = f'label_join(run:culprit:info{{{matchers}}}, "culprit", ";", "rank", "gpu", "mig", "instance")'
+    for pattern, words in (
+        ("([^;]*);([^;]+);;(.*)", "rank $1, GPU $2 of $3"),
+        ("([^;]*);([^;]+);([^;]+);(.*)", "rank $1, GPU $2 MIG $3 of $4"),
+        ("([^;]*);;;(.*)", "rank $1 of $2"),
+    ):
+        place = f'label_replace({place}, "culprit", "{words}", "culprit", "{pattern}")'
+    place = f'label_replace({place}, "root", "$1", "cause", "(.*)")'
+    found = (
+        f'max by (cluster, namespace, run, culprit, root) (label_join({place}, "culprit", ": ", "culprit", "cause"))'
+    )
+    return (
+        f"{verdicts} * on (cluster, namespace, run) group_left (culprit, root) {found}"
+        f" or on (cluster, namespace, run) {verdicts}"
+    )
+
+
+def with_root_remedy(expression: str) -> str:
+    """PromQL that has the root cause in the label `remedy`, where `with_culprit` found one, and else the cause."""
+    return f'label_replace({with_remedy(expression)}, "remedy", "$1", "root", "(.+)")'
+
+
 def with_runbook(expression: str) -> str:
     """PromQL that has the cause once more, in the label `runbook`, where there is a page; see `runbook_by_cause`."""
     copied = f'label_replace({expression}, "runbook", "$1", "cause", "(.*)")'
@@ -108,6 +141,19 @@ def in_colour() -> dict[str, object]:
 def title_column(heading: str, among: Iterable[str] = VERDICTS) -> Override:
     """A table's column of causes, each as its title in its colour."""
     return by_name(heading, mappings=by_cause(among), custom__width=210, **in_colour())
+
+
+def culprit_column(heading: str = "Culprit") -> Override:
+    """A table's column of culprits, as `with_culprit` makes them: rank, GPU, node and root cause."""
+    causes = [name for name in VERDICTS if name in CAUSES and (name in ROOT_WORDS or CAUSES[name].tier)]
+    words = {f"^(.*): {name}$": Text(f"$1: {root_words(name)}", colour_of(name)) for name in causes}
+    return by_name(
+        heading,
+        mappings=patterns(words),
+        custom__cellOptions={"type": "color-text", "wrapText": True},
+        custom__displayMode="color-text",
+        custom__width=260,
+    )
 
 
 def columns(among: Iterable[str] = VERDICTS) -> list[Override]:

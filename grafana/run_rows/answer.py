@@ -17,10 +17,13 @@ from grafana.builders.verdicts import (
     cause_colours,
     coded,
     columns,
+    culprit_column,
     in_colour,
     remedy_by_cause,
     runbook_by_cause,
+    with_culprit,
     with_remedy,
+    with_root_remedy,
     with_runbook,
 )
 from grafana.run_rows.asking import (
@@ -123,14 +126,23 @@ def _goodput() -> Panel:
 def _change() -> Panel:
     return table(
         "What to change first",
-        "The remedy for the verdict, in one sentence. The runbook says how to confirm it, and how to go about it.",
+        "The remedy for the verdict, in one sentence, and the rank, GPU, node and root cause where one rank is to "
+        "blame. The runbook says how to confirm it, and how to go about it.",
         [
             Query(
-                with_remedy(with_runbook(f"max by ({BY_RUN}, cause) (run:verdict:ratio5m{{{RUN}}})")),
+                with_root_remedy(
+                    with_runbook(with_culprit(f"max by ({BY_RUN}, cause) (run:verdict:ratio5m{{{RUN}}})", RUN))
+                ),
                 table=True,
             ),
         ],
-        columns={"run": "Run", "remedy": "What to change", "Value": "Lost to it", "runbook": "Runbook"},
+        columns={
+            "run": "Run",
+            "culprit": "Culprit",
+            "remedy": "What to change",
+            "Value": "Lost to it",
+            "runbook": "Runbook",
+        },
         width=16,
         height=4,
         overrides=[
@@ -141,6 +153,7 @@ def _change() -> Panel:
                 custom__minWidth=260,
             ),
             by_name("Run", custom__width=140),
+            culprit_column(),
             by_name("Lost to it", unit="percentunit", decimals=0, custom__width=90),
             _runbook_column(),
         ],

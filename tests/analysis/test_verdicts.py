@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from stallscope.analysis.prometheus import Prometheus, PrometheusError, Series
-from stallscope.analysis.verdicts import USEFUL_SECONDS, WATCHED_SECONDS, RunName, Verdict, VerdictWatch
+from stallscope.analysis.verdicts import USEFUL_SECONDS, WATCHED_SECONDS, Culprit, RunName, Verdict, VerdictWatch
 from stallscope.sampling.clock import ScriptedClock
 from tests.analysis.servers import prometheus
 
@@ -38,7 +38,7 @@ class Scripted:
         assert self.may_answer.wait(60)
         if self.problem is not None:
             raise self.problem
-        return self.answers.get(expression.partition(":ratio5m")[0].replace(":", "_"), ())
+        return self.answers.get(expression.partition("{")[0].removesuffix(":ratio5m").replace(":", "_"), ())
 
     def await_questions(self, number: int) -> None:
         with self.came:
@@ -69,6 +69,7 @@ def test_it_asks_for_the_runs_and_gpus_that_somebody_looks_at(watch: Make) -> No
     watching.ask()
     assert server.asked == [
         'run:time_lost:ratio5m{run=~"a|b\\\\.c"}',
+        'run:culprit:info{run=~"a|b\\\\.c"}',
         'run:verdict:ratio5m{run=~"a|b\\\\.c"}',
         'gpu:verdict:ratio5m{uuid=~"GPU-1|GPU-2"}',
     ]
@@ -96,6 +97,27 @@ def test_it_tells_cause_share_total_and_age(watch: Make, clock: ScriptedClock) -
     assert told.runs == {RESNET: Verdict("input_bound", 0.4, 0.5)}
     assert told.gpus == {"GPU-1": Verdict("thermal_throttle", 0.1)}
     assert (told.age, told.problem) == (12, "")
+
+
+HOT = {"rank": "3", "instance": "b:9400", "gpu": "1", "uuid": "GPU-1", "mig": "", "cause": "thermal_throttle"}
+
+
+def test_a_verdict_of_a_run_has_the_rank_gpu_and_root_cause_to_blame(watch: Make) -> None:
+    verdict = [series(0.2, run="resnet50", cause="straggler_hw")]
+    watching = watch(Scripted(run_verdict=verdict, run_culprit_info=[series(1, run="resnet50", **HOT)]))
+    watching.look([RESNET], [])
+    watching.ask()
+    blamed = Culprit("3", "b:9400", "1", "", "thermal_throttle")
+    assert watching.look([RESNET], []).runs == {RESNET: Verdict("straggler_hw", 0.2, None, blamed)}
+
+
+def test_runs_of_one_name_with_different_culprits_have_none(watch: Make) -> None:
+    verdict = [series(0.2, run="resnet50", cause="straggler_hw")]
+    culprits = [series(1, run="resnet50", **HOT), series(1, cluster="b", run="resnet50", **{**HOT, "rank": "0"})]
+    watching = watch(Scripted(run_verdict=verdict, run_culprit_info=culprits))
+    watching.look([RESNET], [])
+    watching.ask()
+    assert watching.look([RESNET], []).runs[RESNET].culprit is None
 
 
 def test_before_the_first_answer_it_knows_nothing(watch: Make) -> None:

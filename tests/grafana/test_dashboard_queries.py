@@ -320,6 +320,35 @@ def test_the_fleet_tells_what_each_run_suffers_from(library: Library) -> None:
     assert {part: said[part] for part in VERDICTS} == VERDICTS
 
 
+CULPRITS = {
+    "straggling": "rank 3, GPU 1 of straggling1:19400: thermal_throttle",
+    "broken": "rank 3, GPU 1 of broken1:19400: lost",
+    "waiting": None,
+    HEALTHY: None,
+}
+"""Culprit of the run of a part, before its cause is put into words."""
+
+
+def test_the_fleet_names_the_culprit_of_a_run_and_none_where_no_rank_is_to_blame(library: Library) -> None:
+    found = library.found("stallscope-fleet", "hot", ("Runs that lose the most", "A"))
+    said = {series["metric"]["run"]: series["metric"].get("culprit") for series in found}
+    assert {part: said[part] for part in CULPRITS} == CULPRITS
+
+
+def test_the_fleet_lists_a_hung_run_with_a_lost_gpu_as_such_with_all_of_its_time(library: Library) -> None:
+    found = library.found("stallscope-fleet", "hot", ("Runs that lose the most", "A"))
+    (broken,) = [series for series in found if series["metric"]["run"] == "broken"]
+    assert (broken["metric"]["cause"], float(broken["value"][1])) == ("lost", 1.0)
+
+
+@pytest.mark.parametrize("part", CULPRITS)
+def test_the_run_dashboard_names_the_culprit_with_the_remedy_for_the_root_cause(library: Library, part: str) -> None:
+    (series,) = library.found("stallscope-run", part, ("What to change first", "A"))
+    said = CULPRITS[part]
+    assert series["metric"].get("culprit") == said
+    assert series["metric"]["remedy"] == (said.rpartition(": ")[2] if said else VERDICTS[part])
+
+
 def test_all_stands_for_everything_and_for_what_has_no_cluster(library: Library) -> None:
     values = library.opened("stallscope-fleet", "hot").values
     assert values["cluster"] == ALL

@@ -374,3 +374,64 @@ def test_the_text_of_a_lost_gpu_names_the_run_that_it_stops(rulebook: Rulebook) 
             "dashboard_url": "/d/stallscope-gpu?var-instance=node1%3A19400&var-gpu=0",
         },
     )
+
+
+STRAGGLER_PHASES = {"forward": 0.3, "backward": 0.5, "communication": 0.01}
+WAITING_PHASES = {"forward": 0.3, "backward": 0.29, "communication": 0.21}
+
+
+def delayed(clock: float = 1.0, throttled: dict[str, float] | None = None) -> Story:
+    """Three ranks that wait for rank 0, whose GPU may be slow."""
+    story = exporter()
+    for number in range(4):
+        phases = WAITING_PHASES if number else STRAGGLER_PHASES
+        story += rank(number, phases=phases, other_phase="optimizer", gpus=((str(number), f"GPU-{number}"),))
+        story += gpu(number, idle=0.0) if number else gpu(0, idle=0.0, clock=clock, throttled=throttled)
+    return story
+
+
+def straggler_text(cause: str, description: str, summary: str) -> tuple[dict[str, str], dict[str, str]]:
+    """Labels and annotations of an alert on rank 0 that delays the others."""
+    name = "".join(word.capitalize() for word in cause.split("_"))
+    labels = {"run": "train", "rank": "0", "severity": "warning", "cause": cause, "job_class": "production"}
+    annotations = {
+        "summary": summary,
+        "description": description,
+        "lost": "19.2 GPU-hours a day",
+        "runbook_url": f"https://github.com/stallscope/stallscope/blob/main/alerts/runbooks/Training{name}.md",
+        "dashboard_url": "/d/stallscope-run?var-run=train",
+    }
+    return labels, annotations
+
+
+def test_the_text_on_slow_hardware_names_gpu_node_and_root_cause_with_its_remedy(rulebook: Rulebook) -> None:
+    labels, annotations = straggler_text(
+        "straggler_hw",
+        "The other ranks of run train wait 20% of each step for rank 0, GPU 0 of node1:19400: slowed by heat. Check "
+        "airflow, fans and inlet temperature. See that GPU's alerts; drain or replace it if it lasts, and go on "
+        "without its node meanwhile.",
+        "The hardware of one rank delays all others.",
+    )
+    rulebook.check_text(delayed(0.7, {"hw_thermal": 1.0}), "TrainingStragglerHw", labels, annotations)
+
+
+def test_the_text_on_slow_hardware_without_a_root_cause_names_the_clock(rulebook: Rulebook) -> None:
+    labels, annotations = straggler_text(
+        "straggler_hw",
+        "The other ranks of run train wait 20% of each step for rank 0, GPU 0 of node1:19400, whose GPU is slow: its "
+        "clock is under its peers', or it has an alert of its own. See that GPU's alerts; drain or replace it if it "
+        "lasts, and go on without its node meanwhile.",
+        "The hardware of one rank delays all others.",
+    )
+    rulebook.check_text(delayed(0.7), "TrainingStragglerHw", labels, annotations)
+
+
+def test_the_text_on_a_slow_rank_names_its_gpu_and_node(rulebook: Rulebook) -> None:
+    labels, annotations = straggler_text(
+        "straggler_rank",
+        "The other ranks of run train wait 20% of each step for rank 0, GPU 0 of node1:19400; neither its input nor "
+        "its GPU shows why. Compare its work (longer sequences, more experts or layers, logging on rank 0) and its "
+        "host (other jobs, processor binding) with the others'; rebalance the work, or move the rank to another node.",
+        "One rank delays all others.",
+    )
+    rulebook.check_text(delayed(), "TrainingStragglerRank", labels, annotations)

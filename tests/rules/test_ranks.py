@@ -228,6 +228,31 @@ def test_all_ranks_lose_their_time_to_the_gpu_that_one_of_them_lost(rulebook: Ru
     )
 
 
+def hung_without_rank_0(**lost: str) -> Story:
+    """Ranks that wait for rank 0, whose process has ended; one of them has a GPU that its power brake slows."""
+    stopped = growing_until(15)
+    story = [each for number in (1, 2) for each in member(number, LATE, last_step=stopped)]
+    story += member(3, LATE, last_step=stopped, clock=0.9, throttled={"power_brake": 0.4})
+    gone = [
+        (name, until(15) if name.startswith("stallscope_training_state{") and 'state="running"' in name else values)
+        for name, values in rank(0, gpus=(("0", "GPU-0"),), last_step=stopped)
+    ]
+    return story + gone + gpu(0, idle=None, **lost)
+
+
+def test_a_hung_run_whose_rank_ended_with_its_gpu_has_lost_that_gpu(rulebook: Rulebook) -> None:
+    story = hung_without_rank_0(up=until(15))
+    rulebook.check_percent(story, RUN_VERDICT, [(of_run("lost"), 100)])
+    rulebook.check(story, {"1 * run:culprit:info": [({**of_rank(0), **of_gpu(0), "cause": "lost"}, 1)]})
+
+
+def test_a_hung_run_whose_rank_ended_with_a_sound_gpu_has_lost_none(rulebook: Rulebook) -> None:
+    rulebook.check(
+        hung_without_rank_0(),
+        {"rank_gpu:gone:info": [], 'run:verdict:ratio5m{cause="lost"}': []},
+    )
+
+
 @pytest.mark.parametrize("slow", [0, 1])
 def test_a_rank_at_something_else_is_told_by_what_the_others_do_not_spend(rulebook: Rulebook, slow: int) -> None:
     """Communication is not measured: who waits spends it in the backward pass. Forward passes vary a little."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stallscope.analysis.verdicts import RunName, Verdict, Verdicts
+from stallscope.analysis.verdicts import Culprit, RunName, Verdict, Verdicts
 from stallscope.catalogue import FAMILIES, MetricType
 from stallscope.phase_shares import PhaseShare
 from stallscope.sampling.reading import Sample
@@ -73,6 +73,16 @@ def test_verdicts_stand_with_the_run_and_under_a_gpu_that_is_itself_the_cause() 
         "  alive between epochs.\n"
     ) in said
     assert said.endswith("Verdicts: http://prometheus:9090, told 12 s ago.")
+
+
+def test_a_verdict_of_a_run_names_the_rank_to_blame_and_the_remedy_for_the_root_cause() -> None:
+    blamed = Culprit("1", "node1:19400", "1", "", "thermal_throttle")
+    runs = {RunName("resnet50", ""): Verdict("straggler_hw", 0.23, 0.31, blamed)}
+    said = shown(screen(node(*LATER), verdicts=VERDICTS._replace(runs=runs)), 300)
+    assert (
+        "Verdict: One rank's hardware is slow. It costs 23 % of the GPU time, all causes together 31 %. Rank 1, GPU 1 "
+        "of node1:19400: slowed by heat. Check airflow, fans and inlet temperature."
+    ) in said
 
 
 def test_verdicts_have_a_column_where_there_is_room() -> None:

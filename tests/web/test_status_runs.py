@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stallscope.analysis.verdicts import RunName, Verdict, Verdicts
+from stallscope.analysis.verdicts import Culprit, RunName, Verdict, Verdicts
 from stallscope.intake.runs import Held
 from stallscope.report import STEP_BUCKET_COUNT, StepSeconds
 from stallscope.sampling.clock import ScriptedClock
@@ -220,6 +220,24 @@ def test_the_verdict_tells_cause_cost_and_remedy() -> None:
         "Read from local NVMe or memory, in larger sequential shards."
     )
     assert [asked for asked, _gpus in told.asked] == [[NAMESPACED]]
+
+
+HOT = Culprit("3", "b:9400", "1", "", "thermal_throttle")
+
+
+def test_a_verdict_names_rank_gpu_node_and_root_cause_with_its_remedy() -> None:
+    told = judged(runs={NAMESPACED: Verdict("straggler_hw", 0.21, 0.21, HOT)})
+    article = run(held(info={"namespace": "research"}), verdicts=told)
+    assert article.one(class_="verdict").text == (
+        "Verdict: One rank's hardware is slow. It costs 21 % of the GPU time. Rank 3, GPU 1 of b:9400: slowed by heat. "
+        "Check airflow, fans and inlet temperature."
+    )
+
+
+def test_names_of_a_culprit_are_text_and_nothing_else() -> None:
+    told = judged(runs={NAMESPACED: Verdict("straggler_hw", 0.21, None, Culprit("<b>", "<i>", "<u>", "<s>", "<a>"))})
+    article = run(held(info={"namespace": "research"}), verdicts=told)
+    assert "Rank <b>, GPU <u> MIG <s> of <i>: <a>. Drain or replace" in article.one(class_="verdict").text
 
 
 def test_the_total_is_told_only_where_it_is_another_figure() -> None:

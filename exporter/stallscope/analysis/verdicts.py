@@ -35,6 +35,17 @@ class RunName(NamedTuple):
     namespace: str
 
 
+class Culprit(NamedTuple):
+    """The rank and GPU that a run's verdict is about, and the root cause, as in `run:culprit:info`."""
+
+    rank: str
+    instance: str
+    gpu: str
+    """Index of the GPU; empty if the rank has no known GPU."""
+    mig: str
+    cause: str
+
+
 class Verdict(NamedTuple):
     """A primary cause."""
 
@@ -43,6 +54,8 @@ class Verdict(NamedTuple):
     """Share of GPU time that it costs."""
     lost: float | None = None
     """Share that all causes together cost, where told."""
+    culprit: Culprit | None = None
+    """None for a GPU, and for a run whose verdict names no single rank."""
 
 
 class Verdicts(NamedTuple):
@@ -143,12 +156,13 @@ class VerdictWatch:
         lost: dict[RunName, float] = {}
         for name, _cause, share in _shares(self._server.query(f"run:time_lost:ratio5m{matcher}"), _run_name):
             lost[name] = max(share, lost.get(name, 0.0))
+        culprits = _culprits(self._server.query(f"run:culprit:info{matcher}"))
         runs: dict[RunName, Verdict] = {}
         ambiguous = set()
         for name, cause, share in _shares(self._server.query(f"run:verdict:ratio5m{matcher}"), _run_name):
             if name in runs and runs[name].cause != cause:
                 ambiguous.add(name)
-            runs[name] = Verdict(cause, share, lost.get(name))
+            runs[name] = Verdict(cause, share, lost.get(name), culprits.get(name))
         asked = frozenset(names)
         return {name: runs[name] for name in runs.keys() & (asked - ambiguous)}, asked & ambiguous
 
@@ -171,6 +185,19 @@ class VerdictWatch:
                 continue
             self.ask()
             self._stopping.wait(self._interval)
+
+
+def culprit_of(labels: Mapping[str, str]) -> Culprit:
+    """Return the culprit that the labels of a series of `run:culprit:info` name."""
+    return Culprit(*(labels.get(name, "") for name in Culprit._fields))
+
+
+def _culprits(series: Iterable[Series]) -> dict[RunName, Culprit]:
+    """Return the culprit by run, without runs of one name that have different ones."""
+    found: dict[RunName, set[Culprit]] = {}
+    for labels, _value in series:
+        found.setdefault(_run_name(labels), set()).add(culprit_of(labels))
+    return {name: next(iter(culprits)) for name, culprits in found.items() if len(culprits) == 1}
 
 
 def _run_name(labels: Mapping[str, str]) -> RunName:

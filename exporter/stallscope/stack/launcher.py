@@ -182,7 +182,7 @@ def _watch(
     components: Sequence[Component], prometheus: Prometheus, alertmanager: Alertmanager, stop: StopRequest
 ) -> int:
     """Tell of verdicts and alerts as they come and go, and of parts that end, until a stop is asked for."""
-    verdicts: dict[str, str] = {}
+    verdicts: dict[str, tuple[str, str]] = {}
     shown: dict[tuple[tuple[str, str], ...], Alert] = {}
     ended: set[str] = set()
     while not stop.wait(_WATCH_SECONDS):
@@ -198,9 +198,10 @@ def _watch(
         except (requests.RequestException, KeyError, ValueError):
             continue  # one of the two has ended, or is not well
         for run, verdict in judged.items():
-            if verdict.cause != verdicts.get(run, "insufficient_data"):
+            cause, culprit = verdicts.get(run, ("insufficient_data", ""))
+            if verdict.cause != cause or (verdict.culprit and verdict.culprit != culprit):
                 screen.say(screen.verdict(run, verdict))
-            verdicts[run] = verdict.cause
+            verdicts[run] = verdict.cause, verdict.culprit
         for labels in firing.keys() - shown.keys():
             screen.say(screen.alert(firing[labels]))
         for labels in shown.keys() - firing.keys():

@@ -7,6 +7,9 @@ from typing import Any, NamedTuple
 
 import requests
 
+from stallscope.analysis.verdicts import culprit_of
+from stallscope.verdict_words import phrase_of
+
 _TIMEOUT_SECONDS = 2.0
 _SELDOM_SECONDS = 60.0
 """Rules that look back over hours are evaluated so seldom that nobody is made to wait for their first time."""
@@ -27,6 +30,8 @@ class Verdict(NamedTuple):
 
     cause: str
     share: float
+    culprit: str = ""
+    """The rank and GPU to blame and the root cause; empty if there is none."""
 
 
 class Prometheus:
@@ -48,8 +53,14 @@ class Prometheus:
 
     def verdicts(self) -> dict[str, Verdict]:
         """Where each run's time goes, by run."""
+        culprits = {
+            series["metric"]["run"]: phrase_of(culprit_of(series["metric"]))
+            for series in self._query("run:culprit:info")
+        }
         return {
-            series["metric"]["run"]: Verdict(series["metric"]["cause"], float(series["value"][1]))
+            (run := series["metric"]["run"]): Verdict(
+                series["metric"]["cause"], float(series["value"][1]), culprits.get(run, "")
+            )
             for series in self._query("run:verdict:ratio5m")
         }
 

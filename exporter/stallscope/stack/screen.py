@@ -84,7 +84,8 @@ def verdict(run: str, judged: Verdict) -> str:
     """Where a run's time goes, as the rules see it now."""
     figure = f"{judged.share:.0%}" if judged.share >= _LEAST_SHARE else f"under {_LEAST_SHARE:.0%}"
     lost = f", {figure} of its time lost" if judged.share else ""
-    return f"{clock()}  verdict on run {run}: {judged.cause}{lost}"
+    culprit = f"; {judged.culprit}" if judged.culprit else ""
+    return f"{clock()}  verdict on run {run}: {judged.cause}{lost}{culprit}"
 
 
 def alert(firing: Alert) -> str:

@@ -153,4 +153,9 @@ def _ratios(phases: Mapping[str, float]) -> dict[str, float]:
 def _verdict(verdict: Verdict | None) -> dict[str, Any] | None:
     if verdict is None:
         return None
-    return {"cause": verdict.cause, "share_ratio": verdict.share, "lost_ratio": verdict.lost}
+    return {
+        "cause": verdict.cause,
+        "share_ratio": verdict.share,
+        "lost_ratio": verdict.lost,
+        "culprit": verdict.culprit._asdict() if verdict.culprit is not None else None,
+    }

@@ -11,9 +11,10 @@ ROLES = {"critical": "bad", "warning": "warn"}
 
 
 def verdict_lines(verdict: Verdict, width: int, indent: str, *, with_gpus: bool = True) -> list[Line]:
-    """A verdict with its cost and what to change first."""
+    """A verdict with its cost, the rank to blame and what to change first."""
     words = words_of(verdict, with_gpus=with_gpus)
-    said = " ".join(each for each in (f"Verdict: {readable(words.title)}.", words.cost, words.remedy) if each)
+    title = f"Verdict: {readable(words.title)}."
+    said = " ".join(each for each in (title, words.cost, words.culprit, words.remedy) if each)
     healthy = "good" if verdict.cause == "healthy" else ""
     return wrapped(said, width, ROLES.get(words.severity or "", healthy), indent)
 

@@ -31,6 +31,7 @@ from stallscope.analysis.report.options import Options
 from stallscope.analysis.report.subject import of_everything, of_nodes, of_run
 from stallscope.analysis.report.words import percent
 from stallscope.analysis.runs import Run, find_run
+from stallscope.causes import CAUSES
 from tests.filled_prometheus import FilledPrometheus
 from tests.installation import HEALTHY, part
 from tests.installation import PARTS as INSTALLED
@@ -244,6 +245,27 @@ def test_the_straggler_is_named_with_its_gpu_and_what_ails_it(report_of: Report)
     first, *others = table(document, "ranks", "Ranks")
     assert first["Rank"] == "3"
     assert all(number(first["Waited for"]) > 10 * number(row["Waited for"]) for row in others)
+
+
+def test_the_summary_and_the_first_advice_name_rank_gpu_node_and_root_cause(report_of: Report) -> None:
+    document = report_of("straggling")
+    blamed = "rank 3, GPU 1 of straggling1:19400: slowed by heat"
+    remedy = "Check airflow, fans and inlet temperature."
+    assert f"One rank's hardware is slow: {blamed}, for " in words(document, "summary")
+    assert remedy in words(document, "summary")
+    assert advice(document)[0].advice == f"R{blamed[1:]}. {remedy}"
+    assert document.highlights[0].note == blamed
+
+
+def test_a_hung_run_is_reported_as_the_lost_gpu_of_the_rank_that_ended(report_of: Report) -> None:
+    assert "GPU lost: rank 3, GPU 1 of broken1:19400: GPU lost, for " in words(report_of("broken"), "summary")
+
+
+def test_no_rank_is_blamed_where_no_culprit_is_recorded(server: Prometheus, run_of: FindRun) -> None:
+    document = build(of_run(server, run_of("straggling")), Partly(server, "run:culprit:info"), PRICES)
+    assert "slowed by heat" not in words(document, "summary")
+    assert advice(document)[0].advice == CAUSES["straggler_hw"].remedy
+    assert document.highlights[0].note == "the verdict that held longest"
 
 
 def test_a_rank_that_is_gone_is_named(report_of: Report) -> None:

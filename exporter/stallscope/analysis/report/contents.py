@@ -30,12 +30,13 @@ from stallscope.analysis.report import (
     utilisation,
 )
 from stallscope.analysis.report.asking import Asker, Server
+from stallscope.analysis.report.culprits import Blamed, culprits
 from stallscope.analysis.report.document import Document, Notice, Section
 from stallscope.analysis.report.options import Options
 from stallscope.analysis.report.subject import Subject
 from stallscope.analysis.report.whereabouts import listed, verdicts_of_each, whereabouts
 
-PARTS = 18
+PARTS = 19
 """How often `progress` is called for a whole report, at most."""
 
 _Answer = TypeVar("_Answer")
@@ -88,8 +89,11 @@ def build(
     fired = attempt("Alerts", lambda: alerts_of.alerts(asker, found), alerts_of.not_told)
     where = attempt("Where causes show", lambda: whereabouts(asker, found), lambda _: {})
     verdicts = attempt("Verdicts of each", lambda: verdicts_of_each(asker), lambda _: set())
+    blamed: dict[str, Blamed] = {}
+    if run is not None:
+        blamed = attempt("Who is to blame", lambda: culprits(asker), lambda _: {})
     number = len(found.places) if found is not None else round(lost.gpu_seconds / max(1.0, lost.seconds))
-    advice = recommendations.Found(lost, fired, where, verdicts, number)
+    advice = recommendations.Found(lost, fired, where, verdicts, number, blamed)
 
     sections = [attempt(title, ask, partial(_failed, key, title)) for key, title, ask in _parts(asker, advice, found)]
     sections.append(
@@ -109,7 +113,7 @@ def build(
         start=subject.start,
         end=subject.end,
         sections=tuple(sections),
-        highlights=summary.highlights(asker, lost),
+        highlights=summary.highlights(asker, lost, blamed),
         live=subject.live,
         zone=asker.options.zone,
         currency=asker.options.currency,
@@ -124,7 +128,7 @@ def _parts(
     lost, fired = advice.lost, advice.alerts
     advised = recommendations.recommendations(asker, advice)
     parts: list[tuple[str, str, Callable[[], Section]]] = [
-        (summary.KEY, "Summary", lambda: summary.section(asker, lost, found)),
+        (summary.KEY, "Summary", lambda: summary.section(asker, lost, found, advice.blamed)),
         (recommendations.KEY, "What to change", lambda: recommendations.section(advice, advised)),
         (lost_time.KEY, "Where GPU time went", lambda: lost_time.section(asker, lost)),
         (timeline.KEY, "Verdicts over time", lambda: timeline.section(asker, lost, found)),

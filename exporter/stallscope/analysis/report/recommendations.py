@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from stallscope.analysis.report.alerts import Alerts
 from stallscope.analysis.report.asking import Asker
+from stallscope.analysis.report.culprits import Blamed
 from stallscope.analysis.report.document import Block, Fact, Notice, Paragraph, Recommendation, Section
 from stallscope.analysis.report.lost_time import Loss, LostTime
 from stallscope.analysis.report.whereabouts import listed
@@ -34,6 +35,8 @@ class Found(NamedTuple):
     """Causes that were the verdict of some rank or GPU."""
     number: int
     """Of ranks, or of GPUs where the subject is no run; of one alone it goes without saying where."""
+    blamed: Mapping[str, Blamed]
+    """The culprit of a run, by the cause that was its verdict."""
 
 
 def recommendations(asker: Asker, found: Found) -> tuple[Recommendation, ...]:
@@ -127,9 +130,9 @@ def _of_loss(asker: Asker, found: Found, loss: Loss) -> _Advice:
     if money is not None:
         gain.append(Fact("Money", money, "money"))
         words += "; " + _price(asker, hours, loss.joules, money)
-    return _Advice(
-        loss.cause, loss.gpu_seconds, tuple(gain), words + ".", CAUSES[loss.cause].remedy, _evidence(asker, found, loss)
-    )
+    blamed = found.blamed.get(loss.cause)
+    remedy = CAUSES[loss.cause].remedy if blamed is None else blamed.sentence
+    return _Advice(loss.cause, loss.gpu_seconds, tuple(gain), words + ".", remedy, _evidence(asker, found, loss))
 
 
 def _price(asker: Asker, hours: float, joules: float | None, money: float) -> str:

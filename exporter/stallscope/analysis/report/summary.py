@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from stallscope.analysis.expressions import any_of, quoted
 from stallscope.analysis.report.asking import Asker, settled
+from stallscope.analysis.report.culprits import Blamed, culprits_of_runs
 from stallscope.analysis.report.document import Block, Column, Fact, Facts, Notice, Paragraph, Section, Table, Value
 from stallscope.analysis.report.lost_time import LostTime
 from stallscope.analysis.report.ranks import Ranks
@@ -15,10 +16,15 @@ from stallscope.analysis.report.words import percent, plain, title_of
 from stallscope.analysis.runs import Run
 from stallscope.catalogue import GONE_STATES
 from stallscope.readable import duration
+from stallscope.verdict_words import remedy_of
 
 KEY = "summary"
 _INFO = "1h"
 """So far back at the end what hardly changes is looked for."""
+_CULPRITS = 3
+"""Verdicts whose culprit the summary names."""
+_LEAST_SECONDS = 60.0
+"""Time from which on it names one."""
 _ENDED = frozenset({"finished", *GONE_STATES})
 _TOLD = {
     "framework": "Framework",
@@ -30,21 +36,26 @@ _TOLD = {
 }
 
 
-def section(asker: Asker, lost: LostTime, found: Ranks | None) -> Section:
-    """Tell it."""
+def section(asker: Asker, lost: LostTime, found: Ranks | None, blamed: Mapping[str, Blamed]) -> Section:
+    """Tell it; `blamed` are the culprits of a run by the cause that was its verdict."""
     run = asker.subject.run
     if run is None or found is None:
         return Section(KEY, "Summary", tuple(_of_gpus(asker, lost)))
-    blocks = [*_lead(asker, lost), _job(asker, run, lost, found), _work(asker), _cost(asker, lost, found)]
-    return Section(KEY, "Summary", tuple(blocks))
+    said = [*_lead(asker, lost), *_culprits(lost, blamed)]
+    return Section(KEY, "Summary", (*said, _job(asker, run, lost, found), _work(asker), _cost(asker, lost, found)))
 
 
-def highlights(asker: Asker, lost: LostTime) -> tuple[Fact, ...]:
+def highlights(asker: Asker, lost: LostTime, blamed: Mapping[str, Blamed]) -> tuple[Fact, ...]:
     """The few numbers at the top."""
     hours = None if lost.lost is None else lost.lost / 3600
     verdict = lost.most_under_verdict
     facts = [
-        Fact("Mostly", verdict, "cause", "the verdict that held longest"),
+        Fact(
+            "Mostly",
+            verdict,
+            "cause",
+            blamed[verdict].phrase if verdict and verdict in blamed else "the verdict that held longest",
+        ),
         Fact("Lost", lost.share, "share", f"of the {lost.unit} time"),
         Fact(
             f"{lost.unit}-hours lost",
@@ -72,6 +83,16 @@ def _lead(asker: Asker, lost: LostTime) -> list[Block]:
         return [Notice("good", f"No loss of {lost.unit} time was found.{besides}")]
     text += f", most of it to “{title_of(costliest.cause)}” ({percent(costliest.share)}).{besides}"
     return [Paragraph(text)]
+
+
+def _culprits(lost: LostTime, blamed: Mapping[str, Blamed]) -> list[Block]:
+    """Return who is to blame for the verdicts that held longest."""
+    long = [cause for cause in blamed if blamed[cause].seconds >= _LEAST_SECONDS]
+    order = sorted(long, key=lambda cause: -lost.under_verdict.get(cause, 0.0))
+    return [
+        Notice("warning", f"{title_of(cause)}: {blamed[cause].evidence}. {remedy_of(blamed[cause].culprit)}".rstrip())
+        for cause in order[:_CULPRITS]
+    ]
 
 
 def _job(asker: Asker, run: Run, lost: LostTime, found: Ranks) -> Facts:
@@ -259,11 +280,13 @@ def _runs(asker: Asker) -> list[Block]:
         for each in asker.ask(f"max by ({RUN_LABELS}, cause) ({held})"):
             run, told = _run_of(each.labels), (each.value, each.labels.get("cause", ""))
             verdicts[run] = max(verdicts.get(run, told), told)
+    blamed = culprits_of_runs(asker, f"run=~{among}") if costliest else {}
     for each in costliest:
         run = _run_of(each.labels)
         total = by_run.get(run)
         verdict = verdicts[run][1] if run in verdicts else None
-        rows.append((run[2], run[1], run[0], verdict, total, each.value, each.value / total if total else None))
+        share = each.value / total if total else None
+        rows.append((run[2], run[1], run[0], verdict, blamed.get(run, ""), total, each.value, share))
     left = round(number) - len(rows)
     return [
         Table(
@@ -272,6 +295,7 @@ def _runs(asker: Asker) -> list[Block]:
                 Column("Namespace"),
                 Column("Cluster"),
                 Column("Mostly", "cause", "the verdict that held longest"),
+                Column("Culprit", note="rank, GPU, node and root cause that held longest"),
                 Column("GPU-hours", "gpu_hours"),
                 Column("Lost", "gpu_hours"),
                 Column("Share", "share", "of its GPU time"),

@@ -12,13 +12,14 @@ _REASON_LENGTH = 300
 
 
 def verdict_line(verdict: Verdict, *, with_gpus: bool = True) -> str:
-    """A verdict with its cost and what to change first."""
-    words = words_of(verdict, with_gpus=with_gpus)
+    """A verdict with its cost, the rank to blame and what to change first."""
+    words = words_of(verdict, with_gpus=with_gpus, name=foreign)
     if verdict.cause not in CAUSES:
         return f'<p class="quiet">Verdict: {foreign(words.title)}. {words.remedy}</p>'
     css = {"critical": "bad", "warning": "warn"}.get(words.severity or "", "quiet")
     cost = f" {words.cost}" if words.cost else ""
-    return f'<p class="verdict {css}"><strong>Verdict: {words.title}.</strong>{cost} {words.remedy}</p>'
+    culprit = f" {words.culprit}" if words.culprit else ""
+    return f'<p class="verdict {css}"><strong>Verdict: {words.title}.</strong>{cost}{culprit} {words.remedy}</p>'
 
 
 def gpu_verdict_line(verdict: Verdict) -> str:
