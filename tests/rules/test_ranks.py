@@ -228,7 +228,7 @@ def test_all_ranks_lose_their_time_to_the_gpu_that_one_of_them_lost(rulebook: Ru
     )
 
 
-def hung_without_rank_0(**lost: str) -> Story:
+def hung_without_rank_0(up: str = steady(1)) -> Story:
     """Ranks that wait for rank 0, whose process has ended; one of them has a GPU that its power brake slows."""
     stopped = growing_until(15)
     story = [each for number in (1, 2) for each in member(number, LATE, last_step=stopped)]
@@ -237,7 +237,7 @@ def hung_without_rank_0(**lost: str) -> Story:
         (name, until(15) if name.startswith("stallscope_training_state{") and 'state="running"' in name else values)
         for name, values in rank(0, gpus=(("0", "GPU-0"),), last_step=stopped)
     ]
-    return story + gone + gpu(0, idle=None, **lost)
+    return story + gone + gpu(0, idle=None, up=up)
 
 
 def test_a_hung_run_whose_rank_ended_with_its_gpu_has_lost_that_gpu(rulebook: Rulebook) -> None:

@@ -201,8 +201,8 @@ fault, its end, and restarts of the exporter and of Prometheus meanwhile. What t
 - The right verdict is reached at the first evaluation from which it holds for two minutes. Other verdicts until then
   are counted without the right one and without the one that held at the onset; `healthy` and `compute_bound` are one.
   Delays are those of cases whose cause must be the verdict, and whose label accepts no healthy one.
-- A hang is certain once its rank has made no step for a minute and for five of its steps; a GPU is lost at once. The
-  table of causes counts from the onset.
+- A hang is certain once its rank has made no step for a minute; a GPU is lost at once. The table of causes counts from
+  the onset.
 - Time is wrong at an evaluation with a wrong specific verdict or a harmful alert. The first ten minutes begin with the
   subject's first verdict.
 - A stopped Prometheus evaluates no rules. The rule engine used here does, on what is stored: the table is stricter.

@@ -32,8 +32,8 @@ NOTHING = "none"
 EARLY_SECONDS = 600
 """The first ten minutes, of a subject and after an onset."""
 STEADY_SECONDS = 120
-_CERTAIN_SECONDS, _CERTAIN_STEPS = 60.0, 5.0
-"""A rank without a step for both of these stands still for certain."""
+_CERTAIN_SECONDS = 60.0
+"""A rank without a step for so long stands still for certain; five of its steps take less in every case."""
 _HEALTHY_SECONDS = 300
 """A run must be healthy for so long until its first right verdict is judged."""
 STANDSTILLS = frozenset({"stalled", "hang_spin", "hang_io", "lost"})
@@ -117,10 +117,7 @@ def step_seconds(case: Case) -> float:
 
 def certain_seconds(case: Case) -> float:
     """Return how long after the onset a standstill is certain: a GPU is lost at once."""
-    if case.cause not in STANDSTILLS - {"lost"}:
-        return 0.0
-    steps = _CERTAIN_STEPS * step_seconds(case)
-    return _CERTAIN_SECONDS if math.isnan(steps) else max(_CERTAIN_SECONDS, steps)
+    return _CERTAIN_SECONDS if case.cause in STANDSTILLS - {"lost"} else 0.0
 
 
 def _grade(case: Case, second: int) -> Callable[[str], str]:
