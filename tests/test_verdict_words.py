@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from stallscope.analysis.verdicts import Culprit, Verdict
-from stallscope.causes import CAUSES
+from stallscope.causes import CAUSES, MISSING, REMAINDERS
 from stallscope.verdict_words import phrase_of, root_words, words_of
+from tests.known_names import rules
 
 HOT = Culprit("3", "b:9400", "1", "", "thermal_throttle")
 
@@ -52,3 +53,25 @@ def test_a_root_cause_that_is_not_known_leaves_the_remedy_of_the_verdict() -> No
 def test_words_of_a_root_cause_fit_into_a_template_and_a_line(cause: str) -> None:
     assert not set('"\\{}\n;') & set(root_words(cause))
     assert not set('"\\{}\n') & set(CAUSES[cause].remedy)
+
+
+def test_insufficient_data_says_what_is_awaited_the_likely_first() -> None:
+    words = words_of(Verdict("insufficient_data", 0.0, missing=("data_wait", "warmup")))
+    assert words.remedy == f"{MISSING['warmup']} {MISSING['data_wait']}"
+
+
+@pytest.mark.parametrize("missing", [(), ("a reason of tomorrow",)])
+def test_insufficient_data_for_a_reason_that_is_not_known_names_the_series(missing: tuple[str, ...]) -> None:
+    assert words_of(Verdict("insufficient_data", 0.0, missing=missing)).remedy == REMAINDERS["insufficient_data"][1]
+
+
+def test_each_reason_that_the_rules_record_has_words_with_the_thresholds_of_the_rules() -> None:
+    recorded = [rule for rule in rules() if rule.get("record") == "rank:missing:info"]
+    assert {rule["labels"]["missing"] for rule in recorded} == set(MISSING)
+    thresholds = {
+        rule["labels"]["name"]: float(rule["expr"].removeprefix("vector(").removesuffix(")"))
+        for rule in rules()
+        if rule.get("record") == "stallscope:threshold"
+    }
+    assert (thresholds["report_stale_seconds"], thresholds["warmup_seconds"]) == (300, 300)
+    assert (thresholds["warmup_steps"], thresholds["observed_share"]) == (20, 0.4)

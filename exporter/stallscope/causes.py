@@ -1571,6 +1571,16 @@ REMAINDERS: dict[str, tuple[str, str]] = {
 }
 """Title and remedy of the two verdicts that name no cause."""
 
+MISSING: dict[str, str] = {
+    "reports": "No report for five minutes: check that the process lives, and where STALLSCOPE_ADDRESS leads.",
+    "steps": "Fewer than 20 steps yet.",
+    "warmup": "The run is young: it is judged five minutes after its first step, or once its steps no longer get shorter.",
+    "standstill": "The rank stood still: it is judged again five minutes later.",
+    "data_wait": 'Phase data_wait is not reported: wrap the loader, or use phase("data_wait").',
+    "gpu_idle": "Its GPU was observed for less than two minutes of the last five: see the exporter's health if this lasts.",
+}
+"""What each reason in `rank:missing:info` waits for, and for how long, the likely first."""
+
 CODES: dict[str, int] = {
     **{name: code for code, name in enumerate(REMAINDERS)},
     **{c.name: c.code for c in CAUSES.values()},

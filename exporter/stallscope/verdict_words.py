@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from stallscope.analysis.verdicts import Culprit, Verdict
-from stallscope.causes import CAUSES, REMAINDERS, Severity
+from stallscope.causes import CAUSES, MISSING, REMAINDERS, Severity
 from stallscope.readable import percent, readable
 
 ROOT_WORDS = {
@@ -46,6 +46,7 @@ def words_of(verdict: Verdict, *, with_gpus: bool = True, name: Callable[[str], 
     cause = CAUSES.get(verdict.cause)
     if cause is None:
         title, remedy = REMAINDERS.get(verdict.cause, (verdict.cause, ""))
+        remedy = " ".join(MISSING[reason] for reason in MISSING if reason in verdict.missing) or remedy
         return VerdictWords(title, "", "", remedy, None, False)
     cost = ""
     if verdict.share > 0:

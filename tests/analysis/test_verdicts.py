@@ -38,7 +38,9 @@ class Scripted:
         assert self.may_answer.wait(60)
         if self.problem is not None:
             raise self.problem
-        return self.answers.get(expression.partition("{")[0].removesuffix(":ratio5m").replace(":", "_"), ())
+        return self.answers.get(
+            expression.partition("{")[0].rpartition("(")[2].removesuffix(":ratio5m").replace(":", "_"), ()
+        )
 
     def await_questions(self, number: int) -> None:
         with self.came:
@@ -70,6 +72,7 @@ def test_it_asks_for_the_runs_and_gpus_that_somebody_looks_at(watch: Make) -> No
     assert server.asked == [
         'run:time_lost:ratio5m{run=~"a|b\\\\.c"}',
         'run:culprit:info{run=~"a|b\\\\.c"}',
+        'count by (run, namespace, missing) (rank:missing:info{run=~"a|b\\\\.c"})',
         'run:verdict:ratio5m{run=~"a|b\\\\.c"}',
         'gpu:verdict:ratio5m{uuid=~"GPU-1|GPU-2"}',
     ]
@@ -97,6 +100,16 @@ def test_it_tells_cause_share_total_and_age(watch: Make, clock: ScriptedClock) -
     assert told.runs == {RESNET: Verdict("input_bound", 0.4, 0.5)}
     assert told.gpus == {"GPU-1": Verdict("thermal_throttle", 0.1)}
     assert (told.age, told.problem) == (12, "")
+
+
+@pytest.mark.parametrize(("cause", "missing"), [("insufficient_data", ("reports", "warmup")), ("input_bound", ())])
+def test_a_run_that_cannot_be_judged_says_what_is_missing(watch: Make, cause: str, missing: tuple[str, ...]) -> None:
+    reasons = [series(8, run="resnet50", missing=reason) for reason in ("warmup", "reports")]
+    verdict = [series(0.0, run="resnet50", cause=cause)]
+    watching = watch(Scripted(run_verdict=verdict, rank_missing_info=reasons))
+    watching.look([RESNET], [])
+    watching.ask()
+    assert watching.look([RESNET], []).runs == {RESNET: Verdict(cause, 0.0, missing=missing)}
 
 
 HOT = {"rank": "3", "instance": "b:9400", "gpu": "1", "uuid": "GPU-1", "mig": "", "cause": "thermal_throttle"}

@@ -56,6 +56,8 @@ class Verdict(NamedTuple):
     """Share that all causes together cost, where told."""
     culprit: Culprit | None = None
     """None for a GPU, and for a run whose verdict names no single rank."""
+    missing: tuple[str, ...] = ()
+    """Why a run can't be judged, as in `rank:missing:info`; empty for a GPU, and if the verdict names a cause."""
 
 
 class Verdicts(NamedTuple):
@@ -157,12 +159,16 @@ class VerdictWatch:
         for name, _cause, share in _shares(self._server.query(f"run:time_lost:ratio5m{matcher}"), _run_name):
             lost[name] = max(share, lost.get(name, 0.0))
         culprits = _culprits(self._server.query(f"run:culprit:info{matcher}"))
+        missing: dict[RunName, set[str]] = {}
+        for labels, _value in self._server.query(f"count by (run, namespace, missing) (rank:missing:info{matcher})"):
+            missing.setdefault(_run_name(labels), set()).add(labels.get("missing", ""))
         runs: dict[RunName, Verdict] = {}
         ambiguous = set()
         for name, cause, share in _shares(self._server.query(f"run:verdict:ratio5m{matcher}"), _run_name):
             if name in runs and runs[name].cause != cause:
                 ambiguous.add(name)
-            runs[name] = Verdict(cause, share, lost.get(name), culprits.get(name))
+            reasons = missing.get(name, set()) if cause == "insufficient_data" else ()
+            runs[name] = Verdict(cause, share, lost.get(name), culprits.get(name), tuple(sorted(reasons)))
         asked = frozenset(names)
         return {name: runs[name] for name in runs.keys() & (asked - ambiguous)}, asked & ambiguous
 

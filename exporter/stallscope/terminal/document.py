@@ -158,4 +158,5 @@ def _verdict(verdict: Verdict | None) -> dict[str, Any] | None:
         "share_ratio": verdict.share,
         "lost_ratio": verdict.lost,
         "culprit": verdict.culprit._asdict() if verdict.culprit is not None else None,
+        "missing": list(verdict.missing),
     }

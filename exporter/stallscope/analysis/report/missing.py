@@ -8,19 +8,11 @@ from stallscope.analysis.report.alerts import Alerts
 from stallscope.analysis.report.asking import Asker
 from stallscope.analysis.report.document import Block, Column, Notice, Paragraph, Section, Table, Value
 from stallscope.analysis.report.ranks import Ranks
-from stallscope.causes import CAUSES, Domain
+from stallscope.causes import CAUSES, MISSING, Domain
 from stallscope.readable import duration
 
 KEY = "missing"
 TITLE = "What was missing"
-_REASONS = {
-    "reports": "No fresh reports: see whether the process lives, and where STALLSCOPE_ADDRESS leads.",
-    "steps": "Too few steps yet.",
-    "warmup": "The run had only begun.",
-    "data_wait": 'Phase data_wait is not told: wrap the loader, or use phase("data_wait").',
-    "standstill": "The rank stood still within the last five minutes.",
-    "gpu_idle": "The rank's GPU told nothing: see the exporter's health.",
-}
 _WITH_FLOORS: tuple[Domain, ...] = ("input", "device", "time", "ranks", "hardware", "use")
 """Files of rules that record from where on each of their causes is a verdict, whatever is scraped."""
 _LOOKS_AT_CLOCKS = 48
@@ -110,7 +102,7 @@ def _signals(asker: Asker, found: Ranks | None) -> list[Block]:
     times = asker.by("missing", asker.integral(f"count by (missing) (rank:missing:info{{{which}}})"))
     live = asker.figure(asker.integral(f"sum(run:ranks:count{{{which}}})"))
     rows: list[tuple[Value, ...]] = [
-        (reason, seconds / live if live else None, seconds, _REASONS.get(reason, ""))
+        (reason, seconds / live if live else None, seconds, MISSING.get(reason, ""))
         for reason, seconds in sorted(times.items(), key=lambda each: -each[1])
     ]
     blocks: list[Block] = []
