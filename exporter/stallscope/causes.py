@@ -1574,10 +1574,11 @@ REMAINDERS: dict[str, tuple[str, str]] = {
 MISSING: dict[str, str] = {
     "reports": "No report for five minutes: check that the process lives, and where STALLSCOPE_ADDRESS leads.",
     "steps": "Fewer than 20 steps yet.",
-    "warmup": "The run is young: it is judged five minutes after its first step, or once its steps no longer get shorter.",
+    "warmup": "The run is young: it is judged five minutes after its first step, or once steps get no shorter.",
+    "late_step": "A step takes longer than usual: it is a standstill once it has taken a minute, and five usual steps.",
     "standstill": "The rank stood still: it is judged again five minutes later.",
     "data_wait": 'Phase data_wait is not reported: wrap the loader, or use phase("data_wait").',
-    "gpu_idle": "Its GPU was observed for less than two minutes of the last five: see the exporter's health if this lasts.",
+    "gpu_idle": "Its GPU was observed for under two minutes of five: if this lasts, see the exporter's health.",
 }
 """What each reason in `rank:missing:info` waits for, and for how long, the likely first."""
 
