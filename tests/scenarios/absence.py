@@ -76,7 +76,7 @@ def scraped(case: Case) -> tuple[Series, ...]:
     """Return the series of a case that rules read, up to the end of the judged time."""
     series = [each for each in render(case, SEED, noise=False, labels={}) if each.name in READ]
     settled = max(60 * case.onset + evidence_seconds(case.cause), truth(case, series).ready) + SETTLING_SECONDS
-    if CAUSES[case.cause].domain == "device":
+    if case.cause in CAUSES and CAUSES[case.cause].domain == "device":
         settled += _CLASS_HELD_SECONDS
     end = min(60 * case.length, settled + _JUDGED_SECONDS)
     if case.end is not None:
@@ -121,9 +121,7 @@ def inputs(cause: str) -> frozenset[str]:
 def _is_of(rule: Mapping[str, Mapping[str, str]], cause: str) -> bool:
     if rule["record"].startswith("stallscope:"):  # a constant
         return False
-    return rule.get("labels", {}).get("cause") == cause or bool(
-        re.search(rf'"cause", "{cause}"', str(rule["expr"]))
-    )
+    return rule.get("labels", {}).get("cause") == cause or bool(re.search(rf'"cause", "{cause}"', str(rule["expr"])))
 
 
 @cache
@@ -171,6 +169,4 @@ def wrong(case: Case, complete: frozenset[Finding], found: Iterable[Finding]) ->
     """
     named = accepted(case) | {each.cause for each in complete}
     general = {PARENTS[cause] for cause in named if cause in PARENTS} | WELL | {INSUFFICIENT}
-    return sorted(
-        (each for each in found if each.cause not in named | general), key=lambda each: (each.of, each.cause)
-    )
+    return sorted((each for each in found if each.cause not in named | general), key=lambda each: (each.of, each.cause))
