@@ -6,12 +6,11 @@ another specific cause.
 
 from __future__ import annotations
 
-import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache, partial
+from dataclasses import dataclass, replace
+from functools import cache
 
 from stallscope.causes import CAUSES
 from tests.known_names import BY_SERIES_NAME, READ, rules
@@ -23,6 +22,7 @@ from tests.scenarios.case import WELL, Case, Series, render
 from tests.scenarios.cases import CASES
 from tests.scenarios.figures import SETTLING_SECONDS, evidence_seconds
 from tests.scenarios.life import INSUFFICIENT, PARENTS, accepted
+from tests.scenarios.story import From
 
 SEED = 1
 _JUDGED_SECONDS = 60
@@ -30,6 +30,27 @@ _JUDGED_SECONDS = 60
 _CLASS_HELD_SECONDS = 180
 """Time for which a class of GPU work must have held until it is a verdict (`pair_cause:gpu_side_held:info`)."""
 _VERDICTS = ("run:verdict:ratio5m", "rank:verdict:ratio5m", "gpu:verdict:ratio5m")
+_HIDES_FEW_WORKERS = (
+    "input_cpu_saturated",
+    "input_cgroup_throttled",
+    "input_disk_bound",
+    "input_network_bound",
+    "input_remote_latency",
+)
+_RANKS = frozenset(
+    [
+        "stallscope_training_state",
+        "stallscope_training_last_push_timestamp_seconds",
+        "stallscope_training_rank_gpu_info",
+    ]
+)
+"""Families without which no rank claims a GPU."""
+_OF_A_GPU_ALONE = frozenset(["underused", "periodic_host_work"])
+"""Causes of a held GPU without a rank. Its own counters are their evidence, and their advice is to find out more."""
+_EVALUATION_SECONDS = 60
+"""Half of the evaluations find the same in two thirds of the time."""
+_MOST_UNITS = 110
+"""GPUs and ranks in one evaluation: promtool refuses a query with more than 10,000 samples."""
 FINDINGS = f'{{__name__=~"{"|".join(_VERDICTS)}"}} or ALERTS{{cause!=""}}'
 """Verdicts and alerts. A pending alert counts: it fires later."""
 
@@ -55,10 +76,9 @@ class Finding:
     cause: str
 
 
-def size(case: Case) -> float:
-    """Return the GPUs and ranks of a case, times its minutes."""
-    story = case.story
-    return (sum(node.gpus for node in story.nodes) + sum(len(run.ranks) for run in story.runs)) * case.length
+def units(case: Case) -> int:
+    """Return the number of GPUs and ranks of a case."""
+    return sum(node.gpus for node in case.story.nodes) + sum(len(run.ranks) for run in case.story.runs)
 
 
 @cache
@@ -66,9 +86,27 @@ def representatives() -> Mapping[str, Case]:
     """Return the smallest positive case of each cause."""
     chosen: dict[str, Case] = {}
     for case in CASES:
-        if case.kind == "positive" and (case.cause not in chosen or size(case) < size(chosen[case.cause])):
-            chosen[case.cause] = case
+        if case.kind == "positive":
+            best = chosen.setdefault(case.cause, case)
+            if units(case) * case.length < units(best) * best.length:
+                chosen[case.cause] = case
     return chosen
+
+
+@cache
+def with_one_worker() -> tuple[Case, ...]:
+    """Return the cases of waits for data whose cause hides that the loader also has too few workers."""
+    return tuple(_with_one_worker(representatives()[cause]) for cause in _HIDES_FEW_WORKERS)
+
+
+def _with_one_worker(case: Case) -> Case:
+    runs = tuple(
+        replace(
+            run, work=tuple(From(each.minute, replace(each.state, loader_workers=1), each.only) for each in run.work)
+        )
+        for run in case.story.runs
+    )
+    return replace(case, name=f"{case.name}_one_worker", story=replace(case.story, runs=runs))
 
 
 @cache
@@ -133,40 +171,75 @@ def _recorded() -> Mapping[str, Sequence[Mapping[str, Mapping[str, str]]]]:
     return recorded
 
 
-def findings(trials: Sequence[Trial]) -> list[frozenset[Finding]]:
-    """Return what the rules name at the end of each trial, from one evaluation of them all."""
+def findings(trials: Iterable[Trial]) -> dict[Trial, frozenset[Finding]]:
+    """Return what the rules name at the end of each trial."""
+    found: dict[Trial, frozenset[Finding]] = {}
+    for batch in _batches(trials):
+        found |= _findings(batch)
+    return found
+
+
+def _batches(trials: Iterable[Trial]) -> Iterator[list[Trial]]:
+    """Yield trials that end at about the same time together."""
+    batch: list[Trial] = []
+    for trial in sorted(trials, key=lambda each: last_second(each.case)):
+        if sum(units(each.case) for each in (*batch, trial)) > _MOST_UNITS:
+            yield batch
+            batch = []
+        batch.append(trial)
+    if batch:
+        yield batch
+
+
+def _findings(batch: Sequence[Trial]) -> dict[Trial, frozenset[Finding]]:
     series: list[Series] = []
-    moments: set[int] = set()
-    for position, trial in enumerate(trials):
-        last = last_second(trial.case)
-        moments |= set(range(last - _JUDGED_SECONDS, last + 1, runner.EVALUATION_SECONDS))
+    judged: list[range] = []
+    for position, trial in enumerate(batch):
+        last = last_second(trial.case) // _EVALUATION_SECONDS * _EVALUATION_SECONDS
+        judged.append(range(last - _JUDGED_SECONDS, last + 1, _EVALUATION_SECONDS))
         series += [
             Series(each.name, {"cluster": str(position), **each.labels}, each.values)
             for each in scraped(trial.case)
             if each.name not in BY_SERIES_NAME or BY_SERIES_NAME[each.name].name != trial.family
         ]
-    answers = runner.ask(series, {FINDINGS: sorted(moments)}).samples[FINDINGS]
-    found: list[set[Finding]] = [set() for _ in trials]
-    for second, samples in answers.items():
+    moments = sorted({second for seconds in judged for second in seconds})
+    said = runner.ask(series, {FINDINGS: moments}, evaluation_seconds=_EVALUATION_SECONDS)
+    found: list[set[Finding]] = [set() for _ in batch]
+    for second, samples in said.samples[FINDINGS].items():
         for sample in samples:
-            cluster = sample.labels.get("cluster", "")
-            if cluster:
-                place = int(cluster)
-                if last_second(trials[place].case) - _JUDGED_SECONDS <= second <= last_second(trials[place].case):
-                    of = sample.labels.get("alertname", sample.name)
-                    if sample.labels["cause"] in CAUSES:
-                        found[place].add(Finding(of, sample.labels["cause"]))
-    return [frozenset(each) for each in found]
+            cluster, cause = sample.labels.get("cluster"), sample.labels["cause"]
+            if cluster and cause in CAUSES and second in judged[int(cluster)]:
+                found[int(cluster)].add(Finding(sample.labels.get("alertname", sample.name), cause))
+    return {trial: frozenset(each) for trial, each in zip(batch, found, strict=True)}
 
 
-def wrong(case: Case, complete: frozenset[Finding], found: Iterable[Finding]) -> list[Finding]:
+def wrong(trial: Trial, complete: Iterable[Finding], found: Iterable[Finding]) -> list[str]:
     """Return the findings that the absence of a family must not lead to.
 
     Args:
-        case: The case.
+        trial: The case and the family.
         complete: What the rules name of the whole case.
-        found: What they name without a family.
+        found: What they name without the family.
     """
-    named = accepted(case) | {each.cause for each in complete}
-    general = {PARENTS[cause] for cause in named if cause in PARENTS} | WELL | {INSUFFICIENT}
-    return sorted((each for each in found if each.cause not in named | general), key=lambda each: (each.of, each.cause))
+    right = accepted(trial.case) | {each.cause for each in complete}
+    right |= {PARENTS[cause] for cause in right if cause in PARENTS} | WELL | {INSUFFICIENT}
+    if trial.family in _RANKS:
+        right |= _OF_A_GPU_ALONE
+    return sorted(f"{each.of}: {each.cause}" for each in found if each.cause not in right)
+
+
+def without_each(case: Case, dropped: Iterable[str]) -> list[Trial]:
+    """Return the trial of the whole case, and one for each family of the case among those given."""
+    return [Trial(case, ""), *(Trial(case, family) for family in sorted(families(case) & frozenset(dropped)))]
+
+
+def complaints(found: Mapping[Trial, frozenset[Finding]]) -> list[str]:
+    """Return a line for each trial with a wrong finding, and for each whole case whose cause is not named."""
+    lines = []
+    for trial, named in found.items():
+        if trial.family:
+            if errors := wrong(trial, found[Trial(trial.case, "")], named):
+                lines.append(f"{trial}: {', '.join(errors)}")
+        elif trial.case.cause in CAUSES and trial.case.cause not in {each.cause for each in named}:
+            lines.append(f"{trial}: {trial.case.cause} is not named")
+    return lines
