@@ -82,6 +82,10 @@ def node(
     shares = {"data_wait": 0.0, **(phases or {})}
     shares.setdefault("forward", 1 - sum(shares.values()))
     story = exporter(instance=instance) + host(processors, instance=instance)
+    story += [
+        series("stallscope_host_pressure_waiting_seconds_total", growing(0), resource="io", **target),
+        series("stallscope_host_network_receive_bytes_total", growing(1e6), device="eth0", **target),
+    ]
     for number in range(ranks + others):
         well = number >= ranks
         who = {**target, "run": name, "rank": str(number)}
@@ -234,8 +238,11 @@ def test_a_busy_gpu_whose_sms_idle_has_too_little_work(rulebook: Rulebook) -> No
             "powerful": (node("powerful", busy=0.95, sm=0.45, power=0.8), "healthy", 0),
             # No larger batch would fit.
             "full": (node("full", busy=0.95, sm=0.3, power=0.4, peak=0.9), "healthy", 0),
-            # Preallocated memory says nothing.
-            "taken": (node("taken", busy=0.95, sm=0.3, power=0.4, used=0.98, peak=None), "small_batch", 65),
+            # Memory that may only be set aside leaves it unknown whether a larger batch would fit.
+            "taken": (node("taken", busy=0.95, sm=0.3, power=0.4, used=0.98, peak=None), "healthy", 0),
+            "free": (node("free", busy=0.95, sm=0.3, power=0.4, used=0.3, peak=None), "small_batch", 65),
+            # Work of few SMs shows in the power alone.
+            "power-unknown": (node("power-unknown", busy=0.95, sm=0.3), "healthy", 0),
             # A GPU that waits for others in a collective looks the same.
             "spins": (node("spins", ranks=2, busy=1.0, sm=0.3, power=0.3), "healthy", 0),
             "short": (node("short", ranks=2, busy=1.0, sm=0.3, power=0.3, step=0.02), "small_batch", 70),
@@ -296,6 +303,14 @@ def test_gpu_memory_and_host_all_low_are_a_small_batch(rulebook: Rulebook) -> No
             "cleared": (node("cleared", busy=0.93, low_samples=0.02, batch=1024, used=0.9, peak=0.85), "healthy", 0),
             "dips": (node("dips", busy=0.65, low_samples=0.4, used=0.3), "healthy", 0),
             "memory": (node("memory", busy=0.5, low_samples=1.0, used=0.8), "healthy", 0),
+            **{
+                name: (
+                    [each for each in node(name, busy=0.5, low_samples=1.0, used=0.3) if unknown not in each[0]],
+                    "healthy",
+                    0,
+                )
+                for name, unknown in {"disk": 'resource="io"', "link": "network_receive"}.items()
+            },
             "host-full": (node("host-full", busy=0.5, low_samples=1.0, used=0.3, processors=0.75), "healthy", 0),
         },
     )

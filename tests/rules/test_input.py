@@ -63,7 +63,7 @@ def node(
         iowait: share of them idle for input or output.
         pressure: share of time in which a task waited for a processor.
         io_pressure: the same for input or output.
-        cores: processors that each rank uses.
+        cores: processors that each rank uses; unless said, the ranks share all that work.
         limit: processors that each rank may use.
         workers: of each rank's loader.
         main_thread: processors that each rank's main thread uses.
@@ -90,6 +90,7 @@ def node(
             "main_thread_cpu_seconds_total": main_thread,
             "cpu_throttled_periods_total": None if throttled is None else 10 * throttled,
             "cpu_periods_total": None if throttled is None else 10.0,
+            "process_cpu_seconds_total": busy * cpus / ranks if cores is None else cores,
             "samples_total": samples,
         }
         story += rank(
@@ -97,8 +98,6 @@ def node(
             run=name,
             wait=wait,
             gpus=((str(number), f"GPU-{number}"),),
-            cores=cores,
-            cpu_limit=limit or 0.0,
             pod=pod,
             job_class=job_class,
             instance=instance,
@@ -109,7 +108,7 @@ def node(
             for family, speed in told.items()
             if speed is not None
         ]
-        if limit is not None and cores is None:
+        if limit is not None:
             story.append(series("stallscope_training_cpu_limit_cores", steady(limit), **labels))
         if workers is not None:
             story.append(series("stallscope_training_dataloader_workers", steady(workers), **labels))
@@ -213,7 +212,10 @@ def test_processors_that_others_burn_are_not_the_runs_limit(rulebook: Rulebook) 
             "own": (node("own", busy=0.95, cores=40), "input_cpu_saturated"),
             "part": (node("part", busy=0.95, cores=20), "input_bound"),
             "others": (node("others", busy=0.95, cores=3), "input_bound"),
-            "untold": (node("untold", busy=0.95), "input_cpu_saturated"),
+            "untold": (
+                [each for each in node("untold", busy=0.95) if "process_cpu" not in each[0]],
+                "input_cpu_saturated",
+            ),
             # All that it may use is in use, whoever fills the rest.
             "limit": (node("limit", busy=0.95, cores=7.8, limit=8), "input_cpu_saturated"),
         },
@@ -360,6 +362,21 @@ def test_few_workers_are_not_the_reason_where_it_is_unknown_whether_there_is_roo
             "disk": (node("disk", workers=2, io_pressure=None), "input_bound"),
             "network": (node("network", workers=2, link=None, received=2e8), "input_bound"),
             "limit": (node("limit", workers=2, limit=None), "input_bound"),
+            "no workers, limit": (node("no workers, limit", workers=0, limit=None), "input_bound"),
+            "one processor": (node("one processor", workers=1, cores=0.5, limit=1), "input_bound"),
+            "own processors": (
+                [each for each in node("own processors", workers=2) if "process_cpu" not in each[0]],
+                "input_bound",
+            ),
+            "gradients": (
+                [each for each in node("gradients", workers=2, received=2e8) if "transmit" not in each[0]],
+                "input_bound",
+            ),
+            "mount": (
+                [each for each in node("mount", workers=2, in_flight=120) if "operation_wait" not in each[0]],
+                "input_bound",
+            ),
+            "quota": (node("quota", workers=1, cores=1.5, limit=4, pod="quota"), "input_bound"),
         },
     )
 

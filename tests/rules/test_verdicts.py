@@ -147,7 +147,12 @@ def test_a_saturated_host_without_a_wait_for_data_is_healthy(rulebook: Rulebook)
         pytest.param(rank(wait=0.3) + gpu(idle=None), {"gpu_idle"}, id="GPU does not tell"),
         pytest.param(rank(wait=0.3), {"gpu_idle"}, id="GPU is not this exporter's"),
         pytest.param(
-            rank(wait=0.3, last_push=growing_until(12), activity={"evaluation": steady(1)}) + gpu(idle=0.3),
+            rank(
+                wait=0.3,
+                last_push=growing_until(12),
+                activity={"training": steady(0), "evaluation": steady(1)},
+            )
+            + gpu(idle=0.3),
             {"reports"},
             id="reports are old",
         ),

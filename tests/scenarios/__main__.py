@@ -6,6 +6,7 @@ python -m tests.scenarios --cases REGEX --timeline --seeds 1 --clean
                                                 every change of verdict and alert from second 0, a trial at a time
 python -m tests.scenarios explain CASE          verdicts, shares and alerts over time
 python -m tests.scenarios explain CASE --ask 'gpu:idle:ratio5m'   and the values of an expression
+python -m tests.scenarios absence [REGEX]       drop each metric family of a case, one at a time; half an hour for all cases
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from tests.benchmarks.__main__ import machine
-from tests.scenarios import account, life, runner, score
+from tests.scenarios import absence, account, life, runner, score
 from tests.scenarios.acceptance import ACCEPTANCE
 from tests.scenarios.case import Case, render
 from tests.scenarios.cases import CASES, HELD_OUT, LIVES
@@ -30,6 +31,25 @@ FOLDER = Path(__file__).parent
 RESULTS = FOLDER / "RESULTS.md"
 FIGURES = FOLDER / "results.json"
 SEEDS = (1, 2, 3)
+
+
+def without_each_family(pattern: str) -> int:
+    """Drop every family of the cases, one at a time, print what is named wrongly, and return 1 if anything is."""
+    healthy = [case for case in CASES if case.kind in ("negative", "abstention")]
+    chosen = [
+        case
+        for case in (*absence.representatives().values(), *absence.with_one_worker(), *healthy)
+        if re.search(pattern, case.name)
+    ]
+    tried, lines = 0, list[str]()
+    for case in chosen:
+        found = absence.findings(absence.without_each(case, absence.families(case)))
+        tried += len(found) - 1
+        for line in absence.complaints(found):
+            lines.append(line)
+            print(line, flush=True)
+    print(f"{tried} combinations of a case and a family, {len(lines)} of them wrong")
+    return 1 if lines else 0
 
 
 def main() -> None:
@@ -47,10 +67,14 @@ def main() -> None:
     one.add_argument("--noise", action="store_true")
     one.add_argument("--ask", action="append", default=[], help="an expression whose values are shown as well")
     one.add_argument("--every", type=float, default=5.0, help="minutes between the values shown")
+    drop = commands.add_parser("absence", help="what the rules name wrongly without one metric family")
+    drop.add_argument("cases", nargs="?", default="", help="regular expression of the cases' names")
     options = parser.parse_args()
     if options.command == "explain":
         explain(options)
         return
+    if options.command == "absence":
+        sys.exit(without_each_family(options.cases))
     every = (*CASES, *HELD_OUT, *LIVES)
     chosen = [case for case in every if re.search(options.cases, case.name)]
     if not chosen:

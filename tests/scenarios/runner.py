@@ -88,6 +88,7 @@ def ask(
     words: Mapping[str, Sequence[int]] = MappingProxyType({}),
     rule_files: Sequence[Path] = RULE_FILES,
     groups: Sequence[str] = GROUPS,
+    evaluation_seconds: int = EVALUATION_SECONDS,
 ) -> Said:
     """Evaluate all rules from the series' start to the last moment asked for.
 
@@ -97,13 +98,14 @@ def ask(
         words: Names of alerts, each with the seconds at which its text is wanted.
         rule_files: The files whose rules are evaluated.
         groups: The order in which the groups of one moment are evaluated.
+        evaluation_seconds: Time between two evaluations; scrapes are EVALUATION_SECONDS apart.
 
     Raises:
         EngineError: A rule file, a series or an expression was refused.
     """
     document = {
         "rule_files": [str(path) for path in rule_files],
-        "evaluation_interval": f"{EVALUATION_SECONDS}s",
+        "evaluation_interval": f"{evaluation_seconds}s",
         "group_eval_order": list(groups),
         "tests": [
             {
