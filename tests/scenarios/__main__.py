@@ -6,7 +6,7 @@ python -m tests.scenarios --cases REGEX --timeline --seeds 1 --clean
                                                 every change of verdict and alert from second 0, a trial at a time
 python -m tests.scenarios explain CASE          verdicts, shares and alerts over time
 python -m tests.scenarios explain CASE --ask 'gpu:idle:ratio5m'   and the values of an expression
-python -m tests.scenarios absence [REGEX]       drop each metric family of a case, one at a time; half an hour for all cases
+python -m tests.scenarios absence [REGEX]       drop each metric family, one at a time; 45 minutes for all cases
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
 from stallscope.causes import CAUSES
 from tests.known_names import BY_SERIES_NAME, READ, rules
@@ -156,14 +157,14 @@ def inputs(cause: str) -> frozenset[str]:
     return frozenset(found)
 
 
-def _is_of(rule: Mapping[str, Mapping[str, str]], cause: str) -> bool:
+def _is_of(rule: Mapping[str, Any], cause: str) -> bool:
     if rule["record"].startswith("stallscope:"):  # a constant
         return False
     return rule.get("labels", {}).get("cause") == cause or bool(re.search(rf'"cause", "{cause}"', str(rule["expr"])))
 
 
 @cache
-def _recorded() -> Mapping[str, Sequence[Mapping[str, Mapping[str, str]]]]:
+def _recorded() -> Mapping[str, list[dict[str, Any]]]:
     recorded = defaultdict(list)
     for rule in rules():
         if "record" in rule:
