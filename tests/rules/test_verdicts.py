@@ -196,9 +196,6 @@ def test_a_young_rank_that_is_seen_to_do_well_is_healthy_90_seconds_after_its_fi
             id="SMs idle",
         ),
         pytest.param(
-            rank(wait=0.02, first_step=600, steps=growing_then(11, 0.9, 1.0)) + gpu(idle=0.0), id="steps settle"
-        ),
-        pytest.param(
             rank(wait=0.02, first_step=600, steps=growing(0.4), step_seconds=2.5) + gpu(idle=0.0), id="few steps"
         ),
         pytest.param(rank(wait=0.02, first_step=600) + gpu(idle=None), id="GPU does not tell"),
