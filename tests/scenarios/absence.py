@@ -46,8 +46,10 @@ _RANKS = frozenset(
     ]
 )
 """Families without which no rank claims a GPU."""
-_OF_A_GPU_ALONE = frozenset(["underused", "periodic_host_work"])
-"""Causes of a held GPU without a rank. Its own counters are their evidence, and their advice is to find out more."""
+_OF_A_GPU_ALONE = frozenset(["underused", "periodic_host_work", "lost"])
+"""Causes of a held GPU without a rank. Its own counters and its driver are their evidence."""
+_FURTHER_PARENTS = dict.fromkeys(("checkpoint_stall", "evaluation_overhead"), "goodput_low")
+"""Causes over an hour, and what is said of the hour before the reason is known."""
 _EVALUATION_SECONDS = 60
 """Half of the evaluations find the same in two thirds of the time."""
 _MOST_UNITS = 110
@@ -223,7 +225,8 @@ def wrong(trial: Trial, complete: Iterable[Finding], found: Iterable[Finding]) -
         found: What they name without the family.
     """
     right = accepted(trial.case) | {each.cause for each in complete}
-    right |= {PARENTS[cause] for cause in right if cause in PARENTS} | WELL | {INSUFFICIENT}
+    parents = {**PARENTS, **_FURTHER_PARENTS}
+    right |= {parents[cause] for cause in right if cause in parents} | WELL | {INSUFFICIENT}
     if trial.family in _RANKS:
         right |= _OF_A_GPU_ALONE
     return sorted(f"{each.of}: {each.cause}" for each in found if each.cause not in right)
