@@ -759,9 +759,14 @@ TRAINING_FAMILIES = (
         "slow_steps_total",
         _COUNTER,
         "Steps over median + 3 MAD, and over 1.1 times the median, of the recent window, not explained by a "
-        "named phase.",
+        "named phase. Contract amendment: where the client reports the tokens, else the samples, of most steps, and "
+        "these differ, the seconds for each of them are compared, and a step up to the median length is not slow.",
     ),
-    _training("slow_step_excess_seconds_total", _COUNTER, "Time that slow steps lost against the median."),
+    _training(
+        "slow_step_excess_seconds_total",
+        _COUNTER,
+        "Time that slow steps lost against the median, or against the median for their tokens or samples.",
+    ),
     _training("phase_occurrences_total", _COUNTER, "How often the phase was entered.", labels=("phase",)),
     _training("phase_max_seconds", _GAUGE, "Longest occurrence of the phase in the last minute.", labels=("phase",)),
     _training("samples_total", _COUNTER, "Samples processed, where told."),

@@ -522,8 +522,8 @@ CAUSES: dict[str, Cause] = {
             None,
             "GPU memory leaks",
             "Detach losses before summing them, and drop retained graphs.",
-            # The rule reads the lowest use of each ten minutes, so that neither batches nor evaluations count. The
-            # value is the growth.
+            # The rule compares readings of training with each other, so that evaluations do not count. The value is
+            # the growth.
             Alert(
                 "warning",
                 Expression("max by ({run}) (rank:memory_leak:bytes50m)"),

@@ -125,6 +125,61 @@ def test_a_leak_rises_without_a_pause_and_will_fill_the_memory(rulebook: Ruleboo
     )
 
 
+def test_a_leak_is_read_from_training_alone(rulebook: Rulebook) -> None:
+    """An evaluation of 20 minutes an hour uses more than training; drops and a cache that is emptied are not growth."""
+    scrapes = range(300)
+
+    def evaluates(number: int) -> bool:
+        return 60 <= number % 120 < 100
+
+    def story(run: str, used: list[float], *, evaluating: bool = False) -> Story:
+        values = " ".join(f"{share * TOTAL:g}" for share in used)
+        activity = {"training": steady(1), "evaluation": steady(0)}
+        if evaluating:
+            activity = {
+                "training": " ".join(str(int(not evaluates(number))) for number in scrapes),
+                "evaluation": " ".join(str(int(evaluates(number))) for number in scrapes),
+            }
+        told_by_rank = rank(0, run=run, gpus=(("0", "GPU-0"),), activity=activity) + allocator(
+            run, used=values, peak=0.8
+        )
+        return node(run, told_by_rank + gpu(0, busy=0.8), told("memory_total_bytes", steady(TOTAL), 0))
+
+    leaking = [0.4 + 0.12 * number / 120 for number in scrapes]
+    over = [share + 0.2 * evaluates(number) for number, share in zip(scrapes, leaking, strict=True)]
+    drops = [share - 0.3 * (number % 40 < 5) for number, share in zip(scrapes, leaking, strict=True)]
+    # Evaluations use more each time, and training does not.
+    peaks = [0.4 + 0.1 * evaluates(number) * (number // 60) for number in scrapes]
+    cache = [0.4 + 0.3 * ((number + 90) % 150) / 150 for number in scrapes]
+    jumps = [0.4 + 0.1 * (number >= 100) + 0.1 * (number >= 150) for number in scrapes]
+    runs: dict[str, tuple[Story, Iterable[Labels]]] = {
+        "over": (story("over", over, evaluating=True), [alert("Leak", "warning")]),
+        "drops": (story("drops", drops), [alert("Leak", "warning")]),
+        "peaks": (story("peaks", peaks, evaluating=True), []),
+        "cache": (story("cache", cache), []),
+        "jumps": (story("jumps", jumps), []),
+    }
+    check_alerts(
+        rulebook,
+        {
+            run: ([(name, values.replace("x120", "x300")) for name, values in each], alerts)
+            for run, (each, alerts) in runs.items()
+        },
+        at="95m",
+    )
+
+
+def test_a_new_session_forgets_what_the_last_one_used(rulebook: Rulebook) -> None:
+    used = " ".join(f"{(0.7 if number < 40 else 0.3) * TOTAL:g}" for number in range(300))
+    story = [
+        (name, "0x39 1200+0x260" if "first_step" in name else values.replace("x120", "x300"))
+        for name, values in trained("again", allocator("again", used=used, peak=0.8))
+    ]
+    maximum = 'rank:allocator_used:max{run="again"} / 2^30'
+    rulebook.check(story, {f"count({maximum})": []}, at="38m", rule_files=FILES)
+    rulebook.check(story, {f"round(max({maximum}))": [({}, 24)]}, at="60m", rule_files=FILES)
+
+
 def test_fragments_and_unequal_ranks_are_told(rulebook: Rulebook) -> None:
     def fragments(run: str, reserved: float, used: float) -> Story:
         return trained(run, allocator(run, reserved=reserved, used=used, peak=0.8))

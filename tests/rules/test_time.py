@@ -47,7 +47,7 @@ def powered(watts: str, index: int = 0, **target: str) -> Story:
     ]
 
 
-def slow_steps(lost: float, *, count: str = growing(0.1)) -> Story:
+def slow_steps(lost: float, *, count: str = growing(0.08)) -> Story:
     """Steps that are slower than others: the share of time that they lose, and how many there are."""
     return [
         series("stallscope_training_slow_step_excess_seconds_total", growing(lost), **of_rank()),
@@ -95,6 +95,9 @@ REGULAR = [
         pytest.param(rank() + gpu(idle=0.1) + slow_steps(0.1), "step_outliers", 10, id="slow steps"),
         pytest.param(rank() + gpu() + slow_steps(0.04), "healthy", 0, id="slow steps, a little"),
         pytest.param(rank() + gpu() + slow_steps(0.1, count=steady(10)), "healthy", 0, id="a few slow steps"),
+        pytest.param(
+            rank() + gpu(idle=0.1) + slow_steps(0.1, count=growing(0.3)), "healthy", 0, id="long steps among others"
+        ),
         pytest.param(rank(steps=steady(99)) + gpu() + slow_steps(0.1), "healthy", 0, id="slow among few steps"),
         pytest.param(
             rank(wait=0.2) + gpu(idle=0.2) + slow_steps(0.2), "input_bound", 20, id="steps slow for want of data"

@@ -88,6 +88,8 @@ class Course:
         """Steps by row."""
         self.slow = np.concatenate([each[2] for each in rows])
         """Outlying steps by row."""
+        self.lengthened = np.concatenate([each[3] for each in rows])
+        """Length of each row's sequences against the mean."""
         self.segment_of_row = np.repeat(np.arange(len(rows)), [len(each[1]) for each in rows])
         self.lengths = self.durations[:, 0, :].sum(axis=1)
         self.ends = self.start + np.cumsum(self.lengths)
@@ -229,7 +231,7 @@ class _Drawing:
         self._pace = pace
         self._spread = spread
 
-    def rows(self) -> tuple[Floats, Integers, Floats]:
+    def rows(self) -> tuple[Floats, Integers, Floats, Floats]:
         segment = self._segment
         length = segment.end - segment.start
         if segment.kind == "training":
@@ -238,9 +240,9 @@ class _Drawing:
         for rank, work in enumerate(segment.works):
             column = segment.kind if segment.kind != "hang" else ("sync" if work.hangs == "spin" else "data_wait")
             durations[0, rank, COLUMN[column]] = length
-        return durations, np.zeros(1, dtype=np.int64), np.zeros(1)
+        return durations, np.zeros(1, dtype=np.int64), np.zeros(1), np.ones(1)
 
-    def _training(self, length: float) -> tuple[Floats, Integers, Floats]:
+    def _training(self, length: float) -> tuple[Floats, Integers, Floats, Floats]:
         works = self._segment.works
         lead = works[0]
         means = np.array([[getattr(work, phase) for phase in DRAWN] for work in works]) * self._pace
@@ -260,6 +262,12 @@ class _Drawing:
             growth = 1 + np.array([work.drift_per_hour for work in works])[None] * passed[:, None] / 3600
             for phase in COMPUTING:
                 durations[:, :, COLUMN[phase]] *= growth
+        lengthened = np.ones(count)
+        if lead.buckets:
+            shares, lengths = np.array(lead.buckets).T
+            lengthened = self._random.choice(lengths, count, p=shares)
+            for phase in COMPUTING:
+                durations[:, :, COLUMN[phase]] *= lengthened[:, None]
         slow = np.zeros(count)
         if lead.outliers:
             slow = (self._random.random(count) < lead.outliers * several).astype(np.float64)
@@ -267,8 +275,9 @@ class _Drawing:
         durations = self._synchronized(durations)
         steps = np.full(count, several, dtype=np.int64)
         for pause in lead.pauses:
-            durations, steps, slow = self._with_pause(pause, durations, steps, slow)
-        return self._cut(durations, steps, slow, length)
+            durations, steps, slow, lengthened = self._with_pause(pause, durations, steps, slow, lengthened)
+        durations, steps, slow = self._cut(durations, steps, slow, length)
+        return durations, steps, slow, lengthened[: len(steps)]
 
     @staticmethod
     def _synchronized(durations: Floats) -> Floats:
@@ -278,8 +287,8 @@ class _Drawing:
         return durations
 
     def _with_pause(
-        self, pause: Pause, durations: Floats, steps: Integers, slow: Floats
-    ) -> tuple[Floats, Integers, Floats]:
+        self, pause: Pause, durations: Floats, steps: Integers, slow: Floats, lengthened: Floats
+    ) -> tuple[Floats, Integers, Floats, Floats]:
         """Put the pause where it is due: as a row of its own, with the step that contains it if one does."""
         passed = np.cumsum(steps.astype(np.float64)) if pause.every_steps else np.cumsum(durations[:, 0].sum(axis=1))
         period = pause.every_steps or pause.every_seconds
@@ -308,6 +317,7 @@ class _Drawing:
             np.insert(durations, rows + 1, extra, axis=0),
             np.insert(steps, rows + 1, extra_steps),
             np.insert(slow, rows + 1, 0.0),
+            np.insert(lengthened, rows + 1, lengthened[rows]),
         )
 
     @staticmethod

@@ -414,4 +414,22 @@ def allocator(claim: Claim, times: Floats) -> dict[str, Floats]:
         used = np.where(here, np.minimum(0.98, between + leaked), used)
         said = min(0.99, 1.03 * work.memory) + leaked if work.reserved is None else work.reserved + leaked
         reserved = np.where(here, np.clip(said, top, 0.99), reserved)
+        since = (times - segment.start) / 60
+        if work.saw is not None:
+            filled = work.saw.share * ((since - work.saw.first) % work.saw.every_minutes) / work.saw.every_minutes
+            used = np.where(here, np.minimum(0.98, used + filled), used)
+            peak = np.where(here, np.minimum(0.985, work.memory + work.saw.share), peak)
+            reserved = np.where(here, np.clip(reserved, peak, 0.99), reserved)
+        if work.drop is not None:
+            dropped = (since >= work.drop.first) & (
+                (since - work.drop.first) % work.drop.every_minutes < work.drop.minutes
+            )
+            used = np.where(here & dropped, np.maximum(0.0, used - work.drop.share), used)
+        if work.evaluation_used is not None:
+            evaluates = np.array(
+                [claim.course.column_at(claim.rank, moment - 1e-3) == "evaluation" for moment in times]
+            )
+            used = np.where(here & evaluates, np.minimum(0.98, work.evaluation_used + leaked), used)
+            peak = np.maximum(peak, np.maximum.accumulate(used))
+            reserved = np.where(here, np.clip(reserved, peak, 0.99), reserved)
     return {"peak": peak, "used": used, "reserved": reserved}

@@ -172,6 +172,17 @@ class _Page:
             rows = (course.segment_of_row == number) & (course.steps == 1)
             if rows.sum() < 20 or segment.kind != "training" or segment.works[0].drift_per_hour:
                 continue
+            work = segment.works[0]
+            if work.tokens_per_sample and work.buckets:
+                # Tokens of each step are reported: seconds for each are compared, and no short step is slow.
+                rates = durations / course.lengthened
+                usual = float(np.median(rates[rows]))
+                deviation = float(np.median(np.abs(rates[rows] - usual)))
+                expected = np.maximum(usual * course.lengthened, float(np.median(durations[rows])))
+                outlying = rows & (durations > 1.1 * expected) & (rates > usual + 3 * deviation)
+                slow = np.where(rows, outlying, slow)
+                excess = np.where(rows, outlying * (durations - expected), excess)
+                continue
             median = float(np.median(durations[rows]))
             deviation = float(np.median(np.abs(durations[rows] - median)))
             outlying = rows & (durations > max(1.1 * median, median + 3 * deviation))
@@ -241,7 +252,12 @@ class _Page:
             self._add("batch_size", sizes[place])
             self._add("samples_total", self._counted(lambda times: course.done(batch, times)))
         for name, per_sample in (("tokens_total", "tokens_per_sample"), ("flops_total", "flops_per_sample")):
-            amount = batch * course.per_row(rank, per_sample) * self._world.disturbance.pace[self._claim.number]
+            amount = (
+                batch
+                * course.lengthened
+                * course.per_row(rank, per_sample)
+                * self._world.disturbance.pace[self._claim.number]
+            )
             if amount.any():
                 self._add(name, self._counted(lambda times, rows=amount: course.done(rows, times)))  # type: ignore[misc]
         for name, value in run.values.items():

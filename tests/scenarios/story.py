@@ -102,6 +102,30 @@ class Pause:
 
 
 @dataclass(frozen=True)
+class Drop:
+    """Memory that tensors give back at intervals, of what they use in training."""
+
+    every_minutes: float
+    minutes: float
+    """How long each lasts."""
+    share: float
+    """Of the GPU's memory."""
+    first: float = 0.0
+    """Minute of the first one, after the state's beginning."""
+
+
+@dataclass(frozen=True)
+class Saw:
+    """Memory that fills evenly and is emptied at intervals, beyond what tensors use otherwise."""
+
+    every_minutes: float
+    share: float
+    """Of the GPU's memory, when it is emptied."""
+    first: float = 0.0
+    """Minute at which it is emptied first, after the state's beginning."""
+
+
+@dataclass(frozen=True)
 class Work:
     """A rank's training: mean seconds of a step by phase, and what goes with it."""
 
@@ -122,6 +146,8 @@ class Work:
     outliers: float = 0.0
     """Share of steps that are far slower."""
     outlier_factor: float = 3.0
+    buckets: tuple[tuple[float, float], ...] = ()
+    """Share of steps, and length of their sequences against the mean: computing and tokens follow it."""
     drift_per_hour: float = 0.0
     """Relative growth of the computing phases."""
     pauses: tuple[Pause, ...] = ()
@@ -155,6 +181,10 @@ class Work:
     """Of the GPU's memory: what tensors use between steps."""
     leak_per_hour: float = 0.0
     """Of the GPU's memory."""
+    evaluation_used: float | None = None
+    """Of the GPU's memory: what tensors use in an evaluation; as between steps unless said."""
+    drop: Drop | None = None
+    saw: Saw | None = None
     allocator_retries: float = 0.0
     """A minute."""
     losses_not_finite: float = 0.0

@@ -649,3 +649,46 @@ def test_the_first_step_after_an_evaluation_is_never_slow(clock: ScriptedClock, 
         clock.advance(1)
         run.step()
     assert slow_steps_of(run, desk) == (0, 0)
+
+
+def reported_steps(run: stallscope.Run, clock: ScriptedClock, *tokens: float, rate: float = 0.001) -> None:
+    """Make steps whose length follows their tokens, and report the tokens before each boundary."""
+    for each in tokens:
+        clock.advance(each * rate)
+        run.report(tokens=each)
+        run.step()
+
+
+def test_long_sequences_make_no_slow_steps_where_tokens_are_reported(clock: ScriptedClock, desk: Desk) -> None:
+    run = new(clock, desk)
+    reported_steps(run, clock, *[512, 512, 512, 2048] * 15)
+    assert slow_steps_of(run, desk) == (0, 0)
+
+
+def test_a_step_that_is_slow_for_its_tokens_counts(clock: ScriptedClock, desk: Desk) -> None:
+    run = new(clock, desk)
+    reported_steps(run, clock, *[512, 512, 512, 2048] * 15)
+    reported_steps(run, clock, 2048, rate=0.003)
+    count, excess = slow_steps_of(run, desk)
+    assert count == 1
+    assert excess == pytest.approx(4.096)
+
+
+def test_tokens_of_an_evaluation_belong_to_no_step(clock: ScriptedClock, desk: Desk) -> None:
+    run = new(clock, desk)
+    reported_steps(run, clock, *[512, 512, 512, 2048] * 15)
+    with run.phase("evaluation"):
+        run.report(tokens=1e6)
+        clock.advance(30)
+    reported_steps(run, clock, 512, 2048)
+    assert slow_steps_of(run, desk) == (0, 0)
+
+
+def test_a_batch_size_that_changes_makes_no_slow_steps(clock: ScriptedClock, desk: Desk) -> None:
+    run = new(clock, desk)
+    for number in range(60):
+        size = 32 if number % 4 == 3 else 8
+        run.report(batch_size=size)
+        clock.advance(size / 8)
+        run.step()
+    assert slow_steps_of(run, desk) == (0, 0)

@@ -285,6 +285,10 @@ class Run:
                 for key, done in (("samples", samples), ("tokens", tokens), ("flops", flops)):
                     if done is not None and (added := amount(key, done)) is not None:
                         self._grow(key, added)
+                        if key == "tokens":
+                            self.timeline.worked(added, 0.0)
+                        elif key == "samples":
+                            self.timeline.worked(0.0, added)
             if values:
                 for key, value in values.items():
                     self._report_value(key, value)
@@ -370,6 +374,7 @@ class Run:
             if value is not None and (each := amount(f"{key} per step", value)) is not None:
                 self._settle_work()
                 self._per_step[key] = each
+                self.timeline.slow_steps.plan(self._per_step.get("tokens", 0.0), self._per_step.get("samples", 0.0))
                 if key == "samples":
                     self.batch_size = self._gauges["batch_size"] = each
         if steps_planned is not None and (planned := amount("steps_planned", steps_planned)) is not None:

@@ -203,8 +203,10 @@ class Timeline:
         "_excused",
         "_explained",
         "_publish",
+        "_samples",
         "_special",
         "_step_began",
+        "_tokens",
         "counts",
         "current",
         "due",
@@ -270,11 +272,13 @@ class Timeline:
         self._below = 0.0
         """Its bounds."""
         self._special = False
-        """Whether the step under way is judged in another way than by its length: the next two say how."""
+        """Whether the step under way is judged in another way than by its length: what follows says how."""
         self._explained = 0.0
         """Seconds of it in phases that explain its being long."""
         self._excused = 0
         """Steps from this one on that are not judged at all."""
+        self._tokens = self._samples = 0.0
+        """What the step under way contains, as far as the client has reported it."""
 
     def phase(self, name: str) -> Phase:
         """The phase of that name, the same object each time; one that books nothing where the name is not usable."""
@@ -354,7 +358,7 @@ class Timeline:
         self.other.opened = self.looping = True
         self.other.around = self.other
         self._step_began = now
-        self._explained = 0.0
+        self._explained = self._tokens = self._samples = 0.0
         self.excuse(1)
         self.activity_changed(now)
 
@@ -380,6 +384,14 @@ class Timeline:
         """Don't judge so many steps, the one under way included. They count like all others otherwise."""
         if steps > self._excused:
             self._excused = steps
+            self._special = True
+
+    def worked(self, tokens: float, samples: float) -> None:
+        """Add tokens and samples to the step under way, which is then judged by them and not by its length alone."""
+        self.settle()
+        if not self.current.outside:
+            self._tokens += tokens
+            self._samples += samples
             self._special = True
 
     def book(self, now: float) -> None:
@@ -489,9 +501,11 @@ class Timeline:
     def _end_special_step(self, duration: float) -> None:
         if self._excused:
             self._excused -= 1
+        elif self._tokens or self._samples:
+            self._durations.append((duration - self._explained, self._tokens, self._samples))
         else:
             self._durations.append(duration - self._explained)
-        self._explained = 0.0
+        self._explained = self._tokens = self._samples = 0.0
         self._special = self._excused > 0
 
     def _first_boundary(self) -> None:

@@ -16,6 +16,7 @@ from tests.scenarios.cases.settings import (
     SERVER_WORK,
     WELL,
     near,
+    negative,
     positive,
     slowed,
     told,
@@ -120,6 +121,10 @@ def _pauses() -> Iterator[Case]:
         )
 
 
+_BUCKETS = ((0.6, 0.7), (0.25, 1.0), (0.15, 2.2))
+"""Most sequences are short, as in most corpora: 0.7, 1 and 2.2 times the mean."""
+
+
 def _outliers(work: Work, lost: float, factor: float = 4.0) -> Work:
     """Some steps take several times as long, so that they lose a share of all time."""
     return replace(work, outliers=lost / (1 - lost) / (factor - 1), outlier_factor=factor)
@@ -152,6 +157,29 @@ def _steps() -> Iterator[Case]:
             alerts=frozenset({"TrainingStepOutliers"}),
             length=45.0,
             lost=0.05 * level,
+        )
+    # Some stalls of a second and a half, among sequences of three lengths whose tokens are reported.
+    yield positive(
+        "step_outliers_among_buckets",
+        "step_outliers",
+        told(
+            CLOUD,
+            replace(_outliers(replace(CLOUD_WORK, tokens_per_sample=512), 0.14, factor=5.0), buckets=_BUCKETS),
+            before=replace(CLOUD_WORK, tokens_per_sample=512, buckets=_BUCKETS),
+        ),
+        subject="run",
+        alerts=frozenset({"TrainingStepOutliers"}),
+        forbidden=frozenset({"input_bound", "checkpoint_stall", "small_batch"}),
+        length=50.0,
+        lost=0.14,
+    )
+    # Batches are bucketed by length: a long sequence takes longer, and always has.
+    for name, tokens in (("bucketed_sequences_with_tokens", 512.0), ("bucketed_sequences_without_tokens", 0.0)):
+        yield negative(
+            name,
+            told(CLOUD, before=replace(CLOUD_WORK, tokens_per_sample=tokens, buckets=_BUCKETS), start=-60.0),
+            forbidden=frozenset({"step_outliers", "step_time_drift"}),
+            length=60.0,
         )
     drift = frozenset({"TrainingStepTimeDrift"})
     late = {"onset": 75.0, "length": 125.0}
