@@ -1580,7 +1580,7 @@ MISSING: dict[str, str] = {
     "data_wait": 'Phase data_wait is not reported: wrap the loader, or use phase("data_wait").',
     "gpu_idle": "Its GPU was observed for under two minutes of five: if this lasts, see the exporter's health.",
 }
-"""What each reason in `rank:missing:info` waits for, and for how long, the likely first."""
+"""Sentence for each reason in `rank:missing:info`: what is awaited and for how long. The likeliest comes first."""
 
 CODES: dict[str, int] = {
     **{name: code for code, name in enumerate(REMAINDERS)},

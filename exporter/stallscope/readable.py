@@ -18,6 +18,11 @@ def readable(text: str, longest: int = NAME_LENGTH) -> str:
     return text
 
 
+def capitalised(text: str) -> str:
+    """Return a text as it stands at the beginning of a sentence."""
+    return text[:1].upper() + text[1:]
+
+
 def percent(ratio: float) -> str:
     """A share; what is there never reads as nothing."""
     if 0 < ratio < 0.005:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from stallscope.analysis.verdicts import Culprit, Verdict
 from stallscope.causes import CAUSES, MISSING, REMAINDERS, Severity
-from stallscope.readable import percent, readable
+from stallscope.readable import capitalised, percent, readable
 
 ROOT_WORDS = {
     "straggler_rank": "slower than the others",
@@ -56,7 +56,7 @@ def words_of(verdict: Verdict, *, with_gpus: bool = True, name: Callable[[str], 
         cost += "."
     culprit, remedy = "", cause.remedy
     if verdict.culprit is not None:
-        culprit = f"{_capital(phrase_of(verdict.culprit, name))}."
+        culprit = f"{capitalised(phrase_of(verdict.culprit, name))}."
         remedy = remedy_of(verdict.culprit) or remedy
     return VerdictWords(cause.title, cost, culprit, remedy, cause.severity, cause.subject != "gpu")
 
@@ -91,7 +91,3 @@ def root_words(cause: str) -> str:
 def remedy_of(culprit: Culprit) -> str:
     """Return the remedy for the root cause; empty if the cause is unknown."""
     return CAUSES[culprit.cause].remedy if culprit.cause in CAUSES else ""
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]

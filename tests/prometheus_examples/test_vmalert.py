@@ -87,7 +87,7 @@ class Recorded:
         }
 
     def differences(self, other: Recorded, name: str) -> dict[Labels, tuple[set[str], str | None]]:
-        """Return the subjects to which the other gives a verdict that is none of the candidates here."""
+        """Return the subjects to which the other gives a verdict that is not among the candidates here."""
         expected, found = self.candidates(name), other.verdicts(name)
         return {
             subject: (expected.get(subject, set()), found.get(subject))

@@ -44,8 +44,8 @@ def allocator(run: str, number: int = 0, **shares: float | str) -> Story:
 def trained(run: str, *ranks: Story, busy: float = 0.8) -> Story:
     """A run whose ranks have a GPU each, on a node of its own."""
     story: Story = []
-    for number, told_by_rank in enumerate(ranks):
-        story += rank(number, run=run, gpus=((str(number), f"GPU-{number}"),)) + told_by_rank
+    for number, reported in enumerate(ranks):
+        story += rank(number, run=run, gpus=((str(number), f"GPU-{number}"),)) + reported
         story += gpu(number, busy=busy)
     memory = [told("memory_total_bytes", steady(TOTAL), number) for number in range(len(ranks))]
     taken = [told("memory_used_bytes", steady(0.99 * TOTAL), number) for number in range(len(ranks))]
@@ -95,6 +95,11 @@ def test_room_and_want_are_told_by_the_allocators_peak(rulebook: Rulebook) -> No
     )
 
 
+def lengthened(story: Story) -> Story:
+    """Return a story with 300 scrapes of its steady values in place of 120."""
+    return [(name, values.replace("x120", "x300")) for name, values in story]
+
+
 def test_a_leak_rises_without_a_pause_and_will_fill_the_memory(rulebook: Rulebook) -> None:
     def used(run: str, values: str) -> Story:
         return trained(run, allocator(run, used=values, peak=0.8))
@@ -117,10 +122,7 @@ def test_a_leak_rises_without_a_pause_and_will_fill_the_memory(rulebook: Ruleboo
     }
     check_alerts(
         rulebook,
-        {
-            run: ([(name, values.replace("x120", "x300")) for name, values in story], alerts)
-            for run, (story, alerts) in runs.items()
-        },
+        {run: (lengthened(story), alerts) for run, (story, alerts) in runs.items()},
         at="95m",
     )
 
@@ -140,10 +142,8 @@ def test_a_leak_is_read_from_training_alone(rulebook: Rulebook) -> None:
                 "training": " ".join(str(int(not evaluates(number))) for number in scrapes),
                 "evaluation": " ".join(str(int(evaluates(number))) for number in scrapes),
             }
-        told_by_rank = rank(0, run=run, gpus=(("0", "GPU-0"),), activity=activity) + allocator(
-            run, used=values, peak=0.8
-        )
-        return node(run, told_by_rank + gpu(0, busy=0.8), told("memory_total_bytes", steady(TOTAL), 0))
+        reported = rank(0, run=run, gpus=(("0", "GPU-0"),), activity=activity) + allocator(run, used=values, peak=0.8)
+        return node(run, reported + gpu(0, busy=0.8), told("memory_total_bytes", steady(TOTAL), 0))
 
     leaking = [0.4 + 0.12 * number / 120 for number in scrapes]
     over = [share + 0.2 * evaluates(number) for number, share in zip(scrapes, leaking, strict=True)]
@@ -161,10 +161,7 @@ def test_a_leak_is_read_from_training_alone(rulebook: Rulebook) -> None:
     }
     check_alerts(
         rulebook,
-        {
-            run: ([(name, values.replace("x120", "x300")) for name, values in each], alerts)
-            for run, (each, alerts) in runs.items()
-        },
+        {run: (lengthened(each), alerts) for run, (each, alerts) in runs.items()},
         at="95m",
     )
 
@@ -172,8 +169,8 @@ def test_a_leak_is_read_from_training_alone(rulebook: Rulebook) -> None:
 def test_a_new_session_forgets_what_the_last_one_used(rulebook: Rulebook) -> None:
     used = " ".join(f"{(0.7 if number < 40 else 0.3) * TOTAL:g}" for number in range(300))
     story = [
-        (name, "0x39 1200+0x260" if "first_step" in name else values.replace("x120", "x300"))
-        for name, values in trained("again", allocator("again", used=used, peak=0.8))
+        (name, "0x39 1200+0x260" if "first_step" in name else values)
+        for name, values in lengthened(trained("again", allocator("again", used=used, peak=0.8)))
     ]
     maximum = 'rank:allocator_used:max{run="again"} / 2^30'
     rulebook.check(story, {f"count({maximum})": []}, at="38m", rule_files=FILES)

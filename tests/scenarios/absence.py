@@ -18,7 +18,7 @@ from tests.known_names import BY_SERIES_NAME, READ, rules
 from tests.promql_names import names_in
 from tests.rules.layers import selects
 from tests.scenarios import runner
-from tests.scenarios.account import truth
+from tests.scenarios.account import CLASS_HELD_SECONDS, truth
 from tests.scenarios.case import WELL, Case, Series, render
 from tests.scenarios.cases import CASES
 from tests.scenarios.figures import SETTLING_SECONDS, evidence_seconds
@@ -28,8 +28,6 @@ from tests.scenarios.story import From
 SEED = 1
 _JUDGED_SECONDS = 60
 """Time after a cause has settled in which its verdict is judged."""
-_CLASS_HELD_SECONDS = 180
-"""Time for which a class of GPU work must have held until it is a verdict (`pair_cause:gpu_side_held:info`)."""
 _VERDICTS = ("run:verdict:ratio5m", "rank:verdict:ratio5m", "gpu:verdict:ratio5m")
 _HIDES_FEW_WORKERS = (
     "input_cpu_saturated",
@@ -121,7 +119,7 @@ def scraped(case: Case) -> tuple[Series, ...]:
     series = [each for each in render(case, SEED, noise=False, labels={}) if each.name in READ]
     settled = max(60 * case.onset + evidence_seconds(case.cause), truth(case, series).ready) + SETTLING_SECONDS
     if case.cause in CAUSES and CAUSES[case.cause].domain == "device":
-        settled += _CLASS_HELD_SECONDS
+        settled += CLASS_HELD_SECONDS
     end = min(60 * case.length, settled + _JUDGED_SECONDS)
     if case.end is not None:
         end = min(end, 60 * case.end)

@@ -131,7 +131,7 @@ def surely_lost(case: Case) -> float | None:
     return None if case.lost is None else case.lost - case.tolerance
 
 
-_CLASS_HELD = 180.0
+CLASS_HELD_SECONDS = 180.0
 """Seconds for which a class of GPU work must have held until it is a cause (`pair_cause:gpu_side_held:info`)."""
 _ON_CLASSES = frozenset(
     cause.alert for cause in CAUSES.values() if cause.rule is not None and isinstance(cause.rule.shape, DeviceClass)
@@ -141,7 +141,7 @@ _ON_CLASSES = frozenset(
 def alert_delay(name: str, lost: float | None) -> float:
     """Seconds that an alert takes by its rules: `for`, and the window of a mean or of what it asks of a lesser loss."""
     rules = _alert_rules().get(name, ())
-    held = _CLASS_HELD if name in _ON_CLASSES else 0.0
+    held = CLASS_HELD_SECONDS if name in _ON_CLASSES else 0.0
     return held + max((_delay(rule, lost) for rule in rules), default=0.0)
 
 

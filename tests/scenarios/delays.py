@@ -88,12 +88,8 @@ def _between(outcomes: Sequence[Outcome]) -> list[int]:
     return [life.between for _, life in lived(outcomes) if life.between is not None]
 
 
-def _standstill(outcomes: Sequence[Outcome], value: Callable[[Life], float | None]) -> list[float]:
-    found = [value(life) for outcome, life in lived(outcomes) if outcome.trial.case.cause in STANDSTILLS]
-    return [each for each in found if each is not None]
-
-
 def _since_certain(outcomes: Sequence[Outcome], value: Callable[[Life], float | None]) -> list[float]:
+    """Return delays of standstills, which count from the onset, as they count from when each is certain."""
     return [
         found - certain_seconds(outcome.trial.case)
         for outcome, life in lived(outcomes)
@@ -102,9 +98,11 @@ def _since_certain(outcomes: Sequence[Outcome], value: Callable[[Life], float | 
 
 
 def _pages(outcomes: Sequence[Outcome]) -> list[float]:
-    return _standstill(
-        [each for each in outcomes if step_seconds(each.trial.case) < _PAGED_STEP], lambda life: life.page
-    )
+    return [
+        life.page
+        for outcome, life in lived(outcomes)
+        if life.page is not None and step_seconds(outcome.trial.case) < _PAGED_STEP
+    ]
 
 
 def _first_right(outcomes: Sequence[Outcome]) -> list[float]:

@@ -28,7 +28,7 @@ from tests.scenarios.story import at
 
 INSUFFICIENT = "insufficient_data"
 NOTHING = "none"
-"""In place of a verdict, where there is none."""
+"""Stands for the verdict of a subject without one."""
 EARLY_SECONDS = 600
 """The first ten minutes, of a subject and after an onset."""
 STEADY_SECONDS = 120

@@ -278,7 +278,7 @@ class Timeline:
         self._excused = 0
         """Steps from this one on that are not judged at all."""
         self._tokens = self._samples = 0.0
-        """What the step under way contains, as far as the client has reported it."""
+        """Tokens and samples that the client has reported for the step under way."""
 
     def phase(self, name: str) -> Phase:
         """The phase of that name, the same object each time; one that books nothing where the name is not usable."""

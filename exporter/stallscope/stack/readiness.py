@@ -31,7 +31,7 @@ class Verdict(NamedTuple):
     cause: str
     share: float
     culprit: str = ""
-    """The rank and GPU to blame and the root cause; empty if there is none."""
+    """The rank and GPU to blame and the root cause; empty if no rank is to blame."""
 
 
 class Prometheus:

@@ -9,7 +9,7 @@ from stallscope.analysis.report.asking import Asker
 from stallscope.analysis.report.subject import RUN_LABELS
 from stallscope.analysis.report.words import LONGEST_TEXT
 from stallscope.analysis.verdicts import Culprit, culprit_of
-from stallscope.readable import duration, readable
+from stallscope.readable import capitalised, duration, readable
 from stallscope.verdict_words import phrase_of, remedy_of
 
 
@@ -22,7 +22,7 @@ class Blamed(NamedTuple):
     @property
     def sentence(self) -> str:
         """Rank, GPU, node, root cause and remedy."""
-        return f"{self.phrase[:1].upper()}{self.phrase[1:]}. {remedy_of(self.culprit)}".rstrip()
+        return f"{capitalised(self.phrase)}. {remedy_of(self.culprit)}".rstrip()
 
     @property
     def phrase(self) -> str:
@@ -65,6 +65,6 @@ def culprits_of_runs(asker: Asker, runs: str) -> Mapping[tuple[str, str, str], s
     for each in asker.ask(f"sum by ({by}) ({held})"):
         labels = each.labels
         run = labels.get("cluster", ""), labels.get("namespace", ""), labels.get("run", "")
-        told = each.value, phrase_of(culprit_of(labels))
-        longest[run] = max(longest.get(run, told), told)
+        candidate = each.value, phrase_of(culprit_of(labels))
+        longest[run] = max(longest.get(run, candidate), candidate)
     return {run: phrase for run, (_, phrase) in longest.items()}

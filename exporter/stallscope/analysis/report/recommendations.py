@@ -16,7 +16,7 @@ from stallscope.analysis.report.lost_time import Loss, LostTime
 from stallscope.analysis.report.whereabouts import listed
 from stallscope.analysis.report.words import percent, plain, title_of
 from stallscope.causes import CAUSES, REMAINDERS
-from stallscope.readable import duration
+from stallscope.readable import capitalised, duration
 
 KEY = "recommendations"
 _MOST = 10
@@ -178,4 +178,4 @@ def _evidence(asker: Asker, found: Found, loss: Loss) -> str:
     if loss.cause in found.where and found.number > 1:
         said.append(found.where[loss.cause])
     text = ", ".join(said)
-    return text[:1].upper() + text[1:] + "." if text else ""
+    return f"{capitalised(text)}." if text else ""

@@ -8,6 +8,7 @@ from stallscope.analysis.report.document import Block, Column, Fact, Facts, Noti
 from stallscope.analysis.report.words import percent, plain, title_of
 from stallscope.analysis.run_figures import RunFigures, read_figures, told_apart
 from stallscope.analysis.runs import Run
+from stallscope.readable import capitalised
 
 KEY = "scaling"
 
@@ -52,7 +53,7 @@ def _against(asker: Asker, run: Run, base: Run) -> list[Block]:
     for against in found.against:
         blocks += _explained(found, against)
     names = (ours.name, theirs.name)  # stay as they are where a sentence begins with one
-    said = (note if note.startswith(names) else f"{note[:1].upper()}{note[1:]}" for note in found.notes)
+    said = (note if note.startswith(names) else capitalised(note) for note in found.notes)
     blocks += [Notice("info", f"{note}.") for note in said]
     return blocks
 
