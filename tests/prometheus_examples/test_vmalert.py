@@ -5,7 +5,6 @@ Both look at an installation with every kind of trouble from the same moment on,
 
 from __future__ import annotations
 
-import math
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
@@ -37,12 +36,9 @@ INTERVAL = 2
 AHEAD = 390.0
 """Seconds of scrapes that are still to come when both begin."""
 PATIENCE = 360.0
-SCORES = {
-    "run:verdict:ratio5m": "run_cause:verdict_score:ratio5m",
-    "rank:verdict:ratio5m": "rank_cause:verdict_score:ratio5m",
-    "gpu:verdict:ratio5m": "gpu_cause:verdict_score:ratio5m",
-}
-"""Verdicts, and the series of their causes' scores, which only this test records."""
+VERDICTS = ("run:verdict:ratio5m", "rank:verdict:ratio5m", "gpu:verdict:ratio5m")
+SCORE_FROM, SCORE_UNTIL = "score_from", "score_until"
+"""Endings of series that only this test records: scores of causes, as if none or each were the verdict already."""
 SHARES = "run_cause:time_lost:ratio5m"
 STORIES = {
     "waiting": "input_few_workers",
@@ -73,18 +69,17 @@ class Recorded:
         return {labels - {cause}: cause[1] for labels in self.samples.get(name, {}) if (cause := _cause_in(labels))}
 
     def candidates(self, name: str) -> dict[Labels, set[str]]:
-        """The causes with the greatest score: more than one where they tie, and any of them may be the verdict.
-
-        Where no cause has a score, what remains.
-        """
-        scores: dict[Labels, dict[str, float]] = {}
-        for labels, score in self.samples.get(SCORES[name], {}).items():
+        """The verdict of each run, rank or GPU, and the causes that stay the verdict where they already are."""
+        causes = {subject: {cause} for subject, cause in self.verdicts(name).items()}
+        highest: dict[Labels, float] = {}
+        for labels, score in self.samples.get(f"{name}:{SCORE_FROM}", {}).items():
+            subject = labels - {_cause_in(labels)}
+            highest[subject] = max(score, highest.get(subject, score))
+        for labels, score in self.samples.get(f"{name}:{SCORE_UNTIL}", {}).items():
             cause = _cause_in(labels)
-            scores.setdefault(labels - {cause}, {})[cause[1]] = score
-        return {subject: {cause} for subject, cause in self.verdicts(name).items()} | {
-            subject: {cause for cause, score in of.items() if math.isclose(score, max(of.values()), abs_tol=1e-3)}
-            for subject, of in scores.items()
-        }
+            if score > highest.get(labels - {cause}, 0) - 1e-3:
+                causes.setdefault(labels - {cause}, set()).add(cause[1])
+        return causes
 
     def differences(self, other: Recorded, name: str) -> dict[Labels, tuple[set[str], str | None]]:
         """Return the subjects to which the other gives a verdict that is not among the candidates here."""
@@ -119,7 +114,7 @@ class Both:
         stories = [by_run(each) for each in (self.prometheus, self.victoria_metrics)]
         return (
             all(STORIES.items() <= each.items() for each in stories)
-            and not any(map(self.differences, SCORES))
+            and not any(map(self.differences, VERDICTS))
             and self.prometheus.firing == self.victoria_metrics.firing
             and self.far_shares == {}
         )
@@ -157,15 +152,19 @@ def recorded(server: Prometheus, moment: int) -> Recorded:
     return Recorded(samples)
 
 
-def _scores(verdict: str) -> str:
-    """Return the expression of which a verdict takes the greatest value: the second argument of its `topk`."""
+def _scores(verdict: str, name: str) -> dict[str, str]:
+    """Return expressions of the causes' scores, from the one of a verdict: the second argument of its `topk`."""
     _, _, scores = verdict.partition("(1,\n")
     depth = 1
     for place, character in enumerate(scores):
         depth += {"(": 1, ")": -1}.get(character, 0)
         if not depth:
-            return scores[:place]
-    raise ValueError(f"no topk in {verdict}")
+            scores = scores[:place]
+            break
+    of_the_verdict, more = f" and {name})", '/ scalar(stallscope:threshold{name="clear_ratio"})'
+    if (scores.count(of_the_verdict), scores.count(more)) != (1, 1):
+        raise ValueError(f"the share of {name}'s own cause is not found in {verdict}")
+    return {SCORE_FROM: scores.replace(more, ""), SCORE_UNTIL: scores.replace(of_the_verdict, ")")}
 
 
 def quick_rules(folder: Path) -> list[Path]:
@@ -182,9 +181,10 @@ def quick_rules(folder: Path) -> list[Path]:
                 # What is healthy is so after ten seconds in place of a minute.
                 rule["expr"] = rule["expr"].replace("rank:judged:info offset 1m", "rank:judged:info offset 10s")
             group["rules"] += [
-                {"record": SCORES[rule["record"]], "expr": _scores(rule["expr"])}
+                {"record": f"{rule['record']}:{ending}", "expr": scores}
                 for rule in group["rules"]
-                if rule.get("record") in SCORES
+                if rule.get("record") in VERDICTS
+                for ending, scores in _scores(rule["expr"], rule["record"]).items()
             ]
         written.append(folder / f"{path.parent.name}-{path.name}")
         written[-1].write_text(yaml.safe_dump(content, sort_keys=False, allow_unicode=True), encoding="utf-8")
@@ -218,7 +218,7 @@ def test_vmalert_finds_the_cause_of_a_story(both: Both, run: str) -> None:
     assert by_run(both.victoria_metrics)[run] == STORIES[run] == by_run(both.prometheus)[run]
 
 
-@pytest.mark.parametrize("name", SCORES)
+@pytest.mark.parametrize("name", VERDICTS)
 def test_every_run_rank_and_gpu_has_the_verdict_that_prometheus_gives(both: Both, name: str) -> None:
     assert len(both.prometheus.verdicts(name)) > 15
     assert both.differences(name) == {}
