@@ -65,6 +65,7 @@ def storage(full: float = 0.0, in_flight: float = 0.0) -> Story:
 
 STOPPED = growing_until(10)
 """The last step, of a rank that makes none after ten minutes."""
+HOT = gpu(throttled={"hw_thermal": 0.5}, clock=0.6)
 REGULAR = [
     series("stallscope_gpu_dip_interval_seconds_count", growing(1 / 30), **of_gpu()),
     series("stallscope_gpu_dip_interval_seconds_sum", growing(1), **of_gpu()),
@@ -163,6 +164,31 @@ def test_all_ranks_hang_in_a_collective_that_one_of_them_did_not_join(rulebook: 
     story += [each for number in (1, 2, 3) for each in gpu(number) + powered(steady(200), number)]
     rulebook.check_percent(story, RUN_VERDICT, [(of_run("hang_spin"), 100)])
     rulebook.check(story, {"count(rank:spinning:info)": [({}, 3)]})
+
+
+@pytest.mark.parametrize(
+    ("story", "cause"),
+    [
+        pytest.param(rank(last_step=STOPPED) + HOT, "stalled", id="heat only slows"),
+        pytest.param(rank() + HOT, "thermal_throttle", id="heat, and the run goes on"),
+        pytest.param(
+            rank(last_step=STOPPED) + gpu(throttled={"power_brake": 0.5}, clock=0.6),
+            "stalled",
+            id="the power brake only slows",
+        ),
+        pytest.param(
+            rank(last_step=STOPPED)
+            + gpu()
+            + [series("stallscope_gpu_ecc_errors_total", steady(2), kind="uncorrected", **of_gpu())],
+            "ecc_uncorrected",
+            id="a memory fault ends what computes",
+        ),
+    ],
+)
+def test_what_only_slows_a_gpu_does_not_hide_that_its_run_stands_still(
+    rulebook: Rulebook, story: Story, cause: str
+) -> None:
+    rulebook.check(story, {f"count by (cause) ({RUN_VERDICT})": [({"cause": cause}, 1)]})
 
 
 def test_a_rank_is_not_stalled_before_its_limit_of_time(rulebook: Rulebook) -> None:
