@@ -68,25 +68,26 @@ def _matching(names: set[str]) -> str:
 
 
 def rules() -> str:
-    """Return the inhibition rules as YAML: one for each set of alerts that are muted by the same labels."""
-    sources: dict[tuple[str, str, str, frozenset[str]], set[str]] = {}
+    """Return the inhibition rules as YAML: one for each muting alert and each set of labels that both share.
+
+    The source is one alert, because some versions of Alertmanager remember one source for each rule and set of shared
+    labels (issue 5162 of prometheus/alertmanager): one that resolves would hide another that still fires.
+    """
+    text = ""
     for cause in CAUSES.values():
         scopes: dict[tuple[str, str], set[str]] = {}
         for target in sorted(muted(cause)):
             for scope in _scopes(cause, target):
                 scopes.setdefault(scope, set()).add(target)
         # An alert of severity info mutes nothing: nobody is notified of it.
-        severity = '= "critical"' if cause.severity == "critical" else '=~ "critical|warning"'
-        for scope, targets in scopes.items():
-            sources.setdefault((*scope, severity, frozenset(targets)), set()).add(str(cause.alert))
-    return "".join(
-        f"""\
-  - source_matchers: ['{_matching(names)}', '{label} != ""', 'severity {severity}']
-    target_matchers: ['{_matching(set(targets))}']
+        severity = "critical" if cause.severity == "critical" else "warning"
+        for (equal, label), targets in scopes.items():
+            text += f"""\
+  - source_matchers: ['alertname = "{cause.alert}"', '{label} != ""', 'severity = "{severity}"']
+    target_matchers: ['{_matching(targets)}']
     equal: [{equal}]
 """
-        for (equal, label, severity, targets), names in sources.items()
-    )
+    return text
 
 
 def _word(target: str) -> str:

@@ -76,6 +76,12 @@ NOTHING: dict[str, set[str]] = {name: set() for name in EXPECTED}
 INFO = {"severity": "info"}
 
 
+def test_each_rule_has_one_alert_as_its_source() -> None:
+    """Alertmanager may remember one source for each rule: two that end at different times would unmute their target."""
+    sources = [matcher for rule in bundled()["inhibit_rules"] for matcher in rule["source_matchers"]]
+    assert not [matcher for matcher in sources if matcher.startswith("alertname =~")]
+
+
 def test_the_matrix_is_about_every_alert_of_the_bundle() -> None:
     rules = [rule for path in ALERT_FILES for group in _parsed(path)["groups"] for rule in group["rules"]]
     assert {rule["alert"] for rule in rules} == set(SEVERITIES) | OF_THE_SERVER
