@@ -280,8 +280,10 @@ class _Page:
         node = world.gpus[run.ranks[rank][0]][0]
         self._add("cgroup_oom_kills_total", world.oom_kills(node, self._reported))
         self._add("shim_overhead_seconds_total", 1e-4 * (self._reported - self._begun))
-        if run.quota:
-            self._add("cpu_periods_total", np.floor(_PERIODS * (self._reported - self._begun)))
+        # A pod's cgroup has these counters without a quota as well, and then they stay at zero.
+        if run.quota or run.pods:
+            periods = _PERIODS if run.quota else 0.0
+            self._add("cpu_periods_total", np.floor(periods * (self._reported - self._begun)))
             throttled = self._counted(lambda times: course.elapsed(rank, "quota_throttled", times))
             self._add("cpu_throttled_periods_total", np.floor(_PERIODS * throttled))
             waited = self._counted(lambda times: course.elapsed(rank, "quota_waited", times))

@@ -76,14 +76,14 @@ def _cases() -> Iterator[Case]:
     yield positive(
         "gpu_mem_leak_laptop",
         "gpu_mem_leak",
-        told(LAPTOP, replace(LAPTOP_WORK, memory=0.4, leak_per_hour=0.2), onset=0.0, start=-30.0),
+        told(LAPTOP, before=replace(LAPTOP_WORK, memory=0.4, leak_per_hour=0.2), start=-30.0),
         alerts=leak,
         **{**_QUIET, **_LEAK},
     )
     yield positive(
         "gpu_mem_leak_node",
         "gpu_mem_leak",
-        told(SINGLE, replace(NODE_WORK, memory=0.5, leak_per_hour=0.12), onset=0.0, start=-30.0),
+        told(SINGLE, before=replace(NODE_WORK, memory=0.5, leak_per_hour=0.12), start=-30.0),
         alerts=leak,
         **{**_QUIET, **_LEAK},
     )
@@ -93,7 +93,7 @@ def _cases() -> Iterator[Case]:
             "gpu_mem_leak",
             "gpu_mem_leak",
             level,
-            told(CLOUD, replace(CLOUD_WORK, memory=0.5, leak_per_hour=0.05 * level), onset=0.0, start=-30.0),
+            told(CLOUD, before=replace(CLOUD_WORK, memory=0.5, leak_per_hour=0.05 * level), start=-30.0),
             alerts=leak,
             **{**_QUIET, **_LEAK},
         )
