@@ -82,6 +82,33 @@ def test_each_rule_has_one_alert_as_its_source() -> None:
     assert not [matcher for matcher in sources if matcher.startswith("alertname =~")]
 
 
+@pytest.mark.parametrize(
+    ("target", "stays", "ends"),
+    [
+        ("TrainingCommBound", on_run("TrainingStragglerHw"), on_run("TrainingStragglerRank")),
+        ("TrainingLowMfu", on_run("TrainingHangIo"), on_run("TrainingHangSpin")),
+        ("TrainingHangSpin", on_gpu("GpuXidHw", **RUN), on_gpu("GpuLost", **RUN)),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_an_alert_stays_muted_when_one_of_two_sources_ends(
+    alertmanager: Alertmanager, target: str, stays: Labels, ends: Labels
+) -> None:
+    """Alertmanager 0.33.1 forgets the one that stays where a rule names both."""
+    here = f"two {target}"
+    of_target, of_stays, of_ends = (at(here, labels) for labels in (on_run(target), stays, ends))
+    marker = at(here, on_run("TrainingStepOutliers"))
+    alertmanager.post([Alert(of_target)])
+    alertmanager.post([Alert(of_stays)])
+    alertmanager.post([Alert(of_ends)])
+    wait_until(lambda: frozenset(of_target.items()) in alertmanager.muted(), lambda: "the alert is never muted")
+    # Alerts take effect in the order in which they come: once this one is muted, the end has been seen.
+    alertmanager.post([Alert(of_ends, ended=True)])
+    alertmanager.post([Alert(marker), Alert(at(here, on_run("TrainingRestartLoop")))])
+    wait_until(lambda: frozenset(marker.items()) in alertmanager.muted(), lambda: "the marker is never muted")
+    assert frozenset(of_target.items()) in alertmanager.muted()
+
+
 def test_the_matrix_is_about_every_alert_of_the_bundle() -> None:
     rules = [rule for path in ALERT_FILES for group in _parsed(path)["groups"] for rule in group["rules"]]
     assert {rule["alert"] for rule in rules} == set(SEVERITIES) | OF_THE_SERVER
