@@ -23,6 +23,7 @@ class Webhook:
                 received.put(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
                 self.send_response(200)
                 self.end_headers()
+                self.wfile.write(b"ok")  # as Slack answers: Alertmanager takes anything else for a refusal
 
             def log_message(self, *_: object) -> None:
                 pass
