@@ -670,6 +670,22 @@ def unusable() -> Iterator[Rule]:
         f'  count by ({TARGET}, gpu) (stallscope_gpu_up{{measured_by="",mig="",uuid!=""}} == 1) > 1\n)',
         {"measured_by": "stallscope", "reason": "shared_instance"},
     )
+    native = (
+        f"{name} unless on ({TARGET}) {name}_count"
+        for name in ("stallscope_training_step_seconds", "stallscope_gpu_utilization_samples")
+    )
+    yield Rule(
+        record,
+        f"group by ({TARGET}) (\n{block(first_of(*native), 2)}\n)",
+        {"measured_by": "stallscope", "reason": "native_histograms"},
+        "1 for each exporter of ours whose histograms Prometheus converts at the scrape: rules read classic ones.",
+    )
+    yield Rule(
+        record,
+        f'group by ({TARGET}) (stallscope_build_info{{__type__!=""}})',
+        {"measured_by": "stallscope", "reason": "type_labels"},
+        "1 for each whose series Prometheus gives labels of type and unit, by which rules would not match them.",
+    )
 
 
 def canonical() -> Iterator[Rule]:

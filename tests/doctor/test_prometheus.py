@@ -18,12 +18,24 @@ from tests.doctor.web_servers import Served, findings, statuses
 
 pytestmark = pytest.mark.usefixtures("no_time_passes")
 CHECKS = (
-    *("version", "clock", "targets", "jobs", "honor labels", "rules", "thresholds", "freshness", "alertmanagers"),
+    *(
+        "version",
+        "clock",
+        "targets",
+        "jobs",
+        "honor labels",
+        "rules",
+        "thresholds",
+        "freshness",
+        "pages",
+        "alertmanagers",
+    ),
 )
 OTHER_JOBS = f"count by (job) (stallscope_build_info unless stallscope_build_info{{{EXPORTERS}}})"
 LOST_NAMESPACES = (
     'count by (job) ({__name__=~"stallscope_training_rank_info|stallscope_gpu_owner_info", exported_namespace!=""})'
 )
+UNUSABLE = "count by (job, measured_by, reason) (exporter:unusable:info)"
 WATCHDOG = 'ALERTS{alertname="Watchdog", alertstate="firing"}'
 
 
@@ -139,6 +151,13 @@ FAULTS: dict[str, tuple[str, str, Callable[[Served], object], str]] = {
         *("honor labels", "failed"),
         lambda served: served.vectors.update({LOST_NAMESPACES: [({"job": "stallscope"}, 2.0)]}),
         "2 series of job 'stallscope' lost their namespace",
+    ),
+    "histograms that are converted": (
+        *("pages", "failed"),
+        lambda served: served.vectors.update(
+            {UNUSABLE: [({"job": "gpus", "measured_by": "stallscope", "reason": "native_histograms"}, 3.0)]}
+        ),
+        "3 targets of stallscope in job 'gpus' cannot be used: native_histograms",
     ),
     "a group that is not loaded": (
         *("rules", "failed"),

@@ -18,8 +18,8 @@ from tests.installation import SCRAPE_SECONDS, series
 from tests.known_names import READ
 from tests.prometheus_examples.test_vmalert import (
     AHEAD,
-    SCORES,
     STORIES,
+    VERDICTS,
     Labels,
     Recorded,
     by_run,
@@ -55,7 +55,7 @@ class Both:
         return (
             all(STORIES.items() <= by_run(each).items() for each in (self.prometheus, self.thanos))
             and self.names(self.prometheus) == self.names(self.thanos)
-            and not any(map(self.differences, SCORES))
+            and not any(map(self.differences, VERDICTS))
         )
 
     def differences(self, name: str) -> dict[Labels, tuple[set[str], str | None]]:
@@ -126,7 +126,7 @@ def test_thanos_rule_finds_the_cause_of_a_story(both: Both, run: str) -> None:
     assert by_run(both.thanos)[run] == STORIES[run] == by_run(both.prometheus)[run]
 
 
-@pytest.mark.parametrize("name", SCORES)
+@pytest.mark.parametrize("name", VERDICTS)
 def test_every_run_rank_and_gpu_has_the_verdict_that_prometheus_gives(both: Both, name: str) -> None:
     assert len(both.prometheus.verdicts(name)) > 15
     assert both.differences(name) == {}

@@ -10,12 +10,15 @@ from tests.rules.rulebook import (
     CANONICAL_FILES,
     LENGTH,
     RULE_FILES,
+    TARGET,
+    Labels,
     Rulebook,
     Story,
     exporter,
     gpu,
     host,
     rank,
+    series,
     steady,
 )
 from tests.rules.test_canonical import labelled
@@ -70,6 +73,28 @@ def test_an_exporter_that_two_jobs_scrape_counts_once_and_raises_an_alert(rulebo
         },
         rule_files=ALL,
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "labels", "reason"),
+    [
+        ("stallscope_training_step_seconds", {"run": "train", "rank": "0"}, "native_histograms"),
+        ("stallscope_gpu_utilization_samples", {"gpu": "0"}, "native_histograms"),
+        ("stallscope_build_info", {"__type__": "gauge"}, "type_labels"),
+    ],
+)
+def test_a_prometheus_that_changes_series_at_the_scrape_is_reported(
+    rulebook: Rulebook, name: str, labels: dict[str, str], reason: str
+) -> None:
+    story = [series(name, steady(1), **TARGET, **labels)]
+    found: list[tuple[Labels, float]] = [({"job": TARGET["job"], "reason": reason}, 1)]
+    rulebook.check(story, {UNUSABLE: found}, rule_files=ALL)
+
+
+def test_classic_histograms_beside_native_ones_can_be_used(rulebook: Rulebook) -> None:
+    """`always_scrape_classic_histograms` keeps both."""
+    both = [*rank(), series("stallscope_training_step_seconds", steady(1), **TARGET, run="train", rank="0")]
+    rulebook.check(both, {UNUSABLE: []}, rule_files=ALL)
 
 
 def test_the_second_job_takes_over_when_the_first_one_ends(rulebook: Rulebook) -> None:

@@ -20,6 +20,12 @@ LOAD = (
     "newer), and reload it"
 )
 """What to do where rules are not there."""
+_REMEDIES = {
+    "native_histograms": "set convert_classic_histograms_to_nhcb to false in the job, or "
+    "always_scrape_classic_histograms to true",
+    "type_labels": "remove type-and-unit-labels from Prometheus' --enable-feature",
+    "scraped_twice": "remove one of the scrape jobs",
+}
 _BUSY = 0.5
 """Share of its interval that a group may take before it is told of."""
 _OLD_EVALUATIONS = 3
@@ -101,6 +107,20 @@ def _freshness(server: Server) -> Iterator[Finding]:
         yield ok(f"the newest that rules recorded is {max(0.0, age):.0f} s old")
 
 
+def _pages(server: Server) -> Iterator[Finding]:
+    found = server.prometheus.query("count by (job, measured_by, reason) (exporter:unusable:info)")
+    for labels, number in found:
+        reason = labels.get("reason", "")
+        remedy = _REMEDIES.get(reason, "see alerts/runbooks/StallscopeExporterUnusable.md")
+        yield failed(
+            f"{number:.0f} targets of {labels.get('measured_by', 'an exporter')} in job {labels.get('job', '')!r} "
+            f"cannot be used: {reason}",
+            remedy,
+        )
+    if not found:
+        yield ok("the pages of all exporters can be used")
+
+
 @cache
 def bundled_groups() -> Mapping[str, set[str]]:
     """Names of the rules of every group that the bundle has."""
@@ -131,4 +151,4 @@ def _unix(moment: str) -> float:
     return parsed.timestamp() + float(fraction or 0)
 
 
-CHECKS = (("rules", _rules), ("thresholds", _thresholds), ("freshness", _freshness))
+CHECKS = (("rules", _rules), ("thresholds", _thresholds), ("freshness", _freshness), ("pages", _pages))
