@@ -902,7 +902,7 @@ EXPORTER_FAMILIES = (
             "reason": (
                 *("too_large", "not_json", "version", "missing_field", "bad_field", "bad_name"),
                 *("too_many_values", "too_many_phases", "too_many_gpus"),
-                *("future", "run_limit", "rank_limit", "superseded"),
+                *("future", "run_limit", "rank_limit", "superseded", "not_owner"),
                 *("unsigned", "unknown_token", "expired", "bad_signature", "replayed"),
             )
         },

@@ -31,7 +31,7 @@ class Reception:
     def __init__(self) -> None:
         self.arrivals: queue.Queue[Arrival] = queue.Queue()
 
-    def accept(self, data: bytes, transport: Transport, pid: int | None) -> None:
+    def accept(self, data: bytes, transport: Transport, pid: int | None, _uid: int | None = None) -> None:
         self.arrivals.put((data, transport, pid))
         if data.startswith(b"refuse"):
             raise ReportError(data.decode(), "because")
@@ -346,7 +346,7 @@ def test_reports_wait_neither_in_large_numbers_nor_when_they_are_long_together(
 def test_reports_that_come_while_one_is_taken_in_find_room_however_many(path: Path) -> None:
     arrived = queue.SimpleQueue[bytes]()
 
-    def hear_six_more(data: bytes, transport: Transport, pid: int | None) -> None:
+    def hear_six_more(data: bytes, transport: Transport, pid: int | None, _uid: int | None) -> None:
         arrived.put(data)
         if data.startswith(b"slow"):
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as others:
@@ -364,7 +364,7 @@ def test_reports_that_come_while_one_is_taken_in_find_room_however_many(path: Pa
 def test_a_flood_through_one_door_does_not_shut_the_other(path: Path) -> None:
     heard = threading.Event()
 
-    def ask_for_more(data: bytes, transport: Transport, pid: int | None) -> None:
+    def ask_for_more(data: bytes, transport: Transport, pid: int | None, _uid: int | None) -> None:
         if transport == "udp":
             heard.set()
             return

@@ -53,6 +53,7 @@ _REMEDIES = {
     "version": "install the same version of stallscope for training and exporter",
     "run_limit": "raise --report.max-runs",
     "rank_limit": "raise --report.max-ranks",
+    "not_owner": "give runs of two users names of their own",
     "superseded": "give runs that go on at once names of their own",
 }
 

@@ -25,7 +25,7 @@ from stallscope.sampling.clock import Clock, SystemClock
 
 _logger = logging.getLogger(__name__)
 
-Accept = Callable[[bytes, Transport, int | None], object]
+Accept = Callable[[bytes, Transport, int | None, int | None], object]
 
 _SHARE = 0.005
 """Of a processor that taking in may use; beyond it reports wait for others ..."""
@@ -81,7 +81,7 @@ class DoorKeeper:
 
         Args:
             doors: to read from.
-            accept: called with data, transport and pid, by any of the threads; may raise ReportError.
+            accept: called with data, transport, and the sender's pid and uid, by any thread; may raise ReportError.
             overtaken: called with transport and number of reports that newer ones of their session have overtaken.
             terminated: called with the sessions and the pid of a process that SIGTERM or SIGHUP ends.
             clock: the machine's own by default.
@@ -178,7 +178,7 @@ class DoorKeeper:
                 if datagram.terminated:
                     self._terminated(datagram.terminated, datagram.pid or None)
                 else:
-                    report = self._accept(datagram.data, door.transport, datagram.pid)
+                    report = self._accept(datagram.data, door.transport, datagram.pid, datagram.uid)
                     if isinstance(report, Report):
                         door.note(datagram, report.session)
             except ReportError as error:

@@ -20,7 +20,8 @@ Received = tuple[bytes, list[tuple[int, int, bytes]], int, Any]
 
 _SHUT: Received = (b"", [], 0, None)
 """No datagram at all: the socket was shut."""
-_CREDENTIALS = struct.Struct("3i")
+_CREDENTIALS = struct.Struct("iII")
+"""Process, user and group of the sender."""
 _CONTROL_BYTES = socket.CMSG_SPACE(_CREDENTIALS.size)
 """Room for the sender's credentials alone: file descriptors that somebody sends along never get in."""
 _RECEIVE_BUFFER = 4 << 20
@@ -67,8 +68,8 @@ class Door:
         data, control, _flags, sender = received
         for level, kind, content in control:
             if level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS and len(content) == _CREDENTIALS.size:
-                pid = _CREDENTIALS.unpack(content)[0]
-                return Datagram(data, pid, self._origin(sender), pid, sessions_terminated(sender))
+                pid, uid, _gid = _CREDENTIALS.unpack(content)
+                return Datagram(data, pid, self._origin(sender), pid, sessions_terminated(sender), uid)
         return Datagram(data, None, self._origin(sender), sender)
 
     def note(self, datagram: Datagram, session: str) -> None:

@@ -78,6 +78,7 @@ class Journal:
             "arrived": held.arrived,
             "restarts": held.restarts,
             "process": held.process,
+            "uid": held.uid,
             "lost": held.lost,
             "ended": None if held.ended is None else held.ended + to_wall,
             "told_run": held.told_run,
@@ -99,6 +100,7 @@ class Journal:
             heard=now,
             restarts=int(_amount(content["restarts"])),
             process=None if process is None else Process(int(process[0]), int(process[1])),
+            uid=None if content.get("uid") is None else int(_amount(content["uid"])),
             lost=content["lost"] is True,
             ended=None if ended is None else now - max(0.0, wall - _amount(ended)),
             told_run=str(content.get("told_run", "")),  # which earlier versions didn't write

@@ -12,8 +12,14 @@ Another session under a name that is held
 - takes the name, without counting as a restart, where both are seen alive and are ranks of several: only the session
   that started later counts, on every exporter alike.
 
-A session whose place was taken is refused as `superseded` for as long as the name is held. So what is told under one
-name neither changes to and fro nor mixes two runs.
+A session whose place was taken is refused as `superseded` for as long as the name is held, or until the one that took
+it is over and its own process is seen alive. So what is told under one name neither changes to and fro nor mixes two
+runs.
+
+A run belongs to the user of its ranks that are seen alive: to the uid that the kernel reports for the socket. Another
+user's run of that name is held as `<run>-<uid>`, and a report under the session of another user is refused as
+`not_owner`. A sender whom the kernel does not see (UDP, HTTP) adds ranks to a run, and never takes the place of one
+that is seen alive; that one takes the place of such a sender, whenever each of them started.
 
 A state is what the shim reported, except for two that are decided here. A rank is `lost` if its process is known to be
 gone, or can't be seen from here and has been silent for the expiry time. A rank is `terminated` as soon as its process
@@ -81,11 +87,13 @@ SERIES_DROPPED = family("stallscope_exporter_series_dropped_total")
 
 Transport = Literal["unix", "udp", "http"]
 TRANSPORTS: tuple[Transport, ...] = ("unix", "udp", "http")
-REJECTION_REASONS = (*REASONS, "future", "run_limit", "rank_limit", "superseded", *authentication.REASONS)
+REJECTION_REASONS = (*REASONS, "future", "run_limit", "rank_limit", "superseded", "not_owner", *authentication.REASONS)
 DEFAULT_EXPIRY = 900.0
 MAX_CLOCK_LEAD = 3600.0
 """Seconds by which a session's start may lie ahead of this machine's clock; one far ahead could never be superseded."""
 
+_LOCAL_CLOCK_LEAD = 60.0
+"""The same for a session on this machine, which has the same clock."""
 _GRACE_PERIOD = 600.0
 """Seconds after the notice of a signal within which the end of a process counts as caused by the signal."""
 _MAX_FORMER = 8
@@ -126,6 +134,8 @@ class Held(NamedTuple):
     """Sessions whose place this one took, directly or not, oldest first."""
     signalled: float | None = None
     """Monotonic time at which its process sent the notice of SIGTERM or SIGHUP."""
+    uid: int | None = None
+    """User of the sender, where the kernel reports it."""
 
     @property
     def state(self) -> str:
@@ -183,6 +193,7 @@ class RunRegistry:
         transport: Transport,
         pid_seen: int | None = None,
         authentication: Authentication | None = None,
+        uid: int | None = None,
     ) -> Report:
         """Take in one report; one of `TRIAL_RUN` is refused or counted as any other, but nothing is held of it.
 
@@ -191,6 +202,7 @@ class RunRegistry:
             transport: the door.
             pid_seen: the sender's pid as the kernel tells it in this process' pid namespace, where it does.
             authentication: refuses what it finds not to be its sender's; without it signatures are not looked at.
+            uid: the sender's user as the kernel reports it, where it does.
 
         Raises:
             ReportError: with a reason of `REJECTION_REASONS`; it is counted, and nothing held has changed.
@@ -207,7 +219,7 @@ class RunRegistry:
                 authentication.refuse_replay(report)
             if report.run != TRIAL_RUN:
                 with self._writing:
-                    self._admit(report, pid_seen or None)
+                    self._admit(report, pid_seen or None, uid)
         except ReportError as error:
             with self._writing:
                 self._rejected[error.reason] += 1
@@ -291,9 +303,10 @@ class RunRegistry:
         samples.append(Sample(SERIES_DROPPED, ("value_names_per_run",), self._dropped_values))
         return samples + ranks
 
-    def _admit(self, report: Report, pid_seen: int | None) -> None:
+    def _admit(self, report: Report, pid_seen: int | None, uid: int | None) -> None:
         now, wall = self._clock.monotonic(), self._clock.time()
         told_run = report.run
+        report = self._under_own_name(report, uid)
         report, held, process = self._find(report, pid_seen)
         key = (report.run, report.rank)
         restarts, ended, signalled = report.restarts, None, None
@@ -305,23 +318,24 @@ class RunRegistry:
             restarts, former, signalled = held.restarts, held.former, held.signalled
             if not held.lost:  # else whatever was known of the process was wrong
                 process, ended = held.process or process, held.ended
-        elif report.start > wall + MAX_CLOCK_LEAD:  # not asked of one that is held: a clock set back would silence it
+        elif report.start > wall + (
+            MAX_CLOCK_LEAD if uid is None else _LOCAL_CLOCK_LEAD
+        ):  # not asked of one that is held: a clock set back would silence it
             raise ReportError(
                 "future", f"start is {report.start - wall:.0f} s ahead of this machine's clock; set the clocks right"
             )
         elif held is None:
             self._make_room(key)
             if report.run != told_run:
-                self._own_names[(told_run, report.rank, report.session)] = report.run
                 _logger.warning(
-                    "run %r rank %d is told by two processes that live; the second one is shown as run %r: "
+                    "run %r rank %d is reported by two processes that live; the second one is shown as run %r: "
                     "give them two names",
                     told_run,
                     report.rank,
                     report.run,
                 )
         else:
-            restarts = max(restarts, self._succeed(held, report, process))
+            restarts = max(restarts, self._succeed(held, report, process, uid))
             former = (*held.former, held.report.session)[-_MAX_FORMER:]
             self._forget_value_names(key)
         if report.state not in LAST_STATES:
@@ -330,6 +344,8 @@ class RunRegistry:
             ended = now
             if report.failure:
                 _logger.info("run %r rank %d failed with %s", report.run, report.rank, report.failure)
+        if report.run != told_run:
+            self._own_names[(told_run, report.rank, report.session)] = report.run
         told_run = told_run if told_run != report.run else ""
         report = self._within_value_names(report)
         entry = Held(
@@ -343,6 +359,7 @@ class RunRegistry:
             told_run=told_run,
             former=former,
             signalled=signalled,
+            uid=uid,
         )
         if held is None:
             self._held = {**self._held, key: entry}
@@ -352,9 +369,6 @@ class RunRegistry:
 
     def _find(self, report: Report, pid_seen: int | None) -> tuple[Report, Held | None, Process | None]:
         """The report under the name that it goes by here, what is held under that, and the sender where it is seen."""
-        own_name = self._own_names.get((report.run, report.rank, report.session))
-        if own_name is not None:
-            report = report._replace(run=own_name)
         held = self._held.get((report.run, report.rank))
         if held is not None and held.report.session == report.session and held.process is not None and not held.lost:
             return report, held, held.process
@@ -368,10 +382,39 @@ class RunRegistry:
             and _alone(held.report)
             and _alone(report)
         ):
-            name = f"-{process.pid}"
-            report = report._replace(run=report.run[: MAX_NAME_LENGTH - len(name)] + name)
+            report = _renamed(report, process.pid)
             held = self._held.get((report.run, report.rank))
         return report, held, process
+
+    def _under_own_name(self, report: Report, uid: int | None) -> Report:
+        """Return the report under the name that its run goes by here: another one where a user's run has its name.
+
+        Raises:
+            ReportError: its session or its rank is one of a run that is not the sender's.
+        """
+        own_name = self._own_names.get((report.run, report.rank, report.session))
+        if own_name is not None:
+            report = report._replace(run=own_name)
+        held = self._held.get((report.run, report.rank))
+        if held is not None and held.uid == uid:
+            return report
+        owner = next(
+            (each for (run, _rank), each in self._held.items() if run == report.run and self._seen_alive(each)), None
+        )
+        if owner is None or owner.uid in (None, uid) or (uid is None and held is None):
+            return report
+        if uid is None and held is not None and not self._seen_alive(held):
+            return report
+        if uid is None or (held is not None and held.report.session == report.session):
+            raise ReportError(
+                "not_owner",
+                f"run {report.run!r} rank {report.rank} belongs to a process of user {owner.uid} that is alive; "
+                "give two runs that live at once two names",
+            )
+        return _renamed(report, uid)
+
+    def _seen_alive(self, held: Held) -> bool:
+        return held.ended is None and held.process is not None and not self._processes.gone(held.process)
 
     def _both_live(self, held: Held, process: Process | None) -> bool:
         """Whether the sender that is held and this one are seen to be two processes that live."""
@@ -384,7 +427,7 @@ class RunRegistry:
             and not self._processes.gone(process)
         )
 
-    def _succeed(self, held: Held, report: Report, process: Process | None) -> int:
+    def _succeed(self, held: Held, report: Report, process: Process | None, uid: int | None) -> int:
         """Let a session take the place of the one that is held; how many restarts that makes.
 
         Raises:
@@ -393,7 +436,11 @@ class RunRegistry:
         over = held.ended is not None or (
             held.process is not None and (held.process == process or self._processes.gone(held.process))
         )
-        if report.session in held.former or not (over or report.start > held.report.start):
+        seen_first = held.uid is None and uid is not None
+        returns = process is not None and (over or seen_first) and not self._processes.gone(process)
+        if (report.session in held.former and not returns) or not (
+            over or seen_first or report.start > held.report.start
+        ):
             raise ReportError(
                 "superseded",
                 f"run {report.run!r} rank {report.rank} has a session that started later; "
@@ -464,6 +511,12 @@ class RunRegistry:
 
 def _terminated(held: Held, now: float) -> Held:
     return held._replace(report=held.report._replace(state="terminated"), lost=False, ended=now)
+
+
+def _renamed(report: Report, number: int) -> Report:
+    """Return the report as one of a run `<run>-<number>`, as far as the length of names allows."""
+    name = f"-{number}"
+    return report._replace(run=report.run[: MAX_NAME_LENGTH - len(name)] + name)
 
 
 def _alone(report: Report) -> bool:

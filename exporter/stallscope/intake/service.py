@@ -35,6 +35,7 @@ _STATUS = {
     **dict.fromkeys(AUTHENTICATION_REASONS, 403),
     "too_large": 413,
     "superseded": 409,
+    "not_owner": 403,
     "run_limit": 429,
     "rank_limit": 429,
 }
@@ -169,9 +170,9 @@ class Intake:
         except Exception:
             _logger.exception("the runs could not be checked; trying again")
 
-    def _accept(self, data: bytes, transport: Transport, pid_seen: int | None = None) -> Report:
+    def _accept(self, data: bytes, transport: Transport, pid_seen: int | None = None, uid: int | None = None) -> Report:
         spared = transport == "unix" and not self._socket_needs_token
-        return self.registry.accept(data, transport, pid_seen, None if spared else self.authentication)
+        return self.registry.accept(data, transport, pid_seen, None if spared else self.authentication, uid)
 
     def _terminate(self, sessions: tuple[str, ...], pid_seen: int | None) -> None:
         # A notice has no signature. Where the UNIX socket requires one, the kernel must name the session's process.

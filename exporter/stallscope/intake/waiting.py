@@ -25,6 +25,8 @@ class Datagram(NamedTuple):
     """Tells senders apart, so that none can take another's place."""
     terminated: tuple[str, ...] = ()
     """Sessions of a process that SIGTERM or SIGHUP ends; not empty only for the notice of it, which is no report."""
+    uid: int | None = None
+    """The sender's user, where the kernel reports it."""
 
 
 def sessions_terminated(address: object) -> tuple[str, ...]:

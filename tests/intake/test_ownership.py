@@ -1,0 +1,207 @@
+"""A run belongs to the user whose processes report it: nobody else takes it over, ends it or hides it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from stallscope.intake.journal import Journal
+from stallscope.intake.runs import RunRegistry
+from stallscope.intake.service import Intake, IntakeSettings
+from stallscope.report import ReportError
+from stallscope.sampling.clock import ScriptedClock
+from tests.intake.conftest import MakeReport, SetProcess
+
+OWNER, OTHER = 1001, 1002
+RUN = "resnet50"
+LATER = 1_700_000_050.0
+
+
+@pytest.fixture
+def owned(registry: RunRegistry, make_report: MakeReport, set_process: SetProcess) -> RunRegistry:
+    """A run of two ranks, whose processes are alive."""
+    for rank in range(2):
+        set_process(41 + rank)
+        registry.accept(make_report(rank=rank, session=f"rank{rank}"), "unix", 41 + rank, uid=OWNER)
+    set_process(51)
+    return registry
+
+
+def states(registry: RunRegistry) -> dict[tuple[str, int], tuple[str, str]]:
+    """Session and state of each rank."""
+    return {(held.report.run, held.report.rank): (held.report.session, held.report.state) for held in registry.held}
+
+
+MINE = {(RUN, 0): ("rank0", "running"), (RUN, 1): ("rank1", "running")}
+ATTACKS: dict[str, dict[str, object]] = {
+    "an end": {"session": "rank0", "sequence": 9, "state": "failed"},
+    "a report of the owner's session": {"session": "rank0", "sequence": 9},
+    "a far sequence number": {"session": "rank0", "sequence": 10**12},
+}
+TAKEOVERS: dict[str, dict[str, object]] = {
+    "a later start": {"session": "evil", "start": LATER},
+    "a finished session": {"session": "evil", "start": LATER, "state": "finished"},
+    "the world of one rank": {"session": "evil", "start": LATER, "info": {"world_size": "1"}},
+    "a rank that the run does not have yet": {"session": "evil", "start": LATER, "rank": 7},
+}
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_a_session_of_another_user_is_refused(owned: RunRegistry, make_report: MakeReport, attack: str) -> None:
+    with pytest.raises(ReportError, match="belongs to a process of user 1001") as refused:
+        owned.accept(make_report(**ATTACKS[attack]), "unix", 51, uid=OTHER)
+    assert refused.value.reason == "not_owner"
+    assert states(owned) == MINE
+
+
+@pytest.mark.parametrize("attack", TAKEOVERS)
+def test_another_users_run_of_the_name_is_shown_beside_it(
+    owned: RunRegistry, make_report: MakeReport, attack: str
+) -> None:
+    changes = TAKEOVERS[attack]
+    owned.accept(make_report(**changes), "unix", 51, uid=OTHER)
+    rank, state = int(str(changes.get("rank", 0))), str(changes.get("state", "running"))
+    assert states(owned) == {**MINE, (f"{RUN}-{OTHER}", rank): ("evil", state)}
+
+
+@pytest.mark.parametrize("transport", ["udp", "http"])
+@pytest.mark.parametrize(
+    "changes",
+    [*ATTACKS.values(), *(each for each in TAKEOVERS.values() if "rank" not in each)],
+    ids=[*ATTACKS, *(name for name, each in TAKEOVERS.items() if "rank" not in each)],
+)
+def test_a_sender_on_the_network_takes_no_rank_that_is_seen_alive(
+    owned: RunRegistry, make_report: MakeReport, transport: str, changes: dict[str, object]
+) -> None:
+    with pytest.raises(ReportError) as refused:
+        owned.accept(make_report(**changes), transport)  # type: ignore[arg-type]
+    assert refused.value.reason == "not_owner"
+    assert states(owned) == MINE
+
+
+def test_ranks_on_other_machines_join_a_run(owned: RunRegistry, make_report: MakeReport) -> None:
+    owned.accept(make_report(rank=7, session="rank7"), "udp")
+    assert states(owned) == {**MINE, (RUN, 7): ("rank7", "running")}
+
+
+def test_the_owner_restarts_and_adds_ranks_under_the_name(
+    owned: RunRegistry, make_report: MakeReport, set_process: SetProcess
+) -> None:
+    owned.accept(make_report(session="again", start=LATER), "unix", 51, uid=OWNER)
+    set_process(52)
+    owned.accept(make_report(rank=2, session="rank2"), "unix", 52, uid=OWNER)
+    assert states(owned) == {**MINE, (RUN, 0): ("again", "running"), (RUN, 2): ("rank2", "running")}
+
+
+def test_a_name_is_free_once_no_process_of_its_run_is_alive(
+    owned: RunRegistry, make_report: MakeReport, set_process: SetProcess
+) -> None:
+    for pid in (41, 42):
+        set_process(pid, None)
+    owned.accept(make_report(session="next", start=LATER), "unix", 51, uid=OTHER)
+    assert states(owned)[RUN, 0] == ("next", "running")
+
+
+def test_a_local_process_takes_its_place_from_a_sender_on_the_network(
+    registry: RunRegistry, make_report: MakeReport, set_process: SetProcess
+) -> None:
+    registry.accept(make_report(session="squatter", start=LATER), "udp")
+    set_process(41)
+    registry.accept(make_report(session="mine"), "unix", 41, uid=OWNER)
+    assert states(registry) == {(RUN, 0): ("mine", "running")}
+    with pytest.raises(ReportError):
+        registry.accept(make_report(session="squatter", start=LATER, sequence=2), "udp")
+    assert states(registry) == {(RUN, 0): ("mine", "running")}
+
+
+def test_a_displaced_session_returns_once_the_one_that_took_its_place_is_gone(
+    registry: RunRegistry, make_report: MakeReport, set_process: SetProcess
+) -> None:
+    """Two jobs of one user: the newer one counts, for as long as it lives."""
+    set_process(41)
+    set_process(42)
+    registry.accept(make_report(), "unix", 41, uid=OWNER)
+    registry.accept(make_report(session="second", start=LATER), "unix", 42, uid=OWNER)
+    with pytest.raises(ReportError):
+        registry.accept(make_report(sequence=2), "unix", 41, uid=OWNER)
+    set_process(42, None)
+    registry.accept(make_report(sequence=3), "unix", 41, uid=OWNER)
+    assert states(registry) == {(RUN, 0): ("first", "running")}
+
+
+def test_another_users_run_keeps_its_name_after_the_first_ended_and_the_exporter_restarted(
+    owned: RunRegistry,
+    make_report: MakeReport,
+    set_process: SetProcess,
+    clock: ScriptedClock,
+    root: Path,
+    tmp_path: Path,
+) -> None:
+    owned.accept(make_report(session="other", start=LATER), "unix", 51, uid=OTHER)
+    journal = Journal(tmp_path / "state", clock=clock, root=root)
+    assert journal.save(owned.held)
+    again = RunRegistry(clock=clock, root=root)
+    again.restore(journal.load())
+    for registry in (owned, again):
+        with pytest.raises(ReportError):
+            registry.accept(make_report(session="rank0", sequence=9, state="failed"), "unix", 51, uid=OTHER)
+    for pid in (41, 42):
+        set_process(pid, None)
+    for registry in (owned, again):
+        registry.check_processes()
+        registry.accept(make_report(session="other", start=LATER, sequence=2), "unix", 51, uid=OTHER)
+        assert states(registry)[f"{RUN}-{OTHER}", 0] == ("other", "running")
+        assert states(registry)[RUN, 0][0] == "rank0"
+
+
+@pytest.mark.parametrize(("lead", "refused"), [(30.0, False), (120.0, True)])
+def test_a_local_session_does_not_start_in_the_future(
+    registry: RunRegistry,
+    make_report: MakeReport,
+    clock: ScriptedClock,
+    set_process: SetProcess,
+    lead: float,
+    refused: bool,
+) -> None:
+    set_process(41)
+    report = make_report(start=clock.time() + lead)
+    if not refused:
+        registry.accept(report, "unix", 41, uid=OWNER)
+        return
+    with pytest.raises(ReportError, match="ahead of this machine's clock"):
+        registry.accept(report, "unix", 41, uid=OWNER)
+
+
+SEND = """
+import os, socket, sys
+os.setuid(int(sys.argv[2]))
+with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as door:
+    door.sendto(sys.stdin.buffer.read(), sys.argv[1])
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can send as another user")
+def test_the_kernel_says_who_sends_through_a_real_socket(make_report: MakeReport) -> None:
+    with tempfile.TemporaryDirectory() as folder:  # pytest's own are closed to other users
+        Path(folder).chmod(0o755)
+        found = _sent_by_two_users(Path(folder) / "s", make_report)
+    assert found == {RUN: ("first", 0), f"{RUN}-65534": ("evil", 65534)}
+
+
+def _sent_by_two_users(path: Path, make_report: MakeReport) -> dict[str, tuple[str, int | None]]:
+    intake = Intake(IntakeSettings(socket=path, udp=None))
+    intake.start()
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as door:
+            door.sendto(make_report(start=1_600_000_000.0), str(path))
+        stolen = make_report(session="evil", start=1_600_000_050.0)
+        subprocess.run([sys.executable, "-c", SEND, str(path), "65534"], input=stolen, check=True)
+    finally:
+        intake.stop()
+    return {held.report.run: (held.report.session, held.uid) for held in intake.registry.held}
