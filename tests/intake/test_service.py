@@ -19,7 +19,7 @@ from stallscope.intake.runs import REJECTION_REASONS, Limits
 from stallscope.intake.service import Intake, IntakeSettings
 from stallscope.report import MAX_BYTES
 from stallscope.sampling.clock import ScriptedClock
-from stallscope.sampling.reading import Distribution, checked
+from stallscope.sampling.reading import Distribution, Sample, checked
 
 MakeReport = Callable[..., bytes]
 SetProcess = Callable[..., None]
@@ -103,6 +103,10 @@ class TestPost:
         assert intake.post(make_report(sequence=2))[0] == 204
 
 
+def _of_training(intake: Intake) -> list[Sample]:
+    return [sample for sample in intake.collect() if sample.family.name.startswith("stallscope_training_")]
+
+
 class TestRestart:
     def test_a_restart_of_the_exporter_loses_nothing(
         self, make_intake: MakeIntake, make_report: MakeReport, clock: ScriptedClock, set_process: SetProcess
@@ -113,20 +117,44 @@ class TestRestart:
         first.registry.accept(make_report(session="zeroth", start=1.6e9), "unix", 7)
         first.registry.accept(make_report(), "unix", 7)
         first.post(make_report(rank=1, state="failed"))
-        before = [sample for sample in first.collect() if sample.family.name.startswith("stallscope_training_")]
+        before = _of_training(first)
         first.stop()
         clock.advance(600)
         second = make_intake()
         second.start()
-        after = [sample for sample in second.collect() if sample.family.name.startswith("stallscope_training_")]
-        assert after == before
+        after = _of_training(second)
+        assert after == [each for each in before if each.labels[1] == "1" or each.family.type == "gauge"]
+        second.registry.accept(make_report(sequence=2), "unix", 7)
+        clocks = ("stallscope_training_last_push_timestamp_seconds",)
+        assert [each for each in _of_training(second) if each.family.name not in clocks] == [
+            each for each in before if each.family.name not in clocks
+        ]
         assert value(second, "stallscope_training_restarts_total", "resnet50", "0") == 1
-        assert second.post(make_report(sequence=2, steps=9))[0] == 400  # still knows what came before
+        assert second.post(make_report(sequence=3, steps=9))[0] == 400  # still knows what came before
         set_process(7, None)
         clock.advance(300)
         second.keep_house()
         assert value(second, "stallscope_training_state", "resnet50", "0", "lost") == 1
         assert value(second, "stallscope_training_state", "resnet50", "1", "failed") is None  # its time is over
+
+    def test_after_a_kill_no_counter_is_below_what_was_scraped(
+        self, make_intake: MakeIntake, make_report: MakeReport, clock: ScriptedClock, set_process: SetProcess
+    ) -> None:
+        """Prometheus would take the fall for a counter that begins again, and count all of it twice."""
+        set_process(7)
+        name = "stallscope_training_samples_total"
+        killed = make_intake()
+        killed.registry.accept(make_report(counters={"samples": 100.0}), "unix", 7)
+        clock.advance(11)
+        killed.keep_house()  # writes the state file
+        killed.registry.accept(make_report(sequence=2, counters={"samples": 200.0}), "unix", 7)
+        assert value(killed, name, "resnet50", "0") == 200
+        again = make_intake()
+        again.start()
+        assert value(again, name, "resnet50", "0") is None
+        assert value(again, "stallscope_training_state", "resnet50", "0", "running") == 1
+        again.registry.accept(make_report(sequence=3, counters={"samples": 300.0}), "unix", 7)
+        assert value(again, name, "resnet50", "0") == 300
 
     def test_a_kill_loses_no_more_than_the_last_seconds(
         self, make_intake: MakeIntake, make_report: MakeReport, clock: ScriptedClock

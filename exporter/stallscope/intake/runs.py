@@ -38,7 +38,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from stallscope import signature
-from stallscope.catalogue import ACTIVITIES, RUN_STATES, family
+from stallscope.catalogue import ACTIVITIES, RUN_STATES, MetricType, family
 from stallscope.intake import authentication
 from stallscope.intake.authentication import Authentication
 from stallscope.intake.processes import Process, Processes
@@ -96,6 +96,7 @@ _LOCAL_CLOCK_LEAD = 60.0
 """The same for a session on this machine, which has the same clock."""
 _GRACE_PERIOD = 600.0
 """Seconds after the notice of a signal within which the end of a process counts as caused by the signal."""
+_CUMULATIVE = (MetricType.COUNTER, MetricType.HISTOGRAM)
 _MAX_FORMER = 8
 """Sessions that are remembered of those that once held a name."""
 
@@ -136,6 +137,8 @@ class Held(NamedTuple):
     """Monotonic time at which its process sent the notice of SIGTERM or SIGHUP."""
     uid: int | None = None
     """User of the sender, where the kernel reports it."""
+    restored: bool = False
+    """Read from the state file, and not heard of since: its counters may be below those that were scraped."""
 
     @property
     def state(self) -> str:
@@ -268,7 +271,11 @@ class RunRegistry:
             self._let_go_of_expired(now)
 
     def restore(self, holdings: Iterable[Held]) -> None:
-        """Take back what an earlier life of the exporter held, within the limits; what has reported since stays."""
+        """Take back what an earlier life of the exporter held, within the limits; what has reported since stays.
+
+        The counters and histograms of a rank that goes on are absent until its next report. The file may be older than
+        the last scrape, and Prometheus takes a counter that falls for one that begins again, and counts it twice.
+        """
         with self._writing:
             for held in holdings:
                 key = (held.report.run, held.report.rank)
@@ -276,7 +283,7 @@ class RunRegistry:
                     if key not in self._held:
                         self._make_room(key)
                         report = self._within_value_names(held.report)
-                        self._held = {**self._held, key: held._replace(report=report)}
+                        self._held = {**self._held, key: held._replace(report=report, restored=held.ended is None)}
                         if held.told_run:
                             self._own_names[(held.told_run, key[1], report.session)] = report.run
                         self._changes += 1
@@ -292,7 +299,10 @@ class RunRegistry:
         for key, held in list(self._held.items()):
             entry = known.get(key)
             if entry is None or entry[0] is not held:
-                entry = (held, tuple(_samples(held)))
+                samples = _samples(held)
+                if held.restored:
+                    samples = (each for each in samples if each.family.type not in _CUMULATIVE)
+                entry = (held, tuple(samples))
             collected[key] = entry
             ranks += entry[1]
         self._collected = collected
