@@ -133,6 +133,22 @@ def test_a_displaced_session_returns_once_the_one_that_took_its_place_is_gone(
     set_process(42, None)
     registry.accept(make_report(sequence=3), "unix", 41, uid=OWNER)
     assert states(registry) == {(RUN, 0): ("first", "running")}
+    assert [held.restarts for held in registry.held] == [0]
+
+
+def test_a_rank_whose_process_is_hidden_belongs_to_its_user_until_it_is_lost(
+    registry: RunRegistry, make_report: MakeReport, clock: ScriptedClock
+) -> None:
+    """An exporter in a container without the host's processes is given the uid alone."""
+    registry.accept(make_report(), "unix", None, uid=OWNER)
+    registry.accept(make_report(session="evil", start=LATER), "unix", None, uid=OTHER)
+    with pytest.raises(ReportError):
+        registry.accept(make_report(session="evil", start=LATER), "udp")
+    assert states(registry) == {(RUN, 0): ("first", "running"), (f"{RUN}-{OTHER}", 0): ("evil", "running")}
+    clock.advance(registry.expiry)
+    registry.check_processes()
+    registry.accept(make_report(session="next", start=LATER), "unix", None, uid=OTHER)
+    assert states(registry)[RUN, 0] == ("next", "running")
 
 
 def test_another_users_run_keeps_its_name_after_the_first_ended_and_the_exporter_restarted(

@@ -328,9 +328,8 @@ class RunRegistry:
             restarts, former, signalled = held.restarts, held.former, held.signalled
             if not held.lost:  # else whatever was known of the process was wrong
                 process, ended = held.process or process, held.ended
-        elif report.start > wall + (
-            MAX_CLOCK_LEAD if uid is None else _LOCAL_CLOCK_LEAD
-        ):  # not asked of one that is held: a clock set back would silence it
+        # Not asked of a session that is held: a clock set back would silence it.
+        elif report.start > wall + (MAX_CLOCK_LEAD if uid is None else _LOCAL_CLOCK_LEAD):
             raise ReportError(
                 "future", f"start is {report.start - wall:.0f} s ahead of this machine's clock; set the clocks right"
             )
@@ -424,7 +423,10 @@ class RunRegistry:
         return _renamed(report, uid)
 
     def _seen_alive(self, held: Held) -> bool:
-        return held.ended is None and held.process is not None and not self._processes.gone(held.process)
+        """Return True for a rank of this machine that is not known to be over, also where `/proc` hides its process."""
+        if held.ended is not None or held.process is None:
+            return held.ended is None and held.uid is not None
+        return not self._processes.gone(held.process)
 
     def _both_live(self, held: Held, process: Process | None) -> bool:
         """Whether the sender that is held and this one are seen to be two processes that live."""
@@ -456,6 +458,8 @@ class RunRegistry:
                 f"run {report.run!r} rank {report.rank} has a session that started later; "
                 "give two runs that live at once two names",
             )
+        if report.session in held.former:
+            return held.restarts
         if not self._both_live(held, process):
             return held.restarts + 1
         _logger.warning(
