@@ -45,7 +45,7 @@ STORIES = {
     "starving": "input_network_bound",
     "straggling": "straggler_hw",
     "hot": "thermal_throttle",
-    "broken": "power_brake",
+    "broken": "ecc_uncorrected",
     "saving": "checkpoint_stall",
     "stuttering": "step_outliers",
     "restarting": "restart_loop",

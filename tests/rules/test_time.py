@@ -8,6 +8,7 @@ from tests.rules.rulebook import (
     INTERVAL,
     LENGTH,
     TARGET,
+    Labels,
     Rulebook,
     Story,
     exporter,
@@ -23,6 +24,7 @@ from tests.rules.rulebook import (
 
 RUN_VERDICT = "run:verdict:ratio5m"
 RANK_VERDICT = "rank:verdict:ratio5m"
+VERDICTS_OF_A_HANG = {RUN_VERDICT: "stalled", RANK_VERDICT: "stalled", "gpu:verdict:ratio5m": "thermal_throttle"}
 SHARE = "run_cause:time_lost:ratio5m"
 HOUR = "run_cause:time_lost:ratio1h"
 
@@ -189,6 +191,13 @@ def test_what_only_slows_a_gpu_does_not_hide_that_its_run_stands_still(
     rulebook: Rulebook, story: Story, cause: str
 ) -> None:
     rulebook.check(story, {f"count by (cause) ({RUN_VERDICT})": [({"cause": cause}, 1)]})
+
+
+def test_a_hot_gpu_has_its_own_verdict_while_its_rank_stands_still(rulebook: Rulebook) -> None:
+    found: dict[str, list[tuple[Labels, float]]] = {
+        f"count by (cause) ({name})": [({"cause": cause}, 1)] for name, cause in VERDICTS_OF_A_HANG.items()
+    }
+    rulebook.check(rank(last_step=STOPPED) + HOT, found)
 
 
 def test_a_rank_is_not_stalled_before_its_limit_of_time(rulebook: Rulebook) -> None:
