@@ -33,6 +33,7 @@ _TROUBLES = ("input", "straggler", "checkpoint", "host_copy", "communication")
 _CORES_A_RANK = 16
 _GIB = float(1 << 30)
 _ABSENT = {
+    *("stallscope_gpu_utilization_samples", "stallscope_training_step_seconds"),  # histograms that Prometheus converts
     "stallscope_gpu_lost_info",
     "stallscope_gpu_retired_pages",
     "stallscope_exporter_values_rejected_total",
