@@ -67,10 +67,10 @@ def test_a_service_of_the_host_is_outside_kubernetes() -> None:
         (40400, "88", "grace"),
         (40500, "89", "grace"),
         (40600, "", "root"),
-        (40700, "90", "ada"),
+        (40700, "", "ada"),  # its environment claims job 90, from a session of its own
     ],
 )
-def test_a_slurm_job_is_known_by_cgroup_or_else_by_environment(pid: int, job: str, user: str) -> None:
+def test_a_slurm_job_is_known_by_cgroup_and_never_by_environment(pid: int, job: str, user: str) -> None:
     process = recorded("slurm_node", pid)
     assert (process.slurm_job, process.user, process.container) == (job, user, "")
 
@@ -128,28 +128,57 @@ def test_a_folder_that_merely_looks_like_a_job_is_none(tmp_path: Path, cgroup: s
     assert with_cgroup(tmp_path, cgroup).slurm_job == ""
 
 
+def with_step_daemon(folder: Path, title: bytes, uid: str = "0") -> Process:
+    """Return process 40700 as the grandchild of a process with that title."""
+    root = copy_of("slurm_node", folder)
+    proc = root / "proc"
+    stat = (proc / "40700/stat").read_text()
+    for pid, parent in (("40700", "40650"), ("40650", "40640")):
+        (proc / pid).mkdir(exist_ok=True)
+        (proc / pid / "stat").write_text(stat.replace(" S 1 ", f" S {parent} "))
+    (proc / "40650/cmdline").write_bytes(b"/bin/bash\0job\0")
+    (proc / "40640").mkdir()
+    (proc / "40640/stat").write_text(stat)
+    (proc / "40640/cmdline").write_bytes(title)
+    (proc / "40640/status").write_text(f"Name:\tslurmstepd\nUid:\t{uid}\t0\t0\t0\n")
+    return Processes(root).look_up([40700])[40700]
+
+
+@pytest.mark.parametrize("step", [b"90.batch", b"90.0", b"90.extern", b"90+1.0"])
+def test_without_cgroups_a_slurm_job_is_that_of_the_step_daemon_above_the_process(tmp_path: Path, step: bytes) -> None:
+    assert with_step_daemon(tmp_path, b"slurmstepd: [%s]\0\0\0" % step).slurm_job == "90"
+
+
 @pytest.mark.parametrize(
-    "told",
+    ("title", "uid"),
     [
-        b"SLURM_JOB_ID=",
-        b"SLURM_JOB_ID=1;2",
-        b"SLURM_JOB_ID=\xc2\xb2",
-        b"SLURM_JOB_ID=" + b"7" * 100_000,
-        b"MY_SLURM_JOB_ID=7",
+        (b"slurmstepd: [90.batch]", "10001"),  # a user's own program of that name
+        (b"/usr/sbin/slurmstepd infinity", "0"),  # the daemon that only holds the cgroup
+        (b"bash\0slurmstepd: [90.batch]", "0"),
+        (b"slurmstepd: [.batch]", "0"),
+        (b"slurmstepd: [99999999999.batch]", "0"),
+        ("slurmstepd: [\u0669.0]".encode(), "0"),
+        (b"", "0"),
     ],
 )
-def test_an_environment_without_a_whole_number_tells_no_job(tmp_path: Path, told: bytes) -> None:
+def test_any_other_ancestor_is_no_proof_of_a_slurm_job(tmp_path: Path, title: bytes, uid: str) -> None:
+    assert with_step_daemon(tmp_path, title, uid).slurm_job == ""
+
+
+def test_processes_that_are_ancestors_of_each_other_end_the_search_for_a_step_daemon(tmp_path: Path) -> None:
     root = copy_of("slurm_node", tmp_path)
-    (root / "proc/40700/environ").write_bytes(told + b"\0")
+    stat = root / "proc/40700/stat"
+    stat.write_text(stat.read_text().replace(" S 1 ", " S 40700 "))
     assert Processes(root).look_up([40700])[40700].slurm_job == ""
 
 
 def test_of_a_huge_environment_only_the_beginning_is_read(tmp_path: Path) -> None:
-    root = copy_of("slurm_node", tmp_path)
-    (root / "proc/40700/environ").write_bytes(b"A=" + b"x" * 255 * 1024 + b"\0SLURM_JOB_ID=90\0" + b"B=" + b"y" * 2**20)
-    assert Processes(root).look_up([40700])[40700].slurm_job == "90"
-    (root / "proc/40700/environ").write_bytes(b"A=" + b"x" * 257 * 1024 + b"\0SLURM_JOB_ID=90\0")
-    assert Processes(root).look_up([40700])[40700].slurm_job == ""
+    root = copy_of("kubernetes_node", tmp_path)
+    environment = root / "proc/41207/environ"
+    environment.write_bytes(b"A=" + b"x" * 255 * 1024 + b"\0HOSTNAME=near\0" + b"B=" + b"y" * 2**20)
+    assert Processes(root).look_up([41207])[41207].host_name == "near"
+    environment.write_bytes(b"A=" + b"x" * 257 * 1024 + b"\0HOSTNAME=far\0")
+    assert Processes(root).look_up([41207])[41207].host_name == ""
 
 
 def test_a_process_that_is_not_there_is_missing() -> None:

@@ -4,8 +4,10 @@ Drivers name processes by the host's numbers, or by those of the exporter's own 
 exporter therefore needs the host's: `hostPID: true` in Kubernetes, `--pid=host` with Docker. User names come from
 `/etc/passwd`; where users live in a directory service, or the file is the container's own, a user goes by number. The
 environment of other users' processes takes CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH, which root has outside containers;
-without both, jobs and containers are still told by cgroup, but on a GPU that pods share nobody can say which pod a
-process is of.
+without both, jobs and containers are still read from cgroups, but on a GPU that pods share the pod of a process is unknown.
+
+A process sets its own environment, so that `SLURM_JOB_ID` proves nothing: a Slurm job is read from the cgroup, or where
+Slurm makes no cgroups, from the title of the `slurmstepd` of root that started the process.
 """
 
 from __future__ import annotations
@@ -17,15 +19,18 @@ from pathlib import Path
 from typing import NamedTuple
 
 _MOST_BYTES = 256 * 1024
-_START_TIME = 19
-"""Place of the start time in `/proc/<pid>/stat`, counted behind the name."""
+_PARENT, _START_TIME = 1, 19
+"""Places in `/proc/<pid>/stat`, counted behind the name."""
 _CONTAINER = re.compile(r"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
 _POD = re.compile(r"pod([0-9a-f]{8}(?:[-_]?[0-9a-f]{4}){3}[-_]?[0-9a-f]{12})(?![0-9a-f])")
 _JOB = r"[0-9]{1,10}"
 """Slurm's numbers have 32 bits; users name cgroups and set variables, and a longer one would become a label."""
 _SLURM = re.compile(rf"(?:/slurm[^/]*/uid_[0-9]+|slurmstepd\.scope)/job_({_JOB})(?:/|$)|/job_({_JOB})/step_")
 """Version 1 names the user in between, version 2 does not; with several daemons a node, its name is in there too."""
-_ENVIRONMENT = frozenset((b"SLURM_JOB_ID", b"SLURM_JOBID", b"HOSTNAME", b"POD_NAME", b"POD_NAMESPACE"))
+_STEP_DAEMON = re.compile(rf"slurmstepd: \[({_JOB})[.+]", re.ASCII)
+"""The title that the daemon of a job's step gives itself: `slurmstepd: [4112.batch]`."""
+_MOST_ANCESTORS = 64
+_ENVIRONMENT = frozenset((b"HOSTNAME", b"POD_NAME", b"POD_NAMESPACE"))
 
 
 class Process(NamedTuple):
@@ -90,10 +95,14 @@ class Processes:
 
     def _started(self, pid: int) -> int | None:
         """When the process started; None where it can't be seen."""
+        return self._number(pid, _START_TIME)
+
+    def _number(self, pid: int, place: int) -> int | None:
+        """Return a number of `/proc/<pid>/stat` by its place behind the name; None where it can't be read."""
         content = _read_some(f"{self._proc}/{pid}/stat")
         # A name may hold blanks and brackets of its own.
         numbers = (content or b"").rpartition(b")")[2].split()
-        return int(numbers[_START_TIME]) if len(numbers) > _START_TIME and numbers[_START_TIME].isdigit() else None
+        return int(numbers[place]) if len(numbers) > place and numbers[place].isdigit() else None
 
     def _read(self, pid: int, started: int) -> Process | None:
         """Return all that can be read; None where the process ended meanwhile, and the number may be another's."""
@@ -105,26 +114,36 @@ class Processes:
         paths = [line.split(":", 2)[-1] for line in cgroup.split("\n")]
         pod_uid = next((match[1] for path in paths if (match := _POD.search(path))), "")
         job = next((match[1] or match[2] for path in paths if (match := _SLURM.search(path))), "")
-        told_job = environment.get(b"SLURM_JOB_ID") or environment.get(b"SLURM_JOBID") or ""
+        job = job or ("" if pod_uid else self._job_of_step_daemon(pid))
         return Process(
             started=started,
             user=self._user(status),
             container=next((ids[-1] for path in paths if (ids := _CONTAINER.findall(path))), ""),
             pod_uid=_dashed(pod_uid),
-            slurm_job=job or (told_job if re.fullmatch(_JOB, told_job) else ""),
+            slurm_job=job,
             host_name=environment.get(b"HOSTNAME", ""),
             pod_name=environment.get(b"POD_NAME", ""),
             pod_namespace=environment.get(b"POD_NAMESPACE", ""),
             outside_kubernetes=not pod_uid and any(path.strip("/.") for path in paths),
         )
 
-    def _user(self, status: bytes) -> str:
-        for line in status.split(b"\n"):  # no other end of line: a name may hold those
-            if line.startswith(b"Uid:"):
-                uid = line.split()[1].decode(errors="replace")
-                self._renew_users()
-                return self._users.get(int(uid), uid) if uid.isdecimal() else ""
+    def _job_of_step_daemon(self, pid: int) -> str:
+        """Return the job whose step daemon is an ancestor of the process; empty where none is."""
+        ancestor: int | None = pid
+        for _ in range(_MOST_ANCESTORS):
+            ancestor = self._number(ancestor, _PARENT) if ancestor else None
+            if not ancestor:
+                return ""
+            title = (_read_some(f"{self._proc}/{ancestor}/cmdline") or b"").decode(errors="replace")
+            match = _STEP_DAEMON.match(title)
+            if match and _uid(_read_some(f"{self._proc}/{ancestor}/status") or b"") == "0":
+                return match[1]
         return ""
+
+    def _user(self, status: bytes) -> str:
+        uid = _uid(status)
+        self._renew_users()
+        return self._users.get(int(uid), uid) if uid.isdecimal() else ""
 
     def _renew_users(self) -> None:
         try:
@@ -140,6 +159,14 @@ class Processes:
             if len(parts) > 2 and parts[0] and parts[2].isdecimal():
                 users.setdefault(int(parts[2]), parts[0])
         self._users, self._passwd_changed = users, changed
+
+
+def _uid(status: bytes) -> str:
+    """Return the real user's number in `/proc/<pid>/status`; empty where it is missing."""
+    for line in status.split(b"\n"):  # no other end of line: a name may hold those
+        if line.startswith(b"Uid:"):
+            return line.split()[1].decode(errors="replace")
+    return ""
 
 
 def _environment(content: bytes) -> dict[bytes, str]:
