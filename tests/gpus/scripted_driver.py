@@ -56,7 +56,9 @@ class ScriptedDevice:
 
     def identity(self) -> Identity:
         if "identity" in self.answers:
-            self._answer("identity")
+            answer: Identity | None = self._answer("identity")
+            if answer is not None:
+                return answer
         model = "NVIDIA H100 80GB HBM3"
         return Identity(
             self.index, self.uuid, model, "", f"00:{self.index}", "", "", "", mig=self.mig, parent_uuid=self.parent_uuid

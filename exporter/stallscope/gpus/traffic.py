@@ -26,6 +26,8 @@ class Traffic:
         """Bytes; None before anything was told."""
         self.by_activity = False
         """Whether activity is what is believed now."""
+        self.moved_at: float | None = None
+        """When the counter or activity was last read, monotonic seconds."""
         self.counter = DriverCounter(widths=(32, 64) if may_be_narrow else (64,), most_per_second=_MOST_PER_SECOND)
         self._wide = not may_be_narrow
         self._counted = False
@@ -39,6 +41,8 @@ class Traffic:
             now: monotonic seconds.
             session: another number than before says that the driver was opened anew, and perhaps loaded anew.
         """
+        if counted is not None or moved is not None:
+            self.moved_at = now
         growth = None
         if counted is not None:
             before = self.counter.total if self._counted else 0.0

@@ -1,0 +1,68 @@
+"""When a refused query is due again."""
+
+from __future__ import annotations
+
+import itertools
+
+from stallscope.gpus.retry import FIRST_PAUSE, LONGEST_PAUSE, Retry
+
+
+def refusals(retry: Retry[str], seconds: int, start: int = 0) -> list[int]:
+    """Make a query that is always refused, each second that it is due; return when."""
+    found = []
+    for now in range(start, start + seconds):
+        if retry.due("power", now):
+            retry.refused("power", now)
+            found.append(now)
+    return found
+
+
+def test_pauses_double_up_to_the_longest() -> None:
+    made = refusals(Retry(), 2000)
+    pauses = [later - earlier for earlier, later in itertools.pairwise(made)]
+    assert pauses[:6] == [10, 20, 40, 80, 160, 300]
+    assert set(pauses[5:]) == {LONGEST_PAUSE}
+
+
+def test_a_query_that_was_never_refused_is_due() -> None:
+    retry = Retry[str]()
+    retry.refused("power", 0.0)
+    assert not retry.due("power", FIRST_PAUSE - 1)
+    assert retry.due("energy", 0.0)
+    assert retry.select(("energy", "power", "memory"), 1.0) == ("energy", "memory")
+    assert retry.select(("energy", "power", "memory"), FIRST_PAUSE) == ("energy", "power", "memory")
+    assert ("power" in retry, "energy" in retry) == (True, False)
+
+
+def test_an_answer_ends_the_refusal() -> None:
+    retry = Retry[str]()
+    retry.refused("power", 0.0)
+    retry.answered("power", "energy")
+    assert retry.due("power", 0.0)
+    assert "power" not in retry
+
+
+def test_a_query_that_is_refused_again_soon_keeps_its_pause_and_later_starts_over() -> None:
+    retry = Retry[str]()
+    made = refusals(retry, 200)
+    retry.answered("power")
+    retry.refused("power", made[-1] + 1)
+    assert not retry.due("power", made[-1] + 100)
+    retry.answered("power")
+    retry.refused("power", 5000.0)
+    assert retry.due("power", 5000.0 + FIRST_PAUSE)
+
+
+def test_an_early_retry_comes_before_the_one_around_it() -> None:
+    inner, outer = Retry[str](early=1.0), Retry[str]()
+    outer.refused("clocks", 0.0)
+    inner.refused("sm clock", 0.4)
+    assert outer.due("clocks", FIRST_PAUSE)
+    assert inner.due("sm clock", FIRST_PAUSE)
+
+
+def test_what_is_forgotten_is_due() -> None:
+    retry = Retry[str]()
+    retry.refused("power", 0.0)
+    retry.forget()
+    assert retry.due("power", 0.0)
