@@ -108,8 +108,8 @@ class ScriptedDevice:
         answer: Mapping[str, float] = self._answer("temperature_limits")
         return answer
 
-    def fans(self) -> Sequence[float]:
-        answer: Sequence[float] = self._answer("fans")
+    def fans(self) -> Mapping[int, float]:
+        answer: Mapping[int, float] = self._answer("fans")
         return answer
 
     def clocks(self) -> Mapping[ClockKind, float]:

@@ -377,7 +377,7 @@ def test_health_that_is_not_told_is_absent_and_flags_are_numbers() -> None:
 
 
 def test_slow_questions_keep_their_own_cadence() -> None:
-    device = ScriptedDevice(power=1.0, temperature=40.0, processes=[], bar1=Unsupported("no"), fans=[0.5])
+    device = ScriptedDevice(power=1.0, temperature=40.0, processes=[], bar1=Unsupported("no"), fans={0: 0.5})
     readings = Readings(device)
     readings.after(60)
     asked = {name: device.asked.count(name) for name in ("power", "temperature", "processes", "fans")}

@@ -65,7 +65,7 @@ def test_what_is_refused_for_a_moment_returns_within_seconds() -> None:
         during = readings.after(3)
     assert ("memory_used_bytes",) not in during
     assert ("nvlink_receive_bytes_total",) not in readings.after(1), "a counter that stands still looks idle"
-    after = readings.after(12)
+    after = readings.after(3)
     assert before.keys() <= after.keys()
 
 
@@ -135,11 +135,11 @@ def test_a_refused_query_is_repeated_ever_more_rarely() -> None:
     asked.clear()
     with refusing(readings.device, "memory"):
         readings.after(1000)
-        assert 5 <= asked.count("memory") <= 10
+        assert 8 <= asked.count("memory") <= 12
+        assert 4 <= asked.count("bar1") <= 6, "it was never answered"
         asked.clear()
         readings.after(3000)
-        assert asked.count("memory") == 10
-    assert readings.device.asked.count("bar1") == 10, "so is one that was never answered"
+        assert asked.count("memory") == asked.count("bar1") == 10
 
 
 def test_a_query_that_is_refused_time_and_again_is_repeated_rarely_too() -> None:
@@ -157,7 +157,7 @@ def test_a_query_that_is_refused_time_and_again_is_repeated_rarely_too() -> None
 
     readings.device.answers["memory"] = flapping
     readings.after(3000)
-    assert asked <= 40
+    assert asked <= 50
 
 
 def test_whether_a_signal_is_supported_is_true_at_each_moment() -> None:

@@ -386,7 +386,7 @@ def test_a_gpu_that_reports_no_events_beside_others_that_do_lacks_the_signal() -
 
 
 def test_a_gpu_that_was_away_is_asked_everything_again() -> None:
-    device = ScriptedDevice(power=1.0, fans=[0.5])
+    device = ScriptedDevice(power=1.0, fans={0: 0.5})
     node = Node(device, ScriptedDevice(1, power=1.0))
     fan = 'stallscope_gpu_fan_speed_ratio{gpu="0",uuid="GPU-0",fan="0"}'
     assert node.after(2)[fan] == 0.5
@@ -408,7 +408,7 @@ def test_a_driver_that_refuses_events_for_a_moment_is_listened_to_afterwards(cap
     page = node.after(5)
     assert page[XID_SUPPORTED.format(0)] == 0
     node.driver.deaf = False
-    page = node.after(10)
+    page = node.after(60)
     assert page[XID_SUPPORTED.format(0)] == 1
     node.driver.listeners[-1].events.append(Event(device, 79))
     assert 'stallscope_gpu_xid_events_total{gpu="0",uuid="GPU-0",xid="79"}' in node.after(1)
@@ -425,7 +425,7 @@ def test_a_gpu_that_refuses_events_for_a_moment_is_listened_to_afterwards() -> N
     node = Node(ScriptedDevice(power=1.0), mute)
     node.after(5)
     mute.mute = False
-    page = node.after(10)
+    page = node.after(60)
     assert [page[XID_SUPPORTED.format(index)] for index in (0, 1)] == [1, 1]
     made = len(node.driver.listeners)
     node.after(1000)

@@ -325,7 +325,7 @@ class AmdDevice:
         self._served["temperature_limit_celsius"] = "temp*_crit, temp*_emergency"
         return limits
 
-    def fans(self) -> Sequence[float]:
+    def fans(self) -> Mapping[int, float]:
         """The one fan controller's speed over its maximum."""
         self._begin()
         try:
@@ -336,7 +336,7 @@ class AmdDevice:
         if not most:
             raise Unsupported("this GPU's fan has no maximum")
         self._served["fan_speed_ratio"] = name
-        return (speed / most,)
+        return {0: speed / most}
 
     def clocks(self) -> Mapping[ClockKind, float]:
         """Of the compute units and of memory, hertz."""

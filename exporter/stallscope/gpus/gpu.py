@@ -140,16 +140,22 @@ class _Question:
 class Session:
     """State of one GPU that holds until the driver is opened again."""
 
-    def __init__(self, device: Device, calls_before: int = 0, rejected_before: Mapping[str, int] | None = None) -> None:
+    def __init__(
+        self,
+        device: Device,
+        retry: Retry,
+        calls_before: int = 0,
+        rejected_before: Mapping[str, int] | None = None,
+    ) -> None:
         self.device = device
+        self.retry = retry
+        """Of questions, and of parts of them by name; outlives the session."""
         self.calls_before = calls_before
         """Driver calls made for the GPU in earlier sessions."""
         self.rejected_before: Mapping[str, int] = rejected_before or {}
         """What its devices rejected in them, by reason."""
         self.now = 0.0
         """When the newest reading began, monotonic."""
-        self.retry: Retry[_Question | str] = Retry()
-        """Questions, and parts of them by name."""
         self.has: dict[_Question, dict[Family, float]] = {}
         """For each question that was answered or refused, the families in its answers and when each was last there."""
         self.refusal = ""
@@ -248,6 +254,7 @@ class Gpu:
         """Bytes by measured throughput."""
         self._process_busy: dict[int, float] = {}
         self._persistence_said = False
+        self._retry: Retry = Retry()
         self._supported: dict[Family, bool] = {}
         """As last logged."""
         self._known_as: tuple[Identity, SystemInfo] | None = None
@@ -260,8 +267,9 @@ class Gpu:
         for timeline in (*self._timelines.values(), *self._engine_timelines.values()):
             timeline.reopened()
         # With the counts of the session before, at once: a page that is made meanwhile counts nothing twice.
-        known = hasattr(self, "session")
-        self.session = Session(device, self.calls, self._rejected_by_calls()) if known else Session(device)
+        before = (self.calls, self._rejected_by_calls()) if hasattr(self, "session") else ()
+        self.session = Session(device, self._retry, *before)
+        self._retry.forget()
 
     def identify(self, identity: Identity, system: SystemInfo) -> None:
         """Replace what is known of the GPU and its driver; the UUID and index stay."""
@@ -704,7 +712,7 @@ class Gpu:
 
     def ask_fans(self, session: Session) -> list[Sample]:
         """Fan speeds."""
-        return self.several(FAN_SPEED, {str(fan): speed for fan, speed in enumerate(session.device.fans())})
+        return self.several(FAN_SPEED, {str(fan): speed for fan, speed in session.device.fans().items()})
 
     def ask_bar1(self, session: Session) -> list[Sample]:
         """BAR1 aperture."""

@@ -1,17 +1,21 @@
 """When a query that the driver refused is due again.
 
 A refusal (not supported, no permission, no such function) may be for good or for a moment, and nothing tells which. A
-refused query is therefore repeated after `FIRST_PAUSE`, then after pauses that double up to `LONGEST_PAUSE`.
+refused query is therefore repeated after a pause that doubles each time: soon where it was answered before, and late
+where it never was, since most GPUs lack some signals.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
-FIRST_PAUSE = 10.0
-"""Seconds."""
+FIRST_PAUSE = 2.0
+"""Seconds, for a query that was answered before."""
+FIRST_PAUSE_UNANSWERED = 60.0
+"""Seconds, for a query that never was."""
 LONGEST_PAUSE = 300.0
+"""Seconds."""
 EARLY = 1.0
 """Seconds, for `Retry`: a query inside of another one is due before it, so that both are made at the same time."""
 
@@ -23,7 +27,7 @@ class _Refusal(NamedTuple):
     due_at: float
 
 
-class Retry(Generic[_Key]):
+class Retry:
     """The refused queries of one GPU or source, by key. Times are monotonic seconds."""
 
     def __init__(self, early: float = 0.0) -> None:
@@ -33,15 +37,17 @@ class Retry(Generic[_Key]):
             early: seconds by which every retry is due earlier.
         """
         self._early = early
-        self._refused: dict[_Key, _Refusal] = {}
-        self._answered: dict[_Key, _Refusal] = {}
-        """Queries that were refused before they were answered: one that is refused again soon keeps its pause."""
+        self._refused: dict[Hashable, _Refusal] = {}
+        self._recovered: dict[Hashable, _Refusal] = {}
+        """The refusals before the newest answer: a query that is refused again soon keeps its pause."""
+        self._answered: set[Hashable] = set()
+        """Queries that were ever answered."""
 
-    def __contains__(self, key: _Key) -> bool:
+    def __contains__(self, key: Hashable) -> bool:
         """Return whether the query was refused when it was last made."""
         return key in self._refused
 
-    def due(self, key: _Key, now: float) -> bool:
+    def due(self, key: Hashable, now: float) -> bool:
         """Return whether the query may be made now."""
         refusal = self._refused.get(key)
         return refusal is None or now >= refusal.due_at
@@ -51,20 +57,21 @@ class Retry(Generic[_Key]):
         refused = self._refused.get
         return tuple(key for key in keys if (refusal := refused(key)) is None or now >= refusal.due_at)
 
-    def refused(self, key: _Key, now: float) -> None:
+    def refused(self, key: Hashable, now: float) -> None:
         """Note that the query was refused."""
-        before = self._refused.get(key) or self._answered.pop(key, None)
-        pause = FIRST_PAUSE
+        before = self._refused.get(key) or self._recovered.pop(key, None)
+        pause = FIRST_PAUSE if key in self._answered else FIRST_PAUSE_UNANSWERED
         if before is not None and now - before.due_at < LONGEST_PAUSE:
             pause = min(2 * before.pause, LONGEST_PAUSE)
         self._refused[key] = _Refusal(pause, now + pause - self._early)
 
-    def answered(self, *keys: _Key) -> None:
+    def answered(self, *keys: Hashable) -> None:
         """Note that the queries were answered."""
+        self._answered.update(keys)
         for key in self._refused.keys() & keys if self._refused else ():
-            self._answered[key] = self._refused.pop(key)
+            self._recovered[key] = self._refused.pop(key)
 
     def forget(self) -> None:
-        """Have every query due now."""
+        """Have every query due now, such as after the driver was opened again."""
         self._refused.clear()
-        self._answered.clear()
+        self._recovered.clear()

@@ -110,7 +110,7 @@ class GpuSource(Source):
         """GPUs that the listener was told of, and ..."""
         self._listened: frozenset[str] = frozenset()
         """... those of them that it hears of."""
-        self._event_retry: Retry[str] = Retry()
+        self._event_retry: Retry = Retry()
         """Refusals of events: by the driver (`_EVENTS`), and for single GPUs by UUID."""
         self._reports_events: dict[str, bool] = {}
         """By UUID, as last logged."""

@@ -1,0 +1,199 @@
+"""A driver that refuses for a while what it answered before, under the real source, on a recorded GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stallscope.nvidia.capture import read
+from stallscope.nvidia.library import MissingFunction, NvmlFailure
+from stallscope.nvidia.nvml import NvmlDriver
+from stallscope.nvidia.replay import ReplayLibrary
+from stallscope.sampling.clock import ScriptedClock
+from stallscope.sampling.sampler import Sampler
+from stallscope.sources.base import Environment
+from stallscope.sources.nvidia import NvidiaSource
+
+CAPTURES = Path(__file__).parent.parent / "captures"
+H100 = CAPTURES / "stand-in__nvidia-h100-80gb-hbm3__590.48.01.capture.jsonl"
+MIG = CAPTURES / "stand-in__nvidia-h200__590.48.01__mig.capture.jsonl"
+NOT_SUPPORTED, NO_PERMISSION, FUNCTION_NOT_FOUND, INVALID_ARGUMENT = 3, 4, 13, 2
+SESSION = {"nvmlInit", "nvmlShutdown", "nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex"}
+GOLDEN_SECONDS = 12
+
+
+class FaultyLibrary:
+    """A recorded library, some of whose functions, fields or metrics return an error for as long as the test says."""
+
+    def __init__(self, capture: Path) -> None:
+        recorded = read(capture)
+        self.start = recorded.header.start
+        self._library = ReplayLibrary(recorded)
+        self._fields: dict[Any, Any] = {}
+        self._metrics: dict[int, Any] = {}
+        self.refused: Callable[[str], int] = lambda _: 0
+        """The return code of a function; 0 where it answers."""
+        self.refused_entry: Callable[[str, int], int] = lambda *_: 0
+        """The same for the entries of batches, by function and by id of field or metric."""
+        self.asked: list[str] = []
+        self.batches: list[tuple[Any, ...]] = []
+
+    def load(self) -> None:
+        self._library.load()
+
+    def call(self, name: str, *arguments: Any) -> Any:
+        self.asked.append(name)
+        code = self.refused(name)
+        if code == FUNCTION_NOT_FOUND:
+            raise MissingFunction(f"this driver's library has no {name}")
+        if code:
+            raise NvmlFailure(code, f"error {code}")
+        if name in {"nvmlDeviceGetFieldValues", "nvmlGpmMetricsGet"}:
+            return self._batch(name, *arguments)
+        return self._library.call(name, *arguments)
+
+    def _batch(self, name: str, *arguments: Any) -> list[tuple[int, Any]]:
+        """Answer whatever subset is asked from what was recorded of each entry."""
+        *_, wanted = arguments
+        self.batches.append(wanted)
+        known = self._fields if name == "nvmlDeviceGetFieldValues" else self._metrics
+        try:
+            answers = self._library.call(name, *arguments)
+        except MissingFunction:
+            answers = [known[entry] for entry in wanted]
+        known.update(zip(wanted, answers, strict=True))
+        ids = [entry[0] if isinstance(entry, tuple) else entry for entry in wanted]
+        return [
+            (code, None if name == "nvmlDeviceGetFieldValues" else 0.0)
+            if (code := self.refused_entry(name, each))
+            else answer
+            for each, answer in zip(ids, answers, strict=True)
+        ]
+
+
+class Node:
+    """The real source and driver on that library, a reading a second, in scripted time."""
+
+    def __init__(self, capture: Path = H100) -> None:
+        self.library = FaultyLibrary(capture)
+        self.clock = ScriptedClock(self.library.start)
+        driver = NvmlDriver(self.library, self.clock.monotonic, self.clock.time)
+        self.source = NvidiaSource(Environment(clock=self.clock, driver=lambda: driver))
+        self.sampler = Sampler(clock=self.clock)
+        self.sampler.add(self.source)
+
+    def after(self, seconds: int) -> dict[str, float]:
+        """The GPUs' series after so many seconds, `name{labels}` to value."""
+        for _ in range(seconds):
+            self.clock.advance(1.0)
+            self.sampler.run_round()
+        lines = self.sampler.page(openmetrics=False, gzip=False).decode().splitlines()
+        pairs = [line.rsplit(" ", 1) for line in lines if line.startswith("stallscope_gpu_")]
+        return {name.removeprefix("stallscope_gpu_"): float(value) for name, value in pairs}
+
+
+def unlike(before: dict[str, float], after: dict[str, float]) -> set[str]:
+    """Series that are gone, and signals of which the page now says otherwise."""
+    support = {name for name in before if name.startswith(("signal_supported", "info", "up"))}
+    return (before.keys() - after.keys()) | {name for name in support if before[name] != after.get(name)}
+
+
+GROUPS: dict[str, Callable[[str], bool]] = {
+    "everything": lambda name: name not in SESSION,
+    "memory": lambda name: "MemoryInfo" in name,
+    "power": lambda name: "Power" in name,
+    "fields": lambda name: name == "nvmlDeviceGetFieldValues",
+    "samples": lambda name: name in {"nvmlDeviceGetSamples", "nvmlDeviceGetUtilizationRates"},
+    "clocks": lambda name: "Clock" in name,
+    "links": lambda name: "Pcie" in name or "NvLink" in name,
+    "activity": lambda name: name.startswith("nvmlGpm") and not name.endswith("Free"),
+    "processes": lambda name: "Processes" in name or "ProcessUtilization" in name,
+    "temperature": lambda name: "Temperature" in name,
+    "events": lambda name: "Event" in name and not name.endswith("Free"),
+}
+
+
+@pytest.mark.parametrize("code", [NOT_SUPPORTED, NO_PERMISSION, FUNCTION_NOT_FOUND])
+@pytest.mark.parametrize("group", GROUPS)
+def test_nothing_is_lost_by_functions_that_are_refused_for_a_while(group: str, code: int) -> None:
+    node = Node()
+    before = node.after(70)
+    node.library.refused = lambda name: code if GROUPS[group](name) else 0
+    node.after(12)  # also what is queried every ten seconds is refused once
+    node.library.refused = lambda _: 0
+    assert unlike(before, node.after(70)) == set()
+
+
+@pytest.mark.parametrize("code", [NOT_SUPPORTED, NO_PERMISSION, INVALID_ARGUMENT])
+def test_nothing_is_lost_by_fields_that_are_refused_for_a_while(code: int) -> None:
+    node = Node()
+    before = node.after(70)
+    for odd in (0, 1):
+        node.library.refused_entry = lambda _, each, odd=odd: code if each % 2 == odd else 0  # type: ignore[misc]
+        node.after(12)
+    node.library.refused_entry = lambda *_: 0
+    assert unlike(before, node.after(70)) == set()
+
+
+@pytest.mark.parametrize("capture", [H100, MIG], ids=["whole", "mig"])
+def test_nothing_is_lost_where_all_is_refused_from_the_start(capture: Path) -> None:
+    before = Node(capture).after(200)
+    node = Node(capture)
+    node.library.refused = lambda name: NO_PERMISSION if name not in SESSION else 0
+    node.after(3)
+    node.library.refused = lambda _: 0
+    assert unlike(before, node.after(200)) == set()
+
+
+def test_texts_of_a_gpu_that_were_refused_when_it_was_met_are_completed() -> None:
+    full = next(name for name in Node().after(2) if name.startswith("info"))
+    texts = {"nvmlDeviceGetSerial", "nvmlDeviceGetPciInfo", "nvmlDeviceGetVbiosVersion", "nvmlDeviceGetArchitecture"}
+    node = Node()
+    node.library.refused = lambda name: NOT_SUPPORTED if name in texts else 0
+    (first, _) = (name for name in node.after(3) if name.startswith("info"))
+    assert 'serial=""' in first
+    node.library.refused = lambda _: 0
+    page = node.after(130)
+    assert full in page
+    assert first not in page
+
+
+def test_a_step_of_the_drivers_clock_costs_one_reading_of_activity() -> None:
+    node = Node()
+    before = node.after(30)
+    node.library.refused_entry = lambda name, _: INVALID_ARGUMENT if name == "nvmlGpmMetricsGet" else 0
+    node.after(1)
+    node.library.refused_entry = lambda *_: 0
+    assert unlike(before, node.after(2)) == set()
+    node.library.refused = lambda name: INVALID_ARGUMENT if name == "nvmlGpmMetricsGet" else 0
+    node.after(1)
+    node.library.refused = lambda _: 0
+    after = node.after(2)
+    assert unlike(before, after) == set()
+    metrics = [batch for batch in node.library.batches if isinstance(batch[0], int)]
+    assert metrics[-1] == metrics[10], "and no metric of later drivers"
+
+
+def test_what_a_gpu_lacks_costs_calls_rarely() -> None:
+    node = Node()
+    node.after(1000)
+    node.library.asked.clear()
+    node.after(600)
+    steady = len(node.library.asked)
+    fans = node.library.asked.count("nvmlDeviceGetNumFans")
+    assert 2 <= fans <= 8, "two GPUs without fans"
+    assert steady < 13 * 2 * 600
+
+
+def test_a_sum_over_links_is_absent_while_a_link_that_was_counted_is_refused() -> None:
+    node = Node()
+    page = node.after(30)
+    links = [name for name in page if name.startswith("nvlink_links")]
+    assert links
+    refused = iter([NOT_SUPPORTED] * 3)
+    node.library.refused_entry = lambda _, each: next(refused, 0) if each == 165 else 0
+    page = node.after(11)
+    assert not [name for name in links if name in page and page[name] < 18]
