@@ -138,9 +138,7 @@ def test_a_wall_clock_that_was_set_forward_is_followed(scrutiny: Scrutiny) -> No
     assert len(scrutiny.timely(entries(WALL * 1_000_000))) == 1
 
 
-def test_a_driver_clock_that_was_set_forward_is_followed_once_it_goes_on(
-    scrutiny: Scrutiny, monotonic: Clock
-) -> None:
+def test_a_driver_clock_that_was_set_forward_is_followed_once_it_goes_on(scrutiny: Scrutiny, monotonic: Clock) -> None:
     scrutiny.timely(entries(77_000_000))
     step = 77_000_000 + 3 * HOUR
     monotonic.now += 1

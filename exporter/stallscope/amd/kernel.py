@@ -52,10 +52,10 @@ _ECC_BLOCKS = ("umc", "gfx", "sdma", "mmhub")
 """Blocks whose errors are those of memory: the frame buffer, and what lies in front of it."""
 _ERROR_KINDS = {"ce": "corrected", "ue": "uncorrected"}
 
-# Ceilings beyond which a number is a slip: terabytes, ten kilowatts, 200 degrees, ten gigahertz.
-_MOST_BYTES = 1 << 60
+# Bounds beyond which a number is implausible: sixteen tebibytes, ten kilowatts, 150 degrees, ten gigahertz.
+_LEAST_BYTES, _MOST_BYTES = 1 << 20, 1 << 44
 _MOST_MICROWATTS = 10**10
-_MOST_MILLIDEGREES = 200_000
+_MOST_MILLIDEGREES = 150_000
 _LEAST_MILLIDEGREES = -40_000
 _MOST_HERTZ = 10**10
 _MOST_TURNS = 100_000
@@ -442,7 +442,7 @@ class AmdDevice:
 
     def _pair(self, total: str, used: str) -> tuple[int, int]:
         """Two sizes, the second part of the first."""
-        whole = self._files.number(total, _MOST_BYTES, 1)
+        whole = self._files.number(total, _MOST_BYTES, _LEAST_BYTES)
         return whole, self._files.number(used, whole)
 
     def _sensors(self, *names: str) -> list[str]:

@@ -118,7 +118,7 @@ _PROCESSES_REMEMBERED = 4096
 _COUNTER_SLACK = 2.0
 """Seconds: a driver call within a reading may be so much later than the reading's beginning."""
 # Counters that grow faster are implausible, per second.
-_MOST_WATTS, _MOST_THROTTLED = 1e5, 1.0
+_MOST_WATTS, _MOST_THROTTLED, _MOST_PCIE, _MOST_NVLINK = 1e5, 1.0, 1e12, 1e13
 _MOST_ERRORS = {"ecc": 1e6, "nvlink": 1e12, "pcie_replays": 1e6}
 
 _Answer = TypeVar("_Answer")
@@ -135,6 +135,8 @@ class _Question:
     every: float
     may_be_empty: bool = False
     """Whether a GPU that has the signal may have no series to show."""
+    in_parts: bool = False
+    """Whether its parts are retried one by one: it then makes no driver call that is not due."""
 
 
 class Session:
@@ -168,6 +170,8 @@ class Session:
         """What this file itself decided about how a signal is served."""
         self.counters: Counters | None = None
         """Of this reading; None where asking failed."""
+        self.watts: float | None = None
+        """Power at this reading; None where it was not read."""
         self.activity: Activity | None = None
         """Of this reading; None where there is nothing new."""
         self.active_at: float | None = None
@@ -248,7 +252,10 @@ class Gpu:
         """The names in the newest activity."""
         self._engines: dict[str, float] = {}
         self._traffic = {
-            each: Traffic(may_be_narrow=each in (PCIE_RECEIVED, PCIE_TRANSMITTED)) for each in _TRAFFIC_ANSWERS
+            PCIE_RECEIVED: Traffic(most_per_second=_MOST_PCIE, may_be_narrow=True),
+            PCIE_TRANSMITTED: Traffic(most_per_second=_MOST_PCIE, may_be_narrow=True),
+            NVLINK_RECEIVED: Traffic(most_per_second=_MOST_NVLINK),
+            NVLINK_TRANSMITTED: Traffic(most_per_second=_MOST_NVLINK),
         }
         self._measured: dict[Family, float] = {}
         """Bytes by measured throughput."""
@@ -303,10 +310,12 @@ class Gpu:
         for timeline in (*self._timelines.values(), *self._engine_timelines.values()):
             for reason, count in (("future_timestamp", timeline.future), ("backwards", timeline.backwards)):
                 found[reason] += count
-        traffic = [each.counter for each in self._traffic.values()]
-        for counter in (self._energy, *self._throttled.values(), *list(self._errors.values()), *traffic):
+        for counter in (self._energy, *self._throttled.values(), *list(self._errors.values())):
             found["backwards"] += counter.backwards
             found["out_of_range"] += counter.out_of_range
+        for traffic in self._traffic.values():
+            found["backwards"] += traffic.counter.backwards
+            found["out_of_range"] += traffic.out_of_range
         return {reason: count for reason, count in found.items() if count}
 
     def _rejected_by_calls(self) -> Counter[str]:
@@ -377,7 +386,7 @@ class Gpu:
         """
         session = self.session
         now = session.now = self._environment.clock.monotonic()
-        session.counters = session.activity = None
+        session.counters = session.activity = session.watts = None
         if self.look_again:
             self.look_again = False
             session.asked_at.pop(_INSTANCES, None)
@@ -397,7 +406,8 @@ class Gpu:
                 if session.has.get(question):
                     refused = True
                     session.refusal = str(refusal)
-                session.retry.refused(question, now)
+                if not question.in_parts:
+                    session.retry.refused(question, now)
                 session.answers.pop(question, None)
                 self._learn(question, {})
             except (DeviceLost, DriverUnavailable):
@@ -408,7 +418,7 @@ class Gpu:
                 session.answers.pop(question, None)
             else:
                 # What merely follows from other answers proves nothing.
-                answered = answered or (bool(answer) and question is not _TRAFFIC)
+                answered = answered or (bool(answer) and question not in _FOLLOWING)
                 session.asked_at[question] = now
                 session.retry.answered(question)
                 if answer is None:
@@ -533,6 +543,7 @@ class Gpu:
                 None if activity is None else getattr(activity, moved),
                 session.now,
                 self.met_in,
+                0.0 if activity is None else activity.seconds,
             )
             if traffic.moved_at is None or session.now - traffic.moved_at > self._longest:
                 session.served.pop(each.signal, None)
@@ -576,13 +587,11 @@ class Gpu:
         return self._utilization_samples()
 
     def _active_instead(self, session: Session, stretches: dict[SampleKind, list[Stretch]]) -> bool:
-        """Let the share of time with any work stand for utilisation, as on MIG instances; False while not known."""
+        """Let the share of time with any work stand for utilisation, as on MIG instances; False while it is unknown."""
         activity = session.activity
-        if activity is None:
-            if _ACTIVITY in session.retry:
-                raise Unsupported("this GPU tells no utilisation")
+        if activity is None and _ACTIVITY not in session.retry:
             return False
-        if activity.graphics is None:
+        if activity is None or activity.graphics is None:
             raise Unsupported("this GPU tells no utilisation")
         session.served[BUSY.signal] = "the share of time with any work (GPM)"
         self._timelines["gpu"].poll(activity.graphics, session.now)  # samples that come later speak for no time of it
@@ -653,21 +662,24 @@ class Gpu:
         )
 
     def ask_power(self, session: Session) -> list[Sample]:
-        """Power, and energy by the driver's counter or else by integrating power."""
-        watts = session.optional("power", session.device.power)
+        """Power now."""
+        session.watts = session.device.power()
+        return self.one(POWER, session.watts)
+
+    def ask_energy(self, session: Session) -> list[Sample]:
+        """Energy by the driver's counter, or by integrating power while the driver does not count."""
         counted = session.counters.energy if session.counters is not None else None
-        joules: float | None = None
         if counted is not None:
             session.served.pop(ENERGY.signal, None)
-            joules = self._energy.take(counted, session=self.met_in, now=session.now)
-        elif watts is not None and self._uncounted(self._energy, session):
-            stretch = self._polls["energy"].poll(watts, session.now)
-            joules = self._energy.add(watts * stretch.seconds)
-            session.served[ENERGY.signal] = "integrated power"
-        if watts is None and joules is None:
-            self._require_counters(session)
+            return self.one(ENERGY, self._energy.take(counted, session=self.met_in, now=session.now))
+        self._require_counters(session)
+        if session.watts is None and _POWER in session.retry:
             raise Unsupported("this GPU tells neither power nor energy")
-        return self.one(POWER, watts) + self.one(ENERGY, joules)
+        if session.watts is None or not self._uncounted(self._energy, session):
+            raise DriverError("implausible", "the GPU's energy can't be read now")
+        session.served[ENERGY.signal] = "integrated power"
+        stretch = self._polls["energy"].poll(session.watts, session.now)
+        return self.one(ENERGY, self._energy.add(session.watts * stretch.seconds))
 
     def _counters_failed(self, session: Session) -> bool:
         """Whether the counters are merely not known at this reading."""
@@ -691,7 +703,14 @@ class Gpu:
             reason: self._throttled[reason].take(value, session=self.met_in, now=session.now)
             for reason, value in counted.items()
         }
-        reasons = session.optional("throttle reasons", session.device.throttle_reasons)
+        reasons: frozenset[str] | None = None
+        try:
+            reasons = session.optional("throttle reasons", session.device.throttle_reasons)
+        except (DeviceLost, DriverUnavailable):
+            raise
+        except DriverError:
+            if not counted:
+                raise
         if not counted and reasons is None:
             self._require_counters(session)
             raise Unsupported("this GPU does not tell why its clocks are down")
@@ -873,9 +892,13 @@ _COUNTERS = _Question(Gpu.ask_counters, (TEMPERATURE,), _EVERY_READING)
 _ACTIVITY = _Question(
     Gpu.ask_activity, (SM_ACTIVE, SM_OCCUPANCY, PIPE_ACTIVE, DRAM_ACTIVE, ENGINE_BUSY), _EVERY_READING
 )
+_POWER = _Question(Gpu.ask_power, (POWER,), _EVERY_READING)
 _TRAFFIC = _Question(Gpu.ask_traffic, tuple(_TRAFFIC_ANSWERS), _EVERY_READING)
 _NEVER_ASKED: Mapping[Family, float] = {INFO: 0.0}
 """Differs from every set of families that a question may have."""
+_ENERGY = _Question(Gpu.ask_energy, (ENERGY,), _EVERY_READING, in_parts=True)
+_FOLLOWING = frozenset({_TRAFFIC, _ENERGY})
+"""These make no driver call of their own."""
 _INSTANCES = _Question(Gpu.ask_instances, (), _SOMETIMES)
 _QUESTIONS = (
     # First, since a GPU that was cut up, or made whole, forgets all that was learnt.
@@ -884,13 +907,14 @@ _QUESTIONS = (
     _COUNTERS,
     _ACTIVITY,
     _TRAFFIC,
-    _Question(Gpu.ask_utilization, (BUSY, MEMORY_BUSY), _EVERY_READING),
+    _Question(Gpu.ask_utilization, (BUSY, MEMORY_BUSY), _EVERY_READING, in_parts=True),
     _Question(Gpu.ask_memory, (MEMORY_TOTAL, MEMORY_USED, MEMORY_RESERVED), _EVERY_READING),
-    _Question(Gpu.ask_power, (POWER, ENERGY), _EVERY_READING),
-    _Question(Gpu.ask_throttling, (THROTTLED,), _EVERY_READING),
+    _POWER,
+    _ENERGY,
+    _Question(Gpu.ask_throttling, (THROTTLED,), _EVERY_READING, in_parts=True),
     _Question(Gpu.ask_temperature, (TEMPERATURE,), _OFTEN),
     _Question(Gpu.ask_clocks, (CLOCK,), _NOW_AND_THEN),
-    _Question(Gpu.ask_engines, (ENGINE_BUSY,), _NOW_AND_THEN),
+    _Question(Gpu.ask_engines, (ENGINE_BUSY,), _NOW_AND_THEN, in_parts=True),
     _Question(Gpu.ask_process_utilization, (), _NOW_AND_THEN),
     _Question(Gpu.ask_processes, (PROCESSES,), _SOMETIMES),
     _Question(Gpu.ask_fans, (FAN_SPEED,), _SOMETIMES),

@@ -5,8 +5,8 @@ from __future__ import annotations
 from stallscope.sampling.integrals import DriverCounter
 
 _NARROW = 1 << 32
-_MOST_PER_SECOND = 1e13
-"""No link of today moves more."""
+_SLACK = 2.0
+"""Seconds by which two readings may be further apart than their times."""
 
 
 class Traffic:
@@ -16,10 +16,11 @@ class Traffic:
     until a counter was seen beyond them activity is believed where there is any.
     """
 
-    def __init__(self, *, may_be_narrow: bool) -> None:
+    def __init__(self, *, most_per_second: float, may_be_narrow: bool = False) -> None:
         """Begin with nothing told.
 
         Args:
+            most_per_second: bytes; more is implausible.
             may_be_narrow: whether the counter may wrap after 32 bits.
         """
         self.total: float | None = None
@@ -28,11 +29,22 @@ class Traffic:
         """Whether activity is what is believed now."""
         self.moved_at: float | None = None
         """When the counter or activity was last read, monotonic seconds."""
-        self.counter = DriverCounter(widths=(32, 64) if may_be_narrow else (64,), most_per_second=_MOST_PER_SECOND)
+        self.counter = DriverCounter(
+            widths=(32, 64) if may_be_narrow else (64,), most_per_second=most_per_second, slack=_SLACK
+        )
+        self._most_per_second = most_per_second
+        self._rejected = 0
         self._wide = not may_be_narrow
         self._counted = False
 
-    def take(self, counted: int | None, moved: float | None, now: float, session: int = 0) -> None:
+    @property
+    def out_of_range(self) -> int:
+        """Readings of the counter and of activity that moved implausibly much."""
+        return self.counter.out_of_range + self._rejected
+
+    def take(
+        self, counted: int | None, moved: float | None, now: float, session: int = 0, seconds: float = 0.0
+    ) -> None:
         """Take in what one reading told.
 
         Args:
@@ -40,7 +52,11 @@ class Traffic:
             moved: bytes since the reading before, by activity.
             now: monotonic seconds.
             session: another number than before says that the driver was opened anew, and perhaps loaded anew.
+            seconds: the time over which activity moved them.
         """
+        if moved is not None and not 0 <= moved <= self._most_per_second * (seconds + _SLACK):
+            self._rejected += 1
+            moved = None
         if counted is not None or moved is not None:
             self.moved_at = now
         growth = None

@@ -113,15 +113,15 @@ _THROTTLE_BITS = {
 }
 _MOST_REASONS = (1 << 31) - 1
 
-# Ceilings beyond which a number is a slip, by far: a megawatt, a hundred gigahertz.
-_MOST_MILLIWATTS = 10**9
-_MOST_MEGAHERTZ = 100_000
-_MOST_BYTES = 1 << 60
+# Bounds beyond which a number is implausible, by far: ten kilowatts, fifty gigahertz, sixteen tebibytes.
+_MOST_MILLIWATTS = 10**7
+_MOST_MEGAHERTZ = 50_000
+_LEAST_BYTES, _MOST_BYTES = 1 << 20, 1 << 44
 _MOST_FANS = 64
 _MOST_FAN_PERCENT = 200  # NVML allows more than 100: relative to the maximum the board was designed for
 _MOST_GENERATION = 16
 _MOST_LANES = 32
-_MOST_KILOBYTES = (1 << 32) - 2
+_MOST_KILOBYTES = 5 * 10**8
 _MOST_PID = 1 << 30
 _NO_MEMORY_TOLD = (1 << 64) - 1
 """NVML_VALUE_NOT_AVAILABLE, which nvmlProcessInfo_t.usedGpuMemory is documented to hold."""
@@ -224,7 +224,7 @@ class NvmlDevice:
         """Frame buffer; the first version of the call, where there is no second, counts reserved memory as used."""
         answer = self.call("nvmlDeviceGetMemoryInfo")
         needed = self._scrutiny.needed
-        total = needed("memory", answer.total, _MOST_BYTES)
+        total = needed("memory", answer.total, _MOST_BYTES, _LEAST_BYTES)
         return Memory(
             total=total,
             used=needed("memory in use", answer.used, total),
@@ -235,7 +235,7 @@ class NvmlDevice:
         """BAR1 aperture."""
         answer = self.call("nvmlDeviceGetBAR1MemoryInfo")
         needed = self._scrutiny.needed
-        total = needed("BAR1", answer.bar1Total, _MOST_BYTES)
+        total = needed("BAR1", answer.bar1Total, _MOST_BYTES, _LEAST_BYTES)
         return Bar1(total=total, used=needed("BAR1 in use", answer.bar1Used, total))
 
     def power(self) -> float:
@@ -246,8 +246,9 @@ class NvmlDevice:
     def power_limits(self) -> PowerLimits:
         """Limit in force and limit from the factory, in watts."""
         rejected = self._scrutiny.total
-        enforced = self._optional_number("nvmlDeviceGetEnforcedPowerLimit", most=_MOST_MILLIWATTS)
-        default = self._optional_number("nvmlDeviceGetPowerManagementDefaultLimit", most=_MOST_MILLIWATTS)
+        number = self._optional_number
+        enforced = number("nvmlDeviceGetEnforcedPowerLimit", least=1, most=_MOST_MILLIWATTS)
+        default = number("nvmlDeviceGetPowerManagementDefaultLimit", least=1, most=_MOST_MILLIWATTS)
         if enforced is None and default is None:
             raise self._nothing("power limits", rejected)
         return PowerLimits(
