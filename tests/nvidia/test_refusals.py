@@ -115,3 +115,26 @@ def test_a_sum_over_links_is_absent_while_a_link_that_was_counted_is_refused() -
     node.library.refused_entry = lambda _, each: next(refused, 0) if each == 165 else 0
     page = node.after(11)
     assert not [name for name in links if name in page and page[name] < 18]
+
+
+def test_an_error_that_lasts_is_in_the_log_and_in_what_is_supported(caplog: pytest.LogCaptureFixture) -> None:
+    node = Node()
+    node.after(30)
+    node.library.refused = lambda name: 1234 if name == "nvmlDeviceGetMemoryInfo" else 0
+    page = node.after(5)
+    supported = [value for name, value in page.items() if 'signal="memory_total_bytes"' in name]
+    assert supported == [0, 0]
+    said = [record.getMessage() for record in caplog.records if "memory_total_bytes" in record.getMessage()]
+    assert len(said) == 2
+    assert "nvmlDeviceGetMemoryInfo: unknown error 1234" in said[0]
+    node.library.refused = lambda _: 0
+    page = node.after(1)
+    assert [value for name, value in page.items() if 'signal="memory_total_bytes"' in name] == [1, 1]
+
+
+def test_a_gpu_that_is_down_for_an_unknown_error_says_its_code() -> None:
+    node = Node()
+    node.after(5)
+    node.library.refused = lambda name: 1234 if name not in SESSION else 0
+    page = node.after(5)
+    assert [name for name in page if name.startswith("lost_info") and 'reason="unknown_error_1234"' in name]

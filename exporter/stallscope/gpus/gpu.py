@@ -161,7 +161,7 @@ class Session:
         self.has: dict[_Question, dict[Family, float]] = {}
         """For each question that was answered or refused, the families in its answers and when each was last there."""
         self.refusal = ""
-        """The newest refusal of a question that had been answered."""
+        """The newest error of a question that had been answered."""
         self.answers: dict[_Question, list[Sample]] = {}
         self.asked_at: dict[_Question, float] = {}
         self.support: list[Sample] | None = None
@@ -416,6 +416,9 @@ class Gpu:
                 # One call that fails costs its own series; it is asked again at the next reading.
                 failure = problem
                 session.answers.pop(question, None)
+                if session.has.get(question) and problem.reason != "busy":
+                    session.refusal = str(problem)
+                    self._note_families(question, (), answered=False)
             else:
                 # What merely follows from other answers proves nothing.
                 answered = answered or (bool(answer) and question not in _FOLLOWING)
@@ -436,13 +439,13 @@ class Gpu:
             session.support = self._support()
         return samples + session.support
 
-    def _note_families(self, question: _Question, answer: Sequence[Sample]) -> None:
+    def _note_families(self, question: _Question, answer: Sequence[Sample], *, answered: bool = True) -> None:
         """Take note of the families in an answer; one that is absent from several is not supported any more."""
         now = self.session.now
         present = {sample.family for sample in answer}
         found = dict(self.session.has.get(question, {}))
         for each in question.families:
-            if question.may_be_empty or each in present:
+            if each in present or (question.may_be_empty and answered):
                 found[each] = now
             elif now - found.get(each, now) >= STALE_INTERVALS * max(question.every, self._interval):
                 del found[each]
@@ -464,7 +467,7 @@ class Gpu:
         lost = ", ".join(each.signal for each in changed if not asked[each])
         if lost:
             _logger.warning(
-                "GPU %s (%s): the driver no longer supports %s; newest refusal: %s; pauses between retries: up to %d s",
+                "GPU %s (%s): the driver no longer reports %s; newest error: %s; pauses between retries: up to %d s",
                 *self.labels,
                 lost,
                 self.session.refusal or "none",
@@ -472,7 +475,7 @@ class Gpu:
             )
         returned = ", ".join(each.signal for each in changed if asked[each])
         if returned:
-            _logger.info("GPU %s (%s): the driver supports %s again", *self.labels, returned)
+            _logger.info("GPU %s (%s): the driver reports %s again", *self.labels, returned)
         return [
             Sample(SIGNAL_SUPPORTED, (*self.labels, each.signal, *self._mig), int(supported))
             for each, supported in asked.items()

@@ -102,7 +102,7 @@ _RETIREMENT_CAUSES = {"single_bit": 0, "double_bit": 1}
 _PCIE_TRANSMITTED, _PCIE_RECEIVED = 0, 1
 
 # Bits of nvmlClocksEventReasons. The general slowdown bit stands beside the one that names its cause; idle (0x1),
-# application clocks (0x2) and display (0x100) are nobody's trouble.
+# application clocks (0x2) and display (0x100) are nobody's trouble. Bits that only newer drivers have are `other`.
 _THROTTLE_BITS = {
     0x4: "power_cap",
     0x8: "hw_slowdown",
@@ -111,7 +111,9 @@ _THROTTLE_BITS = {
     0x40: "hw_thermal",
     0x80: "power_brake",
 }
-_MOST_REASONS = (1 << 31) - 1
+_NO_THROTTLING = 0x1 | 0x2 | 0x100
+_NAMED_BITS = sum(_THROTTLE_BITS) | _NO_THROTTLING
+_MOST_REASONS = (1 << 48) - 1
 
 # Bounds beyond which a number is implausible, by far: ten kilowatts, fifty gigahertz, sixteen tebibytes.
 _MOST_MILLIWATTS = 10**7
@@ -340,7 +342,8 @@ class NvmlDevice:
             bits = self.call("nvmlDeviceGetCurrentClocksThrottleReasons")
         bits = self._scrutiny.needed("throttle reasons", bits, _MOST_REASONS)
         self._served.setdefault("throttled_seconds_total", "nvmlDeviceGetCurrentClocksEventReasons")
-        return frozenset(reason for bit, reason in _THROTTLE_BITS.items() if bits & bit)
+        found = {reason for bit, reason in _THROTTLE_BITS.items() if bits & bit}
+        return frozenset(found | {"other"} if bits & ~_NAMED_BITS else found)
 
     def pcie_link(self) -> PcieLink:
         """The PCIe link."""
