@@ -262,3 +262,40 @@ def test_processes_are_credited_again_after_the_drivers_clock_went_back() -> Non
     step = -3600.0
     readings.after(120)
     assert readings.gpu.occupancy.busy[11] - before == pytest.approx(0.5 * 120, abs=12)
+
+
+def test_a_new_session_is_no_news_of_what_is_supported(caplog: pytest.LogCaptureFixture) -> None:
+    readings = machine()
+    answers = iter([Activity(0.0), *[Activity(1.0, sm=0.5, engines={"decoder": 0.5})] * 20, Activity(0.0)])
+    last = Activity(1.0, sm=0.5, engines={"decoder": 0.5})
+    readings.device.answers["activity"] = lambda: next(answers, last)
+    with caplog.at_level(logging.INFO, logger="stallscope"):
+        readings.after(21)
+        readings.reopen()
+        pages = [readings.after(1) for _ in range(10)]
+    assert [page["signal_supported", "engine_busy_seconds_total"] for page in pages] == [1] * 10
+    assert not caplog.records
+
+
+def test_measured_throughput_stands_in_for_a_refused_counter_without_a_jump() -> None:
+    device = ScriptedDevice(pcie_throughput=(1e9, 1e9))
+    readings = Readings(device, pcie_throughput=True)
+    device.answers["counters"] = lambda: Counters(pcie_received=1 << 40 | int(readings.clock.monotonic() * 1e9))
+    values = [readings.after(1)["pcie_receive_bytes_total",] for _ in range(30)]
+    with refusing(device, "counters"):
+        pages = [readings.after(1) for _ in range(60)]
+    values += [page["pcie_receive_bytes_total",] for page in pages if ("pcie_receive_bytes_total",) in page]
+    assert len(values) > 70
+    values += [readings.after(1)["pcie_receive_bytes_total",] for _ in range(120)]
+    assert values == sorted(values)
+    assert values[-1] - values[0] == pytest.approx(209e9)
+
+
+def test_measured_throughput_gives_way_to_activity_and_leaves_no_second_series() -> None:
+    answers = iter([Activity(0.0), *[Activity(1.0, pcie_received=5.0, pcie_transmitted=5.0)] * 50])
+    device = ScriptedDevice(pcie_throughput=(1e9, 1e9), activity=lambda: next(answers))
+    readings = Readings(device, pcie_throughput=True)
+    readings.after(20)
+    readings.clock.advance(1.0)
+    found = [sample for sample in readings.gpu.read() if sample.family.signal == "pcie_receive_bytes_total"]
+    assert len(found) == 1

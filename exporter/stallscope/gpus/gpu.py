@@ -176,8 +176,6 @@ class Session:
         """Of this reading; None where there is nothing new."""
         self.active_at: float | None = None
         """When there was something new last, monotonic."""
-        self.active_engines: Mapping[str, float] = {}
-        """Engines of the newest activity."""
         self.process_newest_us = 0
         self.process_told_at = 0.0
 
@@ -250,6 +248,8 @@ class Gpu:
         """Seconds by the name of what was active: units of the GPU that are measured as shares."""
         self._active: frozenset[str] = frozenset()
         """The names in the newest activity."""
+        self._active_engines: frozenset[str] = frozenset()
+        """The engines in the newest activity."""
         self._engines: dict[str, float] = {}
         self._traffic = {
             PCIE_RECEIVED: Traffic(most_per_second=_MOST_PCIE, may_be_narrow=True),
@@ -257,8 +257,6 @@ class Gpu:
             NVLINK_RECEIVED: Traffic(most_per_second=_MOST_NVLINK),
             NVLINK_TRANSMITTED: Traffic(most_per_second=_MOST_NVLINK),
         }
-        self._measured: dict[Family, float] = {}
-        """Bytes by measured throughput."""
         self._process_busy: dict[int, float] = {}
         self._persistence_said = False
         self._retry: Retry = Retry()
@@ -500,7 +498,7 @@ class Gpu:
         activity = session.device.activity()
         if activity is None or not activity.seconds:
             self._require_turn(session)
-            return self._activity_samples(session) or None
+            return self._activity_samples() or None
         session.activity = activity
         session.active_at = session.now
         shares = {"sm": activity.sm, "occupancy": activity.occupancy, "dram": activity.dram}
@@ -509,11 +507,11 @@ class Gpu:
         self._active = frozenset(active)
         for name, ratio in active.items():
             self._shares[name] = self._shares.get(name, 0.0) + ratio * activity.seconds
-        session.active_engines = activity.engines
+        self._active_engines = frozenset(activity.engines)
         for engine, ratio in activity.engines.items():
             self._engines[engine] = self._engines.get(engine, 0.0) + ratio * activity.seconds
             self._engine_timelines[engine].poll(ratio, session.now)  # samples that come later count no time of it
-        return self._activity_samples(session)
+        return self._activity_samples()
 
     def _require_turn(self, session: Session) -> None:
         """Go on unless activity has been missing for so long that what is known is stale.
@@ -524,7 +522,7 @@ class Gpu:
         if session.active_at is not None and session.now - session.active_at > self._longest:
             raise DriverError("busy", "the GPU's activity can't be read while another GPU's call is under way")
 
-    def _activity_samples(self, session: Session) -> list[Sample]:
+    def _activity_samples(self) -> list[Sample]:
         shares = {name: seconds for name, seconds in self._shares.items() if name in self._active}
         pipes = {name[5:]: seconds for name, seconds in shares.items() if name.startswith("pipe ")}
         return (
@@ -532,7 +530,7 @@ class Gpu:
             + self.one(SM_OCCUPANCY, shares.get("occupancy"))
             + self.one(DRAM_ACTIVE, shares.get("dram"))
             + self.several(PIPE_ACTIVE, pipes)
-            + self.several(ENGINE_BUSY, {engine: self._engines[engine] for engine in sorted(session.active_engines)})
+            + self.several(ENGINE_BUSY, {engine: self._engines[engine] for engine in sorted(self._active_engines)})
         )
 
     def ask_traffic(self, session: Session) -> list[Sample] | None:
@@ -637,7 +635,7 @@ class Gpu:
             return None  # it is not known yet which ones activity tells
         found: dict[str, float] = {}
         for engine in ENGINES:
-            if engine in session.active_engines:
+            if engine in self._active_engines and _ACTIVITY not in session.retry:
                 continue
             timeline = self._engine_timelines[engine]
             samples = _buffered(session, engine, timeline)
@@ -817,18 +815,19 @@ class Gpu:
             + self.one(PCIE_WIDTH_MAX, link.width_max)
         )
 
-    def ask_pcie_throughput(self, session: Session) -> list[Sample] | None:
+    def ask_pcie_throughput(self, session: Session) -> list[Sample]:
         """PCIe bytes by integrating what is measured on the spot: slow, so only where asked for and nothing counts."""
         if not self._environment.pcie_throughput:
             raise Unsupported("throughput is not asked for")
         if PCIE_RECEIVED in session.has.get(_TRAFFIC, ()):
-            return None
+            return []
         rates = dict(zip((PCIE_RECEIVED, PCIE_TRANSMITTED), session.device.pcie_throughput(), strict=True))
         stretch = self._polls["pcie"].poll(1.0, session.now)
+        found: list[Sample] = []
         for each, rate in rates.items():
-            self._measured[each] = self._measured.get(each, 0.0) + rate * stretch.seconds
+            found += self.one(each, self._traffic[each].add(rate * stretch.seconds))
             session.served[each.signal] = "integrated throughput"
-        return [sample for each in rates for sample in self.one(each, self._measured[each])]
+        return found
 
     def ask_power_limits(self, session: Session) -> list[Sample]:
         """Power limits."""

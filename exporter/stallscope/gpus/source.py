@@ -286,7 +286,7 @@ class GpuSource(Source):
             self._hear()
         except Unsupported as refusal:
             self._event_retry.refused(_EVENTS, self.environment.clock.monotonic())
-            self._log_events(dict.fromkeys(self._gpus, False), refusal)
+            self._log_events({uuid: False for uuid, gpu in self._gpus.items() if not gpu.identity.mig}, refusal)
         except DriverError:
             # Whatever it was, a set that failed once is not to be trusted; the next reading makes a new one.
             self._stop_listening()

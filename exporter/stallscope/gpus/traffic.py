@@ -1,4 +1,4 @@
-"""Bytes over one direction of a link, from whichever of the driver's answers tells them best."""
+"""Bytes over one direction of a link, from the best of the driver's answers."""
 
 from __future__ import annotations
 
@@ -36,11 +36,18 @@ class Traffic:
         self._rejected = 0
         self._wide = not may_be_narrow
         self._counted = False
+        self._added = 0.0  # by `add`, less what the counter turned out to have counted as well
 
     @property
     def out_of_range(self) -> int:
         """Readings of the counter and of activity that moved implausibly much."""
         return self.counter.out_of_range + self._rejected
+
+    def add(self, amount: float) -> float:
+        """Add bytes that were measured otherwise while neither the counter nor activity is read; return the total."""
+        self._added += amount
+        self.total = (self.total or 0.0) + amount
+        return self.total
 
     def take(
         self, counted: int | None, moved: float | None, now: float, session: int = 0, seconds: float = 0.0
@@ -62,7 +69,9 @@ class Traffic:
         growth = None
         if counted is not None:
             before = self.counter.total if self._counted else 0.0
-            growth = self.counter.take(counted, now=now, session=session) - before
+            counted_growth = self.counter.take(counted, now=now, session=session) - before
+            growth = max(0.0, counted_growth - self._added) if self._counted else counted_growth
+            self._added = max(0.0, self._added - counted_growth) if self._counted else 0.0
             self._wide = self._wide or counted >= _NARROW
             if not self._counted:
                 # Where the driver began to count is where the total begins.
