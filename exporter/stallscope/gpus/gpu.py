@@ -121,6 +121,7 @@ _COUNTER_SLACK = 2.0
 _MOST_WATTS, _MOST_THROTTLED, _MOST_PCIE, _MOST_NVLINK = 1e5, 1.0, 1e12, 1e13
 _MOST_ERRORS = {"ecc": 1e6, "nvlink": 1e12, "pcie_replays": 1e6}
 
+_NOTHING = frozenset[Family]()
 _Answer = TypeVar("_Answer")
 _Label = TypeVar("_Label", bound=str)
 
@@ -158,8 +159,10 @@ class Session:
         """What its devices rejected in them, by reason."""
         self.now = 0.0
         """When the newest reading began, monotonic."""
-        self.has: dict[_Question, dict[Family, float]] = {}
-        """For each question that was answered or refused, the families in its answers and when each was last there."""
+        self.has: dict[_Question, frozenset[Family]] = {}
+        """For each question that was answered or refused, the families in its answers."""
+        self.missing_since: dict[tuple[_Question, Family], float] = {}
+        """When a family was first absent from an answer that had it, monotonic."""
         self.refusal = ""
         """The newest error of a question that had been answered."""
         self.answers: dict[_Question, list[Sample]] = {}
@@ -183,6 +186,7 @@ class Session:
         """Find out again what the GPU supports."""
         self.retry.forget()
         self.has.clear()
+        self.missing_since.clear()
         self.asked_at.clear()
         self.support = None
 
@@ -407,7 +411,7 @@ class Gpu:
                 if not question.in_parts:
                     session.retry.refused(question, now)
                 session.answers.pop(question, None)
-                self._learn(question, {})
+                self._learn(question, _NOTHING)
             except (DeviceLost, DriverUnavailable):
                 raise
             except DriverError as problem:
@@ -439,20 +443,28 @@ class Gpu:
 
     def _note_families(self, question: _Question, answer: Sequence[Sample], *, answered: bool = True) -> None:
         """Take note of the families in an answer; one that is absent from several is not supported any more."""
-        now = self.session.now
-        present = {sample.family for sample in answer}
-        found = dict(self.session.has.get(question, {}))
+        session = self.session
+        known = session.has.get(question)
+        if question.may_be_empty and answered:
+            found = frozenset(question.families)
+        else:
+            found = frozenset({sample.family for sample in answer}.intersection(question.families))
+        if found == known and not session.missing_since:
+            return
+        patience = STALE_INTERVALS * max(question.every, self._interval)
         for each in question.families:
-            if each in present or (question.may_be_empty and answered):
-                found[each] = now
-            elif now - found.get(each, now) >= STALE_INTERVALS * max(question.every, self._interval):
-                del found[each]
+            if each in found:
+                session.missing_since.pop((question, each), None)
+            elif known and each in known:
+                since = session.missing_since.setdefault((question, each), session.asked_at.get(question, session.now))
+                if session.now - since < patience:
+                    found |= {each}
         self._learn(question, found)
 
-    def _learn(self, question: _Question, families: dict[Family, float]) -> None:
-        if families.keys() != self.session.has.get(question, _NEVER_ASKED).keys():
+    def _learn(self, question: _Question, families: frozenset[Family]) -> None:
+        if families != self.session.has.get(question):
+            self.session.has[question] = families
             self.session.support = None
-        self.session.has[question] = families
 
     def _support(self) -> list[Sample]:
         """Return the series of `signal_supported`, and log what has changed."""
@@ -510,7 +522,6 @@ class Gpu:
         self._active_engines = frozenset(activity.engines)
         for engine, ratio in activity.engines.items():
             self._engines[engine] = self._engines.get(engine, 0.0) + ratio * activity.seconds
-            self._engine_timelines[engine].poll(ratio, session.now)  # samples that come later count no time of it
         return self._activity_samples()
 
     def _require_turn(self, session: Session) -> None:
@@ -635,9 +646,10 @@ class Gpu:
             return None  # it is not known yet which ones activity tells
         found: dict[str, float] = {}
         for engine in ENGINES:
-            if engine in self._active_engines and _ACTIVITY not in session.retry:
-                continue
             timeline = self._engine_timelines[engine]
+            if engine in self._active_engines and _ACTIVITY not in session.retry:
+                timeline.poll(0.0, session.now)  # samples that come later count no time before it
+                continue
             samples = _buffered(session, engine, timeline)
             if samples is None:
                 continue
@@ -896,8 +908,6 @@ _ACTIVITY = _Question(
 )
 _POWER = _Question(Gpu.ask_power, (POWER,), _EVERY_READING)
 _TRAFFIC = _Question(Gpu.ask_traffic, tuple(_TRAFFIC_ANSWERS), _EVERY_READING)
-_NEVER_ASKED: Mapping[Family, float] = {INFO: 0.0}
-"""Differs from every set of families that a question may have."""
 _ENERGY = _Question(Gpu.ask_energy, (ENERGY,), _EVERY_READING, in_parts=True)
 _FOLLOWING = frozenset({_TRAFFIC, _ENERGY})
 """These make no driver call of their own."""

@@ -54,8 +54,8 @@ class Retry:
 
     def select(self, keys: Iterable[_Key], now: float) -> tuple[_Key, ...]:
         """Return the keys of the queries that may be made now, in their order."""
-        refused = self._refused.get
-        return tuple(key for key in keys if (refusal := refused(key)) is None or now >= refusal.due_at)
+        refused = self._refused
+        return tuple([key for key in keys if key not in refused or now >= refused[key].due_at])
 
     def refused(self, key: Hashable, now: float) -> None:
         """Note that the query was refused."""
@@ -67,9 +67,11 @@ class Retry:
 
     def answered(self, *keys: Hashable) -> None:
         """Note that the queries were answered."""
-        self._answered.update(keys)
-        for key in self._refused.keys() & keys if self._refused else ():
-            self._recovered[key] = self._refused.pop(key)
+        if not self._answered.issuperset(keys):
+            self._answered.update(keys)
+        for key in keys:
+            if key in self._refused:
+                self._recovered[key] = self._refused.pop(key)
 
     def forget(self) -> None:
         """Have every query due now, such as after the driver was opened again."""
