@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from random import Random
 from typing import Any
 
 import pytest
@@ -299,3 +300,37 @@ def test_measured_throughput_gives_way_to_activity_and_leaves_no_second_series()
     readings.clock.advance(1.0)
     found = [sample for sample in readings.gpu.read() if sample.family.signal == "pcie_receive_bytes_total"]
     assert len(found) == 1
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_counters_stay_true_whatever_is_refused_or_fails_for_however_long(seed: int) -> None:
+    random = Random(seed)
+    readings = machine()
+    device = readings.device
+    sound = dict(device.answers)
+    before = page = readings.after(30)
+    began = readings.clock.monotonic()
+    for _ in range(40):
+        broken = random.sample(sorted(sound), random.randint(1, len(sound) - 1))
+        faults = [REFUSED, DriverError("timeout", "not now")]
+        device.answers.update({name: random.choice(faults) for name in broken})
+        if random.random() < 0.2:
+            readings.reopen()
+        for _ in range(random.choice([1, 3, 10, 60])):
+            try:
+                newer = readings.after(1)
+            except DriverError:
+                continue
+            falling = [key for key in newer if key[0].endswith("_total") and newer[key] < page.get(key, 0.0)]
+            assert not falling
+            page = {**page, **newer}
+        device.answers.update(sound)
+        page = {**page, **readings.after(random.choice([1, 20]))}
+    after = readings.after(320)
+    assert before.keys() <= after.keys()
+    elapsed = readings.clock.monotonic() - began
+    energy, throttled = ("energy_joules_total",), ("throttled_seconds_total", "power_cap")
+    assert after[energy] - before[energy] == pytest.approx(400 * elapsed, rel=0.02)
+    assert after[throttled] - before[throttled] == pytest.approx(elapsed / 2, rel=0.02)
+    received = ("nvlink_receive_bytes_total",)
+    assert after[received] - before[received] == pytest.approx(1e9 * elapsed, rel=0.02)

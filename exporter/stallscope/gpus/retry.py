@@ -1,8 +1,8 @@
 """When a query that the driver refused is due again.
 
-A refusal (not supported, no permission, no such function) may be for good or for a moment, and nothing tells which. A
-refused query is therefore repeated after a pause that doubles each time: soon where it was answered before, and late
-where it never was, since most GPUs lack some signals.
+A refusal (not supported, no permission, no such function) may be permanent or temporary: the return code is the same. A
+refused query is therefore repeated after a pause that doubles each time. The first pause is short for a query that was
+answered before, and long for one that never was, since most GPUs lack some signals.
 """
 
 from __future__ import annotations

@@ -371,7 +371,7 @@ class NvmlDevice:
         """Processes with a context, a call a kind."""
         found: list[GpuProcess] = []
         for kind, name in _PROCESS_LISTS.items():
-            # Those that compute are the most of them: a list without them would say that the GPU is unused.
+            # Without the list of those that compute, the GPU would look unused.
             entries = self.call(name) if kind == "compute" else self._optional(name)
             for pid, used in entries or ():
                 if self._scrutiny.number(pid, _MOST_PID, least=1) is None:

@@ -381,7 +381,7 @@ class DriverCounter:
             if self._added is None:
                 self._counted = raw
             else:
-                # What the driver counted before it was first read belongs to nobody's account.
+                # The driver may have counted for long before its counter was first read.
                 self._counted, self._added = self._added, 0.0
             return self.total
         doubted = self._doubted
