@@ -82,7 +82,7 @@ _COUNTER, _GAUGE, _HISTOGRAM = MetricType.COUNTER, MetricType.GAUGE, MetricType.
 _Values = dict[str, tuple[str, ...]]
 
 CLOCKS = ("sm", "memory", "graphics", "video")
-THROTTLE_REASONS = ("sw_thermal", "hw_thermal", "hw_slowdown", "power_cap", "power_brake", "sync_boost")
+THROTTLE_REASONS = ("sw_thermal", "hw_thermal", "hw_slowdown", "power_cap", "power_brake", "sync_boost", "other")
 OWNER_LABELS = ("namespace", "pod", "container", "slurm_job", "user")
 UTILIZATION_BUCKETS = (0.0, 0.05, 0.1, 0.25, 0.5, 0.7, 0.9, 1.0)
 BELOW_LEVELS = (0.1, 0.5)
@@ -237,7 +237,8 @@ GPU_FAMILIES = (
     _gpu(
         "signal_supported",
         _GAUGE,
-        "1 if this GPU and driver have the optional signal, else 0; the signal's name is its family's without "
+        "1 if this GPU and driver answer the optional signal now, else 0: also while the driver refuses a signal that "
+        "it had, or fails at three queries; it is queried again. The signal's name is its family's without "
         "`stallscope_gpu_`.",
         labels=("signal",),
     ),
@@ -399,7 +400,8 @@ GPU_FAMILIES = (
         "throttled_seconds_total",
         _COUNTER,
         "Time in which clocks were held down for the reason (NVML cumulative clock-event counters; else time in "
-        "samples with the clock-event bit set). Idle, application-clock and display bits are not throttling.",
+        "samples with the clock-event bit set). `other` is any reason that only newer drivers have. Idle, "
+        "application-clock and display bits are not throttling.",
         labels=("reason",),
         values={"reason": THROTTLE_REASONS},
         optional=True,

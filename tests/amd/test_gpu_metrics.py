@@ -26,7 +26,15 @@ def test_a_radeons_table_tells_what_holds_it_back() -> None:
 
 @pytest.mark.parametrize(
     ("bit", "reasons"),
-    [(0, {"power_cap"}), (22, {"power_cap"}), (34, {"sw_thermal"}), (44, {"hw_thermal"}), (57, set()), (None, set())],
+    [
+        (0, {"power_cap"}),
+        (22, {"power_cap"}),
+        (34, {"sw_thermal"}),
+        (44, {"hw_thermal"}),
+        (57, set()),
+        (60, {"other"}),
+        (None, set()),
+    ],
 )
 def test_a_bit_stands_for_a_reason(bit: int | None, reasons: set[str]) -> None:
     metrics = parse(table(3, 120, (112, "Q", 0 if bit is None else 1 << bit)))

@@ -157,7 +157,7 @@ class TestSignals:
         assert gpu.power() == 258
         assert gpu.temperature() == 60, "the hottest spot, not the edge"
         assert gpu.temperature_limits() == {"slowdown": 110, "shutdown": 115, "memory_max": 108}
-        assert list(gpu.fans()) == [1420 / 3550]
+        assert gpu.fans() == {0: 1420 / 3550}
         assert gpu.clocks_max() == {"sm": 2525e6, "memory": 1249e6}
         assert gpu.throttle_reasons() == {"power_cap", "sw_thermal"}
         assert gpu.counters().energy is None

@@ -56,7 +56,9 @@ class ScriptedDevice:
 
     def identity(self) -> Identity:
         if "identity" in self.answers:
-            self._answer("identity")
+            answer: Identity | None = self._answer("identity")
+            if answer is not None:
+                return answer
         model = "NVIDIA H100 80GB HBM3"
         return Identity(
             self.index, self.uuid, model, "", f"00:{self.index}", "", "", "", mig=self.mig, parent_uuid=self.parent_uuid
@@ -106,8 +108,8 @@ class ScriptedDevice:
         answer: Mapping[str, float] = self._answer("temperature_limits")
         return answer
 
-    def fans(self) -> Sequence[float]:
-        answer: Sequence[float] = self._answer("fans")
+    def fans(self) -> Mapping[int, float]:
+        answer: Mapping[int, float] = self._answer("fans")
         return answer
 
     def clocks(self) -> Mapping[ClockKind, float]:

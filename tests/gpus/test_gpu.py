@@ -25,34 +25,8 @@ from stallscope.gpus.driver import (
     Unsupported,
     Utilization,
 )
-from stallscope.gpus.gpu import Gpu
-from stallscope.sampling.clock import ScriptedClock
-from stallscope.sampling.reading import Distribution
-from stallscope.sources.base import Environment
+from tests.gpus.readings import Readings
 from tests.gpus.scripted_driver import ScriptedDevice
-
-
-class Readings:
-    """A GPU read once a second on a scripted clock."""
-
-    def __init__(self, device: ScriptedDevice, **environment: Any) -> None:
-        self.clock = ScriptedClock()
-        self.environment = Environment(clock=self.clock, **environment)
-        self.gpu = Gpu(self.environment)
-        self.device = device
-        self.gpu.meet(device.identity(), SystemInfo("590.48.01", "13.1"), device)
-
-    def after(self, seconds: float = 1.0) -> dict[tuple[str, ...], float]:
-        """Let time pass, read each second, and return the last reading: name and own labels to value."""
-        found: dict[tuple[str, ...], float] = {}
-        for _ in range(max(1, round(seconds))):
-            self.clock.advance(1.0)
-            found = {}
-            for sample in self.gpu.read():
-                value = sample.value.count if isinstance(sample.value, Distribution) else sample.value
-                key = (sample.family.signal, *sample.labels[2:])
-                found[key] = value
-        return found
 
 
 def growing(per_second: float, first: float = 0.0) -> Any:
@@ -402,15 +376,8 @@ def test_health_that_is_not_told_is_absent_and_flags_are_numbers() -> None:
     assert page["signal_supported", "retired_pages"] == 0
 
 
-def test_what_is_unsupported_is_asked_once_a_session() -> None:
-    readings = Readings(ScriptedDevice(power=1.0))
-    readings.after(30)
-    counts = {name: readings.device.asked.count(name) for name in ("memory", "counters", "activity", "utilization")}
-    assert set(counts.values()) == {1}
-
-
 def test_slow_questions_keep_their_own_cadence() -> None:
-    device = ScriptedDevice(power=1.0, temperature=40.0, processes=[], bar1=Unsupported("no"), fans=[0.5])
+    device = ScriptedDevice(power=1.0, temperature=40.0, processes=[], bar1=Unsupported("no"), fans={0: 0.5})
     readings = Readings(device)
     readings.after(60)
     asked = {name: device.asked.count(name) for name in ("power", "temperature", "processes", "fans")}

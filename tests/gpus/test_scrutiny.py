@@ -136,3 +136,26 @@ def test_an_entry_far_ahead_of_the_time_that_passed_is_from_the_future(scrutiny:
 def test_a_wall_clock_that_was_set_forward_is_followed(scrutiny: Scrutiny) -> None:
     scrutiny.timely(entries(WALL * 1_000_000 - YEAR))
     assert len(scrutiny.timely(entries(WALL * 1_000_000))) == 1
+
+
+def test_a_driver_clock_that_was_set_forward_is_followed_once_it_goes_on(scrutiny: Scrutiny, monotonic: Clock) -> None:
+    scrutiny.timely(entries(77_000_000))
+    step = 77_000_000 + 3 * HOUR
+    monotonic.now += 1
+    assert scrutiny.timely(entries(step)) == [], "it may be one slip"
+    monotonic.now += 1
+    assert len(scrutiny.timely(entries(step + 1_000_000))) == 1
+    monotonic.now += 1
+    assert len(scrutiny.timely(entries(step + 2_000_000))) == 1
+    assert scrutiny.counts == {"future_timestamp": 1}
+
+
+@pytest.mark.parametrize("second", [77_000_000 + 3 * HOUR, 77_000_000 + 9 * HOUR], ids=["stands", "leaps"])
+def test_entries_from_the_future_that_do_not_go_on_as_time_does_stay_rejected(
+    scrutiny: Scrutiny, monotonic: Clock, second: int
+) -> None:
+    scrutiny.timely(entries(77_000_000))
+    for timestamp in (77_000_000 + 3 * HOUR, second):
+        monotonic.now += 1
+        assert scrutiny.timely(entries(timestamp)) == []
+    assert len(scrutiny.timely(entries(79_000_000))) == 1

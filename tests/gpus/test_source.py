@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import pytest
 
 from stallscope.gpus.driver import (
+    Device,
     DeviceLost,
     Driver,
     DriverError,
     DriverUnavailable,
     Event,
+    Listener,
 )
 from stallscope.gpus.source import GpuSource
 from stallscope.sampling.clock import ScriptedClock
@@ -383,7 +386,7 @@ def test_a_gpu_that_reports_no_events_beside_others_that_do_lacks_the_signal() -
 
 
 def test_a_gpu_that_was_away_is_asked_everything_again() -> None:
-    device = ScriptedDevice(power=1.0, fans=[0.5])
+    device = ScriptedDevice(power=1.0, fans={0: 0.5})
     node = Node(device, ScriptedDevice(1, power=1.0))
     fan = 'stallscope_gpu_fan_speed_ratio{gpu="0",uuid="GPU-0",fan="0"}'
     assert node.after(2)[fan] == 0.5
@@ -392,3 +395,54 @@ def test_a_gpu_that_was_away_is_asked_everything_again() -> None:
     assert (up(page), fan in page) == (0, False)
     node.driver.shown.insert(0, device)
     assert node.after(11)[fan] == 0.5
+
+
+XID_SUPPORTED = 'stallscope_gpu_signal_supported{{gpu="{0}",uuid="GPU-{0}",signal="xid_events_total"}}'
+
+
+def test_a_driver_that_refuses_events_for_a_moment_is_listened_to_afterwards(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="stallscope")
+    device = ScriptedDevice(power=1.0)
+    node = Node(device)
+    node.driver.deaf = True
+    page = node.after(5)
+    assert page[XID_SUPPORTED.format(0)] == 0
+    node.driver.deaf = False
+    page = node.after(60)
+    assert page[XID_SUPPORTED.format(0)] == 1
+    node.driver.listeners[-1].events.append(Event(device, 79))
+    assert 'stallscope_gpu_xid_events_total{gpu="0",uuid="GPU-0",xid="79"}' in node.after(1)
+    said = [record.getMessage() for record in caplog.records if "events" in record.getMessage()]
+    assert said == [
+        "GPU GPU-0: the driver reports no events; the refusal: no events here",
+        "GPU GPU-0: the driver reports events again",
+    ]
+
+
+def test_a_gpu_that_refuses_events_for_a_moment_is_listened_to_afterwards() -> None:
+    mute = ScriptedDevice(1, power=1.0)
+    mute.mute = True
+    node = Node(ScriptedDevice(power=1.0), mute)
+    node.after(5)
+    mute.mute = False
+    page = node.after(60)
+    assert [page[XID_SUPPORTED.format(index)] for index in (0, 1)] == [1, 1]
+    made = len(node.driver.listeners)
+    node.after(1000)
+    assert len(node.driver.listeners) == made, "a listener that hears all GPUs is kept"
+
+
+def test_a_driver_without_events_is_queried_for_them_rarely() -> None:
+    node = Node(ScriptedDevice(power=1.0))
+    node.driver.deaf = True
+    listened = 0
+    listen = node.driver.listen
+
+    def counted(devices: Sequence[Device]) -> Listener:
+        nonlocal listened
+        listened += 1
+        return listen(devices)
+
+    node.driver.listen = counted  # type: ignore[method-assign]
+    node.after(1000)
+    assert 3 <= listened <= 8

@@ -218,6 +218,10 @@ def test_processes_are_told_with_their_kind_in_one_call_a_kind(asking: Asking, n
         (0x40, ["hw_thermal"]),
         (0x80, ["power_brake"]),
         (0x100, []),
+        (0x200, ["other"]),
+        (0x400, ["other"]),
+        (0x4 | 0x8000, ["other", "power_cap"]),
+        (1 << 40, ["other"]),
     ],
 )
 def test_each_bit_of_the_throttle_reasons_is_told_by_its_name(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from stallscope.nvidia.library import _Buffers
 from tests.nvidia.asking import Asking
 from tests.nvml_library.stand_in import GpuState, Nonsense, NvmlStandIn
 
@@ -141,3 +142,10 @@ def test_an_event_names_its_device(library: Asking, nvml_stand_in: NvmlStandIn) 
     nvml_stand_in.raise_xid(0, 48)
     library.do('where, event_type, data = call("nvmlEventSetWait", events, 1000)')
     assert library.ask("[where == device, event_type, data]") == [True, 8, 48]
+
+
+def test_ever_other_batches_take_no_memory_without_end() -> None:
+    buffers = _Buffers()
+    for number in range(1000):
+        assert bytes(buffers.template("fields", (number,), lambda: b"blank").bytes) == b"blank"
+    assert len(buffers._known) <= 64

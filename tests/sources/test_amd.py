@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ from stallscope.sampling.clock import ScriptedClock
 from stallscope.sampling.sampler import Sampler
 from stallscope.sources.amd import AmdSource
 from stallscope.sources.base import Environment
-from tests.amd.trees import copy_of, device_folder
+from tests.amd.trees import copy_of, device_folder, refusing
 
 
 class Page:
@@ -37,6 +38,14 @@ class Page:
             s.value for s in self._samples if s.name == f"stallscope_gpu_{name}" and found and s.labels == found[0]
         ]
         return values[0] if values else None
+
+    def series(self) -> set[tuple[object, ...]]:
+        """The GPUs' series; of those that say whether a signal is supported, the value too."""
+        return {
+            (s.name, *sorted(s.labels.items()), s.value if s.name.endswith("signal_supported") else None)
+            for s in self._samples
+            if s.name.startswith("stallscope_gpu_")
+        }
 
 
 class ScriptedHost:
@@ -168,3 +177,50 @@ def test_nonsense_is_counted_and_reaches_no_query(radeon: ScriptedHost) -> None:
     assert page.get("utilization_ratio", 0) is None
     assert page.get("memory_used_bytes", 0) is None
     assert 'stallscope_exporter_values_rejected_total{source="amd",reason="out_of_range"}' in page.text
+
+
+FILES = (
+    ("mem_info_vram_total", "mem_info_vram_used"),
+    ("power1_input", "power1_average"),
+    ("gpu_metrics",),
+    ("gpu_busy_percent",),
+    ("temp2_input", "temp1_input", "temp3_input"),
+    ("current_link_speed", "current_link_width"),
+    ("pcie_replay_count", "umc_err_count"),
+)
+
+
+@pytest.mark.parametrize("code", [errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM])
+@pytest.mark.parametrize("names", FILES, ids=lambda names: str(names[0]))
+def test_nothing_is_lost_by_files_that_are_refused_for_a_while(
+    mi300x: ScriptedHost, names: tuple[str, ...], code: int
+) -> None:
+    before = mi300x.run(30)
+    with refusing(code, *names):
+        during = mi300x.run(12)
+    after = mi300x.run(30)
+    assert during.series() != before.series()
+    assert after.series() == before.series()
+
+
+def test_a_firmware_table_that_is_blank_for_a_moment_loses_no_counter(mi300x: ScriptedHost) -> None:
+    before = mi300x.run(10)
+    path = device_folder(mi300x.root) / "gpu_metrics"
+    table = path.read_bytes()
+    path.write_bytes(table[:4] + b"\xff" * (len(table) - 4))
+    mi300x.run(3)
+    path.write_bytes(table)
+    assert mi300x.run(10).series() == before.series()
+
+
+def test_what_a_gpu_is_becomes_known_once_its_files_can_be_read(tmp_path: Path) -> None:
+    root = copy_of("amd_mi300x", tmp_path)
+    whole = ScriptedHost(root)
+    full = whole.run(2).labels("info", 0)
+    whole.close()
+    host = ScriptedHost(root)
+    with refusing(errno.EINVAL, "serial_number", "vbios_version"):
+        (before,) = host.run(2).labels("info", 0)
+    assert (before["serial"], before["vbios_version"]) == ("", "")
+    assert host.run(65).labels("info", 0) == full
+    host.close()

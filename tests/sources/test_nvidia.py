@@ -184,7 +184,16 @@ def test_without_throttle_counters_the_bits_are_timed(nvml_stand_in: NvmlStandIn
         "power_cap",
         "power_brake",
         "sync_boost",
+        "other",
     ]
+
+
+def test_a_reason_that_only_newer_drivers_have_is_timed_as_other(nvml_stand_in: NvmlStandIn) -> None:
+    gpu = nvml_stand_in.gpu[0]
+    gpu.throttle_reasons = 0x200 | 0x1
+    with ReadingProcess(nvml_stand_in) as process:
+        page = process.until(lambda page: (page.get("throttled_seconds_total", 0, reason="other") or 0) > 0.3)
+    assert page.get("throttled_seconds_total", 1, reason="other") == 0
 
 
 def test_an_application_clock_below_the_maximum_is_shown(nvml_stand_in: NvmlStandIn) -> None:

@@ -37,6 +37,8 @@ _REASONS = {
     "sw_thermal": sum(1 << bit for bit in _TEMPERATURE_BITS),
     "hw_thermal": sum(1 << bit for bit in _HOT_BITS),
 }
+_NAMED_BITS = sum(_REASONS.values()) | 1 << 56 | 1 << 57
+"""The last two (PPM, FIT) are not throttling. Bits that only newer kernels have are `other`."""
 _ROUNDS_MOST = 1 << 31
 _LONGEST = 3600.0
 
@@ -128,7 +130,8 @@ def _residencies(table: bytes, revision: int) -> Residencies | None:
 def _reasons(bits: int) -> frozenset[str] | None:
     if bits == _all_set(8):
         return None
-    return frozenset(reason for reason, mask in _REASONS.items() if bits & mask)
+    found = {reason for reason, mask in _REASONS.items() if bits & mask}
+    return frozenset(found | {"other"} if bits & ~_NAMED_BITS else found)
 
 
 def _grown(before: int, after: int) -> int:

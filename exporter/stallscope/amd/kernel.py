@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -41,8 +42,10 @@ from stallscope.gpus.driver import (
     Unsupported,
     Utilization,
 )
+from stallscope.gpus.retry import EARLY, Retry
 
 _Answer = TypeVar("_Answer")
+_COUNTERS = "counters of gpu_metrics"
 
 _VENDOR = "1002"
 _NO_NODES = ComputeNodes((), "")
@@ -52,10 +55,10 @@ _ECC_BLOCKS = ("umc", "gfx", "sdma", "mmhub")
 """Blocks whose errors are those of memory: the frame buffer, and what lies in front of it."""
 _ERROR_KINDS = {"ce": "corrected", "ue": "uncorrected"}
 
-# Ceilings beyond which a number is a slip: terabytes, ten kilowatts, 200 degrees, ten gigahertz.
-_MOST_BYTES = 1 << 60
+# Bounds beyond which a number is implausible: sixteen tebibytes, ten kilowatts, 150 degrees, ten gigahertz.
+_LEAST_BYTES, _MOST_BYTES = 1 << 20, 1 << 44
 _MOST_MICROWATTS = 10**10
-_MOST_MILLIDEGREES = 200_000
+_MOST_MILLIDEGREES = 150_000
 _LEAST_MILLIDEGREES = -40_000
 _MOST_HERTZ = 10**10
 _MOST_TURNS = 100_000
@@ -67,8 +70,14 @@ _MOST_ERRORS = 1 << 60
 class AmdDriver:
     """All GPUs of the machine that `amdgpu` drives; implements `stallscope.gpus.driver.Driver`."""
 
-    def __init__(self, root: Path = Path("/")) -> None:
-        """Read nothing yet; `root` is where `sys` and `proc` lie."""
+    def __init__(self, root: Path = Path("/"), monotonic: Callable[[], float] = time.monotonic) -> None:
+        """Read nothing yet.
+
+        Args:
+            root: where `sys` and `proc` are.
+            monotonic: clock, seconds.
+        """
+        self._monotonic = monotonic
         self._root = str(root.absolute()).rstrip("/")
         self._files = DeviceFiles(f"{self._root}/sys")
         self._devices: dict[str, AmdDevice] = {}
@@ -118,7 +127,9 @@ class AmdDriver:
         devices = {}
         for address in sorted(found):
             index = self._indices.setdefault(address, len(self._indices))
-            device = self._devices.get(address) or AmdDevice(self._root, found[address], address, index)
+            device = self._devices.get(address) or AmdDevice(
+                self._root, found[address], address, index, self._monotonic
+            )
             device.nodes = nodes.get(address, _NO_NODES)
             devices[address] = device
         self._devices = devices
@@ -159,7 +170,7 @@ class AmdDriver:
 class AmdDevice:
     """One GPU; implements `stallscope.gpus.driver.Device`."""
 
-    def __init__(self, root: str, folder: str, address: str, index: int) -> None:
+    def __init__(self, root: str, folder: str, address: str, index: int, monotonic: Callable[[], float]) -> None:
         """Read nothing yet."""
         self.index = index
         self.nodes = _NO_NODES
@@ -170,8 +181,10 @@ class AmdDevice:
         self._files = DeviceFiles(folder)
         self._served: dict[str, str] = {}
         self._throttled = ThrottledTime()
-        self._counts_itself = True
-        """Whether its firmware's table holds counters, as far as known."""
+        self._retry = Retry(early=EARLY)
+        """Of the firmware's table, where it holds no counters."""
+        self._monotonic = monotonic
+        self._uuid = ""
         self._implausible = False
         """Whether an answer to the question being asked could not be meant."""
 
@@ -191,13 +204,15 @@ class AmdDevice:
         return self._files.scrutiny.counts
 
     def identity(self) -> Identity:
-        """What it is; needs no GPU that is awake."""
+        """What it is; needs no GPU that is awake. Its UUID stays the one that was first found."""
         event = self._files.read("uevent").decode(errors="replace")
         device_id = re.search(r"^PCI_ID=\w+:(\w+)$", event, re.MULTILINE)
-        unique = _told(self._files, "unique_id").lower()
+        if not self._uuid:
+            unique = _told(self._files, "unique_id").lower()
+            self._uuid = f"GPU-{unique}" if unique.strip("0") else self._address
         return Identity(
             index=self.index,
-            uuid=f"GPU-{unique}" if unique.strip("0") else self._address,
+            uuid=self._uuid,
             model=_told(self._files, "product_name") or f"AMD GPU 0x{device_id[1].lower() if device_id else '?'}",
             serial=_told(self._files, "serial_number"),
             pci_bus_id=self._address,
@@ -267,7 +282,8 @@ class AmdDevice:
         """Energy and throttled time of MI300 and later, and the memory's temperature."""
         self._begin()
         temperature = self._if_told(self._temperature, 3, "input")
-        metrics = self._if_told(self._metrics) if self._counts_itself else None
+        now = self._monotonic()
+        metrics = self._if_told(self._metrics) if self._retry.due(_COUNTERS, now) else None
         energy, throttled = None, dict[str, float]()
         if metrics is not None:
             energy = metrics.energy
@@ -276,8 +292,11 @@ class AmdDevice:
                 self._served["throttled_seconds_total"] = "gpu_metrics"
             if energy is not None:
                 self._served["energy_joules_total"] = "gpu_metrics"
-            self._counts_itself = energy is not None or metrics.residencies is not None
-        if temperature is None and (metrics is None or not self._counts_itself):
+            if energy is None and metrics.residencies is None:
+                self._retry.refused(_COUNTERS, now)
+            else:
+                self._retry.answered(_COUNTERS)
+        if temperature is None and (metrics is None or _COUNTERS in self._retry):
             raise self._nothing("this GPU counts nothing by itself")
         return Counters(energy=energy, throttled=throttled, memory_temperature=temperature)
 
@@ -325,7 +344,7 @@ class AmdDevice:
         self._served["temperature_limit_celsius"] = "temp*_crit, temp*_emergency"
         return limits
 
-    def fans(self) -> Sequence[float]:
+    def fans(self) -> Mapping[int, float]:
         """The one fan controller's speed over its maximum."""
         self._begin()
         try:
@@ -336,7 +355,7 @@ class AmdDevice:
         if not most:
             raise Unsupported("this GPU's fan has no maximum")
         self._served["fan_speed_ratio"] = name
-        return (speed / most,)
+        return {0: speed / most}
 
     def clocks(self) -> Mapping[ClockKind, float]:
         """Of the compute units and of memory, hertz."""
@@ -442,7 +461,7 @@ class AmdDevice:
 
     def _pair(self, total: str, used: str) -> tuple[int, int]:
         """Two sizes, the second part of the first."""
-        whole = self._files.number(total, _MOST_BYTES, 1)
+        whole = self._files.number(total, _MOST_BYTES, _LEAST_BYTES)
         return whole, self._files.number(used, whole)
 
     def _sensors(self, *names: str) -> list[str]:

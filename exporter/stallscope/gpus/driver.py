@@ -43,7 +43,7 @@ class DriverError(Exception):
 
 
 class Unsupported(DriverError):
-    """This GPU or driver does not have the signal; asking again will not help."""
+    """This GPU or driver refuses the signal: for good, or for a while."""
 
     def __init__(self, message: str) -> None:
         super().__init__("not_supported", message)
@@ -125,12 +125,12 @@ class PowerLimits(NamedTuple):
 
 
 class PcieLink(NamedTuple):
-    """Generation and lanes, now and at most."""
+    """Generation and lanes, now and at most; None where they are unknown."""
 
-    generation: int
-    generation_max: int
-    width: int
-    width_max: int
+    generation: int | None
+    generation_max: int | None
+    width: int | None
+    width_max: int | None
 
 
 class GpuProcess(NamedTuple):
@@ -269,8 +269,8 @@ class Device(Protocol):
     def temperature_limits(self) -> Mapping[str, float]:
         """Celsius by limit (`slowdown`, `shutdown`, `gpu_max`, `memory_max`); unknown limits are missing."""
 
-    def fans(self) -> Sequence[float]:
-        """Speed of each fan as a ratio."""
+    def fans(self) -> Mapping[int, float]:
+        """Speed of each fan as a ratio, by its number; missing where it is unknown."""
 
     def clocks(self) -> Mapping[ClockKind, float]:
         """Hertz by clock; missing where the GPU does not tell."""

@@ -1,8 +1,8 @@
 """One GPU: what it is asked, how often, and what becomes of the answers.
 
-Every question is asked at its own cadence, on the GPU's own thread, and by the cheapest call that answers: which one
-that is turns out at the first asking and holds until the driver is opened again. Rates are integrated here, so that
-what leaves the exporter are seconds, bytes and joules.
+Every question is asked at its own cadence, on the GPU's own thread, and by the cheapest call that answers. One that the
+driver refuses is repeated after a pause (`retry.py`). Rates are integrated here, so that what leaves the exporter are
+seconds, bytes and joules.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from stallscope.gpus.driver import (
 )
 from stallscope.gpus.occupancy import Occupancy
 from stallscope.gpus.peak_flops import peak_flops
+from stallscope.gpus.retry import LONGEST_PAUSE, Retry
 from stallscope.gpus.traffic import Traffic
 from stallscope.sampling.integrals import DriverCounter, Stretch, TimeIntegral, Timeline, UtilizationIntegral
 from stallscope.sampling.reading import Distribution, Sample
@@ -114,9 +115,13 @@ _EVERY_READING, _OFTEN, _NOW_AND_THEN, _SOMETIMES, _SELDOM = 0.0, 2.0, 5.0, 10.0
 _PROCESS_SILENCE = 12.0
 """Seconds: what a process sample speaks for at most, since idle processes leave no sample."""
 _PROCESSES_REMEMBERED = 4096
-_MOST_WATTS = 1e5
-"""An energy counter that grows faster can't be meant."""
+_COUNTER_SLACK = 2.0
+"""Seconds: a driver call within a reading may be so much later than the reading's beginning."""
+# Counters that grow faster are implausible, per second.
+_MOST_WATTS, _MOST_THROTTLED, _MOST_PCIE, _MOST_NVLINK = 1e5, 1.0, 1e12, 1e13
+_MOST_ERRORS = {"ecc": 1e6, "nvlink": 1e12, "pcie_replays": 1e6}
 
+_NOTHING = frozenset[Family]()
 _Answer = TypeVar("_Answer")
 _Label = TypeVar("_Label", bound=str)
 
@@ -131,72 +136,71 @@ class _Question:
     every: float
     may_be_empty: bool = False
     """Whether a GPU that has the signal may have no series to show."""
+    in_parts: bool = False
+    """Whether its parts are retried one by one: it then makes no driver call that is not due."""
 
 
 class Session:
-    """What was learnt of one GPU since the driver was opened; a new one forgets what the GPU did not support."""
+    """State of one GPU that holds until the driver is opened again."""
 
-    def __init__(self, device: Device, calls_before: int = 0, rejected_before: Mapping[str, int] | None = None) -> None:
+    def __init__(
+        self,
+        device: Device,
+        retry: Retry,
+        calls_before: int = 0,
+        rejected_before: Mapping[str, int] | None = None,
+    ) -> None:
         self.device = device
+        self.retry = retry
+        """Of questions, and of parts of them by name; outlives the session."""
         self.calls_before = calls_before
         """Driver calls made for the GPU in earlier sessions."""
         self.rejected_before: Mapping[str, int] = rejected_before or {}
-        """What was rejected in them, by reason."""
+        """What its devices rejected in them, by reason."""
         self.now = 0.0
         """When the newest reading began, monotonic."""
-        self.lacking: set[str] = set()
         self.has: dict[_Question, frozenset[Family]] = {}
-        """What each question that was answered, or refused, was found to tell."""
-        self.pointless: set[_Question] = set()
+        """For each question that was answered or refused, the families in its answers."""
+        self.missing_since: dict[tuple[_Question, Family], float] = {}
+        """When a family was first absent from an answer that had it, monotonic."""
+        self.refusal = ""
+        """The newest error of a question that had been answered."""
         self.answers: dict[_Question, list[Sample]] = {}
         self.asked_at: dict[_Question, float] = {}
         self.support: list[Sample] | None = None
-        """The series of `signal_supported`, until something new is found."""
+        """The series of `signal_supported`, until something changes."""
         self.served: dict[str, str] = {}
         """What this file itself decided about how a signal is served."""
-        self.guards: dict[tuple[str, ...], DriverCounter] = {}
         self.counters: Counters | None = None
         """Of this reading; None where asking failed."""
+        self.watts: float | None = None
+        """Power at this reading; None where it was not read."""
         self.activity: Activity | None = None
         """Of this reading; None where there is nothing new."""
         self.active_at: float | None = None
         """When there was something new last, monotonic."""
-        self.active_engines: set[str] = set()
-        """Engines that activity tells of."""
         self.process_newest_us = 0
         self.process_told_at = 0.0
 
     def forget(self) -> None:
-        """Find out anew what the GPU has and lacks."""
-        for learnt in (self.lacking, self.has, self.pointless, self.asked_at):
-            learnt.clear()
+        """Find out again what the GPU supports."""
+        self.retry.forget()
+        self.has.clear()
+        self.missing_since.clear()
+        self.asked_at.clear()
         self.support = None
 
     def optional(self, name: str, call: Callable[[], _Answer]) -> _Answer | None:
-        """The answer, or None where this GPU was found to lack it; then it is not asked again."""
-        if name in self.lacking:
+        """Return the answer, or None while the GPU refuses it."""
+        if not self.retry.due(name, self.now):
             return None
         try:
-            return call()
+            answer = call()
         except Unsupported:
-            self.lacking.add(name)
+            self.retry.refused(name, self.now)
             return None
-
-    def grown(self, value: float, *key: str) -> float:
-        """A driver's counter as one that never goes back while the driver stays loaded."""
-        guard = self.guards.get(key)
-        if guard is None:
-            guard = self.guards[key] = DriverCounter(most_per_second=_MOST_WATTS if key == ("energy",) else None)
-        return guard.take(value, now=self.now)
-
-    @property
-    def rejected(self) -> Mapping[str, int]:
-        """How often a counter of the driver said what it can't have meant, by reason."""
-        found = {"backwards": 0, "out_of_range": 0}
-        for guard in list(self.guards.values()):
-            found["backwards"] += guard.backwards
-            found["out_of_range"] += guard.out_of_range
-        return {reason: count for reason, count in found.items() if count}
+        self.retry.answered(name)
+        return answer
 
 
 class Gpu:
@@ -231,28 +235,56 @@ class Gpu:
         self._interval = min(environment.interval, LONGEST_INTERVAL)
         longest = STALE_INTERVALS * self._interval
         self._timelines: dict[SampleKind, Timeline] = {"gpu": Timeline(longest), "memory": Timeline(longest)}
-        self._engine_timelines = {engine: Timeline(4 * _NOW_AND_THEN) for engine in ENGINES}
+        self._engine_timelines: dict[str, Timeline] = {engine: Timeline(4 * _NOW_AND_THEN) for engine in ENGINES}
+        self._longest = longest
+        """Seconds: an older reading is stale."""
         self._polls = {"energy": Timeline(longest), "throttling": Timeline(longest), "pcie": Timeline(60.0)}
         self._utilization = UtilizationIntegral()
         self._memory_busy = TimeIntegral()
         self._means: dict[SampleKind, float | None] = {"gpu": None, "memory": None}
-        self._energy = TimeIntegral()
-        self._throttled: dict[str, TimeIntegral] = {}
+        self._energy = DriverCounter(most_per_second=_MOST_WATTS)
+        self._throttled = {
+            reason: DriverCounter(most_per_second=_MOST_THROTTLED, slack=_COUNTER_SLACK) for reason in THROTTLE_REASONS
+        }
+        self._errors: dict[tuple[str, str], DriverCounter] = {}
+        """By family and kind."""
         self._shares: dict[str, float] = {}
         """Seconds by the name of what was active: units of the GPU that are measured as shares."""
+        self._active: frozenset[str] = frozenset()
+        """The names in the newest activity."""
+        self._active_engines: frozenset[str] = frozenset()
+        """The engines in the newest activity."""
         self._engines: dict[str, float] = {}
         self._traffic = {
-            each: Traffic(may_be_narrow=each in (PCIE_RECEIVED, PCIE_TRANSMITTED)) for each in _TRAFFIC_ANSWERS
+            PCIE_RECEIVED: Traffic(most_per_second=_MOST_PCIE, may_be_narrow=True),
+            PCIE_TRANSMITTED: Traffic(most_per_second=_MOST_PCIE, may_be_narrow=True),
+            NVLINK_RECEIVED: Traffic(most_per_second=_MOST_NVLINK),
+            NVLINK_TRANSMITTED: Traffic(most_per_second=_MOST_NVLINK),
         }
-        self._measured: dict[Family, float] = {}
-        """Bytes by measured throughput."""
         self._process_busy: dict[int, float] = {}
         self._persistence_said = False
+        self._retry: Retry = Retry()
+        self._supported: dict[Family, bool] = {}
+        """As last logged."""
+        self._known_as: tuple[Identity, SystemInfo] | None = None
         self._info: dict[str, Sample] = {}
         self._mig: tuple[str, ...] = ()
 
     def meet(self, identity: Identity, system: SystemInfo, device: Device) -> None:
         """Take note of what the GPU is, and of the device that answers for it from now on."""
+        self.identify(identity, system)
+        for timeline in (*self._timelines.values(), *self._engine_timelines.values()):
+            timeline.reopened()
+        # With the counts of the session before, at once: a page that is made meanwhile counts nothing twice.
+        before = (self.calls, self._rejected_by_calls()) if hasattr(self, "session") else ()
+        self.session = Session(device, self._retry, *before)
+        self._retry.forget()
+
+    def identify(self, identity: Identity, system: SystemInfo) -> None:
+        """Replace what is known of the GPU and its driver; the UUID and index stay."""
+        if (identity, system) == self._known_as:
+            return
+        self._known_as = (identity, system)
         self.identity = identity
         self.labels = (str(identity.index), identity.uuid)
         self._mig = (identity.mig,) if identity.mig else ()
@@ -260,11 +292,6 @@ class Gpu:
         self._info = {}
         peaks = {} if identity.mig else peak_flops(identity.model)
         self._peaks = self.several(PEAK_FLOPS, peaks)
-        for timeline in (*self._timelines.values(), *self._engine_timelines.values()):
-            timeline.reopened()
-        # With the counts of the session before, at once: a page that is made meanwhile counts nothing twice.
-        known = hasattr(self, "session")
-        self.session = Session(device, self.calls, self._rejected_by_calls()) if known else Session(device)
 
     def rest(self) -> None:
         """Hold no more than its name and its counters need: it is gone, and may stay so for long."""
@@ -285,18 +312,20 @@ class Gpu:
         for timeline in (*self._timelines.values(), *self._engine_timelines.values()):
             for reason, count in (("future_timestamp", timeline.future), ("backwards", timeline.backwards)):
                 found[reason] += count
+        for counter in (self._energy, *self._throttled.values(), *list(self._errors.values())):
+            found["backwards"] += counter.backwards
+            found["out_of_range"] += counter.out_of_range
         for traffic in self._traffic.values():
             found["backwards"] += traffic.counter.backwards
-            found["out_of_range"] += traffic.counter.out_of_range
+            found["out_of_range"] += traffic.out_of_range
         return {reason: count for reason, count in found.items() if count}
 
     def _rejected_by_calls(self) -> Counter[str]:
-        """The same without what timelines and traffic count, which outlive sessions."""
+        """The same without what timelines and counters count, which outlive sessions."""
         session = self.session
         found = Counter(session.rejected_before)
-        for told in (session.device.rejected, session.rejected):
-            for reason, count in told.items():
-                found[reason] += count
+        for reason, count in session.device.rejected.items():
+            found[reason] += count
         return found
 
     @property
@@ -359,11 +388,11 @@ class Gpu:
         """
         session = self.session
         now = session.now = self._environment.clock.monotonic()
-        session.counters = session.activity = None
+        session.counters = session.activity = session.watts = None
         if self.look_again:
             self.look_again = False
             session.asked_at.pop(_INSTANCES, None)
-            session.pointless.discard(_INSTANCES)
+            session.retry.answered(_INSTANCES)
         failure: DriverError | None = None
         answered = refused = False
         for question in _QUESTIONS:
@@ -371,29 +400,36 @@ class Gpu:
             # Half an interval of slack, since readings come a little early or late.
             if asked_at is not None and now - asked_at < question.every - self._interval / 2:
                 continue
-            if question in session.pointless:
+            if not session.retry.due(question, now):
                 continue
             try:
                 answer = question.ask(self, session)
-            except Unsupported:
-                refused = refused or bool(session.has.get(question))
-                session.pointless.add(question)
+            except Unsupported as refusal:
+                if session.has.get(question):
+                    refused = True
+                    session.refusal = str(refusal)
+                if not question.in_parts:
+                    session.retry.refused(question, now)
                 session.answers.pop(question, None)
-                self._learn(question, frozenset())
+                self._learn(question, _NOTHING)
             except (DeviceLost, DriverUnavailable):
                 raise
             except DriverError as problem:
                 # One call that fails costs its own series; it is asked again at the next reading.
                 failure = problem
                 session.answers.pop(question, None)
+                if session.has.get(question) and problem.reason != "busy":
+                    session.refusal = str(problem)
+                    self._note_families(question, (), answered=False)
             else:
                 # What merely follows from other answers proves nothing.
-                answered = answered or (bool(answer) and question is not _TRAFFIC)
+                answered = answered or (bool(answer) and question not in _FOLLOWING)
                 session.asked_at[question] = now
+                session.retry.answered(question)
                 if answer is None:
                     continue
                 session.answers[question] = answer
-                self._note_told(question, answer)
+                self._note_families(question, answer)
         if failure is not None and not answered:
             raise failure
         if refused and not answered:
@@ -405,26 +441,51 @@ class Gpu:
             session.support = self._support()
         return samples + session.support
 
-    def _note_told(self, question: _Question, answer: Iterable[Sample]) -> None:
-        """Take note of the families that a question was found to tell of, which are the more the longer it is asked."""
-        known = self.session.has.get(question)
-        if known is not None and len(known) == len(question.families):
+    def _note_families(self, question: _Question, answer: Sequence[Sample], *, answered: bool = True) -> None:
+        """Take note of the families in an answer; one that is absent from several is not supported any more."""
+        session = self.session
+        known = session.has.get(question)
+        if question.may_be_empty and answered:
+            found = frozenset(question.families)
+        else:
+            found = frozenset({sample.family for sample in answer}.intersection(question.families))
+        if found == known and not session.missing_since:
             return
-        present = {sample.family for sample in answer}
-        told = {each for each in question.families if question.may_be_empty or each in present}
-        self._learn(question, (known or frozenset()) | told)
+        patience = STALE_INTERVALS * max(question.every, self._interval)
+        for each in question.families:
+            if each in found:
+                session.missing_since.pop((question, each), None)
+            elif known and each in known:
+                since = session.missing_since.setdefault((question, each), session.asked_at.get(question, session.now))
+                if session.now - since < patience:
+                    found |= {each}
+        self._learn(question, found)
 
-    def _learn(self, question: _Question, told: frozenset[Family]) -> None:
-        if self.session.has.get(question) != told:
-            self.session.has[question] = told
+    def _learn(self, question: _Question, families: frozenset[Family]) -> None:
+        if families != self.session.has.get(question):
+            self.session.has[question] = families
             self.session.support = None
 
     def _support(self) -> list[Sample]:
-        """What the GPU was found to have and to lack."""
+        """Return the series of `signal_supported`, and log what has changed."""
         has = self.session.has
         told = frozenset[Family]().union(*has.values())
         asked = {each: each in told for question in has for each in question.families}
         asked[PEAK_FLOPS] = bool(self._peaks)
+        changed = [each for each, supported in asked.items() if self._supported.get(each, supported) != supported]
+        self._supported.update({each: supported for each, supported in asked.items() if supported or each in changed})
+        lost = ", ".join(each.signal for each in changed if not asked[each])
+        if lost:
+            _logger.warning(
+                "GPU %s (%s): the driver no longer reports %s; newest error: %s; pauses between retries: up to %d s",
+                *self.labels,
+                lost,
+                self.session.refusal or "none",
+                LONGEST_PAUSE,
+            )
+        returned = ", ".join(each.signal for each in changed if asked[each])
+        if returned:
+            _logger.info("GPU %s (%s): the driver reports %s again", *self.labels, returned)
         return [
             Sample(SIGNAL_SUPPORTED, (*self.labels, each.signal, *self._mig), int(supported))
             for each, supported in asked.items()
@@ -447,36 +508,40 @@ class Gpu:
     def ask_activity(self, session: Session) -> list[Sample] | None:
         """Shares of the GPU's units that were active, integrated."""
         activity = session.device.activity()
-        if activity is None and self._activity_awaited(session):
-            return []
         if activity is None or not activity.seconds:
-            return None if not self._shares else self._activity_samples(session)
+            self._require_turn(session)
+            return self._activity_samples() or None
         session.activity = activity
         session.active_at = session.now
-        seconds = activity.seconds
-        for name, ratio in (("sm", activity.sm), ("occupancy", activity.occupancy), ("dram", activity.dram)):
-            if ratio is not None:
-                self._shares[name] = self._shares.get(name, 0.0) + ratio * seconds
-        for pipe, ratio in activity.pipes.items():
-            self._shares[f"pipe {pipe}"] = self._shares.get(f"pipe {pipe}", 0.0) + ratio * seconds
-        session.active_engines.update(activity.engines)
+        shares = {"sm": activity.sm, "occupancy": activity.occupancy, "dram": activity.dram}
+        active = {name: ratio for name, ratio in shares.items() if ratio is not None}
+        active.update({f"pipe {pipe}": ratio for pipe, ratio in activity.pipes.items()})
+        self._active = frozenset(active)
+        for name, ratio in active.items():
+            self._shares[name] = self._shares.get(name, 0.0) + ratio * activity.seconds
+        self._active_engines = frozenset(activity.engines)
         for engine, ratio in activity.engines.items():
-            self._engines[engine] = self._engines.get(engine, 0.0) + ratio * seconds
-        return self._activity_samples(session)
+            self._engines[engine] = self._engines.get(engine, 0.0) + ratio * activity.seconds
+        return self._activity_samples()
 
-    def _activity_awaited(self, session: Session) -> bool:
-        """Whether another GPU's turn has been in the way for so long that what is known is stale: it may hang."""
-        return session.active_at is not None and session.now - session.active_at > STALE_INTERVALS * self._interval
+    def _require_turn(self, session: Session) -> None:
+        """Go on unless activity has been missing for so long that what is known is stale.
 
-    def _activity_samples(self, session: Session) -> list[Sample]:
-        shares = self._shares
+        Raises:
+            DriverError: another GPU's call is in the way, and may hang.
+        """
+        if session.active_at is not None and session.now - session.active_at > self._longest:
+            raise DriverError("busy", "the GPU's activity can't be read while another GPU's call is under way")
+
+    def _activity_samples(self) -> list[Sample]:
+        shares = {name: seconds for name, seconds in self._shares.items() if name in self._active}
         pipes = {name[5:]: seconds for name, seconds in shares.items() if name.startswith("pipe ")}
         return (
             self.one(SM_ACTIVE, shares.get("sm"))
             + self.one(SM_OCCUPANCY, shares.get("occupancy"))
             + self.one(DRAM_ACTIVE, shares.get("dram"))
             + self.several(PIPE_ACTIVE, pipes)
-            + self.several(ENGINE_BUSY, {engine: self._engines[engine] for engine in sorted(session.active_engines)})
+            + self.several(ENGINE_BUSY, {engine: self._engines[engine] for engine in sorted(self._active_engines)})
         )
 
     def ask_traffic(self, session: Session) -> list[Sample] | None:
@@ -490,14 +555,17 @@ class Gpu:
                 None if activity is None else getattr(activity, moved),
                 session.now,
                 self.met_in,
+                0.0 if activity is None else activity.seconds,
             )
+            if traffic.moved_at is None or session.now - traffic.moved_at > self._longest:
+                session.served.pop(each.signal, None)
+                continue  # a total that stands still would look like an idle link
             found += self.one(each, traffic.total)
             if traffic.by_activity:
                 session.served[each.signal] = "activity (GPM)"
             else:
                 session.served.pop(each.signal, None)
-        known = all(question in session.has or question in session.pointless for question in (_COUNTERS, _ACTIVITY))
-        return found if found or known else None
+        return found if found or {_COUNTERS, _ACTIVITY} <= session.has.keys() else None
 
     def ask_utilization(self, session: Session) -> list[Sample] | None:
         """Utilisation of GPU and memory, integrated from the driver's samples where it keeps any."""
@@ -505,15 +573,20 @@ class Gpu:
         silent = [
             kind
             for kind, new in stretches.items()
-            if not new and (f"{kind} samples" in session.lacking or self._timelines[kind].silent(session.now))
+            if not new and (f"{kind} samples" in session.retry or self._timelines[kind].silent(session.now))
         ]
         if silent:
             snapshot = session.optional("utilization", session.device.utilization)
             if snapshot is not None:
                 for kind in silent:
                     stretches[kind] = [self._timelines[kind].poll(_of(snapshot, kind), session.now)]
-            elif {"gpu samples", "memory samples"} <= session.lacking and not self._active_instead(session, stretches):
-                return [] if self._activity_awaited(session) else None
+            elif (
+                "gpu samples" in session.retry
+                and "memory samples" in session.retry
+                and not self._active_instead(session, stretches)
+            ):
+                self._require_turn(session)
+                return None
         for stretch in stretches["gpu"]:
             self._utilization.add(stretch)
         for stretch in stretches["memory"]:
@@ -526,13 +599,11 @@ class Gpu:
         return self._utilization_samples()
 
     def _active_instead(self, session: Session, stretches: dict[SampleKind, list[Stretch]]) -> bool:
-        """Let the share of time with any work stand for utilisation, as on MIG instances; False while not known."""
+        """Let the share of time with any work stand for utilisation, as on MIG instances; False while it is unknown."""
         activity = session.activity
-        if activity is None:
-            if _ACTIVITY in session.pointless:
-                raise Unsupported("this GPU tells no utilisation")
+        if activity is None and _ACTIVITY not in session.retry:
             return False
-        if activity.graphics is None:
+        if activity is None or activity.graphics is None:
             raise Unsupported("this GPU tells no utilisation")
         session.served[BUSY.signal] = "the share of time with any work (GPM)"
         self._timelines["gpu"].poll(activity.graphics, session.now)  # samples that come later speak for no time of it
@@ -571,13 +642,14 @@ class Gpu:
 
     def ask_engines(self, session: Session) -> list[Sample] | None:
         """Engines by the driver's sample buffers, where activity does not tell of them."""
-        if _ACTIVITY not in session.pointless and _ACTIVITY not in session.has:
+        if _ACTIVITY not in session.has:
             return None  # it is not known yet which ones activity tells
         found: dict[str, float] = {}
         for engine in ENGINES:
-            if engine in session.active_engines:
-                continue
             timeline = self._engine_timelines[engine]
+            if engine in self._active_engines and _ACTIVITY not in session.retry:
+                timeline.poll(0.0, session.now)  # samples that come later count no time before it
+                continue
             samples = _buffered(session, engine, timeline)
             if samples is None:
                 continue
@@ -603,44 +675,63 @@ class Gpu:
         )
 
     def ask_power(self, session: Session) -> list[Sample]:
-        """Power, and energy by the driver's counter or else by integrating power."""
-        watts = session.optional("power", session.device.power)
+        """Power now."""
+        session.watts = session.device.power()
+        return self.one(POWER, session.watts)
+
+    def ask_energy(self, session: Session) -> list[Sample]:
+        """Energy by the driver's counter, or by integrating power while the driver does not count."""
         counted = session.counters.energy if session.counters is not None else None
-        joules: float | None = None
         if counted is not None:
             session.served.pop(ENERGY.signal, None)
-            joules = session.grown(counted, "energy")
-        elif watts is not None and ("energy",) not in session.guards and not self._counters_failed(session):
-            self._energy.add(self._polls["energy"].poll(watts, session.now))
-            joules = self._energy.total
-            session.served[ENERGY.signal] = "integrated power"
-        if watts is None and joules is None:
-            if self._counters_failed(session):
-                return []
+            return self.one(ENERGY, self._energy.take(counted, session=self.met_in, now=session.now))
+        self._require_counters(session)
+        if session.watts is None and _POWER in session.retry:
             raise Unsupported("this GPU tells neither power nor energy")
-        return self.one(POWER, watts) + self.one(ENERGY, joules)
+        if session.watts is None or not self._uncounted(self._energy, session):
+            raise DriverError("implausible", "the GPU's energy can't be read now")
+        session.served[ENERGY.signal] = "integrated power"
+        stretch = self._polls["energy"].poll(session.watts, session.now)
+        return self.one(ENERGY, self._energy.add(session.watts * stretch.seconds))
 
     def _counters_failed(self, session: Session) -> bool:
         """Whether the counters are merely not known at this reading."""
-        return session.counters is None and _COUNTERS not in session.pointless
+        return session.counters is None and _COUNTERS not in session.retry
+
+    def _require_counters(self, session: Session) -> None:
+        """Go on unless the counters are merely not known at this reading. Raises DriverError where they are not."""
+        if self._counters_failed(session):
+            raise DriverError("driver_error", "the GPU's counters could not be read")
+
+    def _uncounted(self, counter: DriverCounter, session: Session) -> bool:
+        """Return whether the driver does not count this now, beyond a few readings that may merely have failed."""
+        if self._counters_failed(session):
+            return False
+        return counter.counted_at is None or session.now - counter.counted_at > self._longest
 
     def ask_throttling(self, session: Session) -> list[Sample]:
         """Throttled time by the driver's counters, and for reasons without one by sampling the bits."""
         counted = session.counters.throttled if session.counters is not None else {}
-        seconds = {reason: session.grown(value, "throttled", reason) for reason, value in counted.items()}
-        reasons = session.optional("throttle reasons", session.device.throttle_reasons)
+        seconds = {
+            reason: self._throttled[reason].take(value, session=self.met_in, now=session.now)
+            for reason, value in counted.items()
+        }
+        reasons: frozenset[str] | None = None
+        try:
+            reasons = session.optional("throttle reasons", session.device.throttle_reasons)
+        except (DeviceLost, DriverUnavailable):
+            raise
+        except DriverError:
+            if not counted:
+                raise
         if not counted and reasons is None:
-            if self._counters_failed(session):
-                return []
+            self._require_counters(session)
             raise Unsupported("this GPU does not tell why its clocks are down")
         if reasons is not None:
             stretch = self._polls["throttling"].poll(1.0, session.now)
-            for reason in THROTTLE_REASONS:
-                if ("throttled", reason) in session.guards or self._counters_failed(session):
-                    continue
-                integral = self._throttled.setdefault(reason, TimeIntegral())
-                integral.add(Stretch(float(reason in reasons), stretch.seconds))
-                seconds[reason] = integral.total
+            for reason, counter in self._throttled.items():
+                if reason not in counted and self._uncounted(counter, session):
+                    seconds[reason] = counter.add(stretch.seconds if reason in reasons else 0.0)
         return self.several(THROTTLED, seconds)
 
     def ask_temperature(self, session: Session) -> list[Sample]:
@@ -653,7 +744,7 @@ class Gpu:
 
     def ask_fans(self, session: Session) -> list[Sample]:
         """Fan speeds."""
-        return self.several(FAN_SPEED, {str(fan): speed for fan, speed in enumerate(session.device.fans())})
+        return self.several(FAN_SPEED, {str(fan): speed for fan, speed in session.device.fans().items()})
 
     def ask_bar1(self, session: Session) -> list[Sample]:
         """BAR1 aperture."""
@@ -663,9 +754,8 @@ class Gpu:
     def ask_health(self, session: Session) -> list[Sample]:
         """Errors, and the state of links and memory."""
         health = session.device.health()
-        grown = session.grown
-        errors = {kind: grown(count, "ecc", kind) for kind, count in health.ecc_errors.items()}
-        link_errors = {kind: grown(count, "nvlink", kind) for kind, count in health.nvlink_errors.items()}
+        errors = {kind: self._counted(count, "ecc", kind) for kind, count in health.ecc_errors.items()}
+        link_errors = {kind: self._counted(count, "nvlink", kind) for kind, count in health.nvlink_errors.items()}
         replays = health.pcie_replays
         return (
             self.several(ECC_ERRORS, errors)
@@ -673,11 +763,18 @@ class Gpu:
             + self.one(ROW_REMAP_PENDING, _flag(health.row_remap_pending))
             + self.one(ROW_REMAP_FAILED, _flag(health.row_remap_failed))
             + self.several(RETIRED_PAGES, health.retired_pages)
-            + self.one(PCIE_REPLAYS, None if replays is None else grown(replays, "pcie_replays"))
+            + self.one(PCIE_REPLAYS, None if replays is None else self._counted(replays, "pcie_replays"))
             + self.several(NVLINK_ERRORS, link_errors)
             + self.one(NVLINK_LINKS, health.nvlink_links)
             + self.one(NVLINK_LINKS_ACTIVE, health.nvlink_links_active)
         )
+
+    def _counted(self, count: int, what: str, kind: str = "") -> float:
+        """Return a count of errors as a total that never goes back."""
+        counter = self._errors.get((what, kind))
+        if counter is None:
+            counter = self._errors[what, kind] = DriverCounter(most_per_second=_MOST_ERRORS[what], slack=_COUNTER_SLACK)
+        return counter.take(count, session=self.met_in, now=self.session.now)
 
     def ask_processes(self, session: Session) -> list[Sample]:
         """How many processes hold a context."""
@@ -689,15 +786,22 @@ class Gpu:
     def ask_process_utilization(self, session: Session) -> list[Sample]:
         """How long each process kept the GPU busy: for the owners, no series of its own."""
         newest = session.process_newest_us
-        samples = session.device.process_utilization(newest)
+        silent = session.now - session.process_told_at
+        # A clock that went back shows only in the driver's whole buffer.
+        samples = session.device.process_utilization(newest if silent < _PROCESS_SILENCE else 0)
         if newest:
             # One from the future would silence all others until then.
-            latest = newest + (session.now - session.process_told_at) * 1e6 + _PROCESS_SILENCE * 1e6
+            latest = newest + (silent + _PROCESS_SILENCE) * 1e6
             samples = [sample for sample in samples if sample.timestamp_us <= latest]
-        if samples:
-            session.process_told_at = session.now
-            self._credit_processes(samples, newest)
-            session.process_newest_us = max(sample.timestamp_us for sample in samples)
+        if not samples:
+            return []
+        newest_now = max(sample.timestamp_us for sample in samples)
+        if newest_now == newest:
+            return []
+        session.process_told_at = session.now
+        session.process_newest_us = newest_now
+        if newest_now > newest:
+            self._credit_processes([sample for sample in samples if sample.timestamp_us > newest], newest)
         return []
 
     def _credit_processes(self, samples: Iterable[ProcessUtilization], since_us: int) -> None:
@@ -723,18 +827,19 @@ class Gpu:
             + self.one(PCIE_WIDTH_MAX, link.width_max)
         )
 
-    def ask_pcie_throughput(self, session: Session) -> list[Sample] | None:
+    def ask_pcie_throughput(self, session: Session) -> list[Sample]:
         """PCIe bytes by integrating what is measured on the spot: slow, so only where asked for and nothing counts."""
         if not self._environment.pcie_throughput:
             raise Unsupported("throughput is not asked for")
         if PCIE_RECEIVED in session.has.get(_TRAFFIC, ()):
-            return None
+            return []
         rates = dict(zip((PCIE_RECEIVED, PCIE_TRANSMITTED), session.device.pcie_throughput(), strict=True))
         stretch = self._polls["pcie"].poll(1.0, session.now)
+        found: list[Sample] = []
         for each, rate in rates.items():
-            self._measured[each] = self._measured.get(each, 0.0) + rate * stretch.seconds
+            found += self.one(each, self._traffic[each].add(rate * stretch.seconds))
             session.served[each.signal] = "integrated throughput"
-        return [sample for each in rates for sample in self.one(each, self._measured[each])]
+        return found
 
     def ask_power_limits(self, session: Session) -> list[Sample]:
         """Power limits."""
@@ -766,11 +871,19 @@ class Gpu:
         self._persistence_said = not persistent
         return self.one(PERSISTENCE_MODE, int(persistent))
 
+    def ask_identity(self, session: Session) -> list[Sample]:
+        """Complete what was unknown of the GPU when it was met."""
+        identity = session.device.identity()
+        if identity.uuid == self.identity.uuid:
+            self.identify(identity, self._system)
+        return []
+
     def ask_instances(self, session: Session) -> list[Sample]:
         """The MIG instances, for the source to read as GPUs of their own."""
         instances = session.device.instances()
         if (instances is None) != (self.instances is None):
             session.forget()  # a GPU that is cut up has other signals than a whole one
+            self._supported.clear()
         self.instances = None if instances is None else tuple(instances)
         return []
 
@@ -793,7 +906,11 @@ _COUNTERS = _Question(Gpu.ask_counters, (TEMPERATURE,), _EVERY_READING)
 _ACTIVITY = _Question(
     Gpu.ask_activity, (SM_ACTIVE, SM_OCCUPANCY, PIPE_ACTIVE, DRAM_ACTIVE, ENGINE_BUSY), _EVERY_READING
 )
+_POWER = _Question(Gpu.ask_power, (POWER,), _EVERY_READING)
 _TRAFFIC = _Question(Gpu.ask_traffic, tuple(_TRAFFIC_ANSWERS), _EVERY_READING)
+_ENERGY = _Question(Gpu.ask_energy, (ENERGY,), _EVERY_READING, in_parts=True)
+_FOLLOWING = frozenset({_TRAFFIC, _ENERGY})
+"""These make no driver call of their own."""
 _INSTANCES = _Question(Gpu.ask_instances, (), _SOMETIMES)
 _QUESTIONS = (
     # First, since a GPU that was cut up, or made whole, forgets all that was learnt.
@@ -802,13 +919,14 @@ _QUESTIONS = (
     _COUNTERS,
     _ACTIVITY,
     _TRAFFIC,
-    _Question(Gpu.ask_utilization, (BUSY, MEMORY_BUSY), _EVERY_READING),
+    _Question(Gpu.ask_utilization, (BUSY, MEMORY_BUSY), _EVERY_READING, in_parts=True),
     _Question(Gpu.ask_memory, (MEMORY_TOTAL, MEMORY_USED, MEMORY_RESERVED), _EVERY_READING),
-    _Question(Gpu.ask_power, (POWER, ENERGY), _EVERY_READING),
-    _Question(Gpu.ask_throttling, (THROTTLED,), _EVERY_READING),
+    _POWER,
+    _ENERGY,
+    _Question(Gpu.ask_throttling, (THROTTLED,), _EVERY_READING, in_parts=True),
     _Question(Gpu.ask_temperature, (TEMPERATURE,), _OFTEN),
     _Question(Gpu.ask_clocks, (CLOCK,), _NOW_AND_THEN),
-    _Question(Gpu.ask_engines, (ENGINE_BUSY,), _NOW_AND_THEN),
+    _Question(Gpu.ask_engines, (ENGINE_BUSY,), _NOW_AND_THEN, in_parts=True),
     _Question(Gpu.ask_process_utilization, (), _NOW_AND_THEN),
     _Question(Gpu.ask_processes, (PROCESSES,), _SOMETIMES),
     _Question(Gpu.ask_fans, (FAN_SPEED,), _SOMETIMES),
@@ -835,4 +953,5 @@ _QUESTIONS = (
     _Question(Gpu.ask_temperature_limits, (TEMPERATURE_LIMIT,), _SELDOM),
     _Question(Gpu.ask_clock_limits, (CLOCK_MAX,), _SELDOM),
     _Question(Gpu.ask_persistence_mode, (PERSISTENCE_MODE,), _SELDOM),
+    _Question(Gpu.ask_identity, (), _SELDOM),
 )

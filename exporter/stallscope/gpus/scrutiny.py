@@ -15,6 +15,7 @@ _Entry = TypeVar("_Entry", bound=Sequence[float])
 # stand at one of them loses one reading and no count.
 _SENTINELS = frozenset({0xFFFF_FFFF, 0x7FFF_FFFF, 0xFFFF_FFFF_FFFF_FFFF, -1})
 _BLANKS_FROM, _BLANKS_TO = 0x7FFF_FFFF_FFFF_FFF0, 1 << 63  # the latter is what doubles make of them
+_MINUTE_US = 60_000_000
 _HOUR_US = 3_600_000_000
 _DAY_US = 24 * _HOUR_US
 
@@ -31,6 +32,8 @@ class Scrutiny:
         self._wall = wall
         self._anchor: tuple[float, float] | None = None
         """Newest timestamp of the driver's that was believed, and when that was, monotonic; both in microseconds."""
+        self._ahead: tuple[float, float] | None = None
+        """The same of the newest timestamp in an answer that was from the future as a whole."""
 
     @property
     def counts(self) -> dict[Rejection, int]:
@@ -82,7 +85,8 @@ class Scrutiny:
         where it lies more than an hour beyond the newest one believed before plus the time since (in the first answer
         of a session: beyond the middle one), unless the wall clock shows that same hour, as after a step or a suspend.
         A first answer with one or two entries has no middle: the wall clock stands in, since clocks start in 1970 or
-        later, at boot for instance.
+        later, at boot for instance. Where a whole answer is from the future, and the next one goes on from it as time
+        did, the driver's clock was set forward.
         """
         found: list[_Entry] = []
         for entry in entries:
@@ -99,11 +103,16 @@ class Scrutiny:
             latest = newest + now - then + _HOUR_US
         else:
             latest = found[(len(found) - 1) // 2][place] + _HOUR_US
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and 0 < found[-1][place] - ahead[0] <= now - ahead[1] + _MINUTE_US:
+            latest = found[-1][place]
         latest = min(latest, wall + _DAY_US)
         if found[-1][place] > latest:
             kept = [entry for entry in found if entry[place] <= latest or abs(entry[place] - wall) <= _HOUR_US]
             for _ in range(len(found) - len(kept)):
                 self.reject("future_timestamp")
+            if not kept:
+                self._ahead = (found[-1][place], now)
             found = kept
         if found and (self._anchor is None or found[-1][place] > self._anchor[0]):
             self._anchor = (found[-1][place], now)

@@ -26,6 +26,7 @@ from stallscope.gpus.driver import (
     Unsupported,
 )
 from stallscope.gpus.gpu import LONGEST_INTERVAL, SIGNAL_SUPPORTED, XID_EVENTS, XID_LAST, Gpu
+from stallscope.gpus.retry import Retry
 from stallscope.sampling.reader import ReaderState
 from stallscope.sampling.reading import Sample
 from stallscope.sources.base import Environment, NotPresent, Source, SourceState
@@ -109,8 +110,10 @@ class GpuSource(Source):
         """GPUs that the listener was told of, and ..."""
         self._listened: frozenset[str] = frozenset()
         """... those of them that it hears of."""
-        self._deaf_in = 0
-        """Number of the session in which the driver turned out to report no events."""
+        self._event_retry: Retry = Retry()
+        """Refusals of events: by the driver (`_EVENTS`), and for single GPUs by UUID."""
+        self._reports_events: dict[str, bool] = {}
+        """By UUID, as last logged."""
 
     @property
     def gpus(self) -> Mapping[str, Gpu]:
@@ -158,7 +161,7 @@ class GpuSource(Source):
         if self._released_until is not None:
             return {}
         readers = {uuid: self._reader(gpu) for uuid, gpu in self._gpus.items() if gpu.listed}
-        if readers and self._deaf_in != self._session:
+        if readers and self._event_retry.due(_EVENTS, self.environment.clock.monotonic()):
             readers[_EVENTS] = self._read_events
         return readers
 
@@ -187,7 +190,7 @@ class GpuSource(Source):
                 yield from reader.samples
                 if not gpu.instances:  # what runs on a GPU that is cut up is held by the instances' owners
                     occupancies[uuid] = gpu.occupancy
-                if not gpu.identity.mig and (uuid in self._offered or self._deaf_in == self._session):
+                if not gpu.identity.mig and (uuid in self._offered or _EVENTS in self._event_retry):
                     for each in (XID_EVENTS, XID_LAST):
                         yield from gpu.one(SIGNAL_SUPPORTED, int(uuid in self._listened), each.signal)
         self.environment.occupancies.publish(self.name, occupancies)
@@ -281,9 +284,9 @@ class GpuSource(Source):
                 return ()
             self._listen()
             self._hear()
-        except Unsupported as lacking:
-            self._deaf_in = self._session
-            _logger.info("no events from the driver: %s", lacking)
+        except Unsupported as refusal:
+            self._event_retry.refused(_EVENTS, self.environment.clock.monotonic())
+            self._log_events({uuid: False for uuid, gpu in self._gpus.items() if not gpu.identity.mig}, refusal)
         except DriverError:
             # Whatever it was, a set that failed once is not to be trusted; the next reading makes a new one.
             self._stop_listening()
@@ -292,14 +295,30 @@ class GpuSource(Source):
             self._reading[_EVENTS] = False
         return ()
 
+    def _log_events(self, reports: Mapping[str, bool], refusal: object = "none") -> None:
+        """Log which GPUs report events, where that has changed."""
+        for uuid, does in reports.items():
+            before = self._reports_events.get(uuid)
+            if does and before is False:
+                _logger.info("GPU %s: the driver reports events again", uuid)
+            elif before and not does:
+                _logger.warning("GPU %s: the driver no longer reports events; the newest refusal: %s", uuid, refusal)
+            elif before is None and not does:
+                _logger.info("GPU %s: the driver reports no events; the refusal: %s", uuid, refusal)
+        self._reports_events = {
+            uuid: does for uuid, does in {**self._reports_events, **reports}.items() if uuid in self._gpus
+        }
+
     def _listen(self) -> None:
         """See to it that the listener hears of every GPU that is well."""
+        now = self.environment.clock.monotonic()
         well = {
             gpu.identity.uuid: gpu.session.device
             for gpu in self._gpus.values()
             if gpu.listed and gpu.met_in == self._session and not gpu.identity.mig and not gpu.lost_reason
         }
-        if self._listener_session == self._session and well.keys() <= self._offered:
+        due = any(self._event_retry.due(uuid, now) for uuid in self._offered - self._listened)
+        if self._listener_session == self._session and well.keys() <= self._offered and not due:
             return
         if self._listener_session == self._session:
             self._hear()  # what it has not told yet would go with it
@@ -310,6 +329,10 @@ class GpuSource(Source):
             heard = {id(device) for device in self._listener.devices}
             self._offered = frozenset(well)
             self._listened = frozenset(uuid for uuid, device in well.items() if id(device) in heard)
+        self._event_retry.answered(_EVENTS, *self._listened)
+        for uuid in self._offered - self._listened:
+            self._event_retry.refused(uuid, now)
+        self._log_events({uuid: uuid in self._listened for uuid in self._offered})
         self._listener_session = self._session
 
     def _hear(self) -> None:
@@ -417,6 +440,7 @@ class GpuSource(Source):
         self._problem = None
         self._pause = 0.0
         self._session += 1
+        self._event_retry.forget()
         self._hardware = self.hardware()
         self._enumerate_at = now
 
@@ -468,6 +492,9 @@ class GpuSource(Source):
             if each.met_in != self._session or each.identity != identity:
                 each.meet(identity, system, device)
                 each.met_in = self._session
+        for gpu in gpus.values():
+            if gpu.met_in == self._session:
+                gpu.identify(gpu.identity, system)
         for uuid, gpu in gpus.items():
             # While somebody does not say who it is, it may be any of those that are missing.
             gpu.listed = uuid in listed or (gpu.listed and bool(silent))

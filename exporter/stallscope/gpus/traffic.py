@@ -1,12 +1,12 @@
-"""Bytes over one direction of a link, from whichever of the driver's answers tells them best."""
+"""Bytes over one direction of a link, from the best of the driver's answers."""
 
 from __future__ import annotations
 
 from stallscope.sampling.integrals import DriverCounter
 
 _NARROW = 1 << 32
-_MOST_PER_SECOND = 1e13
-"""No link of today moves more."""
+_SLACK = 2.0
+"""Seconds by which two readings may be further apart than their times."""
 
 
 class Traffic:
@@ -16,21 +16,42 @@ class Traffic:
     until a counter was seen beyond them activity is believed where there is any.
     """
 
-    def __init__(self, *, may_be_narrow: bool) -> None:
+    def __init__(self, *, most_per_second: float, may_be_narrow: bool = False) -> None:
         """Begin with nothing told.
 
         Args:
+            most_per_second: bytes; more is implausible.
             may_be_narrow: whether the counter may wrap after 32 bits.
         """
         self.total: float | None = None
         """Bytes; None before anything was told."""
         self.by_activity = False
         """Whether activity is what is believed now."""
-        self.counter = DriverCounter(widths=(32, 64) if may_be_narrow else (64,), most_per_second=_MOST_PER_SECOND)
+        self.moved_at: float | None = None
+        """When the counter or activity was last read, monotonic seconds."""
+        self.counter = DriverCounter(
+            widths=(32, 64) if may_be_narrow else (64,), most_per_second=most_per_second, slack=_SLACK
+        )
+        self._most_per_second = most_per_second
+        self._rejected = 0
         self._wide = not may_be_narrow
         self._counted = False
+        self._added = 0.0  # by `add`, less what the counter turned out to have counted as well
 
-    def take(self, counted: int | None, moved: float | None, now: float, session: int = 0) -> None:
+    @property
+    def out_of_range(self) -> int:
+        """Readings of the counter and of activity that moved implausibly much."""
+        return self.counter.out_of_range + self._rejected
+
+    def add(self, amount: float) -> float:
+        """Add bytes that were measured otherwise while neither the counter nor activity is read; return the total."""
+        self._added += amount
+        self.total = (self.total or 0.0) + amount
+        return self.total
+
+    def take(
+        self, counted: int | None, moved: float | None, now: float, session: int = 0, seconds: float = 0.0
+    ) -> None:
         """Take in what one reading told.
 
         Args:
@@ -38,11 +59,19 @@ class Traffic:
             moved: bytes since the reading before, by activity.
             now: monotonic seconds.
             session: another number than before says that the driver was opened anew, and perhaps loaded anew.
+            seconds: the time over which activity moved them.
         """
+        if moved is not None and not 0 <= moved <= self._most_per_second * (seconds + _SLACK):
+            self._rejected += 1
+            moved = None
+        if counted is not None or moved is not None:
+            self.moved_at = now
         growth = None
         if counted is not None:
             before = self.counter.total if self._counted else 0.0
-            growth = self.counter.take(counted, now=now, session=session) - before
+            counted_growth = self.counter.take(counted, now=now, session=session) - before
+            growth = max(0.0, counted_growth - self._added) if self._counted else counted_growth
+            self._added = max(0.0, self._added - counted_growth) if self._counted else 0.0
             self._wide = self._wide or counted >= _NARROW
             if not self._counted:
                 # Where the driver began to count is where the total begins.

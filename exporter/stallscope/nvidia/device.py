@@ -28,6 +28,7 @@ from stallscope.gpus.driver import (
     Unsupported,
     Utilization,
 )
+from stallscope.gpus.retry import Retry
 from stallscope.gpus.scrutiny import Scrutiny
 from stallscope.nvidia.fields import (
     MOST_CELSIUS,
@@ -36,6 +37,8 @@ from stallscope.nvidia.fields import (
     MOST_ROWS,
     NVLINKS,
     CounterFields,
+    Field,
+    FieldBatch,
     HealthFields,
 )
 from stallscope.nvidia.gpm import ActivityMeter
@@ -99,7 +102,7 @@ _RETIREMENT_CAUSES = {"single_bit": 0, "double_bit": 1}
 _PCIE_TRANSMITTED, _PCIE_RECEIVED = 0, 1
 
 # Bits of nvmlClocksEventReasons. The general slowdown bit stands beside the one that names its cause; idle (0x1),
-# application clocks (0x2) and display (0x100) are nobody's trouble.
+# application clocks (0x2) and display (0x100) are nobody's trouble. Bits that only newer drivers have are `other`.
 _THROTTLE_BITS = {
     0x4: "power_cap",
     0x8: "hw_slowdown",
@@ -108,15 +111,19 @@ _THROTTLE_BITS = {
     0x40: "hw_thermal",
     0x80: "power_brake",
 }
-_MOST_REASONS = (1 << 31) - 1
+_NO_THROTTLING = 0x1 | 0x2 | 0x100
+_NAMED_BITS = sum(_THROTTLE_BITS) | _NO_THROTTLING
+_MOST_REASONS = (1 << 48) - 1
 
-# Ceilings beyond which a number is a slip, by far: a megawatt, a hundred gigahertz.
-_MOST_MILLIWATTS = 10**9
-_MOST_MEGAHERTZ = 100_000
-_MOST_BYTES = 1 << 60
+# Bounds beyond which a number is implausible, by far: ten kilowatts, fifty gigahertz, sixteen tebibytes.
+_MOST_MILLIWATTS = 10**7
+_MOST_MEGAHERTZ = 50_000
+_LEAST_BYTES, _MOST_BYTES = 1 << 20, 1 << 44
+_MOST_FANS = 64
 _MOST_FAN_PERCENT = 200  # NVML allows more than 100: relative to the maximum the board was designed for
-_MOST_LINK = 64
-_MOST_KILOBYTES = (1 << 32) - 2
+_MOST_GENERATION = 16
+_MOST_LANES = 32
+_MOST_KILOBYTES = 5 * 10**8
 _MOST_PID = 1 << 30
 _NO_MEMORY_TOLD = (1 << 64) - 1
 """NVML_VALUE_NOT_AVAILABLE, which nvmlProcessInfo_t.usedGpuMemory is documented to hold."""
@@ -133,14 +140,25 @@ class Surroundings(NamedTuple):
 class NvmlDevice:
     """One GPU; implements `stallscope.gpus.driver.Device`."""
 
-    def __init__(self, surroundings: Surroundings, index: int) -> None:
-        """Note which GPU is meant; the driver is not asked yet."""
+    def __init__(self, surroundings: Surroundings, index: int, retry: Retry) -> None:
+        """Note which GPU is meant; the driver is not asked yet.
+
+        Args:
+            surroundings: the session.
+            index: the GPU's place in the driver's list.
+            retry: refusals of the GPU's functions, fields and metrics; may come from an earlier session.
+        """
         self.surroundings = surroundings
+        self._retry = retry
         self._session = surroundings.session
         self._index = index
         self._calls = 0
         self._handle: Handle | None = None
         self._identity: Identity | None = None
+        self._texts: dict[str, str] = {}
+        """Fields of the identity that the driver has answered."""
+        self._links = 0
+        """NVLinks whose state was ever read by the older call."""
         self.replaced = False
         """Whether another GPU was found in its place."""
         self._scrutiny = Scrutiny(surroundings.monotonic, surroundings.wall)
@@ -153,9 +171,9 @@ class NvmlDevice:
 
     def forget(self) -> None:
         """Forget what it was found to lack, such as when MIG is switched, which changes what there is."""
-        self._lacking: set[tuple[object, ...]] = set()
-        self._counters = CounterFields(self.call, self._scrutiny, self._served)
-        self._health = HealthFields(self.call, self._scrutiny, self._served)
+        self._retry.forget()
+        self._counters = CounterFields(self._batch, self._scrutiny, self._served)
+        self._health = HealthFields(self._batch, self._scrutiny, self._served)
         if self._meter is not None:
             self._meter.release()
             self._meter = None
@@ -169,10 +187,14 @@ class NvmlDevice:
             self._instances.retire()
 
     def identity(self) -> Identity:
-        """What this GPU is; asked once a session."""
-        if self._identity is None:
-            self._identity = self._ask_identity()
+        """What this GPU is; each part of it is queried until it is known."""
+        self._identity = self._ask_identity()
         return self._identity
+
+    @property
+    def known_identity(self) -> Identity:
+        """The identity as last read, without a driver call unless it was never read."""
+        return self._identity if self._identity is not None else self.identity()
 
     def utilization(self) -> Utilization:
         """The driver's snapshot over its own window."""
@@ -204,7 +226,7 @@ class NvmlDevice:
         """Frame buffer; the first version of the call, where there is no second, counts reserved memory as used."""
         answer = self.call("nvmlDeviceGetMemoryInfo")
         needed = self._scrutiny.needed
-        total = needed("memory", answer.total, _MOST_BYTES)
+        total = needed("memory", answer.total, _MOST_BYTES, _LEAST_BYTES)
         return Memory(
             total=total,
             used=needed("memory in use", answer.used, total),
@@ -215,7 +237,7 @@ class NvmlDevice:
         """BAR1 aperture."""
         answer = self.call("nvmlDeviceGetBAR1MemoryInfo")
         needed = self._scrutiny.needed
-        total = needed("BAR1", answer.bar1Total, _MOST_BYTES)
+        total = needed("BAR1", answer.bar1Total, _MOST_BYTES, _LEAST_BYTES)
         return Bar1(total=total, used=needed("BAR1 in use", answer.bar1Used, total))
 
     def power(self) -> float:
@@ -226,8 +248,9 @@ class NvmlDevice:
     def power_limits(self) -> PowerLimits:
         """Limit in force and limit from the factory, in watts."""
         rejected = self._scrutiny.total
-        enforced = self._optional_number("nvmlDeviceGetEnforcedPowerLimit", most=_MOST_MILLIWATTS)
-        default = self._optional_number("nvmlDeviceGetPowerManagementDefaultLimit", most=_MOST_MILLIWATTS)
+        number = self._optional_number
+        enforced = number("nvmlDeviceGetEnforcedPowerLimit", least=1, most=_MOST_MILLIWATTS)
+        default = number("nvmlDeviceGetPowerManagementDefaultLimit", least=1, most=_MOST_MILLIWATTS)
         if enforced is None and default is None:
             raise self._nothing("power limits", rejected)
         return PowerLimits(
@@ -284,16 +307,19 @@ class NvmlDevice:
             raise self._nothing("temperature limits", rejected)
         return found
 
-    def fans(self) -> Sequence[float]:
+    def fans(self) -> Mapping[int, float]:
         """Speed of each fan over its maximum."""
-        count = self._optional_number("nvmlDeviceGetNumFans", most=_MOST_LINK)
+        rejected = self._scrutiny.total
+        count = self._optional_number("nvmlDeviceGetNumFans", most=_MOST_FANS)
         if count is None:
-            speeds = [self.call("nvmlDeviceGetFanSpeed")]
+            speeds = [self._optional_number("nvmlDeviceGetFanSpeed", most=_MOST_FAN_PERCENT)]
         else:
-            speeds = [self.call("nvmlDeviceGetFanSpeed_v2", fan) for fan in range(count)]
-        if not speeds:
-            raise Unsupported("this GPU has no fan")
-        return [self._scrutiny.needed("fan speed", speed, _MOST_FAN_PERCENT) / 100 for speed in speeds]
+            each = "nvmlDeviceGetFanSpeed_v2"
+            speeds = [self._optional_number(each, fan, most=_MOST_FAN_PERCENT) for fan in range(count)]
+        found = {fan: percent / 100 for fan, percent in enumerate(speeds) if percent is not None}
+        if not found:
+            raise self._nothing("fan speed", rejected)
+        return found
 
     def clocks(self) -> Mapping[ClockKind, float]:
         """Clocks now."""
@@ -316,17 +342,22 @@ class NvmlDevice:
             bits = self.call("nvmlDeviceGetCurrentClocksThrottleReasons")
         bits = self._scrutiny.needed("throttle reasons", bits, _MOST_REASONS)
         self._served.setdefault("throttled_seconds_total", "nvmlDeviceGetCurrentClocksEventReasons")
-        return frozenset(reason for bit, reason in _THROTTLE_BITS.items() if bits & bit)
+        found = {reason for bit, reason in _THROTTLE_BITS.items() if bits & bit}
+        return frozenset(found | {"other"} if bits & ~_NAMED_BITS else found)
 
     def pcie_link(self) -> PcieLink:
         """The PCIe link."""
-        needed = self._scrutiny.needed
-        return PcieLink(
-            generation=needed("PCIe generation", self.call("nvmlDeviceGetCurrPcieLinkGeneration"), _MOST_LINK),
-            generation_max=self._constant("nvmlDeviceGetMaxPcieLinkGeneration"),
-            width=needed("PCIe width", self.call("nvmlDeviceGetCurrPcieLinkWidth"), _MOST_LINK),
-            width_max=self._constant("nvmlDeviceGetMaxPcieLinkWidth"),
+        rejected = self._scrutiny.total
+        number = self._optional_number
+        found = PcieLink(
+            generation=number("nvmlDeviceGetCurrPcieLinkGeneration", least=1, most=_MOST_GENERATION),
+            generation_max=self._constant("nvmlDeviceGetMaxPcieLinkGeneration", _MOST_GENERATION),
+            width=number("nvmlDeviceGetCurrPcieLinkWidth", least=1, most=_MOST_LANES),
+            width_max=self._constant("nvmlDeviceGetMaxPcieLinkWidth", _MOST_LANES),
         )
+        if found == PcieLink(None, None, None, None):
+            raise self._nothing("PCIe link", rejected)
+        return found
 
     def pcie_throughput(self) -> tuple[float, float]:
         """Received and transmitted; the driver counts for 20 ms a direction. NVML's KB are taken as KiB."""
@@ -339,19 +370,14 @@ class NvmlDevice:
     def processes(self) -> Sequence[GpuProcess]:
         """Processes with a context, a call a kind."""
         found: list[GpuProcess] = []
-        told = False
         for kind, name in _PROCESS_LISTS.items():
-            entries = self._optional(name)
-            if entries is None:
-                continue
-            told = True
-            for pid, used in entries:
+            # Without the list of those that compute, the GPU would look unused.
+            entries = self.call(name) if kind == "compute" else self._optional(name)
+            for pid, used in entries or ():
                 if self._scrutiny.number(pid, _MOST_PID, least=1) is None:
                     continue
                 memory = None if used in (None, _NO_MEMORY_TOLD) else self._scrutiny.number(used, _MOST_BYTES)
                 found.append(GpuProcess(pid, memory, kind))
-        if not told:
-            raise Unsupported("this GPU does not tell its processes")
         return found
 
     def process_utilization(self, newer_than_us: int) -> Sequence[ProcessUtilization]:
@@ -446,23 +472,32 @@ class NvmlDevice:
         return self._session.call(name, *arguments)
 
     def _ask_identity(self) -> Identity:
-        capability = self._optional("nvmlDeviceGetCudaComputeCapability")
-        pci = self._optional("nvmlDeviceGetPciInfo")
-        architecture = self._optional("nvmlDeviceGetArchitecture")
-        text = self._scrutiny.text
-        uuid = text(self.call("nvmlDeviceGetUUID"))
-        if not uuid:
-            raise DriverError("implausible", f"GPU {self._index} gives no UUID")
-        return Identity(
+        text, part = self._scrutiny.text, self._text
+        found = Identity(
             index=self._index,
-            uuid=uuid,
-            model=text(self.call("nvmlDeviceGetName")),
-            serial=text(self._optional("nvmlDeviceGetSerial")),
-            pci_bus_id=text(pci and pci.busId),
-            vbios_version=text(self._optional("nvmlDeviceGetVbiosVersion")),
-            architecture=_ARCHITECTURES.get(architecture, "") if architecture is not None else "",
-            compute_capability=f"{capability[0]}.{capability[1]}" if capability else "",
+            compute_capability=part("nvmlDeviceGetCudaComputeCapability", lambda answer: f"{answer[0]}.{answer[1]}"),
+            pci_bus_id=part("nvmlDeviceGetPciInfo", lambda answer: text(answer.busId)),
+            architecture=part("nvmlDeviceGetArchitecture", lambda answer: _ARCHITECTURES.get(answer, f"NVML {answer}")),
+            uuid=part("nvmlDeviceGetUUID", text, needed=True),
+            model=part("nvmlDeviceGetName", text, needed=True),
+            serial=part("nvmlDeviceGetSerial", text),
+            vbios_version=part("nvmlDeviceGetVbiosVersion", text),
         )
+        if not found.uuid:
+            raise DriverError("implausible", f"GPU {self._index} gives no UUID")
+        return found
+
+    def _text(self, name: str, text_of: Callable[[Any], str], *, needed: bool = False) -> str:
+        """Return one text of the identity, queried until the driver has answered with a sound one; empty before."""
+        known = self._texts.get(name)
+        if known:
+            return known
+        answer = self.call(name) if needed else self._optional(name)
+        rejected = self._scrutiny.total
+        found = "" if answer is None else text_of(answer)
+        if self._scrutiny.total == rejected:  # a malformed text is queried again
+            self._texts[name] = found
+        return found
 
     def _activity_meter(self) -> ActivityMeter:
         if not self.call("nvmlGpmQueryDeviceSupport"):
@@ -470,7 +505,9 @@ class NvmlDevice:
         return self._meter_of(lambda sample: self.call("nvmlGpmSampleGet", sample))
 
     def _meter_of(self, take: Callable[[Handle], None]) -> ActivityMeter:
-        return ActivityMeter(self._session, self.ask, take, self._scrutiny, self._served, self.surroundings.monotonic)
+        return ActivityMeter(
+            self._session, self.ask, take, self._scrutiny, self._served, self.surroundings.monotonic, self._retry
+        )
 
     def _classic_health(self, found: Health) -> Health:
         """The same with what older calls tell."""
@@ -507,7 +544,7 @@ class NvmlDevice:
             if replays is not None:
                 self._served["pcie_replays_total"] = name
                 found = found._replace(pcie_replays=replays)
-        if found.nvlink_links is None:
+        if found.nvlink_links is None and not self._health.counts_links:
             name = "nvmlDeviceGetNvLinkState"
             states: list[int] = []
             for link in range(NVLINKS):
@@ -515,7 +552,8 @@ class NvmlDevice:
                 if state is None:
                     break  # links are numbered without gaps
                 states.append(state)
-            if states:
+            self._links = max(self._links, len(states))
+            if states and len(states) == self._links:
                 self._served["nvlink_links"] = self._served["nvlink_links_active"] = name
                 found = found._replace(nvlink_links=len(states), nvlink_links_active=sum(states))
         return found
@@ -533,24 +571,32 @@ class NvmlDevice:
         return Unsupported(f"this GPU tells no {what}")
 
     def _optional(self, name: str, *arguments: Any) -> Any:
-        """The answer, or None where this GPU does not have it, which is asked only once."""
-        key = (name, *arguments)
-        if key in self._lacking:
+        """Return the answer, or None while the GPU refuses it."""
+        key, now = (name, *arguments), self.surroundings.monotonic()
+        if not self._retry.due(key, now):
             return None
         try:
-            return self.call(name, *arguments)
+            answer = self.call(name, *arguments)
         except Unsupported:
-            self._lacking.add(key)
+            self._retry.refused(key, now)
             return None
+        self._retry.answered(key)
+        return answer
 
-    def _optional_number(self, name: str, *arguments: Any, most: int) -> int | None:
-        return self._scrutiny.number(self._optional(name, *arguments), most)
+    def _optional_number(self, name: str, *arguments: Any, most: int, least: int = 0) -> int | None:
+        return self._scrutiny.number(self._optional(name, *arguments), most, least)
 
-    def _constant(self, name: str) -> int:
-        """A small number that stays the same while the session lasts."""
-        if name not in self._constants:
-            self._constants[name] = self._scrutiny.needed(name, self.call(name), _MOST_LINK)
-        return self._constants[name]
+    def _constant(self, name: str, most: int) -> int | None:
+        """Return a small number that stays the same while the session lasts; None while the GPU refuses it."""
+        known = self._constants.get(name)
+        if known is None:
+            known = self._optional_number(name, least=1, most=most)
+            if known is not None:
+                self._constants[name] = known
+        return known
+
+    def _batch(self, fields: tuple[Field, ...]) -> FieldBatch:
+        return FieldBatch(self.call, fields, self._retry, self.surroundings.monotonic)
 
     def _clocks(self, name: str) -> Mapping[ClockKind, float]:
         rejected = self._scrutiny.total

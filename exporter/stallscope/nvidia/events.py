@@ -108,7 +108,7 @@ class NvmlListener:
         except DriverUnavailable:
             raise
         except (DeviceLost, DriverError) as problem:
-            _logger.info("no events from GPU %d: %s", device.index, problem)
+            _logger.debug("no events from GPU %d: %s", device.index, problem)
         else:
             self._devices[device.handle] = device
 

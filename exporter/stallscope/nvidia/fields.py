@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from stallscope.gpus.driver import Counters, Health, Unsupported
+from stallscope.gpus.retry import Retry
 from stallscope.gpus.scrutiny import Scrutiny
+from stallscope.nvidia.library import NOT_SUPPORTED
 from stallscope.nvidia.session import INVALID_ARGUMENT, UNSUPPORTED
 
 Field = tuple[int, int]
@@ -20,8 +22,8 @@ NVLINKS = 18
 """NVML_NVLINK_MAX_LINKS."""
 _MOST_NVLINKS = 72
 
-MOST_MILLIJOULES = 10**17
-MOST_CELSIUS = 1000
+MOST_MILLIJOULES = 10**16
+MOST_CELSIUS = 150
 MOST_COUNT = 1 << 62
 _MOST_NANOSECONDS = 10**18
 MOST_ROWS = 1 << 24
@@ -89,58 +91,73 @@ _HEALTH_FIELDS = (
 
 
 class FieldBatch:
-    """Fields that one GPU is asked in one call; what it lacks is not asked again."""
+    """Fields of one GPU that are queried in one call; those that it refuses only now and then."""
 
-    def __init__(self, call: FieldCall, wanted: tuple[Field, ...]) -> None:
-        """Note what to ask."""
+    def __init__(
+        self, call: FieldCall, fields: tuple[Field, ...], retry: Retry, monotonic: Callable[[], float]
+    ) -> None:
+        """Note what to query.
+
+        Args:
+            call: makes a driver call for the GPU.
+            fields: the fields.
+            retry: keeps the refusals.
+            monotonic: clock, seconds.
+        """
         self._call = call
-        self._wanted = wanted
+        self._fields = fields
+        self._retry = retry
+        self._monotonic = monotonic
+        self._answered: set[Field] = set()
 
     def ask(self) -> dict[Field, int | float]:
-        """The values of those fields whose own return code says success; no call where none is left to ask.
+        """Return the values of those fields whose own return code says success; no call where no field is due.
 
         Raises:
             DriverError: the whole call failed otherwise than for want of support.
         """
-        wanted = self._wanted
-        if not wanted:
+        now = self._monotonic()
+        due = self._retry.select(self._fields, now)
+        if not due:
             return {}
         try:
-            answers = self._call("nvmlDeviceGetFieldValues", wanted)
+            answers = self._call("nvmlDeviceGetFieldValues", due)
         except Unsupported:
-            self._wanted = ()
-            return {}
+            answers = [(NOT_SUPPORTED, None)] * len(due)
         found: dict[Field, int | float] = {}
-        lacking: list[Field] = []
-        for field, (code, value) in zip(wanted, answers, strict=True):
+        for field, (code, value) in zip(due, answers, strict=True):
             if value is not None:
                 found[field] = value
             elif code in UNSUPPORTED or code == INVALID_ARGUMENT:  # the latter: an id, or a link, that is not there
-                lacking.append(field)
-        if lacking:
-            self.leave_out(lacking)
+                self._retry.refused(field, now)
+        self._retry.answered(*found)
+        self._answered.update(found)
         return found
 
-    def asks(self, field: Field) -> bool:
-        """Whether that field is still asked for."""
-        return field in self._wanted
+    def answered(self, fields: Iterable[Field]) -> list[Field]:
+        """Return those of the fields that were ever answered: what is summed is complete only with all of them."""
+        return [field for field in fields if field in self._answered]
 
     def leave_out(self, fields: Iterable[Field]) -> None:
-        """Ask these no more."""
+        """Do not query these any more."""
         gone = set(fields)
-        self._wanted = tuple(field for field in self._wanted if field not in gone)
+        self._fields = tuple(field for field in self._fields if field not in gone)
 
     def include(self, fields: Iterable[Field]) -> None:
-        """Ask these too from now on."""
-        self._wanted = (*self._wanted, *fields)
+        """Query these too from now on."""
+        self._fields = (*self._fields, *fields)
+
+
+BatchOf = Callable[[tuple[Field, ...]], FieldBatch]
+"""Makes a batch for one GPU."""
 
 
 class CounterFields:
     """What the driver counts by itself, in one call."""
 
-    def __init__(self, call: FieldCall, scrutiny: Scrutiny, served: dict[str, str]) -> None:
-        """For one GPU: see `FieldBatch`; `served` is told which field serves which signal."""
-        self._batch = FieldBatch(call, _COUNTER_FIELDS)
+    def __init__(self, batch_of: BatchOf, scrutiny: Scrutiny, served: dict[str, str]) -> None:
+        """For one GPU; `served` is told which field serves which signal."""
+        self._batch = batch_of(_COUNTER_FIELDS)
         self._scrutiny = scrutiny
         self._served = served
         self._received = _LinkBytes(_NVLINK_RECEIVED, _NVLINK5_RECEIVED)
@@ -188,11 +205,17 @@ class CounterFields:
 class HealthFields:
     """Error counts and states, in one call; what is missing here may have an older call of its own."""
 
-    def __init__(self, call: FieldCall, scrutiny: Scrutiny, served: dict[str, str]) -> None:
+    def __init__(self, batch_of: BatchOf, scrutiny: Scrutiny, served: dict[str, str]) -> None:
         """As `CounterFields`."""
-        self._batch = FieldBatch(call, _HEALTH_FIELDS)
+        self._batch = batch_of(_HEALTH_FIELDS)
         self._scrutiny = scrutiny
         self._served = served
+        self._links: list[Field] = []
+
+    @property
+    def counts_links(self) -> bool:
+        """Whether the state of NVLinks was ever answered."""
+        return bool(self._links)
 
     def read(self) -> Health:
         """Ask, and take what can be meant."""
@@ -244,7 +267,7 @@ class HealthFields:
                 self._batch.leave_out(older)
                 fields = [newer]
             else:
-                fields = [field for field in older if self._batch.asks(field)]
+                fields = self._batch.answered(older)
                 if all(field in answers for field in fields) and fields:
                     self._batch.leave_out([newer])
             count = _sum(fields, answers, self._scrutiny)
@@ -257,8 +280,10 @@ class HealthFields:
         if links is not None:
             self._batch.leave_out([_NVLINK_COUNT])  # it does not change
             self._batch.include((_NVLINK_STATE, link) for link in range(NVLINKS, int(links)))
-        states = [self._scrutiny.number(value, 0xFF) for (field, _), value in answers.items() if field == _NVLINK_STATE]
-        return [state for state in states if state is not None]
+        self._links += [field for field in answers if field[0] == _NVLINK_STATE and field not in self._links]
+        states = [self._scrutiny.number(answers.get(link), 0xFF) for link in self._links]
+        found = [state for state in states if state is not None]
+        return found if len(found) == len(states) else []  # a part of the links would look like fewer links
 
 
 class _LinkBytes:
@@ -281,10 +306,7 @@ class _LinkBytes:
                 self._links = ()
             kibibytes = scrutiny.number(answers[self._total], MOST_COUNT)
             return None if kibibytes is None else int(kibibytes) * 1024
-        if not self._links:
-            return None
-        self._links = tuple(field for field in self._links if batch.asks(field))
-        count = _sum(self._links, answers, scrutiny)
+        count = _sum(batch.answered(self._links), answers, scrutiny)
         if count is not None and self._total is not None:
             batch.leave_out([self._total])
             self._total = None

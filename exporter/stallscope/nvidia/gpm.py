@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from stallscope.gpus.driver import Activity, DeviceLost, DriverError, DriverUnavailable, Unsupported
+from stallscope.gpus.retry import Retry
 from stallscope.gpus.scrutiny import Scrutiny
 from stallscope.nvidia.library import Handle
 from stallscope.nvidia.session import INVALID_ARGUMENT, UNSUPPORTED, Session
@@ -55,6 +56,7 @@ _LATER = frozenset(
     )
 )
 """What drivers learnt later; an older one may refuse the whole call for them."""
+_LATER_KEY = "GPM metrics of later drivers"
 
 _MOST_PERCENT = 100.5
 """Rounding may carry a share a little over the whole; more can't be meant."""
@@ -109,6 +111,7 @@ class ActivityMeter:
         scrutiny: Scrutiny,
         served: dict[str, str],
         monotonic: Callable[[], float],
+        retry: Retry,
     ) -> None:
         """Prepare.
 
@@ -119,6 +122,7 @@ class ActivityMeter:
             scrutiny: judges what is told.
             served: is told which metric serves which signal.
             monotonic: clock, seconds.
+            retry: keeps the refusals of metrics.
         """
         self._session = session
         self._ask = ask
@@ -131,8 +135,10 @@ class ActivityMeter:
         self._samples: tuple[Handle, Handle] | None = None
         self._taken: float | None = None
         """When the older sample was taken; None where there is none."""
-        self._wanted: frozenset[int] = _BASE | _LATER
-        self._ids: tuple[int, ...] = tuple(sorted(self._wanted))
+        self._retry = retry
+        self._wanted = sorted(_BASE | _LATER)
+        self._silent = True
+        """Whether the newest query answered no metric."""
         self._totals: Mapping[int, float] = {}
 
     def read(self) -> Activity | None:
@@ -186,39 +192,51 @@ class ActivityMeter:
             self._totals = {}
             self._taken = taken
             return Activity(0.0)
-        metrics = self._metrics(older, newer)
+        metrics = self._metrics(older, newer, taken)
         self._taken = taken
         return self._activity(metrics, taken - since)
 
-    def _metrics(self, older: Handle, newer: Handle) -> dict[int, float]:
-        """The metrics that were told; what this driver refuses is not asked again."""
-        while True:
-            try:
-                answers = self._ask("nvmlGpmMetricsGet", older, newer, self._ids)
-                break
-            except DriverError as problem:
-                if problem.reason != "invalid_argument" or self._wanted <= _BASE or not self._wanted & _BASE:
-                    raise
-                self._want(self._wanted & _BASE)
+    def _metrics(self, older: Handle, newer: Handle, now: float) -> dict[int, float]:
+        """Return the metrics that were answered.
+
+        Raises:
+            Unsupported: none is, nor was any at the query before.
+            DriverError: none is this time, as when the driver's clock went back between the two samples.
+        """
         found: dict[int, float] = {}
-        refused: set[int] = set()
-        for metric, (code, value) in zip(self._ids, answers, strict=True):
+        refused: list[int] = []
+        for metric, (code, value) in self._answers(older, newer, now):
             if code == 0:
                 found[metric] = value
             elif code in UNSUPPORTED or code == INVALID_ARGUMENT:
-                refused.add(metric)
-        if refused:
-            if {_NVLINK_RECEIVED, _NVLINK_TRANSMITTED} <= refused and _LATER & found.keys():
-                self._want(self._wanted - refused | {*_NVLINK_RECEIVED_BYTES, *_NVLINK_TRANSMITTED_BYTES})
-            else:
-                self._want(self._wanted - refused)
-        if not self._ids:
-            raise Unsupported("this GPU tells no GPM metric")
+                refused.append(metric)
+        was_silent, self._silent = self._silent, not found
+        if not found and not was_silent:
+            raise DriverError("invalid_argument", "the driver answered no GPM metric over this interval")
+        for metric in refused:
+            self._retry.refused(metric, now)
+        self._retry.answered(*found)
+        if not found:
+            raise Unsupported("this GPU answers no GPM metric")
+        rates = (_NVLINK_RECEIVED, _NVLINK_TRANSMITTED)
+        if all(rate in self._retry for rate in rates) and _LATER & found.keys():
+            self._wanted = sorted(_BASE | _LATER | {*_NVLINK_RECEIVED_BYTES, *_NVLINK_TRANSMITTED_BYTES})
         return found
 
-    def _want(self, metrics: frozenset[int]) -> None:
-        self._wanted = metrics
-        self._ids = tuple(sorted(metrics))
+    def _answers(self, older: Handle, newer: Handle, now: float) -> Iterable[tuple[int, tuple[int, float]]]:
+        """Query the metrics that are due: without those of later drivers where the whole call is refused for them."""
+        ids = self._retry.select(self._wanted, now)
+        base = tuple(metric for metric in ids if metric in _BASE)
+        if not self._retry.due(_LATER_KEY, now):
+            ids = base
+        try:
+            return zip(ids, self._ask("nvmlGpmMetricsGet", older, newer, ids) if ids else (), strict=True)
+        except DriverError as problem:
+            if problem.reason != "invalid_argument" or ids == base or not base:
+                raise
+        answers = self._ask("nvmlGpmMetricsGet", older, newer, base)
+        self._retry.refused(_LATER_KEY, now)
+        return zip(base, answers, strict=True)
 
     def _activity(self, metrics: Mapping[int, float], seconds: float) -> Activity:
         number = self._scrutiny.number

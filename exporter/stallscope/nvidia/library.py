@@ -30,6 +30,7 @@ UNKNOWN = 999
 _SAMPLES_AT_MOST = 256
 """More than any driver was seen to keep (about 120)."""
 _PROCESSES_AT_MOST = 128
+_MOST_BUFFERS = 64
 _MOST_ENTRIES = 1 << 16
 """A driver that wants room for more than this is not listened to."""
 _MISSING = object()
@@ -392,7 +393,7 @@ class _Buffer:
 
 
 class _Buffers(threading.local):
-    """Buffers of one thread, kept since most calls come again; a thread that hangs in one keeps its own."""
+    """Buffers of one thread, kept since most calls are repeated; a thread that hangs in one keeps its own."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, Sequence[Any]], _Buffer] = {}
@@ -408,6 +409,8 @@ class _Buffers(threading.local):
         """A buffer with that content, built once a key and restored each time."""
         buffer = self._known.get((name, key))
         if buffer is None:
+            if len(self._known) >= _MOST_BUFFERS:  # retries of refused fields make ever other batches
+                self._known.clear()
             buffer = self._known[name, key] = _Buffer(content())
         else:
             buffer.bytes[:] = buffer.template

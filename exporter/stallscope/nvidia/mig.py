@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from stallscope.gpus.driver import DeviceLost, DriverError, Identity, Unsupported
+from stallscope.gpus.retry import EARLY, Retry
 from stallscope.nvidia.device import NvmlDevice
 from stallscope.nvidia.gpm import ActivityMeter
 from stallscope.nvidia.library import Handle
@@ -16,6 +17,7 @@ _PROFILE = re.compile(r"(?:\d+c\.)?\d+g\.\d+gb\S*")
 _MEBIBYTES_A_GIBIBYTE = 1024
 _MOST_INSTANCES = 64
 _MOST_INSTANCE_ID = 1 << 16
+_UNKNOWN = "unknown"
 _ANSWERED = frozenset(
     {
         "nvmlDeviceGetUUID",
@@ -46,7 +48,9 @@ class MigInstances:
         parent = self._parent
         try:
             current, _ = parent.call("nvmlDeviceGetMigMode")
-        except Unsupported:
+        except Unsupported as refusal:
+            if self._was_on:  # a GPU that is cut up does not become whole by a refusal
+                raise DriverError("busy", str(refusal)) from None
             return None
         if self._was_on is not None and self._was_on != (current == 1):
             parent.forget()
@@ -110,9 +114,10 @@ class NvmlInstance(NvmlDevice):
             parent: the GPU that it is cut from.
             handle: the driver's word for the instance.
         """
-        super().__init__(parent.surroundings, parent.identity().index)
+        super().__init__(parent.surroundings, parent.index, Retry(early=EARLY))
         self._parent = parent
         self._gpu_instance: int | None = None
+        self._profile = ""
         self.found_at(handle)
 
     def found_at(self, handle: Handle) -> None:
@@ -155,8 +160,8 @@ class NvmlInstance(NvmlDevice):
         return super().activity()
 
     def _ask_identity(self) -> Identity:
-        parent = self._parent.identity()
-        uuid = self._scrutiny.text(self.call("nvmlDeviceGetUUID"))
+        parent = self._parent.known_identity
+        uuid = self._text("nvmlDeviceGetUUID", self._scrutiny.text, needed=True)
         if not uuid:
             raise DriverError("implausible", f"a MIG instance of GPU {parent.index} gives no UUID")
         return Identity(
@@ -168,12 +173,18 @@ class NvmlInstance(NvmlDevice):
             vbios_version=parent.vbios_version,
             architecture=parent.architecture,
             compute_capability=parent.compute_capability,
-            mig=self._profile(),
+            mig=self._known_profile(),
             parent_uuid=parent.uuid,
             gpu_instance=self.gpu_instance,
         )
 
-    def _profile(self) -> str:
+    def _known_profile(self) -> str:
+        """Return the profile, queried until it is known."""
+        if self._profile in {"", _UNKNOWN}:
+            self._profile = self._ask_profile()
+        return self._profile
+
+    def _ask_profile(self) -> str:
         """Such as `1g.10gb`, from the name that ends in it, or else made up as NVIDIA does."""
         name = self._scrutiny.text(self._optional("nvmlDeviceGetName"))
         told = _PROFILE.search(name)
@@ -181,7 +192,7 @@ class NvmlInstance(NvmlDevice):
             return told.group()
         attributes = self._optional("nvmlDeviceGetAttributes")
         if attributes is None:
-            return "unknown"
+            return _UNKNOWN
         slices, computing = attributes.gpuInstanceSliceCount, attributes.computeInstanceSliceCount
         prefix = f"{computing}c." if computing != slices else ""
         return f"{prefix}{slices}g.{round(attributes.memorySizeMB / _MEBIBYTES_A_GIBIBYTE)}gb"

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from stallscope.gpus.driver import Device, DriverError, DriverUnavailable, Listener, SystemInfo, Unsupported
+from stallscope.gpus.retry import EARLY, Retry
 from stallscope.gpus.scrutiny import Scrutiny
 from stallscope.nvidia.device import NvmlDevice, Surroundings
 from stallscope.nvidia.events import NvmlListener
@@ -44,6 +45,8 @@ class NvmlDriver:
         self._wall = wall
         self._session: Session | None = None
         self._devices: tuple[NvmlDevice, ...] = ()
+        self._retries: dict[int, Retry] = {}
+        """Refusals by index of the GPU, kept over sessions since they know what was answered before."""
         self._calls = 0
 
     @property
@@ -97,7 +100,9 @@ class NvmlDriver:
             for device in self._devices:
                 device.retire()
             surroundings = Surroundings(session, self._monotonic, self._wall)
-            self._devices = tuple(NvmlDevice(surroundings, index) for index in range(count))
+            for index in range(count):
+                self._retries.setdefault(index, Retry(early=EARLY))
+            self._devices = tuple(NvmlDevice(surroundings, index, self._retries[index]) for index in range(count))
         return self._devices
 
     def listen(self, devices: Sequence[Device]) -> Listener:

@@ -23,6 +23,8 @@ _UNAVAILABLE = {
 _NOT_FOUND = frozenset({6, 21})
 INVALID_ARGUMENT = 2
 TIMEOUT = "timeout"
+_HIGHEST_KNOWN, _UNKNOWN = 30, 999
+"""The return codes of nvml.h: all up to the first, and "unknown error"."""
 _OTHER = {
     INVALID_ARGUMENT: "invalid_argument",
     7: "insufficient_size",
@@ -56,8 +58,8 @@ class Session:
         try:
             library.call("nvmlInit")
         except NvmlFailure as failure:
-            reason = _UNAVAILABLE.get(failure.code, "driver_error")
-            raise DriverUnavailable(reason, f"the NVIDIA driver does not answer: {failure}") from None
+            reason = _UNAVAILABLE.get(failure.code) or _reason(failure.code)
+            raise DriverUnavailable(reason, f"the NVIDIA driver does not answer: {_text(failure)}") from None
         except MissingFunction as missing:
             raise DriverUnavailable("version_mismatch", str(missing)) from None
 
@@ -104,7 +106,7 @@ class Session:
 
     def _meaning(self, name: str, failure: NvmlFailure) -> DriverError:
         code = failure.code
-        message = f"{name}: {failure.text}"
+        message = f"{name}: {_text(failure)}"
         if code in UNSUPPORTED:
             return Unsupported(message)
         if code in _NOT_FOUND:
@@ -114,4 +116,17 @@ class Session:
         if code in _UNAVAILABLE:
             self.over = True
             return DriverUnavailable(_UNAVAILABLE[code], message)
-        return DriverError(_OTHER.get(code, "driver_error"), message)
+        return DriverError(_reason(code), message)
+
+
+def _is_known(code: int) -> bool:
+    return 0 <= code <= _HIGHEST_KNOWN or code == _UNKNOWN
+
+
+def _reason(code: int) -> str:
+    """Return a word for a label."""
+    return _OTHER.get(code, "driver_error") if _is_known(code) else f"unknown_error_{code}"
+
+
+def _text(failure: NvmlFailure) -> str:
+    return failure.text if _is_known(failure.code) else f"unknown error {failure.code}"

@@ -323,24 +323,44 @@ class DriverCounter:
     What can't be meant adds nothing, is counted, and is forgotten when the next reading goes on from the one before.
     """
 
-    def __init__(self, *, widths: Sequence[int] = (), most_per_second: float | None = None) -> None:
+    def __init__(self, *, widths: Sequence[int] = (), most_per_second: float | None = None, slack: float = 0.0) -> None:
         """Begin with nothing known.
 
         Args:
             widths: bits after which the counter may wrap, such as (32, 64); none where it does not.
             most_per_second: more than this can't be meant; checked where readings come with their time.
+            slack: seconds by which two readings may be further apart than their times.
         """
-        self.total: float = 0.0
-        """What to expose: starts at the driver's own figure."""
         self.backwards = 0
         """Readings lower than the one before, without a wrap or a restart of the driver to explain it."""
         self.out_of_range = 0
         """Readings that are no count at all, or too far above the one before."""
         self._limits: tuple[float, ...] = tuple(2.0**width for width in sorted(widths))
         self._most_per_second = most_per_second
+        self._slack = slack
+        self._counted = 0.0
+        self._added: float | None = None  # by `add`, less what the driver turned out to have counted as well
         self._base: _Base | None = None
         self._doubted: _Base | None = None  # the base before a reading that made no sense
         self._session = 0
+
+    @property
+    def total(self) -> float:
+        """The value to expose: starts at the driver's own value, or at 0 where `add` came first."""
+        return self._counted + (self._added or 0.0)
+
+    @property
+    def counted_at(self) -> float | None:
+        """Time of the newest reading, monotonic seconds; None before the first."""
+        return None if self._base is None else self._base.at
+
+    def add(self, amount: float) -> float:
+        """Add an amount that was measured otherwise, while the driver does not count, and return the total.
+
+        Readings that come later add only what exceeds the amounts that were added meanwhile.
+        """
+        self._added = (self._added or 0.0) + amount
+        return self.total
 
     def take(self, raw: float, *, session: int = 0, now: float | None = None) -> float:
         """Take in a reading and return the total.
@@ -357,7 +377,12 @@ class DriverCounter:
         reading, base = _Base(raw, now), self._base
         reopened, self._session = session != self._session, session
         if base is None:
-            self._base, self.total = reading, raw
+            self._base = reading
+            if self._added is None:
+                self._counted = raw
+            else:
+                # The driver may have counted for long before its counter was first read.
+                self._counted, self._added = self._added, 0.0
             return self.total
         doubted = self._doubted
         if doubted is not None and raw >= doubted.value:
@@ -379,7 +404,8 @@ class DriverCounter:
             self.out_of_range += 1
             self._doubted = base
         else:
-            self.total += growth
+            self._counted += growth
+            self._added = max(0.0, self._added - growth) if self._added else self._added
         return self.total
 
     def _wrapped(self, base: _Base, raw: float) -> float | None:
@@ -392,4 +418,4 @@ class DriverCounter:
     def _possible(self, growth: float, base: _Base, now: float | None) -> bool:
         if self._most_per_second is None or now is None or base.at is None:
             return True
-        return growth <= self._most_per_second * (now - base.at)
+        return growth <= self._most_per_second * (now - base.at + self._slack)

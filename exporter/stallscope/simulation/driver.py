@@ -307,7 +307,7 @@ class SimulatedDevice:
         self._require_answer("temperature_limit_celsius")
         return {"slowdown": 89.0, "shutdown": 95.0, "gpu_max": 87.0, "memory_max": 95.0}
 
-    def fans(self) -> Sequence[float]:
+    def fans(self) -> Mapping[int, float]:
         """SXM modules have none of their own."""
         self._require_answer()
         raise Unsupported(f"{MODEL} has no fans")

@@ -19,4 +19,4 @@ class AmdSource(GpuSource):
 
     def make_driver(self, environment: Environment) -> Driver:
         """The kernel's files under the environment's root."""
-        return AmdDriver(environment.root)
+        return AmdDriver(environment.root, environment.clock.monotonic)
