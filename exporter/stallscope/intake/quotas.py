@@ -140,6 +140,10 @@ class Totals:
         """Return what all ranks of a sender take; `runs` counts those with a rank of this sender."""
         return self._by_sender.get(sender, Usage())
 
+    def senders_except(self, sender: Sender) -> list[Usage]:
+        """Return what each other sender takes."""
+        return [usage for owner, usage in self._by_sender.items() if owner != sender]
+
     def set(self, key: Key, sender: Sender, usage: Usage) -> None:
         """Enter a rank, or replace what it takes."""
         if self._ranks.get(key) == (sender, usage):

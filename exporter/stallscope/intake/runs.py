@@ -614,12 +614,18 @@ class RunRegistry:
 
     def _displaceable(self, key: Key, sender: Sender, usage: Usage, resource: str, now: float) -> Sequence[Key]:
         """Return the ranks to displace next: those of one run where runs are short, else one; none if none may be."""
+        more = usage.minus(self._totals.rank(key))._replace(runs=1)
+        needed = getattr(self._totals.sender(sender).plus(more), resource)
+        # A flood of refused reports must not cost a look at every rank each.
+        if sender is None:
+            if not any(_gives_way(held, now) for held in self._held.values()):
+                return ()
+        elif not any(getattr(other, resource) > needed for other in self._totals.senders_except(sender)):
+            return ()
         groups: dict[Key | str, list[Key]] = {}
         for each in self._held:
             if each != key and self._totals.rank(each).ranks:
                 groups.setdefault(each[0] if resource == "runs" else each, []).append(each)
-        more = usage.minus(self._totals.rank(key))._replace(runs=1)
-        needed = getattr(self._totals.sender(sender).plus(more), resource)
         first: tuple[tuple[float, ...], Sequence[Key]] = ((0.0,), ())
         for group in groups.values():
             owner = self._totals.sender_of(group[0])
@@ -629,9 +635,7 @@ class RunRegistry:
             if order >= first[0] or any(self._totals.sender_of(each) != owner for each in group):
                 continue
             if owner == sender:
-                allowed = standing[0] == _UNPROVEN and all(
-                    now - self._held[each].heard >= _UNPROVEN_SILENCE for each in group
-                )
+                allowed = all(_gives_way(self._held[each], now) for each in group)
             else:
                 lost = 1 if resource == "runs" else getattr(self._totals.rank(group[0]), resource)
                 allowed = sender is not None and held - lost >= needed
@@ -709,6 +713,11 @@ def _standing(held: Held) -> tuple[int, float]:
     if held.heard - held.admitted < _PROOF_SECONDS:
         return _UNPROVEN, held.admitted
     return _REMOTE, -held.admitted
+
+
+def _gives_way(held: Held, now: float) -> bool:
+    """Return True for a rank that makes room for another one of the same sender."""
+    return now - held.heard >= _UNPROVEN_SILENCE and _standing(held)[0] == _UNPROVEN
 
 
 def _name_of(sender: Sender) -> str:
