@@ -904,7 +904,7 @@ EXPORTER_FAMILIES = (
             "reason": (
                 *("too_large", "not_json", "version", "missing_field", "bad_field", "bad_name"),
                 *("too_many_values", "too_many_phases", "too_many_gpus"),
-                *("future", "run_limit", "rank_limit", "superseded", "not_owner"),
+                *("future", "run_limit", "rank_limit", "series_limit", "memory_limit", "superseded", "not_owner"),
                 *("unsigned", "unknown_token", "expired", "bad_signature", "replayed"),
             )
         },
@@ -923,7 +923,11 @@ EXPORTER_FAMILIES = (
     _exporter("exporter_runs", _GAUGE, "Runs held.", provider="intake.runs"),
     _exporter("exporter_series", _GAUGE, "Series on the newest page."),
     _exporter(
-        "exporter_series_dropped_total", _COUNTER, "Series not exposed because a limit was reached.", labels=("limit",)
+        "exporter_series_dropped_total",
+        _COUNTER,
+        "Series not exposed because a limit was reached.",
+        labels=("limit",),
+        values={"limit": ("max_series", "value_names_per_run", "series_quota")},
     ),
 )
 

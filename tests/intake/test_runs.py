@@ -342,7 +342,16 @@ class TestLimits:
         assert rejected(registry, "rank_limit") == 2
 
     def test_the_standing_limits_are_those_of_the_contract(self) -> None:
-        assert Limits() == Limits(runs=64, ranks_per_run=256, ranks=1024, value_names_per_run=32)
+        assert Limits() == Limits(
+            runs=64,
+            ranks_per_run=256,
+            ranks=1024,
+            value_names_per_run=32,
+            series=40_000,
+            series_per_run=36_000,
+            memory=96 << 20,
+            memory_per_run=72 << 20,
+        )
 
     def test_expired_runs_make_room_but_ended_ones_within_their_time_do_not(
         self, clock: ScriptedClock, make_report: MakeReport
@@ -368,7 +377,8 @@ class TestLimits:
             ("resnet50", "1", "b"): 3,
             ("other", "0", "c"): 5,
         }
-        assert values(registry, "stallscope_exporter_series_dropped_total") == {("value_names_per_run",): 1}
+        dropped = {("value_names_per_run",): 1, ("series_quota",): 0}
+        assert values(registry, "stallscope_exporter_series_dropped_total") == dropped
 
     def test_a_new_session_may_bring_new_value_names(self, clock: ScriptedClock, make_report: MakeReport) -> None:
         registry = RunRegistry(Limits(value_names_per_run=2), clock=clock)

@@ -9,6 +9,7 @@ import http.client
 import socket
 import threading
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -285,6 +286,49 @@ def test_clients_that_never_read_hold_no_worker(
 
 
 @pytest.mark.alone
+def test_clients_that_never_read_share_one_copy_of_a_page() -> None:
+    """Each with a copy of its own, they took the memory of the node's exporter: a page is several megabytes."""
+    clients, size = 16, 8 << 20
+    page = b"x" * size
+    answered = threading.Semaphore(0)
+
+    def answer_with_the_page(_request: Request, _client: str) -> Response:
+        answered.release()
+        return Response(200, TEXT, page)
+
+    server = Server(Address("127.0.0.1", 0), answer_with_the_page, threads=WORKERS)
+    with contextlib.ExitStack() as stack:
+        server.start()
+        stack.callback(server.stop)
+        tracemalloc.start()
+        stack.callback(tracemalloc.stop)
+        for _ in range(clients):
+            stack.enter_context(connected(server)).sendall(b"GET / HTTP/1.1\r\n\r\n")
+        for _ in range(clients):
+            assert answered.acquire(timeout=60)
+        assert tracemalloc.get_traced_memory()[1] < size
+        assert get(server) == (200, page)
+
+
+def test_a_connection_that_is_kept_does_not_keep_the_page_that_it_took() -> None:
+    clients, size = 16, 1 << 20
+    server = Server(Address("127.0.0.1", 0), lambda _request, _client: Response(200, TEXT, bytes(size)), threads=1)
+    with contextlib.ExitStack() as stack:
+        server.start()
+        stack.callback(server.stop)
+        tracemalloc.start()
+        stack.callback(tracemalloc.stop)
+        for _ in range(clients):
+            client = http.client.HTTPConnection("127.0.0.1", server.address.port, timeout=60)
+            stack.callback(client.close)
+            client.request("GET", "/")
+            assert len(client.getresponse().read()) == size
+        deadline = time.monotonic() + 60
+        while (kept := tracemalloc.get_traced_memory()[0]) > 2 * size:
+            assert time.monotonic() < deadline, f"{kept} bytes are kept"
+            time.sleep(0.05)
+
+
 def test_answers_that_are_taken_late_come_whole_and_in_order(make_server: Callable[..., Server]) -> None:
     server = make_server(threads=1)
     with greedy_client(server) as client:

@@ -53,6 +53,8 @@ _REMEDIES = {
     "version": "install the same version of stallscope for training and exporter",
     "run_limit": "raise --report.max-runs",
     "rank_limit": "raise --report.max-ranks",
+    "series_limit": "report fewer ranks, phases or values, and keep their names",
+    "memory_limit": "use shorter names of runs, phases and values",
     "not_owner": "give runs of two users names of their own",
     "superseded": "give runs that go on at once names of their own",
 }

@@ -61,7 +61,8 @@ class Authentication:
         self._looked = self._clock.monotonic()
         self._problem = ""
         self._changing = threading.Lock()
-        self._newest: dict[tuple[str, int, str], tuple[int, float]] = {}
+        self._newest: dict[int, tuple[int, float]] = {}
+        """Sequence number and arrival of the newest report, by a hash of the session, which is smaller."""
 
     def opened(self, data: bytes) -> bytes:
         """The document of a signed report.
@@ -98,7 +99,7 @@ class Authentication:
         Raises:
             ReportError: it came before, or a newer one of its session did.
         """
-        key = (report.run, report.rank, report.session)
+        key = hash((report.run, report.rank, report.session))
         now = self._clock.monotonic()
         with self._changing:
             newest = self._newest.pop(key, (-1, now))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -55,27 +55,32 @@ class Journal:
         self._problem = ""
         return True
 
-    def load(self) -> list[Held]:
-        """Read what was held. A broken file is moved aside, and what could be read of it is used."""
-        holdings: list[Held] = []
+    def load(self) -> Iterator[Held]:
+        """Read what was held, one rank at a time.
+
+        A broken file is moved aside; the ranks before the damage are returned.
+        """
+        number = 0
         try:
             with open(self._path, "rb") as file:
                 same_boot = self._read_head(json.loads(file.readline(_MAX_LINE)))
-                for line in iter(lambda: file.readline(_MAX_LINE), b""):
-                    holdings.append(self._held(json.loads(line), same_boot=same_boot))  # noqa: PERF401 - keep the part before a broken line
+                while line := file.readline(_MAX_LINE):
+                    held = self._held(json.loads(line), same_boot=same_boot)
+                    number += 1
+                    yield held
         except FileNotFoundError:
             pass
         except OSError as error:
             self._log(f"the state file {self._path} can't be read: {error.strerror}; starting without it")
         except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError) as error:
-            self._set_aside(f"after {len(holdings)} ranks: {type(error).__name__}: {error}")
-        return holdings
+            self._set_aside(f"after {number} ranks: {type(error).__name__}: {error}")
 
     def _entry(self, held: Held) -> dict[str, Any]:
         to_wall = self._clock.time() - self._clock.monotonic()
         return {
             "report": to_document(held.report),
             "arrived": held.arrived,
+            "admitted": held.admitted + to_wall,
             "restarts": held.restarts,
             "process": held.process,
             "uid": held.uid,
@@ -93,11 +98,12 @@ class Journal:
     def _held(self, content: Any, *, same_boot: bool) -> Held:
         now, wall = self._clock.monotonic(), self._clock.time()
         process, ended = content["process"], content["ended"]
+        arrived = min(_amount(content["arrived"]), wall)
         held = Held(
             report=from_document(content["report"]),
-            arrived=min(_amount(content["arrived"]), wall),
-            # Silence counts from now: while the exporter was away, nobody could be heard.
-            heard=now,
+            arrived=arrived,
+            # Silence goes on while the exporter is away: a restart every few minutes must not keep a rank for ever.
+            heard=now - (wall - arrived),
             restarts=int(_amount(content["restarts"])),
             process=None if process is None else Process(int(process[0]), int(process[1])),
             uid=None if content.get("uid") is None else int(_amount(content["uid"])),
@@ -105,6 +111,7 @@ class Journal:
             ended=None if ended is None else now - max(0.0, wall - _amount(ended)),
             told_run=str(content.get("told_run", "")),  # which earlier versions didn't write
             former=tuple(map(str, content.get("former", ()))),
+            admitted=now - max(0.0, wall - _amount(content.get("admitted", arrived))),
         )
         if not same_boot and held.ended is None:
             held = held._replace(lost=True, ended=now)

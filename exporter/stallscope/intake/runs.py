@@ -26,13 +26,23 @@ gone, or can't be seen from here and has been silent for the expiry time. A rank
 sends the notice of SIGTERM or SIGHUP (see `shim.termination`), and also if its process is gone within ten minutes of
 that notice: a container's first process ignores SIGTERM, reports on, and is killed after the grace period. A newer
 report replaces both states. Series of a finished, failed, terminated or lost rank stay for the expiry time.
+
+Runs, ranks, series and memory are limited: of all, of each run, and for each sender (see `quotas`). A new rank beyond a
+limit is refused. New names in the reports of a rank that is held are left out, and the rank goes on. Where a limit of
+all is reached,
+
+- a local user displaces ranks of the sender that holds most, where it still holds as much as this user afterwards:
+  first what has ended, then what the network has reported only once, then what was admitted last.
+- a sender on the network displaces ranks of the network alone that were reported only once, more than a minute ago.
+
+Nobody creates more series within an expiry time than the exporter may hold.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -42,6 +52,7 @@ from stallscope.catalogue import ACTIVITIES, RUN_STATES, MetricType, family
 from stallscope.intake import authentication
 from stallscope.intake.authentication import Authentication
 from stallscope.intake.processes import Process, Processes
+from stallscope.intake.quotas import Key, Sender, Totals, Usage, has_new_names, names_of, usage_of, without_new_names
 from stallscope.report import (
     COUNTERS,
     GAUGES,
@@ -87,7 +98,11 @@ SERIES_DROPPED = family("stallscope_exporter_series_dropped_total")
 
 Transport = Literal["unix", "udp", "http"]
 TRANSPORTS: tuple[Transport, ...] = ("unix", "udp", "http")
-REJECTION_REASONS = (*REASONS, "future", "run_limit", "rank_limit", "superseded", "not_owner", *authentication.REASONS)
+REJECTION_REASONS = (
+    *REASONS,
+    *("future", "run_limit", "rank_limit", "series_limit", "memory_limit", "superseded", "not_owner"),
+    *authentication.REASONS,
+)
 DEFAULT_EXPIRY = 900.0
 MAX_CLOCK_LEAD = 3600.0
 """Seconds by which a session's start may lie ahead of this machine's clock; one far ahead could never be superseded."""
@@ -99,20 +114,51 @@ _GRACE_PERIOD = 600.0
 _CUMULATIVE = (MetricType.COUNTER, MetricType.HISTOGRAM)
 _MAX_FORMER = 8
 """Sessions that are remembered of those that once held a name."""
+_MAX_KNOWN_NAMES = 256
+"""Names that are remembered of a rank; those of one report are at most 145."""
+_RESTORED_SECONDS = 60.0
+"""Seconds that a restored rank has for a report before its silence counts."""
+_PROOF_SECONDS = 10.0
+"""Seconds for which a sender on the network must have reported a rank; before, the rank is unproven."""
+_UNPROVEN_SILENCE = 60.0
+"""Seconds of silence after which an unproven rank makes room for another one of the network."""
 
 _logger = logging.getLogger(__name__)
-
-Key = tuple[str, int]
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How much is held; what would go beyond is refused, and never displaces what is there."""
+    """Most runs, ranks, series and memory of what is held."""
 
     runs: int = 64
     ranks_per_run: int = 256
     ranks: int = 1024
     value_names_per_run: int = MAX_VALUES
+    series: int = 40_000
+    """Series of all ranks; the page has room for 50,000, of which the node's own come first."""
+    series_per_run: int = 36_000
+    memory: int = 96 << 20
+    """Bytes for all ranks, pages included."""
+    memory_per_run: int = 72 << 20
+
+    @property
+    def all(self) -> Usage:
+        """Most of all ranks together."""
+        return Usage(self.runs, self.ranks, self.series, self.memory)
+
+    @property
+    def run(self) -> Usage:
+        """Most of one run."""
+        return Usage(1, self.ranks_per_run, self.series_per_run, self.memory_per_run)
+
+
+class _Shortage(NamedTuple):
+    """A limit that a rank would exceed."""
+
+    resource: str
+    """The field of Usage."""
+    of_run: bool
+    error: ReportError
 
 
 class Held(NamedTuple):
@@ -137,6 +183,8 @@ class Held(NamedTuple):
     """Monotonic time at which its process sent the notice of SIGTERM or SIGHUP."""
     uid: int | None = None
     """User of the sender, where the kernel reports it."""
+    admitted: float = 0.0
+    """Monotonic time of its first report."""
     restored: bool = False
     """Read from the state file, and not heard of since: its counters may be below those that were scraped."""
 
@@ -172,11 +220,17 @@ class RunRegistry:
         self._writing = threading.Lock()
         # Keys come and go by replacing the dictionary; replacing one value is safe under a reader's feet.
         self._held: dict[Key, Held] = {}
+        self._totals = Totals()
+        self._created: dict[Sender, tuple[float, int]] = {}
+        """Beginning of a sender's present expiry time, and the series that it has created since."""
+        self._known_names: dict[Key, set[int]] = {}
+        """Hashes of the names that a rank had in this session or before it."""
         self._value_names: dict[str, set[str]] = {}
         self._own_names: dict[tuple[str, int, str], str] = {}
         self._arrived: dict[str, int] = dict.fromkeys(TRANSPORTS, 0)
         self._rejected: dict[str, int] = dict.fromkeys(REJECTION_REASONS, 0)
         self._dropped_values = 0
+        self._dropped_series = 0
         self._changes = 0
         self._collected: dict[Key, tuple[Held, tuple[Sample, ...]]] = {}
 
@@ -273,23 +327,33 @@ class RunRegistry:
     def restore(self, holdings: Iterable[Held]) -> None:
         """Take back what an earlier life of the exporter held, within the limits; what has reported since stays.
 
+        Silence goes on while the exporter is away. A rank that can't be seen has a minute for its next report, since
+        earlier ones found no exporter, but is left out after a silence of twice the expiry time.
+
         The counters and histograms of a rank that goes on are absent until its next report. The file may be older than
         the last scrape, and Prometheus takes a counter that falls for one that begins again, and counts it twice.
         """
+        now = self._clock.monotonic()
         with self._writing:
             for held in holdings:
                 key = (held.report.run, held.report.rank)
+                if held.ended is None and held.process is None:
+                    if now - held.heard >= 2.0 * self.expiry:
+                        continue
+                    held = held._replace(heard=max(held.heard, now - self.expiry + _RESTORED_SECONDS))
                 try:
                     if key not in self._held:
-                        self._make_room(key)
+                        self._make_room(key, held.uid, usage_of(held.report), 0)
                         report = self._within_value_names(held.report)
+                        self._totals.set(key, held.uid, usage_of(report))
+                        self._known_names[key] = set(names_of(report))
                         self._held = {**self._held, key: held._replace(report=report, restored=held.ended is None)}
                         if held.told_run:
                             self._own_names[(held.told_run, key[1], report.session)] = report.run
                         self._changes += 1
                 except ReportError as error:
                     self._rejected[error.reason] += 1
-            self._let_go_of_expired(self._clock.monotonic())
+            self._let_go_of_expired(now)
 
     def collect(self) -> list[Sample]:
         """Every series of every rank held, and of this registry. Memory only."""
@@ -311,6 +375,7 @@ class RunRegistry:
         samples += [Sample(REPORTS_REJECTED, (reason,), number) for reason, number in self._rejected.items()]
         samples.append(Sample(RUNS, (), len({run for run, _rank in collected})))
         samples.append(Sample(SERIES_DROPPED, ("value_names_per_run",), self._dropped_values))
+        samples.append(Sample(SERIES_DROPPED, ("series_quota",), self._dropped_series))
         return samples + ranks
 
     def _admit(self, report: Report, pid_seen: int | None, uid: int | None) -> None:
@@ -334,7 +399,8 @@ class RunRegistry:
                 "future", f"start is {report.start - wall:.0f} s ahead of this machine's clock; set the clocks right"
             )
         elif held is None:
-            self._make_room(key)
+            usage = usage_of(report)
+            self._make_room(key, uid, usage, usage.series)
             if report.run != told_run:
                 _logger.warning(
                     "run %r rank %d is reported by two processes that live; the second one is shown as run %r: "
@@ -345,7 +411,10 @@ class RunRegistry:
                 )
         else:
             restarts = max(restarts, self._succeed(held, report, process, uid))
-            former = (*held.former, held.report.session)[-_MAX_FORMER:]
+            former = (*held.former, held.report.session)
+            for forgotten in former[:-_MAX_FORMER]:
+                self._own_names.pop((told_run, report.rank, forgotten), None)
+            former = former[-_MAX_FORMER:]
             self._forget_value_names(key)
         if report.state not in LAST_STATES:
             ended = None
@@ -357,6 +426,11 @@ class RunRegistry:
             self._own_names[(told_run, report.rank, report.session)] = report.run
         told_run = told_run if told_run != report.run else ""
         report = self._within_value_names(report)
+        if held is not None:
+            report = self._within_quota(key, uid, held.report, report)
+        else:
+            self._known_names[key] = set(names_of(report))
+        self._totals.set(key, uid, usage_of(report))
         entry = Held(
             report,
             wall,
@@ -369,6 +443,7 @@ class RunRegistry:
             former=former,
             signalled=signalled,
             uid=uid,
+            admitted=now if held is None else held.admitted,
         )
         if held is None:
             self._held = {**self._held, key: entry}
@@ -470,39 +545,138 @@ class RunRegistry:
         )
         return held.restarts
 
-    def _make_room(self, key: Key) -> None:
-        """Refuse a rank that is one too many, unless letting go of expired ones makes room."""
-        problem = self._limit_reached(key)
-        if problem is not None:
-            self._let_go_of_expired(self._clock.monotonic())
-            problem = self._limit_reached(key)
-            if problem is not None:
-                raise problem
+    def _make_room(self, key: Key, sender: Sender, usage: Usage, new_series: int) -> None:
+        """Displace what a new or growing rank may displace, where it would exceed a limit.
 
-    def _limit_reached(self, key: Key) -> ReportError | None:
-        limits = self.limits
-        if len(self._held) >= limits.ranks:
-            return ReportError("rank_limit", f"this exporter holds {limits.ranks} ranks, its limit")
-        ranks_by_run: dict[str, int] = {}
-        for run, _rank in self._held:
-            ranks_by_run[run] = ranks_by_run.get(run, 0) + 1
-        ranks = ranks_by_run.get(key[0])
-        if ranks is None and len(ranks_by_run) >= limits.runs:
-            return ReportError("run_limit", f"this exporter holds {limits.runs} runs, its limit")
-        if ranks is not None and ranks >= limits.ranks_per_run:
-            return ReportError(
-                "rank_limit", f"run {key[0]!r} has {limits.ranks_per_run} ranks on this exporter, its limit"
+        Args:
+            key: the rank.
+            sender: its sender.
+            usage: what it would take in all.
+            new_series: series that are not exposed yet.
+
+        Raises:
+            ReportError: it would still exceed a limit; nothing is displaced.
+        """
+        now = self._clock.monotonic()
+        if self._shortage(key, usage) is not None:
+            self._let_go_of_expired(now)
+        displaced: list[tuple[Key, Sender, Usage]] = []
+        try:
+            while (shortage := self._shortage(key, usage)) is not None:
+                victims = () if shortage.of_run else self._displaceable(key, sender, usage, shortage.resource, now)
+                if not victims:
+                    raise shortage.error
+                for victim in victims:
+                    displaced.append((victim, self._totals.sender_of(victim), self._totals.rank(victim)))
+                    self._totals.remove(victim)
+            self._count_created(sender, new_series, now)
+        except ReportError:
+            for each in displaced:
+                self._totals.set(*each)
+            raise
+        if displaced:
+            for (run, rank), owner, _usage in displaced:
+                _logger.warning(
+                    "run %r rank %d of %s makes room for run %r of %s",
+                    *(run, rank, _name_of(owner), key[0], _name_of(sender)),
+                )
+            gone = {victim for victim, _owner, _usage in displaced}
+            self._keep({each: held for each, held in self._held.items() if each not in gone})
+
+    def _count_created(self, sender: Sender, number: int, now: float) -> None:
+        """Count series that a sender creates.
+
+        Raises:
+            ReportError: they would be more within an expiry time than the exporter may hold.
+        """
+        if not number:
+            return
+        since, before = self._created.get(sender, (now, 0))
+        if now - since >= self.expiry:
+            since, before = now, 0
+        if before + number > self.limits.series:
+            raise ReportError(
+                "series_limit",
+                f"{_name_of(sender)} has created {before} series within {self.expiry:g} s, the limit is "
+                f"{self.limits.series}; keep the names of runs, phases and values",
             )
+        self._created[sender] = (since, before + number)
+
+    def _shortage(self, key: Key, usage: Usage) -> _Shortage | None:
+        """Return the first limit that the rank would exceed with this usage, or None."""
+        run = self._totals.run(key[0])
+        more = usage.minus(self._totals.rank(key))._replace(runs=int(not run.ranks))
+        for of_run, limit, total in ((False, self.limits.all, self._totals.all), (True, self.limits.run, run)):
+            for resource, most, held, added in zip(Usage._fields, limit, total, more, strict=True):
+                if added > 0 and held + added > most:
+                    return _Shortage(resource, of_run, _limit_error(resource, most, key[0] if of_run else ""))
         return None
+
+    def _displaceable(self, key: Key, sender: Sender, usage: Usage, resource: str, now: float) -> Sequence[Key]:
+        """Return the ranks to displace next: those of one run where runs are short, else one; none if none may be."""
+        more = usage.minus(self._totals.rank(key))._replace(runs=1)
+        needed = getattr(self._totals.sender(sender).plus(more), resource)
+        # A flood of refused reports must not cost a look at every rank each.
+        if sender is None:
+            if not any(_gives_way(held, now) for held in self._held.values()):
+                return ()
+        elif not any(getattr(other, resource) > needed for other in self._totals.senders_except(sender)):
+            return ()
+        groups: dict[Key | str, list[Key]] = {}
+        for each in self._held:
+            if each != key and self._totals.rank(each).ranks:
+                groups.setdefault(each[0] if resource == "runs" else each, []).append(each)
+        first: tuple[tuple[float, ...], Sequence[Key]] = ((0.0,), ())
+        for group in groups.values():
+            owner = self._totals.sender_of(group[0])
+            held = getattr(self._totals.sender(owner), resource)
+            standing = max(_standing(self._held[each]) for each in group)
+            order = (-held, *standing)
+            if order >= first[0] or any(self._totals.sender_of(each) != owner for each in group):
+                continue
+            if owner == sender:
+                allowed = all(_gives_way(self._held[each], now) for each in group)
+            else:
+                lost = 1 if resource == "runs" else getattr(self._totals.rank(group[0]), resource)
+                allowed = sender is not None and held - lost >= needed
+            if allowed:
+                first = (order, group)
+        return first[1]
+
+    def _within_quota(self, key: Key, sender: Sender, before: Report, after: Report) -> Report:
+        """Leave out names that are new in the report of a rank that is held, where a limit is reached."""
+        if not has_new_names(before, after):
+            return after
+        known = self._known_names.get(key, set())
+        new = {name: series for name, series in names_of(after).items() if name not in known}
+        try:
+            self._make_room(key, sender, usage_of(after), sum(new.values()))
+        except ReportError:
+            self._dropped_series += sum(new.values())
+            after = without_new_names(before, after)
+        else:
+            known = set(new) if len(known) + len(new) > _MAX_KNOWN_NAMES else known | new.keys()
+        self._known_names[key] = known
+        return after
 
     def _let_go_of_expired(self, now: float) -> None:
         kept = {key: held for key, held in self._held.items() if held.ended is None or now - held.ended < self.expiry}
+        self._created = {
+            sender: (since, number) for sender, (since, number) in self._created.items() if now - since < self.expiry
+        }
         if len(kept) < len(self._held):
-            self._held = kept
-            runs = {run for run, _rank in kept}
-            self._value_names = {run: names for run, names in self._value_names.items() if run in runs}
-            self._own_names = {told: run for told, run in self._own_names.items() if (run, told[1]) in kept}
-            self._changes += 1
+            self._keep(kept)
+
+    def _keep(self, kept: dict[Key, Held]) -> None:
+        """Let go of every rank except these."""
+        for key in self._held.keys() - kept.keys():
+            self._totals.remove(key)
+            self._known_names.pop(key, None)
+        self._held = kept
+        runs = {run for run, _rank in kept}
+        self._value_names = {run: names for run, names in self._value_names.items() if run in runs}
+        self._own_names = {told: run for told, run in self._own_names.items() if (run, told[1]) in kept}
+        self._changes += 1
 
     def _forget_value_names(self, key: Key) -> None:
         """A new session brings its own names: leave the run those of its other ranks."""
@@ -521,6 +695,46 @@ class RunRegistry:
         kept = {name: value for name, value in report.values.items() if name in names}
         self._dropped_values += len(report.values) - len(kept)
         return report._replace(values=kept)
+
+
+_ENDED, _UNPROVEN, _REMOTE, _LOCAL = range(4)
+"""Order in which ranks of one sender are displaced."""
+
+
+def _standing(held: Held) -> tuple[int, float]:
+    """Return the order of a rank among those that may be displaced: the lowest goes first.
+
+    Of ended and unproven ranks the oldest goes first, of the others the newest.
+    """
+    if held.ended is not None:
+        return _ENDED, held.ended
+    if held.uid is not None:
+        return _LOCAL, -held.admitted
+    if held.heard - held.admitted < _PROOF_SECONDS:
+        return _UNPROVEN, held.admitted
+    return _REMOTE, -held.admitted
+
+
+def _gives_way(held: Held, now: float) -> bool:
+    """Return True for a rank that makes room for another one of the same sender."""
+    return now - held.heard >= _UNPROVEN_SILENCE and _standing(held)[0] == _UNPROVEN
+
+
+def _name_of(sender: Sender) -> str:
+    return "the network" if sender is None else f"user {sender}"
+
+
+def _limit_error(resource: str, limit: int, run: str) -> ReportError:
+    """Return the refusal of a rank that would exceed a limit of all ranks, or of a run where one is named."""
+    subject, place = (f"run {run!r} has", " on this exporter") if run else ("this exporter holds", "")
+    amount, remedy = {
+        "runs": (f"{limit} runs", "raise --report.max-runs"),
+        "ranks": (f"{limit} ranks", "report some of them to another exporter" if run else "raise --report.max-ranks"),
+        "series": (f"ranks with up to {limit} series", "report fewer ranks, phases or values"),
+        "memory": (f"ranks that take up to {limit >> 20} MiB", "use shorter names of runs, phases and values"),
+    }[resource]
+    reason = {"runs": "run_limit", "ranks": "rank_limit", "series": "series_limit", "memory": "memory_limit"}[resource]
+    return ReportError(reason, f"{subject} {amount}{place}, its limit; {remedy}")
 
 
 def _terminated(held: Held, now: float) -> Held:

@@ -38,6 +38,8 @@ _STATUS = {
     "not_owner": 403,
     "run_limit": 429,
     "rank_limit": 429,
+    "series_limit": 429,
+    "memory_limit": 429,
 }
 """HTTP status by reason; 400 for every other."""
 

@@ -17,7 +17,8 @@ from typing import Any
 
 from stallscope import trace_request
 from stallscope.catalogue import STEP_BUCKETS
-from stallscope.intake.runs import Held, Key, RunRegistry
+from stallscope.intake.quotas import Key
+from stallscope.intake.runs import Held, RunRegistry
 from stallscope.report import Report, StepSeconds
 from stallscope.sampling.clock import Clock, SystemClock
 from stallscope.trace_request import MAX_STEPS, TraceRequest

@@ -82,14 +82,15 @@ class Renderer:
     def render(self, groups: dict[Family, dict[str, str]], *, openmetrics: bool) -> bytes:
         """Return the page; families stand in the catalogue's order."""
         headers = self._headers[openmetrics]
-        text: list[str] = []
+        page: list[bytes] = []
         for family in sorted(groups, key=_ORDER.__getitem__):
-            text.append(headers[family])
-            text.extend([f"{name} {value}\n" for name, value in groups[family].items()])
+            lines = [f"{name} {value}\n" for name, value in groups[family].items()]
+            # Encoded by family: as text one wide character makes four bytes of every character of the page.
+            # A name that is no text (the kernel allows any bytes) costs its odd characters, not the page.
+            page.append((headers[family] + "".join(lines)).encode(errors="replace"))
         if openmetrics:
-            text.append("# EOF\n")
-        # A name that is no text (the kernel allows any bytes) costs its odd characters, not the page.
-        return "".join(text).encode(errors="replace")
+            page.append(b"# EOF\n")
+        return b"".join(page)
 
 
 def _prefix(family: Family, labels: tuple[str, ...]) -> tuple[str, ...]:

@@ -30,8 +30,8 @@ class Sample(NamedTuple):
     value: float | Distribution
 
 
-_SOUND: set[tuple[Family, tuple[str, ...]]] = set()
-"""Labels that were found sound: a node has the same ones in every round."""
+_SOUND: set[int] = set()
+"""Hashes of labels that were found sound, which take less memory than labels. A node has the same in every round."""
 _SOUND_AT_MOST = 8_192
 
 
@@ -49,8 +49,11 @@ def checked(samples: Iterable[Sample]) -> tuple[Sample, ...]:
     result = tuple(samples)
     for sample in result:
         family, labels, value = sample
-        if (family, labels) not in _SOUND:
+        if (key := hash((family, labels))) not in _SOUND:
             _check_labels(family, labels)
+            if len(_SOUND) >= _SOUND_AT_MOST:
+                _SOUND.clear()
+            _SOUND.add(key)
         kind = type(value)
         # Not their subclasses, whose text may be something else: True is no number on a page.
         if kind is float or kind is int:
@@ -70,9 +73,6 @@ def _check_labels(family: Family, labels: tuple[str, ...]) -> None:
         raise NonsenseReading(f"{family.name} takes the labels {family.all_labels}, got the values {labels}")
     if not all(type(label) is str for label in labels):
         raise NonsenseReading(f"{family.name} takes texts as labels, got {labels}")
-    if len(_SOUND) >= _SOUND_AT_MOST:
-        _SOUND.clear()
-    _SOUND.add((family, labels))
 
 
 def _check_distribution(family: Family, value: Distribution) -> None:

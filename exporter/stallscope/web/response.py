@@ -32,15 +32,23 @@ def problem(status: int, reason: str, message: str, *headers: str) -> Response:
 
 
 _date = (0, b"")
+_LONG = 65_536
+"""Bytes of a body from which it is not copied."""
 
 
-def encode(response: Response, *, keep_alive: bool, head_only: bool = False) -> bytes:
-    """Return the bytes to send; after HEAD without the body, but with its length."""
+def encode(response: Response, *, keep_alive: bool, head_only: bool = False) -> tuple[bytes, bytes]:
+    """Return the bytes to send, and those that follow; after HEAD without the body, but with its length.
+
+    The second part is a long body as it is, so that clients that take a page slowly share one copy. Otherwise it is
+    empty, so that most answers are one piece.
+    """
     start = _start(response.status, response.content_type, response.headers, keep_alive)
     if response.status == HTTPStatus.NO_CONTENT:  # which has no length either
-        return b"%sDate: %s\r\n\r\n" % (start, _now())
+        return b"%sDate: %s\r\n\r\n" % (start, _now()), b""
     head = b"%sDate: %s\r\nContent-Length: %d\r\n\r\n" % (start, _now(), len(response.body))
-    return head if head_only else head + response.body
+    if head_only:
+        return head, b""
+    return (head, response.body) if len(response.body) >= _LONG else (head + response.body, b"")
 
 
 _starts: dict[tuple[int, str, tuple[str, ...], bool], bytes] = {}

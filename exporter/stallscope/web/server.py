@@ -100,6 +100,8 @@ class _Connection(HTTPConnection):
         """Whether requests that have arrived wait for their turn: no others are received before."""
         self.unsent = memoryview(b"")
         """What the client has not taken yet of an answer."""
+        self._rest = memoryview(b"")
+        """What follows that."""
         self.unsent_since = 0.0
         self._last_answer = False
 
@@ -183,14 +185,14 @@ class _Connection(HTTPConnection):
         self.received.clear()
         answer = response.problem(problem.status, problem.reason, str(problem))
         try:
-            self._send(response.encode(answer, keep_alive=False))
+            self._send(*response.encode(answer, keep_alive=False))
             return not self.unsent and self._run_dry()
         except OSError:
             return False
 
     def _tell_plainly(self, words: str) -> bool:
         """Answer a client that speaks no TLS past the TLS of the socket."""
-        answer = response.encode(response.text(400, words), keep_alive=False)
+        answer, _rest = response.encode(response.text(400, words), keep_alive=False)
         try:
             socket.socket.send(self.socket, answer)
             return self._run_dry()
@@ -212,11 +214,11 @@ class _Connection(HTTPConnection):
         except Exception:
             _logger.exception("%s %s could not be answered", request.method, request.path)
             answer = response.text(500, "internal error; the exporter's log tells more")
-        self._send(response.encode(answer, keep_alive=keep, head_only=request.method == "HEAD"))
+        self._send(*response.encode(answer, keep_alive=keep, head_only=request.method == "HEAD"))
         return keep
 
-    def _send(self, data: bytes) -> None:
-        self.unsent = memoryview(data)
+    def _send(self, data: bytes, rest: bytes) -> None:
+        self.unsent, self._rest = memoryview(data), memoryview(rest)
         # For the whole of it, not for every piece: a client that reads a byte a second is cut off too.
         self.unsent_since = time.time()
         self._send_on()
@@ -227,6 +229,8 @@ class _Connection(HTTPConnection):
         try:
             while self.unsent:
                 self.unsent = self.unsent[self.socket.send(self.unsent) :]
+                if not self.unsent:  # an empty view of a page would keep all of it
+                    self.unsent, self._rest = self._rest, memoryview(b"")
         except self.server.not_yet:
             return False
         return True

@@ -1,0 +1,192 @@
+"""Series and memory that ranks take, and the totals of each run and of each sender.
+
+A sender is a local user, by the uid that the kernel reports for the socket, or the network as a whole: addresses of
+datagrams can be forged, so that a quota for each address would be no quota.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from stallscope.catalogue import ACTIVITIES, RUN_STATES
+from stallscope.report import COUNTERS, GAUGES, PRECISIONS, STEP_BUCKET_COUNT, Report
+
+Key = tuple[str, int]
+"""Run and rank."""
+Sender = int | None
+"""The uid of a local user; None for the network."""
+
+_RANK_BYTES = 6_000
+"""Memory of a rank apart from its series: the report, the former sessions, and their entries in tables."""
+_SERIES_BYTES = 700
+"""Memory of a series apart from its text: the value, the sample, and their entries in tables."""
+_LINE_LENGTH = 100
+"""Characters of a line on the page apart from label values that the sender chooses."""
+_TEXTS = 3
+"""Copies of a line as text: the series' name, and its line and the family's while a page is made."""
+_PAGES = 6
+"""Copies of a line as bytes: two formats of the new page, the same of the page before it, and a slow scrape of each."""
+_SESSIONS = 10
+"""Copies of a session's identifier: of the session that is held and of those before it."""
+_FIXED_SERIES = (
+    1  # rank_info
+    + len(RUN_STATES)
+    + len(ACTIVITIES)
+    + 5  # timestamps and restarts
+    + STEP_BUCKET_COUNT
+    + 2  # sum and count of the histogram
+    + len(COUNTERS)
+    + len(GAUGES)
+    + len(PRECISIONS)
+)
+"""Series of a rank whose names no sender can choose."""
+
+
+class Usage(NamedTuple):
+    """What ranks take of the exporter; also a limit of it."""
+
+    runs: int = 0
+    ranks: int = 0
+    series: int = 0
+    memory: int = 0
+    """Bytes, estimated from above."""
+
+    def plus(self, other: Usage) -> Usage:
+        """Return the sum."""
+        return Usage(*[mine + more for mine, more in zip(self, other, strict=True)])
+
+    def minus(self, other: Usage) -> Usage:
+        """Return the difference."""
+        return Usage(*[mine - less for mine, less in zip(self, other, strict=True)])
+
+
+def usage_of(report: Report) -> Usage:
+    """Return the most that one rank takes with the names in its report, in every table and page that holds them.
+
+    Series with fixed names count whether they are in the report or not, so that a rank only grows by new names. The run
+    counts as 0: it is counted with its first rank.
+    """
+    series = _FIXED_SERIES + 4 * len(report.phases) + len(report.gpus) + len(report.values) + len(report.dropped)
+    labels = "".join(
+        [*report.phases] * 4
+        + [*report.values, *report.dropped, *report.info.values()]
+        + [text for gpu in report.gpus for text in gpu]
+    )
+    length = series * (_LINE_LENGTH + _escaped_length(report.run)) + _escaped_length(labels)
+    # As UTF-8 an ASCII character is one byte; in memory it is as wide as the widest one of its string.
+    encoded = length + series * _encoding_excess(report.run) + _encoding_excess(labels)
+    width = max(_width(report.run), _width(labels), _width(report.session))
+    own = width * (len(labels) + _SESSIONS * len(report.session))
+    memory = _RANK_BYTES + series * _SERIES_BYTES + own + _TEXTS * width * length + _PAGES * encoded
+    return Usage(0, 1, series, memory)
+
+
+def has_new_names(before: Report, after: Report) -> bool:
+    """Return True if the second report of a rank has names that the first one did not have."""
+    return not (
+        after.phases.keys() <= before.phases.keys()
+        and after.values.keys() <= before.values.keys()
+        and after.dropped.keys() <= before.dropped.keys()
+        and after.info == before.info
+        and after.gpus == before.gpus
+    )
+
+
+def names_of(report: Report) -> dict[int, int]:
+    """Return a hash of each name in a report that makes series of its own, and how many they are."""
+    names = {hash(("phase", name)): 4 for name in report.phases}
+    names.update({hash(("value", name)): 1 for name in report.values})
+    names.update({hash(("dropped", name)): 1 for name in report.dropped})
+    names.update({hash(("gpu", gpu)): 1 for gpu in report.gpus})
+    names[hash(("info", *report.info.items()))] = 1
+    return names
+
+
+def without_new_names(before: Report, after: Report) -> Report:
+    """Return the second report of a rank without names that the first one did not have."""
+    return after._replace(
+        phases={name: phase for name, phase in after.phases.items() if name in before.phases},
+        values={name: value for name, value in after.values.items() if name in before.values},
+        dropped={name: number for name, number in after.dropped.items() if name in before.dropped},
+        info=before.info,
+        gpus=before.gpus,
+    )
+
+
+class Totals:
+    """What every rank takes, and the sums by run, by sender and of all. Not for several threads at once."""
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self.all = Usage()
+        self._ranks: dict[Key, tuple[Sender, Usage]] = {}
+        self._by_run: dict[str, Usage] = {}
+        self._by_sender: dict[Sender, Usage] = {}
+        self._sender_ranks: dict[tuple[Sender, str], int] = {}
+
+    def rank(self, key: Key) -> Usage:
+        """Return what a rank takes; zeros for one that is not held."""
+        return self._ranks[key][1] if key in self._ranks else Usage()
+
+    def sender_of(self, key: Key) -> Sender:
+        """Return the sender that a rank counts for."""
+        return self._ranks[key][0]
+
+    def run(self, run: str) -> Usage:
+        """Return what all ranks of a run take."""
+        return self._by_run.get(run, Usage())
+
+    def sender(self, sender: Sender) -> Usage:
+        """Return what all ranks of a sender take; `runs` counts those with a rank of this sender."""
+        return self._by_sender.get(sender, Usage())
+
+    def senders_except(self, sender: Sender) -> list[Usage]:
+        """Return what each other sender takes."""
+        return [usage for owner, usage in self._by_sender.items() if owner != sender]
+
+    def set(self, key: Key, sender: Sender, usage: Usage) -> None:
+        """Enter a rank, or replace what it takes."""
+        if self._ranks.get(key) == (sender, usage):
+            return
+        self.remove(key)
+        run = key[0]
+        self._ranks[key] = (sender, usage)
+        number = self._sender_ranks.get((sender, run), 0)
+        self._sender_ranks[sender, run] = number + 1
+        self._by_sender[sender] = self.sender(sender).plus(usage._replace(runs=int(number == 0)))
+        self.all = self.all.plus(usage._replace(runs=int(run not in self._by_run)))
+        self._by_run[run] = self.run(run).plus(usage._replace(runs=0))
+
+    def remove(self, key: Key) -> None:
+        """Take a rank off the sums; one that is not held changes nothing."""
+        if key not in self._ranks:
+            return
+        sender, usage = self._ranks.pop(key)
+        run = key[0]
+        number = self._sender_ranks.pop((sender, run)) - 1
+        if number:
+            self._sender_ranks[sender, run] = number
+        left = self._by_sender.pop(sender).minus(usage._replace(runs=int(not number)))
+        if left.ranks:
+            self._by_sender[sender] = left
+        left = self._by_run.pop(run).minus(usage._replace(runs=0))
+        if left.ranks:
+            self._by_run[run] = left
+        self.all = self.all.minus(usage._replace(runs=int(not left.ranks)))
+
+
+def _escaped_length(text: str) -> int:
+    return len(text) + text.count('"') + text.count("\\")
+
+
+def _encoding_excess(text: str) -> int:
+    """Return the bytes of a string in UTF-8 beyond its number of characters."""
+    return 0 if text.isascii() else len(text.encode()) - len(text)
+
+
+def _width(text: str) -> int:
+    """Return the bytes that CPython takes for each character of a string."""
+    if text.isascii():
+        return 1
+    highest = max(text)
+    return 1 if highest <= "\xff" else 2 if highest <= "\uffff" else 4
