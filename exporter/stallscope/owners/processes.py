@@ -4,7 +4,8 @@ Drivers name processes by the host's numbers, or by those of the exporter's own 
 exporter therefore needs the host's: `hostPID: true` in Kubernetes, `--pid=host` with Docker. User names come from
 `/etc/passwd`; where users live in a directory service, or the file is the container's own, a user goes by number. The
 environment of other users' processes takes CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH, which root has outside containers;
-without both, jobs and containers are still read from cgroups, but on a GPU that pods share the pod of a process is unknown.
+without both, jobs and containers are still read from cgroups, but on a GPU that pods share, the pod of a process is
+unknown.
 
 A process sets its own environment, so that `SLURM_JOB_ID` proves nothing: a Slurm job is read from the cgroup, or where
 Slurm makes no cgroups, from the title of the `slurmstepd` of root that started the process.
