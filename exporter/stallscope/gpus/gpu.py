@@ -35,7 +35,14 @@ from stallscope.gpus.occupancy import Occupancy
 from stallscope.gpus.peak_flops import peak_flops
 from stallscope.gpus.retry import LONGEST_PAUSE, Retry
 from stallscope.gpus.traffic import Traffic
-from stallscope.sampling.integrals import DriverCounter, Stretch, TimeIntegral, Timeline, UtilizationIntegral
+from stallscope.sampling.integrals import (
+    COUNTER_SLACK,
+    DriverCounter,
+    Stretch,
+    TimeIntegral,
+    Timeline,
+    UtilizationIntegral,
+)
 from stallscope.sampling.reading import Distribution, Sample
 from stallscope.sources.base import Environment
 
@@ -115,8 +122,6 @@ _EVERY_READING, _OFTEN, _NOW_AND_THEN, _SOMETIMES, _SELDOM = 0.0, 2.0, 5.0, 10.0
 _PROCESS_SILENCE = 12.0
 """Seconds: what a process sample speaks for at most, since idle processes leave no sample."""
 _PROCESSES_REMEMBERED = 4096
-_COUNTER_SLACK = 2.0
-"""Seconds: a driver call within a reading may be so much later than the reading's beginning."""
 # Counters that grow faster are implausible, per second.
 _MOST_WATTS, _MOST_THROTTLED, _MOST_PCIE, _MOST_NVLINK = 1e5, 1.0, 1e12, 1e13
 _MOST_ERRORS = {"ecc": 1e6, "nvlink": 1e12, "pcie_replays": 1e6}
@@ -137,7 +142,7 @@ class _Question:
     may_be_empty: bool = False
     """Whether a GPU that has the signal may have no series to show."""
     in_parts: bool = False
-    """Whether its parts are retried one by one: it then makes no driver call that is not due."""
+    """True where its parts are retried one by one: it then makes no driver call that is not due."""
 
 
 class Session:
@@ -156,7 +161,7 @@ class Session:
         self.calls_before = calls_before
         """Driver calls made for the GPU in earlier sessions."""
         self.rejected_before: Mapping[str, int] = rejected_before or {}
-        """What its devices rejected in them, by reason."""
+        """Values that its devices rejected in them, by reason."""
         self.now = 0.0
         """When the newest reading began, monotonic."""
         self.has: dict[_Question, frozenset[Family]] = {}
@@ -192,15 +197,7 @@ class Session:
 
     def optional(self, name: str, call: Callable[[], _Answer]) -> _Answer | None:
         """Return the answer, or None while the GPU refuses it."""
-        if not self.retry.due(name, self.now):
-            return None
-        try:
-            answer = call()
-        except Unsupported:
-            self.retry.refused(name, self.now)
-            return None
-        self.retry.answered(name)
-        return answer
+        return self.retry.optional(name, self.now, call)
 
 
 class Gpu:
@@ -244,7 +241,7 @@ class Gpu:
         self._means: dict[SampleKind, float | None] = {"gpu": None, "memory": None}
         self._energy = DriverCounter(most_per_second=_MOST_WATTS)
         self._throttled = {
-            reason: DriverCounter(most_per_second=_MOST_THROTTLED, slack=_COUNTER_SLACK) for reason in THROTTLE_REASONS
+            reason: DriverCounter(most_per_second=_MOST_THROTTLED, slack=COUNTER_SLACK) for reason in THROTTLE_REASONS
         }
         self._errors: dict[tuple[str, str], DriverCounter] = {}
         """By family and kind."""
@@ -321,7 +318,7 @@ class Gpu:
         return {reason: count for reason, count in found.items() if count}
 
     def _rejected_by_calls(self) -> Counter[str]:
-        """The same without what timelines and counters count, which outlive sessions."""
+        """Count by reason what devices rejected, in all sessions; timelines and counters outlive a session."""
         session = self.session
         found = Counter(session.rejected_before)
         for reason, count in session.device.rejected.items():
@@ -773,7 +770,7 @@ class Gpu:
         """Return a count of errors as a total that never goes back."""
         counter = self._errors.get((what, kind))
         if counter is None:
-            counter = self._errors[what, kind] = DriverCounter(most_per_second=_MOST_ERRORS[what], slack=_COUNTER_SLACK)
+            counter = self._errors[what, kind] = DriverCounter(most_per_second=_MOST_ERRORS[what], slack=COUNTER_SLACK)
         return counter.take(count, session=self.met_in, now=self.session.now)
 
     def ask_processes(self, session: Session) -> list[Sample]:

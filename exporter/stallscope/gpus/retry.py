@@ -7,8 +7,10 @@ answered before, and long for one that never was, since most GPUs lack some sign
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from typing import NamedTuple, TypeVar
+
+from stallscope.gpus.driver import Unsupported
 
 FIRST_PAUSE = 2.0
 """Seconds, for a query that was answered before."""
@@ -20,6 +22,7 @@ EARLY = 1.0
 """Seconds, for `Retry`: a query inside of another one is due before it, so that both are made at the same time."""
 
 _Key = TypeVar("_Key", bound=Hashable)
+_Answer = TypeVar("_Answer")
 
 
 class _Refusal(NamedTuple):
@@ -56,6 +59,18 @@ class Retry:
         """Return the keys of the queries that may be made now, in their order."""
         refused = self._refused
         return tuple([key for key in keys if key not in refused or now >= refused[key].due_at])
+
+    def optional(self, key: Hashable, now: float, query: Callable[[], _Answer]) -> _Answer | None:
+        """Make the query if it is due. Return its answer, or None while the driver refuses it."""
+        if not self.due(key, now):
+            return None
+        try:
+            answer = query()
+        except Unsupported:
+            self.refused(key, now)
+            return None
+        self.answered(key)
+        return answer
 
     def refused(self, key: Hashable, now: float) -> None:
         """Note that the query was refused."""

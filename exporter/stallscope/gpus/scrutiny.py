@@ -33,7 +33,7 @@ class Scrutiny:
         self._anchor: tuple[float, float] | None = None
         """Newest timestamp of the driver's that was believed, and when that was, monotonic; both in microseconds."""
         self._ahead: tuple[float, float] | None = None
-        """The same of the newest timestamp in an answer that was from the future as a whole."""
+        """Newest timestamp of an answer that was from the future as a whole, and its time, in the same units."""
 
     @property
     def counts(self) -> dict[Rejection, int]:

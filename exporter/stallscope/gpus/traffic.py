@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from stallscope.sampling.integrals import DriverCounter
+from stallscope.sampling.integrals import COUNTER_SLACK, DriverCounter
 
 _NARROW = 1 << 32
-_SLACK = 2.0
-"""Seconds by which two readings may be further apart than their times."""
 
 
 class Traffic:
@@ -30,13 +28,12 @@ class Traffic:
         self.moved_at: float | None = None
         """When the counter or activity was last read, monotonic seconds."""
         self.counter = DriverCounter(
-            widths=(32, 64) if may_be_narrow else (64,), most_per_second=most_per_second, slack=_SLACK
+            widths=(32, 64) if may_be_narrow else (64,), most_per_second=most_per_second, slack=COUNTER_SLACK
         )
         self._most_per_second = most_per_second
         self._rejected = 0
         self._wide = not may_be_narrow
         self._counted = False
-        self._added = 0.0  # by `add`, less what the counter turned out to have counted as well
 
     @property
     def out_of_range(self) -> int:
@@ -45,7 +42,7 @@ class Traffic:
 
     def add(self, amount: float) -> float:
         """Add bytes that were measured otherwise while neither the counter nor activity is read; return the total."""
-        self._added += amount
+        self.counter.add(amount)
         self.total = (self.total or 0.0) + amount
         return self.total
 
@@ -61,7 +58,7 @@ class Traffic:
             session: another number than before says that the driver was opened anew, and perhaps loaded anew.
             seconds: the time over which activity moved them.
         """
-        if moved is not None and not 0 <= moved <= self._most_per_second * (seconds + _SLACK):
+        if moved is not None and not 0 <= moved <= self._most_per_second * (seconds + COUNTER_SLACK):
             self._rejected += 1
             moved = None
         if counted is not None or moved is not None:
@@ -69,9 +66,7 @@ class Traffic:
         growth = None
         if counted is not None:
             before = self.counter.total if self._counted else 0.0
-            counted_growth = self.counter.take(counted, now=now, session=session) - before
-            growth = max(0.0, counted_growth - self._added) if self._counted else counted_growth
-            self._added = max(0.0, self._added - counted_growth) if self._counted else 0.0
+            growth = self.counter.take(counted, now=now, session=session) - before
             self._wide = self._wide or counted >= _NARROW
             if not self._counted:
                 # Where the driver began to count is where the total begins.

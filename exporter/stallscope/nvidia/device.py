@@ -187,7 +187,7 @@ class NvmlDevice:
             self._instances.retire()
 
     def identity(self) -> Identity:
-        """What this GPU is; each part of it is queried until it is known."""
+        """Return the GPU's identity; each part of it is queried until it is known."""
         self._identity = self._ask_identity()
         return self._identity
 
@@ -572,16 +572,8 @@ class NvmlDevice:
 
     def _optional(self, name: str, *arguments: Any) -> Any:
         """Return the answer, or None while the GPU refuses it."""
-        key, now = (name, *arguments), self.surroundings.monotonic()
-        if not self._retry.due(key, now):
-            return None
-        try:
-            answer = self.call(name, *arguments)
-        except Unsupported:
-            self._retry.refused(key, now)
-            return None
-        self._retry.answered(key)
-        return answer
+        key = (name, *arguments)
+        return self._retry.optional(key, self.surroundings.monotonic(), lambda: self.call(*key))
 
     def _optional_number(self, name: str, *arguments: Any, most: int, least: int = 0) -> int | None:
         return self._scrutiny.number(self._optional(name, *arguments), most, least)

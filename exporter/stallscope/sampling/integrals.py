@@ -316,6 +316,10 @@ class _Base(NamedTuple):
     """Monotonic seconds, where known."""
 
 
+COUNTER_SLACK = 2.0
+"""Seconds: a driver call within a reading may be so much later than the reading's beginning."""
+
+
 class DriverCounter:
     """A counter that only grows, made of what a driver counts.
 
@@ -331,6 +335,8 @@ class DriverCounter:
             most_per_second: more than this can't be meant; checked where readings come with their time.
             slack: seconds by which two readings may be further apart than their times.
         """
+        self.total: float = 0.0
+        """The value to expose: starts at the driver's own value, or at 0 where `add` came first. It never falls."""
         self.backwards = 0
         """Readings lower than the one before, without a wrap or a restart of the driver to explain it."""
         self.out_of_range = 0
@@ -338,16 +344,10 @@ class DriverCounter:
         self._limits: tuple[float, ...] = tuple(2.0**width for width in sorted(widths))
         self._most_per_second = most_per_second
         self._slack = slack
-        self._counted = 0.0
         self._added: float | None = None  # by `add`, less what the driver turned out to have counted as well
         self._base: _Base | None = None
         self._doubted: _Base | None = None  # the base before a reading that made no sense
         self._session = 0
-
-    @property
-    def total(self) -> float:
-        """The value to expose: starts at the driver's own value, or at 0 where `add` came first."""
-        return self._counted + (self._added or 0.0)
 
     @property
     def counted_at(self) -> float | None:
@@ -360,6 +360,7 @@ class DriverCounter:
         Readings that come later add only what exceeds the amounts that were added meanwhile.
         """
         self._added = (self._added or 0.0) + amount
+        self.total += amount
         return self.total
 
     def take(self, raw: float, *, session: int = 0, now: float | None = None) -> float:
@@ -379,10 +380,8 @@ class DriverCounter:
         if base is None:
             self._base = reading
             if self._added is None:
-                self._counted = raw
-            else:
-                # The driver may have counted for long before its counter was first read.
-                self._counted, self._added = self._added, 0.0
+                self.total = raw
+            self._added = 0.0  # the driver may have counted for long before its counter was first read
             return self.total
         doubted = self._doubted
         if doubted is not None and raw >= doubted.value:
@@ -404,8 +403,9 @@ class DriverCounter:
             self.out_of_range += 1
             self._doubted = base
         else:
-            self._counted += growth
-            self._added = max(0.0, self._added - growth) if self._added else self._added
+            added = self._added or 0.0
+            self.total += max(0.0, growth - added)
+            self._added = max(0.0, added - growth)
         return self.total
 
     def _wrapped(self, base: _Base, raw: float) -> float | None:
