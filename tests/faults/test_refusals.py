@@ -13,7 +13,7 @@ SIGNALS = ("memory_total_bytes", "energy_joules_total", "throttled_seconds_total
 
 
 def supported(page: Page, uuid: str) -> list[float | None]:
-    """What the page says of these signals of a GPU."""
+    """Return the page's values of these signals of a GPU."""
     return [page.get("signal_supported", uuid=uuid, signal=signal) for signal in SIGNALS]
 
 

@@ -54,7 +54,7 @@ def counted(registry: RunRegistry, name: str, label: str) -> object:
 
 
 def taken(registry: RunRegistry) -> Usage:
-    """What all that is held takes, as estimated."""
+    """Return the estimated usage of everything that is held."""
     total = Usage(runs=len({held.report.run for held in registry.held}))
     for held in registry.held:
         total = total.plus(usage_of(held.report))

@@ -33,13 +33,13 @@ class FaultyLibrary:
         self.refused: Callable[[str], int] = lambda _: 0
         """The return code of a function; 0 where it answers."""
         self.refused_entry: Callable[[str, int], int] = lambda *_: 0
-        """The same for the entries of batches, by function and by id of field or metric."""
+        """The return code of an entry of a batch, by function and by id of field or metric; 0 where it answers."""
         self.answers: dict[str, Any] = {}
         """Answers of functions instead of the recorded ones; a function of the arguments is called."""
         self.fields: dict[int, Any] = {}
-        """The same for fields, by id."""
+        """Answers of fields instead of the recorded ones, by id."""
         self.metrics: dict[int, Any] = {}
-        """The same for metrics of GPM, by id."""
+        """Answers of metrics of GPM instead of the recorded ones, by id."""
         self.asked: list[str] = []
         self.batches: list[tuple[Any, ...]] = []
 
@@ -61,7 +61,7 @@ class FaultyLibrary:
         return self._library.call(name, *arguments)
 
     def _batch(self, name: str, *arguments: Any) -> list[tuple[int, Any]]:
-        """Answer whatever subset is asked from what was recorded of each entry."""
+        """Answer any subset of entries from the recorded answer of each."""
         *_, wanted = arguments
         self.batches.append(wanted)
         known = self._known[name]

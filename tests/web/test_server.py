@@ -285,6 +285,18 @@ def test_clients_that_never_read_hold_no_worker(
         assert get(server) == (200, BODY)
 
 
+@contextlib.contextmanager
+def traced(server: Server) -> Iterator[None]:
+    """Run the server, and trace the memory that is allocated meanwhile."""
+    server.start()
+    tracemalloc.start()
+    try:
+        yield
+    finally:
+        tracemalloc.stop()
+        server.stop()
+
+
 @pytest.mark.alone
 def test_clients_that_never_read_share_one_copy_of_a_page() -> None:
     """Each with a copy of its own, they took the memory of the node's exporter: a page is several megabytes."""
@@ -298,10 +310,7 @@ def test_clients_that_never_read_share_one_copy_of_a_page() -> None:
 
     server = Server(Address("127.0.0.1", 0), answer_with_the_page, threads=WORKERS)
     with contextlib.ExitStack() as stack:
-        server.start()
-        stack.callback(server.stop)
-        tracemalloc.start()
-        stack.callback(tracemalloc.stop)
+        stack.enter_context(traced(server))
         for _ in range(clients):
             stack.enter_context(connected(server)).sendall(b"GET / HTTP/1.1\r\n\r\n")
         for _ in range(clients):
@@ -314,10 +323,7 @@ def test_a_connection_that_is_kept_does_not_keep_the_page_that_it_took() -> None
     clients, size = 16, 1 << 20
     server = Server(Address("127.0.0.1", 0), lambda _request, _client: Response(200, TEXT, bytes(size)), threads=1)
     with contextlib.ExitStack() as stack:
-        server.start()
-        stack.callback(server.stop)
-        tracemalloc.start()
-        stack.callback(tracemalloc.stop)
+        stack.enter_context(traced(server))
         for _ in range(clients):
             client = http.client.HTTPConnection("127.0.0.1", server.address.port, timeout=60)
             stack.callback(client.close)

@@ -43,7 +43,7 @@ _FIXED_SERIES = (
 
 
 class Usage(NamedTuple):
-    """What ranks take of the exporter; also a limit of it."""
+    """Runs, ranks, series and memory that the exporter holds, or may hold."""
 
     runs: int = 0
     ranks: int = 0
@@ -114,7 +114,7 @@ def without_new_names(before: Report, after: Report) -> Report:
 
 
 class Totals:
-    """What every rank takes, and the sums by run, by sender and of all. Not for several threads at once."""
+    """Usage of every rank, and its sums by run, by sender and of all. Not for several threads at once."""
 
     def __init__(self) -> None:
         """Start empty."""

@@ -668,7 +668,7 @@ class RunRegistry:
             self._keep(kept)
 
     def _keep(self, kept: dict[Key, Held]) -> None:
-        """Let go of every rank except these."""
+        """Drop every rank except these."""
         for key in self._held.keys() - kept.keys():
             self._totals.remove(key)
             self._known_names.pop(key, None)
@@ -727,13 +727,16 @@ def _name_of(sender: Sender) -> str:
 def _limit_error(resource: str, limit: int, run: str) -> ReportError:
     """Return the refusal of a rank that would exceed a limit of all ranks, or of a run where one is named."""
     subject, place = (f"run {run!r} has", " on this exporter") if run else ("this exporter holds", "")
-    amount, remedy = {
-        "runs": (f"{limit} runs", "raise --report.max-runs"),
-        "ranks": (f"{limit} ranks", "report some of them to another exporter" if run else "raise --report.max-ranks"),
-        "series": (f"ranks with up to {limit} series", "report fewer ranks, phases or values"),
-        "memory": (f"ranks that take up to {limit >> 20} MiB", "use shorter names of runs, phases and values"),
+    more_ranks = "report some of them to another exporter" if run else "raise --report.max-ranks"
+    reason, amount, remedy = {
+        "runs": ("run_limit", f"{limit} runs", "raise --report.max-runs"),
+        "ranks": ("rank_limit", f"{limit} ranks", more_ranks),
+        "series": ("series_limit", f"ranks with up to {limit} series", "report fewer ranks, phases or values"),
+        "memory": (
+            *("memory_limit", f"ranks that take up to {limit >> 20} MiB"),
+            "use shorter names of runs, phases and values",
+        ),
     }[resource]
-    reason = {"runs": "run_limit", "ranks": "rank_limit", "series": "series_limit", "memory": "memory_limit"}[resource]
     return ReportError(reason, f"{subject} {amount}{place}, its limit; {remedy}")
 
 

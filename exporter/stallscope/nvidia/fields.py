@@ -156,7 +156,7 @@ class CounterFields:
     """What the driver counts by itself, in one call."""
 
     def __init__(self, batch_of: BatchOf, scrutiny: Scrutiny, served: dict[str, str]) -> None:
-        """For one GPU; `served` is told which field serves which signal."""
+        """Prepare for one GPU; `served` receives the field that serves each signal."""
         self._batch = batch_of(_COUNTER_FIELDS)
         self._scrutiny = scrutiny
         self._served = served
@@ -214,7 +214,7 @@ class HealthFields:
 
     @property
     def counts_links(self) -> bool:
-        """Whether the state of NVLinks was ever answered."""
+        """True once the state of an NVLink was answered."""
         return bool(self._links)
 
     def read(self) -> Health:

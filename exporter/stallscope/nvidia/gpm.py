@@ -138,7 +138,7 @@ class ActivityMeter:
         self._retry = retry
         self._wanted = sorted(_BASE | _LATER)
         self._silent = True
-        """Whether the newest query answered no metric."""
+        """True where the newest query answered no metric."""
         self._totals: Mapping[int, float] = {}
 
     def read(self) -> Activity | None:

@@ -101,7 +101,7 @@ class _Connection(HTTPConnection):
         self.unsent = memoryview(b"")
         """What the client has not taken yet of an answer."""
         self._rest = memoryview(b"")
-        """What follows that."""
+        """The part of the answer that follows `unsent`."""
         self.unsent_since = 0.0
         self._last_answer = False
 
