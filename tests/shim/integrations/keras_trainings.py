@@ -57,6 +57,17 @@ def fitted(desk: Desk) -> None:
         assert "stallscope" not in repr(made.train_function).lower()
 
 
+def partial_first(desk: Desk) -> None:
+    """Two epochs whose first batch is the partial one, as shuffling may have it."""
+
+    class Reversed(Batches):
+        def __getitem__(self, index: int) -> Any:
+            return super().__getitem__(5 - index)
+
+    callback = StallscopeCallback("partial_first", sender=desk, interval=0.0)
+    model().fit(Reversed(), epochs=2, verbose=0, shuffle=False, callbacks=[callback])
+
+
 def accumulating(desk: Desk) -> None:
     """Two batches make one step; another callback wants the logs of each, for which Keras waits."""
 
@@ -98,4 +109,4 @@ def measured(desk: Desk) -> None:
 
 
 if __name__ == "__main__":
-    main("keras", (fitted, accumulating, failing, measured))
+    main("keras", (fitted, partial_first, accumulating, failing, measured))

@@ -44,6 +44,12 @@ def test_samples_are_counted_by_what_batches_hold(fitted: Reports) -> None:
     assert fitted.newest.gauges["batch_size"] == 4
 
 
+def test_the_batch_size_is_that_of_full_batches_also_where_a_partial_one_comes_first(folder: Path) -> None:
+    newest = read(folder, "partial_first").newest
+    assert newest.counters["samples"] == 2 * 22
+    assert newest.gauges["batch_size"] == 4
+
+
 def test_validation_and_saving_are_activities(fitted: Reports) -> None:
     assert fitted.activities >= {"initialization", "training", "evaluation", "checkpoint"}
     assert (fitted.occurrences("evaluation"), fitted.occurrences("checkpoint")) == (3, 3)

@@ -212,6 +212,7 @@ class Training:
         """Count the samples that Keras has counted since the epoch began."""
         if self._counter is not None and self._fetching:
             self._add(self._counter.settle())
+            self._describe_batch(self._counter.batch_size or 0)
 
     @tolerant
     def report_logs(self) -> None:
@@ -297,12 +298,17 @@ class _LossCount:
         self._due = 0.0
         self._calls = 0
         self._batches = 0
+        self._sized_by = 0
+        """Batches that `batch_size` was read from, where they are among those counted since `begin`; else 0."""
+        self._batches_before = 0
+        """Batches before `begin`."""
         self._counts = True
 
     def begin(self) -> None:
         """Begin to count: an epoch, or what follows an evaluation, which resets the metric."""
         self._begun = self._read() if self._calls else 0.0
         self._taken = self._due = 0.0
+        self._sized_by, self._batches_before = 0, self._batches
 
     def returned(self, batches: int) -> float:
         """Note that `batches` batches were trained, and return the samples of the previous call."""
@@ -310,6 +316,7 @@ class _LossCount:
         self._batches += batches
         if self.batch_size is None:
             self.batch_size = self._first(batches)
+            self._sized_by = batches
         before, self._due = self._due, self.batch_size * batches
         self._taken += before
         return before
@@ -324,8 +331,17 @@ class _LossCount:
             return left
         read = self._read()
         left = max(read - self._begun - self._taken, 0.0)
+        self._correct_size(read - self._begun)
         self._begun, self._taken, self._due = read, 0.0, 0.0
         return left
+
+    def _correct_size(self, counted: float) -> None:
+        """Take the size from the other batches where the first one was the partial one, as in shuffled data."""
+        batches = self._batches - self._batches_before
+        size = self.batch_size or 0.0
+        if 0 < self._sized_by < batches and counted > batches * size:
+            self.batch_size = (counted - self._sized_by * size) / (batches - self._sized_by)
+        self._sized_by = 0
 
     def _first(self, batches: int) -> float:
         size = getattr(self.source, "batch_size", None)
