@@ -41,8 +41,9 @@ up: $(STAMP) ## the whole stack on this machine: exporter, Prometheus, Alertmana
 prepare: $(STAMP) $(if $(filter-out 0,$(STALLSCOPE_FRAMEWORKS)),$(FRAMEWORKS)) tools ## install what the tests need
 	$(BIN)/python -m tests.deploy.kubernetes_tools
 
+# A test process that crashes ends the run at once: pytest-xdist restarts it, and then waits forever.
 test: prepare ## every test, with real Prometheus, Alertmanager and the stand-in driver library
-	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder \
+	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder --max-worker-restart=0 \
 	  -m "not alone" $(ARGS) || [ $$? -eq 5 ]
 	$(BIN)/python -m pytest -m alone $(or $(ARGS),$(ALONE)) || [ $$? -eq 5 ]
 
