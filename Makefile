@@ -62,13 +62,13 @@ score: $(STAMP) tools ## how often the diagnosis is right: every labelled scenar
 	$(BIN)/python -m tests.scenarios $(ARGS)
 
 generate: $(STAMP) ## write again what is generated and committed
-	$(BIN)/python exporter/reference.py
-	$(BIN)/python exporter/causes_reference.py
-	$(BIN)/python exporter/alert_rules.py
-	$(BIN)/python exporter/inhibition_rules.py
-	$(BIN)/python exporter/manual.py
+	$(BIN)/python exporter/tools/metrics_reference.py
+	$(BIN)/python exporter/tools/causes_reference.py
+	$(BIN)/python alerts/alert_rules.py
+	$(BIN)/python alerts/inhibition_rules.py
+	$(BIN)/python exporter/tools/manual.py
 	$(BIN)/python -m grafana
-	$(BIN)/python exporter/canonical_rules.py
+	$(BIN)/python prometheus/canonical_rules.py
 	$(BIN)/python -m deploy.generate
 	$(BIN)/python -m tests.captures.golden
 	$(BIN)/python -m tests.alerting.golden
@@ -78,7 +78,7 @@ screenshots: $(STAMP) tools ## take the README's pictures of the status page and
 	$(BIN)/python -m tests.browser.screenshots
 
 vendor: $(STAMP) ## the shim's core as one file to copy: dist/stallscope_shim.py
-	$(BIN)/python exporter/vendor.py
+	$(BIN)/python exporter/tools/vendor.py
 
 COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.10 --no-annotate --no-header --no-emit-index-url \
   --no-emit-find-links

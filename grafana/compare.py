@@ -17,7 +17,7 @@ from grafana.builders.links import to_dashboard
 from grafana.builders.panel import Panel, bar_gauge, table, text, time_series
 from grafana.builders.phases import shares
 from grafana.builders.query import Query
-from stallscope.causes import PHASE_COLOURS
+from stallscope.catalogue.causes import PHASE_COLOURS
 
 LABELS = "cluster, namespace, run"
 BASE = f'{NAMESPACE}, run="$base"'

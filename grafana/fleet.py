@@ -10,7 +10,7 @@ from grafana.builders.field import BLUE, GREEN, GREY, ORANGE, RED, Override, Tex
 from grafana.builders.links import runbook, to_dashboard
 from grafana.builders.panel import Panel, stat, state_timeline, status_history, table, time_series
 from grafana.builders.query import Query
-from stallscope.causes import CAUSES
+from stallscope.catalogue.causes import CAUSES
 
 RUN_LABELS = "cluster, namespace, run"
 GPU_LABELS = "cluster, job, instance, gpu, uuid, mig"

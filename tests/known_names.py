@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from stallscope.catalogue import FAMILIES, Family
+from stallscope.catalogue.metrics import FAMILIES, Family
 from tests.promql_names import Matcher, Selector, names_in
 from tests.rules.rulebook import CANONICAL_FILES, RULE_FILES
 

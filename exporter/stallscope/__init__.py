@@ -13,25 +13,25 @@ Importing this package loads nothing but the standard library, and starts nothin
 
 from __future__ import annotations
 
-from stallscope.version import __version__
+from stallscope.common.version import __version__
 
 TYPE_CHECKING = False  # importing typing would take longer than all of the shim
 if TYPE_CHECKING:
-    from stallscope.shim.integrations.tensorboard import sync_tensorboard
+    from stallscope.integrations.tensorboard import sync_tensorboard
     from stallscope.shim.lifetime import current
     from stallscope.shim.loader import track
-    from stallscope.shim.recording import span
     from stallscope.shim.run import Run
-    from stallscope.shim.trace import trace
+    from stallscope.shim.tracing.recording import span
+    from stallscope.shim.tracing.trace import trace
 
 __all__ = ["Run", "__version__", "current", "span", "sync_tensorboard", "trace", "track"]
 
 _PLACES = {
     "Run": "stallscope.shim.run",
     "current": "stallscope.shim.lifetime",
-    "span": "stallscope.shim.recording",
-    "sync_tensorboard": "stallscope.shim.integrations.tensorboard",
-    "trace": "stallscope.shim.trace",
+    "span": "stallscope.shim.tracing.recording",
+    "sync_tensorboard": "stallscope.integrations.tensorboard",
+    "trace": "stallscope.shim.tracing.trace",
     "track": "stallscope.shim.loader",
 }
 

@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from stallscope.logs import FORMATS, LEVELS
-from stallscope.report import DEFAULT_PORT, DEFAULT_SOCKET
-from stallscope.web.address import Address, parse_address
+from stallscope.common.address import Address, parse_address
+from stallscope.common.logs import FORMATS, LEVELS
+from stallscope.protocol.report import DEFAULT_PORT, DEFAULT_SOCKET
 
 if TYPE_CHECKING:
     import yaml

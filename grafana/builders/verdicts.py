@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from grafana.builders import Json
 from grafana.builders.field import Override, Text, by_name, patterns, texts
-from stallscope.causes import CAUSES, CODES, COLOURS, REMAINDER_COLOURS, REMAINDERS
-from stallscope.verdict_words import ROOT_WORDS, root_words
+from stallscope.catalogue.causes import CAUSES, CODES, COLOURS, REMAINDER_COLOURS, REMAINDERS
+from stallscope.view.verdict_words import ROOT_WORDS, root_words
 
 TITLES: dict[str, str] = {
     **{name: title for name, (title, _remedy) in REMAINDERS.items()},

@@ -19,7 +19,7 @@ from grafana.run_rows.asking import (
     TO_COMPARE,
     of_gpus,
 )
-from stallscope.causes import PHASE_COLOURS
+from stallscope.catalogue.causes import PHASE_COLOURS
 
 
 def _activity_against_steps() -> Panel:

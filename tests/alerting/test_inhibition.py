@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from stallscope.causes import CAUSES
+from stallscope.catalogue.causes import CAUSES
 from tests.alerting.alertmanager import (
     Alert,
     Alertmanager,
@@ -24,7 +24,7 @@ from tests.alerting.subjects import OF_THE_SERVER, RUN, SEVERITIES, on_another, 
 from tests.rules.rulebook import ALERT_FILES, ROOT
 
 DOWN = "StallscopeExporterDown"
-MUTED = runpy.run_path(str(ROOT / "exporter" / "inhibition_rules.py"))["muted"]
+MUTED = runpy.run_path(str(ROOT / "alerts" / "inhibition_rules.py"))["muted"]
 EXPECTED: dict[str, set[str]] = {
     **{name: set() for name in SEVERITIES},
     **{cause.alert: MUTED(cause) for cause in CAUSES.values() if cause.alert},

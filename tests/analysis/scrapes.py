@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from stallscope.analysis.prometheus import Prometheus
+from stallscope.clients.prometheus import Prometheus
 from tests.filled_prometheus import write
 from tests.prometheus_server import prometheus
 from tests.scenarios.series import Series

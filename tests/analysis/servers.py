@@ -19,7 +19,7 @@ from typing import Any
 
 import yaml
 
-from stallscope.analysis.prometheus import PrometheusError, RangeSeries
+from stallscope.clients.prometheus import PrometheusError, RangeSeries
 from tests.free_ports import free_port
 from tests.handled import handled, reply
 

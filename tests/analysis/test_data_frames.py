@@ -15,8 +15,8 @@ import pandas as pd
 import pytest
 
 from stallscope.analysis import Frames, frames, pieces
-from stallscope.analysis.prometheus import Prometheus
 from stallscope.analysis.runs import RunError, UnknownRunError
+from stallscope.clients.prometheus import Prometheus
 from tests.analysis.scrapes import (
     BUSY,
     DATA_WAIT,
@@ -341,5 +341,5 @@ def test_a_storys_figures_are_those_that_were_told(held: Held) -> None:
 
 def test_the_package_alone_loads_no_library() -> None:
     heavy = "{'pandas', 'numpy', 'requests', 'pyarrow'} & set(sys.modules)"
-    program = f"import sys, stallscope.analysis.verdicts; sys.exit(', '.join({heavy}) or 0)"
+    program = f"import sys, stallscope.view.verdicts; sys.exit(', '.join({heavy}) or 0)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

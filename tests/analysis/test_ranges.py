@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stallscope.analysis.prometheus import PrometheusError, RangeSeries
 from stallscope.analysis.ranges import ATTEMPTS, Question, Ranges, joined, natural_step
+from stallscope.clients.prometheus import PrometheusError, RangeSeries
 from tests.analysis.servers import LimitedServer
 
 NODES = ("a", "b", "c", "d", "e")

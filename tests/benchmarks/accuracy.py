@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 from tests.benchmarks.exporters import ours
 from tests.benchmarks.processes import SERVER_PROCESSOR, Client, first_page, running
+from tests.collectors.test_busy_accuracy import DIPS, LOADS, PERIOD, PERIOD_US, Reading, falls, readings
 from tests.nvml_library.stand_in import Gpu, NvmlStandIn, Wave
-from tests.sources.test_busy_accuracy import DIPS, LOADS, PERIOD, PERIOD_US, Reading, falls, readings
 
 _WINDOWS = (1, 2, 5, 15, 30, 60, 120)
 _REAL_WINDOWS = (1, 2, 5, 15, 30)

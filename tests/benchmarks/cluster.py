@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from stallscope.catalogue import (
+from stallscope.catalogue.metrics import (
     ACTIVITIES,
     CLOCKS,
     FAMILIES,

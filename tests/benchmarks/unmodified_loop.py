@@ -62,7 +62,7 @@ def table() -> str:
 
 def measure(torch: Any, length: float) -> Cost:
     """Measure a loop whose steps take about so many seconds."""
-    pytorch: Any = import_module("stallscope.shim.integrations.pytorch")
+    pytorch: Any = import_module("stallscope.integrations.pytorch")
     batch = 8
     while (usual := _block(torch, batch, _LEAST_STEPS)) < 0.8 * length:
         batch = int(batch * min(max(length / usual, 1.2), 3.0))

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from stallscope.analysis.verdicts import RunName, Verdict, Verdicts, VerdictWatch
-from stallscope.catalogue import FAMILIES
+from stallscope.catalogue.metrics import FAMILIES
+from stallscope.common.address import Address
 from stallscope.sampling.clock import ScriptedClock
 from stallscope.sampling.reading import Distribution, Sample
 from stallscope.sampling.sampler import Sampler
-from stallscope.web.address import Address
+from stallscope.view.verdicts import RunName, Verdict, Verdicts, VerdictWatch
 from stallscope.web.application import Application
-from stallscope.web.server import Server
+from stallscope.web.http.server import Server
 from stallscope.web.status.history import POINT_SECONDS, POINTS, History
 from stallscope.web.status.look import Look
 from stallscope.web.status.page import StatusPage

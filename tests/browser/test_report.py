@@ -10,9 +10,9 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page
 
-from stallscope.analysis.report import html
-from tests.analysis.report import example
+from stallscope.report import html
 from tests.browser import chromium
+from tests.report import example
 
 pytestmark = pytest.mark.skipif(chromium.find() is None, reason="Chromium is not installed")
 

@@ -11,7 +11,7 @@ from stallscope.capacity.choice import Wanted, choose, host_against, judge, neve
 from stallscope.capacity.claims import Claim
 from stallscope.capacity.gpu import GpuNow, Holder
 from stallscope.capacity.host import Host
-from stallscope.gpus.driver import Identity
+from stallscope.drivers.device import Identity
 
 GIB = 1 << 30
 FREE = Wanted(exclusive=True)

@@ -8,8 +8,8 @@ import pytest
 
 from stallscope.capacity.exporter import WANTED, with_exporter, xids_of_hardware
 from stallscope.capacity.gpu import GpuNow
-from stallscope.gpus.driver import Identity
-from stallscope.terminal.exposition import Page
+from stallscope.clients.exposition import Page
+from stallscope.drivers.device import Identity
 
 NOW = 1_000_000.0
 GPU = GpuNow(Identity(0, "GPU-0", "H100", "", "", "", "", ""))

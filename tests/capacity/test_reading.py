@@ -10,7 +10,7 @@ import pytest
 
 from stallscope.capacity.gpu import GpuNow
 from stallscope.capacity.reading import read
-from stallscope.gpus.driver import (
+from stallscope.drivers.device import (
     Activity,
     DeviceLost,
     DriverError,
@@ -21,7 +21,7 @@ from stallscope.gpus.driver import (
     TimedSample,
     Utilization,
 )
-from tests.gpus.scripted_driver import ScriptedDevice, ScriptedDriver
+from tests.collectors.gpu.scripted_driver import ScriptedDevice, ScriptedDriver
 
 GIB = 1 << 30
 MEMORY = Memory(80 * GIB, 10 * GIB, GIB)

@@ -6,7 +6,7 @@ import pytest
 
 from stallscope.capacity.gpu import GpuNow
 from stallscope.capacity.visible import visible
-from stallscope.gpus.driver import Identity
+from stallscope.drivers.device import Identity
 
 
 def gpu(index: int, uuid: str, *, model: str = "H100", parent: str = "", instance: int | None = None) -> GpuNow:

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from stallscope.cli.record import replay
-from stallscope.nvidia.capture import read
+from stallscope.drivers.nvidia.capture import read
 
 CAPTURES = Path(__file__).parent
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from stallscope.cli.record import file_name, replay
-from stallscope.nvidia.capture import read, text
+from stallscope.drivers.nvidia.capture import read, text
 from tests.captures.golden import CAPTURES, captures, golden
 
 _STAND_IN_MARKS = ("stand-in", "57a1d000")

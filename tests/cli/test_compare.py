@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from stallscope.analysis import comparison
-from stallscope.analysis.prometheus import Prometheus
 from stallscope.analysis.run_figures import RunFigures
 from stallscope.cli import compare
 from stallscope.cli._comparison import text
+from stallscope.clients.prometheus import Prometheus
 from tests.filled_prometheus import write
 from tests.prometheus_server import prometheus
 from tests.scenarios.series import Series

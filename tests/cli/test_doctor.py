@@ -77,7 +77,7 @@ def test_a_prometheus_that_nobody_named_may_be_missing(
     exporter: Served, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nowhere = f"http://127.0.0.1:{free_port()}"
-    monkeypatch.setattr("stallscope.analysis.address.LOCAL", nowhere)
+    monkeypatch.setattr("stallscope.clients.address.LOCAL", nowhere)
     assert main(["doctor", "prometheus"]) == 0
     assert "skipped  reachable:" in capsys.readouterr().out
     assert main(["doctor", "prometheus", "--prometheus.url", nowhere]) == 1

@@ -23,10 +23,10 @@ import bcrypt
 import pytest
 
 from stallscope.cli.exporter import Exporter
+from stallscope.collectors.base import Environment, Source
 from stallscope.configuration import load
 from stallscope.sampling.reading import Sample
 from stallscope.sampling.sampler import Hang, Sampler
-from stallscope.sources.base import Environment, Source
 from tests.analysis.servers import answering, talking
 from tests.free_ports import free_port
 from tests.nvml_library.stand_in import GpuState, NvmlStandIn

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from stallscope.cli import gpus as command
-from stallscope.gpus.peak_flops import TABLE_DATE
+from stallscope.drivers.peak_flops import TABLE_DATE
 from tests.nvml_library.stand_in import DriverState, GpuState, Group, NvmlStandIn
 
 

@@ -169,7 +169,7 @@ def test_bash_completes_what_is_begun(line: str, offered: list[str], scripts: Pa
 
 
 def test_the_manual_page_is_what_the_parsers_say() -> None:
-    printed = runpy.run_path(str(EXPORTER / "manual.py"))["page"]()
+    printed = runpy.run_path(str(EXPORTER / "tools" / "manual.py"))["page"]()
     assert (EXPORTER / "stallscope.1").read_text(encoding="utf-8") == printed, "run `make generate`"
     assert r"\fIuuids|indices|env\fR" in printed, "what a flag takes is named"
 

@@ -17,8 +17,8 @@ import pytest
 from stallscope.capacity.claims import Claims
 from stallscope.cli import pick as command
 from stallscope.cli._picker import Picker, PickFailed
-from stallscope.gpus.driver import DriverUnavailable, GpuProcess, Memory, Utilization
-from tests.gpus.scripted_driver import ScriptedDevice, ScriptedDriver
+from stallscope.drivers.device import DriverUnavailable, GpuProcess, Memory, Utilization
+from tests.collectors.gpu.scripted_driver import ScriptedDevice, ScriptedDriver
 from tests.nvml_library.stand_in import DriverState, GpuState, NvmlStandIn
 
 GIB = 1 << 30

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from stallscope.cli import record as command
-from stallscope.nvidia.capture import Capture, parse, read, text
-from stallscope.nvidia.library import NvmlFailure
-from stallscope.nvidia.replay import ReplayLibrary
+from stallscope.drivers.nvidia.capture import Capture, parse, read, text
+from stallscope.drivers.nvidia.library import NvmlFailure
+from stallscope.drivers.nvidia.replay import ReplayLibrary
 from tests.nvml_library.stand_in import DriverState, GpuState, NvmlStandIn
 
 _DEADLINE = 60.0

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from stallscope.analysis.prometheus import PrometheusError
 from stallscope.cli import report
+from stallscope.clients.prometheus import PrometheusError
 from tests.filled_prometheus import write
 from tests.free_ports import free_port
 from tests.prometheus_server import prometheus
@@ -157,7 +157,7 @@ def test_a_part_that_could_not_be_asked_for_is_told_beside_the_report(
     def hosts(_asker: Any) -> Any:
         raise PrometheusError("no answer within 60 s")
 
-    monkeypatch.setattr("stallscope.analysis.report.hosts.section", hosts)
+    monkeypatch.setattr("stallscope.report.hosts.section", hosts)
     assert report.main(["--prometheus.url", server, "--run", "resnet50"]) == 0
     assert capsys.readouterr().err == "stallscope report: a part is missing: Hosts: no answer within 60 s\n"
     assert "This could not be asked for: no answer within 60 s" in (here / "report.html").read_text(encoding="utf-8")
@@ -229,7 +229,7 @@ def test_a_wrong_command_line_is_refused(capsys: pytest.CaptureFixture[str], fla
 def test_a_library_that_is_missing_is_named_with_what_to_install(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.delitem(sys.modules, "stallscope.analysis.report.html", raising=False)
+    monkeypatch.delitem(sys.modules, "stallscope.report.html", raising=False)
     monkeypatch.setitem(sys.modules, "jinja2", None)
     assert report.main(["--run", "resnet50"]) == 1
     assert capsys.readouterr().err == "stallscope report needs jinja2: pip install 'stallscope[analysis]'\n"

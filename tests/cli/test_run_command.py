@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.report import Report, parse
+from stallscope.protocol.report import Report, parse
 from tests.cli.test_trace import exporter, page, until
 from tests.free_ports import free_port
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.terminal import observer
+from stallscope.view import observer
 from tests.analysis.servers import answering
 from tests.free_ports import free_port
 from tests.terminal.pages import sample, text

@@ -19,9 +19,9 @@ import jsonschema
 import pytest
 import yaml
 
+from stallscope.collectors.base import available
+from stallscope.common.version import __version__
 from stallscope.configuration import load
-from stallscope.sources.base import available
-from stallscope.version import __version__
 from tests.deploy import dockerfile
 from tests.free_ports import free_ports
 

@@ -10,7 +10,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from stallscope.version import __version__
+from stallscope.common.version import __version__
 from tests.deploy.kubernetes_tools import program
 from tests.deploy.rendering import CHART, Object, container, helmed, kustomized, of_kind, only, run
 

@@ -24,7 +24,7 @@ from typing import ClassVar
 import pytest
 import yaml
 
-from stallscope.version import __version__
+from stallscope.common.version import __version__
 from tests.deploy import dockerfile
 from tests.deploy.dockerfile import DOCKERFILE, ROOT
 from tests.free_ports import free_port

@@ -13,12 +13,12 @@ import pytest
 import yaml
 
 from deploy import generate
+from stallscope.collectors.base import available
+from stallscope.common.version import __version__
 from stallscope.configuration import OWN_PATHS, Configuration, ConfigurationError, load
-from stallscope.report import DEFAULT_PORT
+from stallscope.protocol.report import DEFAULT_PORT
 from stallscope.shim.launchers import ranks
 from stallscope.shim.transport import Datagrams, transport
-from stallscope.sources.base import available
-from stallscope.version import __version__
 from tests.deploy import pod_security
 from tests.deploy.rendering import FOLDERS, OVERLAYS, ROOT, Object, container, kustomized, of_kind, only, run
 

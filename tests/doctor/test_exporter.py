@@ -6,8 +6,8 @@ import time
 
 import pytest
 
+from stallscope.common.version import __version__
 from stallscope.doctor.exporter import PART
-from stallscope.version import __version__
 from tests.doctor.conftest import MakeSubject
 from tests.doctor.web_servers import Served, findings, statuses
 

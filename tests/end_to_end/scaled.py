@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from stallscope.bundle import bundle_folder
+from stallscope.common.bundle import bundle_folder
 
 _MILLISECONDS = {
     "ms": 1,

@@ -17,7 +17,7 @@ import pytest
 
 from stallscope.intake.journal import Journal
 from stallscope.intake.runs import Held
-from stallscope.report import parse
+from stallscope.protocol.report import parse
 from tests.end_to_end.memory_limit import memory_limit
 from tests.free_ports import free_port
 from tests.intake.heavy_reports import SHAPES

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from stallscope.bundle import bundle_folder
+from stallscope.common.bundle import bundle_folder
 from tests.end_to_end.scaled import rescaled_expression, scaled, shortened
 
 

@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator
 from itertools import combinations
 
-from stallscope.catalogue import FAMILIES, MetricType
+from stallscope.catalogue.metrics import FAMILIES, MetricType
 from tests.grafana.pages import Json, asked, drawn, first_screen, label_values, marks, panels, variable_names, variables
 from tests.known_names import BY_SERIES_NAME, LABELS, SERVER_SERIES
 from tests.promql_names import names_in

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from stallscope.causes import CAUSES, CODES, REMAINDERS
+from stallscope.catalogue.causes import CAUSES, CODES, REMAINDERS
 from tests.filled_prometheus import FilledPrometheus
 from tests.grafana.asking import ALL, Chosen, Window, ask, choose, legend
 from tests.grafana.pages import PAGES, Json, drawn, marks, variables

@@ -10,13 +10,13 @@ from typing import TypeVar, get_args
 
 import pytest
 
-from stallscope.gpus.driver import ComputeMode, Device, DriverError, DriverUnavailable, Unsupported
-from stallscope.nvidia.library import PynvmlLibrary
-from stallscope.nvidia.nvml import NvmlDriver
+from stallscope.collectors.base import Environment
+from stallscope.collectors.nvidia import NvidiaSource
+from stallscope.drivers.device import ComputeMode, Device, DriverError, DriverUnavailable, Unsupported
+from stallscope.drivers.nvidia.library import PynvmlLibrary
+from stallscope.drivers.nvidia.nvml import NvmlDriver
 from stallscope.sampling.reading import Distribution
 from stallscope.sampling.sampler import Sampler
-from stallscope.sources.base import Environment
-from stallscope.sources.nvidia import NvidiaSource
 
 pytestmark = pytest.mark.hardware
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from stallscope.cli.record import RecordError, record, replay
-from stallscope.nvidia.capture import parse, text
-from stallscope.nvidia.identifiers import masked
-from stallscope.nvidia.library import PynvmlLibrary
+from stallscope.drivers.nvidia.capture import parse, text
+from stallscope.drivers.nvidia.identifiers import masked
+from stallscope.drivers.nvidia.library import PynvmlLibrary
 
 pytestmark = pytest.mark.hardware
 

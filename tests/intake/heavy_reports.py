@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from stallscope.report import (
+from stallscope.protocol.report import (
     COUNTERS,
     GAUGES,
     INFO_KEYS,

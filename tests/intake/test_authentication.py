@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from stallscope import signature
 from stallscope.intake import runs
 from stallscope.intake.authentication import REASONS, Authentication, TokenError
 from stallscope.intake.doors import UdpDoor
 from stallscope.intake.runs import REJECTION_REASONS
 from stallscope.intake.service import Intake, IntakeSettings
-from stallscope.report import MAX_BYTES, ReportError, parse
+from stallscope.protocol import signature
+from stallscope.protocol.report import MAX_BYTES, ReportError, parse
 from stallscope.sampling.clock import ScriptedClock
 from tests.intake.conftest import MakeReport
 

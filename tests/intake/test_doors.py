@@ -19,7 +19,7 @@ import pytest
 from stallscope.intake.door_keeper import DoorKeeper
 from stallscope.intake.doors import Door, UdpDoor, UnixDoor
 from stallscope.intake.runs import Transport
-from stallscope.report import MAX_BYTES, ReportError
+from stallscope.protocol.report import MAX_BYTES, ReportError
 from stallscope.sampling.clock import ScriptedClock
 
 Arrival = tuple[bytes, Transport, int | None]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from stallscope.intake.journal import Journal
 from stallscope.intake.processes import Process
 from stallscope.intake.runs import Held, RunRegistry
-from stallscope.report import parse
+from stallscope.protocol.report import parse
 from stallscope.sampling.clock import ScriptedClock
 
 MakeReport = Callable[..., bytes]

@@ -14,7 +14,7 @@ import pytest
 from stallscope.intake.journal import Journal
 from stallscope.intake.runs import RunRegistry
 from stallscope.intake.service import Intake, IntakeSettings
-from stallscope.report import ReportError
+from stallscope.protocol.report import ReportError
 from stallscope.sampling.clock import ScriptedClock
 from tests.intake.conftest import MakeReport, SetProcess
 

@@ -13,7 +13,7 @@ from stallscope.intake.journal import Journal
 from stallscope.intake.processes import Process
 from stallscope.intake.quotas import Totals, Usage, has_new_names, names_of, usage_of, without_new_names
 from stallscope.intake.runs import Held, Limits, RunRegistry
-from stallscope.report import ReportError, parse
+from stallscope.protocol.report import ReportError, parse
 from stallscope.sampling.clock import ScriptedClock
 from stallscope.sampling.exposition import Renderer
 from stallscope.sampling.sampler import DEFAULT_MAX_SERIES, Sampler

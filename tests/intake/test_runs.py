@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.catalogue import RUN_STATES, TRAINING_FAMILIES
+from stallscope.catalogue.metrics import RUN_STATES, TRAINING_FAMILIES
 from stallscope.intake.runs import REJECTION_REASONS, Limits, RunRegistry
-from stallscope.report import TRIAL_RUN, ReportError
+from stallscope.protocol.report import TRIAL_RUN, ReportError
 from stallscope.sampling.clock import ScriptedClock
 from stallscope.sampling.reading import Distribution, Sample, checked
 

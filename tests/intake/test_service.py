@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from stallscope.intake.doors import UdpDoor
 from stallscope.intake.runs import REJECTION_REASONS, Limits
 from stallscope.intake.service import Intake, IntakeSettings
-from stallscope.report import MAX_BYTES
+from stallscope.protocol.report import MAX_BYTES
 from stallscope.sampling.clock import ScriptedClock
 from stallscope.sampling.reading import Distribution, Sample, checked
 

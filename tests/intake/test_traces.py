@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from stallscope import trace_request
 from stallscope.intake.runs import RunRegistry
 from stallscope.intake.traces import TraceRequests
-from stallscope.report import STEP_BUCKET_COUNT, Report
+from stallscope.protocol import trace_request
+from stallscope.protocol.report import STEP_BUCKET_COUNT, Report
 from stallscope.sampling.clock import ScriptedClock
 
 MakeReport = Callable[..., bytes]

@@ -16,9 +16,9 @@ from types import TracebackType
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from stallscope.collectors.base import Environment
+from stallscope.collectors.nvidia import NvidiaSource
 from stallscope.sampling.sampler import Sampler
-from stallscope.sources.base import Environment
-from stallscope.sources.nvidia import NvidiaSource
 from tests.nvml_library.stand_in import NvmlStandIn
 
 INTERVAL = 0.3

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from stallscope.gpus.driver import GpuProcess, Identity
-from stallscope.gpus.occupancy import Occupancy
+from stallscope.drivers.device import GpuProcess, Identity
+from stallscope.drivers.occupancy import Occupancy
 from stallscope.owners.processes import Process
 
 GIB = 2**30

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stallscope.gpus.driver import GpuProcess
-from stallscope.gpus.occupancy import Occupancy
+from stallscope.drivers.device import GpuProcess
+from stallscope.drivers.occupancy import Occupancy
 from stallscope.owners.attribution import MOST_OWNERS, NOBODY, Attribution, Owner, attribute, pods_by_uid
 from stallscope.owners.pod_resources import Container
 from stallscope.owners.processes import Process

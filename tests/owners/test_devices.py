@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from stallscope.owners.devices import Devices, handed_out_again
+from tests.collectors.recorded import TREES
 from tests.owners.machines import MIGS, UUIDS, gpu, mig
-from tests.sources.recorded import TREES
 
 WHOLE = (gpu(0), gpu(1))
 

@@ -422,8 +422,8 @@ def test_a_connection_that_was_ended_after_an_answer_is_replaced_unnoticed(
 
 def test_http2_is_imported_only_for_a_call(tmp_path: Path) -> None:
     program = (
-        "import sys; from pathlib import Path; from stallscope.sources.owners import Owners;"
-        "from stallscope.sources.base import Environment; Owners(Environment(root=Path(sys.argv[1])));"
+        "import sys; from pathlib import Path; from stallscope.collectors.owners import Owners;"
+        "from stallscope.collectors.base import Environment; Owners(Environment(root=Path(sys.argv[1])));"
         "assert 'h2' not in sys.modules and 'grpc' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True)

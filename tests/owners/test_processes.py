@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from stallscope.owners.processes import Process, Processes
-from tests.sources.recorded import TREES, copy_of, edit
+from tests.collectors.recorded import TREES, copy_of, edit
 
 POD = "8f3c1c2e-5a1b-4e0e-9d6f-0c2b7a9e4d11"
 ID = sha256(b"any").hexdigest()

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
+from stallscope.common.address import Address
+from stallscope.common.version import __version__
 from stallscope.intake.doors import UdpDoor
 from stallscope.intake.service import Intake, IntakeSettings
-from stallscope.report import Report
-from stallscope.version import __version__
-from stallscope.web.address import Address
+from stallscope.protocol.report import Report
 from stallscope.web.application import Application
-from stallscope.web.server import Server
+from stallscope.web.http.server import Server
 
 ROOT = Path(__file__).parents[2]
 VERSIONS = ("3.10", "3.11", "3.12", "3.13")
@@ -56,7 +56,7 @@ def interpreter(version: str) -> str | None:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with nothing but the single file."""
     folder = tmp_path_factory.mktemp("program")
-    text: str = runpy.run_path(str(ROOT / "exporter/vendor.py"))["build"]()
+    text: str = runpy.run_path(str(ROOT / "exporter/tools/vendor.py"))["build"]()
     (folder / "stallscope_shim.py").write_text(text)
     return folder
 
@@ -164,7 +164,7 @@ def test_the_file_says_what_it_is(folder: Path) -> None:
     assert f'__version__ = "{__version__}"' in text
     assert "import stallscope." not in text
     assert all(
-        line.strip().startswith("from stallscope.shim.trace ")
+        line.strip().startswith("from stallscope.shim.tracing.trace ")
         for line in text.splitlines()
         if "from stallscope" in line
     )
@@ -188,7 +188,7 @@ def test_no_name_is_lost_on_the_way(folder: Path) -> None:
     ],
 )
 def test_names_are_told_apart_in_an_f_string_s_fields_alone(text: str, expected: str) -> None:
-    in_fields = runpy.run_path(str(ROOT / "exporter/vendor.py"))["_in_fields"]
+    in_fields = runpy.run_path(str(ROOT / "exporter/tools/vendor.py"))["_in_fields"]
     assert in_fields(text, {"name": "_own_name"}) == expected
 
 

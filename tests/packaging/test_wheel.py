@@ -146,7 +146,7 @@ def test_an_installed_stallscope_finds_its_bundle(with_exporter: Path) -> None:
     done = run(
         with_exporter,
         "-c",
-        "from stallscope.bundle import bundle_folder\n"
+        "from stallscope.common.bundle import bundle_folder\n"
         "assert (bundle_folder('prometheus') / 'prometheus.yml').is_file()\n"
         "print(bundle_folder('alerts'))",
     )

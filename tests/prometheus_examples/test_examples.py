@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import yaml
 
-from stallscope.bundle import bundle_folder
+from stallscope.common.bundle import bundle_folder
 from tests.alerting.alertmanager import running
 from tests.free_ports import free_port
 from tests.grafana.pages import PAGES, asked

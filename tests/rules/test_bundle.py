@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stallscope.causes import CAUSES, TIERS, Cause
+from stallscope.catalogue.causes import CAUSES, TIERS, Cause
 from tests.known_names import LABELS, RECORDED, groups_of, is_known, rules, selects_something
 from tests.promql_names import names_in
 from tests.rules.rulebook import GROUPS, ROOT, RULE_FILES, run_tool

@@ -137,7 +137,7 @@ DIALECTS: Mapping[str, Mapping[str, tuple[str, Mapping[str, str]]]] = {
 
 
 def test_the_files_are_what_is_generated() -> None:
-    generated = runpy.run_path(str(ROOT / "exporter" / "canonical_rules.py"))
+    generated = runpy.run_path(str(ROOT / "prometheus" / "canonical_rules.py"))
     assert {path.stem for path in CANONICAL_FILES} == set(generated["FILES"])
     for path in CANONICAL_FILES:
         assert path.read_text(encoding="utf-8") == generated["rule_file"](path.stem), "run `make generate`"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from stallscope.catalogue import FAMILIES, Family, MetricType, family
+from stallscope.catalogue.metrics import FAMILIES, Family, MetricType, family
 from stallscope.sampling.exposition import Renderer
 from stallscope.sampling.reading import Distribution, NonsenseReading, Sample, checked
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stallscope.catalogue import family
+from stallscope.catalogue.metrics import family
 from stallscope.sampling.clock import ScriptedClock
 from stallscope.sampling.exposition import Renderer
 from stallscope.sampling.reading import Sample

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from stallscope.catalogue import family
+from stallscope.catalogue.metrics import family
 from stallscope.sampling import sampler as sampler_module
 from stallscope.sampling.clock import ScriptedClock
 from stallscope.sampling.reader import NotPresent, Reader, ReaderState, SourceState

@@ -9,7 +9,7 @@ from functools import lru_cache
 
 import yaml
 
-from stallscope.causes import CAUSES, DeviceClass
+from stallscope.catalogue.causes import CAUSES, DeviceClass
 from tests.rules.rulebook import ALERT_FILES
 from tests.scenarios.baselines import HEALTHY, Diagnoser
 from tests.scenarios.case import Case, Series

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from stallscope.catalogue import FAMILIES
+from stallscope.catalogue.metrics import FAMILIES
 from tests.scenarios.disturbance import Disturbance
 from tests.scenarios.page_gpu import show_gpus
 from tests.scenarios.page_host import show_host

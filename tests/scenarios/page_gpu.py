@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from stallscope.catalogue import OPTIONAL_SIGNALS, THROTTLE_REASONS, UTILIZATION_BUCKETS
+from stallscope.catalogue.metrics import OPTIONAL_SIGNALS, THROTTLE_REASONS, UTILIZATION_BUCKETS
 from tests.scenarios.disturbance import Floats
 from tests.scenarios.sheet import Mask, Sheet
 from tests.scenarios.story import GIB, Gpu, Run

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from stallscope.causes import CAUSES
+from stallscope.catalogue.causes import CAUSES
 from tests.scenarios import absence
 from tests.scenarios.absence import Finding, Trial
 from tests.scenarios.case import Case

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from stallscope.report import Report, parse
+from stallscope.protocol.report import Report, parse
 from stallscope.sampling.clock import ScriptedClock
 from stallscope.shim import lifetime, tolerance
 

@@ -6,7 +6,15 @@ from typing import Any
 
 import pytest
 
-from stallscope.report import MAX_BYTES, MAX_GPUS, MAX_PHASES, MAX_VALUES, STEP_BUCKET_COUNT, from_document, parse
+from stallscope.protocol.report import (
+    MAX_BYTES,
+    MAX_GPUS,
+    MAX_PHASES,
+    MAX_VALUES,
+    STEP_BUCKET_COUNT,
+    from_document,
+    parse,
+)
 from stallscope.shim.fitting import fit
 from stallscope.shim.timeline import OUTSIDE_PHASES, STEP_PHASES
 

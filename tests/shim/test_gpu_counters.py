@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import stallscope
-from stallscope.catalogue import family
+from stallscope.catalogue.metrics import family
 from stallscope.sampling.clock import ScriptedClock
 from stallscope.shim.gpu_counters import COUNTERS, Exporter, pick
 from tests.shim.conftest import Desk

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import stallscope
-from stallscope.report import Report, parse
+from stallscope.protocol.report import Report, parse
 from stallscope.shim import lifetime
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import stallscope
-from stallscope.report import MAX_VALUES
+from stallscope.protocol.report import MAX_VALUES
 from stallscope.sampling.clock import ScriptedClock
 from tests.shim.conftest import Desk
 
@@ -391,7 +391,7 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
     loaded = set(json.loads(subprocess.check_output([sys.executable, "-c", script])))
     assert "stallscope.shim.run" in loaded
     heavy = {"asyncio", "http.client", "inspect", "logging", "multiprocessing", "pathlib", "ssl", "urllib.request"}
-    assert not loaded & (heavy | {"prometheus_client", "numpy", "psutil", "stallscope.catalogue"})
+    assert not loaded & (heavy | {"prometheus_client", "numpy", "psutil", "stallscope.catalogue.metrics"})
 
 
 def test_the_shim_needs_nothing_but_the_standard_library() -> None:

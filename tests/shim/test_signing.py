@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from stallscope import Run, signature
-from stallscope.report import MAX_BYTES, MAX_VALUES, parse
+from stallscope import Run
+from stallscope.protocol import signature
+from stallscope.protocol.report import MAX_BYTES, MAX_VALUES, parse
 from stallscope.shim.signing import Signing
 
 FIRST, SECOND = "the first token", "the second token"

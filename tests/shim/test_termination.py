@@ -16,7 +16,7 @@ import stallscope
 from stallscope.intake.doors import UdpDoor
 from stallscope.intake.service import Intake, IntakeSettings
 from stallscope.intake.waiting import sessions_terminated
-from stallscope.report import parse
+from stallscope.protocol.report import parse
 from stallscope.shim import lifetime
 
 CAUGHT = """

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 import stallscope
+from stallscope.protocol.trace_request import TraceRequest, encode, file_name
 from stallscope.sampling.clock import ScriptedClock
-from stallscope.shim.trace_wishes import Wishes, beside_socket, mistrust
-from stallscope.trace_request import TraceRequest, encode, file_name
+from stallscope.shim.tracing.trace_wishes import Wishes, beside_socket, mistrust
 from tests.shim.conftest import Desk
 
 

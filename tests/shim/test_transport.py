@@ -18,9 +18,9 @@ from pathlib import Path
 
 import pytest
 
-from stallscope import signature
+from stallscope.protocol import signature
+from stallscope.protocol.vocabulary import MAX_BYTES
 from stallscope.shim.transport import Datagrams, Post, room, transport
-from stallscope.vocabulary import MAX_BYTES
 from tests.web.certificates import Authority
 
 
@@ -393,4 +393,4 @@ def test_a_signed_report_fits_one_datagram_as_an_unsigned_one_does(tmp_path: Pat
 def test_without_a_token_nothing_that_signs_is_loaded() -> None:
     script = "import sys; from stallscope.shim.transport import transport; transport({}); print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
-    assert not {"hashlib", "hmac", "stallscope.signature", "stallscope.shim.signing"} & set(loaded)
+    assert not {"hashlib", "hmac", "stallscope.protocol.signature", "stallscope.shim.signing"} & set(loaded)

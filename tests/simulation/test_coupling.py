@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.report import Report, parse
+from stallscope.protocol.report import Report, parse
 from stallscope.sampling.clock import ScriptedClock
 from stallscope.shim.run import Run
 from stallscope.simulation import Simulation

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from stallscope.catalogue import GPU_FAMILIES
-from stallscope.gpus.driver import Device, DeviceLost, Driver, DriverUnavailable, Unsupported
+from stallscope.catalogue.metrics import GPU_FAMILIES
+from stallscope.drivers.device import Device, DeviceLost, Driver, DriverUnavailable, Unsupported
 from stallscope.sampling.clock import ScriptedClock
 from stallscope.simulation.driver import SimulatedDriver
 from stallscope.simulation.gpu import POWER_LIMIT_WATTS

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
+from stallscope.collectors.base import Environment, NotPresent, available
 from stallscope.owners.processes import Processes
 from stallscope.sampling.clock import ScriptedClock
 from stallscope.sampling.reading import checked
 from stallscope.simulation.host import CPUS, SimulatedHost
 from stallscope.simulation.node import Node, pid
 from stallscope.simulation.scenarios import scenario
-from stallscope.sources.base import Environment, NotPresent, available
 
 
 class World:

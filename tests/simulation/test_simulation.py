@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.gpus.driver import DeviceLost
+from stallscope.drivers.device import DeviceLost
 from stallscope.intake.runs import RunRegistry
-from stallscope.report import Report, parse
+from stallscope.protocol.report import Report, parse
 from stallscope.sampling.clock import ScriptedClock, SystemClock
 from stallscope.simulation import Simulation
 from stallscope.simulation.workload import EFFECTS

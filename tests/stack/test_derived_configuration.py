@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from stallscope.bundle import bundle_folder
+from stallscope.common.bundle import bundle_folder
 from stallscope.stack.configuration import write_alertmanager, write_prometheus
 from stallscope.stack.errors import StackError
 from stallscope.stack.ports import Port

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from stallscope.bundle import bundle_folder
+from stallscope.common.bundle import bundle_folder
 from stallscope.stack.component import Component
 from stallscope.stack.configuration import SCRAPE_INTERVAL
 from stallscope.stack.errors import StackError

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stallscope import report
+from stallscope.protocol import report
 from stallscope.stack.training_job import Classifier, Glyphs, loss_of
 
 

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from stallscope.terminal.exporter_client import ExporterClient, ExporterError
+from stallscope.clients.exporter import ExporterClient, ExporterError
 from tests.analysis.servers import talking
 from tests.free_ports import free_port
 from tests.terminal.servers import exporter, speaking

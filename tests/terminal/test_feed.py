@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from stallscope.terminal.exporter_client import ExporterError
+from stallscope.clients.exporter import ExporterError
 from stallscope.terminal.feed import Feed
 from tests.terminal.pages import text
 

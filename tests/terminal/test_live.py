@@ -11,12 +11,12 @@ from textual.pilot import Pilot
 from textual.strip import Strip
 from textual.widgets import Input
 
-from stallscope.analysis.verdicts import RunName, Verdicts
 from stallscope.terminal.feed import Seen
 from stallscope.terminal.lines import plain
 from stallscope.terminal.live import Top
-from stallscope.terminal.model import Node
 from stallscope.terminal.views import HELP
+from stallscope.view.model import Node
+from stallscope.view.verdicts import RunName, Verdicts
 from tests.terminal.pages import node
 from tests.terminal.test_views import LATER, OVERVIEW, VERDICTS
 

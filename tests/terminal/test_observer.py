@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from stallscope.analysis.verdicts import RunName
-from stallscope.terminal import observer
-from stallscope.terminal.model import Owner, runs_of
-from stallscope.terminal.observer import Observer
+from stallscope.view import observer
+from stallscope.view.model import Owner, runs_of
+from stallscope.view.observer import Observer
+from stallscope.view.verdicts import RunName
 from tests.captures.golden import captures, golden
 from tests.terminal.pages import GIB, NOW, PHASE_SHARES, node, page, sample
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from stallscope.analysis.verdicts import Culprit, RunName, Verdict, Verdicts
-from stallscope.catalogue import FAMILIES, MetricType
-from stallscope.phase_shares import PhaseShare
+from stallscope.catalogue.metrics import FAMILIES, MetricType
 from stallscope.sampling.reading import Sample
-from stallscope.terminal import observer
 from stallscope.terminal.feed import Seen
 from stallscope.terminal.gpu_lines import SORTS
 from stallscope.terminal.lines import ASCII, Span, fit, length_of, phase_bar, plain, width_of, wrapped
-from stallscope.terminal.model import Node
-from stallscope.terminal.observer import Observer
 from stallscope.terminal.screen import Screen
 from stallscope.terminal.views import HELP, VIEWS, overview, title
+from stallscope.view import observer
+from stallscope.view.model import Node
+from stallscope.view.observer import Observer
+from stallscope.view.phase_shares import PhaseShare
+from stallscope.view.verdicts import Culprit, RunName, Verdict, Verdicts
 from tests.terminal.pages import node, page, rendered, sample
 
 LATER = (1000, 1014, 1028, 1040)

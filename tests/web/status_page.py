@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from html.parser import HTMLParser
 from typing import Any
 
-from stallscope.analysis.verdicts import Verdicts, VerdictWatch
-from stallscope.catalogue import FAMILIES
+from stallscope.catalogue.metrics import FAMILIES
 from stallscope.intake.runs import Held
-from stallscope.report import STEP_BUCKET_COUNT, parse
+from stallscope.protocol.report import STEP_BUCKET_COUNT, parse
 from stallscope.sampling.clock import ScriptedClock
 from stallscope.sampling.reading import Distribution, Sample
 from stallscope.sampling.sampler import SourceStatus
+from stallscope.view.verdicts import Verdicts, VerdictWatch
 from stallscope.web.status.history import History
 from stallscope.web.status.look import Look
 from stallscope.web.status.page import StatusPage

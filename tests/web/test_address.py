@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from stallscope.web.address import Address, parse_address
+from stallscope.common.address import Address, parse_address
 
 
 @pytest.mark.parametrize(

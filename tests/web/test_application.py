@@ -16,15 +16,15 @@ from hypothesis import strategies as st
 from prometheus_client.openmetrics import parser as openmetrics_parser
 from prometheus_client.parser import text_string_to_metric_families
 
+from stallscope.common.address import Address
 from stallscope.intake.service import Intake, IntakeSettings
-from stallscope.report import MAX_BYTES
+from stallscope.protocol.report import MAX_BYTES
 from stallscope.sampling.exposition import OPENMETRICS_CONTENT_TYPE, TEXT_CONTENT_TYPE
 from stallscope.sampling.sampler import Sampler
-from stallscope.web.address import Address
 from stallscope.web.application import Application, is_loopback
-from stallscope.web.refusals import Refusals
-from stallscope.web.request import Request
-from stallscope.web.server import Server
+from stallscope.web.http.refusals import Refusals
+from stallscope.web.http.request import Request
+from stallscope.web.http.server import Server
 
 PROMETHEUS_2_42 = {
     "Accept": "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,"

@@ -9,7 +9,7 @@ from functools import partial
 import bcrypt
 import pytest
 
-from stallscope.web.basic_authentication import BasicAuthentication
+from stallscope.web.http.basic_authentication import BasicAuthentication
 
 HASHED = bcrypt.hashpw(b"right", bcrypt.gensalt(4))
 CLIENT = "192.0.2.7"

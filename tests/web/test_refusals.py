@@ -13,12 +13,12 @@ from pathlib import Path
 import bcrypt
 import pytest
 
-from stallscope.web import server as server_module
-from stallscope.web.address import Address
-from stallscope.web.refusals import REASONS, Refusals
-from stallscope.web.response import TEXT, Response
-from stallscope.web.security import Security
-from stallscope.web.server import Server
+from stallscope.common.address import Address
+from stallscope.web.http import server as server_module
+from stallscope.web.http.refusals import REASONS, Refusals
+from stallscope.web.http.response import TEXT, Response
+from stallscope.web.http.security import Security
+from stallscope.web.http.server import Server
 from tests.web.certificates import Authority, needs_openssl
 
 USERS = f"basic_auth_users: {{alice: {bcrypt.hashpw(b'right', bcrypt.gensalt(4)).decode()}}}\n"

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stallscope.web.request import MAX_HEAD_BYTES, Malformed, Request, take_request
+from stallscope.web.http.request import MAX_HEAD_BYTES, Malformed, Request, take_request
 
 GET = b"GET /metrics?name=x HTTP/1.1\r\nHost: h\r\nAccept: a\r\nACCEPT: b\r\n\r\n"
 

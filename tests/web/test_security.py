@@ -19,11 +19,11 @@ from pathlib import Path
 import bcrypt
 import pytest
 
-from stallscope.web.address import Address
-from stallscope.web.request import Request
-from stallscope.web.response import TEXT, Response
-from stallscope.web.security import Security
-from stallscope.web.server import Server
+from stallscope.common.address import Address
+from stallscope.web.http.request import Request
+from stallscope.web.http.response import TEXT, Response
+from stallscope.web.http.security import Security
+from stallscope.web.http.server import Server
 from tests.web.certificates import Authority, needs_openssl
 
 HASHED = bcrypt.hashpw(b"right", bcrypt.gensalt(4)).decode()

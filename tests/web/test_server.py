@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 
-from stallscope.report import MAX_BYTES
-from stallscope.web import server as server_module
-from stallscope.web.address import Address
-from stallscope.web.request import Request
-from stallscope.web.response import TEXT, Response
-from stallscope.web.server import ListenError, Server
+from stallscope.common.address import Address
+from stallscope.protocol.report import MAX_BYTES
+from stallscope.web.http import server as server_module
+from stallscope.web.http.request import Request
+from stallscope.web.http.response import TEXT, Response
+from stallscope.web.http.server import ListenError, Server
 
 BODY = b"x" * 60_000
 WORKERS = 4

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from stallscope.analysis.verdicts import Verdict, Verdicts
-from stallscope.catalogue import FAMILIES
+from stallscope.catalogue.metrics import FAMILIES
 from stallscope.sampling.clock import ScriptedClock
 from stallscope.sampling.reading import Distribution, Sample
+from stallscope.view.verdicts import Verdict, Verdicts
 from stallscope.web.status.history import POINT_SECONDS, History
 from tests.web.status_page import BUSY, NOW, Element, Told, gpu, shown, status
 

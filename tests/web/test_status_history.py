@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from stallscope.catalogue import FAMILIES
+from stallscope.catalogue.metrics import FAMILIES
 from stallscope.sampling.clock import ScriptedClock
 from stallscope.sampling.reading import Distribution, Sample
 from stallscope.web.status.history import MARK_SECONDS, MAX_GPUS, NOT_TOLD, POINT_SECONDS, POINTS, History

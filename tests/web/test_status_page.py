@@ -8,8 +8,8 @@ import time
 
 import pytest
 
+from stallscope.common.version import __version__
 from stallscope.sampling.clock import ScriptedClock
-from stallscope.version import __version__
 from stallscope.web.status.history import History
 from stallscope.web.status.look import Look
 from stallscope.web.status.page import StatusPage

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stallscope.analysis.verdicts import Culprit, RunName, Verdict, Verdicts
 from stallscope.intake.runs import Held
-from stallscope.report import STEP_BUCKET_COUNT, StepSeconds
+from stallscope.protocol.report import STEP_BUCKET_COUNT, StepSeconds
 from stallscope.sampling.clock import ScriptedClock
+from stallscope.view.verdicts import Culprit, RunName, Verdict, Verdicts
 from stallscope.web.status.history import MARK_SECONDS, History
 from tests.web.status_page import NOW, Element, Told, held, shown
 

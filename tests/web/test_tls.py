@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from stallscope.report import MAX_BYTES
-from stallscope.web import server as server_module
-from stallscope.web.address import Address
-from stallscope.web.configuration_file import CIPHER_SUITES, CURVES, Tls
-from stallscope.web.response import TEXT, Response
-from stallscope.web.server import Server
-from stallscope.web.tls import TlsAdapter, context_of, outside_its_time_at
+from stallscope.common.address import Address
+from stallscope.protocol.report import MAX_BYTES
+from stallscope.web.http import server as server_module
+from stallscope.web.http.configuration_file import CIPHER_SUITES, CURVES, Tls
+from stallscope.web.http.response import TEXT, Response
+from stallscope.web.http.server import Server
+from stallscope.web.http.tls import TlsAdapter, context_of, outside_its_time_at
 from tests.web.certificates import Authority, needs_openssl
 
 pytestmark = needs_openssl

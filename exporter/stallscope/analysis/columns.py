@@ -14,7 +14,7 @@ from enum import Enum
 from types import MappingProxyType
 from typing import NamedTuple
 
-from stallscope.catalogue import GPU_FAMILIES, HOST_FAMILIES, TRAINING_FAMILIES, Family, MetricType
+from stallscope.catalogue.metrics import GPU_FAMILIES, HOST_FAMILIES, TRAINING_FAMILIES, Family, MetricType
 
 
 class Kind(str, Enum):

@@ -33,14 +33,14 @@ from math import isfinite, nan
 
 import pandas as pd
 
-from stallscope.analysis.address import default_url
-from stallscope.analysis.client_certificate import told_by_environment
 from stallscope.analysis.columns import COLUMNS
-from stallscope.analysis.expressions import quoted
-from stallscope.analysis.prometheus import Prometheus
 from stallscope.analysis.ranges import MAX_SECONDS, Advance, Ranges, natural_step, unwatched
 from stallscope.analysis.run_reader import RunReader
 from stallscope.analysis.runs import Run, RunError, UnknownRunError, find_run
+from stallscope.clients.address import default_url
+from stallscope.clients.client_certificate import told_by_environment
+from stallscope.clients.expressions import quoted
+from stallscope.clients.prometheus import Prometheus
 
 MAX_BYTES = 256 << 20
 """What data frames of one run may take in memory, roughly, before a longer step is chosen; to read them takes two to

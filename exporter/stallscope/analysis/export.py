@@ -16,7 +16,7 @@ import pyarrow.parquet
 
 from stallscope.analysis.data_frames import NAMES, Frames
 from stallscope.analysis.runs import Run
-from stallscope.analysis.whole_files import whole_files
+from stallscope.common.whole_files import whole_files
 
 FORMATS = ("parquet", "csv")
 

@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from math import ceil, floor
 from typing import NamedTuple, Protocol
 
-from stallscope.analysis.expressions import any_of
-from stallscope.analysis.prometheus import PrometheusError, RangeSeries
+from stallscope.clients.expressions import any_of
+from stallscope.clients.prometheus import PrometheusError, RangeSeries
 
 MAX_POINTS = 10_000
 """Points of a series in one question; Prometheus refuses more than 11,000."""
@@ -50,7 +50,7 @@ def unwatched(share: float) -> None:
 
 
 class Server(Protocol):
-    """What answers; `stallscope.analysis.prometheus.Prometheus` is one."""
+    """What answers; `stallscope.clients.prometheus.Prometheus` is one."""
 
     def query_range(self, expression: str, start: float, end: float, step: float) -> list[RangeSeries]:
         """What an expression was from one moment to another."""

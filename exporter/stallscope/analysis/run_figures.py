@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 from math import isfinite
 from typing import Literal, Protocol
 
-from stallscope.analysis.expressions import quoted
-from stallscope.analysis.prometheus import Series
 from stallscope.analysis.runs import Run, references
+from stallscope.clients.expressions import quoted
+from stallscope.clients.prometheus import Series
 
 Work = Literal["samples", "tokens", "steps"]
 """What is counted of what a run does."""
@@ -22,7 +22,7 @@ _RANK = "cluster, job, instance, run, rank"
 
 
 class Server(Protocol):
-    """What answers; `stallscope.analysis.prometheus.Prometheus` is one."""
+    """What answers; `stallscope.clients.prometheus.Prometheus` is one."""
 
     def query(self, expression: str, at: float | None = None) -> list[Series]:
         """The series that an expression has at a moment."""

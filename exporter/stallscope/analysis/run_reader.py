@@ -20,11 +20,11 @@ from stallscope.analysis.columns import (
     Kind,
     units,
 )
-from stallscope.analysis.expressions import quoted
 from stallscope.analysis.ranges import Advance, Question, Ranges, joined
 from stallscope.analysis.runs import Run
 from stallscope.analysis.tables import Block, Floats, Growth, Table, Track, at, track
-from stallscope.catalogue import ACTIVITIES, RUN_STATES
+from stallscope.catalogue.metrics import ACTIVITIES, RUN_STATES
+from stallscope.clients.expressions import quoted
 
 CODES: Mapping[str, tuple[str, ...]] = {"state": RUN_STATES, "activity": ACTIVITIES}
 """Words of the columns that are made of a label."""

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from math import ceil
 from typing import NamedTuple, Protocol
 
-from stallscope.analysis.expressions import any_of, quoted
-from stallscope.analysis.prometheus import RangeSeries, Series
 from stallscope.analysis.ranges import Ranges, joined
-from stallscope.readable import NAME_LENGTH, readable
+from stallscope.clients.expressions import any_of, quoted
+from stallscope.clients.prometheus import RangeSeries, Series
+from stallscope.common.formatting import NAME_LENGTH, readable
 
 GOES_ON_SECONDS = 300.0
 """A run whose newest scrape is no older than this goes on, unless its ranks said that they ended."""
@@ -31,7 +31,7 @@ _FLAGS = {"--cluster": 0, "--namespace": 1}
 
 
 class Server(Protocol):
-    """What answers; `stallscope.analysis.prometheus.Prometheus` is one."""
+    """What answers; `stallscope.clients.prometheus.Prometheus` is one."""
 
     name: str
 

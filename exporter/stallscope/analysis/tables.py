@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from stallscope.analysis.prometheus import RangeSeries
+from stallscope.clients.prometheus import RangeSeries
 
 Floats = NDArray[np.float64]
 Labels = tuple[tuple[str, str], ...]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from stallscope.capacity.claims import SETTLED_SECONDS, Claim
 from stallscope.capacity.gpu import GpuNow, Holder
 from stallscope.capacity.host import Host
-from stallscope.readable import duration, percent, readable, size
+from stallscope.common.formatting import duration, percent, readable, size
 
 _UNOCCUPIED = 512 << 20
 """Bytes in use on a GPU that counts as free: a driver's own, and those of a desktop."""

@@ -26,7 +26,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from stallscope.readable import ago, readable, size
+from stallscope.common.formatting import ago, readable, size
 
 SETTLED_SECONDS = 60.0
 """So long after a claim its program is not believed to show yet what it takes, and nobody else is let onto the GPU."""

@@ -9,11 +9,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from stallscope.bundle import bundle_folder
 from stallscope.capacity.gpu import GpuNow
-from stallscope.catalogue import Family, family
-from stallscope.readable import ago, readable
-from stallscope.terminal.exposition import Page
+from stallscope.catalogue.metrics import Family, family
+from stallscope.clients.exposition import Page
+from stallscope.common.bundle import bundle_folder
+from stallscope.common.formatting import ago, readable
 
 _BUSY = family("stallscope_gpu_busy_seconds_total")
 _SM_ACTIVE = family("stallscope_gpu_sm_active_seconds_total")

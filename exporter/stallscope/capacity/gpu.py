@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from stallscope.gpus.driver import ComputeMode, Identity, ProcessKind
+from stallscope.drivers.device import ComputeMode, Identity, ProcessKind
 
 
 class Holder(NamedTuple):

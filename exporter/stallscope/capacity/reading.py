@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from stallscope.capacity.gpu import GpuNow, Holder
-from stallscope.gpus.driver import (
+from stallscope.common.concurrency import Attempt, side_by_side
+from stallscope.drivers.device import (
     Activity,
     Device,
     DeviceLost,
@@ -27,7 +28,6 @@ from stallscope.gpus.driver import (
     Identity,
     TimedSample,
 )
-from stallscope.gpus.side_by_side import Attempt, side_by_side
 from stallscope.owners.processes import Processes
 
 _REMEMBERED_US = 16_000_000

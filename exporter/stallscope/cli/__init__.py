@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from stallscope.version import __version__
+from stallscope.common.version import __version__
 
 GROUPS = {
     "observe": ("gpus", "top"),

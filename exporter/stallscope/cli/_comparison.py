@@ -10,8 +10,8 @@ from typing import Any
 from stallscope.analysis.batch_size import BatchSizeStudy
 from stallscope.analysis.comparison import UNEXPLAINED, Against, Comparison
 from stallscope.analysis.run_figures import RunFigures
-from stallscope.causes import CAUSES
-from stallscope.readable import duration, readable
+from stallscope.catalogue.causes import CAUSES
+from stallscope.common.formatting import duration, readable
 
 _WIDTH = 79
 _NAME = 23

@@ -9,7 +9,7 @@ DEFAULT_EXPORTER = "http://localhost:19400"
 
 def exporter_url(text: str) -> str:
     """The address of an exporter, as argparse reads it."""
-    from stallscope.terminal.exporter_client import ExporterClient  # needs ssl, which help does without
+    from stallscope.clients.exporter import ExporterClient  # needs ssl, which help does without
 
     try:
         ExporterClient(text)

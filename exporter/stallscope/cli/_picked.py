@@ -10,7 +10,7 @@ from typing import Any
 from stallscope.capacity.choice import Judged, Wanted
 from stallscope.capacity.gpu import GpuNow
 from stallscope.capacity.host import Host
-from stallscope.readable import percent, size
+from stallscope.common.formatting import percent, size
 
 _COLUMNS = 80
 

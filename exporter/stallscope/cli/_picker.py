@@ -19,11 +19,11 @@ from stallscope.capacity.reading import read
 from stallscope.capacity.visible import visible
 from stallscope.cli._exporter import DEFAULT_EXPORTER
 from stallscope.cli._picked import Picked, refusal
+from stallscope.clients.exporter import ExporterClient, ExporterError
+from stallscope.clients.exposition import Page
 from stallscope.doctor.drivers import pci_gpus
-from stallscope.gpus.driver import Driver, DriverError
-from stallscope.nvidia.nvml import NvmlDriver
-from stallscope.terminal.exporter_client import ExporterClient, ExporterError
-from stallscope.terminal.exposition import Page
+from stallscope.drivers.device import Driver, DriverError
+from stallscope.drivers.nvidia.nvml import NvmlDriver
 
 _POLL_SECONDS = 10.0
 """Between two looks while waiting; one takes the driver some milliseconds a GPU."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from stallscope.analysis.address import LOCAL, VARIABLE, default_url
 from stallscope.cli import _client_certificate
 from stallscope.cli._durations import duration
 from stallscope.cli._parser import Parser
+from stallscope.clients.address import LOCAL, VARIABLE, default_url
 from stallscope.configuration import parse_server
 
 if TYPE_CHECKING:
-    from stallscope.analysis.prometheus import Prometheus
+    from stallscope.clients.prometheus import Prometheus
 
 DEFAULT_TIMEOUT = 60.0
 """Seconds: half of what Prometheus gives a question unless told otherwise."""
@@ -55,7 +55,7 @@ def client(parsed: argparse.Namespace) -> Prometheus:
     Raises:
         ModuleNotFoundError: the library that asks is not installed.
     """
-    from stallscope.analysis.prometheus import Prometheus
+    from stallscope.clients.prometheus import Prometheus
 
     return Prometheus(
         parsed.prometheus_url,
@@ -67,7 +67,7 @@ def client(parsed: argparse.Namespace) -> Prometheus:
 
 def reason(problem: Exception) -> str:
     """Why a command gets no answer, in one line; where nothing listens at the address, with how to name another."""
-    from stallscope.analysis.prometheus import PrometheusError
+    from stallscope.clients.prometheus import PrometheusError
 
     another = isinstance(problem, PrometheusError) and problem.unreachable
     return f"{problem}; name another server with --prometheus.url or {VARIABLE}" if another else str(problem)

@@ -9,7 +9,7 @@ from typing import Any
 
 from stallscope.cli import GROUPS, commands
 from stallscope.cli._parser import HelpFormatter
-from stallscope.version import __version__
+from stallscope.common.version import __version__
 
 DESCRIPTION = (
     "Stallscope says where GPU time goes in training, and what to change. An exporter on each node serves metrics of "

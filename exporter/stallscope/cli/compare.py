@@ -15,7 +15,7 @@ from stallscope.cli._progress import progress
 
 if TYPE_CHECKING:
     from stallscope.analysis.comparison import Comparison
-    from stallscope.analysis.prometheus import Prometheus
+    from stallscope.clients.prometheus import Prometheus
 
 _SINCE = "7d"
 
@@ -97,9 +97,9 @@ def main(arguments: Sequence[str]) -> int:
 
 def _compare(server: Prometheus, told: Any) -> Comparison:
     from stallscope.analysis.comparison import compare
-    from stallscope.analysis.prometheus import PrometheusError
     from stallscope.analysis.run_figures import read_figures, told_apart
     from stallscope.analysis.runs import RunError, find_run
+    from stallscope.clients.prometheus import PrometheusError
 
     try:
         start, end = _times.span(told, server.now())

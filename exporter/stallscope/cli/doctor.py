@@ -12,12 +12,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from stallscope.analysis.address import VARIABLE
 from stallscope.cli._exporter import DEFAULT_EXPORTER, exporter_url
 from stallscope.cli._parser import Parser, nearest
 from stallscope.cli._progress import progress
 from stallscope.cli._prometheus import add_flags
-from stallscope.readable import readable
+from stallscope.clients.address import VARIABLE
+from stallscope.common.formatting import readable
 
 if TYPE_CHECKING:
     from stallscope.doctor.checkup import Result, Subject
@@ -148,7 +148,7 @@ def _exporter_of(address: str) -> str:
     """Where the metrics are of the exporter that reports go to: on the same host, and usually the same port."""
     from urllib.parse import urlsplit
 
-    from stallscope.terminal.exporter_client import DEFAULT_PORT
+    from stallscope.clients.exporter import DEFAULT_PORT
 
     scheme, _, place = address.partition("://")
     if scheme not in ("udp", "http", "https"):

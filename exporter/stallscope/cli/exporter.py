@@ -15,20 +15,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from stallscope import logs
+from stallscope.common import logs
 from stallscope.configuration import Configuration, ConfigurationError, flag_parser, load, settings
 
 if TYPE_CHECKING:
     import argparse
 
-    from stallscope.analysis.verdicts import VerdictWatch
-    from stallscope.gpus.driver import Driver
+    from stallscope.collectors.base import Source
+    from stallscope.drivers.device import Driver
     from stallscope.simulation.simulation import Simulation
-    from stallscope.sources.base import Source
-    from stallscope.web.refusals import Refusals
-    from stallscope.web.request import Request
-    from stallscope.web.security import Security
-    from stallscope.web.server import Answer
+    from stallscope.view.verdicts import VerdictWatch
+    from stallscope.web.http.refusals import Refusals
+    from stallscope.web.http.request import Request
+    from stallscope.web.http.security import Security
+    from stallscope.web.http.server import Answer
     from stallscope.web.status.look import Look
     from stallscope.web.status.page import StatusPage
 
@@ -59,13 +59,13 @@ class Exporter:
             ConfigurationError: a setting names something that is not there.
             ListenError: an address can't be had.
         """
+        from stallscope.collectors.base import Environment
         from stallscope.intake.authentication import TokenError
         from stallscope.intake.service import Intake, IntakeSettings
         from stallscope.sampling.sampler import Sampler
-        from stallscope.sources.base import Environment
         from stallscope.web.application import Application
-        from stallscope.web.refusals import Refusals
-        from stallscope.web.server import Server
+        from stallscope.web.http.refusals import Refusals
+        from stallscope.web.http.server import Server
         from stallscope.web.status.history import History
 
         self.configuration = configuration
@@ -320,7 +320,7 @@ class Exporter:
         return self._status_page.html(refreshing)
 
     def _look(self) -> Look:
-        from stallscope.gpus.source import GpuSource
+        from stallscope.collectors.gpu.source import GpuSource
         from stallscope.web.status.look import Look
 
         snapshot = self.sampler.snapshot
@@ -338,7 +338,7 @@ class Exporter:
 def parser() -> argparse.ArgumentParser:
     """The command line; without switches for collectors where what they need is not installed."""
     try:
-        from stallscope.sources.base import available
+        from stallscope.collectors.base import available
 
         sources = {name: source.summary for name, source in available().items()}
     except ModuleNotFoundError:
@@ -357,8 +357,8 @@ def main(arguments: Sequence[str]) -> int:
         signal.signal(number, _end_early)
     signal.pthread_sigmask(signal.SIG_BLOCK, _OTHER_SIGNALS)
     try:
-        from stallscope.sources.base import available
-        from stallscope.web.server import ListenError
+        from stallscope.collectors.base import available
+        from stallscope.web.http.server import ListenError
 
         sources = available()
     except ModuleNotFoundError as problem:
@@ -434,9 +434,9 @@ def _switched_off(configuration: Configuration) -> dict[str, str]:
 def _verdict_watch(url: str) -> VerdictWatch | None:
     if not url:
         return None
-    from stallscope.analysis.client_certificate import ClientCertificateError, told_by_environment
-    from stallscope.analysis.prometheus import Prometheus
-    from stallscope.analysis.verdicts import VerdictWatch
+    from stallscope.clients.client_certificate import ClientCertificateError, told_by_environment
+    from stallscope.clients.prometheus import Prometheus
+    from stallscope.view.verdicts import VerdictWatch
 
     try:
         certificate = told_by_environment()
@@ -448,7 +448,7 @@ def _verdict_watch(url: str) -> VerdictWatch | None:
 def _security(file: Path | None, refusals: Refusals) -> Security | None:
     if file is None:
         return None
-    from stallscope.web.security import Security
+    from stallscope.web.http.security import Security
 
     return Security(file, refusals=refusals)
 

@@ -15,7 +15,7 @@ from stallscope.cli._durations import duration
 from stallscope.cli._extras import missing
 from stallscope.cli._parser import Parser
 from stallscope.cli._progress import progress
-from stallscope.readable import readable
+from stallscope.common.formatting import readable
 
 if TYPE_CHECKING:
     from stallscope.analysis.export import Export
@@ -92,9 +92,9 @@ def main(arguments: Sequence[str]) -> int:
 def _write(told: Any) -> Export:
     from stallscope.analysis.data_frames import pieces
     from stallscope.analysis.export import export
-    from stallscope.analysis.prometheus import PrometheusError
     from stallscope.analysis.runs import RunError, find_run
-    from stallscope.analysis.whole_files import reason
+    from stallscope.clients.prometheus import PrometheusError
+    from stallscope.common.whole_files import reason
 
     try:
         with closing(_prometheus.client(told)) as server:

@@ -14,9 +14,9 @@ from stallscope.cli._extras import missing
 from stallscope.cli._parser import Parser
 
 if TYPE_CHECKING:
-    from stallscope.gpus.driver import Driver
-    from stallscope.gpus.survey import Signal, Survey, SurveyedGpu
-    from stallscope.nvidia.record import RecordingLibrary
+    from stallscope.collectors.gpu.survey import Signal, Survey, SurveyedGpu
+    from stallscope.drivers.device import Driver
+    from stallscope.drivers.nvidia.record import RecordingLibrary
     from stallscope.sampling.reading import Sample
 
 _COLUMNS = 80
@@ -100,12 +100,12 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _real() -> tuple[list[Survey], RecordingLibrary | None]:
-    from stallscope.gpus.source import GpuSource
-    from stallscope.gpus.survey import survey
-    from stallscope.nvidia.library import PynvmlLibrary
-    from stallscope.nvidia.nvml import NvmlDriver
-    from stallscope.nvidia.record import RecordingLibrary
-    from stallscope.sources.base import Environment, available
+    from stallscope.collectors.base import Environment, available
+    from stallscope.collectors.gpu.source import GpuSource
+    from stallscope.collectors.gpu.survey import survey
+    from stallscope.drivers.nvidia.library import PynvmlLibrary
+    from stallscope.drivers.nvidia.nvml import NvmlDriver
+    from stallscope.drivers.nvidia.record import RecordingLibrary
 
     recording = RecordingLibrary(PynvmlLibrary())
     drivers: dict[str, Callable[[], Driver]] = {"nvidia": lambda: NvmlDriver(recording)}
@@ -118,11 +118,11 @@ def _real() -> tuple[list[Survey], RecordingLibrary | None]:
 
 
 def _simulated(scenario: str) -> tuple[list[Survey], None]:
-    from stallscope.gpus.survey import survey
+    from stallscope.collectors.base import Environment
+    from stallscope.collectors.gpu.survey import survey
+    from stallscope.collectors.nvidia import NvidiaSource
     from stallscope.sampling.clock import SystemClock
     from stallscope.simulation.simulation import Simulation
-    from stallscope.sources.base import Environment
-    from stallscope.sources.nvidia import NvidiaSource
 
     simulation = Simulation.named(scenario, clock=SystemClock())
     simulation.start()

@@ -20,17 +20,17 @@ from typing import Any
 
 from stallscope.cli._parser import Parser
 from stallscope.cli._progress import progress
-from stallscope.nvidia.capture import Call, Capture, Header, text
-from stallscope.nvidia.identifiers import masked
-from stallscope.nvidia.library import Library, PynvmlLibrary
-from stallscope.nvidia.nvml import NvmlDriver
-from stallscope.nvidia.record import Pending, RecordingLibrary
-from stallscope.nvidia.replay import ReplayLibrary
+from stallscope.collectors.base import Environment
+from stallscope.collectors.nvidia import NvidiaSource
+from stallscope.common.version import __version__
+from stallscope.drivers.nvidia.capture import Call, Capture, Header, text
+from stallscope.drivers.nvidia.identifiers import masked
+from stallscope.drivers.nvidia.library import Library, PynvmlLibrary
+from stallscope.drivers.nvidia.nvml import NvmlDriver
+from stallscope.drivers.nvidia.record import Pending, RecordingLibrary
+from stallscope.drivers.nvidia.replay import ReplayLibrary
 from stallscope.sampling.clock import ScriptedClock
 from stallscope.sampling.sampler import Sampler
-from stallscope.sources.base import Environment
-from stallscope.sources.nvidia import NvidiaSource
-from stallscope.version import __version__
 
 INTERVAL = 1.0
 _HANG_SECONDS = 10.0

@@ -13,21 +13,21 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
 
-from stallscope.analysis.report.formats import SUFFIXES, format_of, load, written
-from stallscope.analysis.report.words import UnknownZone, title_of, zone
-from stallscope.analysis.whole_files import reason, whole_file
 from stallscope.cli import _prometheus, _times
 from stallscope.cli._durations import duration
 from stallscope.cli._extras import missing
 from stallscope.cli._parser import Parser, nearest
 from stallscope.cli._progress import progress
-from stallscope.readable import readable
+from stallscope.common.formatting import readable
+from stallscope.common.whole_files import reason, whole_file
+from stallscope.report.formats import SUFFIXES, format_of, load, written
+from stallscope.report.words import UnknownZone, title_of, zone
 
 if TYPE_CHECKING:
-    from stallscope.analysis.prometheus import Prometheus
-    from stallscope.analysis.report.document import Document
-    from stallscope.analysis.report.subject import Subject
     from stallscope.analysis.runs import Run
+    from stallscope.clients.prometheus import Prometheus
+    from stallscope.report.document import Document
+    from stallscope.report.subject import Subject
 
 _SINCE_OF_A_RUN, _SINCE = "30d", "24h"
 _STANDARD_OUTPUT = Path("-")
@@ -205,10 +205,10 @@ def _write(server: Prometheus, told: Any) -> Document:
     Raises:
         _RefusedError: there is none, or it can't be written.
     """
-    from stallscope.analysis.prometheus import PrometheusError
-    from stallscope.analysis.report.contents import PARTS, build
-    from stallscope.analysis.report.options import Options
     from stallscope.analysis.runs import RunError
+    from stallscope.clients.prometheus import PrometheusError
+    from stallscope.report.contents import PARTS, build
+    from stallscope.report.options import Options
 
     server.take_warnings()  # of the report before
     try:
@@ -237,7 +237,7 @@ def _write(server: Prometheus, told: Any) -> Document:
     refresh = told.watch if document.live else None
     _put(told.out, written(document, told.format, refresh_seconds=refresh))
     if told.notebook is not None:
-        from stallscope.analysis.report import notebook
+        from stallscope.report import notebook
 
         _put(told.notebook, notebook.written(subject, server.name, options))
     return document
@@ -255,7 +255,7 @@ def _put(path: Path, content: bytes) -> None:
 
 
 def _subject(server: Prometheus, told: Any, start: float, end: float) -> Subject:
-    from stallscope.analysis.report.subject import of_everything, of_run
+    from stallscope.report.subject import of_everything, of_run
 
     if told.run:
         return of_run(server, _run(server, told, told.run, start, end))
@@ -275,8 +275,8 @@ def _is_same(one: Run, other: Run) -> bool:
 
 
 def _nodes(server: Prometheus, told: Any, start: float, end: float) -> Subject:
-    from stallscope.analysis.expressions import any_of, quoted
-    from stallscope.analysis.report.subject import of_nodes
+    from stallscope.clients.expressions import any_of, quoted
+    from stallscope.report.subject import of_nodes
 
     its_own = "" if told.cluster is None else f"cluster={quoted(told.cluster)}"
     known = server.label_values("instance", f"stallscope_build_info{{{its_own}}}", start, end)

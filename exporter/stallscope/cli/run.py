@@ -185,7 +185,7 @@ def _note(main_module: ModuleType) -> None:
     """Say in one line why nothing, or no step, was measured."""
     if os.environ.get("RANK", "0") != "0":
         return
-    integration = sys.modules.get("stallscope.shim.integrations.pytorch")
+    integration = sys.modules.get("stallscope.integrations.pytorch")
     if not {"torch", "stallscope.shim.run"} & sys.modules.keys():  # a program with a run of its own is measured by that
         problem = "did not import torch, so there was nothing to measure"
     elif integration is not None and integration.misses_steps():

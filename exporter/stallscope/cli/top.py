@@ -12,20 +12,20 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from stallscope.analysis.address import VARIABLE
 from stallscope.cli import _client_certificate
 from stallscope.cli._durations import duration
 from stallscope.cli._exporter import DEFAULT_EXPORTER, exporter_url
 from stallscope.cli._extras import missing
 from stallscope.cli._parser import Parser
 from stallscope.cli._prometheus import address
+from stallscope.clients.address import VARIABLE
 
 if TYPE_CHECKING:
-    from stallscope.analysis.client_certificate import ClientCertificate
-    from stallscope.analysis.verdicts import VerdictWatch
+    from stallscope.clients.client_certificate import ClientCertificate
     from stallscope.terminal.feed import Feed
     from stallscope.terminal.lines import Line
-    from stallscope.terminal.model import Node
+    from stallscope.view.model import Node
+    from stallscope.view.verdicts import VerdictWatch
 
 _LEAST_COLUMNS = 20
 _PATIENCE = 12.0
@@ -97,7 +97,7 @@ def main(arguments: Sequence[str]) -> int:
     parsed = parser().parse_args(arguments)
     # What a library has to say must not stand across the screen.
     logging.getLogger("stallscope").addHandler(logging.NullHandler())
-    from stallscope.terminal.exporter_client import ExporterClient
+    from stallscope.clients.exporter import ExporterClient
     from stallscope.terminal.feed import Feed
 
     clients = [ExporterClient(url, certificate=parsed.certificate) for url in parsed.exporters or [DEFAULT_EXPORTER]]
@@ -114,8 +114,8 @@ def main(arguments: Sequence[str]) -> int:
 def _watch(url: str | None, certificate: ClientCertificate | None) -> VerdictWatch | None:
     if url is None:
         return None
-    from stallscope.analysis.prometheus import Prometheus
-    from stallscope.analysis.verdicts import VerdictWatch
+    from stallscope.clients.prometheus import Prometheus
+    from stallscope.view.verdicts import VerdictWatch
 
     return VerdictWatch(Prometheus(url, certificate=certificate))
 
@@ -182,7 +182,7 @@ def _is_as_before(feed: Feed, node: Node) -> bool:
 
 def _ask_all(feeds: Sequence[Feed]) -> None:
     """Ask everybody at once, so that those who hang hang together; each says of itself that it still does."""
-    from stallscope.gpus.side_by_side import side_by_side
+    from stallscope.common.concurrency import side_by_side
 
     side_by_side({str(place): feed.ask for place, feed in enumerate(feeds)}, _PATIENCE, "feed")
 

@@ -11,12 +11,12 @@ import urllib.request
 from collections.abc import Sequence
 from typing import Any
 
-from stallscope.analysis.client_certificate import ClientCertificate, ClientCertificateError, tls_trouble
 from stallscope.cli import _client_certificate
 from stallscope.cli._exporter import DEFAULT_EXPORTER
 from stallscope.cli._parser import Parser
-from stallscope.readable import readable
-from stallscope.trace_request import MAX_RANKS, MAX_STEPS
+from stallscope.clients.client_certificate import ClientCertificate, ClientCertificateError, tls_trouble
+from stallscope.common.formatting import readable
+from stallscope.protocol.trace_request import MAX_RANKS, MAX_STEPS
 
 _PATH = "/api/v1/trace"
 _TIMEOUT = 5.0

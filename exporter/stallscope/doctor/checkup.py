@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, Literal, NamedTuple, TypeVar, cast
 
-from stallscope.analysis.client_certificate import ClientCertificate
-from stallscope.gpus.side_by_side import side_by_side
+from stallscope.clients.client_certificate import ClientCertificate
+from stallscope.common.concurrency import side_by_side
 
 Status = Literal["ok", "warning", "failed", "skipped"]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
+from stallscope.common.version import __version__
 from stallscope.doctor.checkup import Finding, Part, failed, ok, skipped, warning
 from stallscope.doctor.exporter import MOST_AGE, MOST_SKEW, RESET_CLOCKS
 from stallscope.doctor.scrapes import EXPORTERS
 from stallscope.doctor.server import Server, begin, listed
-from stallscope.version import __version__
 
 _LAST_SUCCESS = "stallscope_exporter_source_last_success_timestamp_seconds"
 _GPUS = 'group by (cluster, job, instance, uuid) (stallscope_gpu_up{measured_by="", uuid!=""} == 1)'

@@ -12,11 +12,11 @@ import os
 import sys
 from typing import Any
 
-from stallscope.gpus.source import GpuSource
-from stallscope.gpus.survey import survey
-from stallscope.nvidia.library import MissingFunction, NvmlFailure, PynvmlLibrary
-from stallscope.nvidia.nvml import NvmlDriver
-from stallscope.sources.base import Environment, available
+from stallscope.collectors.base import Environment, available
+from stallscope.collectors.gpu.source import GpuSource
+from stallscope.collectors.gpu.survey import survey
+from stallscope.drivers.nvidia.library import MissingFunction, NvmlFailure, PynvmlLibrary
+from stallscope.drivers.nvidia.nvml import NvmlDriver
 
 
 def main(limit: float) -> None:

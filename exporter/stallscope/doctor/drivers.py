@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from stallscope.catalogue.gpu_losses import LOSSES
 from stallscope.doctor.checkup import Finding, Stop, failed, ok, skipped, warning
-from stallscope.gpu_losses import LOSSES
 
 _CALL_LIMIT = 5.0
 """Seconds that each GPU, and each driver's list of them, may take to answer."""

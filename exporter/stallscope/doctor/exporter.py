@@ -6,12 +6,12 @@ import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from stallscope.catalogue import Family, family
+from stallscope.catalogue.gpu_losses import LOSSES
+from stallscope.catalogue.metrics import Family, family
+from stallscope.clients.exporter import ExporterClient, ExporterError
+from stallscope.clients.exposition import Page
+from stallscope.common.version import __version__
 from stallscope.doctor.checkup import Finding, Part, Stop, Subject, failed, ok, warning
-from stallscope.gpu_losses import LOSSES
-from stallscope.terminal.exporter_client import ExporterClient, ExporterError
-from stallscope.terminal.exposition import Page
-from stallscope.version import __version__
 
 BUILD_INFO = family("stallscope_build_info")
 SOURCE_UP = family("stallscope_exporter_source_up")

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from stallscope.doctor.checkup import Finding, Part, Stop, Subject, failed, ok, skipped, warning
 from stallscope.doctor.drivers import drivers, text_of
 from stallscope.owners.pod_resources import SOCKET as POD_RESOURCES_SOCKET
-from stallscope.report import DEFAULT_SOCKET
+from stallscope.protocol.report import DEFAULT_SOCKET
 
 _READ, _WRITE, _SEARCH = 4, 2, 1
 _DEVICE_FILES = re.compile(r"nvidia(ctl|\d+)")

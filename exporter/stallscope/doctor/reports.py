@@ -13,11 +13,11 @@ import uuid
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+from stallscope.clients.exporter import ExporterClient, ExporterError
 from stallscope.doctor.checkup import Finding, Part, Stop, Subject, failed, ok, skipped, warning
 from stallscope.doctor.exporter import REPORTS, REPORTS_REJECTED, client_of, read
-from stallscope.report import DEFAULT_PORT, DEFAULT_SOCKET, TRIAL_RUN, VERSION, encode
+from stallscope.protocol.report import DEFAULT_PORT, DEFAULT_SOCKET, TRIAL_RUN, VERSION, encode
 from stallscope.shim.transport import Post, transport
-from stallscope.terminal.exporter_client import ExporterClient, ExporterError
 
 _DEFAULT = f"unix://{DEFAULT_SOCKET} or udp://127.0.0.1:{DEFAULT_PORT}"
 _WAIT_SECONDS = 8.0

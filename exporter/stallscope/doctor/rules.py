@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
-from stallscope.bundle import bundle_folder
+from stallscope.common.bundle import bundle_folder
 from stallscope.doctor.checkup import Finding, failed, ok, skipped, warning
 from stallscope.doctor.server import Server, listed, optional
 from stallscope.doctor.yaml_text import mapping_of

@@ -6,11 +6,11 @@ import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from stallscope.analysis.client_certificate import ClientCertificate
+from stallscope.clients.client_certificate import ClientCertificate
 from stallscope.doctor.checkup import Stop, Subject, failed, skipped
 
 if TYPE_CHECKING:
-    from stallscope.analysis.prometheus import Prometheus  # whose library is not everywhere
+    from stallscope.clients.prometheus import Prometheus  # whose library is not everywhere
 
 _MOST_BYTES = 64 << 20
 _SHOWN = 5
@@ -35,7 +35,7 @@ def begin(subject: Subject) -> Server:
         Stop: it does not answer.
     """
     try:
-        from stallscope.analysis.prometheus import Prometheus, PrometheusError
+        from stallscope.clients.prometheus import Prometheus, PrometheusError
     except ModuleNotFoundError as error:
         raise Stop(skipped(f"{error.name} is not installed", "pip install 'stallscope[analysis]'")) from None
     prometheus = Prometheus(
@@ -64,7 +64,7 @@ def begin(subject: Subject) -> Server:
 
 def optional(server: Server, path: str) -> Any:
     """What a part of the API tells that only Prometheus itself has; None where there is none."""
-    from stallscope.analysis.prometheus import PrometheusError
+    from stallscope.clients.prometheus import PrometheusError
 
     try:
         return server.prometheus.get(path)

@@ -16,9 +16,9 @@ from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
 
-from stallscope import signature
-from stallscope.file_mark import mark
-from stallscope.report import Report, ReportError
+from stallscope.common.file_mark import mark
+from stallscope.protocol import signature
+from stallscope.protocol.report import Report, ReportError
 from stallscope.sampling.clock import Clock, SystemClock
 
 _logger = logging.getLogger(__name__)

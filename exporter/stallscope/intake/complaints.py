@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from stallscope.report import ReportError
+from stallscope.protocol.report import ReportError
 from stallscope.sampling.clock import Clock
 
 _logger = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ from stallscope.intake.complaints import Complaints
 from stallscope.intake.doors import Door, Received
 from stallscope.intake.runs import Transport
 from stallscope.intake.waiting import is_last, newest, sessions_terminated
-from stallscope.report import Report, ReportError
+from stallscope.protocol.report import Report, ReportError
 from stallscope.sampling.clock import Clock, SystemClock
 
 _logger = logging.getLogger(__name__)

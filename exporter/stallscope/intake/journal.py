@@ -16,7 +16,7 @@ from typing import Any
 
 from stallscope.intake.processes import Process, Processes
 from stallscope.intake.runs import Held
-from stallscope.report import encode, from_document, to_document
+from stallscope.protocol.report import encode, from_document, to_document
 from stallscope.sampling.clock import Clock, SystemClock
 
 _logger = logging.getLogger(__name__)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from stallscope.catalogue import ACTIVITIES, RUN_STATES
-from stallscope.report import COUNTERS, GAUGES, PRECISIONS, STEP_BUCKET_COUNT, Report
+from stallscope.catalogue.metrics import ACTIVITIES, RUN_STATES
+from stallscope.protocol.report import COUNTERS, GAUGES, PRECISIONS, STEP_BUCKET_COUNT, Report
 
 Key = tuple[str, int]
 """Run and rank."""

@@ -47,13 +47,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from stallscope import signature
-from stallscope.catalogue import ACTIVITIES, RUN_STATES, MetricType, family
+from stallscope.catalogue.metrics import ACTIVITIES, RUN_STATES, MetricType, family
 from stallscope.intake import authentication
 from stallscope.intake.authentication import Authentication
 from stallscope.intake.processes import Process, Processes
 from stallscope.intake.quotas import Key, Sender, Totals, Usage, has_new_names, names_of, usage_of, without_new_names
-from stallscope.report import (
+from stallscope.protocol import signature
+from stallscope.protocol.report import (
     COUNTERS,
     GAUGES,
     INFO_KEYS,

@@ -23,7 +23,7 @@ from stallscope.intake.doors import Door, UdpDoor, UnixDoor
 from stallscope.intake.journal import Journal
 from stallscope.intake.runs import DEFAULT_EXPIRY, Limits, RunRegistry, Transport
 from stallscope.intake.traces import TraceRequests
-from stallscope.report import DEFAULT_PORT, DEFAULT_SOCKET, Report, ReportError
+from stallscope.protocol.report import DEFAULT_PORT, DEFAULT_SOCKET, Report, ReportError
 from stallscope.sampling.clock import Clock, SystemClock
 from stallscope.sampling.reading import Sample
 

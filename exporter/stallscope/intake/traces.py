@@ -15,13 +15,13 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-from stallscope import trace_request
-from stallscope.catalogue import STEP_BUCKETS
+from stallscope.catalogue.metrics import STEP_BUCKETS
 from stallscope.intake.quotas import Key
 from stallscope.intake.runs import Held, RunRegistry
-from stallscope.report import Report, StepSeconds
+from stallscope.protocol import trace_request
+from stallscope.protocol.report import Report, StepSeconds
+from stallscope.protocol.trace_request import MAX_STEPS, TraceRequest
 from stallscope.sampling.clock import Clock, SystemClock
-from stallscope.trace_request import MAX_STEPS, TraceRequest
 
 _logger = logging.getLogger(__name__)
 

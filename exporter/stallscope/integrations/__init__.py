@@ -1,4 +1,1 @@
-"""What trainers and frameworks are given to tell a run: the public names of `stallscope.shim.integrations`.
-
-Importing this package imports no framework; importing one of its modules' names does.
-"""
+"""One file a framework, each importing its framework only when it is used."""

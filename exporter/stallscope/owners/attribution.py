@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from stallscope.gpus.occupancy import Occupancy
+from stallscope.drivers.occupancy import Occupancy
 from stallscope.owners.pod_resources import Container
 from stallscope.owners.processes import Process
 

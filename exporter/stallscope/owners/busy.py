@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from stallscope.gpus.occupancy import Occupancy
+from stallscope.drivers.occupancy import Occupancy
 from stallscope.owners.attribution import NOBODY, Attribution, Owner
 
 _REMEMBERED_SECONDS = 300.0

@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from stallscope.gpus.driver import Identity
+from stallscope.drivers.device import Identity
 
 _UUID = re.compile(r"(?:^|-|=)((?:MIG-)?GPU-[0-9a-fA-F-]{36}(?:/\d+/\d+)?|MIG-[0-9a-fA-F-]{36})$")
 _LEGACY = re.compile(r"MIG-(GPU-.*)/(\d+)/\d+", re.IGNORECASE)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from stallscope.catalogue import FAMILIES, Family, MetricType
+from stallscope.catalogue.metrics import FAMILIES, Family, MetricType
 from stallscope.sampling.reading import Distribution, Sample
 
 TEXT_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from stallscope.catalogue import BELOW_LEVELS, UTILIZATION_BUCKETS
+from stallscope.catalogue.metrics import BELOW_LEVELS, UTILIZATION_BUCKETS
 
 DIP_LEVEL = 0.1
 """Utilisation under which a fall counts as a dip."""

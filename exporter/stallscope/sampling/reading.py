@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from stallscope.catalogue import Family, MetricType
+from stallscope.catalogue.metrics import Family, MetricType
 
 
 @dataclass(frozen=True, slots=True)

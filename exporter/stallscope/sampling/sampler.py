@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from stallscope.catalogue import family
+from stallscope.catalogue.metrics import family
+from stallscope.common.version import __version__
 from stallscope.sampling.clock import Clock, SystemClock
 from stallscope.sampling.exposition import Renderer, label_text
 from stallscope.sampling.page import Demand, Page
 from stallscope.sampling.reader import Reader, ReaderState, SourceState
 from stallscope.sampling.reading import NonsenseReading, Sample, checked
-from stallscope.version import __version__
 
 _logger = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ def until_next_page(elapsed: float, period: float, spent: float) -> float:
 
 
 class SampledSource(Protocol):
-    """What the sampler needs of a source; `stallscope.sources.base.Source` is one."""
+    """What the sampler needs of a source; `stallscope.collectors.base.Source` is one."""
 
     @property
     def name(self) -> str:

@@ -16,8 +16,8 @@ from stallscope.shim.tolerance import switched_on, tolerate
 VARIABLE = "STALLSCOPE_AUTO"
 """Environment variable that makes a Python process started by such a program measure its loop as well."""
 AFTER_IMPORT = {
-    "torch": "stallscope.shim.integrations.pytorch:watch_any",
-    "torch._dynamo": "stallscope.shim.integrations.pytorch:pass_compiler",
+    "torch": "stallscope.integrations.pytorch:watch_any",
+    "torch._dynamo": "stallscope.integrations.pytorch:pass_compiler",
     **dict.fromkeys(
         (
             "torch.distributed.checkpoint",
@@ -27,9 +27,9 @@ AFTER_IMPORT = {
             "lightning.pytorch.trainer.trainer",
             "transformers.trainer",
         ),
-        "stallscope.shim.integrations.pytorch:observe_checkpoints",
+        "stallscope.integrations.pytorch:observe_checkpoints",
     ),
-    "keras": "stallscope.shim.integrations.keras:watch_fits",
+    "keras": "stallscope.integrations.keras:watch_fits",
 }
 """Functions to call once the program has imported a module: `package.module:function`, by the module's name.
 

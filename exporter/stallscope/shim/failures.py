@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from stallscope.protocol.vocabulary import MAX_LABEL_LENGTH
 from stallscope.shim.tolerance import label
-from stallscope.vocabulary import MAX_LABEL_LENGTH
 
 _OUT_OF_MEMORY_TYPES = ("OutOfMemoryError", "ResourceExhaustedError")
 """PyTorch's and TensorFlow's."""

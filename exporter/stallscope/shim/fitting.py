@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stallscope.vocabulary import MAX_BYTES
+from stallscope.protocol.vocabulary import MAX_BYTES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

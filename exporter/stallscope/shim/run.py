@@ -7,7 +7,7 @@ import sys
 import time
 from math import inf, isfinite
 
-from stallscope import vocabulary
+from stallscope.protocol import vocabulary
 from stallscope.shim import identity, lifetime, termination
 from stallscope.shim.failures import failure_of, is_out_of_memory
 from stallscope.shim.overhead import costs
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Any, Protocol
 
-    from stallscope.shim.trace import Tracer
+    from stallscope.shim.tracing.trace import Tracer
     from stallscope.shim.transport import Sender
 
     class Clock(Protocol):
@@ -301,7 +301,9 @@ class Run:
     def trace(self, **selection: Any) -> None:
         """Write traces of selected steps; takes the keywords of `stallscope.trace`."""
         try:
-            from stallscope.shim.trace import trace  # most runs never need it, and the single file hasn't got it
+            from stallscope.shim.tracing.trace import (
+                trace,  # most runs never need it, and the single file hasn't got it
+            )
         except ImportError as error:
             tolerate(error, "tracing")
         else:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import time
 
+from stallscope.protocol.signature import key, signed
 from stallscope.shim.tolerance import complain
-from stallscope.signature import key, signed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ import signal
 import socket
 import weakref
 
+from stallscope.protocol.vocabulary import TERMINATION_ADDRESS
 from stallscope.shim.tolerance import tolerate
-from stallscope.vocabulary import TERMINATION_ADDRESS
 
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
 """Signals whose default action ends a process, and by which schedulers and terminals end one."""

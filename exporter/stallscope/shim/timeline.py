@@ -5,9 +5,9 @@ from __future__ import annotations
 from bisect import bisect_left
 from math import inf
 
+from stallscope.protocol.vocabulary import MAX_LABEL_LENGTH, MAX_PHASES
 from stallscope.shim.slow_steps import SlowSteps
 from stallscope.shim.tolerance import complain, is_label, shown, tolerate
-from stallscope.vocabulary import MAX_LABEL_LENGTH, MAX_PHASES
 
 TYPE_CHECKING = False  # importing typing takes longer than all of the shim
 if TYPE_CHECKING:

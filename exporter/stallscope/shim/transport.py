@@ -8,8 +8,8 @@ import time
 from contextlib import suppress
 from errno import EBADF, EHOSTUNREACH, EMSGSIZE, ENETDOWN, ENETUNREACH, ENOBUFS, ENOTSOCK
 
+from stallscope.protocol.vocabulary import DEFAULT_PORT, DEFAULT_SOCKET, MAX_BYTES
 from stallscope.shim.tolerance import complain, warn
-from stallscope.vocabulary import DEFAULT_PORT, DEFAULT_SOCKET, MAX_BYTES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -271,7 +271,7 @@ def room(sender: Sender) -> int:
     """Bytes that a report may have with that sender."""
     if getattr(sender, "sign", None) is None:
         return MAX_BYTES
-    from stallscope.signature import LENGTH
+    from stallscope.protocol.signature import LENGTH
 
     return MAX_BYTES - LENGTH
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
-from stallscope.report import Report
+from stallscope.protocol.report import Report
 from stallscope.sampling.clock import Clock
 from stallscope.simulation.gpu import SimulatedGpu
 from stallscope.simulation.node import Node, uuid

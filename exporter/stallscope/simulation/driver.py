@@ -9,7 +9,7 @@ import math
 import threading
 from collections.abc import Mapping, Sequence
 
-from stallscope.gpus.driver import (
+from stallscope.drivers.device import (
     Activity,
     Bar1,
     ClockKind,

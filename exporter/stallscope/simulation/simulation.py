@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from stallscope.report import Report
+from stallscope.protocol.report import Report
 from stallscope.sampling.clock import Clock, ScriptedClock
 from stallscope.simulation.coupling import CoupledNode
 from stallscope.simulation.driver import SimulatedDriver

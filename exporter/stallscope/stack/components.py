@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from stallscope.bundle import bundle_folder
+from stallscope.common.bundle import bundle_folder
 from stallscope.simulation.scenarios import Scenario
 from stallscope.stack.component import Component
 from stallscope.stack.configuration import write_alertmanager, write_prometheus

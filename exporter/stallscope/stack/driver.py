@@ -8,8 +8,8 @@ import sys
 _TIMEOUT_SECONDS = 20.0
 
 _QUESTION = """
-from stallscope.gpus.driver import DriverError
-from stallscope.nvidia.nvml import NvmlDriver
+from stallscope.drivers.device import DriverError
+from stallscope.drivers.nvidia.nvml import NvmlDriver
 driver = NvmlDriver()
 driver.open()
 models = []

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import requests
 
-from stallscope.analysis.verdicts import culprit_of
-from stallscope.verdict_words import phrase_of
+from stallscope.view.verdict_words import phrase_of
+from stallscope.view.verdicts import culprit_of
 
 _TIMEOUT_SECONDS = 2.0
 _SELDOM_SECONDS = 60.0

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from stallscope.analysis.verdicts import Verdict, Verdicts
 from stallscope.terminal.feed import Seen
-from stallscope.terminal.model import Gpu, Host, Rank, Run
 from stallscope.terminal.screen import Screen
+from stallscope.view.model import Gpu, Host, Rank, Run
+from stallscope.view.verdicts import Verdict, Verdicts
 
 
 def document(screen: Screen) -> dict[str, Any]:

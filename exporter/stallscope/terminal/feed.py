@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-from stallscope.terminal.exporter_client import ExporterError
-from stallscope.terminal.model import Node
-from stallscope.terminal.observer import Observer, wanted
+from stallscope.clients.exporter import ExporterError
+from stallscope.view.model import Node
+from stallscope.view.observer import Observer, wanted
 
 
 class Pages(Protocol):
-    """Where pages come from; `stallscope.terminal.exporter_client.ExporterClient` is one."""
+    """Where pages come from; `stallscope.clients.exporter.ExporterClient` is one."""
 
     name: str
     timeout: float

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stallscope.readable import ago, count, duration, size_of
+from stallscope.common.formatting import ago, count, duration, size_of
 from stallscope.terminal.lines import Line, Span, bar, or_untold, share
 
 BAR = 8

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from stallscope.analysis.verdicts import Verdicts
-from stallscope.gpu_losses import explained
-from stallscope.readable import percent, readable, size
+from stallscope.catalogue.gpu_losses import explained
+from stallscope.common.formatting import percent, readable, size
 from stallscope.terminal.figures import BAR, drawn, part_of, several, time_since
 from stallscope.terminal.lines import Column, Line, Span, bar, fit, flow, line, or_untold, plain, share, table, wrapped
-from stallscope.terminal.model import Gpu, Owner
 from stallscope.terminal.owner_lines import owner_name
 from stallscope.terminal.verdict_lines import ROLES, verdict_lines
-from stallscope.verdict_words import words_of
+from stallscope.view.model import Gpu, Owner
+from stallscope.view.verdict_words import words_of
+from stallscope.view.verdicts import Verdicts
 
 SORTS = ("number", "activity", "memory", "power", "owner")
 """What GPUs can be sorted by."""

@@ -7,8 +7,8 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from stallscope.phase_shares import PhaseShare
-from stallscope.readable import readable
+from stallscope.common.formatting import readable
+from stallscope.view.phase_shares import PhaseShare
 
 
 class Span(NamedTuple):

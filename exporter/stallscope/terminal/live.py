@@ -25,14 +25,14 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 from textual.widgets import Input
 
-from stallscope.analysis.verdicts import RunName, Verdicts
-from stallscope.causes import PHASE_COLOURS
-from stallscope.readable import readable
+from stallscope.catalogue.causes import PHASE_COLOURS
+from stallscope.common.formatting import readable
 from stallscope.terminal.feed import Seen
 from stallscope.terminal.gpu_lines import SORTS
 from stallscope.terminal.lines import ASCII, Line, Span, line
 from stallscope.terminal.screen import Screen
 from stallscope.terminal.views import HELP, VIEWS, title
+from stallscope.view.verdicts import RunName, Verdicts
 
 _STYLES = {
     "title": Style(bold=True),
@@ -67,7 +67,7 @@ class LiveFeed(Protocol):
 
 
 class LiveVerdicts(Protocol):
-    """Who knows verdicts; `stallscope.analysis.verdicts.VerdictWatch` is one."""
+    """Who knows verdicts; `stallscope.view.verdicts.VerdictWatch` is one."""
 
     def start(self) -> None:
         """Ask from now on, while somebody looks."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from stallscope.gpu_losses import explained
-from stallscope.readable import count, readable, size
+from stallscope.catalogue.gpu_losses import explained
+from stallscope.common.formatting import count, readable, size
 from stallscope.terminal.feed import Seen
 from stallscope.terminal.figures import BAR, part_of, several, time_since, whole_time
 from stallscope.terminal.gpu_lines import gpu_name
 from stallscope.terminal.lines import Column, Line, Span, bar, flow, line, or_untold, share, table, wrapped
-from stallscope.terminal.model import Host, Node
+from stallscope.view.model import Host, Node
 
 MAX_WRONG = 8
 """Troubles that the overview has room for."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from stallscope.readable import readable, size
+from stallscope.common.formatting import readable, size
 from stallscope.terminal.figures import drawn
 from stallscope.terminal.lines import Column, Line, Span, line, or_untold, table
-from stallscope.terminal.model import Gpu, Node, Owner
+from stallscope.view.model import Gpu, Node, Owner
 
 OWNERS_SOURCE = "owners"
 _RUN = 32

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from stallscope.analysis.verdicts import Verdicts
-from stallscope.catalogue import GONE_STATES
-from stallscope.phase_shares import phase_shares
-from stallscope.readable import ago, count, duration, readable
+from stallscope.catalogue.metrics import GONE_STATES
+from stallscope.common.formatting import ago, count, duration, readable
 from stallscope.terminal.figures import BAR, rate_of, several, time_since, whole_time
 from stallscope.terminal.lines import (
     Column,
@@ -21,8 +19,10 @@ from stallscope.terminal.lines import (
     table,
     wrapped,
 )
-from stallscope.terminal.model import Rank, Run
 from stallscope.terminal.verdict_lines import verdict_lines
+from stallscope.view.model import Rank, Run
+from stallscope.view.phase_shares import phase_shares
+from stallscope.view.verdicts import Verdicts
 
 MAX_RANKS = 64
 """Of one run."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from stallscope.analysis.verdicts import RunName, Verdicts
 from stallscope.terminal.feed import Seen
-from stallscope.terminal.model import Node, Owner, Run, runs_of
+from stallscope.view.model import Node, Owner, Run, runs_of
+from stallscope.view.verdicts import RunName, Verdicts
 
 
 @dataclass(frozen=True)

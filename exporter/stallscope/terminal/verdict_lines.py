@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from stallscope.analysis.verdicts import Verdict, Verdicts
-from stallscope.readable import ago, readable
+from stallscope.common.formatting import ago, readable
 from stallscope.terminal.lines import Line, wrapped
-from stallscope.verdict_words import words_of
+from stallscope.view.verdict_words import words_of
+from stallscope.view.verdicts import Verdict, Verdicts
 
 ROLES = {"critical": "bad", "warning": "warn"}
 

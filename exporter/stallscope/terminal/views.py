@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from stallscope.readable import readable
+from stallscope.common.formatting import readable
 from stallscope.terminal.figures import several
 from stallscope.terminal.gpu_lines import gpu_block, gpu_table, sorted_gpus
 from stallscope.terminal.lines import Line, Span, line, wrapped
-from stallscope.terminal.model import Node, Run
 from stallscope.terminal.node_lines import host_block, host_line, node_head, source_table, stale, what_is_wrong
 from stallscope.terminal.owner_lines import owner_name, owner_table
 from stallscope.terminal.run_lines import rank_table, run_block
 from stallscope.terminal.screen import Screen
 from stallscope.terminal.verdict_lines import provenance
+from stallscope.view.model import Node, Run
 
 _MAX_OWNERS = 20
 """That are named where the one who is looked for is not there."""

@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from stallscope.configuration import parse_release_time
-from stallscope.report import MAX_BYTES
+from stallscope.protocol.report import MAX_BYTES
 from stallscope.sampling.exposition import OPENMETRICS_CONTENT_TYPE, TEXT_CONTENT_TYPE
-from stallscope.web.negotiation import accepts_gzip, accepts_openmetrics
-from stallscope.web.refusals import Refusals
-from stallscope.web.request import Request
-from stallscope.web.response import HTML, JSON, Response, problem, text
+from stallscope.web.http.negotiation import accepts_gzip, accepts_openmetrics
+from stallscope.web.http.refusals import Refusals
+from stallscope.web.http.request import Request
+from stallscope.web.http.response import HTML, JSON, Response, problem, text
 
 HEALTHY_PATH = "/-/healthy"
 READY_PATH = "/-/ready"

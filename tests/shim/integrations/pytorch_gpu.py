@@ -12,11 +12,10 @@ import torch
 from torch.utils.data import DataLoader
 
 import stallscope
-from stallscope.integrations import pytorch
+from stallscope.integrations import pytorch, pytorch_device
+from stallscope.integrations.pytorch_device import DeviceClock
+from stallscope.integrations.pytorch_patches import goes_to_gpu
 from stallscope.sampling.clock import ScriptedClock
-from stallscope.shim.integrations import pytorch_device
-from stallscope.shim.integrations.pytorch_device import DeviceClock
-from stallscope.shim.integrations.pytorch_patches import goes_to_gpu
 from tests.shim.conftest import Desk
 
 pytestmark = pytest.mark.usefixtures("strict")

@@ -26,9 +26,9 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 import stallscope
 from stallscope.integrations import pytorch
-from stallscope.report import Phase
+from stallscope.integrations.pytorch_device import ReducerClock
+from stallscope.protocol.report import Phase
 from stallscope.sampling.clock import ScriptedClock
-from stallscope.shim.integrations.pytorch_device import ReducerClock
 from tests.shim.conftest import Desk
 
 pytestmark = [
@@ -687,7 +687,7 @@ def added(tensor: torch.Tensor) -> torch.Tensor:
     return tensor + 0.25
 
 
-def train_from_seed(watched: Callable[[Any], None]) -> list[Any]:
+def train_from_seed(watched: Callable[[Any], object]) -> list[Any]:
     torch.manual_seed(7)
     model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 2))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
@@ -706,7 +706,7 @@ def train_from_seed(watched: Callable[[Any], None]) -> list[Any]:
 
 def test_results_gradients_and_random_numbers_are_the_same_to_the_bit(run: stallscope.Run) -> None:
     bare = train_from_seed(lambda _: None)
-    watched = train_from_seed(lambda model: pytorch.watch(model, run=run) and None)
+    watched = train_from_seed(lambda model: pytorch.watch(model, run=run))
     assert len(bare) == len(watched) > 40
     assert all(torch.equal(one, other) for one, other in zip(bare, watched, strict=True))
 
@@ -1101,7 +1101,7 @@ def test_a_program_that_updates_its_parameters_itself_makes_steps(
 ) -> None:
     pytorch.watch_any(0.0)
     run = stallscope.Run("job", clock=clock, sender=desk)
-    monkeypatch.setattr("stallscope.shim.integrations.pytorch.Run", lambda **_: run)
+    monkeypatch.setattr("stallscope.integrations.pytorch.Run", lambda **_: run)
     model = Model(clock)
     for inputs, _ in DataLoader(Samples(clock), batch_size=2):
         model(inputs).sum().backward()

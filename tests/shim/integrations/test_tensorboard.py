@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import stallscope
+from stallscope.integrations import tensorboard
 from stallscope.sampling.clock import ScriptedClock
-from stallscope.shim.integrations import tensorboard
 from tests.shim.conftest import Desk
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.report import Report, parse
+from stallscope.protocol.report import Report, parse
 
 ROOT = Path(__file__).parents[3]
 

@@ -11,7 +11,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from stallscope.report import Report, ReportError, parse
+from stallscope.protocol.report import Report, ReportError, parse
 
 SHARE = 0.03
 SECONDS = 0.02

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from stallscope.analysis.verdicts import Verdicts
-from stallscope.catalogue import family
-from stallscope.gpu_losses import explained
-from stallscope.readable import ago, percent, size_of
+from stallscope.catalogue.gpu_losses import explained
+from stallscope.catalogue.metrics import family
+from stallscope.common.formatting import ago, percent, size_of
 from stallscope.sampling.reading import Sample
+from stallscope.view.verdicts import Verdicts
 from stallscope.web.status.history import History
 from stallscope.web.status.judgement import gpu_verdict_line
 from stallscope.web.status.look import Look

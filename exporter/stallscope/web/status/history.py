@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from stallscope.catalogue import family
+from stallscope.catalogue.metrics import family
 from stallscope.intake.runs import Held
 from stallscope.sampling.reading import Distribution, Sample
 from stallscope.web.status.selection import select

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from stallscope.analysis.verdicts import Verdict, Verdicts
-from stallscope.causes import CAUSES
-from stallscope.readable import ago, percent
-from stallscope.verdict_words import words_of
+from stallscope.catalogue.causes import CAUSES
+from stallscope.common.formatting import ago, percent
+from stallscope.view.verdict_words import words_of
+from stallscope.view.verdicts import Verdict, Verdicts
 from stallscope.web.status.markup import foreign
 
 _REASON_LENGTH = 300

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from html import escape
 from typing import NamedTuple
 
-from stallscope.readable import NAME_LENGTH, duration, readable
+from stallscope.common.formatting import NAME_LENGTH, duration, readable
 from stallscope.web.status.history import NOT_TOLD, POINT_SECONDS, POINTS
 
 NOT_TOLD_TEXT = '<span class="none">not told</span>'

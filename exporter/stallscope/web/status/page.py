@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from stallscope.analysis.verdicts import VerdictWatch
-from stallscope.catalogue import family
-from stallscope.readable import percent
-from stallscope.version import __version__
+from stallscope.catalogue.metrics import family
+from stallscope.common.formatting import percent
+from stallscope.common.version import __version__
+from stallscope.view.verdicts import VerdictWatch
 from stallscope.web.application import HEALTHY_PATH, READY_PATH, REFRESH_SECONDS, RELEASE_PATH, RESUME_PATH
 from stallscope.web.status.gpus import MAX_GPUS, UTILIZATION, ShownGpu, gpu_section, gpus_of, shown_first
 from stallscope.web.status.history import History

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from stallscope.analysis.verdicts import RunName, Verdicts
+from stallscope.common.formatting import ago, count, duration, percent
 from stallscope.intake.runs import Held
-from stallscope.phase_shares import KNOWN, phase_shares
-from stallscope.readable import ago, count, duration, percent
+from stallscope.view.phase_shares import KNOWN, phase_shares
+from stallscope.view.verdicts import RunName, Verdicts
 from stallscope.web.status.history import History, Recent
 from stallscope.web.status.judgement import verdict_line
 from stallscope.web.status.look import Look

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from stallscope.catalogue import GONE_STATES
+from stallscope.catalogue.metrics import GONE_STATES
 from stallscope.intake.runs import Held
 
 MAX_RUNS = 12

@@ -1,0 +1,439 @@
+"""Write the alerts on causes, alerts/*.yml, from the rows in `stallscope/catalogue/causes.py`.
+
+Run by `make generate`; a test fails when a committed file is not what this prints. Alerts that are about no cause are
+written by hand, in alerts/stallscope.yml, except the alert on the number of thresholds.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from stallscope.catalogue.causes import (
+    CAUSES,
+    Alert,
+    Cause,
+    DeviceClass,
+    Evidence,
+    Found,
+    Loss,
+    Over,
+    Straggler,
+    Subject,
+    Value,
+)
+from stallscope.view.verdict_words import ROOT_WORDS, root_words
+
+_TOP = Path(__file__).parents[1]
+FOLDER = _TOP / "alerts"
+THRESHOLDS = _TOP / "prometheus" / "rules" / "thresholds.yml"
+_RUNBOOKS = "https://github.com/stallscope/stallscope/blob/main/alerts/runbooks"
+
+RUN = "cluster, namespace, run"
+GPU = "cluster, job, instance, gpu, uuid, mig"
+PAIR = f"{GPU}, namespace, run, rank"
+HOST = "cluster, job, instance"
+"""Labels of a run, of a GPU, of a GPU with the rank that uses it, and of a host."""
+
+_THIS_RUN = "{run=%q,namespace=%q,cluster=%q}"
+_RUN_LABELS = "$labels.run $labels.namespace $labels.cluster"
+# The GPUs of a run are known only while it reports them.
+_GPU_HOURS = (
+    f'{{{{ with printf "%f * 24 * run:gpus:count{_THIS_RUN}" $value {_RUN_LABELS} | query }}}}'
+    '{{ . | first | value | printf "%.1f" }} GPU-hours a day{{ end }}'
+)
+_FAILED_RANKS = (
+    "bottomk(3, (stallscope_training_state{run=%q,cluster=%q,state=~'failed|lost|terminated'} == 1)"
+    " unless on (cluster, run, rank) rank:live:info)"
+)
+"""Up to three ranks whose process is gone."""
+
+_CULPRIT_PLACE = (
+    "rank {{ .Labels.rank }}{{ with .Labels.gpu }}, GPU {{ . }}{{ end }}{{ with .Labels.mig }} MIG {{ . }}{{ end }}"
+    " of {{ .Labels.instance }}"
+)
+"""Place of a culprit, as `place_of` in `stallscope/view/verdict_words.py` has it."""
+
+
+def roots(*domains: str) -> tuple[Cause, ...]:
+    """Return the causes of some domains that can be the root cause of a verdict."""
+    return tuple(
+        cause for cause in CAUSES.values() if cause.domain in domains and cause.tier and cause.name not in ROOT_WORDS
+    )
+
+
+def culprit_query(*labels: str) -> str:
+    """Return the start of a template on the culprit of a run, which must share further labels with the alert."""
+    names = ("run", "namespace", "cluster", *labels)
+    matchers = ",".join(f"{name}=%q" for name in names)
+    values = " ".join(f"$labels.{name}" for name in names)
+    return f'{{{{ range printf "run:culprit:info{{{matchers}}}" {values} | query }}}}'
+
+
+def chain(causes: Iterable[Cause], result: str, otherwise: str = "") -> str:
+    """Return a template that depends on a culprit's root cause.
+
+    Args:
+        causes: the root causes that it knows.
+        result: the template for one of them; TEXT stands for its words and its remedy.
+        otherwise: the template for all others.
+    """
+    cases = "{{ else if ".join(
+        f'eq .Labels.cause "{cause.name}" }}}}' + result.replace("TEXT", f": {root_words(cause.name)}. {cause.remedy}")
+        for cause in causes
+    )
+    rest = f"{{{{ else }}}}{otherwise}" if otherwise else ""
+    return f"{{{{ if {cases}{rest}{{{{ end }}}}"
+
+
+def root_or(*domains: str) -> str:
+    """Return a template of the root cause of a straggler; what follows up to `{end}` stands for an unknown one."""
+    # Only where the culprit is the alert's rank: the verdict of the run may be about another rank.
+    assigned = chain(roots(*domains), '{{ $root = "TEXT" }}')
+    found = f'{{{{ $root := "" }}}}{culprit_query("rank")}{assigned}{{{{ end }}}}'
+    return found + "{{ if $root }}{{ $root }}{{ else }}"
+
+
+PHRASES = {
+    "run": "{{ $labels.run }}",
+    "rank": "{{ $labels.rank }}",
+    "instance": "{{ $labels.instance }}",
+    "gpu": "GPU {{ $labels.gpu }} ({{ $labels.uuid }}) of {{ $labels.instance }}",
+    "value": "{{ $value }}",
+    "share": "{{ $value | humanizePercentage }}",
+    "bytes": "{{ $value | humanize1024 }}B",
+    "rounded": '{{ $value | printf "%.0f" }}',
+    "loses": (
+        "Run {{ $labels.run }} loses {{ $value | humanizePercentage }} of its "
+        f'{{{{ with printf "run:gpus:count{_THIS_RUN}" {_RUN_LABELS} | query }}}}GPU {{{{ end }}}}time'
+    ),
+    "faster": (
+        "without that it would be up to "
+        '{{ printf "1 / (1 - clamp_max(vector(%f), 0.99))" $value | query | first | value | printf "%.1f" }} '
+        "times as fast"
+    ),
+    "gone": (
+        f'{{{{ with printf "{_FAILED_RANKS}" $labels.run $labels.cluster | query }}}} Begin with the process of rank'
+        '{{ range sortByLabel "rank" . }} {{ .Labels.rank }}{{ end }}, which is gone.{{ end }}'
+    ),
+    "workers": (
+        '{{ with printf "max(stallscope_training_dataloader_workers{run=%q,cluster=%q})" $labels.run $labels.cluster '
+        "| query }} (now {{ . | first | value }}){{ end }}"
+    ),
+    "idle_sms": "{{ if gt $value 0.0 }} ({{ $value | humanizePercentage }} of GPU time is SMs without work){{ end }}",
+    "cgroups": (
+        "{{ with printf "
+        '"topk(3, host_cgroup:oom_kills:increase10m{instance=%q,cluster=%q})" $labels.instance $labels.cluster '
+        '| query }}, in {{ range $index, $found := sortByLabel "cgroup" . }}{{ if $index }}, {{ end }}'
+        "{{ .Labels.cgroup }}{{ end }}{{ end }}"
+    ),
+    "oom_ranks": (
+        "{{ with printf "
+        '"bottomk(3, rank:oom_kill:info{run=%q,instance=%q,cluster=%q})" $labels.run $labels.instance $labels.cluster '
+        '| query }} (rank{{ range sortByLabel "rank" . }} {{ .Labels.rank }}{{ end }}){{ end }}'
+    ),
+    "used_by": "{{ if $labels.run }} Run {{ $labels.run }} has rank {{ $labels.rank }} on it.{{ end }}",
+    "unused": "{{ if $labels.unused }} Nobody uses it.{{ end }}",
+    "culprit": (
+        f"{culprit_query()} The first suspect is {_CULPRIT_PLACE}{chain(roots('hardware'), 'TEXT', '.')}{{{{ end }}}}"
+    ),
+    "straggler": f"{culprit_query('rank')}{_CULPRIT_PLACE}{{{{ else }}}}rank {{{{ $labels.rank }}}}{{{{ end }}}}",
+    "slowed_or": root_or("hardware"),
+    "starved_or": root_or("input"),
+    "end": "{{ end }}",
+}
+"""Phrases that descriptions share, by the name that stands for them in single braces."""
+
+_CLUSTER = "{{ with $labels.cluster }}&var-cluster={{ . | urlquery }}{{ end }}"
+_DASHBOARDS: dict[Subject, str] = {
+    "training": (
+        "/d/stallscope-run?var-run={{ $labels.run | urlquery }}"
+        f"{{{{ with $labels.namespace }}}}&var-namespace={{{{ . | urlquery }}}}{{{{ end }}}}{_CLUSTER}"
+    ),
+    "gpu": (
+        "/d/stallscope-gpu?var-instance={{ $labels.instance | urlquery }}"
+        f"&var-gpu={{{{ $labels.gpu | urlquery }}}}{_CLUSTER}"
+    ),
+    "host": f"/d/stallscope-host?var-instance={{{{ $labels.instance | urlquery }}}}{_CLUSTER}",
+}
+
+_HEADERS = {
+    "training_input": "Alerts on waiting for data.",
+    "training_device": "Alerts on what GPUs do with their time, and on what else the host keeps them waiting for.",
+    "training_memory": "Alerts on GPU memory, as the framework's allocator reports it.",
+    "training_time": "Alerts on time without steps, or with slower ones.",
+    "training_ranks": "Alerts on differences between the ranks of a run.",
+    "gpu_hardware": (
+        "Alerts on the health of GPUs. `run` and `rank` are set where a run uses the GPU, `unused` where nobody does."
+    ),
+    "gpu_use": "Alerts on the use of GPUs. `namespace` and `user` are those of the run on it, or of its holder.",
+    "host": "Alerts on hosts in trouble, whether or not it slows training.",
+}
+"""First line of each file, by its name."""
+
+
+def stem(cause: Cause) -> str:
+    """Return the name of the file that holds the alert on a cause."""
+    return cause.domain if cause.subject == cause.domain else f"{cause.subject}_{cause.domain}"
+
+
+def block(text: str, spaces: int = 2) -> str:
+    """Indent a text."""
+    return textwrap.indent(text, " " * spaces)
+
+
+def threshold(name: str) -> str:
+    """Return the PromQL of a threshold."""
+    return f'scalar(stallscope:threshold{{name="{name}"}})'
+
+
+def firing(cause: Cause) -> str:
+    """Return the PromQL that selects the alert while it fires."""
+    return f'ALERTS{{alertname="{cause.alert}", alertstate="firing"}}'
+
+
+def levels(value: str, lost: str, cause: Cause, shape: Loss, over: str, labels: str) -> str:
+    """Return the PromQL of an alert with two levels that clears under the clearing ratio of the lower one.
+
+    Args:
+        value: what is compared and returned.
+        lost: the GPU time that the run loses, which must have been as high during the window.
+        cause: the cause of the alert.
+        shape: the levels.
+        over: how `value` and `lost` match, as in `and on (…)`.
+        labels: the labels that tell the subjects of the alert apart.
+    """
+    return f"""\
+  {value} >= {threshold(shape.high)}
+or
+  {value}
+and{over}
+  min_over_time({lost}[{shape.window}]) >= {threshold(shape.warning)}
+and{over}
+  {lost} offset {shape.window}
+or
+  {value} >= {threshold(shape.warning)} * {threshold("clear_ratio")}
+and on ({labels})
+  {firing(cause)}"""
+
+
+def cleared_late(series: str, name: str, cause: Cause, labels: str) -> str:
+    """Return the PromQL of an alert with one level that clears under the clearing ratio of it."""
+    return f"""\
+  {series} >= {threshold(name)}
+or
+  {series} >= {threshold(name)} * {threshold("clear_ratio")}
+and on ({labels})
+  {firing(cause)}"""
+
+
+def on_gpu(value: str, of: str = "gpu_rank:unhealthy:info") -> str:
+    """Return the PromQL that gives a value of a GPU the labels of the runs on it."""
+    return f"  {of}\n* on ({GPU}) group_left ()\n  (\n{block(value, 4)}\n  )"
+
+
+def filled(pattern: str, names: Mapping[str, str], text: str, cause: Cause) -> str:
+    """Replace each name that the pattern finds in a text of the table."""
+
+    def replacement(found: re.Match[str]) -> str:
+        if found[1] not in names:
+            raise ValueError(f"{cause.name}: unknown name {found[0]}; use one of {', '.join(names)}")
+        return names[found[1]]
+
+    return re.sub(pattern, replacement, text)
+
+
+def promql(text: str, cause: Cause) -> str:
+    """Return an expression of the table in full."""
+    names = {"run": RUN, "gpu": GPU, "pair": PAIR, "firing": firing(cause)}
+    text = filled(r"\{(\w+)\}", names, textwrap.dedent(text).strip("\n").rstrip(), cause)
+    return re.sub(r"threshold\((\w+)\)", lambda found: threshold(found[1]), text)
+
+
+def condition(cause: Cause, alert: Alert) -> str:
+    """Return the PromQL of the alert's shape."""
+    shape = alert.shape
+    lost = f'run_cause:time_lost:ratio5m{{cause="{cause.name}"}}'
+    if isinstance(shape, Loss):
+        return levels(lost, lost, cause, shape, "", RUN)
+    if isinstance(shape, Straggler):
+        straggler = f'run_rank_cause:straggler:ratio5m{{cause="{cause.name}"}}'
+        both = Loss("straggler_warning", "straggler_high", window="3m")
+        return levels(straggler, lost, cause, both, f" on ({RUN})", f"{RUN}, rank")
+    if isinstance(shape, DeviceClass):
+        return f"""\
+  {lost}
+and
+    count by ({RUN}, cause) (
+      count by ({RUN}, rank, cause) (pair_cause:time_lost:ratio5m{{cause="{cause.name}"}})
+    )
+  >= on ({RUN}) group_left ()
+    {threshold("device_ranks")} * run:ranks:count"""
+    if isinstance(shape, Found):
+        return f"{lost} > 0"
+    if isinstance(shape, Over):
+        labels = {"training": RUN, "gpu": GPU, "host": HOST}[cause.subject]
+        inner = cleared_late(shape.series, shape.threshold, cause, labels)
+        return on_gpu(inner) if cause.subject == "gpu" else inner
+    if isinstance(shape, Evidence):
+        pairs = f'  max by ({PAIR}) (\n    pair_cause:time_lost:ratio5m{{cause="{cause.name}"}} >= bool 0\n  )'
+        return f"{pairs}\n* on ({GPU}) group_left ()\n  {shape.value}" if shape.value else pairs
+    if isinstance(shape, Value):
+        return on_gpu(promql(shape.promql, cause), shape.of)
+    return promql(shape.promql, cause)
+
+
+def pages_for_gpu(cause: Cause, alert: Alert) -> bool:
+    """Return whether the alert is critical for a GPU in use, and a warning for one that nobody uses."""
+    return cause.subject == "gpu" and alert.severity == "critical"
+
+
+def marked_unused(promql_text: str) -> str:
+    """Return the PromQL with the label `unused` on GPUs that nobody uses."""
+    unused = f"on ({GPU})\n  gpu:unused:info"
+    return f"""\
+  (
+{block(promql_text, 4)}
+  )
+unless {unused}
+or
+  label_replace(
+      (
+{block(promql_text, 8)}
+      )
+    and {block(unused, 4).strip()},
+    "unused", "true", "", ""
+  )"""
+
+
+def expression(cause: Cause, alert: Alert) -> str:
+    """Return the whole PromQL; that of a run has the job class and the user, for severity and routes."""
+    if pages_for_gpu(cause, alert):
+        return marked_unused(condition(cause, alert))
+    if cause.subject != "training":
+        return condition(cause, alert)
+    inner = block(condition(cause, alert), 4)
+    return f"  (\n{inner}\n  )\n* on ({RUN}) group_left (job_class, user)\n  run:job_class:info"
+
+
+def severity(cause: Cause, alert: Alert) -> str:
+    """Return the label as a Go template."""
+    found: str = alert.severity
+    if alert.info_where:
+        found = f"{{{{ if {alert.info_where} }}}}info{{{{ else }}}}{found}{{{{ end }}}}"
+    if pages_for_gpu(cause, alert):
+        found = f"{{{{ if $labels.unused }}}}warning{{{{ else }}}}{found}{{{{ end }}}}"
+    if cause.subject == "training":
+        found = f'{{{{ if eq $labels.job_class "experiment" }}}}info{{{{ else }}}}{found}{{{{ end }}}}'
+    return found
+
+
+def lost(cause: Cause, alert: Alert) -> str:
+    """Return the annotation on lost GPU-hours; empty if the value is no share of GPU time."""
+    shape = alert.shape
+    if isinstance(shape, DeviceClass):
+        return f"{{{{ if gt $value 0.0 }}}}{_GPU_HOURS}{{{{ end }}}}"
+    if not (isinstance(shape, (Loss, Straggler, Found)) or getattr(shape, "loses", False)):
+        return ""
+    if cause.subject == "training":
+        return _GPU_HOURS
+    return '{{ with printf "24 * %f" $value | query }}{{ . | first | value | printf "%.1f" }} GPU-hours a day{{ end }}'
+
+
+def description(cause: Cause, alert: Alert) -> str:
+    """Return the description with its phrases, on one line."""
+    return " ".join(filled(r"(?<!\{)\{(\w+)\}(?!\})", PHRASES, alert.description, cause).split())
+
+
+def quoted(text: str) -> str:
+    """Return a text as a YAML string."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+def folded(name: str, text: str) -> str:
+    """Return an annotation as a folded block of YAML, with short Go templates on one line each."""
+    whole = re.sub(r"\{\{[^}]{,70}\}\}", lambda found: found[0].replace(" ", "\0"), text)
+    lines = textwrap.fill(whole, 105, break_long_words=False, break_on_hyphens=False).replace("\0", " ")
+    return f"          {name}: >-\n" + block(lines, 12) + "\n"
+
+
+def rule(cause: Cause, alert: Alert) -> str:
+    """Return the alerting rule as YAML."""
+    assert cause.alert
+    times = {"for": alert.wait, "keep_firing_for": alert.keep}
+    # An indentation that the block states: most expressions begin with spaces.
+    written = f"      - alert: {cause.alert}\n        expr: |2\n{block(expression(cause, alert), 10)}\n"
+    written += "".join(f"        {name}: {value}\n" for name, value in times.items() if value != "0m")
+    written += f"        labels:\n          severity: {quoted(severity(cause, alert))}\n          cause: {cause.name}\n"
+    written += f"        annotations:\n          summary: {quoted(alert.summary)}\n"
+    if hours := lost(cause, alert):
+        written += f"          lost: {quoted(hours)}\n"
+    written += folded("description", description(cause, alert))
+    written += f"          runbook_url: {_RUNBOOKS}/{cause.alert}.md\n"
+    return written + f"          dashboard_url: {quoted(_DASHBOARDS[cause.subject])}\n"
+
+
+def cause_file(name: str) -> str:
+    """Return the file with the alerts of a domain."""
+    found = [(cause, cause.rule) for cause in CAUSES.values() if stem(cause) == name]
+    rules = "\n".join(rule(cause, alert) for cause, alert in found if alert)
+    return f"""\
+# {_HEADERS[name]}
+# Generated from `stallscope/catalogue/causes.py` by `make generate`; do not edit.
+groups:
+  - name: stallscope-alerts-{name.replace("_", "-")}
+    rules:
+{rules}"""
+
+
+_GUARD = """\
+      - alert: StallscopeThresholdMissing
+        expr: |2
+            (count(count by (name) (stallscope:threshold)) or vector(0)) != COUNT
+          or
+            count by (name) (stallscope:threshold) > 1
+        for: 5m
+        labels:
+          severity: warning
+          cause: threshold_missing
+        annotations:
+          summary: A threshold of Stallscope's rules is missing or defined twice.
+          description: >-
+            {{ if $labels.name }}Threshold {{ $labels.name }} is defined {{ $value }} times{{ else }}Prometheus has
+            {{ $value }} thresholds, and the rules read COUNT{{ end }}: rules that read a wrong one find nothing. Run
+            `stallscope doctor`, which names missing ones. Restore each name once in prometheus/rules/thresholds.yml,
+            check that rule_files names that file once, and reload Prometheus.
+          runbook_url: https://github.com/stallscope/stallscope/blob/main/alerts/runbooks/StallscopeThresholdMissing.md
+          dashboard_url: /d/stallscope-health
+"""
+_GUARD_BEGIN = "      # -- Generated from `prometheus/rules/thresholds.yml` by `make generate`; do not edit.\n"
+_GUARD_END = "      # -- End of the generated alert.\n"
+
+
+def between(path: Path, begin: str, end: str, text: str) -> str:
+    """Return a file that is written by hand, with a generated text between two of its lines."""
+    before, found, rest = path.read_text(encoding="utf-8").partition(begin)
+    _, ended, after = rest.partition(end)
+    assert found, f"{path}: no line {begin.strip()!r}"
+    assert ended, f"{path}: no line {end.strip()!r}"
+    return before + begin + text + end + after
+
+
+def stallscope_file() -> str:
+    """Return the file of the alerts on Stallscope itself, with the number of thresholds."""
+    count = THRESHOLDS.read_text(encoding="utf-8").count("record: stallscope:threshold")
+    return between(FOLDER / "stallscope.yml", _GUARD_BEGIN, _GUARD_END, _GUARD.replace("COUNT", str(count)))
+
+
+def files() -> Iterator[tuple[str, str]]:
+    """Yield every file by its name."""
+    for name in _HEADERS:
+        yield f"{name}.yml", cause_file(name)
+    yield "stallscope.yml", stallscope_file()
+
+
+if __name__ == "__main__":
+    for file_name, written_text in files():
+        (FOLDER / file_name).write_text(written_text, encoding="utf-8")

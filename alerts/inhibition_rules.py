@@ -1,0 +1,121 @@
+"""Write who mutes whom into alerts/alertmanager.yml and alerts/README.md, from `stallscope/catalogue/causes.py`.
+
+Run by `make generate`; a test fails when a committed file is not what this prints. Only the part between two marks is
+written; rules about alerts that are about no cause are around it, by hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from alert_rules import between
+
+from stallscope.catalogue.causes import CAUSES, EVERYTHING, PERFORMANCE, Cause, Straggler
+
+_ALERTS = Path(__file__).parents[1] / "alerts"
+CONFIGURATION = _ALERTS / "alertmanager.yml"
+PAGE = _ALERTS / "README.md"
+_RULES_BEGIN = "  # -- Generated from `stallscope/catalogue/causes.py` by `make generate`; do not edit.\n"
+_RULES_END = "  # -- End of the generated rules.\n"
+_TABLE_BEGIN = "<!-- Generated from stallscope/catalogue/causes.py by make generate; do not edit. -->\n"
+_TABLE_END = "<!-- End of the generated rows. -->\n"
+
+_SLOW = {cause.alert for cause in CAUSES.values() if cause.is_slowness or cause.tier in ("performance", "device")}
+_ON_RUN = ("cluster, namespace, run", "run")
+_ON_RANK = ("cluster, namespace, run, rank", "run")
+_ON_GPU = ("cluster, instance, gpu, uuid", "gpu")
+_ON_HOST = ("cluster, instance", "instance")
+"""Labels that both alerts share, and the one that the muting alert must have: two missing labels count as equal."""
+
+
+def muted(cause: Cause) -> set[str]:
+    """Return the names of the alerts that the alert on a cause mutes on the same subject."""
+    names: set[str | None] = set()
+    for target in cause.mutes:
+        if target == PERFORMANCE:
+            names |= _SLOW
+        elif target == EVERYTHING:
+            names |= {each.alert for each in CAUSES.values() if each.subject == cause.subject}
+        else:
+            names.add(CAUSES[target].alert if target in CAUSES else target)
+    return {name for name in names if name} - {cause.alert or ""}
+
+
+def _scopes(cause: Cause, target: str) -> Iterator[tuple[str, str]]:
+    """Yield the labels by which an alert finds one that it mutes."""
+    if cause.subject == "host":
+        yield _ON_HOST
+    elif cause.subject == "gpu" and target.startswith("Gpu"):
+        yield _ON_GPU
+        # Other GPUs of the run wait for this one.
+        if PERFORMANCE in cause.mutes and target in _SLOW:
+            yield _ON_RUN
+    else:
+        named = {each.alert for each in CAUSES.values() if each.rule and isinstance(each.rule.shape, Straggler)}
+        yield _ON_RANK if {cause.alert, target} <= named else _ON_RUN
+
+
+def _matching(names: set[str]) -> str:
+    """Return a matcher of alerts by name."""
+    if len(names) == 1:
+        return f'alertname = "{names.pop()}"'
+    parts = []
+    for subject in ("Training", "Gpu", "Host"):
+        found = [name.removeprefix(subject) for name in sorted(names) if name.startswith(subject)]
+        if found:
+            parts.append(f"{subject}({'|'.join(found)})" if len(found) > 1 else subject + found[0])
+    return f'alertname =~ "{"|".join(parts)}"'
+
+
+def rules() -> str:
+    """Return the inhibition rules as YAML: one for each muting alert and each set of labels that both share.
+
+    The source is one alert, because some versions of Alertmanager remember one source for each rule and set of shared
+    labels (issue 5162 of prometheus/alertmanager): one that resolves would hide another that still fires.
+    """
+    text = ""
+    for cause in CAUSES.values():
+        scopes: dict[tuple[str, str], set[str]] = {}
+        for target in sorted(muted(cause)):
+            for scope in _scopes(cause, target):
+                scopes.setdefault(scope, set()).add(target)
+        # An alert of severity info mutes nothing: nobody is notified of it.
+        severity = "critical" if cause.severity == "critical" else "warning"
+        for (equal, label), targets in scopes.items():
+            text += f"""\
+  - source_matchers: ['alertname = "{cause.alert}"', '{label} != ""', 'severity = "{severity}"']
+    target_matchers: ['{_matching(targets)}']
+    equal: [{equal}]
+"""
+    return text
+
+
+def _word(target: str) -> str:
+    if target == PERFORMANCE:
+        return "*slow progress*"
+    if target == EVERYTHING:
+        return "everything else of that GPU"
+    return f"`{CAUSES[target].alert if target in CAUSES else target}`"
+
+
+def table() -> str:
+    """Return the rows of the matrix as Markdown."""
+    sources: dict[tuple[str, ...], list[str]] = {}
+    for cause in CAUSES.values():
+        if cause.mutes:
+            sources.setdefault(cause.mutes, []).append(f"`{cause.alert}`")
+    rows = (f"| {', '.join(names)} | {', '.join(map(_word, targets))} |" for targets, names in sources.items())
+    slow = ", ".join(f"`{name}`" for name in sorted(filter(None, _SLOW)))
+    return "| this | mutes |\n|---|---|\n" + "\n".join(rows) + f"\n\n*Slow progress* is {slow}.\n"
+
+
+def files() -> Iterator[tuple[Path, str]]:
+    """Yield both files with what belongs in them."""
+    yield CONFIGURATION, between(CONFIGURATION, _RULES_BEGIN, _RULES_END, rules())
+    yield PAGE, between(PAGE, _TABLE_BEGIN, _TABLE_END, table())
+
+
+if __name__ == "__main__":
+    for path, page in files():
+        path.write_text(page, encoding="utf-8")

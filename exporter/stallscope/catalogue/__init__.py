@@ -1,0 +1,1 @@
+"""Metric families, causes and reasons for lost GPUs, as data."""

@@ -1,0 +1,1615 @@
+"""Every cause of lost GPU time as data, one row each: names, words, alert, and which other alerts its alert mutes.
+
+Rules in `prometheus/rules/` detect a cause, in PromQL. Everything regular about it follows from its row: dashboards,
+reports and pages take their texts from here, and `make generate` writes the alerts, Alertmanager's inhibition rules and
+the tables of the documentation. `prometheus/README.md` adds a cause step by step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Subject = Literal["training", "gpu", "host"]
+"""Subject of the cause's alert: a training run, a GPU or a host."""
+Tier = Literal["hardware", "progress", "performance", "device", "use", "harmless"]
+"""Order of precedence as a verdict: an earlier tier hides a later one."""
+Severity = Literal["critical", "warning", "info"]
+Domain = Literal["input", "device", "memory", "time", "ranks", "hardware", "use", "host"]
+"""Kind of cause, and the name of its file in `prometheus/rules/`."""
+
+TIERS: tuple[Tier, ...] = ("hardware", "progress", "performance", "device", "use", "harmless")
+_SUBJECTS: dict[Domain, Subject] = {"hardware": "gpu", "use": "gpu", "host": "host"}
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Fire on GPU time that a run loses: after five minutes at `high`, after `window` more at `warning`.
+
+    Both are names of thresholds. The alert clears under the clearing ratio (`clear_ratio`) of `warning`.
+    """
+
+    warning: str
+    high: str
+    window: str = "5m"
+
+
+@dataclass(frozen=True)
+class Straggler:
+    """Fire on one rank that delays the others, with levels as for `Loss`."""
+
+
+@dataclass(frozen=True)
+class DeviceClass:
+    """Fire if half of a run's ranks (`device_ranks`) have the cause, whatever it costs.
+
+    The value is 0 where the GPU does not report the activity of its SMs.
+    """
+
+
+@dataclass(frozen=True)
+class Found:
+    """Fire if the rules find the cause in a run at all."""
+
+
+@dataclass(frozen=True)
+class Over:
+    """Fire if a series of the subject reaches a threshold; clear under the clearing ratio of it."""
+
+    series: str
+    threshold: str
+    loses: bool = False
+    """True if the value is a share of GPU time."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Fire if the rules find the cause on a GPU; the value is that of the series `value`, where there is one."""
+
+    value: str = ""
+
+
+@dataclass(frozen=True)
+class Value:
+    """Fire on a value of a GPU, with the labels of its pairs in `of`."""
+
+    promql: str
+    of: str = "gpu_rank:unhealthy:info"
+    loses: bool = False
+    """True if the value is a share of GPU time."""
+
+
+@dataclass(frozen=True)
+class Expression:
+    """Fire on a PromQL expression that has no regular shape.
+
+    `{run}`, `{gpu}` and `{pair}` stand for the labels of a run, of a GPU, and of a GPU with the rank on it; `{firing}`
+    for this alert in `ALERTS`; `threshold(name)` for a threshold.
+    """
+
+    promql: str
+    loses: bool = False
+    """True if the value is a share of GPU time."""
+
+
+Shape = Loss | Straggler | DeviceClass | Found | Over | Evidence | Value | Expression
+
+
+@dataclass(frozen=True)
+class Alert:
+    """The alert on a cause. `alerts/alert_rules.py` writes the rule."""
+
+    severity: Severity
+    """The highest one that it has. A run with job class `experiment` never raises more than info, and a GPU that nobody
+    uses no more than warning."""
+    shape: Shape
+    summary: str
+    description: str
+    """The evidence with figures, then the first action. `{name}` stands for a phrase in `alerts/alert_rules.py`."""
+    wait: str = "5m"
+    """As `for` in the rule."""
+    keep: str = "10m"
+    """As `keep_firing_for` in the rule."""
+    info_where: str = ""
+    """A condition as a Go template, under which the severity is info."""
+
+
+@dataclass(frozen=True)
+class Cause:
+    """One cause."""
+
+    name: str
+    """As in the label `cause`."""
+    code: int
+    """Its number in graphs that can only draw numbers (`stallscope:cause:code`); never used again."""
+    domain: Domain
+    tier: Tier | None
+    """None if it is never a verdict, only an alert."""
+    title: str
+    """A few words, for a panel or a table."""
+    remedy: str
+    """The first thing to change: one sentence."""
+    rule: Alert | None = None
+    """None if there is nothing to do about it."""
+    mutes: tuple[str, ...] = ()
+    """Causes that its alert mutes on the same run, GPU or host; also PERFORMANCE, EVERYTHING or an alert's name."""
+    is_slowness: bool = False
+    """True for slow progress outside the tiers `performance` and `device`, which always are."""
+
+    @property
+    def subject(self) -> Subject:
+        """What its alert names."""
+        return _SUBJECTS.get(self.domain, "training")
+
+    @property
+    def severity(self) -> Severity | None:
+        """The highest that its alert has; None if it has no alert."""
+        return self.rule.severity if self.rule else None
+
+    @property
+    def alert(self) -> str | None:
+        """Name of its alert; None if it has none."""
+        if self.rule is None:
+            return None
+        return self.subject.title() + "".join(word.capitalize() for word in self.name.split("_"))
+
+
+PERFORMANCE = "performance"
+"""In `mutes`: every cause of slow progress."""
+EVERYTHING = "everything"
+"""In `mutes`: every other alert on the same GPU."""
+# No progress outweighs slow progress.
+_STANDSTILL = (PERFORMANCE, "long_init", "TrainingTelemetryMissing")
+# A run on broken hardware is slow or stopped for that reason. Its own faults (loss, memory) are not muted.
+_BROKEN_GPU = (PERFORMANCE, "stalled", "hang_spin", "hang_io", "restart_loop", "long_init", "TrainingTelemetryMissing")
+# GPUs idle before the first step.
+_BETWEEN_ATTEMPTS = ("goodput_low", "underused", "idle_allocated", "packing_candidate")
+_WAITS_FOR_DATA = ("scaling_inefficient", "underused", "packing_candidate")
+# The other ranks wait in their collectives, and their GPUs do less.
+_WAITS_FOR_A_RANK = ("comm_bound", "scaling_inefficient", "gpu_load_imbalance")
+_PAUSES = ("step_outliers", "periodic_host_work")
+
+CAUSES: dict[str, Cause] = {
+    cause.name: cause
+    for cause in (
+        # Waiting for data.
+        Cause(
+            "input_bound",
+            101,
+            "input",
+            "performance",
+            "Waiting for data",
+            "Raise loader workers and prefetching, and cache the data near the GPUs.",
+            Alert(
+                "warning",
+                Loss("input_warning", "input_high"),
+                "Training run waits for its input data.",
+                """{loses} waiting for the next batch: {faster}. Nothing on its host shows why: raise the number of
+                loader workers and the prefetch depth, keep workers alive between epochs, and check where the data
+                lies (cache it on a local disk).""",
+            ),
+            mutes=_WAITS_FOR_DATA,
+        ),
+        Cause(
+            "input_cpu_saturated",
+            102,
+            "input",
+            "performance",
+            "Waiting for data: processors full",
+            "Decode and augment less per sample, or give the job more processors per GPU.",
+            Alert(
+                "warning",
+                Loss("input_warning", "input_high"),
+                "Training run waits for data: its processors are full.",
+                """{loses} waiting for batches that the processors cannot prepare in time: {faster}. More workers will
+                not help. Decode and augment less per sample (cache decoded data, resize offline, decode faster or
+                on the GPU), or give the job more processors per GPU.""",
+            ),
+            mutes=("input_bound", *_WAITS_FOR_DATA),
+        ),
+        Cause(
+            "input_cgroup_throttled",
+            103,
+            "input",
+            "performance",
+            "Waiting for data: processor quota",
+            "Raise the container's processor limit, or run no more workers than it allows.",
+            # Throttling comes in bursts: wait longer than for the other sub-causes.
+            Alert(
+                "warning",
+                Loss("input_warning", "input_high"),
+                "Training run waits for data: its processor quota stops it.",
+                """{loses} waiting for data, while its container's processor limit stops the loader and the node has
+                processors left: {faster}. Raise or remove the limit, or run no more workers than it allows. More
+                workers will not help.""",
+                wait="10m",
+            ),
+            mutes=("input_bound", *_WAITS_FOR_DATA),
+        ),
+        Cause(
+            "input_few_workers",
+            104,
+            "input",
+            "performance",
+            "Waiting for data: too few workers",
+            "Raise num_workers and prefetch_factor, and keep workers alive between epochs.",
+            Alert(
+                "warning",
+                Loss("input_warning", "input_high"),
+                "Training run waits for data: too few loader workers.",
+                """{loses} waiting for data: {faster}. Processors, disks and network have room: raise
+                num_workers{workers} towards the processors per GPU, prefetch_factor from 2 to 4, and set
+                persistent_workers.""",
+            ),
+            mutes=("input_bound", *_WAITS_FOR_DATA),
+        ),
+        Cause(
+            "input_single_thread",
+            105,
+            "input",
+            "performance",
+            "Waiting for data: one thread at its limit",
+            "Move decoding and collation into workers, or shard the data set.",
+            Alert(
+                "warning",
+                Loss("input_warning", "input_high"),
+                "Training run waits for data: one thread does it all.",
+                """{loses} waiting for data, while one thread is at its limit and processors idle: {faster}. Move
+                decoding and collation out of the training process into workers, shard an iterable data set over
+                them, and avoid Python loops over samples.""",
+            ),
+            mutes=("input_bound", *_WAITS_FOR_DATA),
+        ),
+        Cause(
+            "input_too_many_workers",
+            106,
+            "input",
+            "performance",
+            "Waiting for data: too many workers",
+            "Run no more workers than processors, with one thread each.",
+            Alert(
+                "warning",
+                Loss("input_warning", "input_high"),
+                "Training run waits for data: too many loader workers.",
+                """{loses} waiting for data: more than two workers for each processor{workers} hold each other up:
+                {faster}. Reduce num_workers to one per processor that the rank may use, and set threads inside them
+                to one (OMP_NUM_THREADS, OpenCV).""",
+            ),
+            mutes=("input_bound", *_WAITS_FOR_DATA),
+        ),
+        Cause(
+            "input_disk_bound",
+            107,
+            "input",
+            "performance",
+            "Waiting for data: disk",
+            "Read from local NVMe or memory, in larger sequential shards.",
+            Alert(
+                "warning",
+                Loss("input_warning", "input_high"),
+                "Training run waits for data: its disks are the limit.",
+                """{loses} waiting for data that the disks deliver too slowly: {faster}. Read from local NVMe, cache in
+                memory what fits, and store samples in large sequential shards with more read-ahead. More workers
+                will not help.""",
+            ),
+            mutes=("input_bound", *_WAITS_FOR_DATA),
+        ),
+        Cause(
+            "input_network_bound",
+            108,
+            "input",
+            "performance",
+            "Waiting for data: network full",
+            "Cache the data on the node, or compress and shrink it before it travels.",
+            Alert(
+                "warning",
+                Loss("input_warning", "input_high"),
+                "Training run waits for data: its network link is full.",
+                """{loses} waiting for data that the network cannot carry faster: {faster}. {{ with printf
+                "run:input_ceiling:rate5m{run=%q,namespace=%q,cluster=%q}" $labels.run $labels.namespace
+                $labels.cluster | query }}The link carries at most {{ . | first | value | printf "%.0f" }} samples a
+                second{{ with printf "run:input_sample:bytes5m{run=%q,namespace=%q,cluster=%q}" $labels.run
+                $labels.namespace $labels.cluster | query }} of {{ . | first | value | humanize }}B each{{ end }}.
+                {{ end }}Cache the data on the node, compress or shrink it before it travels, give each node its own
+                part, or use a faster link.""",
+            ),
+            mutes=("input_bound", *_WAITS_FOR_DATA),
+        ),
+        Cause(
+            "input_remote_latency",
+            109,
+            "input",
+            "performance",
+            "Waiting for data: slow storage",
+            "Ask for more at once (connections, larger objects), or stage the data on the node.",
+            Alert(
+                "warning",
+                Loss("input_warning", "input_high"),
+                "Training run waits for data: its storage answers slowly.",
+                """{loses} waiting for a network file system with 64 operations or more in flight: {faster}. Ask for
+                more at once (more connections such as nconnect, larger objects or shards), or stage the data on the
+                node before training.""",
+            ),
+            mutes=("input_bound", *_WAITS_FOR_DATA),
+        ),
+        # What the GPU does with its time.
+        Cause(
+            "h2d_bound",
+            201,
+            "device",
+            "performance",
+            "Copying to the GPU",
+            "Pin memory, copy without blocking, and prefetch the next batch.",
+            Alert(
+                "warning",
+                Loss("h2d_warning", "h2d_high"),
+                "Training run waits for copies to its GPUs.",
+                """{loses} in copies from host to GPU that nothing hides: {faster}. Pin the memory of batches
+                (pin_memory), copy with non_blocking=True and prefetch the next batch on a side stream; send bytes
+                (uint8) and normalise on the GPU.""",
+            ),
+        ),
+        Cause(
+            "small_batch",
+            202,
+            "device",
+            "device",
+            "Too little work per step",
+            "Raise the batch size; else use CUDA Graphs or compile.",
+            Alert(
+                "warning",
+                DeviceClass(),
+                "Training steps have too little work for the GPU.",
+                """GPUs of run {run} look busy and do little: each step is too small{idle_sms}. Raise the batch size{{
+                with printf "max(stallscope_training_allocator_peak_bytes{run=%q,cluster=%q}) / on ()
+                max(stallscope_gpu_memory_total_bytes and on (cluster, job, instance, gpu, uuid)
+                rank_gpu:claim:info{run=%q,cluster=%q})" $labels.run $labels.cluster $labels.run $labels.cluster |
+                query }} ({{ . | first | value | humanizePercentage }} of GPU memory is used){{ end }} and scale the
+                learning rate with it; else use CUDA Graphs or torch.compile and fewer tiny operations, or pack
+                several experiments on the GPU.""",
+                wait="2m",
+            ),
+            mutes=("gpu_mem_headroom",),
+        ),
+        Cause(
+            "launch_bound",
+            203,
+            "device",
+            "device",
+            "Launching kernels",
+            "Compile the model or use CUDA Graphs and fused optimizers.",
+            Alert(
+                "warning",
+                DeviceClass(),
+                "Training run cannot launch kernels fast enough.",
+                """GPUs of run {run} idle between tiny kernels while its main thread is at its limit{idle_sms}. Compile
+                the model (torch.compile) or use CUDA Graphs and fused optimizers; a larger batch helps where memory
+                allows; avoid Python work for each operation.""",
+                wait="2m",
+            ),
+        ),
+        Cause(
+            "sync_stall",
+            204,
+            "device",
+            "performance",
+            "Time outside the measured phases",
+            "Avoid .item(), .cpu() and print in each step; log less often.",
+            Alert(
+                "warning",
+                Loss("sync_warning", "sync_high"),
+                "Training run loses time outside its measured phases.",
+                """{loses} outside every measured phase, with its GPUs idle: {faster}. Avoid .item(), .cpu() and print
+                in each step, log only every so many steps, switch anomaly detection off, and control garbage
+                collection; or name what it is with run.phase().""",
+            ),
+        ),
+        Cause(
+            "mem_bw_bound",
+            205,
+            "device",
+            "device",
+            "Memory bandwidth",
+            "Fuse elementwise operations (compile) and use 16-bit activations.",
+            Alert(
+                "info",
+                DeviceClass(),
+                "GPU memory bandwidth limits the training run.",
+                """GPUs of run {run} move data most of the time{idle_sms}. Fuse elementwise operations (torch.compile),
+                keep activations in 16 bits, use channels-last layouts, flash attention and larger matrix products.""",
+                wait="2m",
+            ),
+        ),
+        Cause(
+            "tensor_cores_unused",
+            206,
+            "device",
+            "device",
+            "Tensor cores unused",
+            "Switch on mixed precision (bf16) or TF32.",
+            Alert(
+                "info",
+                DeviceClass(),
+                "Tensor cores are not used.",
+                """SMs of the GPUs of run {run} work, but not their tensor cores{idle_sms}. Switch on mixed precision
+                (bf16) or TF32, and make matrix dimensions multiples of 8.""",
+                wait="7m",
+            ),
+        ),
+        Cause(
+            "low_mfu",
+            207,
+            "device",
+            "device",
+            "Little useful arithmetic",
+            "Check precision, kernels and parallel layout.",
+            Alert(
+                "info",
+                DeviceClass(),
+                "Training run does little useful arithmetic.",
+                """Run {run} does {{ with printf "run:mfu:ratio5m{run=%q,namespace=%q,cluster=%q}" $labels.run
+                $labels.namespace $labels.cluster | query }}{{ . | first | value | humanizePercentage }}{{ else
+                }}little{{ end }} of the arithmetic that its GPUs could{idle_sms}. Check precision, kernels,
+                parallel layout and the overlap of communication; large well-tuned runs reach about 40 %.""",
+                wait="2m",
+            ),
+        ),
+        Cause(
+            "compute_bound",
+            208,
+            "device",
+            "harmless",
+            "GPU-bound, well used",
+            "Nothing to mend; a faster GPU or more of them.",
+        ),
+        # GPU memory.
+        Cause(
+            "gpu_mem_headroom",
+            301,
+            "memory",
+            None,
+            "GPU memory to spare",
+            "A larger batch fits.",
+            # The rule reads the allocator's peak: memory that the driver counts as used may be reserved and free.
+            Alert(
+                "info",
+                Expression("run:memory_headroom:ratio"),
+                "GPU memory of a run has room for a larger batch.",
+                """Run {run} uses {share} of its GPUs' memory at most, and they are not always busy: a larger batch
+                fits, and each step would do more for its overhead. Raise the batch size step by step (and the
+                learning rate with it), or use a smaller GPU.""",
+                wait="10m",
+            ),
+        ),
+        Cause(
+            "gpu_mem_near_oom",
+            302,
+            "memory",
+            None,
+            "GPU memory nearly full",
+            "Checkpoint activations, use 16 bits or a smaller micro-batch.",
+            # The label `band` is `notice` from memory_near on, and `warning` from memory_critical on or once an
+            # allocation fails.
+            Alert(
+                "warning",
+                Expression(
+                    """
+                      label_replace(
+                        run:allocator_peak:max >= threshold(memory_critical)
+                        or
+                        run:allocation_failed:ratio,
+                        "band", "warning", "", ""
+                      )
+                    or on ({run})
+                      label_replace(
+                        run:allocator_peak:max >= threshold(memory_near),
+                        "band", "notice", "", ""
+                      )
+                    """,
+                ),
+                "GPU memory of a run is nearly full.",
+                """Tensors of run {run} have used {share} of a GPU's memory{{ if eq $labels.band "warning" }}, or
+                allocations failed already{{ end }}: the next longer batch may end the run. Use activation
+                checkpointing, 16-bit precision, or a smaller micro-batch with accumulation; against fragmentation,
+                expandable segments.""",
+                info_where='eq $labels.band "notice"',
+            ),
+        ),
+        Cause(
+            "gpu_mem_leak",
+            303,
+            "memory",
+            None,
+            "GPU memory leaks",
+            "Detach losses before summing them, and drop retained graphs.",
+            # The rule compares readings of training with each other, so that evaluations do not count. The value is
+            # the growth.
+            Alert(
+                "warning",
+                Expression("max by ({run}) (rank:memory_leak:bytes50m)"),
+                "GPU memory of a run grows and grows.",
+                """What tensors of run {run} keep of a GPU's memory has grown by {bytes} in 50 minutes, without a
+                pause, and will fill it within a day. Detach losses before summing them (loss.item()), drop retained
+                graphs, and clear lists of outputs; until then save a checkpoint before memory is full.""",
+                keep="20m",
+            ),
+        ),
+        Cause(
+            "gpu_mem_fragmented",
+            304,
+            "memory",
+            None,
+            "GPU memory fragmented",
+            "Use expandable segments, and avoid changing shapes.",
+            Alert(
+                "info",
+                Expression("max by ({run}) (rank:memory_fragmented:ratio5m)"),
+                "GPU memory of a run is fragmented.",
+                """The allocator of run {run} holds {{ $value | printf "%.1f" }} times what its tensors use of a GPU's
+                memory: it is cut in pieces that fit nothing. Use expandable segments (PYTORCH_CUDA_ALLOC_CONF),
+                avoid changing shapes, and empty the cache after an evaluation.""",
+                wait="10m",
+            ),
+        ),
+        Cause(
+            "gpu_mem_imbalance",
+            305,
+            "memory",
+            None,
+            "Ranks differ in GPU memory",
+            "Balance shards and stages; use DDP instead of DataParallel.",
+            # A rank is compared with the mean of the other ranks, so that two ranks can be compared.
+            Alert(
+                "info",
+                Expression("run_rank:memory_imbalance:ratio"),
+                "One rank of a run needs far more GPU memory.",
+                """Rank {rank} of run {run} needs {share} more GPU memory than the others do on average, and limits the
+                batch of all of them. Balance shards and stages, gather and log on the processor instead, and use
+                DDP instead of DataParallel.""",
+                wait="10m",
+            ),
+        ),
+        # Time without steps, or with slower ones.
+        Cause(
+            "checkpoint_stall",
+            401,
+            "time",
+            "performance",
+            "Blocking checkpoints",
+            "Save asynchronously, to a local disk first, or less often.",
+            # Measured over an hour: checkpoints are rare, and one alone takes minutes.
+            Alert(
+                "warning",
+                Over('run_cause:time_lost:ratio1h{cause="checkpoint_stall"}', "output_warning", loses=True),
+                "Training stands still while it saves checkpoints.",
+                """Blocking saves took {share} of run {run}'s last hour. Save asynchronously
+                (torch.distributed.checkpoint.async_save or the like), to a local disk first and upload from there,
+                with every rank writing its own part; or save less often, about every sqrt(2 x save time x time
+                between failures).""",
+            ),
+            mutes=_PAUSES,
+        ),
+        Cause(
+            "evaluation_overhead",
+            402,
+            "time",
+            "performance",
+            "Evaluation",
+            "Evaluate less often, on a subset, or in a job of its own.",
+            Alert(
+                "warning",
+                Over('run_cause:time_lost:ratio1h{cause="evaluation_overhead"}', "evaluation_warning", loses=True),
+                "Evaluation takes much of the training time.",
+                """Evaluation took {share} of run {run}'s last hour. It is useful work; if that is more than you meant
+                to spend: evaluate less often or on a subset, with a larger batch and without gradients, or in a
+                separate job that reads the checkpoints.""",
+            ),
+            mutes=_PAUSES,
+        ),
+        Cause(
+            "callback_stall",
+            403,
+            "time",
+            "performance",
+            "Logging and callbacks",
+            "Move the callback into a thread, or call it less often.",
+            # Fires soon where the cost is high. Callbacks at long intervals are visible only over an hour.
+            Alert(
+                "warning",
+                Expression(
+                    """
+                      run_cause:time_lost:ratio5m{cause="callback_stall"} >= threshold(output_high)
+                    or
+                      run_cause:time_lost:ratio5m{cause="callback_stall"}
+                    and
+                      min_over_time(run_cause:time_lost:ratio5m{cause="callback_stall"}[3m])
+                      >=
+                      threshold(output_warning)
+                    and
+                      run_cause:time_lost:ratio5m{cause="callback_stall"} offset 3m
+                    or
+                      run_cause:time_lost:ratio1h{cause="callback_stall"} >= threshold(output_warning)
+                    or
+                      run_cause:time_lost:ratio1h{cause="callback_stall"}
+                      >=
+                      threshold(output_warning) * threshold(clear_ratio)
+                    and on ({run})
+                      {firing}
+                    """,
+                    loses=True,
+                ),
+                "Logging or callbacks hold training up.",
+                """GPUs of run {run} idle for {share} of the time while the loop logs, calls back or is in a phase of
+                the user's own. Move that work to a thread, do it less often, and reduce on the GPU before copying
+                (one number, not a tensor); stallscope_training_phase_max_seconds names the longest.""",
+            ),
+            mutes=_PAUSES,
+        ),
+        Cause(
+            "step_outliers",
+            404,
+            "time",
+            "performance",
+            "A few very slow steps",
+            "Compare them with garbage collection, recompilation and the host's load.",
+            # Slow steps are few: even ten minutes of them vary by a quarter.
+            Alert(
+                "warning",
+                Expression(
+                    """
+                      (
+                          avg_over_time(run_cause:time_lost:ratio5m{cause="step_outliers"}[20m])
+                          >=
+                          threshold(outlier_share)
+                        or
+                          avg_over_time(run_cause:time_lost:ratio5m{cause="step_outliers"}[20m])
+                          >=
+                          threshold(outlier_share) * threshold(clear_ratio)
+                        and on ({run})
+                          {firing}
+                      )
+                    and
+                      run_cause:time_lost:ratio5m{cause="step_outliers"}
+                    """,
+                    loses=True,
+                ),
+                "A few very slow steps cost much time.",
+                """Slow steps lose {share} of run {run}'s time against the usual ones, and no phase explains them.
+                Compare their moments with garbage collection (gc.freeze, collect every N steps), recompilations
+                (pad or bucket shapes), write-back of the page cache and other jobs on the node.""",
+                wait="15m",
+            ),
+        ),
+        Cause(
+            "step_time_drift",
+            405,
+            "time",
+            "performance",
+            "Steps have become slower",
+            "Look for what changed: clocks, temperature, network, input.",
+            Alert(
+                "warning",
+                Found(),
+                "Training steps have become slower.",
+                """For the same work, steps of run {run} take longer than an hour before, which loses {share} of its
+                time. Look for what changed then: clocks and temperature, other jobs on the node, the network,
+                longer sequences, memory or objects that grow with every step. A restart tells whether it is the
+                process or the machine.""",
+                wait="10m",
+            ),
+        ),
+        Cause(
+            "long_init",
+            406,
+            "time",
+            "progress",
+            "Long start",
+            "Stream or pre-stage data, cache compilation, load weights in parallel.",
+            Alert(
+                "warning",
+                Found(),
+                "Training has been starting for very long.",
+                """{share} of the ranks of run {run} have not made a first step, {{ printf
+                "stallscope:threshold{name='init_seconds'}" | query | first | value | humanizeDuration }} after
+                their start. Stream or pre-stage data instead of downloading it first, cache compiled graphs and
+                kernels, load weights in parallel; and look whether a rank waits for one that never came.""",
+                wait="1m",
+                keep="0m",
+            ),
+            mutes=_BETWEEN_ATTEMPTS,
+        ),
+        Cause(
+            "stalled",
+            407,
+            "time",
+            "progress",
+            "No progress",
+            "Dump the stacks of every rank, then restart from the last checkpoint.",
+            # At most one of stalled, hang_spin and hang_io holds at a time. The value is the share of ranks without
+            # progress. The alert keeps firing as long as the alerts that it mutes: otherwise a run that is killed
+            # would be reported as idle.
+            Alert(
+                "critical",
+                Found(),
+                "Training makes no progress though its processes live.",
+                """{share} of the ranks of run {run} have made no step for over a minute, and for longer than all but
+                their rarest steps take.{gone}{culprit} Dump the stacks of every rank (py-spy dump, or the
+                collective library's flight recorder) before the job is killed, look for the rank that waits
+                elsewhere than the others, then restart from the last checkpoint.""",
+                wait="1m",
+                keep="5m",
+            ),
+            mutes=_STANDSTILL,
+        ),
+        Cause(
+            "hang_spin",
+            408,
+            "time",
+            "progress",
+            "Hung in a collective",
+            "Find the rank that isn't in the collective; dump the flight recorder, then restart.",
+            Alert(
+                "critical",
+                Found(),
+                "Training hangs in a collective operation.",
+                """{share} of the ranks of run {run} make no step while GPUs spin: fully busy at low, even power, as in
+                a collective operation that never ends.{gone} Find the rank whose GPU does not spin: it isn't in the
+                collective.{culprit} Dump stacks and the flight recorder (py-spy dump, TORCH_NCCL_TRACE_BUFFER_SIZE)
+                before the library's timeout kills the job, then restart from the last checkpoint, without that node
+                if it happens again.""",
+                wait="1m",
+                keep="5m",
+            ),
+            mutes=("stalled", *_STANDSTILL),
+        ),
+        Cause(
+            "hang_io",
+            409,
+            "time",
+            "progress",
+            "Hung in input or output",
+            "Check the mounts and disks that the ranks wait for.",
+            Alert(
+                "critical",
+                Found(),
+                "Training hangs in input or output.",
+                """{share} of the ranks of run {run} make no step, their GPUs idle, and on one of their nodes all tasks
+                wait for storage.{culprit} Check that node's mounts and disks (dmesg, mountstats, tasks in state D) and
+                the storage service behind them; mend or remount it, then restart from the last checkpoint if the run
+                does not go on by itself.""",
+                wait="1m",
+                keep="5m",
+            ),
+            mutes=("stalled", *_STANDSTILL),
+        ),
+        Cause(
+            "restart_loop",
+            410,
+            "time",
+            "progress",
+            "Restarts again and again",
+            "Read why the last attempt ended before the next one.",
+            Alert(
+                "warning",
+                Expression("run:restarts:increase1h >= threshold(restart_count)"),
+                "Training restarts again and again.",
+                """Run {run} has restarted {rounded} times within an hour. Read how the last attempts ended (the log's
+                last lines, the kernel log, alerts of its nodes) and mend that, or leave out the node on which it
+                begins; save checkpoints more often than it fails.""",
+                wait="0m",
+            ),
+            mutes=("long_init", "scaling_inefficient", "step_outliers", "step_time_drift", *_BETWEEN_ATTEMPTS),
+        ),
+        Cause(
+            "goodput_low",
+            411,
+            "time",
+            None,
+            "Little productive time",
+            "Attend to the largest loss first: the verdicts name it.",
+            # Silent for an hour after an alert on a single loss: this alert is for the sum of small or intermittent
+            # losses.
+            Alert(
+                "warning",
+                Expression(
+                    """
+                      (
+                          run:badput:ratio1h > 1 - threshold(goodput_warning)
+                        or
+                          run:badput:ratio1h > (1 - threshold(goodput_warning)) * threshold(clear_ratio)
+                        and on ({run})
+                          {firing}
+                      )
+                    and on ({run})
+                        time()
+                      -
+                        (
+                            min by ({run}) (
+                                rank:live:info
+                              * on (cluster, job, instance, run, rank) group_left ()
+                                max by (cluster, job, instance, run, rank) (stallscope_training_start_timestamp_seconds)
+                            )
+                          <
+                            min_over_time(run:clock:seconds[2h])
+                          or
+                            min_over_time(run:clock:seconds[2h])
+                        )
+                      >=
+                        threshold(goodput_age_seconds)
+                    unless on ({run})
+                      max_over_time(
+                        ALERTS{
+                          alertname=~"Training(Input|H2d|Sync|Checkpoint|Callback|Step|Straggler|Comm).*",
+                          alertstate="firing"
+                        }[1h]
+                      )
+                    """,
+                    loses=True,
+                ),
+                "Little of the training time is productive.",
+                """{share} of run {run}'s last hour went neither into productive steps nor into evaluation, but into
+                starts, restores, waiting, saving, or steps that a return to a checkpoint has lost. Attend to the
+                largest part first: the run's page shows it by cause. Save more often if steps are lost, and shorten
+                starts if it restarts.""",
+                wait="10m",
+            ),
+            is_slowness=True,
+        ),
+        Cause(
+            "loss_nonfinite",
+            412,
+            "time",
+            "progress",
+            "Loss is not a number",
+            "Stop, go back to the last good checkpoint, lower the learning rate or clip gradients.",
+            Alert(
+                "critical",
+                Found(),
+                "The training loss is not a number.",
+                """{share} of the ranks of run {run} tell only losses that are NaN or infinite: every further step is
+                wasted. Stop the run, go back to the last good checkpoint, and lower the learning rate, clip
+                gradients or use bf16 in place of fp16; look at the batch at which it began.""",
+                wait="0m",
+                keep="0m",
+            ),
+            mutes=(PERFORMANCE,),
+        ),
+        # Across ranks.
+        Cause(
+            "straggler_rank",
+            501,
+            "ranks",
+            "performance",
+            "One rank delays the others",
+            "Look at that rank's work and host; rebalance it.",
+            Alert(
+                "warning",
+                Straggler(),
+                "One rank delays all others.",
+                """The other ranks of run {run} wait {share} of each step for {straggler}; neither its input nor its
+                GPU shows why. Compare its work (longer sequences, more experts or layers, logging on rank 0) and
+                its host (other jobs, processor binding) with the others'; rebalance the work, or move the rank to
+                another node.""",
+            ),
+            mutes=_WAITS_FOR_A_RANK,
+        ),
+        Cause(
+            "straggler_input",
+            502,
+            "ranks",
+            "performance",
+            "One rank waits for data",
+            "Balance the shards, and check that rank's disk and processors.",
+            Alert(
+                "warning",
+                Straggler(),
+                "One rank waits for data, and all others for it.",
+                """The other ranks of run {run} wait {share} of each step for {straggler}{starved_or}, which waits
+                for its data. Balance the shards (equal bytes, not equal files), and check that rank's disk, mount and
+                processors; give its loader more workers and prefetching.{end}""",
+            ),
+            mutes=("straggler_rank", "input_bound", *_WAITS_FOR_A_RANK),
+        ),
+        Cause(
+            "straggler_hw",
+            503,
+            "ranks",
+            "hardware",
+            "One rank's hardware is slow",
+            "Drain or replace that rank's GPU or node.",
+            Alert(
+                "warning",
+                Straggler(),
+                "The hardware of one rank delays all others.",
+                """The other ranks of run {run} wait {share} of each step for {straggler}{slowed_or}, whose GPU is
+                slow: its clock is under its peers', or it has an alert of its own.{end} See that GPU's alerts; drain or
+                replace it if it lasts, and go on without its node meanwhile.""",
+            ),
+            mutes=("straggler_rank", *_WAITS_FOR_A_RANK),
+            is_slowness=True,
+        ),
+        Cause(
+            "gpu_load_imbalance",
+            504,
+            "ranks",
+            None,
+            "GPUs of the run differ in load",
+            "Use DDP instead of DataParallel; balance shards or stages.",
+            Alert(
+                "warning",
+                Over("run:load_spread:ratio5m", "load_spread"),
+                "GPUs of one training run differ in load.",
+                """GPUs of run {run} differ by {share} of the time in how active they are. Use DistributedDataParallel
+                in place of DataParallel, and balance shards, experts or pipeline stages; see which GPU stands out,
+                and whether its rank does something of its own.""",
+                wait="10m",
+            ),
+            is_slowness=True,
+        ),
+        Cause(
+            "comm_bound",
+            505,
+            "ranks",
+            "performance",
+            "Communication",
+            "Larger buckets or accumulation, overlap, 16-bit gradients; check that NVLink or RDMA is used.",
+            Alert(
+                "warning",
+                Loss("comm_warning", "comm_high", window="3m"),
+                "Communication holds training up.",
+                """Run {run} spends {share} of its time in communication that no computing hides. Use larger buckets or
+                gradient accumulation, overlap it with the backward pass, and send gradients in 16 bits; check that
+                the collective library uses NVLink and RDMA (NCCL_DEBUG=INFO), not sockets.""",
+            ),
+            mutes=("scaling_inefficient",),
+        ),
+        Cause(
+            "scaling_inefficient",
+            506,
+            "ranks",
+            None,
+            "Scales badly",
+            "Attend to the largest loss: communication, a straggler or the input.",
+            # Silent while the input is too slow: more GPUs make that worse.
+            Alert(
+                "warning",
+                Expression(
+                    """
+                      (
+                          run:scaling_efficiency:ratio5m < threshold(scaling_warning)
+                        or
+                          run:scaling_efficiency:ratio5m
+                          <
+                          1 - (1 - threshold(scaling_warning)) * threshold(clear_ratio)
+                        and on ({run})
+                          {firing}
+                      )
+                    unless on ({run})
+                        sum by ({run}) (run_cause:time_lost:ratio5m{cause=~"input_.*"})
+                      >=
+                        threshold(input_warning)
+                    """,
+                ),
+                "Training scales badly over its GPUs.",
+                """Each GPU of run {run} does {share} of what one GPU alone did (single_gpu_samples_per_second, as the
+                run itself tells). Attend to what it loses most to: communication (larger buckets, 16 bits, NVLink
+                or RDMA), a straggler, or a batch per GPU that has become too small.""",
+                wait="10m",
+            ),
+            is_slowness=True,
+        ),
+        # Health of GPUs.
+        Cause(
+            "thermal_throttle",
+            601,
+            "hardware",
+            "hardware",
+            "Slowed by heat",
+            "Check airflow, fans and inlet temperature.",
+            Alert(
+                "warning",
+                Over("gpu:thermal_throttled:ratio10m", "thermal_share"),
+                "GPU runs slower because of heat.",
+                """Heat held down the clocks of {gpu} for {share} of the last ten minutes{{ if $labels.run }}, which
+                slows run {run} (rank {rank}){{ end }}. Check airflow, fans and inlet temperature, and move hot
+                neighbours; clean the heat sink or renew its paste if this GPU alone is hot.""",
+                wait="1m",
+            ),
+        ),
+        Cause(
+            "power_brake",
+            602,
+            "hardware",
+            "hardware",
+            "Power brake",
+            "Check power supply, cabling and the rack's cap.",
+            # Measured over ten minutes: the driver may set the bit for a moment.
+            Alert(
+                "critical",
+                Value("gpu:power_braked:ratio10m >= threshold(power_brake_share)"),
+                "GPU is held down by its power brake.",
+                """The board's power brake held down the clocks of {gpu} for {share} of the last ten minutes, which
+                halves them or worse.{used_by}{unused} Check the power supply, its cables and the rack's power cap,
+                and spread the load until they are mended.""",
+                wait="1m",
+            ),
+            mutes=_BROKEN_GPU,
+        ),
+        Cause(
+            "power_capped",
+            603,
+            "hardware",
+            None,
+            "Power limit below default",
+            "Raise the limit if cooling allows.",
+            # A GPU at its default limit under full load is normal, and so is a lower limit that does not lower the
+            # clock.
+            Alert(
+                "info",
+                Value("gpu:power_capped:ratio5m"),
+                "GPU runs slower under a lowered power limit.",
+                """{gpu} was at its power limit for {share} of its time, and the limit is lower than the
+                default.{used_by} Raise the limit (nvidia-smi -pl) if power and cooling allow; else leave it: work
+                per joule is better so.""",
+                wait="10m",
+            ),
+        ),
+        Cause(
+            "clocks_limited",
+            604,
+            "hardware",
+            None,
+            "Clocks set below their maximum",
+            "Reset the clocks unless that is meant.",
+            Alert(
+                "info",
+                Value("gpu:clocks_limited:ratio"),
+                "Clocks of a GPU are set below their maximum.",
+                """The SM clock of {gpu} is set to {share} of its maximum.{used_by} Reset it (nvidia-smi -rgc, and -rac
+                for application clocks) unless it is meant, as for a benchmark.""",
+                wait="15m",
+                keep="0m",
+            ),
+        ),
+        Cause(
+            "xid_hw",
+            605,
+            "hardware",
+            "hardware",
+            "Hardware error (Xid)",
+            "Do what the error's class asks: reset the GPU, reboot or drain the node.",
+            # Fires at once, and for an hour after the latest error. The value is the age of the error in seconds.
+            Alert(
+                "critical",
+                Expression(
+                    """
+                      time()
+                    -
+                      max by ({pair}) (
+                        pair_cause:time_lost:ratio5m{cause="xid_hw"} >= bool 0
+                      )
+                      * on ({gpu}) group_left (xid, action)
+                        gpu:xid_hw:timestamp_seconds
+                    """,
+                ),
+                "GPU reported a hardware error (Xid).",
+                """{gpu} reported Xid {{ $labels.xid }} {{ $value | humanizeDuration }} ago: the hardware or its
+                firmware is at fault.{used_by}{unused} To do: {{ $labels.action }}. The kernel log (NVRM: Xid) has the
+                details; let no new job start there until then.""",
+                wait="0m",
+                keep="0m",
+            ),
+            mutes=_BROKEN_GPU,
+        ),
+        Cause(
+            "xid_app",
+            606,
+            "hardware",
+            None,
+            "Application error (Xid)",
+            "Run compute-sanitizer; the GPU is fine unless it repeats across jobs.",
+            # Every Xid that the table neither classes as a hardware error nor ignores, unknown codes included.
+            Alert(
+                "info",
+                Expression(
+                    """
+                      time()
+                    -
+                      gpu_rank:pair:info
+                      * on ({gpu}) group_left (xid, class, action)
+                        gpu:xid_app:timestamp_seconds
+                    """,
+                ),
+                "GPU reported an error that need not be its own (Xid).",
+                """{gpu} reported Xid {{ $labels.xid }} (class: {{ $labels.class }}) {{ $value | humanizeDuration }}
+                ago.{used_by} To do: {{ $labels.action }}. The GPU is fine, unless the same comes back under
+                different jobs.""",
+                wait="0m",
+                keep="0m",
+            ),
+        ),
+        Cause(
+            "lost",
+            607,
+            "hardware",
+            "hardware",
+            "GPU lost",
+            "Drain the node and reboot; reseat or replace the GPU if it happens again.",
+            # A driver that is being reloaded is back within seconds; a GPU that fell off the bus is not.
+            Alert(
+                "critical",
+                Expression(
+                    """
+                    max by ({pair}) (
+                      pair_cause:time_lost:ratio5m{cause="lost", domain="hardware"}
+                    ) > 0
+                    """,
+                    loses=True,
+                ),
+                "GPU no longer answers.",
+                """{gpu} no longer gives readings: all of its time ({share}) is lost{{ if $labels.run }}, and run
+                {run}, which has rank {rank} on it, cannot go on{{ end }}.{unused} Drain the node, read the kernel log
+                for Xid 79, and reboot; if the GPU is lost again, reseat or replace it.""",
+                wait="30s",
+                keep="2m",
+            ),
+            mutes=(EVERYTHING, *_BROKEN_GPU),
+        ),
+        Cause(
+            "ecc_uncorrected",
+            608,
+            "hardware",
+            "hardware",
+            "Uncorrectable memory error",
+            "Drain and reset the GPU; replace it if it happens again.",
+            # Fires until the GPU is reset: the driver counts since it was loaded.
+            Alert(
+                "critical",
+                Evidence("gpu:ecc_uncorrected:count"),
+                "GPU memory had an error that ECC could not correct.",
+                """{gpu} has had {value} uncorrectable memory errors since its driver was loaded: what it computed with
+                them is wrong, or its process was killed.{used_by}{unused} Drain the node and reset the GPU; replace
+                the GPU if it happens again.""",
+                wait="0m",
+                keep="0m",
+            ),
+            mutes=_BROKEN_GPU,
+        ),
+        Cause(
+            "row_remap_pending",
+            609,
+            "hardware",
+            "hardware",
+            "Memory row remap pending",
+            "Reset the GPU when the job ends.",
+            Alert(
+                "warning",
+                Evidence(),
+                "GPU waits for a reset to replace bad memory.",
+                """{gpu} has found bad memory, and will use the spare row only after a reset (row_remap_pending is
+                {value}).{used_by} Let the job end, then reset the GPU before the next one starts.""",
+                wait="1m",
+                keep="0m",
+            ),
+        ),
+        Cause(
+            "row_remap_failed",
+            610,
+            "hardware",
+            "hardware",
+            "Memory row remap failed",
+            "Drain the node and replace the GPU.",
+            Alert(
+                "critical",
+                Evidence(),
+                "GPU memory is bad, and no spare row is left.",
+                """{gpu} found bad memory that it could not replace (row_remap_failed is {value}): errors will come
+                back.{used_by}{unused} Drain the node and replace the GPU.""",
+                wait="1m",
+                keep="0m",
+            ),
+            mutes=("row_remap_pending", *_BROKEN_GPU),
+        ),
+        Cause(
+            "pcie_degraded",
+            611,
+            "hardware",
+            "hardware",
+            "PCIe link slower than it could be",
+            "Reseat the GPU; check riser and firmware settings.",
+            # The value is the width or generation of the link, divided by its maximum.
+            Alert(
+                "warning",
+                Evidence("last_over_time(gpu:pcie_degraded:ratio[1m])"),
+                "PCIe link of a GPU is slower than it could be.",
+                """The PCIe link of {gpu} runs at {share} of its lanes or of its generation, and copies from the host
+                are slower accordingly.{used_by} Reseat the GPU, check riser and cable, and the slot's settings in
+                the firmware.""",
+            ),
+        ),
+        Cause(
+            "pcie_replays",
+            612,
+            "hardware",
+            "hardware",
+            "PCIe link errors",
+            "Reseat the GPU or replace the riser.",
+            Alert(
+                "warning",
+                Evidence("last_over_time(gpu:pcie_replays:per_minute5m[1m])"),
+                "PCIe link of a GPU makes too many errors.",
+                """The PCIe link of {gpu} repeats {rounded} packets a minute, more than its bit error rate
+                allows.{used_by} Reseat the GPU, or replace the riser or cable; drain the node if the GPU is lost
+                after it.""",
+                wait="1m",
+            ),
+        ),
+        Cause(
+            "nvlink_errors",
+            613,
+            "hardware",
+            "hardware",
+            "NVLink errors",
+            "Reset the GPU; have the link checked if they come back.",
+            Alert(
+                "warning",
+                Evidence("last_over_time(gpu:nvlink_errors:increase5m[1m])"),
+                "NVLink of a GPU makes errors.",
+                """The NVLinks of {gpu} made about {rounded} errors in five minutes, and collectives wait for what is
+                sent again.{used_by} Reset the GPU when the job ends; if they come back, have the link, its bridge
+                or the switch checked.""",
+                wait="0m",
+            ),
+        ),
+        Cause(
+            "nvlink_down",
+            614,
+            "hardware",
+            "hardware",
+            "NVLink down",
+            "Drain the node: collectives are slow without it.",
+            Alert(
+                "warning",
+                Evidence("last_over_time(gpu:nvlinks_down:count[1m])"),
+                "NVLinks of a GPU are down.",
+                """{value} NVLinks of {gpu} are down, and collectives are slower for all GPUs of their job.{used_by}
+                Drain the node, reset its GPUs and check bridges or switches; until then keep jobs over several GPUs
+                away from it.""",
+                wait="1m",
+                keep="0m",
+            ),
+            mutes=("nvlink_errors",),
+        ),
+        # Use of GPUs.
+        Cause(
+            "underused",
+            701,
+            "use",
+            "use",
+            "Underused",
+            "Add stallscope.track to the training loop to learn why.",
+            # Only for a GPU that is held and works, and where no training report shows why it works so little.
+            Alert(
+                "warning",
+                Value(
+                    'max by ({gpu}) (pair_cause:time_lost:ratio5m{cause="underused"})',
+                    "gpu_holder:pair:info",
+                    loses=True,
+                ),
+                "GPU is underused, and no training report tells why.",
+                """{gpu} is held but not busy for {share} of its time, and 95 % of its utilisation samples are at or
+                under 70 %. Add `stallscope.track` around the training loop's data loader to learn why; until then
+                compare with the host's processors, disks and network, and try more loader workers or a larger
+                batch.""",
+                wait="15m",
+            ),
+            is_slowness=True,
+        ),
+        Cause(
+            "periodic_host_work",
+            702,
+            "use",
+            "use",
+            "Regular dips",
+            "Look for logging, checkpoints or evaluation at that interval.",
+            # The value is the time of the dips that no phase of the run explains.
+            Alert(
+                "warning",
+                Expression(
+                    """
+                      gpu_holder:pair:info
+                    * on ({gpu}, run, rank) group_left ()
+                      max by ({gpu}, run, rank) (
+                        pair_cause:time_lost:ratio5m{cause="periodic_host_work"} >= threshold(dip_share)
+                      )
+                    """,
+                    loses=True,
+                ),
+                "GPU stops working at regular intervals.",
+                """{gpu} does nothing for {share} of its time, in regular dips{{ with printf
+                "gpu:dip_period:seconds30m{instance=%q,gpu=%q,uuid=%q}" $labels.instance $labels.gpu $labels.uuid |
+                query }} every {{ . | first | value | humanizeDuration }}{{ end }}{{ with printf
+                "gpu:dip_period:steps30m{instance=%q,gpu=%q,uuid=%q}" $labels.instance $labels.gpu $labels.uuid |
+                query }} ({{ . | first | value | printf "%.0f" }} steps){{ end }}.{used_by} Look for a checkpoint,
+                an evaluation, logging or another callback at that interval, and move it off the loop or do it less
+                often; name it as a phase to see what it costs.""",
+            ),
+            mutes=("underused", "packing_candidate"),
+            is_slowness=True,
+        ),
+        Cause(
+            "idle_allocated",
+            703,
+            "use",
+            "use",
+            "Held but idle",
+            "Release the GPU, or start the GPU stage earlier.",
+            # The recorded series already waits for an hour.
+            Alert(
+                "warning",
+                Value(
+                    'max by ({gpu}) (pair_cause:time_lost:ratio5m{cause="idle_allocated"})',
+                    "gpu_holder:pair:info",
+                    loses=True,
+                ),
+                "GPU is held, and nothing runs on it.",
+                """{gpu} has had no work for {{ with printf "gpu:idle_allocated:seconds{instance=%q,gpu=%q,uuid=%q}"
+                $labels.instance $labels.gpu $labels.uuid | query }}{{ . | first | value | humanizeDuration }}{{
+                else }}over an hour{{ end }}, though somebody holds it: {share} of its time is lost.{used_by}
+                Release it, or start the stage that needs it earlier; if the job has several GPUs, check that it
+                uses them all.""",
+                wait="1m",
+                keep="5m",
+            ),
+            mutes=("underused", "packing_candidate"),
+            is_slowness=True,
+        ),
+        Cause(
+            "mem_zombie",
+            704,
+            "use",
+            "use",
+            "Memory held by no process",
+            "Find who holds the device files; else drain and reset the GPU.",
+            Alert(
+                "warning",
+                Evidence("last_over_time(gpu:zombie_memory:bytes5m[1m])"),
+                "GPU memory is in use, but by no process.",
+                """{bytes} of the memory of {gpu} are in use, though no process holds the GPU: what a dead process
+                left. Find who has the device open (fuser -v /dev/nvidia*) and kill it; else drain the node and
+                reset the GPU.""",
+                wait="1m",
+                keep="0m",
+            ),
+        ),
+        Cause(
+            "shared_unexpectedly",
+            705,
+            "use",
+            "use",
+            "Two jobs on one GPU",
+            "Check CUDA_VISIBLE_DEVICES of both jobs.",
+            Alert(
+                "warning",
+                Value("gpu:sharers:count", "gpu_holder:pair:info"),
+                "Jobs share a GPU while another one is free.",
+                """{value} jobs or owners compute on {gpu}, which is meant for one, and another GPU of the node is
+                free: each slows the other.{used_by} Check CUDA_VISIBLE_DEVICES of all of them, or ask the scheduler
+                for one GPU each.""",
+                wait="2m",
+                keep="5m",
+            ),
+        ),
+        Cause(
+            "packing_candidate",
+            706,
+            "use",
+            None,
+            "Room for another job",
+            "Run another experiment beside it (MPS or MIG).",
+            # Not for a GPU of a larger run: one slow rank slows all others. The value is the number of further jobs
+            # that fit.
+            Alert(
+                "info",
+                Value("gpu:jobs_that_fit:count", "gpu_rank:pair:info"),
+                "GPU has room for another job.",
+                """The memory of {gpu} has room for {value} more jobs like the one on it ({{ with printf
+                "max(stallscope_gpu_memory_total_bytes{instance=%q,gpu=%q,uuid=%q}) -
+                max(stallscope_gpu_memory_used_bytes{instance=%q,gpu=%q,uuid=%q})" $labels.instance $labels.gpu
+                $labels.uuid $labels.instance $labels.gpu $labels.uuid | query }}{{ . | first | value | humanize1024
+                }}B{{ end }} free, busy for {{ with printf
+                "max(rate(stallscope_gpu_busy_seconds_total{instance=%q,gpu=%q,uuid=%q}[5m]))" $labels.instance
+                $labels.gpu $labels.uuid | query }}{{ . | first | value | humanizePercentage }}{{ end }} of the
+                time), and its host has processors to spare.{used_by} Run another experiment beside it, by MPS or as
+                MIG instances.""",
+                wait="30m",
+                keep="0m",
+            ),
+            is_slowness=True,
+        ),
+        # Hosts.
+        Cause(
+            "mem_pressure",
+            801,
+            "host",
+            None,
+            "Memory short",
+            "Fewer workers, less prefetching, memory-mapped data.",
+            # The value is the share of memory in use where it is known, else the share of time that tasks wait for
+            # memory.
+            Alert(
+                "warning",
+                Expression(
+                    """
+                      host:memory_used:ratio >= threshold(host_memory_used)
+                    or
+                      host:memory_used:ratio
+                    and
+                      host:memory_waiting:ratio5m >= threshold(memory_pressure)
+                    or
+                      host:memory_waiting:ratio5m >= threshold(memory_pressure)
+                    """,
+                ),
+                "Host is short of memory.",
+                """{instance} has used up its memory ({share} in use), or its tasks wait for it: page cache goes first,
+                then processes. Run fewer loader workers with less prefetching, map data sets into memory instead of
+                loading them, and keep no Python lists of samples in the data set.""",
+                wait="15m",
+            ),
+        ),
+        Cause(
+            "oom_kill",
+            802,
+            "host",
+            None,
+            "Process killed for memory",
+            "Raise the memory limit, or run fewer workers.",
+            # Fires at once; the kernel log names the process. One alert for each run that is affected, else one for the
+            # host, which notifies nobody.
+            Alert(
+                "critical",
+                Expression(
+                    """
+                      host:oom_kills:increase10m
+                    * on (cluster, job, instance) group_right ()
+                      group by (cluster, job, instance, namespace, run, job_class) (rank:oom_kill:info)
+                    or
+                      host:oom_kills:increase10m
+                    unless on (cluster, job, instance)
+                      rank:oom_kill:info
+                    """,
+                ),
+                "Host killed a process for want of memory.",
+                """The kernel of {instance} killed about {rounded} processes in ten minutes because memory ran
+                out{cgroups}. {{ if $labels.run }}Run {run} is affected: a process in its cgroup was killed, such as a
+                loader worker, which leaves the run hanging, or a rank ended at that time{oom_ranks}. Raise the memory
+                limit of the job, or run fewer workers with less prefetching.{{ else }}No rank is affected. Raise the
+                memory limit of the killed process, or move it away, if training shares the host.{{ end }}""",
+                wait="0m",
+                keep="5m",
+                info_where='or (not $labels.run) (eq $labels.job_class "experiment")',
+            ),
+            mutes=("mem_pressure", "swapping"),
+        ),
+        Cause(
+            "shm_full",
+            803,
+            "host",
+            None,
+            "Shared memory full",
+            "Raise --shm-size, or share tensors by file system.",
+            Alert(
+                "warning",
+                Expression("host:shared_memory_used:ratio >= threshold(shared_memory_used)"),
+                "Shared memory of a host is nearly full.",
+                """/dev/shm of {instance} is {share} full: loader workers pass batches through it, and die by a bus
+                error or hang when it is. Raise it (--shm-size, or an emptyDir of medium Memory), or share tensors
+                by file system; remove what dead processes left there.""",  # noqa: S108
+            ),
+        ),
+        Cause(
+            "swapping",
+            804,
+            "host",
+            None,
+            "Swapping",
+            "Hold less in memory: fewer workers, smaller caches.",
+            Alert(
+                "warning",
+                Expression("host:swapping:bytes5m"),
+                "Host swaps.",
+                """{instance} swaps in {bytes} a second, and processes wait for it: memory is overcommitted. Hold less
+                in it (fewer workers, smaller caches), or give the node to fewer jobs.""",
+                wait="15m",
+            ),
+        ),
+        Cause(
+            "cpu_saturated",
+            805,
+            "host",
+            None,
+            "Processors full",
+            "Nothing yet: training is not slowed by it.",
+            # Silent where a run waits for data: that alert says more.
+            Alert(
+                "info",
+                Expression(
+                    """
+                      host:cpu_busy:ratio5m >= threshold(cpu_saturated)
+                    unless on (cluster, job, instance)
+                      pair_cause:time_lost:ratio5m{domain="input"} >= threshold(input_notice)
+                    """,
+                ),
+                "Processors of a host are full; training is not slowed.",
+                """The processors of {instance} are {share} busy, and no run there waits for data. There is nothing to
+                do yet: mind it before more loader workers or jobs are added, and give jobs processors of their own.""",
+                wait="15m",
+            ),
+        ),
+        Cause(
+            "network_errors",
+            806,
+            "host",
+            None,
+            "Network errors",
+            "Check cable, optics and switch port.",
+            Alert(
+                "warning",
+                Expression("host:network_errors:ratio1h"),
+                "Network link of a host makes errors.",
+                """{share} of the packets on {{ $labels.device }} of {instance} had errors or were dropped in the last
+                hour, and what goes over it is sent again. Check cable, optics and switch port; keep jobs over
+                several nodes away until then.""",
+            ),
+        ),
+    )
+}
+
+REMAINDERS: dict[str, tuple[str, str]] = {
+    "healthy": ("Healthy", "Nothing to do."),
+    "insufficient_data": ("Not enough evidence", "rank:missing:info names what is missing."),
+}
+"""Title and remedy of the two verdicts that name no cause."""
+
+MISSING: dict[str, str] = {
+    "reports": "No report for five minutes: check that the process lives, and where STALLSCOPE_ADDRESS leads.",
+    "steps": "Fewer than 20 steps yet.",
+    "warmup": "The run is young: it is judged five minutes after its first step, or once steps get no shorter.",
+    "late_step": "A step takes longer than usual: it is a standstill once it has taken a minute, and five usual steps.",
+    "standstill": "The rank stood still: it is judged again five minutes later.",
+    "data_wait": 'Phase data_wait is not reported: wrap the loader, or use phase("data_wait").',
+    "gpu_idle": "Its GPU was observed for under two minutes of five: if this lasts, see the exporter's health.",
+}
+"""Sentence for each reason in `rank:missing:info`: what is awaited and for how long. The likeliest comes first."""
+
+CODES: dict[str, int] = {
+    **{name: code for code, name in enumerate(REMAINDERS)},
+    **{c.name: c.code for c in CAUSES.values()},
+}
+"""Number of every verdict, as `stallscope:cause:code` has it."""
+
+COLOURS: dict[Domain, str] = {
+    "hardware": "#C4162A",
+    "time": "#FF780A",
+    "input": "#3274D9",
+    "ranks": "#E0B400",
+    "device": "#A352CC",
+    "memory": "#8F3BB8",
+    "use": "#B07D55",
+    "host": "#5794F2",
+}
+"""One colour for each kind of cause, readable on light and dark ground."""
+REMAINDER_COLOURS: dict[str, str] = {"healthy": "#37872D", "insufficient_data": "#808080"}
+PHASE_COLOURS: dict[str, str] = {
+    "data_wait": "#3274D9",
+    "host_copy": "#8AB8FF",
+    "forward": "#37872D",
+    "backward": "#73BF69",
+    "communication": "#E0B400",
+    "optimizer": "#96D98D",
+    "checkpoint": "#FF780A",
+    "evaluation": "#FFB357",
+    "logging": "#B07D55",
+    "other": "#808080",
+}
+"""One colour for each phase of a step: that of the causes which it tells of, green where work is done."""

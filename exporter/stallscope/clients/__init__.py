@@ -1,0 +1,1 @@
+"""Clients for Prometheus and for an exporter's page."""

@@ -1,0 +1,580 @@
+"""The source behind every maker's GPUs: holds the session with the driver, and knows which GPUs there are.
+
+The main reader opens and closes the session and lists the GPUs; each GPU, and each MIG instance, is read on a thread
+of its own, so that one that hangs stops no other; a further thread listens for the driver's events. What a GPU's
+series say when it is lost, hung or gone is decided in `collect`, from what is known of its reader.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import ClassVar, NoReturn
+
+from stallscope.catalogue.metrics import family
+from stallscope.collectors.base import Environment, NotPresent, Source, SourceState
+from stallscope.collectors.gpu.gpu import LONGEST_INTERVAL, SIGNAL_SUPPORTED, XID_EVENTS, XID_LAST, Gpu
+from stallscope.drivers.device import (
+    Device,
+    DeviceLost,
+    Driver,
+    DriverError,
+    DriverUnavailable,
+    Identity,
+    Listener,
+    Unsupported,
+)
+from stallscope.drivers.retry import Retry
+from stallscope.sampling.reader import ReaderState
+from stallscope.sampling.reading import Sample
+
+_logger = logging.getLogger(__name__)
+
+UP = family("stallscope_gpu_up")
+LOST_INFO = family("stallscope_gpu_lost_info")
+LAST_READING = family("stallscope_gpu_last_reading_timestamp_seconds")
+DRIVER_CALLS = family("stallscope_exporter_driver_calls_total")
+VALUES_REJECTED = family("stallscope_exporter_values_rejected_total")
+
+_ENUMERATION_SECONDS = 10.0
+_INCOMPLETE_SECONDS = 2.0
+"""The same while some GPU does not say what it is."""
+_INTRODUCTION_SECONDS = 1.0
+"""How long new GPUs together may take to say what they are; who takes longer comes in at a later enumeration."""
+_INTRODUCTIONS_AT_MOST = 64
+"""Threads that may wait for devices to say what they are: those that hang never end."""
+_RETRY_KNOWN_SECONDS = 5.0
+"""Longest pause between two attempts to reach a driver that was there before, and ..."""
+_RETRY_ABSENT_SECONDS = 30.0
+"""... one that never was."""
+_QUIET_SECONDS = 1.0
+"""How long the session's end may wait for calls that are under way."""
+_REOPEN_LOST_SECONDS = (60.0, 600.0)
+"""A GPU that stays lost may need a new session to be seen again: first and longest pause between two of them."""
+_INSTANCE_REMEMBERED_SECONDS = 600.0
+"""How long a MIG instance that was taken apart is still shown, as down."""
+_GPU_REMEMBERED_SECONDS = 7 * 86400.0
+"""The same for a GPU that left the driver's list: long enough that nobody misses it over a weekend."""
+_GONE_AT_MOST = 64
+"""How many that are gone are shown at all: where ever new ones come and go, the newest of them."""
+_EVENT_WAIT_SECONDS = 0.001
+"""Events queue up in the driver, so that a short look at every reading misses none, and passes for no long reading."""
+_EVENTS = "events"
+
+RELEASED = "released"
+MIG_RECONFIGURED = "mig_reconfigured"
+
+
+class GpuSource(Source):
+    """See the module. A maker's source says which driver it is."""
+
+    harmless: ClassVar[tuple[type[Exception], ...]] = (DeviceLost,)
+    longest_interval: ClassVar[float | None] = LONGEST_INTERVAL
+
+    def __init__(self, environment: Environment) -> None:
+        super().__init__(environment)
+        self._driver = self.make_driver(environment)
+        self._gpus: dict[str, Gpu] = {}
+        self._calls_forgotten = 0
+        self._rejected_forgotten: Counter[str] = Counter()
+        """What GPUs that were forgotten had counted."""
+        self._introductions: dict[int, _Introduction] = {}
+        self._open = False
+        self._session = 0
+        """Number of the newest session with the driver."""
+        self._session_over = 0
+        """Number of the newest session that a GPU's reader found at its end."""
+        self._admitted = threading.Event()
+        """Set while GPUs may be read: the session stands and every GPU has met its device."""
+        self._reopening = False
+        self._reading: dict[str, bool] = {}
+        """Which threads are in a reading now; each writes its own entry only."""
+        self._problem: DriverUnavailable | None = None
+        self._pause = 0.0
+        self._retry_at = 0.0
+        self._enumerate_at = 0.0
+        self._enumerated: frozenset[int] = frozenset()
+        self._hardware: frozenset[str] = frozenset()
+        self._reopen_pause = _REOPEN_LOST_SECONDS[0]
+        self._reopen_at = 0.0
+        self._released_until: float | None = None
+        self._held_by: frozenset[str] = frozenset()
+        """Whose calls keep the driver from being let go."""
+        self._complaint = ""
+        self._listener: Listener | None = None
+        self._listener_session = 0
+        self._offered: frozenset[str] = frozenset()
+        """GPUs that the listener was told of, and ..."""
+        self._listened: frozenset[str] = frozenset()
+        """... those of them that it hears of."""
+        self._event_retry: Retry = Retry()
+        """Refusals of events: by the driver (`_EVENTS`), and for single GPUs by UUID."""
+        self._reports_events: dict[str, bool] = {}
+        """By UUID, as last logged."""
+
+    @property
+    def gpus(self) -> Mapping[str, Gpu]:
+        """Every GPU and MIG instance met so far, by UUID."""
+        return self._gpus
+
+    @abstractmethod
+    def make_driver(self, environment: Environment) -> Driver:
+        """The driver whose GPUs these are."""
+
+    def hardware(self) -> frozenset[str]:
+        """The GPUs that the kernel knows, which a session that was opened before they came may not see."""
+        return frozenset()
+
+    def read(self) -> Iterable[Sample]:
+        """Keep the session with the driver, and the list of GPUs.
+
+        Raises:
+            NotPresent: this machine has, and had, no driver that answers; or it was let go on request.
+            DriverUnavailable: the driver is gone; tried again after a pause.
+            DriverError: a GPU does not say what it is, and so has no series that could tell of it.
+        """
+        now = self.environment.clock.monotonic()
+        self._stay_released(now)
+        if self._open:
+            self._admitted.set()  # also where the driver was to be let go, and a call held it
+        if self._open and self._session_over == self._session:
+            self._disconnect()
+        if self._open and self._reopen_due(now):
+            self._reopen(now)
+        if not self._open:
+            self._connect(now)
+        if now >= self._enumerate_at or self._instances() != self._enumerated:
+            try:
+                self._enumerate(now)
+            except DriverUnavailable as problem:
+                self._disconnect()
+                self._fail(problem, now)
+        if self._complaint:
+            raise DriverError("unidentified", self._complaint)
+        return ()
+
+    def parts(self) -> Mapping[str, Callable[[], Iterable[Sample]]]:
+        """A reader for each GPU that the driver shows, by UUID, and one for events."""
+        if self._released_until is not None:
+            return {}
+        readers = {uuid: self._reader(gpu) for uuid, gpu in self._gpus.items() if gpu.listed}
+        if readers and self._event_retry.due(_EVENTS, self.environment.clock.monotonic()):
+            readers[_EVENTS] = self._read_events
+        return readers
+
+    def collect(self, state: SourceState) -> Iterable[Sample]:
+        """Every GPU that is remembered, and the readings of those that are well."""
+        occupancies = {}
+        calls, rejected = self._driver.calls + self._calls_forgotten, self._rejected_forgotten.copy()
+        for uuid, gpu in self._gpus.items():
+            reader = state.parts.get(uuid)
+            calls += gpu.calls
+            rejected.update(gpu.rejected)
+            yield gpu.info()
+            if reader is not None and reader.read_time is not None:
+                gpu.last_reading = reader.read_time
+            if gpu.last_reading is not None:
+                yield from gpu.one(LAST_READING, gpu.last_reading)
+            yield from gpu.xid_samples()
+            reason = self._trouble(gpu, reader, state)
+            if reason is None:
+                continue
+            gpu.lost_reason = reason
+            yield from gpu.one(UP, int(not reason))
+            if reason:
+                yield from gpu.one(LOST_INFO, 1, reason)
+            elif reader is not None:
+                yield from reader.samples
+                if not gpu.instances:  # what runs on a GPU that is cut up is held by the instances' owners
+                    occupancies[uuid] = gpu.occupancy
+                if not gpu.identity.mig and (uuid in self._offered or _EVENTS in self._event_retry):
+                    for each in (XID_EVENTS, XID_LAST):
+                        yield from gpu.one(SIGNAL_SUPPORTED, int(uuid in self._listened), each.signal)
+        self.environment.occupancies.publish(self.name, occupancies)
+        if calls:
+            yield Sample(DRIVER_CALLS, (self.name,), calls)
+        for why, count in sorted(rejected.items()):
+            yield Sample(VALUES_REJECTED, (self.name, why), count)
+
+    def release(self, seconds: float) -> None:
+        """Let go of the driver's device files at the next reading, and take them up again after so many seconds."""
+        self._released_until = self.environment.clock.monotonic() + seconds if seconds else None
+
+    def close(self) -> None:
+        """Let the driver go."""
+        if self._open:
+            self._disconnect()
+
+    def _trouble(self, gpu: Gpu, reader: ReaderState | None, state: SourceState) -> str | None:
+        """Why the GPU is down; the empty string where it is up, None where that is not known yet."""
+        if self._released_until is not None:
+            return "hung" if gpu.identity.uuid in self._held_by else RELEASED
+        if not gpu.listed:
+            if gpu.identity.mig:
+                parent = self._gpus.get(gpu.identity.parent_uuid)
+                return (parent.lost_reason if parent is not None else "") or MIG_RECONFIGURED
+            # A GPU that was lost and then left the driver's list is still lost for the first reason.
+            return gpu.lost_reason or "not_enumerated"
+        error = reader.error if reader is not None else None
+        if isinstance(error, DriverUnavailable) and state.main.hung(state.now, state.stale_after):
+            return "hung"  # the call that was to open the session again does not come back
+        if isinstance(error, DriverUnavailable) and isinstance(state.main.error, DriverUnavailable):
+            return state.main.error.reason  # the main reader knows why; the GPU's only that its session is over
+        if isinstance(error, (DeviceLost, DriverUnavailable)):
+            return error.reason
+        if reader is not None and reader.fresh(state.now, state.stale_after):
+            return ""
+        if reader is not None and reader.hung(state.now, state.stale_after):
+            return "hung"
+        if error is not None:
+            return error.reason if isinstance(error, DriverError) else "failing"
+        if reader is not None and reader.attempts and reader.busy_since is not None:
+            return "hung"  # all was well until the reading that has now outlasted the one before
+        return gpu.lost_reason or (None if gpu.last_reading is None else "stale")
+
+    def _reader(self, gpu: Gpu) -> Callable[[], Iterable[Sample]]:
+        uuid = gpu.identity.uuid
+
+        def read() -> Iterable[Sample]:
+            self._admit(gpu)
+            session = self._session
+            self._reading[uuid] = True
+            try:
+                self._require_session()  # it may have been ended since
+                samples = gpu.read()
+            except DriverUnavailable:
+                # The main reader opens the session again; a GPU's thread must not.
+                self._session_over = session
+                raise
+            except DeviceLost:
+                if gpu.lost_at is None:
+                    gpu.lost_at = self.environment.clock.monotonic()
+                raise
+            finally:
+                self._reading[uuid] = False
+            gpu.lost_at = None
+            return samples
+
+        return read
+
+    def _admit(self, gpu: Gpu) -> None:
+        """Go on only while the session stands; a moment's patience while it is merely renewed."""
+        if self._released_until is not None:
+            raise NotPresent("the driver was let go on request")
+        if not self._admitted.is_set() and not (self._reopening and self._admitted.wait(2 * _QUIET_SECONDS)):
+            self._require_session()
+        if gpu.met_in != self._session:
+            raise DeviceLost(
+                gpu.lost_reason or "not_enumerated", "the GPU has not been seen since the driver was opened"
+            )
+
+    def _require_session(self) -> None:
+        if not self._admitted.is_set():
+            reason = self._problem.reason if self._problem is not None else "uninitialized"
+            raise DriverUnavailable(reason, "there is no session with the driver now")
+
+    def _read_events(self) -> Iterable[Sample]:
+        """Hear what the driver has to report. The listener belongs to this thread alone."""
+        self._reading[_EVENTS] = True
+        try:
+            if not self._admitted.is_set():
+                return ()
+            self._listen()
+            self._hear()
+        except Unsupported as refusal:
+            self._event_retry.refused(_EVENTS, self.environment.clock.monotonic())
+            self._log_events({uuid: False for uuid, gpu in self._gpus.items() if not gpu.identity.mig}, refusal)
+        except DriverError:
+            # Whatever it was, a set that failed once is not to be trusted; the next reading makes a new one.
+            self._stop_listening()
+            raise
+        finally:
+            self._reading[_EVENTS] = False
+        return ()
+
+    def _log_events(self, reports: Mapping[str, bool], refusal: object = "none") -> None:
+        """Log which GPUs report events, where that has changed."""
+        for uuid, does in reports.items():
+            before = self._reports_events.get(uuid)
+            if does and before is False:
+                _logger.info("GPU %s: the driver reports events again", uuid)
+            elif before and not does:
+                _logger.warning("GPU %s: the driver no longer reports events; the newest refusal: %s", uuid, refusal)
+            elif before is None and not does:
+                _logger.info("GPU %s: the driver reports no events; the refusal: %s", uuid, refusal)
+        self._reports_events = {
+            uuid: does for uuid, does in {**self._reports_events, **reports}.items() if uuid in self._gpus
+        }
+
+    def _listen(self) -> None:
+        """See to it that the listener hears of every GPU that is well."""
+        now = self.environment.clock.monotonic()
+        well = {
+            gpu.identity.uuid: gpu.session.device
+            for gpu in self._gpus.values()
+            if gpu.listed and gpu.met_in == self._session and not gpu.identity.mig and not gpu.lost_reason
+        }
+        due = any(self._event_retry.due(uuid, now) for uuid in self._offered - self._listened)
+        if self._listener_session == self._session and well.keys() <= self._offered and not due:
+            return
+        if self._listener_session == self._session:
+            self._hear()  # what it has not told yet would go with it
+            self._stop_listening()
+        self._listener, self._offered, self._listened = None, frozenset(), frozenset()
+        if well:
+            self._listener = self._driver.listen(list(well.values()))
+            heard = {id(device) for device in self._listener.devices}
+            self._offered = frozenset(well)
+            self._listened = frozenset(uuid for uuid, device in well.items() if id(device) in heard)
+        self._event_retry.answered(_EVENTS, *self._listened)
+        for uuid in self._offered - self._listened:
+            self._event_retry.refused(uuid, now)
+        self._log_events({uuid: uuid in self._listened for uuid in self._offered})
+        self._listener_session = self._session
+
+    def _hear(self) -> None:
+        if self._listener is None:
+            return
+        for event in self._listener.wait(_EVENT_WAIT_SECONDS):
+            if event.xid is None:
+                self._look_again()
+            elif event.device is not None:
+                self._note_xid(event.device, event.xid)
+
+    def _stop_listening(self) -> None:
+        listener, self._listener = self._listener, None
+        self._offered, self._listened, self._listener_session = frozenset(), frozenset(), 0
+        if listener is not None:
+            listener.close()
+
+    def _look_again(self) -> None:
+        """The MIG configuration of some GPU has changed."""
+        for gpu in self._gpus.values():
+            gpu.look_again = True
+
+    def _note_xid(self, device: Device, xid: int) -> None:
+        when = self.environment.clock.time()
+        for gpu in self._gpus.values():
+            if gpu.met_in and gpu.session.device is device:
+                gpu.note_xid(xid, when)
+                _logger.warning("GPU %s (%s): Xid %s", *gpu.labels, xid)
+
+    def _stay_released(self, now: float) -> None:
+        """Let the driver go where that was asked for.
+
+        Raises:
+            NotPresent: it is let go.
+            DriverError: a call that has not come back holds it.
+        """
+        until = self._released_until
+        if until is None:
+            self._held_by = frozenset()
+            return
+        if now >= until:
+            self._released_until = None
+            return
+        if self._open:
+            # Waited for once: a reading that takes a second each time would pass for one that hangs.
+            if not self._quiet(0.0 if self._held_by else _QUIET_SECONDS):
+                self._held_by = frozenset(key for key, busy in list(self._reading.items()) if busy)
+                stuck = ", ".join(sorted(self._held_by))
+                raise DriverError("busy", f"the driver can't be let go: calls have not come back: {stuck}")
+            self._held_by = frozenset()
+            self._disconnect()
+            _logger.info("the driver was let go for %.0f s", until - now)
+        raise NotPresent("the driver was let go on request")
+
+    def _quiet(self, seconds: float = _QUIET_SECONDS) -> bool:
+        """Wait for the calls that are under way, but not for those that hang."""
+        self._admitted.clear()
+        patience = threading.Event()
+        for _ in range(20):
+            if not any(list(self._reading.values())):
+                return True
+            if not seconds:
+                break
+            patience.wait(seconds / 20)
+        return False
+
+    def _reopen_due(self, now: float) -> bool:
+        """Whether only a new session can show what has changed: a GPU that came, or one that is lost for long."""
+        if now >= self._enumerate_at and self.hardware() != self._hardware:
+            return True
+        lost = [gpu.lost_at for gpu in self._gpus.values() if gpu.listed and gpu.lost_at is not None]
+        if not lost:
+            self._reopen_pause, self._reopen_at = _REOPEN_LOST_SECONDS[0], 0.0
+            return False
+        self._reopen_at = self._reopen_at or min(lost) + self._reopen_pause
+        return now >= self._reopen_at
+
+    def _reopen(self, now: float) -> None:
+        """Begin a new session; readings wait for a moment. Not while a call hangs: it would hang too."""
+        self._reopen_pause = min(2 * self._reopen_pause, _REOPEN_LOST_SECONDS[1])
+        self._reopen_at = now + self._reopen_pause
+        self._reopening = True
+        try:
+            if self._quiet():
+                _logger.info("opening the driver anew to see which GPUs there are")
+                self._disconnect()
+                self._connect(now)
+                self._enumerate(now)
+        except DriverUnavailable as problem:
+            self._disconnect()
+            self._fail(problem, now)
+        finally:
+            self._reopening = False
+            if self._open:
+                self._admitted.set()
+
+    def _connect(self, now: float) -> None:
+        if self._problem is not None and now < self._retry_at:
+            self._fail(self._problem)
+        try:
+            self._driver.open()
+        except DriverUnavailable as problem:
+            self._fail(problem, now)
+        self._open = True
+        self._problem = None
+        self._pause = 0.0
+        self._session += 1
+        self._event_retry.forget()
+        self._hardware = self.hardware()
+        self._enumerate_at = now
+
+    def _disconnect(self) -> None:
+        if self._quiet():
+            self._stop_listening()  # nobody is in it now, and it must not outlive the session
+        self._open = False
+        self._driver.close()
+
+    def _fail(self, problem: DriverUnavailable, now: float | None = None) -> NoReturn:
+        """Raise what became of the driver; with a time, also set when to try again."""
+        if now is not None:
+            longest = _RETRY_KNOWN_SECONDS if self._gpus else _RETRY_ABSENT_SECONDS
+            self._pause = min(2 * self._pause or self.environment.interval, longest)
+            self._retry_at = now + self._pause
+            self._problem = problem
+        if not self._gpus:
+            raise NotPresent(str(problem))
+        # A new one each time: raising the same again would make its traceback grow for ever.
+        raise DriverUnavailable(problem.reason, str(problem))
+
+    def _instances(self) -> frozenset[int]:
+        """The MIG instances that GPUs told of since the driver was opened."""
+        return frozenset(
+            id(instance)
+            for gpu in self._gpus.values()
+            if gpu.met_in == self._session and gpu.listed
+            for instance in gpu.instances or ()
+        )
+
+    def _enumerate(self, now: float) -> None:
+        devices = list(self._driver.devices())
+        system = self._driver.system()
+        self._enumerate_at = now + _ENUMERATION_SECONDS
+        known = {id(gpu.session.device): gpu for gpu in self._gpus.values() if gpu.met_in == self._session}
+        whole = len(devices)
+        self._enumerated = self._instances()
+        for gpu in self._gpus.values():
+            if gpu.met_in == self._session and any(device is gpu.session.device for device in devices[:whole]):
+                devices += gpu.instances or ()
+        met, silent = self._introduce({place: each for place, each in enumerate(devices) if id(each) not in known})
+        listed = {known[id(device)].identity.uuid for device in devices if id(device) in known}
+        gpus = dict(self._gpus)
+        for device, identity in met:
+            listed.add(identity.uuid)
+            each = gpus.get(identity.uuid) or Gpu(self.environment)
+            gpus[identity.uuid] = each
+            # Another object for the same GPU in the same session has nothing new to tell.
+            if each.met_in != self._session or each.identity != identity:
+                each.meet(identity, system, device)
+                each.met_in = self._session
+        for gpu in gpus.values():
+            if gpu.met_in == self._session:
+                gpu.identify(gpu.identity, system)
+        for uuid, gpu in gpus.items():
+            # While somebody does not say who it is, it may be any of those that are missing.
+            gpu.listed = uuid in listed or (gpu.listed and bool(silent))
+            if not gpu.listed and gpu.gone_at is None:
+                gpu.rest()
+            gpu.gone_at = None if gpu.listed else gpu.gone_at or now
+        remembered = self._remembered(gpus, now)
+        for uuid in gpus.keys() - remembered.keys():
+            self._forget(uuid, gpus[uuid])
+        self._gpus = remembered
+        missing = sum(not gpu.identity.mig and uuid not in listed for uuid, gpu in self._gpus.items())
+        # Silence is explained where a known GPU is missing: its own series tell of it.
+        self._complaint = (
+            f"{len(silent)} of the GPUs do not say what they are: {'; '.join(silent)}" if len(silent) > missing else ""
+        )
+        if silent:
+            self._enumerate_at = now + _INCOMPLETE_SECONDS
+        self._admitted.set()
+
+    def _remembered(self, gpus: Mapping[str, Gpu], now: float) -> dict[str, Gpu]:
+        """Those without the ones that have been gone for so long, or with so many others, that they are forgotten."""
+        since = {uuid: gpu.gone_at for uuid, gpu in gpus.items() if gpu.gone_at is not None}
+        newest = set(sorted(since, key=since.__getitem__, reverse=True)[:_GONE_AT_MOST])
+        return {
+            uuid: gpu
+            for uuid, gpu in gpus.items()
+            if gpu.gone_at is None or (uuid in newest and now - gpu.gone_at <= _remembered_seconds(gpu))
+        }
+
+    def _forget(self, uuid: str, gpu: Gpu) -> None:
+        """Keep of a GPU what the exporter's own counters need."""
+        self._calls_forgotten += gpu.calls
+        self._rejected_forgotten.update(gpu.rejected)
+        if not self._reading.get(uuid):
+            self._reading.pop(uuid, None)
+
+    def _introduce(self, strangers: Mapping[int, Device]) -> tuple[list[tuple[Device, Identity]], list[str]]:
+        """Ask devices who they are, side by side.
+
+        Returns:
+            Who said so in time, and why the others did not.
+        """
+        pending = {id(asked.device): asked for asked in self._introductions.values() if asked.thread.is_alive()}
+        room = _INTRODUCTIONS_AT_MOST - len(pending)
+        new = [device for device in strangers.values() if id(device) not in pending]
+        asked = {id(device): _Introduction(device) for device in new[:room]}
+        asked.update(
+            {key: each for key, each in pending.items() if any(each.device is one for one in strangers.values())}
+        )
+        self._introductions = {**pending, **asked}
+        clock = self.environment.clock
+        deadline = clock.monotonic() + _INTRODUCTION_SECONDS
+        met: list[tuple[Device, Identity]] = []
+        for key, introduction in asked.items():
+            if key not in pending:  # who let the first deadline pass is not waited for again
+                introduction.thread.join(max(0.0, deadline - clock.monotonic()))
+            if isinstance(introduction.error, DriverUnavailable):
+                raise introduction.error
+            if introduction.identity is not None:
+                met.append((introduction.device, introduction.identity))
+        silent = [str(each.error or "no answer") for each in asked.values() if each.identity is None]
+        return met, silent + ["too many GPUs have not answered before"] * len(new[room:])
+
+
+def _remembered_seconds(gpu: Gpu) -> float:
+    return _INSTANCE_REMEMBERED_SECONDS if gpu.identity.mig else _GPU_REMEMBERED_SECONDS
+
+
+class _Introduction:
+    """One device asked for its identity on a thread of its own, since it may never answer."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.identity: Identity | None = None
+        self.error: Exception | None = None
+        self.thread = threading.Thread(target=self._ask, name="identify GPU", daemon=True)
+        self.thread.start()
+
+    def _ask(self) -> None:
+        try:
+            self.identity = self.device.identity()
+        except Exception as problem:  # noqa: BLE001 - the main reader says what became of it
+            self.error = problem

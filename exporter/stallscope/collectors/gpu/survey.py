@@ -1,0 +1,161 @@
+"""Reads every GPU of a source a few times, here and now, and tells what came of it: for a person who asks.
+
+The exporter's own readers do the asking, so that what is told is what the exporter will serve. Each runs on a thread
+of its own with a time limit, since a GPU that hangs never answers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from stallscope.catalogue.metrics import GPU_FAMILIES, Family
+from stallscope.collectors.base import NotPresent
+from stallscope.collectors.gpu.gpu import (
+    INFO,
+    PEAK_FLOPS,
+    PERSISTENCE_MODE,
+    SIGNAL_SUPPORTED,
+    XID_EVENTS,
+    XID_LAST,
+    Gpu,
+)
+from stallscope.collectors.gpu.source import LOST_INFO, GpuSource
+from stallscope.common.concurrency import Attempt, side_by_side
+from stallscope.drivers.peak_flops import TABLE_DATE
+from stallscope.sampling.reader import ReaderState, SourceState
+from stallscope.sampling.reading import Sample
+
+
+@dataclass(frozen=True)
+class Signal:
+    """One optional signal of one GPU."""
+
+    family: Family
+    supported: bool | None
+    """None where it did not turn out."""
+    call: str
+    """The driver's call that serves it, or what else does; empty where that is not told."""
+    samples: tuple[Sample, ...]
+
+
+@dataclass(frozen=True)
+class SurveyedGpu:
+    """One GPU or MIG instance."""
+
+    info: Mapping[str, str]
+    """Labels of `stallscope_gpu_info`."""
+    parent: str
+    """UUID of the GPU that a MIG instance is cut from."""
+    trouble: str
+    """Why it could not be read; empty where all is well."""
+    hung: bool
+    signals: tuple[Signal, ...]
+    calls: int
+    """Driver calls of the newest reading."""
+
+    @property
+    def persistence_off(self) -> bool:
+        """Whether the driver lets the GPU go when nobody uses it."""
+        return any(
+            sample.value == 0 for each in self.signals if each.family is PERSISTENCE_MODE for sample in each.samples
+        )
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What one source found."""
+
+    source: str
+    problem: str = ""
+    """Why there is no list of GPUs, or an incomplete one; empty where all is well."""
+    hung: bool = False
+    """Whether the driver itself did not answer."""
+    gpus: tuple[SurveyedGpu, ...] = ()
+
+
+def survey(source: GpuSource, *, readings: int = 3, pause: float = 1.0, limit: float = 10.0) -> Survey:
+    """Read all GPUs of a source, and close it unless something hangs.
+
+    Args:
+        source: one that nothing else reads.
+        readings: how often; some signals are the difference of two, and MIG instances show from the second on.
+        pause: seconds between two readings.
+        limit: seconds after which an answer is not waited for any more.
+    """
+    attempts: dict[str, Attempt[Iterable[Sample]]] = {}
+    calls: dict[str, int] = {}
+    problem = ""
+    for number in range(readings):
+        if number:
+            time.sleep(pause)
+        (main,) = side_by_side({"driver": source.read}, limit, "survey").values()
+        if not main.ended.is_set():
+            return Survey(source.name, f"the driver did not answer within {limit:g} s", hung=True)
+        problem = str(main.error or "")
+        if isinstance(main.error, NotPresent):
+            break  # a driver that isn't there does not come while somebody waits for it
+        before = {uuid: gpu.calls for uuid, gpu in source.gpus.items()}
+        hanging = {key: each for key, each in attempts.items() if not each.ended.is_set()}
+        readers = {key: read for key, read in source.parts().items() if key not in hanging}
+        attempts = hanging | side_by_side(readers, limit, "survey")
+        calls = {uuid: gpu.calls - before[uuid] for uuid, gpu in source.gpus.items() if uuid in before}
+    now = time.monotonic()
+    state = SourceState(
+        now=now,
+        stale_after=readings * (pause + limit),
+        main=ReaderState(error=main.error, attempts=readings),
+        parts={key: _state(each, now) for key, each in attempts.items()},
+    )
+    samples: dict[str, list[Sample]] = {uuid: [] for uuid in source.gpus}
+    for sample in source.collect(state):
+        if sample.family.labels[:2] == INFO.labels[:2]:
+            samples[sample.labels[1]].append(sample)
+    gpus = tuple(
+        _surveyed(gpu, samples[uuid], attempts.get(uuid), calls.get(uuid, 0), limit)
+        for uuid, gpu in sorted(source.gpus.items(), key=lambda item: (item[1].identity.index, item[1].identity.mig))
+    )
+    if all(each.ended.is_set() for each in attempts.values()):
+        source.close()
+    return Survey(source.name, problem, gpus=gpus)
+
+
+def _state(attempt: Attempt[Iterable[Sample]], now: float) -> ReaderState:
+    """The same as the sampler would tell of a reader."""
+    if not attempt.ended.is_set():
+        return ReaderState(busy_since=now, attempts=1)
+    if attempt.error is not None:
+        return ReaderState(error=attempt.error, attempts=1)
+    return ReaderState(samples=tuple(attempt.answer or ()), read_at=now, attempts=1)
+
+
+def _surveyed(
+    gpu: Gpu, samples: Sequence[Sample], attempt: Attempt[Iterable[Sample]] | None, calls: int, limit: float
+) -> SurveyedGpu:
+    place = SIGNAL_SUPPORTED.labels.index("signal")
+    supported = {sample.labels[place]: bool(sample.value) for sample in samples if sample.family is SIGNAL_SUPPORTED}
+    served = {**gpu.served, PEAK_FLOPS.signal: f"table of {TABLE_DATE}"}
+    hung = attempt is not None and not attempt.ended.is_set()
+    reasons = [sample.labels[LOST_INFO.labels.index("reason")] for sample in samples if sample.family is LOST_INFO]
+    error = attempt.error if attempt is not None else None
+    return SurveyedGpu(
+        info=dict(zip(INFO.all_labels, gpu.info().labels, strict=False)),
+        parent=gpu.identity.parent_uuid,
+        trouble=f"it did not answer within {limit:g} s"
+        if hung
+        else ": ".join((*reasons, *([str(error)] if error else ()))),
+        hung=hung,
+        signals=tuple(
+            Signal(
+                family=each,
+                supported=supported.get(each.signal),
+                call=served.get(each.signal, "") if supported.get(each.signal) else "",
+                samples=tuple(sample for sample in samples if sample.family is each),
+            )
+            for each in GPU_FAMILIES
+            # Xids are those of the whole GPU.
+            if each.optional and not (gpu.identity.mig and each in (XID_EVENTS, XID_LAST))
+        ),
+        calls=calls,
+    )

@@ -1,0 +1,31 @@
+"""NVIDIA GPUs through their driver."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from stallscope.collectors.base import Environment, register
+from stallscope.collectors.gpu.source import GpuSource
+from stallscope.drivers.device import Driver
+from stallscope.drivers.nvidia.nvml import NvmlDriver
+
+
+@register
+class NvidiaSource(GpuSource):
+    """See the module."""
+
+    name: ClassVar[str] = "nvidia"
+    summary: ClassVar[str] = "NVIDIA GPUs through their driver (NVML)."
+
+    def make_driver(self, environment: Environment) -> Driver:
+        """The real driver, unless a simulation brings its own."""
+        return environment.driver() if environment.driver is not None else NvmlDriver()
+
+    def hardware(self) -> frozenset[str]:
+        """The GPUs that NVIDIA's kernel module has taken on, by bus address."""
+        try:
+            return frozenset(each.name for each in (self.environment.root / "proc/driver/nvidia/gpus").iterdir())
+        except FileNotFoundError:
+            return frozenset()
+        except OSError:  # out of file descriptors, for instance: no GPU came or went
+            return self._hardware

@@ -1,0 +1,223 @@
+"""Who holds each GPU: pod and container, Slurm job, container, user; and what of it they use.
+
+Joins three accounts: the processes that the driver lists on each GPU, what `/proc` tells of them, and what the kubelet
+handed out. What each of them needs in a container is said in `owners.processes` (`hostPID: true`) and
+`owners.pod_resources` (the folder of the kubelet's socket). Slurm needs nothing but `/proc`: a job is told as soon as
+one of its processes is on a GPU, and not before.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from stallscope.catalogue.metrics import family
+from stallscope.collectors.base import Environment, NotPresent, Source, register
+from stallscope.drivers.device import Identity
+from stallscope.drivers.occupancy import Occupancy
+from stallscope.owners.attribution import NOBODY, Attribution, Owner, Problem, attribute, pods_by_uid
+from stallscope.owners.busy import BusyAccounts
+from stallscope.owners.devices import Devices, handed_out_again
+from stallscope.owners.pod_resources import Allocation, Container, PodResources, PodResourcesFailed
+from stallscope.owners.processes import Processes
+from stallscope.sampling.reading import Sample
+
+_logger = logging.getLogger(__name__)
+
+INFO = family("stallscope_gpu_owner_info")
+MEMORY = family("stallscope_gpu_owner_memory_used_bytes")
+BUSY = family("stallscope_gpu_owner_busy_seconds_total")
+ERRORS = family("stallscope_exporter_attribution_errors_total")
+
+_ADVICE = {
+    "pod_resources_unavailable": "see that the kubelet runs, that the folder of its socket (not the socket itself) is "
+    "mounted, and that the exporter may open it",
+    "pod_resources_malformed": "see that the socket is the kubelet's; pods are told as before for a minute",
+    "unknown_device": "the orchestrator gave a pod a GPU that the driver does not show, or by a name that fits none",
+    "pid_not_visible": "run the exporter in the host's PID namespace (hostPID: true, or docker run --pid=host), and "
+    "where /proc is mounted with hidepid, as root",
+    "pid_reused": "a process number came back for another process between two readings; nothing to do",
+    "memory_not_told": "the driver does not tell this process' memory, so its owner has no memory series",
+    "too_many_owners": "what owners over the number of 64 a GPU hold is shown as nobody's",
+}
+_PODS_SECONDS = 10.0
+"""Between two questions to the kubelet, while nothing happens, ..."""
+_PODS_SOON_SECONDS = 1.0
+"""... and when a process has come."""
+_PODS_HELD_SECONDS = 60.0
+"""How long the last answer counts while the kubelet gives none: as long as it takes to start again."""
+_PODS_DEADLINE = (2.0, 1.5)
+"""How long the kubelet may take: seconds, and intervals, so that owners never go stale for it."""
+_SAID_AGAIN_SECONDS = 300.0
+"""A problem that was away for so long is worth a line again."""
+_EXAMPLES = 3
+
+
+@register
+class Owners(Source):
+    """Attributes GPUs. What can't be found out is counted by reason and is no failure of the source."""
+
+    name = "owners"
+    summary = "Who holds each GPU: pod, Slurm job, container, user (kubelet, /proc)."
+
+    def __init__(self, environment: Environment) -> None:
+        super().__init__(environment)
+        self._processes = Processes(environment.root)
+        self._kubelet = PodResources(environment.root)
+        self._busy = BusyAccounts()
+        self._errors: Counter[str] = Counter(dict.fromkeys(_ADVICE, 0))
+        self._problems: frozenset[Problem] = frozenset()
+        self._said: dict[str, float] = {}
+        self._pids: frozenset[int] = frozenset()
+        self._unseen: frozenset[int] = frozenset()
+        self._identities: dict[str, Identity] = {}
+        self._allocations: tuple[Allocation, ...] = ()
+        self._pods_asked_at: float | None = None
+        self._pods_told_at = 0.0
+        self._pods_due = True
+        self._placed_for: tuple[object, object] | None = None
+        self._holders: dict[str, list[Container]] = {}
+        self._replicated: frozenset[str] = frozenset()
+        self._unplaced: frozenset[Problem] = frozenset()
+
+    def read(self) -> Iterable[Sample]:
+        """Look up new processes, ask the kubelet when it is time, and say who holds what.
+
+        Raises:
+            NotPresent: there is no GPU, and was none; or GPUs are simulated on a real host.
+        """
+        if self.environment.processes_elsewhere:
+            raise NotPresent("the GPUs are simulated: their processes are not on this machine")
+        now = self.environment.clock.monotonic()
+        occupancies = self.environment.occupancies.current()
+        self._remember({uuid: each.identity for uuid, each in occupancies.items()})
+        if not self._identities:
+            raise NotPresent("no GPU to be held by anybody")
+        pids = frozenset(process.pid for each in occupancies.values() for process in each.processes)
+        self._pods_due = self._pods_due or bool(pids - self._pids)
+        self._ask_kubelet(now)
+        self._place()
+        processes = self._processes.look_up(pids)
+        pods = pods_by_uid({each.container for each in self._allocations}, processes.values())
+        unseen = pids - processes.keys()
+        # A process that has just come or gone may be out of step with the driver's list for a moment.
+        brief = {("pid_not_visible", str(pid)) for pid in unseen - self._unseen}
+        self._pids, self._unseen = pids, unseen
+        problems: set[Problem] = {("pid_reused", str(pid)) for pid in self._processes.reused} | self._unplaced
+        samples: list[Sample] = []
+        for uuid, occupancy in self._whole(occupancies).items():
+            found = attribute(occupancy, self._holders.get(uuid, ()), processes, pods)
+            problems |= found.problems - brief
+            self._busy.add(occupancy, found, now)
+            samples += self._samples(occupancy.identity, found)
+        self._busy.forget(now)
+        self._tell_sharing(occupancies)
+        self._note(frozenset(problems), now)
+        samples += [Sample(ERRORS, (reason,), count) for reason, count in self._errors.items()]
+        return samples
+
+    def close(self) -> None:
+        """Leave the kubelet alone, and take back what was said of how GPUs are shared."""
+        self._kubelet.close()
+        self.environment.occupancies.tell_sharing({})
+
+    def _remember(self, present: Mapping[str, Identity]) -> None:
+        """A GPU that is lost is still held by the pod that has it."""
+        kept = {uuid: each for uuid, each in self._identities.items() if uuid in present or uuid in self._holders}
+        identities = {**kept, **present}
+        if identities != self._identities:
+            self._identities = identities
+
+    def _whole(self, occupancies: Mapping[str, Occupancy]) -> dict[str, Occupancy]:
+        """Everything that can be held: a GPU that is cut into instances is held through these only."""
+        cut = {each.parent_uuid for each in self._identities.values() if each.parent_uuid}
+        return {
+            uuid: occupancies.get(uuid) or Occupancy(identity, None, (), {})
+            for uuid, identity in self._identities.items()
+            if uuid not in cut
+        }
+
+    def _ask_kubelet(self, now: float) -> None:
+        asked = self._pods_asked_at
+        if asked is not None and now - asked < (_PODS_SOON_SECONDS if self._pods_due else _PODS_SECONDS):
+            return
+        self._pods_asked_at, self._pods_due = now, False
+        seconds, intervals = _PODS_DEADLINE
+        try:
+            if self._kubelet.present():
+                self._allocations = self._kubelet.allocations(min(seconds, intervals * self.environment.interval))
+                self._pods_told_at = now
+                return
+            if self._allocations:
+                raise PodResourcesFailed("unavailable", "the kubelet's socket is gone")
+        except PodResourcesFailed as problem:
+            reason = f"pod_resources_{problem.reason}"
+            self._errors[reason] += 1
+            self._say(reason, str(problem), now)
+        if now - self._pods_told_at >= _PODS_HELD_SECONDS:
+            self._allocations = ()
+
+    def _place(self) -> None:
+        """Find the GPU behind each device that was handed out; anew only when either has changed."""
+        if self._placed_for == (self._allocations, self._identities):
+            return
+        devices = Devices(self.environment.root, self._identities.values())
+        holders: dict[str, list[Container]] = {}
+        replicated, unplaced = set(), set()
+        for container, names in self._allocations:
+            uuid = devices.find(names)
+            if uuid is None:
+                unplaced.add(("unknown_device", f"{names[0]} of {container.namespace}/{container.pod}"))
+                continue
+            known = holders.setdefault(uuid, [])
+            if container not in known:
+                known.append(container)
+            if any(handed_out_again(name) for name in names) or len(known) > 1:
+                replicated.add(uuid)
+        self._holders, self._replicated, self._unplaced = holders, frozenset(replicated), frozenset(unplaced)
+        self._placed_for = (self._allocations, self._identities)
+
+    def _tell_sharing(self, occupancies: Mapping[str, Occupancy]) -> None:
+        """The names are the same for both ways of sharing: only MPS puts its own kind of process on the GPU."""
+        told = {}
+        for uuid in self._replicated:
+            occupancy = occupancies.get(uuid)
+            mps = occupancy is not None and any(process.kind == "mps" for process in occupancy.processes)
+            seen_before = self.environment.occupancies.sharing(uuid) == "mps"
+            told[uuid] = "mps" if mps or seen_before else "time_sliced"
+        self.environment.occupancies.tell_sharing(told)
+
+    def _samples(self, identity: Identity, found: Attribution) -> Iterable[Sample]:
+        gpu = (str(identity.index), identity.uuid)
+
+        def labels(owner: Owner) -> tuple[str, ...]:
+            return (*gpu, *owner, identity.mig)
+
+        for share in found.shares:
+            yield Sample(INFO, labels(share.owner), 1)
+            if share.memory is not None:
+                yield Sample(MEMORY, labels(share.owner), share.memory)
+        if found.unattributed is not None:
+            yield Sample(MEMORY, labels(NOBODY), found.unattributed)
+        for owner, seconds in self._busy.of(identity.uuid):
+            yield Sample(BUSY, labels(owner), seconds)
+
+    def _note(self, problems: frozenset[Problem], now: float) -> None:
+        """Count what was not there at the reading before."""
+        for reason, _ in problems - self._problems:
+            self._errors[reason] += 1
+        self._problems = problems
+        befallen: dict[str, list[str]] = {}
+        for reason, subject in sorted(problems):
+            befallen.setdefault(reason, []).append(subject)
+        for reason, subjects in befallen.items():
+            more = f" and {len(subjects) - _EXAMPLES} more" if len(subjects) > _EXAMPLES else ""
+            self._say(reason, ", ".join(subjects[:_EXAMPLES]) + more, now)
+
+    def _say(self, reason: str, what: str, now: float) -> None:
+        """Log a problem when it begins, not while it lasts."""
+        said = self._said.get(reason)
+        self._said[reason] = now
+        if said is None or now - said > _SAID_AGAIN_SECONDS:
+            _logger.warning("owners of GPUs: %s: %s; %s", reason, what, _ADVICE[reason])

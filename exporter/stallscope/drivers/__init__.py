@@ -1,0 +1,1 @@
+"""GPU drivers behind one interface."""

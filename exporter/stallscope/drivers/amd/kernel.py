@@ -1,0 +1,544 @@
+"""AMD GPUs as the kernel driver shows them; implements `stallscope.drivers.device`.
+
+What a GPU is called, in order: its `product_name`, which only server boards have, else its PCI device id. It is
+identified by `GPU-` and its `unique_id`, as ROCm's tools print it, else by its PCI bus address. A GPU that the kernel
+has put to sleep is not woken: it is down with the reason `suspended` until something uses it. Partitions of an MI300
+stay parts of the one GPU that their sensors belong to. `pcie_bw` is never read, since that takes a second.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from stallscope.drivers.amd.compute_nodes import ComputeNodes, compute_nodes, compute_processes
+from stallscope.drivers.amd.device_files import DeviceFiles
+from stallscope.drivers.amd.gpu_metrics import GpuMetrics, ThrottledTime, parse
+from stallscope.drivers.device import (
+    Activity,
+    Bar1,
+    ClockKind,
+    ComputeMode,
+    Counters,
+    Device,
+    DriverError,
+    DriverUnavailable,
+    GpuProcess,
+    Health,
+    Identity,
+    Listener,
+    Memory,
+    PcieLink,
+    PowerLimits,
+    ProcessUtilization,
+    Rejection,
+    SampleKind,
+    SystemInfo,
+    TimedSample,
+    Unsupported,
+    Utilization,
+)
+from stallscope.drivers.retry import EARLY, Retry
+
+_Answer = TypeVar("_Answer")
+_COUNTERS = "counters of gpu_metrics"
+
+_VENDOR = "1002"
+_NO_NODES = ComputeNodes((), "")
+_GENERATIONS = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}
+"""PCIe generation by gigatransfers a second."""
+_ECC_BLOCKS = ("umc", "gfx", "sdma", "mmhub")
+"""Blocks whose errors are those of memory: the frame buffer, and what lies in front of it."""
+_ERROR_KINDS = {"ce": "corrected", "ue": "uncorrected"}
+
+# Bounds beyond which a number is implausible: sixteen tebibytes, ten kilowatts, 150 degrees, ten gigahertz.
+_LEAST_BYTES, _MOST_BYTES = 1 << 20, 1 << 44
+_MOST_MICROWATTS = 10**10
+_MOST_MILLIDEGREES = 150_000
+_LEAST_MILLIDEGREES = -40_000
+_MOST_HERTZ = 10**10
+_MOST_TURNS = 100_000
+_MOST_PWM = 255
+_MOST_LANES = 32
+_MOST_ERRORS = 1 << 60
+
+
+class AmdDriver:
+    """All GPUs of the machine that `amdgpu` drives; implements `stallscope.drivers.device.Driver`."""
+
+    def __init__(self, root: Path = Path("/"), monotonic: Callable[[], float] = time.monotonic) -> None:
+        """Read nothing yet.
+
+        Args:
+            root: where `sys` and `proc` are.
+            monotonic: clock, seconds.
+        """
+        self._monotonic = monotonic
+        self._root = str(root.absolute()).rstrip("/")
+        self._files = DeviceFiles(f"{self._root}/sys")
+        self._devices: dict[str, AmdDevice] = {}
+        self._indices: dict[str, int] = {}
+        """Of every GPU seen since `open`: one that goes must not pass its number on to the next."""
+
+    @property
+    def simulated(self) -> bool:
+        """Always False."""
+        return False
+
+    @property
+    def calls(self) -> int:
+        """Files read for no certain GPU so far."""
+        return self._files.calls
+
+    def open(self) -> None:
+        """See whether there is an AMD GPU.
+
+        Raises:
+            DriverUnavailable: with the reason `driver_not_loaded`.
+        """
+        self.devices()
+
+    def close(self) -> None:
+        """Forget what was learnt of the GPUs; no file is held open."""
+        self._devices, self._indices = {}, {}
+
+    def system(self) -> SystemInfo:
+        """The driver's version, or that of the kernel which it came with."""
+        module, kernel = f"{self._root}/sys/module/amdgpu/version", f"{self._root}/proc/sys/kernel/osrelease"
+        version = _told(self._files, module) or _told(self._files, kernel)
+        return SystemInfo(driver_version=version, cuda_version="")
+
+    def devices(self) -> Sequence[Device]:
+        """The GPUs, numbered in the order of their PCI bus addresses; one that comes later is the last.
+
+        Raises:
+            DriverUnavailable: there is none, or no longer.
+        """
+        found = self._cards()
+        if not found:
+            raise DriverUnavailable(
+                "driver_not_loaded", f"the amdgpu driver shows no GPU in {self._root}/sys/class/drm"
+            )
+        nodes = compute_nodes(self._root, self._files)
+        devices = {}
+        for address in sorted(found):
+            index = self._indices.setdefault(address, len(self._indices))
+            device = self._devices.get(address) or AmdDevice(
+                self._root, found[address], address, index, self._monotonic
+            )
+            device.nodes = nodes.get(address, _NO_NODES)
+            devices[address] = device
+        self._devices = devices
+        return sorted(devices.values(), key=lambda device: device.index)
+
+    def listen(self, devices: Sequence[Device]) -> Listener:  # noqa: ARG002 - the interface's
+        """Never works.
+
+        Raises:
+            Unsupported: amdgpu reports its events to those only who hold its device files.
+        """
+        raise Unsupported("amdgpu reports no events through files")
+
+    def _cards(self) -> dict[str, str]:
+        """The device folder of each card by PCI bus address; connectors and other makers' cards are left out."""
+        classes = f"{self._root}/sys/class/drm"
+        try:
+            names = os.listdir(classes)  # noqa: PTH208 - as in device_files
+        except OSError:
+            return {}
+        found = {}
+        for name in names:
+            if not re.fullmatch(r"card\d+", name):
+                continue
+            folder = f"{classes}/{name}/device"
+            try:
+                event = self._files.read(f"{folder}/uevent").decode(errors="replace")
+            except DriverError:
+                continue
+            properties = dict(line.split("=", 1) for line in event.splitlines() if "=" in line)
+            address = properties.get("PCI_SLOT_NAME", "")
+            vendor = properties.get("PCI_ID", "").partition(":")[0]
+            if properties.get("DRIVER") == "amdgpu" and vendor == _VENDOR and address:
+                found[address] = folder
+        return found
+
+
+class AmdDevice:
+    """One GPU; implements `stallscope.drivers.device.Device`."""
+
+    def __init__(self, root: str, folder: str, address: str, index: int, monotonic: Callable[[], float]) -> None:
+        """Read nothing yet."""
+        self.index = index
+        self.nodes = _NO_NODES
+        """What the compute driver calls it; the driver replaces it at every enumeration."""
+        self._root = root
+        self._folder = folder
+        self._address = address
+        self._files = DeviceFiles(folder)
+        self._served: dict[str, str] = {}
+        self._throttled = ThrottledTime()
+        self._retry = Retry(early=EARLY)
+        """Of the firmware's table, where it holds no counters."""
+        self._monotonic = monotonic
+        self._uuid = ""
+        self._implausible = False
+        """Whether an answer to the question being asked could not be meant."""
+
+    @property
+    def served(self) -> Mapping[str, str]:
+        """Which file serves each signal asked so far."""
+        return dict(self._served)
+
+    @property
+    def calls(self) -> int:
+        """Files read so far."""
+        return self._files.calls
+
+    @property
+    def rejected(self) -> Mapping[Rejection, int]:
+        """What could not be meant, by reason."""
+        return self._files.scrutiny.counts
+
+    def identity(self) -> Identity:
+        """What it is; needs no GPU that is awake. Its UUID stays the one that was first found."""
+        event = self._files.read("uevent").decode(errors="replace")
+        device_id = re.search(r"^PCI_ID=\w+:(\w+)$", event, re.MULTILINE)
+        if not self._uuid:
+            unique = _told(self._files, "unique_id").lower()
+            self._uuid = f"GPU-{unique}" if unique.strip("0") else self._address
+        return Identity(
+            index=self.index,
+            uuid=self._uuid,
+            model=_told(self._files, "product_name") or f"AMD GPU 0x{device_id[1].lower() if device_id else '?'}",
+            serial=_told(self._files, "serial_number"),
+            pci_bus_id=self._address,
+            vbios_version=_told(self._files, "vbios_version"),
+            architecture=self.nodes.instruction_set,
+            compute_capability="",
+        )
+
+    def utilization(self) -> Utilization:
+        """The firmware's own mean over some milliseconds."""
+        self._begin()
+        gpu = self._percent("gpu_busy_percent", "busy_seconds_total")
+        try:
+            memory = self._percent("mem_busy_percent", "memory_busy_seconds_total")
+        except Unsupported:
+            # An MI300A has no such file, as a processor with graphics.
+            told = self._metrics().memory_activity
+            if told is None:
+                raise
+            memory = told
+            self._served["memory_busy_seconds_total"] = "gpu_metrics"
+        return Utilization(gpu, memory)
+
+    def utilization_samples(self, kind: SampleKind, newer_than_us: int) -> Sequence[TimedSample]:  # noqa: ARG002
+        """Not kept."""
+        raise Unsupported("amdgpu keeps no samples of utilisation")
+
+    def memory(self) -> Memory:
+        """Frame buffer."""
+        self._begin()
+        total, used = self._pair("mem_info_vram_total", "mem_info_vram_used")
+        self._served.update(memory_total_bytes="mem_info_vram_total", memory_used_bytes="mem_info_vram_used")
+        return Memory(total, used, None)
+
+    def bar1(self) -> Bar1:
+        """The part of the frame buffer that the processor sees: all of it, with a resizable BAR."""
+        self._begin()
+        total, used = self._pair("mem_info_vis_vram_total", "mem_info_vis_vram_used")
+        self._served.update(bar1_total_bytes="mem_info_vis_vram_total", bar1_used_bytes="mem_info_vis_vram_used")
+        return Bar1(total, used)
+
+    def power(self) -> float:
+        """Watts: the mean of the last milliseconds, where the firmware makes one, else the newest value."""
+        self._begin()
+        names = self._sensors("power1_average", "power1_input")
+        name, microwatts = self._files.number_of(names, _MOST_MICROWATTS)
+        self._note("power_watts", name)
+        return microwatts / 1e6
+
+    def power_limits(self) -> PowerLimits:
+        """Watts; a limit of zero, as partitions show it, is none."""
+        self._begin()
+        limits = []
+        for name, signal in (
+            ("power1_cap", "power_limit_watts"),
+            ("power1_cap_default", "power_limit_default_watts"),
+        ):
+            limit = self._if_told(self._sensor, name, _MOST_MICROWATTS)
+            if limit:
+                self._served[signal] = name
+            limits.append(limit / 1e6 if limit else None)
+        if limits == [None, None]:
+            raise self._nothing("this GPU tells no power limit")
+        return PowerLimits(*limits)
+
+    def counters(self) -> Counters:
+        """Energy and throttled time of MI300 and later, and the memory's temperature."""
+        self._begin()
+        temperature = self._if_told(self._temperature, 3, "input")
+        now = self._monotonic()
+        metrics = self._if_told(self._metrics) if self._retry.due(_COUNTERS, now) else None
+        energy, throttled = None, dict[str, float]()
+        if metrics is not None:
+            energy = metrics.energy
+            if metrics.residencies is not None:
+                throttled = dict(self._throttled.add(metrics.residencies))
+                self._served["throttled_seconds_total"] = "gpu_metrics"
+            if energy is not None:
+                self._served["energy_joules_total"] = "gpu_metrics"
+            if energy is None and metrics.residencies is None:
+                self._retry.refused(_COUNTERS, now)
+            else:
+                self._retry.answered(_COUNTERS)
+        if temperature is None and (metrics is None or _COUNTERS in self._retry):
+            raise self._nothing("this GPU counts nothing by itself")
+        return Counters(energy=energy, throttled=throttled, memory_temperature=temperature)
+
+    def health(self) -> Health:
+        """Errors in memory, corrected and not, and PCIe packets sent again."""
+        self._begin()
+        errors: dict[str, int] = {}
+        for block in _ECC_BLOCKS:
+            for kind, count in (self._if_told(self._block_errors, block) or {}).items():
+                errors[kind] = errors.get(kind, 0) + count
+        replays = self._if_told(self._files.number, "pcie_replay_count", _MOST_ERRORS)
+        if errors:
+            self._served["ecc_errors_total"] = "ras/*_err_count"
+        if replays is not None:
+            self._served["pcie_replays_total"] = "pcie_replay_count"
+        if not errors and replays is None:
+            raise self._nothing("this GPU counts no errors")
+        return Health(ecc_errors=errors, pcie_replays=replays)
+
+    def activity(self) -> Activity | None:
+        """Not told."""
+        raise Unsupported("amdgpu does not tell which parts of the GPU are active")
+
+    def temperature(self) -> float:
+        """The hottest spot of the chip (junction), which is what clocks are held down for; else its edge."""
+        self._begin()
+        name, millidegrees = self._files.number_of(
+            self._sensors("temp2_input", "temp1_input"), _MOST_MILLIDEGREES, _LEAST_MILLIDEGREES
+        )
+        self._note("temperature_celsius", name)
+        return millidegrees / 1000
+
+    def temperature_limits(self) -> Mapping[str, float]:
+        """Critical and emergency temperature of the same sensor, and the memory's critical one."""
+        self._begin()
+        sensor = 2 if self._has("temp2_input") else 1
+        told = {
+            "slowdown": self._if_told(self._temperature, sensor, "crit"),
+            "shutdown": self._if_told(self._temperature, sensor, "emergency"),
+            "memory_max": self._if_told(self._temperature, 3, "crit"),
+        }
+        limits = {limit: celsius for limit, celsius in told.items() if celsius is not None and celsius > 0}
+        if not limits:
+            raise self._nothing("this GPU tells no temperature limits")
+        self._served["temperature_limit_celsius"] = "temp*_crit, temp*_emergency"
+        return limits
+
+    def fans(self) -> Mapping[int, float]:
+        """The one fan controller's speed over its maximum."""
+        self._begin()
+        try:
+            speed, most = self._sensor("fan1_input", _MOST_TURNS), self._sensor("fan1_max", _MOST_TURNS)
+            name = "fan1_input"
+        except Unsupported:
+            speed, most, name = self._sensor("pwm1", _MOST_PWM), _MOST_PWM, "pwm1"
+        if not most:
+            raise Unsupported("this GPU's fan has no maximum")
+        self._served["fan_speed_ratio"] = name
+        return {0: speed / most}
+
+    def clocks(self) -> Mapping[ClockKind, float]:
+        """Of the compute units and of memory, hertz."""
+        self._begin()
+        told: Mapping[ClockKind, int | None] = {
+            "sm": self._if_told(self._sensor, "freq1_input", _MOST_HERTZ),
+            "memory": self._if_told(self._sensor, "freq2_input", _MOST_HERTZ),
+        }
+        return self._clocks(told, "clock_hertz", "freq*_input")
+
+    def clocks_max(self) -> Mapping[ClockKind, float]:
+        """The highest level of each clock, hertz."""
+        self._begin()
+        told: Mapping[ClockKind, int | None] = {
+            "sm": self._if_told(self._highest_level, "pp_dpm_sclk"),
+            "memory": self._if_told(self._highest_level, "pp_dpm_mclk"),
+        }
+        return self._clocks(told, "clock_max_hertz", "pp_dpm_sclk, pp_dpm_mclk")
+
+    def clocks_configured(self) -> Mapping[ClockKind, float]:
+        """Not told in one way for all GPUs."""
+        raise Unsupported("amdgpu does not tell configured clocks")
+
+    def throttle_reasons(self) -> frozenset[str]:
+        """As the firmware's table tells them up to MI200 and on Radeon; later ones count the time instead."""
+        self._begin()
+        reasons = self._metrics().throttle_reasons
+        if reasons is None:
+            raise Unsupported("this GPU does not tell why its clocks are down")
+        self._served["throttled_seconds_total"] = "gpu_metrics"
+        return reasons
+
+    def pcie_link(self) -> PcieLink:
+        """The link to the machine: that of the card's own switch, where it has one."""
+        self._begin()
+        folder = self._link_folder()
+        link = PcieLink(
+            generation=self._generation(f"{folder}/current_link_speed"),
+            generation_max=self._generation(f"{folder}/max_link_speed"),
+            width=self._files.number(f"{folder}/current_link_width", _MOST_LANES, 1),
+            width_max=self._files.number(f"{folder}/max_link_width", _MOST_LANES, 1),
+        )
+        for signal, name in (("generation", "speed"), ("width", "width")):
+            self._served[f"pcie_link_{signal}"] = f"current_link_{name}"
+            self._served[f"pcie_link_{signal}_max"] = f"max_link_{name}"
+        return link
+
+    def pcie_throughput(self) -> tuple[float, float]:
+        """Never asked."""
+        raise Unsupported("amdgpu measures PCIe traffic for a whole second each time it is asked")
+
+    def processes(self) -> Sequence[GpuProcess]:
+        """Processes that compute; those that draw are not told."""
+        self._begin()
+        found = compute_processes(self._root, self._files, self.nodes.ids)
+        self._served["processes"] = "kfd/proc/*/vram_*"
+        return found
+
+    def process_utilization(self, newer_than_us: int) -> Sequence[ProcessUtilization]:  # noqa: ARG002
+        """Not told."""
+        raise Unsupported("amdgpu does not tell how busy a process keeps the GPU")
+
+    def persistence_mode(self) -> bool:
+        """There is no such mode."""
+        raise Unsupported("amdgpu keeps every GPU initialised")
+
+    def compute_mode(self) -> ComputeMode:
+        """There is no such mode."""
+        raise Unsupported("amdgpu lets every process compute that may open the GPU")
+
+    def instances(self) -> Sequence[Device] | None:
+        """Never any: a partition has no sensors of its own."""
+        return None
+
+    def _begin(self) -> None:
+        """Begin with a question. Raises DeviceLost where the GPU sleeps or is gone."""
+        self._files.stay_asleep()
+        self._implausible = False
+
+    def _if_told(self, ask: Callable[..., _Answer], *arguments: object) -> _Answer | None:
+        """The answer; None where there is none, or none that can be meant, and others may be well."""
+        try:
+            return ask(*arguments)
+        except Unsupported:
+            return None
+        except DriverError as problem:
+            if problem.reason != "implausible":
+                raise
+            self._implausible = True
+            return None
+
+    def _nothing(self, message: str) -> DriverError:
+        """The error where no part of a question was answered: for good, or only until the next sound answer."""
+        return DriverError("implausible", message) if self._implausible else Unsupported(message)
+
+    def _sensor(self, name: str, most: float) -> int:
+        return self._files.number(self._sensors(name)[0], most)
+
+    def _percent(self, name: str, signal: str) -> float:
+        percent = self._files.number(name, 100)
+        self._served[signal] = name
+        return percent / 100
+
+    def _pair(self, total: str, used: str) -> tuple[int, int]:
+        """Two sizes, the second part of the first."""
+        whole = self._files.number(total, _MOST_BYTES, _LEAST_BYTES)
+        return whole, self._files.number(used, whole)
+
+    def _sensors(self, *names: str) -> list[str]:
+        """Paths in the folder of sensors, whose number changes when the driver is loaded anew."""
+        try:
+            folders = os.listdir(f"{self._folder}/hwmon")  # noqa: PTH208 - as in device_files
+        except OSError:
+            folders = []
+        if not folders:
+            self._files.read("uevent")  # tells a GPU that is gone from one without sensors
+            raise Unsupported(f"{self._folder} has no sensors")
+        return [f"hwmon/{min(folders)}/{name}" for name in names]
+
+    def _has(self, name: str) -> bool:
+        return os.path.exists(f"{self._folder}/{self._sensors(name)[0]}")  # noqa: PTH110 - as in device_files
+
+    def _temperature(self, sensor: int, what: str) -> float:
+        path = self._sensors(f"temp{sensor}_{what}")[0]
+        return self._files.number(path, _MOST_MILLIDEGREES, _LEAST_MILLIDEGREES) / 1000
+
+    def _highest_level(self, name: str) -> int:
+        """From lines such as `1: 2100Mhz *`."""
+        levels = re.findall(rb"^\w+:\s*(\d+)Mhz", self._files.read(name), re.MULTILINE | re.IGNORECASE)
+        if not levels:
+            raise Unsupported(f"{self._folder}/{name} names no levels")
+        return self._files.scrutiny.needed(name, max(map(int, levels)) * 10**6, _MOST_HERTZ, 1)
+
+    def _clocks(self, told: Mapping[ClockKind, int | None], signal: str, names: str) -> Mapping[ClockKind, float]:
+        clocks: dict[ClockKind, float] = {clock: float(hertz) for clock, hertz in told.items() if hertz is not None}
+        if not clocks:
+            raise self._nothing(f"this GPU tells no clocks ({names})")
+        self._served[signal] = names
+        return clocks
+
+    def _block_errors(self, block: str) -> dict[str, int]:
+        """From lines such as `ue: 0`; nothing while the driver can't ask the block."""
+        name = f"ras/{block}_err_count"
+        lines = re.findall(rb"^(ue|ce): (\d+)$", self._files.read(name), re.MULTILINE)
+        counts = {_ERROR_KINDS[kind.decode()]: int(count) for kind, count in lines}
+        return {kind: self._files.scrutiny.needed(name, count, _MOST_ERRORS) for kind, count in counts.items()}
+
+    def _link_folder(self) -> str:
+        """The device at the end of the machine's link: a card's own switch is AMD's too, and is always fast inside."""
+        folder = os.path.realpath(self._folder)
+        while self._is_bridge(os.path.dirname(folder)):  # noqa: PTH120 - as in device_files
+            folder = os.path.dirname(folder)  # noqa: PTH120
+        return folder
+
+    def _is_bridge(self, folder: str) -> bool:
+        try:
+            return self._files.read(f"{folder}/vendor").strip() == b"0x1002"
+        except Unsupported:
+            return False
+
+    def _generation(self, path: str) -> int:
+        text = self._files.text(path)
+        speed = re.match(r"(\d+(\.\d+)?) GT/s", text)
+        generation = _GENERATIONS.get(float(speed[1])) if speed else None
+        if generation is None:
+            raise DriverError("implausible", f"{path} holds {text!r}, which is no link speed")
+        return generation
+
+    def _metrics(self) -> GpuMetrics:
+        found = parse(self._files.read("gpu_metrics"))
+        if found is None:
+            raise Unsupported(f"the version of {self._folder}/gpu_metrics is not known")
+        return found
+
+    def _note(self, signal: str, path: str) -> None:
+        self._served[signal] = path.rpartition("/")[2]
+
+
+def _told(files: DeviceFiles, name: str) -> str:
+    """The text in a file; empty where there is none for us. A passing failure is one, lest a GPU change its name."""
+    try:
+        return files.text(name)
+    except DriverError as problem:
+        if isinstance(problem, Unsupported) or problem.reason == "no_permission":
+            return ""
+        raise

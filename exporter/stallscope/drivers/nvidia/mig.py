@@ -1,0 +1,208 @@
+"""MIG instances: parts of a GPU that stand as GPUs of their own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from stallscope.drivers.device import DeviceLost, DriverError, Identity, Unsupported
+from stallscope.drivers.nvidia.device import NvmlDevice
+from stallscope.drivers.nvidia.gpm import ActivityMeter
+from stallscope.drivers.nvidia.library import Handle
+from stallscope.drivers.nvidia.session import NotFound
+from stallscope.drivers.retry import EARLY, Retry
+
+_PROFILE = re.compile(r"(?:\d+c\.)?\d+g\.\d+gb\S*")
+_MEBIBYTES_A_GIBIBYTE = 1024
+_MOST_INSTANCES = 64
+_MOST_INSTANCE_ID = 1 << 16
+_UNKNOWN = "unknown"
+_ANSWERED = frozenset(
+    {
+        "nvmlDeviceGetUUID",
+        "nvmlDeviceGetName",
+        "nvmlDeviceGetAttributes",
+        "nvmlDeviceGetGpuInstanceId",
+        "nvmlDeviceGetMemoryInfo",
+        "nvmlDeviceGetComputeRunningProcesses",
+        "nvmlDeviceGetGraphicsRunningProcesses",
+        "nvmlDeviceGetMPSComputeRunningProcesses",
+    }
+)
+"""What the driver tells of an instance; all else is the whole GPU's, and never said of a part."""
+
+
+class MigInstances:
+    """The instances of one GPU as they come and go."""
+
+    def __init__(self, parent: NvmlDevice) -> None:
+        """Note whose they are."""
+        self._parent = parent
+        self._known: dict[str, NvmlInstance] = {}
+        self._at_most: int | None = None
+        self._was_on: bool | None = None
+
+    def read(self) -> list[NvmlInstance] | None:
+        """Those that are there now, the same objects as long as they are; None where MIG is off."""
+        parent = self._parent
+        try:
+            current, _ = parent.call("nvmlDeviceGetMigMode")
+        except Unsupported as refusal:
+            if self._was_on:  # a GPU that is cut up does not become whole by a refusal
+                raise DriverError("busy", str(refusal)) from None
+            return None
+        if self._was_on is not None and self._was_on != (current == 1):
+            parent.forget()
+        self._was_on = current == 1
+        if not self._was_on:
+            self._keep({})
+            return None
+        if self._at_most is None:
+            self._at_most = min(parent.call("nvmlDeviceGetMaxMigDeviceCount"), _MOST_INSTANCES)
+        found: dict[str, NvmlInstance] = {}
+        for place in range(self._at_most):
+            instance = self._at(place)
+            if instance is not None:
+                found[instance.identity().uuid] = instance
+        self._keep(found)
+        alone = [instance.gpu_instance for instance in found.values()]
+        for instance in found.values():
+            instance.shares = alone.count(instance.gpu_instance) > 1
+        return list(found.values())
+
+    def retire(self) -> None:
+        """Hold nothing of the driver's any more."""
+        for instance in list(self._known.values()):
+            instance.retire()
+
+    def _keep(self, found: dict[str, NvmlInstance]) -> None:
+        """Know these, and let go of those that were taken apart."""
+        for uuid in self._known.keys() - found.keys():
+            self._known[uuid].retire()
+        self._known = found
+
+    def _at(self, place: int) -> NvmlInstance | None:
+        parent = self._parent
+        try:
+            handle = parent.call("nvmlDeviceGetMigDeviceHandleByIndex", place)
+            uuid = parent.ask("nvmlDeviceGetUUID", handle)
+        except NotFound:
+            return None
+        except DriverError as problem:
+            # Taken apart between the two calls.
+            if problem.reason == "invalid_argument":
+                return None
+            raise
+        known = self._known.get(_plain(uuid))
+        if known is None:
+            known = NvmlInstance(parent, handle)
+        known.found_at(handle)
+        return known
+
+
+class NvmlInstance(NvmlDevice):
+    """One MIG instance; implements `stallscope.drivers.device.Device`. What belongs to the whole GPU is unsupported."""
+
+    shares = False
+    """Whether other instances stand on the same GPU instance, so that its activity can't be told apart."""
+
+    def __init__(self, parent: NvmlDevice, handle: Handle) -> None:
+        """Note which it is.
+
+        Args:
+            parent: the GPU that it is cut from.
+            handle: the driver's word for the instance.
+        """
+        super().__init__(parent.surroundings, parent.index, Retry(early=EARLY))
+        self._parent = parent
+        self._gpu_instance: int | None = None
+        self._profile = ""
+        self.found_at(handle)
+
+    def found_at(self, handle: Handle) -> None:
+        """Take note of the handle that an enumeration gave."""
+        self._handle = handle
+
+    @property
+    def handle(self) -> Handle:
+        """The driver's word for the instance, as last enumerated."""
+        if self._handle is None:
+            raise DeviceLost("gpu_lost", "the instance has not been seen since its GPU was lost")
+        return self._handle
+
+    @property
+    def gpu_instance(self) -> int:
+        """Number of the GPU instance (memory and engines) that it stands on; asked once."""
+        if self._gpu_instance is None:
+            number = self.call("nvmlDeviceGetGpuInstanceId")
+            self._gpu_instance = self._scrutiny.needed("GPU instance", number, _MOST_INSTANCE_ID)
+        return self._gpu_instance
+
+    def call(self, name: str, *arguments: Any) -> Any:
+        """Call a function that the driver has for instances."""
+        if name not in _ANSWERED:
+            raise Unsupported(f"{name} tells nothing of a MIG instance")
+        return super().call(name, *arguments)
+
+    @property
+    def served(self) -> Mapping[str, str]:
+        """See `Device`."""
+        return {signal: call for signal, call in super().served.items() if call in _ANSWERED or call.startswith("GPM ")}
+
+    def instances(self) -> None:
+        """None: an instance has none."""
+
+    def activity(self) -> Any:
+        """GPM of the GPU instance."""
+        if self.shares:
+            raise Unsupported("several compute instances stand on one GPU instance: its activity is none's own")
+        return super().activity()
+
+    def _ask_identity(self) -> Identity:
+        parent = self._parent.known_identity
+        uuid = self._text("nvmlDeviceGetUUID", self._scrutiny.text, needed=True)
+        if not uuid:
+            raise DriverError("implausible", f"a MIG instance of GPU {parent.index} gives no UUID")
+        return Identity(
+            index=parent.index,
+            uuid=uuid,
+            model=parent.model,
+            serial=parent.serial,
+            pci_bus_id=parent.pci_bus_id,
+            vbios_version=parent.vbios_version,
+            architecture=parent.architecture,
+            compute_capability=parent.compute_capability,
+            mig=self._known_profile(),
+            parent_uuid=parent.uuid,
+            gpu_instance=self.gpu_instance,
+        )
+
+    def _known_profile(self) -> str:
+        """Return the profile, queried until it is known."""
+        if self._profile in {"", _UNKNOWN}:
+            self._profile = self._ask_profile()
+        return self._profile
+
+    def _ask_profile(self) -> str:
+        """Such as `1g.10gb`, from the name that ends in it, or else made up as NVIDIA does."""
+        name = self._scrutiny.text(self._optional("nvmlDeviceGetName"))
+        told = _PROFILE.search(name)
+        if told is not None:
+            return told.group()
+        attributes = self._optional("nvmlDeviceGetAttributes")
+        if attributes is None:
+            return _UNKNOWN
+        slices, computing = attributes.gpuInstanceSliceCount, attributes.computeInstanceSliceCount
+        prefix = f"{computing}c." if computing != slices else ""
+        return f"{prefix}{slices}g.{round(attributes.memorySizeMB / _MEBIBYTES_A_GIBIBYTE)}gb"
+
+    def _activity_meter(self) -> ActivityMeter:
+        if not self.ask("nvmlGpmQueryDeviceSupport", self._parent.handle):
+            raise Unsupported("this GPU has no GPM")
+        instance = self.gpu_instance
+        return self._meter_of(lambda sample: self.ask("nvmlGpmMigSampleGet", self._parent.handle, instance, sample))
+
+
+def _plain(uuid: str | bytes) -> str:
+    return uuid.decode(errors="replace") if isinstance(uuid, bytes) else uuid

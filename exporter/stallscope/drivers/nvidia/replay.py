@@ -1,0 +1,88 @@
+"""A library that answers what a driver once answered, from a capture."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from stallscope.drivers.nvidia.capture import Call, Capture, key_of
+from stallscope.drivers.nvidia.library import MissingFunction, NvmlFailure
+
+_CURSORS = frozenset(
+    {
+        "nvmlDeviceGetSamples",
+        "nvmlDeviceGetProcessUtilization",
+        "nvmlDeviceGetProcessesUtilizationInfo",
+        "nvmlEventSetWait",
+        "nvmlEventSetWait_v2",
+    }
+)
+"""Functions whose last argument is a place in a stream, or a time to wait: another one still gets the next answer."""
+
+
+class ReplayLibrary:
+    """Implements `stallscope.drivers.nvidia.library.Library` on a capture.
+
+    The same call gets the recorded answers one after the other, and the last one for ever. Any number of threads may
+    call it.
+    """
+
+    def __init__(self, capture: Capture) -> None:
+        """Answer from this capture."""
+        self.unanswered: list[str] = []
+        """Calls that were never recorded; they fail as if the driver's library did not have the function."""
+        self._exact: dict[str, _Answers] = {}
+        self._streams: dict[str, _Answers] = {}
+        self._lock = threading.Lock()
+        for place, call in enumerate(capture.calls):
+            self._exact.setdefault(key_of(call.name, call.arguments), _Answers()).append(place, call)
+            if call.name in _CURSORS:
+                self._streams.setdefault(key_of(call.name, call.arguments[:-1]), _Answers()).append(place, call)
+
+    def load(self) -> None:
+        """There is nothing to load."""
+
+    def call(self, name: str, *arguments: Any) -> Any:
+        """What the driver answered to this call.
+
+        Raises:
+            NvmlFailure: the driver failed so.
+            MissingFunction: the driver's library did not have the function, or the call was never recorded.
+        """
+        key = key_of(name, arguments)
+        with self._lock:
+            stream = self._streams.get(key_of(name, arguments[:-1])) if name in _CURSORS else None
+            answers = self._exact.get(key) or stream
+            if answers is None:
+                self.unanswered.append(key)
+                raise MissingFunction(f"{key} was not recorded")
+            place, call = answers.next()
+            if stream is not None:
+                stream.skip_to(place)
+        if call.failure is None:
+            return call.answer
+        if call.failure.code is None:
+            raise MissingFunction(call.failure.text)
+        raise NvmlFailure(call.failure.code, call.failure.text)
+
+
+class _Answers:
+    """Recorded calls, handed out in order."""
+
+    def __init__(self) -> None:
+        self._calls: list[tuple[int, Call]] = []
+        self._next = 0
+
+    def append(self, place: int, call: Call) -> None:
+        self._calls.append((place, call))
+
+    def next(self) -> tuple[int, Call]:
+        """The next call with its place in the capture; the last one again where there is no other."""
+        found = self._calls[min(self._next, len(self._calls) - 1)]
+        self._next += 1
+        return found
+
+    def skip_to(self, place: int) -> None:
+        """Go on after that place in the capture."""
+        while self._next < len(self._calls) and self._calls[self._next][0] <= place:
+            self._next += 1

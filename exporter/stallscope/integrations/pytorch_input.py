@@ -1,0 +1,336 @@
+"""Find out how a loop without a data loader draws its batches, and book that time as `data_wait`.
+
+Between the phases that are observed (optimizer, forward, backward) a loop computes losses, logs, calls back, and draws
+the next batch. A function that draws a batch is known by what it returns: tensors, or arrays behind tensors, with which
+a module is called afterwards. So Python's own profiling hook is set between the phases, notes which calls returned such
+values, and is gone before the next phase. Where no function drew the batch, yet the module is called with tensors that
+did not exist before, the code of the loop itself made them: that is the time between the phases which passed in no
+other call and in no wait for the device.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import weakref
+from collections.abc import Mapping
+from types import CodeType, FrameType
+from typing import Any
+
+from stallscope.integrations.pytorch_batches import tensors
+from stallscope.shim.run import Run
+
+_FIRST = 8
+"""Intervals that are all observed, to learn what usually happens in them."""
+_SHARE = 0.005
+"""Share of the loop's time that observing may take."""
+_EVENT_COST = 0.25e-6
+"""Seconds that one event of the profiling hook takes, about."""
+_SWITCH_COST = 30e-6 if sys.version_info >= (3, 12) else 1e-6
+"""Seconds that setting the hook takes, about: from 3.12 on, code has to be instrumented for it."""
+_MAX_RETURNED = 32
+_MOST_EVENTS = 4096
+"""Events that are observed before the loop begins: about a millisecond."""
+_DEVICE_WAITS = frozenset({"cpu", "item", "numpy", "print", "synchronize", "tolist", "write"})
+"""Built-in calls of the loop itself that wait for the device or write logs."""
+
+
+class _Call:
+    """A Python call that is open."""
+
+    __slots__ = ("began", "code", "rest")
+
+    def __init__(self, code: CodeType, began: float) -> None:
+        self.code = code
+        self.began = began
+        self.rest = 0.0
+        """Seconds in calls made from it that drew nothing."""
+
+
+class _Returned:
+    """A call that returned tensors or arrays."""
+
+    __slots__ = ("code", "depth", "is_own", "seconds", "values")
+
+    def __init__(self, frame: FrameType, depth: int, seconds: float, values: list[weakref.ref[Any]]) -> None:
+        self.code = frame.f_code
+        self.depth = depth
+        self.seconds = seconds
+        self.values = values
+        self.is_own = str(frame.f_globals.get("__name__", "")).partition(".")[0] != "torch"
+        """Whether it is the program's own function, or another library's than PyTorch."""
+
+
+class InputCalls:
+    """Observes the intervals between phases, and finds the calls that draw batches."""
+
+    def __init__(self) -> None:
+        """Know no function that draws batches yet."""
+        self._hook = self._profile
+        self.functions: set[CodeType] = set()
+        """Functions that draw batches."""
+        self._returned: list[_Returned] = []
+        self._newest: weakref.ref[Any] | None = None
+        """The first input of the newest call of a module."""
+        self.has_modules = False
+        # The present interval:
+        self.is_open = False
+        self._began: float | None = None
+        self._is_observed = False
+        self._open: list[_Call] = []
+        self._rest = 0.0
+        self._moved = 0.0
+        self._events = 0
+        self._wait_began: float | None = None
+
+    @property
+    def drawing(self) -> bool:
+        """Whether a function that draws batches is being called."""
+        return any(call.code in self.functions for call in self._open)
+
+    def begin(self) -> None:
+        """Begin an interval, at the end of a phase."""
+        self._began = self._seconds()
+        self.is_open = True
+        self._rest = self._moved = 0.0
+        self._wait_began = None
+        self._open.clear()
+        self._is_observed = self._is_due() and sys.getprofile() is None and sys.gettrace() is None
+        if self._is_observed:
+            self._events = 0
+            sys.setprofile(self._hook)
+
+    def end(self, *, computes_gradients: bool = False) -> None:
+        """End it where a phase begins that is no call of a module.
+
+        Args:
+            computes_gradients: whether it is a backward pass: in a program without modules, it is all that shows.
+        """
+        self._stop()
+        self.is_open = False
+        if self._began is None:
+            return
+        if computes_gradients and not self.has_modules:
+            for returned in self._returned:
+                if returned.is_own:
+                    self.functions.add(returned.code)
+                    self._move(returned.seconds)
+            self._returned.clear()
+        self._settle(is_call=False)
+
+    def end_with_call(self, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+        """End it where a module is called, and find out where the input came from."""
+        self._stop()
+        self.has_modules = True
+        self.is_open = False
+        if self._began is None:
+            return
+        inputs = [tensor for tensor in tensors([arguments, options]) if tensor.grad_fn is None]
+        if inputs and (self._newest is None or self._newest() is not inputs[0]):
+            self._newest = weakref.ref(inputs[0])
+            if self._is_observed and not self._moved:
+                self._find(inputs)
+            self._settle(is_call=True)
+        self._began = None
+        self._returned.clear()
+
+    def forget(self) -> None:
+        """Keep the calls, but not their time: it can no longer be moved, since a report contained it."""
+        for returned in self._returned:
+            returned.seconds = 0.0
+
+    def release(self) -> None:
+        """Drop all references to tensors."""
+        self._returned.clear()
+        self._newest = None
+
+    def _stop(self) -> None:
+        if self._is_observed and self._began is not None and sys.getprofile() == self._hook:
+            sys.setprofile(None)
+
+    def _is_due(self) -> bool:
+        """Return whether the next interval is to be observed."""
+        return True
+
+    def _seconds(self) -> float:
+        """Return the seconds that passed outside of phases."""
+        raise NotImplementedError
+
+    def _move(self, seconds: float) -> None:
+        """Book seconds as the wait for input."""
+        raise NotImplementedError
+
+    def _settle(self, *, is_call: bool) -> None:
+        """End the interval."""
+        self._began = None
+
+    def _profile(self, frame: FrameType, event: str, argument: Any) -> None:
+        self._events += 1
+        if event == "call":
+            self._open.append(_Call(frame.f_code, self._seconds()))
+        elif event == "return":
+            if self._open:
+                self._close_call(self._open.pop(), frame, argument)
+        elif event == "c_call":
+            self._wait_began = self._seconds() if argument.__name__ in _DEVICE_WAITS else None
+        elif self._wait_began is not None:
+            self._add_rest(self._seconds() - self._wait_began)
+            self._wait_began = None
+
+    def _close_call(self, call: _Call, frame: FrameType, result: Any) -> None:
+        seconds = self._seconds() - call.began
+        if call.code in self.functions:
+            self._move(seconds)
+            return
+        values = None if result is None else _values(result)
+        if values is None:  # it may have kept what it drew
+            self._add_rest(seconds)
+            return
+        depth = len(self._open)
+        while self._returned and self._returned[-1].depth > depth:
+            self._returned.pop()
+        if values and len(self._returned) < _MAX_RETURNED:
+            self._returned.append(_Returned(frame, depth, seconds, values))
+        elif not values:
+            self._add_rest(seconds)
+
+    def _add_rest(self, seconds: float) -> None:
+        if self._open:
+            self._open[-1].rest += seconds
+        else:
+            self._rest += seconds
+
+    def _find_behind(self, inputs: list[Any]) -> bool:
+        """Find the calls that returned these inputs, or what they are views of."""
+        found = [
+            call
+            for call in self._returned
+            if any(_is_behind(value(), tensor) for value in call.values for tensor in inputs)
+        ]
+        self.functions.update(call.code for call in found)
+        if found:
+            self._move(sum(call.seconds for call in found))
+        return bool(found)
+
+    def _find(self, inputs: list[Any]) -> None:
+        """Find the call that drew these inputs, else take what the code of the loop itself did."""
+        if self._find_behind(inputs) or self.functions:
+            return
+        rest = self._rest + sum(call.rest for call in self._open)
+        elapsed = self._seconds() - (self._began or 0.0) - rest
+        longest = max((returned.seconds for returned in self._returned if returned.is_own), default=0.0)
+        # What a function returned may have been copied since, to the device or to another type.
+        self._move(longest if longest > elapsed / 2.0 else elapsed)
+
+
+class LoopInput(InputCalls):
+    """The intervals of a loop."""
+
+    def __init__(self, run: Run) -> None:
+        """Observe this run's loop."""
+        super().__init__()
+        self._timeline = run.timeline
+        self._other = run.timeline.other
+        self._wait = run.timeline.phase("data_wait")
+        self.moves = 0
+        """How often time was booked as input."""
+        self._intervals = 0
+        self._cost = _SWITCH_COST
+        """Seconds that observing the newest observed interval took, about."""
+        self._usual: dict[bool, tuple[float, float]] = {}
+        """Seconds of input and of all else in the newest observed interval, by whether a module's call ended it."""
+
+    def _is_due(self) -> bool:
+        self._intervals += 1
+        if self._is_observed:
+            self._cost = _SWITCH_COST + self._events * _EVENT_COST
+        if self._intervals <= _FIRST:
+            return True
+        timeline = self._timeline
+        step = timeline.step_seconds / max(timeline.steps, 1)
+        return self._intervals % max(int(3.0 * self._cost / (_SHARE * step + 1e-9)), 1) == 0
+
+    def _seconds(self) -> float:
+        timeline, other = self._timeline, self._other
+        return other.seconds + (timeline.now() - timeline.mark if timeline.current is other else 0.0)
+
+    def _move(self, seconds: float) -> None:
+        timeline = self._timeline
+        timeline.snapshot()
+        seconds = min(seconds, self._other.seconds)
+        if seconds > 0.0:
+            timeline.move(self._other, self._wait, seconds)
+            self._moved += seconds
+            self.moves += 1
+
+    def _settle(self, *, is_call: bool) -> None:
+        """Learn from an interval that was observed; estimate what another one held."""
+        elapsed = self._seconds() - (self._began or 0.0)  # without what was moved
+        self._began = None
+        if self._is_observed:
+            self._usual[is_call] = (self._moved, elapsed)
+            return
+        moved, rest = self._usual.get(is_call, (0.0, 0.0))
+        if moved > 0.0:
+            self._move(elapsed * moved / (moved + rest))
+
+
+class FirstInput(InputCalls):
+    """The time before a loop's first call of a module, in which its first batch was drawn.
+
+    Anything may happen then, so only so many events are observed.
+    """
+
+    def __init__(self) -> None:
+        """Observe nothing yet."""
+        super().__init__()
+        self.seconds = 0.0
+        """Seconds in which the first batch was drawn, by the end of the newest interval."""
+
+    def begin(self) -> None:
+        """Begin to observe, once more."""
+        self._stop()
+        self.seconds = 0.0
+        super().begin()
+
+    def _seconds(self) -> float:
+        return time.monotonic()
+
+    def _move(self, seconds: float) -> None:
+        self.seconds = self._moved = seconds
+
+    def _profile(self, frame: FrameType, event: str, argument: Any) -> None:
+        super()._profile(frame, event, argument)
+        if self._events > _MOST_EVENTS:
+            self._stop()
+            self._began = None
+
+
+def _values(result: Any) -> list[weakref.ref[Any]] | None:
+    """Return weak references to the tensors and arrays in what a call returned; None where there are none.
+
+    The list is empty where a tensor has a gradient: such a call computes, and draws no batch.
+    """
+    found = list(tensors(result))
+    if any(tensor.grad_fn is not None for tensor in found):
+        return []
+    found = [tensor for tensor in found if not tensor.requires_grad]  # else it is a parameter
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and not found:
+        several = list(result.values()) if isinstance(result, Mapping) else result
+        several = several[:16] if isinstance(several, (list, tuple)) else [several]
+        found = [value for value in several if isinstance(value, numpy.ndarray)]
+    return [weakref.ref(value) for value in found] or None
+
+
+def _is_behind(value: Any, tensor: Any) -> bool:
+    """Return whether a tensor is this value, or a view of the same memory."""
+    if value is None:
+        return False
+    if value is tensor:
+        return True
+    try:
+        address = value.data_ptr() if hasattr(value, "data_ptr") else value.__array_interface__["data"][0]
+        return bool(address) and address == tensor.data_ptr()
+    except Exception:  # a tensor without memory of its own
+        return False

@@ -1,0 +1,175 @@
+"""The frame of a drawing: its margins, axes, marks and type, alike for every plot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
+from matplotlib.figure import Figure
+from matplotlib.ticker import Formatter, MaxNLocator
+
+from stallscope.common.formatting import readable
+from stallscope.report.document import Kind, Mark
+from stallscope.report.svg import INK, RULE, SOFT
+from stallscope.report.thinning import Matrix
+from stallscope.report.words import LONGEST_TEXT, Words, colour_of, plain, title_of
+
+WIDTH = 760
+"""Of a drawing; lengths are in its own units, in which its type has a height of 11."""
+_LEFT, _RIGHT, _TOP, _BOTTOM = 150, 30, 12, 28
+"""Margins; the same for all that have time as their axis, so that moments stand below one another."""
+_LINE = 15
+"""Height of a line of type."""
+_TYPE = 11
+CHARACTER = 6.2
+"""Width of one, about."""
+_LONGEST_LABEL = 23
+LONGEST_BAR_LABEL = 34
+DAY = 86_400.0
+"""Seconds of Matplotlib's unit of time."""
+_MOST_DECIMALS = 9
+_LONGEST_NUMBER = 1e9
+"""What is as large is written with its power of ten."""
+_MARK_LINES = 2
+"""Above a drawing, for the names of its marks."""
+
+SETTINGS: Any = {
+    "svg.fonttype": "none",
+    "text.parse_math": False,
+    "font.size": _TYPE,
+    "text.color": INK,
+    "axes.edgecolor": RULE,
+    "axes.facecolor": "none",
+    "axes.labelcolor": SOFT,
+    "axes.labelsize": _TYPE,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.axisbelow": True,
+    "axes.unicode_minus": False,
+    "figure.facecolor": "none",
+    "grid.color": RULE,
+    "grid.linewidth": 0.8,
+    "image.composite_image": False,
+    "xtick.color": RULE,
+    "xtick.labelcolor": SOFT,
+    "xtick.labelsize": _TYPE,
+    "ytick.color": RULE,
+    "ytick.labelcolor": SOFT,
+    "ytick.labelsize": _TYPE,
+}
+
+
+def canvas(
+    height: float, marks: Sequence[Mark] = (), *, left: int = _LEFT, right: int = _RIGHT, named: bool = True
+) -> tuple[Figure, Axes]:
+    """A canvas whose axes are so high, with room for the names of marks above and that of the axis below."""
+    top = _TOP + _LINE * min(_MARK_LINES, len(marks))
+    bottom = _BOTTOM + (_LINE if named else 0)
+    whole = top + height + bottom
+    drawing = Figure(figsize=(WIDTH / 72, whole / 72), dpi=72)
+    axes = drawing.add_axes((left / WIDTH, bottom / whole, 1 - (left + right) / WIDTH, height / whole))
+    return drawing, axes
+
+
+def time_axis(axes: Axes, start: float, end: float, words: Words) -> None:
+    """Let the horizontal axis be time, in the document's zone, which stands beneath it with the day."""
+    if not end > start:
+        start, end = start - 30, end + 30
+    locator = AutoDateLocator(words.zone, minticks=4, maxticks=9)  # type: ignore[no-untyped-call]
+    axes.xaxis.set_major_locator(locator)
+    formatter = ConciseDateFormatter(locator, words.zone, show_offset=False)  # type: ignore[no-untyped-call]
+    formatter.zero_formats[3] = "%d %b"
+    formatter.formats[2] = "%d %b"
+    axes.xaxis.set_major_formatter(formatter)
+    axes.set_xlim(start / DAY, end / DAY)
+    days = dict.fromkeys(words.moment(each)[:10] for each in (start, end))
+    axes.set_xlabel(f"{' to '.join(days)}, {words.zone_name}", loc="right")
+
+
+def number_axis(axis: Any, kind: Kind, unit: str) -> None:
+    """Write numbers with their unit along an axis; things are not counted by halves."""
+    axis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10], integer=kind == "count"))
+    axis.set_major_formatter(_Numbers(unit))
+
+
+class _Numbers(Formatter):
+    """Writes as many decimals as tell neighbours apart."""
+
+    def __init__(self, unit: str) -> None:
+        self._unit = unit
+
+    def format_ticks(self, values: Sequence[float]) -> list[str]:
+        """The words at each of the values."""
+        apart = min((later - earlier for earlier, later in pairwise(values)), default=0.0)
+        decimals = next((n for n in range(_MOST_DECIMALS) if abs(apart - round(apart, n)) < apart / 1e3), None)
+        return [
+            f"{plain(value) if decimals is None or abs(value) >= _LONGEST_NUMBER else f'{value:,.{decimals}f}'} "
+            f"{self._unit}".rstrip()
+            for value in values
+        ]
+
+
+def row_height(rows: int) -> float:
+    """So high that names fit beside few rows, and many rows onto a screen."""
+    return 22 if rows <= 16 else 14 if rows <= 40 else max(2.5, 560 / rows)
+
+
+def row_axis(axes: Axes, rows: Sequence[str], height: float) -> None:
+    """Let the vertical axis be rows so high, with as many of their names as there is room for."""
+    every = -(-13 // max(1, int(height)))
+    places = range(0, len(rows), every)
+    axes.set_yticks(places, [shortened(title_of(rows[place]), _LONGEST_LABEL) for place in places])
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.grid(visible=False)
+    axes.tick_params(axis="y", length=0, labelcolor=INK)
+
+
+def draw_picture(axes: Axes, picture: Matrix, start: float, end: float) -> None:
+    """Draw a row of colours for each row, each as wide as its part of the time."""
+    extent = (start / DAY, end / DAY, len(picture) - 0.5, -0.5)
+    axes.imshow(picture, aspect="auto", interpolation="none", extent=extent)
+
+
+def draw_marks(axes: Axes, marks: Sequence[Mark], place: Callable[[float], float]) -> None:
+    """Draw upright lines, each with its name above as far as there is room for it."""
+    low, high = axes.get_xlim()
+    width = axes.get_position().width * WIDTH
+    free = [0.0] * _MARK_LINES
+    for mark in sorted(marks, key=lambda each: each.at):
+        at = place(mark.at)
+        if not low <= at <= high:
+            continue
+        axes.axvline(at, color=colour_of(mark.colour_of) or INK, linewidth=1.2, linestyle=(0, (4, 2)))
+        label = shortened(mark.label, 28)
+        length = CHARACTER * len(label)
+        left, _ = axes.transAxes.inverted().transform(axes.transData.transform((at, 0.0))) * width
+        beyond = left + length > width
+        if beyond:
+            left -= length
+        line = next((number for number, end in enumerate(free) if left >= end), None)
+        if line is not None:
+            axes.annotate(
+                label,
+                (at, 1.0),
+                (0, 4 + _LINE * line),
+                xycoords=("data", "axes fraction"),
+                textcoords="offset points",
+                ha="right" if beyond else "left",
+                color=SOFT,
+                annotation_clip=False,
+            )
+            free[line] = left + length + CHARACTER
+
+
+def shortened(text: str, longest: int) -> str:
+    """A label whose middle is left out where it is too long: names of nodes differ at their ends."""
+    text = readable(text, LONGEST_TEXT)
+    if len(text) <= longest:
+        return text
+    head = (longest - 1) // 2
+    return f"{text[:head]}…{text[len(text) - (longest - 1 - head) :]}"

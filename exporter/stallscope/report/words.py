@@ -1,0 +1,150 @@
+"""A report's values as people read them, alike in every format."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime, tzinfo
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from stallscope.catalogue.causes import CAUSES, COLOURS, PHASE_COLOURS, REMAINDER_COLOURS, REMAINDERS
+from stallscope.catalogue.metrics import OUTSIDE_PHASES
+from stallscope.common.formatting import count, duration, readable
+from stallscope.report.document import Document, Kind, Value
+
+NOT_TOLD = "not told"
+"""Where there is no value: absent must not look like zero."""
+LONGEST_TEXT = 2000
+"""Characters of a text that are shown: of a sentence all, of a name that somebody makes endless not."""
+_LATEST = 253_402_300_799.0
+"""The last second of the year 9999."""
+_SCALES: Mapping[Kind, tuple[tuple[float, str], ...]] = {
+    "bytes": ((2.0**40, "TiB"), (2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "B")),
+    "bytes_per_second": ((1e9, "GB/s"), (1e6, "MB/s"), (1e3, "kB/s"), (1.0, "B/s")),
+    "joules": ((3.6e9, "MWh"), (3.6e6, "kWh"), (3.6e3, "Wh"), (1.0, "J")),
+    "watts": ((1e6, "MW"), (1e4, "kW"), (1.0, "W")),
+    "celsius": ((1.0, "°C"),),
+    "hertz": ((1e9, "GHz"), (1e6, "MHz"), (1.0, "Hz")),
+}
+"""For each kind what its values are divided by, and their unit then: the first that is not too large, else the last."""
+
+_UNITS: Mapping[Kind, str] = {"times": "times", "gpu_hours": "h", "per_second": "/s"}
+_DURATIONS = ((3600.0, "h", 2.0), (60.0, "min", 5.0), (1.0, "s", 1.0), (1e-3, "ms", 0.0))
+"""Units of an axis of durations, and how many of them it must be long at least."""
+
+_LONGEST_CURRENCY = 12
+_RUNBOOKS = "https://github.com/stallscope/stallscope/blob/main/alerts/runbooks"
+
+
+class UnknownZone(ValueError):
+    """There is no such time zone; the message says so in one line."""
+
+
+class Words:
+    """The words of one document: they depend on its time zone and its currency."""
+
+    def __init__(self, document: Document) -> None:
+        """Take them from the document.
+
+        Raises:
+            UnknownZone: its zone is none that this machine knows.
+        """
+        self.zone_name = document.zone
+        self.zone = zone(document.zone)
+        self.currency = readable(document.currency, _LONGEST_CURRENCY)
+
+    def of(self, value: Value, kind: Kind) -> str:
+        """A value in words; `NOT_TOLD` for None."""
+        if value is None:
+            return NOT_TOLD
+        if isinstance(value, str):
+            return title_of(value) if kind == "cause" else readable(value, LONGEST_TEXT)
+        if kind == "time":
+            return self.moment(value)
+        if kind == "money":
+            return f"{value:,.2f} {self.currency}".rstrip()
+        return _number(float(value), kind)
+
+    def moment(self, seconds: float) -> str:
+        """A Unix time in the document's zone, to the second."""
+        if not 0 <= seconds <= _LATEST:
+            return f"{seconds:.0f}"
+        return datetime.fromtimestamp(round(seconds), self.zone).strftime("%Y-%m-%d %H:%M:%S")
+
+    def machine_readable(self, seconds: float) -> str:
+        """The same as ISO 8601 has it, with its offset from UTC."""
+        return datetime.fromtimestamp(round(min(max(seconds, 0.0), _LATEST)), self.zone).isoformat()
+
+
+def zone(name: str) -> tzinfo:
+    """A time zone by its IANA name.
+
+    Raises:
+        UnknownZone: this machine knows none of that name.
+    """
+    try:
+        return ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        raise UnknownZone(f"time zone {name!r} is not known here; names are such as UTC or Europe/Berlin") from None
+
+
+def title_of(name: str) -> str:
+    """What a cause, a remainder, a phase or anything else is called."""
+    if name in CAUSES:
+        return CAUSES[name].title
+    if name in REMAINDERS:
+        return REMAINDERS[name][0]
+    if name in PHASE_COLOURS or name in OUTSIDE_PHASES:
+        return name.replace("_", " ").capitalize()
+    return readable(name)
+
+
+def colour_of(name: str) -> str:
+    """Its colour, wherever it is drawn; empty for what has none of its own."""
+    if name in CAUSES:
+        return COLOURS[CAUSES[name].domain]
+    return REMAINDER_COLOURS.get(name) or PHASE_COLOURS.get(name, "")
+
+
+def runbook_of(name: str) -> str:
+    """Address of the page that tells how to find and mend a cause; empty for what has none."""
+    alert = CAUSES[name].alert if name in CAUSES else None
+    return f"{_RUNBOOKS}/{alert}.md" if alert else ""
+
+
+def plain(value: float) -> str:
+    """A number with three digits, or all before the point."""
+    if abs(value) >= 1e15:
+        return f"{value:.3g}"
+    if abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
+
+
+def unit_of(kind: Kind, greatest: float, currency: str = "") -> tuple[float, str]:
+    """What an axis that goes so far divides its values by, and the unit that they have then."""
+    if kind == "seconds":
+        return next((each for each in _DURATIONS if greatest >= each[0] * each[2]), _DURATIONS[-1])[:2]
+    if kind in _SCALES:
+        return next((each for each in _SCALES[kind] if greatest >= each[0]), _SCALES[kind][-1])
+    return (0.01, "%") if kind == "share" else (1.0, _UNITS.get(kind, currency if kind == "money" else ""))
+
+
+def _number(value: float, kind: Kind) -> str:
+    if kind == "share":
+        return percent(value)
+    if kind == "seconds":
+        return duration(value) if value >= 0 else f"-{duration(-value)}"
+    if kind == "count":
+        return count(value)
+    scale, unit = unit_of(kind, abs(value))
+    return f"{plain(value / scale)} {unit}".rstrip()
+
+
+def percent(ratio: float) -> str:
+    """What is there never reads as nothing, and what is not all never as all."""
+    if 0 < ratio < 0.0005:
+        return "under 0.1 %"
+    if 0.9995 <= ratio < 1:
+        return "over 99.9 %"
+    digits = 1 if 0 < abs(ratio) < 0.0995 or 0.9905 < ratio < 1 else 0
+    return f"{100 * ratio:.{digits}f} %"

@@ -1,1 +1,0 @@
-"""One file a framework, each importing its framework only when it is used."""

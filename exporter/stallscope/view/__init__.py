@@ -1,0 +1,1 @@
+"""One model of a node that the status page and `stallscope top` show."""

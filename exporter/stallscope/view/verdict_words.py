@@ -1,0 +1,93 @@
+"""A verdict in the words of the table of causes: its title, its cost, the rank and GPU to blame, and what to change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from stallscope.catalogue.causes import CAUSES, MISSING, REMAINDERS, Severity
+from stallscope.common.formatting import capitalised, percent, readable
+from stallscope.view.verdicts import Culprit, Verdict
+
+ROOT_WORDS = {
+    "straggler_rank": "slower than the others",
+    "straggler_input": "waits for data",
+    "straggler_hw": "its GPU is slower than the others'",
+    "hang_spin": "not in the collective",
+    "hang_io": "waits for storage",
+}
+"""Root causes whose title describes the run, in words that describe the rank."""
+
+
+class VerdictWords(NamedTuple):
+    """A verdict in words."""
+
+    title: str
+    """Of a cause that is not known here, its name."""
+    cost: str
+    """A sentence; empty where nothing is lost."""
+    culprit: str
+    """A sentence with rank, GPU, node and root cause; empty if no rank is to blame."""
+    remedy: str
+    """A sentence: the remedy for the root cause if it is known, else for the verdict."""
+    severity: Severity | None
+    of_run: bool
+    """Whether it is no GPU's own cause but its run's, which may have it on another GPU."""
+
+
+def words_of(verdict: Verdict, *, with_gpus: bool = True, name: Callable[[str], str] = readable) -> VerdictWords:
+    """Return the words of a verdict.
+
+    Args:
+        verdict: the verdict of a run or a GPU.
+        with_gpus: False for a run without GPUs, whose cost is its own time.
+        name: makes a name from outside fit for output.
+    """
+    cause = CAUSES.get(verdict.cause)
+    if cause is None:
+        title, remedy = REMAINDERS.get(verdict.cause, (verdict.cause, ""))
+        remedy = " ".join(MISSING[reason] for reason in MISSING if reason in verdict.missing) or remedy
+        return VerdictWords(title, "", "", remedy, None, False)
+    cost = ""
+    if verdict.share > 0:
+        cost = f"It costs {percent(verdict.share)} of {'the GPU' if with_gpus else 'its'} time"
+        if verdict.lost is not None and verdict.lost - verdict.share >= 0.01:
+            cost += f", all causes together {percent(verdict.lost)}"
+        cost += "."
+    culprit, remedy = "", cause.remedy
+    if verdict.culprit is not None:
+        culprit = f"{capitalised(phrase_of(verdict.culprit, name))}."
+        remedy = remedy_of(verdict.culprit) or remedy
+    return VerdictWords(cause.title, cost, culprit, remedy, cause.severity, cause.subject != "gpu")
+
+
+def phrase_of(culprit: Culprit, name: Callable[[str], str] = readable) -> str:
+    """Return a culprit as `rank 3, GPU 1 of node1:9400: slowed by heat`.
+
+    Args:
+        culprit: the rank, its place and the root cause.
+        name: makes a name from outside fit for output.
+    """
+    words = root_words(culprit.cause)
+    return f"{place_of(culprit, name)}: {words if culprit.cause in CAUSES else name(words)}"
+
+
+def place_of(culprit: Culprit, name: Callable[[str], str] = readable) -> str:
+    """Return the place of a culprit as `rank 3, GPU 1 of node1:9400`."""
+    gpu = f", GPU {name(culprit.gpu)}" if culprit.gpu else ""
+    mig = f" MIG {name(culprit.mig)}" if culprit.gpu and culprit.mig else ""
+    return f"rank {name(culprit.rank)}{gpu}{mig} of {name(culprit.instance)}"
+
+
+def root_words(cause: str) -> str:
+    """Return a root cause in words that follow the rank; of an unknown cause its name."""
+    if cause in ROOT_WORDS:
+        return ROOT_WORDS[cause]
+    title = CAUSES[cause].title if cause in CAUSES else cause
+    # An abbreviation such as GPU or NVLink keeps its capitals.
+    return title[:1].lower() + title[1:] if title[1:2].islower() else title
+
+
+def remedy_of(culprit: Culprit) -> str:
+    """Return the remedy for the root cause; empty if the cause is unknown."""
+    return CAUSES[culprit.cause].remedy if culprit.cause in CAUSES else ""

@@ -1,0 +1,1 @@
+"""An HTTP server: connections, TLS, passwords, requests and responses."""

@@ -1,0 +1,172 @@
+"""What the web configuration file asks for, applied to every request and connection, and read again when it changes.
+
+As in the exporter-toolkit, users have to say who they are everywhere, `/-/healthy` and `/-/ready` included, and a
+certificate or password that was changed counts from the next connection or request on. A file that is broken then
+changes nothing but the log: what was in force stays.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from stallscope.common.file_mark import Mark, mark
+from stallscope.configuration import ConfigurationError
+from stallscope.web.http.configuration_file import read_web_configuration
+from stallscope.web.http.refusals import Refusals
+from stallscope.web.http.request import Request
+from stallscope.web.http.response import Response, text
+
+if TYPE_CHECKING:
+    import ssl
+
+    from stallscope.web.http.basic_authentication import BasicAuthentication
+    from stallscope.web.http.tls import TlsAdapter
+
+    Answer = Callable[[Request, str], Response]
+
+_logger = logging.getLogger(__name__)
+
+LOOK_SECONDS = 2.0
+"""Fewest seconds between two looks at whether a file has changed."""
+
+
+class _Rules(NamedTuple):
+    """What is in force. Replaced as a whole."""
+
+    marks: Mapping[Path, Mark]
+    """What tells whether a file that was read has changed since."""
+    users: BasicAuthentication | None
+    headers: tuple[tuple[str, str], ...]
+    """Names in lower case, and whole lines."""
+    context: ssl.SSLContext | None
+    outside_its_time: str
+    """Whether the certificate is good for nobody now, in words."""
+
+
+class Security:
+    """One web configuration file."""
+
+    def __init__(self, file: Path, *, look_seconds: float = LOOK_SECONDS, refusals: Refusals | None = None) -> None:
+        """Read the file and what it names.
+
+        Args:
+            file: the web configuration.
+            look_seconds: fewest seconds between two looks at whether it has changed.
+            refusals: counts whom it sends away.
+
+        Raises:
+            ConfigurationError: something in it is wrong.
+        """
+        self._file = file
+        self._look_seconds = look_seconds
+        self._refusals = refusals or Refusals()
+        self._looking = threading.Lock()
+        self._problem = ""
+        self._rules = _load(file)
+        self._tell_of_certificate()
+        self._looked = time.monotonic()
+        self.tls: TlsAdapter | None = None
+        """For the server; None for plain HTTP."""
+        if self._rules.context is not None:
+            from stallscope.web.http.tls import TlsAdapter
+
+            self.tls = TlsAdapter(self._rules.context, self.look, self._refusals)
+
+    def guard(self, answer: Answer, spared: Callable[[Request], bool] = lambda _request: False) -> Answer:
+        """Let nobody to the answers who must not have them.
+
+        Args:
+            answer: what answers.
+            spared: tells which requests need no user, since they say otherwise who sends them.
+        """
+
+        def guarded(request: Request, client: str) -> Response:
+            self.look()
+            rules = self._rules
+            refusal = None if rules.users is None or spared(request) else self._refusal(rules.users, request, client)
+            response = answer(request, client) if refusal is None else refusal
+            own = {line.partition(":")[0].lower() for line in response.headers}
+            if response.content_type:
+                own.add("x-content-type-options")  # which goes with every content
+            added = [line for name, line in rules.headers if name not in own]
+            return response._replace(headers=(*response.headers, *added)) if added else response
+
+        return guarded
+
+    def look(self) -> None:
+        """Read everything again where a file has changed; looks at most every few seconds."""
+        if time.monotonic() - self._looked >= self._look_seconds and self._looking.acquire(blocking=False):
+            try:
+                self._reload_if_changed()
+            finally:
+                self._looking.release()
+
+    def look_now(self) -> None:
+        """As `look`, at once."""
+        with self._looking:
+            self._reload_if_changed()
+
+    def _reload_if_changed(self) -> None:
+        self._looked = time.monotonic()
+        # After a problem it is tried each time: what mends it may be a file that is not in force yet.
+        if not self._problem and all(mark(file) == known for file, known in self._rules.marks.items()):
+            return
+        try:
+            rules = _load(self._file)
+            if (rules.context is None) != (self.tls is None):
+                raise ConfigurationError(f"{self._file}: turning TLS on or off needs a restart")
+            if rules.users is None and self._rules.users is not None:
+                # As in a file that is emptied before it is written anew: nobody who looks then may come in.
+                raise ConfigurationError(f"{self._file}: doing without users needs a restart")
+        except ConfigurationError as problem:
+            if str(problem) != self._problem:
+                self._problem = str(problem)
+                _logger.error("web configuration not read again, the one in force stays: %s", problem)
+            return
+        self._problem = ""
+        self._rules = rules
+        if self.tls is not None and rules.context is not None:
+            self.tls.context = rules.context
+        _logger.info("web configuration read again", extra={"fields": {"file": self._file}})
+        self._tell_of_certificate()
+
+    def _tell_of_certificate(self) -> None:
+        if self._rules.outside_its_time:
+            _logger.warning("clients will refuse this exporter: %s", self._rules.outside_its_time)
+
+    def _refusal(self, users: BasicAuthentication, request: Request, client: str) -> Response | None:
+        authorization = request.headers.get("authorization", "")
+        verdict = users.judge(authorization, client)
+        if verdict == "allowed":
+            return None
+        if verdict == "busy":
+            self._refusals.count("limits", client, "too many passwords are being checked")
+            return text(429, "too many passwords are being checked; ask again", "Retry-After: 1")
+        why = "no user of {} with that password" if authorization else "it named no user, and {} asks for one"
+        self._refusals.count("credentials", client, why.format(self._file))
+        return text(401, "Unauthorized", "WWW-Authenticate: Basic")
+
+
+def _load(file: Path) -> _Rules:
+    marks = {file: mark(file)}  # before reading: what changes meanwhile is read again
+    configuration = read_web_configuration(file)
+    users = context = None
+    outside_its_time = ""
+    if configuration.users:
+        from stallscope.web.http.basic_authentication import BasicAuthentication
+
+        users = BasicAuthentication(configuration.users)
+    tls = configuration.tls
+    if tls is not None:
+        from stallscope.web.http.tls import context_of, outside_its_time_at  # six megabytes that plain HTTP never needs
+
+        marks.update({path: mark(path) for path in (tls.certificate, tls.key, tls.client_authorities) if path})
+        context = context_of(tls)
+        outside_its_time = outside_its_time_at(tls.certificate, time.time())
+    headers = tuple((name.lower(), f"{name}: {value}") for name, value in configuration.headers)
+    return _Rules(marks, users, headers, context, outside_its_time)

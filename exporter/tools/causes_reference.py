@@ -1,0 +1,71 @@
+"""Write what follows from the table of causes: alerts/CAUSES.md, the page of every cause, and the rule of their codes.
+
+Run by `make generate`; a test fails when a committed file is not what this prints.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from stallscope.catalogue.causes import CAUSES, CODES, REMAINDERS, Cause
+
+_TOP = Path(__file__).parents[2]
+PAGE = _TOP / "alerts" / "CAUSES.md"
+RULES = _TOP / "prometheus" / "rules" / "causes.yml"
+
+_SECTIONS = (
+    ("Training runs", "training"),
+    ("GPUs", "gpu"),
+    ("Hosts", "host"),
+)
+
+
+def _row(cause: Cause) -> str:
+    alert = f"[{cause.alert}](runbooks/{cause.alert}.md), {cause.severity}" if cause.alert else ""
+    return f"| `{cause.name}` | {cause.title} | {cause.tier or 'never'} | {alert} | {cause.remedy} |"
+
+
+def page() -> str:
+    """Return the whole page as Markdown."""
+    lines = [
+        "# Causes",
+        "",
+        (
+            "Generated from `stallscope/catalogue/causes.py` by `make generate`; do not edit. The third column is "
+            "the cause's precedence as a verdict: hardware comes first, then progress, then the performance cause that "
+            "costs most, "
+            "then the classes of the device side, then how a GPU is used. A cause that never is a verdict is told by "
+            "its alert. The severity is the gravest that the alert has; on a run of job class `experiment` it is info."
+        ),
+    ]
+    for title, subject in _SECTIONS:
+        lines += ["", f"## {title}", "", "| cause | in a few words | verdict | alert | what to change first |"]
+        lines += ["|---|---|---|---|---|"]
+        lines += [_row(cause) for cause in CAUSES.values() if cause.subject == subject]
+    lines += ["", "## None", "", "| verdict | in a few words | |", "|---|---|---|"]
+    lines += [f"| `{name}` | {title} | {remedy} |" for name, (title, remedy) in REMAINDERS.items()]
+    return "\n".join(lines) + "\n"
+
+
+def rules() -> str:
+    """Return the rule file that gives every verdict its number."""
+    rows = " or\n".join(
+        f'          label_replace(vector({code}), "cause", "{name}", "", "")'
+        for name, code in sorted(CODES.items(), key=lambda item: item[1])
+    )
+    return f"""# Generated from `stallscope/catalogue/causes.py` by `make generate`; do not edit.
+groups:
+  - name: stallscope-causes
+    interval: 1m
+    rules:
+      # The number of every verdict, by its name in `cause`, for graphs that can only draw numbers: state timelines give
+      # it its text and its colour. Nothing is judged by it.
+      - record: stallscope:cause:code
+        expr: |
+{rows}
+"""
+
+
+if __name__ == "__main__":
+    RULES.write_text(rules(), encoding="utf-8")
+    PAGE.write_text(page(), encoding="utf-8")

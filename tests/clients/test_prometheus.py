@@ -1,0 +1,310 @@
+"""Questions to a real Prometheus, and to servers that are slow, absent or something else."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import shutil
+import socket
+import threading
+import time
+import urllib.parse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stallscope.clients.expressions import any_of
+from stallscope.clients.prometheus import Prometheus, PrometheusError, Series
+from tests.analysis.servers import answering, prometheus, talking
+from tests.free_ports import free_port
+
+NAMES = ("resnet50", 'quote"', "back\\slash", "dot.star*", "{brace}|pipe", "🐌 \u05d0", "new\nline", "k" * 2000)
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    if shutil.which("prometheus") is None:
+        pytest.skip("prometheus is not installed")
+    rules = [("told", {"name": name}, float(number)) for number, name in enumerate(NAMES)]
+    with prometheus(tmp_path_factory.mktemp("prometheus"), rules) as url:
+        client = Prometheus(url, timeout=60)
+        yield client
+        client.close()
+
+
+def answer(client: Prometheus, expression: str = "up") -> list[Series]:
+    try:
+        return client.query(expression)
+    finally:
+        client.close()
+
+
+def refusal(url: str, **settings: Any) -> str:
+    with pytest.raises(PrometheusError) as refused:
+        answer(Prometheus(url, **{"timeout": 60.0, **settings}))
+    message = str(refused.value)
+    assert "\n" not in message
+    assert len(message) < 400
+    return message
+
+
+def test_a_time_limit_may_have_fractions_though_prometheus_reads_none(real: Prometheus) -> None:
+    found = answer(Prometheus(real.name, timeout=59.5), "told")
+    assert len(found) == len(NAMES)
+
+
+def test_what_a_server_says_does_not_steer_a_terminal() -> None:
+    with answering(400, json.dumps({"error": "\x1b[2J\nno"}).encode()) as (url, _):
+        assert refusal(url) == f"{url}: it refuses the question: \\x1b[2J\\nno"
+
+
+def test_warnings_beside_answers_are_kept_until_they_are_taken() -> None:
+    answer = {"status": "success", "data": {"resultType": "vector", "result": []}, "isPartial": True}
+    answer["warnings"] = ["store b:\n timed out", "PromQL info: metric might not be a counter"]
+    with answering(200, json.dumps(answer).encode()) as (url, _):
+        client = Prometheus(url)
+        for _ in range(2):
+            assert client.query("up") == []
+        client.close()
+    assert client.take_warnings() == ["store b:\\n timed out", "not all of its stores answered"]
+    assert client.take_warnings() == []
+
+
+def test_tells_the_series_of_an_expression_with_labels_and_value(real: Prometheus) -> None:
+    assert real.query('told{name="resnet50"} + 41') == [Series({"name": "resnet50"}, 41.0)]
+    assert real.query("absent_series") == []
+
+
+def test_whatever_a_name_holds_it_finds_the_series_of_that_name_and_no_other(real: Prometheus) -> None:
+    for number, name in enumerate(NAMES):
+        assert [each.value for each in real.query(f"told{{name=~{any_of([name])}}}")] == [float(number)]
+    assert len(real.query(f"told{{name=~{any_of(NAMES)}}}")) == len(NAMES)
+
+
+def test_what_prometheus_refuses_is_told_in_its_own_words(real: Prometheus) -> None:
+    with pytest.raises(PrometheusError, match=r"it refuses the question: .*parse error"):
+        real.query("sum(")
+
+
+def test_what_is_no_list_of_series_is_refused(real: Prometheus) -> None:
+    with pytest.raises(PrometheusError, match="its answer is none that Prometheus gives"):
+        real.query("1")
+
+
+def test_nobody_there_is_told_with_the_address_and_why() -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    assert refusal(url) == f"{url}: it can't be reached: Connection refused"
+
+
+def test_a_name_that_no_machine_has_is_told() -> None:
+    message = refusal("http://no-such-machine.invalid:9090")
+    assert message.startswith("http://no-such-machine.invalid:9090: it can't be reached: ")
+
+
+def never(_connection: socket.socket, over: threading.Event) -> None:
+    over.wait()
+
+
+def drop_by_drop(connection: socket.socket, over: threading.Event) -> None:
+    connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")
+    while not over.wait(0.02):
+        connection.sendall(b" ")
+
+
+def half(connection: socket.socket, over: threading.Event) -> None:
+    connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{")
+    connection.shutdown(socket.SHUT_WR)
+    over.wait()
+
+
+def gibberish(connection: socket.socket, over: threading.Event) -> None:
+    connection.sendall(b"220 mail.example ESMTP\r\n")
+    over.wait()
+
+
+@pytest.mark.parametrize("say", [never, drop_by_drop])
+def test_a_slow_server_costs_the_time_that_it_may_take_and_no_more(say: Any) -> None:
+    with talking(say) as url:
+        began = time.monotonic()
+        assert refusal(url, timeout=0.3) == f"{url}: no answer within 0.3 s"
+        assert time.monotonic() - began < 60
+
+
+@pytest.mark.parametrize("say", [half, gibberish])
+def test_a_broken_answer_is_told(say: Any) -> None:
+    with talking(say) as url:
+        assert refusal(url) == f"{url}: it broke off the connection, or is no web server"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"<html>Grafana</html>",
+        b"[]",
+        b"null",
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b'{"status": "success"}',
+        b'{"status": "success", "data": {"resultType": "vector", "result": [{}]}}',
+        b'{"status": "success", "data": {"resultType": "vector", "result": [{"metric": {"a": 1}, "value": [1, "1"]}]}}',
+        b'{"status": "success", "data": {"resultType": "vector", "result": [{"metric": [], "value": [1, "1"]}]}}',
+        b'{"status": "success", "data": {"resultType": "vector", "result": [{"metric": {}, "value": [1, "many"]}]}}',
+        b'{"status": "success", "data": {"resultType": "vector", "result": [{"metric": {}, "value": []}]}}',
+        b'{"status": "success", "data": {"resultType": "scalar", "result": [1, "1"]}}',
+    ],
+)
+@pytest.mark.usefixtures("nothing_collected")
+def test_nonsense_is_told_and_not_believed(body: bytes) -> None:
+    with answering(body=body) as (url, _seen):
+        expected = "its answer is none that Prometheus gives; see what listens at that address"
+        assert refusal(url) == f"{url}: {expected}"
+
+
+def test_an_answer_without_end_is_not_read_to_its_end() -> None:
+    with answering(body=b" " * 300_000) as (url, _seen):
+        assert refusal(url, max_bytes=100_000) == f"{url}: its answer is longer than 100000 bytes"
+
+
+def test_an_answer_that_grows_when_unpacked_is_not_unpacked_to_its_end() -> None:
+    packed = gzip.compress(b" " * 5_000_000)
+    with answering(body=packed, headers={"Content-Encoding": "gzip"}) as (url, _seen):
+        assert "is longer than 100000 bytes" in refusal(url, max_bytes=100_000)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "words"),
+    [
+        (401, b"", "it wants another user or password (HTTP 401)"),
+        (403, b"no", "it wants another user or password (HTTP 403)"),
+        (404, b"", "it has no query interface there (HTTP 404); see address and path prefix"),
+        (500, b"", "it answers with HTTP 500"),
+        (503, b'{"status": "error", "error": "too busy"}', "it refuses the question: too busy"),
+        (400, b'{"error": "' + b"x" * 5000 + b'"}', f"it refuses the question: {'x' * 199}…"),
+        (400, b'{"error": ["a"]}', "it answers with HTTP 400"),
+    ],
+)
+def test_other_answers_are_told_with_what_to_do(status: int, body: bytes, words: str) -> None:
+    with answering(status, body) as (url, _seen):
+        assert refusal(url) == f"{url}: {words}"
+
+
+def test_it_does_not_follow_where_it_is_sent_on_but_says_so() -> None:
+    with answering(302, headers={"Location": "https://user:secret@elsewhere.example/login"}) as (url, _seen):
+        assert refusal(url) == f"{url}: it sends the question on to https://elsewhere.example/login; use that address"
+
+
+def test_a_password_is_sent_and_never_shown() -> None:
+    vector = json.dumps({"status": "success", "data": {"resultType": "vector", "result": []}}).encode()
+    with answering(body=vector) as (url, seen):
+        answer(Prometheus(url.replace("://", "://ada:secret@") + "/prefix/"), "up{a='b'}")
+    ((path, headers, body),) = seen
+    assert path == "/prefix/api/v1/query"
+    assert headers["Authorization"] == "Basic " + base64.b64encode(b"ada:secret").decode()
+    assert urllib.parse.parse_qs(body.decode()) == {"query": ["up{a='b'}"], "timeout": ["5s"]}
+    assert "secret" not in refusal("http://ada:secret@127.0.0.1:1")
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "passing", "too_large"),
+    [
+        (400, b'{"error": "parse error: unexpected <eof>"}', False, False),
+        (400, b'{"error": "exceeded maximum resolution of 11,000 points per timeseries. Try a smaller"}', False, True),
+        (422, b'{"error": "query processing would load too many samples into memory in query"}', False, True),
+        (422, b'{"error": "found duplicate series for the match group"}', False, False),
+        (422, b'{"error": "the query exceeded the maximum number of chunks (limit: 2000000)"}', False, True),
+        (413, b"", False, True),
+        (429, b'{"error": "too many outstanding requests"}', True, False),
+        (500, b"", True, False),
+        (503, b'{"error": "query timed out in expression evaluation"}', True, True),
+        (504, b"", True, True),
+        (401, b"", False, False),
+    ],
+)
+def test_a_refusal_tells_whether_a_smaller_question_or_a_later_one_may_be_answered(
+    status: int, body: bytes, passing: bool, too_large: bool
+) -> None:
+    with answering(status, body) as (url, _seen), pytest.raises(PrometheusError) as refused:
+        answer(Prometheus(url))
+    assert (refused.value.passing, refused.value.too_large) == (passing, too_large)
+
+
+@pytest.mark.parametrize(
+    ("say", "timeout", "passing", "too_large"),
+    [(never, 0.3, True, True), (half, 60, True, False), (gibberish, 60, True, False)],
+)
+def test_so_does_an_answer_that_does_not_come(say: Any, timeout: float, passing: bool, too_large: bool) -> None:
+    with talking(say) as url, pytest.raises(PrometheusError) as broken:
+        answer(Prometheus(url, timeout=timeout))
+    assert (broken.value.passing, broken.value.too_large) == (passing, too_large)
+
+
+def test_a_range_has_the_values_at_its_steps_and_no_time_where_there_is_none(real: Prometheus) -> None:
+    now = real.now()
+    (series,) = real.query_range("vector(time()) > " + f"{now - 10:.3f}", now - 60, now, 5)
+    assert series.labels == {}
+    assert list(series.times) == list(series.values)
+    assert 1 <= len(series.times) <= 2
+    assert real.query_range("absent_series", now - 60, now, 5) == []
+
+
+def test_samples_are_told_as_they_were_scraped(real: Prometheus) -> None:
+    now = real.now()
+    found = real.samples('told{name="dot.star*"}', now - 60, now)
+    (series,) = found
+    assert series.labels == {"__name__": "told", "name": "dot.star*"}
+    assert set(series.values) == {float(NAMES.index("dot.star*"))}
+    # A sample on the border belongs to the time before.
+    first = series.times[0]
+    assert all(each.times[0] > first for each in real.samples('told{name="dot.star*"}', first, now))
+    assert real.samples('told{name="dot.star*"}', first - 60, first)[0].times[-1] == first
+
+
+def test_the_mark_at_a_series_end_is_no_sample() -> None:
+    values = b'[[1, "1"], [2, "NaN"], [3, "3"]]'
+    body = b'{"status": "success", "data": {"resultType": "matrix", "result": ['
+    body += b'{"metric": {"a": "b"}, "values": ' + values + b'}, {"metric": {}, "values": [[2, "NaN"]]}]}}'
+    with answering(body=body) as (url, _seen):
+        client = Prometheus(url)
+        ((labels, times, numbers),) = client.samples("up", 0, 9)
+        client.close()
+    assert (labels, list(times), list(numbers)) == ({"a": "b"}, [1, 3], [1, 3])
+
+
+def test_label_values_are_those_of_the_selectors_series(real: Prometheus) -> None:
+    assert set(real.label_values("name", "told")) == set(NAMES)
+    assert real.label_values("name", f"told{{name=~{any_of([NAMES[1]])}}}") == [NAMES[1]]
+    assert real.label_values("name", "absent_series", 0, 1) == []
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"status": "success", "data": {"resultType": "matrix", "result": [{"metric": {}}]}}',
+        b'{"status": "success", "data": {"resultType": "matrix", "result": [{"metric": {}, "values": [1]}]}}',
+        b'{"status": "success", "data": {"resultType": "matrix", "result": [{"metric": {}, "values": [[1, "x"]]}]}}',
+        b'{"status": "success", "data": {"resultType": "matrix", "result": [{"metric": 1, "values": [[1, "1"]]}]}}',
+        b'{"status": "success", "data": {"resultType": "matrix", "result": [{"values": [[1, "1"]]}]}}',
+        b'{"status": "success", "data": {"resultType": "vector", "result": []}}',
+    ],
+)
+def test_nonsense_for_a_range_is_not_believed_either(body: bytes) -> None:
+    with answering(body=body) as (url, _seen):
+        client = Prometheus(url)
+        with pytest.raises(PrometheusError, match="its answer is none that Prometheus gives"):
+            client.query_range("up", 0, 1, 1)
+        client.close()
+
+
+def test_values_may_be_no_finite_numbers(real: Prometheus) -> None:
+    (series,) = real.query('told{name="resnet50"} / 0')
+    assert series.value != series.value
+
+
+@pytest.fixture(autouse=True)
+def _no_proxy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)

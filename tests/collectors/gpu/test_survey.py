@@ -1,0 +1,76 @@
+"""A survey tells of every GPU, and waits for none that hangs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pytest
+
+from stallscope.collectors.amd import AmdSource
+from stallscope.collectors.base import Environment
+from stallscope.collectors.gpu.survey import survey
+from stallscope.collectors.nvidia import NvidiaSource
+from stallscope.sampling.clock import SystemClock
+from stallscope.sampling.reading import Sample
+from stallscope.simulation.simulation import Simulation
+
+
+@pytest.fixture
+def simulation() -> Iterator[Simulation]:
+    simulation = Simulation.named("healthy", clock=SystemClock(), gpus=2)
+    yield simulation
+    simulation.stop()
+
+
+def source(simulation: Simulation) -> NvidiaSource:
+    return NvidiaSource(Environment(driver=simulation.driver))
+
+
+def test_every_gpu_is_told_with_its_signals(simulation: Simulation) -> None:
+    found = survey(source(simulation), readings=2, pause=0.05, limit=60.0)
+    assert [gpu.info["gpu"] for gpu in found.gpus] == ["0", "1"]
+    assert not found.problem
+    for gpu in found.gpus:
+        assert not gpu.trouble
+        assert any(signal.supported and signal.samples for signal in gpu.signals)
+        assert all(not signal.samples for signal in gpu.signals if signal.supported is False)
+
+
+def test_a_gpu_that_hangs_is_named_and_the_other_is_read(simulation: Simulation) -> None:
+    hanging = source(simulation)
+    hanging.read()
+    simulation.hang(1)
+    well, hung = survey(hanging, readings=2, pause=0.05, limit=3.0).gpus
+    assert (well.trouble, well.hung) == ("", False)
+    assert hung.hung
+    assert hung.trouble == "it did not answer within 3 s"
+    simulation.release()
+
+
+def test_gpus_of_another_maker_are_told_alike() -> None:
+    tree = Path(__file__).parents[2] / "recorded_trees" / "amd_mi300x"
+    found = survey(AmdSource(Environment(root=tree)), readings=2, pause=0.05, limit=60.0)
+    assert found.gpus
+    for gpu in found.gpus:
+        assert gpu.info["model"].startswith("AMD Instinct")
+        assert {signal.family.signal: signal.call for signal in gpu.signals}["power_watts"] == "power1_input"
+
+
+def test_a_machine_without_a_driver_is_asked_once_and_told_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    absent = AmdSource(Environment(root=tmp_path))
+    asked: list[None] = []
+    read = absent.read
+
+    def counted() -> Iterable[Sample]:
+        asked.append(None)
+        return read()
+
+    monkeypatch.setattr(absent, "read", counted)
+    found = survey(absent, readings=2, pause=0.05, limit=60.0)
+    assert not found.gpus
+    assert found.problem
+    assert not found.hung
+    assert len(asked) == 1

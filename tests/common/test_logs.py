@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from stallscope.common import logs
+
+EVENT = logging.getLogger("stallscope.web.http.server")
+
+
+@pytest.fixture
+def log() -> Iterator[io.StringIO]:
+    root = logging.getLogger()
+    handlers, level, raising = root.handlers[:], root.level, logging.raiseExceptions
+    yield io.StringIO()
+    root.handlers[:], root.level, logging.raiseExceptions = handlers, level, raising
+
+
+def test_a_plain_line_holds_time_level_place_message_and_fields(log: io.StringIO) -> None:
+    logs.configure("info", "plain", log)
+    EVENT.warning("no reports through %s", "/run/x", extra={"fields": {"cause": "busy"}})
+    time, rest = log.getvalue().split(" ", 1)
+    assert time.startswith("ts=2")
+    assert time.endswith("Z")
+    assert rest == 'level=warning logger=web.server msg="no reports through /run/x" cause=busy\n'
+
+
+def test_a_json_line_is_one_object_with_the_same(log: io.StringIO) -> None:
+    logs.configure("info", "json", log)
+    EVENT.error('a "quoted"\nname', extra={"fields": {"cause": "busy"}})
+    told = json.loads(log.getvalue())
+    assert (told["level"], told["logger"], told["msg"], told["cause"]) == (
+        "error",
+        "web.server",
+        'a "quoted"\nname',
+        "busy",
+    )
+
+
+@pytest.mark.parametrize("form", logs.FORMATS)
+def test_an_exception_or_a_hostile_name_stays_on_one_line(log: io.StringIO, form: str) -> None:
+    logs.configure("info", form, log)
+    try:
+        raise ValueError("a\nb")
+    except ValueError:
+        EVENT.exception("run x\nts=forged level=error\u2028\x85")
+    assert len(log.getvalue().splitlines()) == 1
+    assert "ValueError" in log.getvalue()
+
+
+def test_the_level_decides_and_can_be_changed_under_way(log: io.StringIO) -> None:
+    logs.configure("warning", "plain", log)
+    EVENT.info("quiet")
+    assert log.getvalue() == ""
+    logs.configure("debug", "plain", log)
+    EVENT.debug("loud")
+    assert log.getvalue().count("\n") == 1
+
+
+def test_a_log_that_nobody_reads_costs_nothing(log: io.StringIO, capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure("info", "plain", log)
+    log.close()
+    EVENT.info("into the void")
+    assert capsys.readouterr().err == ""

@@ -1,0 +1,106 @@
+"""Events over the real pynvml."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.drivers.nvidia.asking import Asking
+from tests.nvml_library.stand_in import DriverState, EventFault, Group, NvmlStandIn
+
+
+@pytest.fixture
+def listening(asking: Asking) -> Asking:
+    """A child that listens to all GPUs."""
+    assert asking.do("listener = driver.listen(driver.devices())") is None
+    return asking
+
+
+def test_nothing_heard_is_no_event(listening: Asking) -> None:
+    assert listening.ask("listener.wait(0.01)") == []
+
+
+def test_events_tell_their_gpu_and_code(listening: Asking, nvml_stand_in: NvmlStandIn) -> None:
+    nvml_stand_in.raise_xid(3, 79)
+    nvml_stand_in.raise_xid(0, 31)
+    nvml_stand_in.raise_mig_change(1)
+    assert listening.ask("listener.wait(10)") == [
+        {"device": NvmlStandIn.uuid(3), "xid": 79},
+        {"device": NvmlStandIn.uuid(0), "xid": 31},
+        {"device": NvmlStandIn.uuid(1), "xid": None},
+    ]
+    assert listening.ask("listener.wait(0)") == []
+
+
+def test_what_happened_before_is_not_told(asking: Asking, nvml_stand_in: NvmlStandIn) -> None:
+    nvml_stand_in.raise_xid(0, 31)
+    asking.do("listener = driver.listen(driver.devices())")
+    assert asking.ask("listener.wait(0)") == []
+
+
+def test_a_code_that_cannot_be_meant_is_left_out_and_counted(listening: Asking, nvml_stand_in: NvmlStandIn) -> None:
+    nvml_stand_in.raise_xid(0, 2**64 - 1)
+    nvml_stand_in.raise_xid(0, 13)
+    assert [each["xid"] for each in listening.ask("listener.wait(10)")] == [13]
+    assert listening.ask("gpu.rejected") == {"out_of_range": 1}
+
+
+def test_a_gpu_without_events_is_passed_over(asking: Asking, nvml_stand_in: NvmlStandIn) -> None:
+    nvml_stand_in.gpu[0].lack(Group.EVENTS)
+    asking.do("listener = driver.listen(driver.devices())")
+    nvml_stand_in.raise_xid(1, 79)
+    assert [each["device"] for each in asking.ask("listener.wait(10)")] == [NvmlStandIn.uuid(1)]
+
+
+def test_a_gpu_that_knows_only_xids_is_listened_to_for_these(asking: Asking, nvml_stand_in: NvmlStandIn) -> None:
+    for gpu in nvml_stand_in.gpu:
+        gpu.event_types = 0x8
+    assert asking.do("listener = driver.listen(driver.devices())") is None
+    nvml_stand_in.raise_xid(1, 79)
+    assert len(asking.ask("listener.wait(10)")) == 1
+
+
+def test_where_no_gpu_has_events_listening_is_unsupported(asking: Asking, nvml_stand_in: NvmlStandIn) -> None:
+    for gpu in nvml_stand_in.gpu:
+        gpu.lack(Group.EVENTS)
+    assert asking.ask("driver.listen(driver.devices())") == ["Unsupported", "not_supported"]
+    assert nvml_stand_in.control.event_sets == 0
+
+
+def test_a_set_that_fails_is_freed_and_another_can_be_made(listening: Asking, nvml_stand_in: NvmlStandIn) -> None:
+    nvml_stand_in.set_event_fault(EventFault.UNKNOWN_ERROR)
+    assert listening.ask("listener.wait(10)") == ["DriverError", "driver_error"]
+    assert nvml_stand_in.control.event_sets == 0
+    nvml_stand_in.set_event_fault(EventFault.NONE)
+    listening.do("listener = driver.listen(driver.devices())")
+    nvml_stand_in.raise_xid(0, 31)
+    assert len(listening.ask("listener.wait(10)")) == 1
+
+
+def test_a_driver_that_goes_ends_the_wait(listening: Asking, nvml_stand_in: NvmlStandIn) -> None:
+    nvml_stand_in.set_driver(DriverState.NOT_LOADED)
+    assert listening.ask("listener.wait(10)") == ["DriverUnavailable", "uninitialized"]
+
+
+def test_a_closed_listener_is_freed_and_hears_no_more(listening: Asking, nvml_stand_in: NvmlStandIn) -> None:
+    listening.do("listener.close(); listener.close()")
+    assert nvml_stand_in.control.event_sets == 0
+    assert listening.ask("listener.wait(0)") == ["DriverUnavailable", "uninitialized"]
+
+
+def test_closing_the_driver_under_a_wait_ends_it(listening: Asking) -> None:
+    listening.do(
+        """
+import threading, time
+outcome = []
+def wait():
+    try:
+        while True: listener.wait(0.05)
+    except DriverError as problem:
+        outcome.append(problem.reason)
+thread = threading.Thread(target=wait)
+thread.start()
+driver.close()
+thread.join(60)
+"""
+    )
+    assert listening.ask("outcome") == ["uninitialized"]

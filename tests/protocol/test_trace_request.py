@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from stallscope.protocol.trace_request import MAX_BYTES, TraceRequest, encode, file_name, parse
+
+WISH = TraceRequest("resnet50", 20_012, 5, (0, 3), 1_700_000_700.0)
+
+
+def test_a_wish_reads_as_it_was_written() -> None:
+    assert parse(encode(WISH)) == WISH
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"version": 2},
+        {"run": ""},
+        {"run": 7},
+        {"first_step": -1},
+        {"first_step": 1.5},
+        {"steps": 0},
+        {"steps": 101},
+        {"steps": True},
+        {"ranks": 3},
+        {"ranks": ["3"]},
+        {"ranks": [0] * 1025},
+        {"expires": "soon"},
+        {"expires": float("nan")},
+    ],
+)
+def test_what_is_no_wish_is_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"\S"):
+        parse(json.dumps({**json.loads(encode(WISH)), **change}).encode())
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b"\xff", b"[" * 8000, b" " * (MAX_BYTES + 1)])
+@pytest.mark.usefixtures("nothing_collected")
+def test_what_is_no_json_object_is_refused(data: bytes) -> None:
+    with pytest.raises(ValueError, match=r"\S"):
+        parse(data)
+
+
+@pytest.mark.parametrize("run", ["resnet50", "../../etc/passwd", "a/b", "\udcff", "x" * 1000, "日本"])
+def test_any_run_has_a_plain_file_name(run: str) -> None:
+    name = file_name(run)
+    assert "/" not in name
+    assert name.startswith("trace-")
+    assert len(name) == len(file_name("a"))
+
+
+def test_runs_have_files_of_their_own() -> None:
+    assert len({file_name(f"run {number}") for number in range(1000)}) == 1000

@@ -1,0 +1,568 @@
+"""What a report says of an installation with every kind of trouble, against the truth of the stories behind it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import cache
+from math import isfinite
+from typing import TypeVar
+
+import pytest
+
+from stallscope.analysis.runs import Run, find_run
+from stallscope.catalogue.causes import CAUSES
+from stallscope.clients.prometheus import Prometheus, PrometheusError, RangeSeries, Series
+from stallscope.report import html, json, markdown
+from stallscope.report.contents import PARTS, build
+from stallscope.report.document import (
+    Document,
+    Fact,
+    Facts,
+    Figure,
+    HeatMap,
+    Notice,
+    Paragraph,
+    Recommendation,
+    States,
+    Table,
+    Value,
+)
+from stallscope.report.options import Options
+from stallscope.report.subject import of_everything, of_nodes, of_run
+from stallscope.report.words import percent
+from tests.filled_prometheus import FilledPrometheus
+from tests.installation import HEALTHY, part
+from tests.installation import PARTS as INSTALLED
+
+PRICES = Options(gpu_hour_price=2.0, kilowatt_hour_price=0.25, currency="EUR")
+JUDGED = {
+    "waiting": "input_few_workers",
+    "starving": "input_network_bound",
+    "straggling": "straggler_hw",
+    "hot": "thermal_throttle",
+    "saving": "checkpoint_stall",
+    "stuttering": "step_outliers",
+    "restarting": "restart_loop",
+    "lopsided": "gpu_load_imbalance",
+}
+"""What is to be changed first in parts with one trouble, by the story that each of them tells."""
+
+Report = Callable[[str], Document]
+FindRun = Callable[[str], Run]
+_Block = TypeVar("_Block")
+
+
+@pytest.fixture(scope="module")
+def server(filled: FilledPrometheus) -> Iterator[Prometheus]:
+    found = Prometheus(filled.server.address, timeout=60)
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="module")
+def run_of(server: Prometheus, filled: FilledPrometheus) -> FindRun:
+    return lambda name: find_run(server, name, filled.start - 60, filled.end)
+
+
+@pytest.fixture(scope="module")
+def report_of(server: Prometheus, run_of: FindRun) -> Report:
+    """The report of a part's run, made once."""
+
+    @cache
+    def report(name: str) -> Document:
+        return build(of_run(server, run_of(name)), server, PRICES)
+
+    return report
+
+
+class Partly:
+    """A server that has nothing to say to some questions, or fails at them."""
+
+    def __init__(
+        self, server: Prometheus, unanswered: str, problem: Exception | None = None, *, warns: bool = False
+    ) -> None:
+        self.name = server.name
+        self._warns = warns
+        self._server = server
+        self._unanswered = re.compile(unanswered)
+        self._problem = problem
+
+    def query(self, expression: str, at: float | None = None) -> list[Series]:
+        return [] if self._silent(expression) else self._server.query(expression, at)
+
+    def query_range(self, expression: str, start: float, end: float, step: float) -> list[RangeSeries]:
+        return [] if self._silent(expression) else self._server.query_range(expression, start, end, step)
+
+    def take_warnings(self) -> list[str]:
+        return ["store b is down"] if self._warns else []
+
+    def _silent(self, expression: str) -> bool:
+        silent = self._unanswered.search(expression) is not None
+        if silent and self._problem is not None:
+            raise self._problem
+        return silent
+
+
+class Saying(Partly):
+    """A server that answers some questions with a series of its own."""
+
+    def __init__(self, server: Prometheus, asked: str, answer: Series) -> None:
+        super().__init__(server, asked)
+        self._answer = answer
+
+    def query(self, expression: str, at: float | None = None) -> list[Series]:
+        return [self._answer] if self._silent(expression) else super().query(expression, at)
+
+
+class Unclaimed(Partly):
+    """A server on which no rank says which GPU it is on."""
+
+    def __init__(self, server: Prometheus) -> None:
+        super().__init__(server, "rank_gpu:claim:info")
+
+    def query(self, expression: str, at: float | None = None) -> list[Series]:
+        return super().query(expression.replace("run:gpus:count", "run:no_gpus:count"), at)
+
+    def query_range(self, expression: str, start: float, end: float, step: float) -> list[RangeSeries]:
+        return super().query_range(expression.replace("run:gpus:count", "run:no_gpus:count"), start, end, step)
+
+
+def blocks(document: Document, key: str, kind: type[_Block]) -> list[_Block]:
+    section = next(section for section in document.sections if section.key == key)
+    return [block for block in section.blocks if isinstance(block, kind)]
+
+
+def table(document: Document, key: str, title: str) -> list[dict[str, Value]]:
+    """The rows of the table whose title has these words."""
+    found = next(each for each in blocks(document, key, Table) if title in each.title)
+    names = [column.name for column in found.columns]
+    return [dict(zip(names, row, strict=True)) for row in found.rows]
+
+
+def facts(document: Document, key: str) -> dict[str, Fact]:
+    return {fact.name: fact for block in blocks(document, key, Facts) for fact in block.facts}
+
+
+def advice(document: Document) -> list[Recommendation]:
+    return blocks(document, "recommendations", Recommendation)
+
+
+def words(document: Document, key: str) -> str:
+    found: list[Notice | Paragraph] = [*blocks(document, key, Notice), *blocks(document, key, Paragraph)]
+    return " ".join(block.text for block in found)
+
+
+def number(value: Value) -> float:
+    assert isinstance(value, (float, int))
+    return float(value)
+
+
+@pytest.mark.parametrize(("name", "cause"), JUDGED.items())
+def test_the_first_advice_is_against_what_the_story_suffers_from(report_of: Report, name: str, cause: str) -> None:
+    assert advice(report_of(name))[0].cause == cause
+
+
+@pytest.mark.parametrize("name", [each.name for each in INSTALLED if each.name in JUDGED and each.case.lost])
+def test_gpu_hours_lost_are_those_of_the_story(report_of: Report, name: str) -> None:
+    case = part(name).case
+    assert case.lost is not None
+    from_minute = case.onset if case.story.runs[0].start > -60 * 40 else 0.0
+    truth = case.lost * (case.length - from_minute) / case.length
+    (row,) = (row for row in table(report_of(name), "lost-time", "by cause") if row["Cause"] == JUDGED[name])
+    assert number(row["Share"]) == pytest.approx(truth, abs=0.04)
+    gpus = sum(node.gpus for node in case.story.nodes) if len(case.story.nodes) > 1 else 1
+    assert number(row["Lost"]) == pytest.approx(number(row["Share"]) * gpus * case.length / 60, rel=0.02)
+
+
+@pytest.mark.parametrize("name", ["waiting", "straggling"])
+def test_the_arithmetic_of_a_gain_holds_to_its_last_digit_shown(report_of: Report, name: str) -> None:
+    first = advice(report_of(name))[0]
+    found = re.match(
+        r"(\S+) of (\S+) GPUs? \S (\S+) h = (\S+) GPU-hours; without it the same work would take "
+        r"1 - \1 = (\S+) of its time, 1 / \5 = (\S+) times as fast; "
+        r"\4 GPU-hours \S 2 \+ (\S+) kWh \S 0.25 = (\S+) EUR\.$",
+        first.arithmetic,
+    )
+    assert found is not None, first.arithmetic
+    share, gpus, hours, gpu_hours, rest, speed_up, energy, money = map(float, found.groups())
+    assert gpu_hours == pytest.approx(share * gpus * hours, rel=0.01)
+    assert rest == pytest.approx(1 - share, abs=0.001)
+    assert speed_up == pytest.approx(1 / rest, rel=0.01)
+    assert money == pytest.approx(2 * gpu_hours + 0.25 * energy, abs=0.01)
+    gain = {fact.name: fact.value for fact in first.gain}
+    assert gain["Money"] == pytest.approx(money, abs=0.01)
+    assert gain["Time"] == pytest.approx(share, abs=0.001)
+
+
+def test_advice_comes_by_its_gain(report_of: Report) -> None:
+    document = report_of("straggling")
+    hours = [{fact.name: fact.value for fact in each.gain}["GPU-hours"] for each in advice(document)]
+    assert hours == sorted(hours, key=lambda value: -number(value))
+    assert [each.rank for each in advice(document)] == list(range(1, len(hours) + 1))
+
+
+def test_broken_hardware_comes_before_the_losses_that_follow_from_it(report_of: Report) -> None:
+    causes = [each.cause for each in advice(report_of("broken"))]
+    assert causes[0] == "lost"
+    assert causes.index("hang_spin") > causes.index("ecc_uncorrected")
+
+
+def test_a_run_without_trouble_gets_no_advice(report_of: Report) -> None:
+    document = report_of(HEALTHY)
+    assert advice(document) == []
+    assert words(document, "recommendations").startswith("GPU-bound, well used")
+    assert words(document, "alerts") == "No alert fired."
+
+
+def test_a_run_that_mostly_could_not_be_judged_is_not_told_that_nothing_is_to_be_changed(
+    server: Prometheus, run_of: FindRun
+) -> None:
+    unjudged = Saying(server, r"^sum_over_time\(.*run:verdict", Series({"cause": "insufficient_data"}, 3600.0))
+    document = build(of_run(unjudged, run_of("healthy")), unjudged)
+    assert advice(document) == []
+    assert "only 0 % of the time could be judged" in words(document, "recommendations")
+
+
+def test_work_is_told_in_all_and_by_the_second(report_of: Report) -> None:
+    told, length = facts(report_of("healthy"), "summary"), 60 * part("healthy").case.length
+    assert number(told["Samples a second"].value) == pytest.approx(2242, rel=0.01)
+    assert number(told["Samples"].value) == pytest.approx(2242 * length, rel=0.01)
+
+
+def test_what_came_to_no_verdict_is_told_but_not_advised_against(report_of: Report) -> None:
+    lost = {row["Cause"] for row in table(report_of(HEALTHY), "lost-time", "by cause")}
+    assert lost == {"comm_bound"}
+
+
+def test_the_straggler_is_named_with_its_gpu_and_what_ails_it(report_of: Report) -> None:
+    document = report_of("straggling")
+    assert dict(part("straggling").case.culprit or ()) == {"rank": "3"}
+    assert "rank 3 (GPU 1 of straggling1:19400)" in words(document, "ranks")
+    assert "rank 3 (GPU 1 of straggling1:19400)" in advice(document)[0].evidence
+    assert "Slowed by heat" in advice(document)[0].evidence
+    first, *others = table(document, "ranks", "Ranks")
+    assert first["Rank"] == "3"
+    assert all(number(first["Waited for"]) > 10 * number(row["Waited for"]) for row in others)
+
+
+def test_the_summary_and_the_first_advice_name_rank_gpu_node_and_root_cause(report_of: Report) -> None:
+    document = report_of("straggling")
+    blamed = "rank 3, GPU 1 of straggling1:19400: slowed by heat"
+    remedy = "Check airflow, fans and inlet temperature."
+    assert f"One rank's hardware is slow: {blamed}, for " in words(document, "summary")
+    assert remedy in words(document, "summary")
+    assert advice(document)[0].advice == f"R{blamed[1:]}. {remedy}"
+    assert document.highlights[0].note == blamed
+
+
+def test_a_hung_run_is_reported_as_the_lost_gpu_of_the_rank_that_ended(report_of: Report) -> None:
+    assert "GPU lost: rank 3, GPU 1 of broken1:19400: GPU lost, for " in words(report_of("broken"), "summary")
+
+
+def test_no_rank_is_blamed_where_no_culprit_is_recorded(server: Prometheus, run_of: FindRun) -> None:
+    document = build(of_run(server, run_of("straggling")), Partly(server, "run:culprit:info"), PRICES)
+    assert "slowed by heat" not in words(document, "summary")
+    assert advice(document)[0].advice == CAUSES["straggler_hw"].remedy
+    assert document.highlights[0].note == "the verdict that held longest"
+
+
+def test_a_rank_that_is_gone_is_named(report_of: Report) -> None:
+    gone = words(report_of("broken"), "ranks")
+    assert gone.startswith(
+        "Ranks that were gone at the end of this time: rank 3 (GPU 1 of broken1:19400) lost, last heard"
+    )
+    assert "gone" not in words(report_of("straggling"), "ranks")
+
+
+def test_dips_are_told_in_steps_with_what_comes_as_often(report_of: Report) -> None:
+    (pause,) = part("saving").case.story.runs[0].work[0].state.pauses
+    assert pause.phase == "checkpoint"
+    document = report_of("saving")
+    (dipping,) = table(document, "dips", "regular intervals")
+    mean = number(facts(document, "steps")["Mean length"].value)
+    assert number(dipping["Every …"]) == pytest.approx(pause.every_seconds + pause.seconds, rel=0.05)
+    assert number(dipping["Every … steps"]) == pytest.approx(number(dipping["Every …"]) / mean, rel=0.05)
+    back = {row["What"]: row for row in table(document, "dips", "comes back")}
+    assert number(back["Checkpoint"]["Of the dips' interval"]) == pytest.approx(1, abs=0.1)
+
+
+def test_alerts_are_told_with_how_often_how_long_and_when_worst(report_of: Report, filled: FilledPrometheus) -> None:
+    document = report_of("hot")
+    (alert,) = table(document, "alerts", "Alerts")
+    assert alert["Alert"] == "GpuThermalThrottle"
+    assert alert["On"] == "rank 0 GPU 0 of hot0:19400"
+    assert alert["Fired"] == 1
+    assert number(alert["Last"]) == filled.end
+    assert number(alert["For"]) == pytest.approx(filled.end - number(alert["First"]), abs=60)
+    assert number(alert["First"]) > filled.end - 60 * (part("hot").case.length - part("hot").case.onset)
+    assert number(alert["Worst"]) == pytest.approx(0.27, abs=0.03)
+    assert number(alert["First"]) <= number(alert["Worst at"]) <= filled.end
+
+
+def test_alerts_on_a_runs_nodes_count_and_those_on_others_do_not(report_of: Report) -> None:
+    told = {row["Alert"] for row in table(report_of("host"), "alerts", "Alerts")}
+    assert {"HostOomKill", "HostShmFull", "HostSwapping", "HostMemPressure"} <= told
+    assert not any(str(name).startswith("Stallscope") for name in told)
+
+
+def test_alerts_on_a_gpu_that_a_run_does_not_use_are_none_of_its_matter(report_of: Report) -> None:
+    document = report_of("shared")
+    assert {row["Alert"] for row in table(document, "alerts", "Alerts")} == {"GpuSharedUnexpectedly"}
+    assert [each.cause for each in advice(document)] == ["shared_unexpectedly"]
+
+
+def test_a_gpu_that_a_run_lost_stays_its_matter(report_of: Report) -> None:
+    told = {(row["Alert"], row["On"]) for row in table(report_of("broken"), "alerts", "Alerts")}
+    assert ("GpuLost", "GPU 1 of broken1:19400") in told
+
+
+def test_percentiles_of_steps_are_told_as_exactly_as_the_histogram_knows_them(report_of: Report) -> None:
+    document = report_of("stuttering")
+    limits = [(row["Over"], row["At most"]) for row in table(document, "steps", "Percentiles")]
+    assert limits == [(0.2, 0.5), (1.0, 2.0), (1.0, 2.0)]
+    assert 0.32 < number(facts(document, "steps")["Mean length"].value) < 0.5
+
+
+def test_outliers_are_counted_priced_and_dated(report_of: Report, filled: FilledPrometheus) -> None:
+    worst = table(report_of("stuttering"), "steps", "slow steps cost most")
+    onset = filled.end - 60 * (part("stuttering").case.length - part("stuttering").case.onset)
+    assert len(worst) == 8
+    assert all(onset < number(row["Until"]) <= filled.end for row in worst)
+    assert all(number(row["Lost"]) > 0 < number(row["Slow steps"]) for row in worst)
+    assert "outliers" in words(report_of("stuttering"), "steps")
+    assert "No step was an outlier" in words(report_of("waiting"), "steps")
+
+
+def test_phases_sum_to_the_loop(report_of: Report) -> None:
+    rows = table(report_of("waiting"), "phases", "Phases")
+    assert sum(number(row["Share"]) for row in rows) == pytest.approx(1)
+    assert [row["Phase"] for row in rows][:2] == ["Backward", "Data wait"]
+
+
+def test_the_verdicts_of_the_run_follow_one_another(report_of: Report) -> None:
+    (figure,) = blocks(report_of("waiting"), "verdicts", Figure)
+    assert isinstance(figure.plot, States)
+    states = [span.state for span in figure.plot.spans[0]]
+    assert states[0] == "insufficient_data"
+    assert states[-1] == "input_few_workers"
+    ends, starts = [span.end for span in figure.plot.spans[0]], [span.start for span in figure.plot.spans[0]]
+    assert ends[:-1] == starts[1:]
+
+
+def test_each_gpu_has_its_percentiles_in_order_and_a_row_of_the_heat_map(report_of: Report) -> None:
+    document = report_of("straggling")
+    rows = table(document, "utilisation", "Utilisation")
+    assert len(rows) == 4
+    for row in rows:
+        ordered = [number(row[name]) for name in ("Least", "5 %", "Median", "95 %", "99 %", "Most")]
+        assert ordered == sorted(ordered)
+    (heat,) = (each.plot for each in blocks(document, "utilisation", Figure))
+    assert isinstance(heat, HeatMap)
+    assert heat.rows == tuple(row["GPU"] for row in rows)
+
+
+def test_a_run_without_phases_is_told_what_is_missing_instead_of_a_loss(report_of: Report) -> None:
+    document = report_of("unknown")
+    assert advice(document) == []
+    assert {fact.name: fact.value for fact in document.highlights}["Lost"] is None
+    assert "could be judged" in words(document, "lost-time")
+    assert "No phase is measured" in words(document, "phases")
+    missing = {row["Missing"]: number(row["Share"]) for row in table(document, "missing", "could not be judged")}
+    assert missing["data_wait"] == pytest.approx(1, abs=0.02)
+
+
+def test_what_exporters_failed_to_tell_is_told(report_of: Report) -> None:
+    document = report_of("exporters")
+    (gap,) = table(document, "missing", "Gaps")
+    assert gap["Node"] == "exporters1:19400"
+    assert number(gap["Did not answer"]) == pytest.approx(17 / 37, abs=0.05)
+    assert {row["Source"] for row in table(document, "missing", "Sources")} == {"disk"}
+
+
+@pytest.mark.parametrize(
+    ("asked", "labels", "said"),
+    [
+        (
+            "source_last_success",
+            {"instance": "waiting0:19400"},
+            "The clock of node waiting0:19400 was up to 1 min 30 s",
+        ),
+        ("last_step_.*last_push", {"rank": "0"}, "The clock of rank 0 was up to 1 min 30 s ahead of its exporter's"),
+    ],
+    ids=["node", "rank"],
+)
+def test_a_clock_that_is_ahead_is_told(
+    server: Prometheus, run_of: FindRun, report_of: Report, asked: str, labels: dict[str, str], said: str
+) -> None:
+    document = build(of_run(server, run_of("waiting")), Saying(server, f"topk.*{asked}", Series(labels, 90.0)))
+    assert said in words(document, "missing")
+    assert "clock" not in words(report_of("waiting"), "missing").replace("clock_configured_hertz", "")
+
+
+def test_a_finished_run_is_told_of_until_its_last_live_moment(
+    server: Prometheus, run_of: FindRun, filled: FilledPrometheus
+) -> None:
+    remembered = replace(run_of("waiting"), goes_on=False, end=filled.end + 290, states={"finished": 1})
+    document = build(of_run(server, remembered), server)
+    assert filled.end <= document.end <= filled.end + 90
+    assert not document.live
+    assert facts(document, "summary")["State"].value == "finished"
+    assert "Ended" in facts(document, "summary")
+    assert advice(document)[0].cause == "input_few_workers"
+
+
+def test_a_run_that_claims_no_gpu_loses_hours_of_ranks(server: Prometheus, run_of: FindRun) -> None:
+    document = build(of_run(server, run_of("waiting")), Unclaimed(server), PRICES)
+    assert "hours of ranks" in words(document, "lost-time")
+    assert "rank-hours" in advice(document)[0].arithmetic
+    assert "GPU-hours" not in advice(document)[0].arithmetic
+    assert "none that a rank of the run claims" in words(document, "utilisation")
+
+
+def test_a_server_without_rules_gets_a_report_that_says_so(server: Prometheus, run_of: FindRun) -> None:
+    document = build(of_run(server, run_of("straggling")), Partly(server, r"[a-z]:[a-z_]+|ALERTS"), PRICES)
+    assert advice(document) == []
+    for missing in ("Recording rules of ", "input.yml", "thresholds.yml", "totals.yml", "The alert rules"):
+        assert missing in words(document, "missing")
+    for key in (
+        "recommendations",
+        "lost-time",
+        "verdicts",
+        "alerts",
+        "steps",
+        "phases",
+        "utilisation",
+        "dips",
+        "ranks",
+    ):
+        assert blocks(document, key, Notice), key
+    assert {fact.name: fact.value for fact in document.highlights}["Lost"] is None
+    assert facts(document, "summary")["Ranks"].value == 4
+    assert facts(document, "summary")["Lived"].value is None
+    assert "Money" not in facts(document, "summary")
+
+
+def test_a_run_that_rules_know_nothing_of_is_not_blamed_on_rules_that_are_not_loaded(
+    server: Prometheus, run_of: FindRun
+) -> None:
+    document = build(of_run(server, replace(run_of("waiting"), name="too young")), server)
+    assert "found nothing of what this report is about" in words(document, "missing")
+    assert "Load all files" not in words(document, "missing")
+
+
+def test_a_section_that_cannot_be_asked_for_says_so_and_the_others_stand(server: Prometheus, run_of: FindRun) -> None:
+    failing = Partly(server, "host:cpu_busy", PrometheusError("http://prometheus: no answer within 60 s"))
+    document = build(of_run(server, run_of("waiting")), failing)
+    assert "no answer within 60 s" in words(document, "hosts")
+    assert document.incomplete == ("Hosts: http://prometheus: no answer within 60 s",)
+    assert document.incomplete[0] in words(document, "missing")
+    assert advice(document)[0].cause == "input_few_workers"
+
+
+def test_advice_stands_where_alerts_and_whereabouts_cannot_be_asked_for(server: Prometheus, run_of: FindRun) -> None:
+    failing = Partly(server, "ALERTS|rank_cause:|rank_gpu:claim", PrometheusError("too many samples"))
+    document = build(of_run(server, run_of("waiting")), failing)
+    assert advice(document)[0].cause == "input_few_workers"
+    assert "too many samples" in words(document, "alerts")
+    assert "No alert fired" not in words(document, "alerts")
+    assert "Alerts: too many samples" in words(document, "missing")
+    assert "alert rules are not loaded" not in words(document, "missing")
+
+
+def test_what_was_missing_stands_where_it_cannot_be_asked_for_itself(server: Prometheus, run_of: FindRun) -> None:
+    failing = Partly(server, "source_up|host:cpu_busy", PrometheusError("too many samples"))
+    document = build(of_run(server, run_of("waiting")), failing)
+    assert words(document, "missing") == "Hosts: too many samples What was missing: too many samples"
+    assert advice(document)[0].cause == "input_few_workers"
+
+
+def test_what_a_server_says_of_partial_answers_stands_before_all_numbers(server: Prometheus, run_of: FindRun) -> None:
+    document = build(of_run(server, run_of("waiting")), Partly(server, "^$", warns=True))
+    first = document.sections[0].blocks[0]
+    assert isinstance(first, Notice)
+    assert first.text.endswith("may be too low, or missing: store b is down.")
+
+
+def test_a_server_that_hangs_midway_keeps_nobody_waiting_for_every_section(server: Prometheus, run_of: FindRun) -> None:
+    asked: list[str] = []
+    hanging = Partly(server, r"ALERTS|vector\(1\)", PrometheusError("no answer within 60 s"))
+    with pytest.raises(PrometheusError, match="no answer"):
+        build(of_run(server, run_of("waiting")), hanging, progress=asked.append)
+    assert asked[-1] == "Alerts"
+
+
+def test_a_server_that_is_gone_is_an_error_and_no_report(server: Prometheus, run_of: FindRun) -> None:
+    subject = of_run(server, run_of("waiting"))
+    with pytest.raises(PrometheusError, match="gone"):
+        build(subject, Partly(server, "", PrometheusError("gone")))
+
+
+def test_another_run_measures_how_this_one_scales(server: Prometheus, run_of: FindRun) -> None:
+    subject = of_run(server, run_of(HEALTHY))
+    document = build(subject, server, Options(against=run_of("starving")))
+    base, ours = table(document, "scaling", "Against starving")
+    assert (base["Run"], ours["Run"]) == ("starving", HEALTHY)
+    assert (base["GPUs"], ours["GPUs"]) == (1, 4)
+    assert number(ours["Samples a second"]) == pytest.approx(2242, rel=0.02)
+    efficiency = facts(document, "scaling")["Efficiency"].value
+    assert number(efficiency) == pytest.approx(2242 / 4 / 560, abs=0.02)
+
+
+def test_the_gpus_of_nodes_are_told_of_whoever_uses_them(server: Prometheus, filled: FilledPrometheus) -> None:
+    document = build(of_nodes(["idle0:19400", "shared0:19400"], filled.start, filled.end), server, PRICES)
+    assert advice(document)[0].cause == "idle_allocated"
+    assert "GPU 0 of idle0:19400" in advice(document)[0].evidence
+    assert {"mem_zombie", "shared_unexpectedly"} <= {each.cause for each in advice(document)}
+    assert {row["Run"] for row in table(document, "summary", "Runs")} == {"shared", "bert"}
+    assert len(table(document, "utilisation", "Utilisation")) == 4
+
+
+def test_everything_is_the_sum_of_all(server: Prometheus, filled: FilledPrometheus, report_of: Report) -> None:
+    document = build(of_everything(filled.start, filled.end), server, PRICES)
+    lost = {row["Cause"]: row["Lost"] for row in table(document, "lost-time", "by cause")}
+    for name in ("waiting", "saving", "stuttering"):
+        (own,) = (row for row in table(report_of(name), "lost-time", "by cause") if row["Cause"] == JUDGED[name])
+        assert number(lost[JUDGED[name]]) == pytest.approx(number(own["Lost"]), rel=0.02)
+    unjudged = {row["Verdict"]: row["Share"] for row in table(document, "verdicts", "How long")}["insufficient_data"]
+    assert f"{percent(number(unjudged))} could not be judged" in words(document, "summary")
+    nodes = build(of_nodes(["broken0:19400", "broken1:19400"], filled.start, filled.end), server, PRICES)
+    for row in table(nodes, "lost-time", "by cause")[:2]:
+        (same,) = (each for each in table(document, "lost-time", "by cause") if each["Cause"] == row["Cause"])
+        assert number(row["Energy"]) == pytest.approx(number(same["Energy"]), rel=0.02)
+    runs = [row["Run"] for row in table(document, "summary", "Runs")]
+    assert runs[:2] == ["broken", "straggling"]
+    assert "Watchdog" not in {row["Alert"] for row in table(document, "alerts", "Alerts")}
+
+
+@pytest.mark.parametrize("name", [each.name for each in INSTALLED if each.run])
+def test_every_report_is_sane_and_can_be_written(report_of: Report, name: str) -> None:
+    document = report_of(name)
+    values = [fact for block in document.blocks if isinstance(block, Facts) for fact in block.facts]
+    cells = [(fact.kind, fact.value) for fact in (*values, *document.highlights)]
+    for block in document.blocks:
+        if isinstance(block, Table):
+            cells += [
+                (column.kind, value) for row in block.rows for column, value in zip(block.columns, row, strict=True)
+            ]
+    for kind, value in cells:
+        if isinstance(value, float):
+            assert isfinite(value)
+            assert value >= 0
+            assert kind != "share" or value <= 1.001, (kind, value)
+    for write in (json.write, markdown.write):
+        assert document.title in write(document)
+
+
+def test_a_report_can_be_drawn(report_of: Report) -> None:
+    assert html.write(report_of("broken")).count("<figure") == sum(
+        isinstance(block, Figure) for block in report_of("broken").blocks
+    )
+
+
+def test_progress_is_told_no_more_often_than_promised(server: Prometheus, run_of: FindRun) -> None:
+    told: list[str] = []
+    build(of_run(server, run_of("full")), server, progress=told.append)
+    assert len(told) <= PARTS
+    assert len(set(told)) == len(told)

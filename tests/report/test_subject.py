@@ -1,0 +1,141 @@
+"""Whom a report tells of: the right series and no others, whatever a run is called."""
+
+from __future__ import annotations
+
+from array import array
+
+import pytest
+
+from stallscope.analysis.runs import Place, Run
+from stallscope.clients.prometheus import RangeSeries, Series
+from stallscope.report.asking import Asker
+from stallscope.report.options import Options
+from stallscope.report.subject import Subject, of_everything, of_nodes, of_run
+
+START, END = 1_700_000_011.0, 1_700_003_611.0
+
+
+class Scripted:
+    """A server that answers every question alike, and remembers them."""
+
+    name = "http://prometheus"
+
+    def __init__(self, *values: float, curve: tuple[tuple[float, float], ...] = ()) -> None:
+        self.asked: list[tuple[str, float | None]] = []
+        self._values = values
+        self._curve = curve
+
+    def query(self, expression: str, at: float | None = None) -> list[Series]:
+        self.asked.append((expression, at))
+        return [Series({"cause": f"cause {number}"}, value) for number, value in enumerate(self._values)]
+
+    def query_range(self, expression: str, start: float, end: float, step: float) -> list[RangeSeries]:
+        self.asked.append((expression, start))
+        times, values = zip(*self._curve, strict=True)
+        return [RangeSeries({}, array("d", times), array("d", values))]
+
+    def take_warnings(self) -> list[str]:
+        return []
+
+
+def a_run(*, goes_on: bool = False, name: str = "resnet50") -> Run:
+    return Run(
+        name=name,
+        namespace="vision",
+        cluster="east",
+        start=START,
+        end=END,
+        goes_on=goes_on,
+        states={"finished": 1},
+        places=(Place("0", "stallscope", "node-1:19400"), Place("1", "stallscope", "node-2:19400")),
+        claims=(),
+        told={},
+    )
+
+
+def test_a_run_is_told_apart_by_cluster_namespace_and_nodes() -> None:
+    subject = of_run(Scripted(), a_run(goes_on=True))
+    assert subject.told_by_run == 'cluster="east", namespace="vision", run="resnet50"'
+    nodes = 'instance=~"node-1:19400|node-2:19400"'
+    assert subject.told_by_ranks == f'cluster="east", run="resnet50", job=~"stallscope", {nodes}'
+    assert (subject.start, subject.end, subject.live) == (START, END, True)
+
+
+def test_a_name_full_of_quotes_stays_a_name() -> None:
+    subject = of_run(Scripted(), a_run(goes_on=True, name='a"} or up{x="\\'))
+    assert subject.told_by_run.endswith('run="a\\"} or up{x=\\"\\\\"')
+
+
+def test_a_run_that_goes_on_is_not_asked_for_its_last_moment() -> None:
+    server = Scripted()
+    of_run(server, a_run(goes_on=True))
+    assert server.asked == []
+
+
+@pytest.mark.parametrize(
+    ("last", "end"),
+    [
+        pytest.param(END - 1000, END - 940, id="forgotten long after"),
+        pytest.param(END - 10, END, id="forgotten at once"),
+    ],
+)
+def test_a_run_that_has_ended_is_told_of_until_a_minute_after_its_last_live_moment(last: float, end: float) -> None:
+    assert of_run(Scripted(last), a_run()).end == end
+
+
+def test_a_run_of_which_rules_know_nothing_is_told_of_until_its_last_scrape() -> None:
+    assert of_run(Scripted(), a_run()).end == END
+
+
+def test_nodes_and_everything_are_no_run() -> None:
+    for subject in (of_nodes(["node-1:19400"], START, END), of_everything(START, END)):
+        with pytest.raises(ValueError, match="is no run"):
+            _ = subject.told_by_run
+    assert of_nodes(["node-1:19400"], START, END).title == "Node node-1:19400"
+    assert of_nodes([f"node-{number}" for number in range(5)], START, END).title == "5 nodes: node-0, node-1, node-2 …"
+
+
+def asker(subject: Subject, server: Scripted) -> Asker:
+    return Asker(server, subject, Options())
+
+
+def test_a_question_is_asked_once_and_of_the_end_of_the_time() -> None:
+    server = Scripted(1.0, float("nan"))
+    asking = asker(of_everything(START, END), server)
+    assert [each.value for each in asking.ask("up")] == [1.0]
+    assert asking.figure("up") == 1.0
+    assert asking.by("cause", "up") == {"cause 0": 1.0}
+    assert server.asked == [("up", END)]
+
+
+@pytest.mark.parametrize(
+    ("hours", "resolution", "step"),
+    [
+        pytest.param(1, 30, 30, id="an hour"),
+        pytest.param(24, 30, 300, id="a day"),
+        pytest.param(7 * 24, 60, 2040, id="a week"),
+        pytest.param(30 * 24, 270, 8640, id="a month"),
+    ],
+)
+def test_no_time_is_too_long_to_be_asked_for(hours: float, resolution: float, step: float) -> None:
+    asking = asker(of_everything(END - 3600 * hours, END), Scripted())
+    assert (asking.resolution, asking.step) == (resolution, step)
+
+
+def test_a_sum_over_time_counts_each_moment_once() -> None:
+    asking = asker(of_everything(END - 3600, END), Scripted())
+    assert asking.integral("x") == "sum_over_time((x)[3599s:30s]) * 30"
+    assert asking.over_time("quantile_over_time(0.5, ", "x", resolution=60) == "quantile_over_time(0.5, (x)[3599s:60s])"
+
+
+def test_a_curve_has_every_moment_and_none_where_nothing_was_told() -> None:
+    first = 1_700_000_040.0  # the first whole half minute of the time
+    server = Scripted(curve=((first, 1.0), (first + 60, float("nan")), (first + 90, 4.0)))
+    curves = asker(of_everything(START, START + 150), server).curves("x")
+    assert curves.times == tuple(first + 30 * number for number in range(5))
+    assert [curve.values for curve in curves.curves] == [(1.0, None, None, 4.0, None)]
+
+
+def test_a_time_shorter_than_a_step_has_no_curve() -> None:
+    curves = asker(of_everything(START, START + 5), Scripted()).curves("x")
+    assert (curves.times, curves.curves) == ((), ())

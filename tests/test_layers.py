@@ -1,0 +1,163 @@
+"""The layers of the package: which unit may import which, and which libraries. ARCHITECTURE.md has the picture."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator, Mapping
+from functools import cache
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "exporter" / "stallscope"
+MAY_IMPORT: Mapping[str, frozenset[str]] = {
+    unit: frozenset(others.split())
+    for unit, others in {
+        "__init__": "common integrations shim",
+        "__main__": "cli",
+        "analysis": "catalogue clients common",
+        "capacity": "catalogue clients common drivers owners",
+        "catalogue": "",
+        "cli": "analysis capacity catalogue clients collectors common configuration doctor drivers intake protocol"
+        " report sampling shim simulation stack terminal view web",
+        "clients": "catalogue common",
+        "collectors": "catalogue common drivers owners sampling",
+        "common": "",
+        "configuration": "common protocol",
+        "doctor": "catalogue clients collectors common configuration drivers owners protocol shim",
+        "drivers": "",
+        "intake": "catalogue common protocol sampling",
+        "integrations": "protocol shim",
+        "owners": "drivers",
+        "protocol": "",
+        "report": "analysis catalogue clients common view",
+        "sampling": "catalogue common",
+        "shim": "common protocol",
+        "simulation": "drivers protocol sampling shim",
+        "stack": "__init__ common simulation view",
+        "terminal": "catalogue clients common view",
+        "view": "catalogue clients common",
+        "web": "catalogue common configuration intake protocol sampling view",
+    }.items()
+}
+WITHIN: Mapping[str, frozenset[str]] = {
+    part: frozenset(others.split())
+    for part, others in {
+        # The interface knows no vendor, and no vendor another.
+        "drivers.nvidia": "drivers",
+        "drivers.amd": "drivers",
+        "drivers": "",
+        # Only the two collectors of a vendor's GPUs know the vendor.
+        "collectors.gpu": "collectors",
+        # The server knows nothing of what it serves.
+        "web.http": "",
+        "web.status": "web web.http",
+    }.items()
+}
+"""Parts of a unit, and which other parts of it each may import."""
+LIBRARIES: Mapping[str, frozenset[str]] = {
+    "bcrypt": frozenset({"web"}),
+    "cheroot": frozenset({"web"}),
+    "h2": frozenset({"owners"}),
+    "jinja2": frozenset({"report"}),
+    "matplotlib": frozenset({"report"}),
+    "numpy": frozenset({"analysis", "report", "stack"}),
+    "pandas": frozenset({"analysis", "report"}),
+    "psutil": frozenset({"collectors", "stack"}),
+    "pyarrow": frozenset({"analysis"}),
+    "pynvml": frozenset({"drivers"}),
+    "requests": frozenset({"clients", "doctor", "stack"}),
+    "rich": frozenset({"cli", "terminal"}),
+    "shtab": frozenset({"cli"}),
+    "textual": frozenset({"terminal"}),
+    "torch": frozenset({"shim"}),  # where the training process has it, and only once it is needed
+    "urllib3": frozenset({"clients"}),  # beneath requests, with errors that it lets through
+    "yaml": frozenset({"configuration", "doctor", "stack", "web"}),
+}
+"""Units that may import a library. A unit that is not listed here uses the standard library alone."""
+
+
+@cache
+def imports() -> tuple[tuple[str, str, str], ...]:
+    """Every import as importing module, imported module and file."""
+    return tuple(_imports())
+
+
+def _imports() -> Iterator[tuple[str, str, str]]:
+    for path in sorted(PACKAGE.rglob("*.py")):
+        place = path.relative_to(PACKAGE)
+        parts = place.with_suffix("").parts
+        module = ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                assert node.level == 0, f"{place} imports relatively"
+                names = [f"{node.module}.{alias.name}" for alias in node.names]
+            else:
+                continue
+            for name in names:
+                yield module, name, str(place)
+
+
+def unit_of(module: str) -> str:
+    """The unit that a module of the package belongs to."""
+    return module.partition(".")[0]
+
+
+def own(module: str) -> str | None:
+    """An imported module without the package's name; None for a library."""
+    package, _, rest = module.partition(".")
+    if package != "stallscope":
+        return None
+    return rest if unit_of(rest) in MAY_IMPORT else "__init__"
+
+
+def part_of(module: str) -> str | None:
+    """The part of `WITHIN` that a module belongs to."""
+    parts = module.split(".")
+    return next((part for n in (2, 1) if (part := ".".join(parts[:n])) in WITHIN), None)
+
+
+def test_every_unit_has_its_rule() -> None:
+    places = [each for each in PACKAGE.iterdir() if each.suffix == ".py" or (each / "__init__.py").exists()]
+    assert {each.stem for each in places} == set(MAY_IMPORT)
+
+
+@pytest.mark.parametrize("unit", MAY_IMPORT)
+def test_a_unit_imports_exactly_what_its_rule_names(unit: str) -> None:
+    found = {
+        unit_of(other) for module, name, _ in imports() if unit_of(module) == unit and (other := own(name)) is not None
+    } - {unit}
+    assert found == MAY_IMPORT[unit]
+
+
+def test_units_import_each_other_in_no_circle() -> None:
+    TopologicalSorter(MAY_IMPORT).prepare()
+
+
+@pytest.mark.parametrize("part", WITHIN)
+def test_a_part_of_a_unit_imports_no_more_than_it_may(part: str) -> None:
+    strangers = {
+        (place, other)
+        for module, name, place in imports()
+        if part_of(module) == part
+        and (other := own(name)) is not None
+        and unit_of(other) == unit_of(part)
+        and (part_of(other) or unit_of(other)) not in {part, *WITHIN[part]}
+    }
+    assert not strangers
+
+
+def test_each_library_stays_in_its_units() -> None:
+    strangers = {
+        (place, library)
+        for module, name, place in imports()
+        if (library := name.partition(".")[0]) not in sys.stdlib_module_names | {"stallscope"}
+        # What an integration is for.
+        and unit_of(module) != "integrations"
+        and unit_of(module) not in LIBRARIES.get(library, frozenset())
+    }
+    assert not strangers

@@ -1,0 +1,77 @@
+"""The words of a verdict and of its culprit, which every view shares."""
+
+from __future__ import annotations
+
+import pytest
+
+from stallscope.catalogue.causes import CAUSES, MISSING, REMAINDERS
+from stallscope.view.verdict_words import phrase_of, root_words, words_of
+from stallscope.view.verdicts import Culprit, Verdict
+from tests.known_names import rules
+
+HOT = Culprit("3", "b:9400", "1", "", "thermal_throttle")
+
+
+def test_a_culprit_is_rank_gpu_node_and_root_cause_in_one_line() -> None:
+    assert phrase_of(HOT) == "rank 3, GPU 1 of b:9400: slowed by heat"
+
+
+@pytest.mark.parametrize(
+    ("culprit", "words"),
+    [
+        (HOT._replace(gpu=""), "rank 3 of b:9400: slowed by heat"),
+        (HOT._replace(mig="1g.10gb"), "rank 3, GPU 1 MIG 1g.10gb of b:9400: slowed by heat"),
+        (HOT._replace(cause="lost"), "rank 3, GPU 1 of b:9400: GPU lost"),
+        (HOT._replace(cause="nvlink_down"), "rank 3, GPU 1 of b:9400: NVLink down"),
+        (HOT._replace(cause="straggler_rank"), "rank 3, GPU 1 of b:9400: slower than the others"),
+        (HOT._replace(cause="hang_spin"), "rank 3, GPU 1 of b:9400: not in the collective"),
+        (HOT._replace(cause="of_tomorrow"), "rank 3, GPU 1 of b:9400: of_tomorrow"),
+        (HOT._replace(instance="a\nb"), "rank 3, GPU 1 of a\\nb: slowed by heat"),
+    ],
+)
+def test_a_culprit_has_words_for_what_is_known_of_it(culprit: Culprit, words: str) -> None:
+    assert phrase_of(culprit) == words
+
+
+def test_the_remedy_of_a_verdict_is_that_of_its_root_cause() -> None:
+    words = words_of(Verdict("straggler_hw", 0.2, None, HOT))
+    assert words.culprit == "Rank 3, GPU 1 of b:9400: slowed by heat."
+    assert words.remedy == CAUSES["thermal_throttle"].remedy
+
+
+def test_a_verdict_without_a_culprit_has_the_words_of_its_own_cause() -> None:
+    words = words_of(Verdict("straggler_hw", 0.2))
+    assert (words.culprit, words.remedy) == ("", CAUSES["straggler_hw"].remedy)
+
+
+def test_a_root_cause_that_is_not_known_leaves_the_remedy_of_the_verdict() -> None:
+    words = words_of(Verdict("straggler_hw", 0.2, None, HOT._replace(cause="of_tomorrow")))
+    assert words.remedy == CAUSES["straggler_hw"].remedy
+
+
+@pytest.mark.parametrize("cause", CAUSES)
+def test_words_of_a_root_cause_fit_into_a_template_and_a_line(cause: str) -> None:
+    assert not set('"\\{}\n;') & set(root_words(cause))
+    assert not set('"\\{}\n') & set(CAUSES[cause].remedy)
+
+
+def test_insufficient_data_says_what_is_awaited_the_likely_first() -> None:
+    words = words_of(Verdict("insufficient_data", 0.0, missing=("data_wait", "warmup")))
+    assert words.remedy == f"{MISSING['warmup']} {MISSING['data_wait']}"
+
+
+@pytest.mark.parametrize("missing", [(), ("a reason of tomorrow",)])
+def test_insufficient_data_for_a_reason_that_is_not_known_names_the_series(missing: tuple[str, ...]) -> None:
+    assert words_of(Verdict("insufficient_data", 0.0, missing=missing)).remedy == REMAINDERS["insufficient_data"][1]
+
+
+def test_each_reason_that_the_rules_record_has_words_with_the_thresholds_of_the_rules() -> None:
+    recorded = [rule for rule in rules() if rule.get("record") == "rank:missing:info"]
+    assert {rule["labels"]["missing"] for rule in recorded} == set(MISSING)
+    thresholds = {
+        rule["labels"]["name"]: float(rule["expr"].removeprefix("vector(").removesuffix(")"))
+        for rule in rules()
+        if rule.get("record") == "stallscope:threshold"
+    }
+    assert (thresholds["report_stale_seconds"], thresholds["warmup_seconds"]) == (300, 300)
+    assert (thresholds["warmup_steps"], thresholds["observed_share"]) == (20, 0.4)
