@@ -77,8 +77,8 @@ generate: $(STAMP) ## write again what is generated and committed
 screenshots: $(STAMP) tools ## take the README's pictures of the status page and of a report again; needs Chromium
 	$(BIN)/python -m tests.browser.screenshots
 
-vendor: $(STAMP) ## the shim's core as one file to copy: dist/stallscope_shim.py
-	$(BIN)/python exporter/tools/vendor.py
+vendor: $(STAMP) ## the shim as one file to copy: dist/stallscope_shim.zip
+	$(BIN)/python exporter/tools/shim_zip.py
 
 COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.10 --no-annotate --no-header --no-emit-index-url \
   --no-emit-find-links

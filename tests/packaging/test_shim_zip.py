@@ -1,13 +1,15 @@
-"""The shim's core as one file: complete, light, and held to the shim's own tests and to real doors."""
+"""The shim as one file: complete, light, and reporting to a real exporter's receivers."""
 
 from __future__ import annotations
 
+import ast
 import os
 import runpy
 import shutil
 import subprocess
 import sys
 import time
+import zipfile
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -23,18 +25,20 @@ from stallscope.web.application import Application
 from stallscope.web.http.server import Server
 
 ROOT = Path(__file__).parents[2]
+TOOL = runpy.run_path(str(ROOT / "exporter/tools/shim_zip.py"))
 VERSIONS = ("3.10", "3.11", "3.12", "3.13")
 JOB = """
 import sys
 sys.path.insert(0, sys.argv[1])
-import stallscope_shim as stallscope
+import stallscope
+import stallscope.shim.transport
 
-stallscope._HTTP_TIMEOUT = 60.0  # a second may be short for a machine with much to do
+stallscope.shim.transport._HTTP_TIMEOUT = 60.0  # a second may be short for a machine with much to do
 for batch in stallscope.track(range(5), run="vendored", samples_per_step=4):
     with stallscope.current().phase("forward"):
         pass
     stallscope.current().report(loss=0.5, accuracy=batch)
-assert not [name for name in sys.modules if name.partition(".")[0] == "stallscope"]
+assert stallscope.__file__.startswith(sys.argv[1])
 """
 
 
@@ -53,12 +57,11 @@ def interpreter(version: str) -> str | None:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with nothing but the single file."""
-    folder = tmp_path_factory.mktemp("program")
-    text: str = runpy.run_path(str(ROOT / "exporter/tools/vendor.py"))["build"]()
-    (folder / "stallscope_shim.py").write_text(text)
-    return folder
+def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file, in a folder of its own."""
+    path = tmp_path_factory.mktemp("program") / "stallscope_shim.zip"
+    TOOL["write"](path)
+    return path
 
 
 def python(*arguments: str, version: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
@@ -126,9 +129,9 @@ def doors(tmp_path: Path) -> Iterator[Doors]:
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("door", ["unix", "udp", "http"])
 def test_a_program_with_the_file_alone_reports_to_an_exporter(
-    version: str, door: str, folder: Path, doors: Doors
+    version: str, door: str, archive: Path, doors: Doors
 ) -> None:
-    ended = python("-c", JOB, str(folder), version=version, STALLSCOPE_ADDRESS=doors.addresses[door])
+    ended = python("-c", JOB, str(archive), version=version, STALLSCOPE_ADDRESS=doors.addresses[door])
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
     report = doors.newest()
     assert (report.run, report.state) == ("vendored", "finished")
@@ -139,9 +142,9 @@ def test_a_program_with_the_file_alone_reports_to_an_exporter(
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_the_file_is_quick_to_import(version: str, folder: Path) -> None:
-    program = "import sys; sys.path.insert(0, sys.argv[1]); import stallscope_shim; print(*sys.modules)"
-    ended = python("-c", program, str(folder), version=version)
+def test_the_file_is_quick_to_import(version: str, archive: Path) -> None:
+    program = "import sys; sys.path.insert(0, sys.argv[1]); import stallscope; stallscope.track; print(*sys.modules)"
+    ended = python("-c", program, str(archive), version=version)
     assert ended.returncode == 0, ended.stderr
     heavy = {
         "asyncio",
@@ -158,61 +161,32 @@ def test_the_file_is_quick_to_import(version: str, folder: Path) -> None:
     assert not heavy & set(ended.stdout.split())
 
 
-def test_the_file_says_what_it_is(folder: Path) -> None:
-    text = (folder / "stallscope_shim.py").read_text()
-    assert f"Version {__version__}, Apache License 2.0" in text
-    assert f'__version__ = "{__version__}"' in text
-    assert "import stallscope." not in text
-    assert all(
-        line.strip().startswith("from stallscope.shim.tracing.trace ")
-        for line in text.splitlines()
-        if "from stallscope" in line
-    )
+def test_the_file_has_its_version(archive: Path) -> None:
+    program = "import sys; sys.path.insert(0, sys.argv[1]); import stallscope; print(stallscope.__version__)"
+    assert python("-c", program, str(archive)).stdout.strip() == __version__
 
 
-def test_no_name_is_lost_on_the_way(folder: Path) -> None:
-    command = [sys.executable, "-m", "ruff", "check", "--isolated", "--ignore-noqa", "--select=F63,F7,F82,E9"]
-    checked = subprocess.run([*command, str(folder)], capture_output=True, text=True, timeout=120)
-    assert checked.returncode == 0, checked.stdout
+def test_the_file_imports_nothing_that_it_lacks(archive: Path) -> None:
+    with zipfile.ZipFile(archive) as opened:
+        texts = {name: opened.read(name).decode() for name in opened.namelist()}
+    modules = {name.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for name in texts}
+    imported = {
+        node.module
+        for text in texts.values()
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.partition(".")[0] == "stallscope"
+    }
+    assert "stallscope.shim.run" in imported
+    assert imported <= modules
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("f'{name}'", "f'{_own_name}'"),
-        ("f'name {name} {{name}} name'", "f'name {_own_name} {{name}} name'"),
-        ("f'{{{name}}}'", "f'{{{_own_name}}}'"),
-        ("""f'"name":{name(other.name)}'""", """f'"name":{_own_name(other.name)}'"""),
-        ("""f'{found["name"]}'""", """f'{found["name"]}'"""),
-        ("f'{surname} {names}'", "f'{surname} {names}'"),
-    ],
-)
-def test_names_are_told_apart_in_an_f_string_s_fields_alone(text: str, expected: str) -> None:
-    in_fields = runpy.run_path(str(ROOT / "exporter/tools/vendor.py"))["_in_fields"]
-    assert in_fields(text, {"name": "_own_name"}) == expected
+def test_equal_modules_give_equal_bytes(archive: Path, tmp_path: Path) -> None:
+    TOOL["write"](tmp_path / "second.zip")
+    assert (tmp_path / "second.zip").read_bytes() == archive.read_bytes()
 
 
-def test_traces_are_told_to_be_missing_and_the_run_goes_on(folder: Path, doors: Doors) -> None:
-    environment = {"STALLSCOPE_ADDRESS": doors.addresses["unix"], "STALLSCOPE_TRACE_DIR": "/tmp/never"}
-    ended = python("-c", JOB, str(folder), **environment)
-    assert ended.returncode == 0
-    assert "tracing failed: ModuleNotFoundError" in ended.stderr
+def test_a_program_that_may_be_traced_reports_as_well(archive: Path, doors: Doors, tmp_path: Path) -> None:
+    environment = {"STALLSCOPE_ADDRESS": doors.addresses["unix"], "STALLSCOPE_TRACE_DIR": str(tmp_path / "traces")}
+    ended = python("-c", JOB, str(archive), **environment)
+    assert (ended.returncode, ended.stderr) == (0, "")
     assert doors.newest().state == "finished"
-
-
-@pytest.mark.slow
-def test_the_file_passes_the_shim_s_own_tests(folder: Path) -> None:
-    tests = [f"tests/shim/test_{name}.py" for name in ("run", "loader", "bad_input")]
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "tests.packaging.single_file_plugin",
-    ]
-    environment = {**os.environ, "SINGLE_FILE": str(folder / "stallscope_shim.py"), "PYTHONPATH": str(ROOT)}
-    ended = subprocess.run([*command, *tests], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=290)
-    assert ended.returncode == 0, ended.stdout[-4000:] + ended.stderr[-2000:]
