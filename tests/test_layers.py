@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -11,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).parents[1] / "exporter" / "stallscope"
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "exporter" / "stallscope"
 MAY_IMPORT: Mapping[str, frozenset[str]] = {
     unit: frozenset(others.split())
     for unit, others in {
@@ -132,6 +134,12 @@ def test_a_unit_imports_exactly_what_its_rule_names(unit: str) -> None:
         unit_of(other) for module, name, _ in imports() if unit_of(module) == unit and (other := own(name)) is not None
     } - {unit}
     assert found == MAY_IMPORT[unit]
+
+
+def test_the_table_of_units_lists_what_each_imports() -> None:
+    table = (ROOT / "ARCHITECTURE.md").read_text().partition("## Units of the package")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| `(\w+)/?` \|.*\|([^|]*)\|$", table, re.MULTILINE)
+    assert {unit: frozenset(re.findall(r"`(\w+)`", others)) for unit, others in rows} == MAY_IMPORT
 
 
 def test_units_import_each_other_in_no_circle() -> None:

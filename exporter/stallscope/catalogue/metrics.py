@@ -121,7 +121,7 @@ def _gpu(
     values: _Values | None = None,
     buckets: tuple[float, ...] = (),
     optional: bool = False,
-    provider: str = "gpus.gpu",
+    provider: str = "collectors.gpu.gpu",
 ) -> Family:
     return Family(
         name=f"stallscope_gpu_{name}",
@@ -151,7 +151,7 @@ def _host(
         help=help_text,
         labels=labels,
         values=tuple((values or {}).items()),
-        provider=f"sources.{provider}",
+        provider=f"collectors.{provider}",
     )
 
 
@@ -218,7 +218,7 @@ GPU_FAMILIES = (
         _GAUGE,
         "1 while the newest reading is younger than three sampling intervals; 0 when the GPU is lost, hung or "
         "failing. Stays exported for a week after a GPU left, for ten minutes after a MIG instance was taken apart.",
-        provider="gpus.source",
+        provider="collectors.gpu.source",
     ),
     _gpu(
         "lost_info",
@@ -226,13 +226,13 @@ GPU_FAMILIES = (
         "1 while `up` is 0, with the reason: what the driver says (gpu_lost, reset_required, driver_not_loaded ...), "
         "or hung, stale, not_enumerated, released (on request), mig_reconfigured.",
         labels=("reason",),
-        provider="gpus.source",
+        provider="collectors.gpu.source",
     ),
     _gpu(
         "last_reading_timestamp_seconds",
         _GAUGE,
         "Wall clock of the newest reading, Unix time.",
-        provider="gpus.source",
+        provider="collectors.gpu.source",
     ),
     _gpu(
         "signal_supported",
@@ -506,7 +506,7 @@ GPU_FAMILIES = (
         _GAUGE,
         "1: who holds the GPU now; labels that do not apply are empty.",
         labels=OWNER_LABELS,
-        provider="sources.owners",
+        provider="collectors.owners",
     ),
     _gpu(
         "owner_memory_used_bytes",
@@ -514,7 +514,7 @@ GPU_FAMILIES = (
         "Frame buffer held by that owner's processes (NVML running processes). What no owner accounts for stands under "
         "empty labels, so that all owners sum to the memory in use.",
         labels=OWNER_LABELS,
-        provider="sources.owners",
+        provider="collectors.owners",
     ),
     _gpu(
         "owner_busy_seconds_total",
@@ -522,7 +522,7 @@ GPU_FAMILIES = (
         "Time in which that owner's processes had kernels resident (NVML process utilisation, integrated since the "
         "exporter met the owner).",
         labels=OWNER_LABELS,
-        provider="sources.owners",
+        provider="collectors.owners",
     ),
     _gpu(
         "persistence_mode",
@@ -871,21 +871,21 @@ EXPORTER_FAMILIES = (
         _COUNTER,
         "Calls made to a GPU driver.",
         labels=("source",),
-        provider="gpus.source",
+        provider="collectors.gpu.source",
     ),
     _exporter(
         "exporter_values_rejected_total",
         _COUNTER,
         "Values that a GPU driver gave and can't have meant, which are shown nowhere, by reason.",
         labels=("source", "reason"),
-        provider="gpus.source",
+        provider="collectors.gpu.source",
     ),
     _exporter(
         "exporter_attribution_errors_total",
         _COUNTER,
         "Failed attempts to find out who holds a GPU, by reason.",
         labels=("reason",),
-        provider="sources.owners",
+        provider="collectors.owners",
     ),
     _exporter(
         "exporter_reports_total",
@@ -918,7 +918,7 @@ EXPORTER_FAMILIES = (
         "beyond limits of size, time and number at once.",
         labels=("reason",),
         values={"reason": ("credentials", "certificate", "forbidden", "handshake", "malformed", "limits")},
-        provider="web.refusals",
+        provider="web.http.refusals",
     ),
     _exporter("exporter_runs", _GAUGE, "Runs held.", provider="intake.runs"),
     _exporter("exporter_series", _GAUGE, "Series on the newest page."),
@@ -933,7 +933,7 @@ EXPORTER_FAMILIES = (
 
 
 def _process(name: str, kind: MetricType, help_text: str) -> Family:
-    return Family(name=f"process_{name}", type=kind, help=help_text, provider="sources.process")
+    return Family(name=f"process_{name}", type=kind, help=help_text, provider="collectors.process")
 
 
 PROCESS_FAMILIES = (
