@@ -1,6 +1,6 @@
 """The narrow interface to a GPU driver: what sources may ask, in base units, and how it may fail.
 
-Three drivers implement it: `drivers.nvidia.nvml` (through pynvml), `drivers.amd.kernel` (through the kernel's files) and
+Implemented by `drivers.nvidia.nvml` (through pynvml), `drivers.amd.kernel` (through the kernel's files) and
 `simulation.driver`. A method raises `Unsupported` where this GPU or driver lacks the signal, `DeviceLost` where this
 one GPU is gone, and `DriverUnavailable` where the whole driver is; any other failure is a plain `DriverError`. None
 returns a sentinel: what a driver says that can't be meant is left out, and counted in `rejected`.
