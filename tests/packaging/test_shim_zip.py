@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import os
-import runpy
 import shutil
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from exporter.tools.shim_zip import write
 from stallscope.common.address import Address
 from stallscope.common.version import __version__
 from stallscope.intake.doors import UdpDoor
@@ -25,7 +25,6 @@ from stallscope.web.application import Application
 from stallscope.web.http.server import Server
 
 ROOT = Path(__file__).parents[2]
-TOOL = runpy.run_path(str(ROOT / "exporter/tools/shim_zip.py"))
 VERSIONS = ("3.10", "3.11", "3.12", "3.13")
 JOB = """
 import sys
@@ -60,7 +59,7 @@ def interpreter(version: str) -> str | None:
 def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The file, in a folder of its own."""
     path = tmp_path_factory.mktemp("program") / "stallscope_shim.zip"
-    TOOL["write"](path)
+    write(path)
     return path
 
 
@@ -181,7 +180,7 @@ def test_the_file_imports_nothing_that_it_lacks(archive: Path) -> None:
 
 
 def test_equal_modules_give_equal_bytes(archive: Path, tmp_path: Path) -> None:
-    TOOL["write"](tmp_path / "second.zip")
+    write(tmp_path / "second.zip")
     assert (tmp_path / "second.zip").read_bytes() == archive.read_bytes()
 
 
