@@ -30,7 +30,7 @@ from tests.rules.rulebook import (
 FILES = tuple(
     path
     for path in RULE_FILES
-    if path.stem in (*SHARED, "input", "hardware", "xid", "hours", "verdicts", "gpu_hardware")
+    if path.stem in (*SHARED, "input", "limits", "hardware", "xid", "hours", "verdicts", "gpu_hardware")
 )
 """What judges the health of GPUs."""
 XID = "xid_last_timestamp_seconds"
