@@ -330,8 +330,9 @@ class RunRegistry:
         Silence goes on while the exporter is away. A rank that can't be seen has a minute for its next report, since
         earlier ones found no exporter, but is left out after a silence of twice the expiry time.
 
-        The counters and histograms of a rank that goes on are absent until its next report. The file may be older than
-        the last scrape, and Prometheus takes a counter that falls for one that begins again, and counts it twice.
+        The counters and histograms of a rank are absent until its next report. The file may be older than the last
+        scrape, also than the next session of a rank that has ended in the file. Prometheus takes a counter that falls
+        for one that begins again, and counts it twice.
         """
         now = self._clock.monotonic()
         with self._writing:
@@ -347,7 +348,7 @@ class RunRegistry:
                         report = self._within_value_names(held.report)
                         self._totals.set(key, held.uid, usage_of(report))
                         self._known_names[key] = set(names_of(report))
-                        self._held = {**self._held, key: held._replace(report=report, restored=held.ended is None)}
+                        self._held = {**self._held, key: held._replace(report=report, restored=True)}
                         if held.told_run:
                             self._own_names[(held.told_run, key[1], report.session)] = report.run
                         self._changes += 1
