@@ -11,11 +11,12 @@ import json
 import logging
 import os
 from collections.abc import Collection
+from errno import EPERM
 from math import ceil
 from pathlib import Path
 from typing import Any
 
-from stallscope import trace_request
+from stallscope import file_trust, trace_request
 from stallscope.catalogue import STEP_BUCKETS
 from stallscope.intake.quotas import Key
 from stallscope.intake.runs import Held, RunRegistry
@@ -184,9 +185,10 @@ class TraceRequests:
         path = self._folder / trace_request.file_name(wish.run)
         draft = path.with_suffix(".part")
         try:
-            draft.unlink(missing_ok=True)
+            if problem := file_trust.folder_problem(self._folder.stat()):
+                raise PermissionError(EPERM, f"{self._folder}: {problem}")
             # Readable for training of any user, writable for nobody else: that is what makes it trusted.
-            with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644), "wb") as file:
+            with open(file_trust.create(draft, 0o644), "wb") as file:
                 os.fchmod(file.fileno(), 0o644)
                 file.write(trace_request.encode(wish))
             draft.replace(path)
