@@ -175,6 +175,22 @@ class TestRestart:
         again.post(make_report(session="next", start=1_700_000_050.0, sequence=2, counters={"samples": 20.0}))
         assert value(again, name, "resnet50", "0") == 20
 
+    def test_a_rank_that_ended_without_an_exporter_is_lost_on_the_first_page(
+        self, make_intake: MakeIntake, make_report: MakeReport, clock: ScriptedClock, set_process: SetProcess
+    ) -> None:
+        set_process(7)
+        first = make_intake()
+        first.start()
+        first.registry.accept(make_report(), "unix", 7)
+        first.stop()
+        set_process(7, None)
+        clock.advance(100)
+        again = make_intake()
+        again.start()
+        assert value(again, "stallscope_training_state", "resnet50", "0", "lost") == 1
+        assert value(again, "stallscope_training_state", "resnet50", "0", "running") == 0
+        assert value(again, "stallscope_training_samples_total", "resnet50", "0") is None
+
     def test_a_kill_loses_no_more_than_the_last_seconds(
         self, make_intake: MakeIntake, make_report: MakeReport, clock: ScriptedClock
     ) -> None:

@@ -125,6 +125,7 @@ class Intake:
         if self._journal is not None:
             self.registry.restore(self._journal.load())
             self._saved_changes = self.registry.changes
+            self.registry.check_processes()  # so that the first page shows no rank that has ended meanwhile as running
         self._doors.start()
         self._thread = threading.Thread(target=self._keep_house_for_ever, name="intake", daemon=True)
         self._thread.start()
