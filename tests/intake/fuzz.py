@@ -48,7 +48,7 @@ CEILING = 160
 """Megabytes of resident memory, as SECURITY.md states for the whole exporter."""
 _OWN_SERIES = 100
 """Series of the intake itself."""
-_CHECK_EVERY = 2_000
+_CHECK_EVERY = 5_000
 _RESTART_EVERY = 20_000
 _PARSE_EVERY = 50_000
 _TOKEN = "a token of the fuzzer's own"
@@ -76,7 +76,7 @@ class Fuzzer:
         (folder / "tokens").touch(0o600)
         (folder / "tokens").write_text(_TOKEN)
         self._renderer = Renderer()
-        self._steps: dict[tuple[str, ...], tuple[tuple[str, float], Distribution]] = {}
+        self._steps: dict[tuple[str, ...], tuple[tuple[object, ...], Distribution]] = {}
         self._before: list[bytes] = [b"{}"]
         self.outcomes: Counter[str] = Counter()
         self.highest_memory = 0.0
@@ -120,7 +120,11 @@ class Fuzzer:
         chosen = self._random.random
         transport: Transport = self._random.choice(("unix", "unix", "udp", "http"))
         pid = self._random.choice((*_PIDS, 999, None)) if transport == "unix" else None
-        uid = self._random.choice((1001, 1001, 1002, 1003, self._random.randrange(2000, 4000))) if pid else None
+        uid = (
+            None
+            if pid is None
+            else 1001 + self._random.choice((0, 0, 0, 0, 0, 0, 1, 1, 2, self._random.randrange(2000)))
+        )
         newest([Datagram(data, pid, "", pid, (), uid), Datagram(self._random.choice(self._before), pid, "", pid)])
         try:
             if transport == "http":
@@ -137,7 +141,7 @@ class Fuzzer:
             status, _answer = self.intake.traces.post(data, self._random.choice((None, 1001)))
             self.outcomes[f"trace {status}"] += 1
         self._clock.advance(self._random.choice((0.0, 0.01, 0.1, 0.5)))
-        if chosen() < 0.02:
+        if chosen() < 0.002:
             self.intake.keep_house()
         if chosen() < 0.001:
             self._set_process(self._random.choice(_PIDS))
@@ -156,7 +160,9 @@ class Fuzzer:
         groups, series, _dropped = self._renderer.lines(samples, DEFAULT_MAX_SERIES)
         self.most_series = max(self.most_series, series)
         assert series <= limits.series + _OWN_SERIES
-        sessions = {(each.report.run, str(each.report.rank)): (each.report.session, each.admitted) for each in held}
+        sessions: dict[tuple[str, str], tuple[object, ...]] = {
+            (each.report.run, str(each.report.rank)): (each.report.session, each.admitted, each.former) for each in held
+        }
         steps = {}
         for rank, value in ((each.labels, each.value) for each in samples if each.family is STEP_SECONDS):
             assert isinstance(value, Distribution)
@@ -199,7 +205,7 @@ class Fuzzer:
         chosen = self._random
         now = self._clock.time()
         steps = chosen.randrange(10_000)
-        run = chosen.choice((f"run{chosen.randrange(80)}", "run0", "run1", "run1-1002", "run1-network", "run1-41"))
+        run = chosen.choice((f"run{chosen.randrange(40)}", "run0", "run1", "run1-1002", "run1-network", "run1-41"))
         return {
             "version": 1,
             "run": run,
