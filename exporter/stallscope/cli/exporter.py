@@ -64,6 +64,7 @@ class Exporter:
         from stallscope.sampling.sampler import Sampler
         from stallscope.sources.base import Environment
         from stallscope.web.application import Application
+        from stallscope.web.control import Control
         from stallscope.web.refusals import Refusals
         from stallscope.web.server import Server
         from stallscope.web.status.history import History
@@ -108,6 +109,7 @@ class Exporter:
         self._running: dict[str, Source] = {}
         self._switch_sources()
         refusals = Refusals()
+        self._control = Control(configuration.control_group)
         self._application = Application(
             self.sampler,
             post_report=self.intake.post,
@@ -119,6 +121,7 @@ class Exporter:
             signed_reports=self.intake.authentication is not None,
             switched_off=_switched_off(configuration),
             refusals=refusals,
+            control=self._control,
         )
         self.sampler.add_collector("requests", refusals.collect)
         self.servers: list[Server] = []
@@ -212,6 +215,7 @@ class Exporter:
         logs.configure(self.configuration.log_level, self.configuration.log_format)
         self._application.allow_remote_reports = self.configuration.allow_remote_reports
         self._application.switched_off = _switched_off(self.configuration)
+        self._control.group = self.configuration.control_group
         self.sampler.stale_after_intervals = self.configuration.stale_intervals
         self.intake.registry.limits = _limits(self.configuration)
         self.intake.registry.expiry = self.configuration.report_expiry

@@ -88,8 +88,12 @@ class Security:
         def guarded(request: Request, client: str) -> Response:
             self.look()
             rules = self._rules
-            refusal = None if rules.users is None or spared(request) else self._refusal(rules.users, request, client)
-            response = answer(request, client) if refusal is None else refusal
+            if rules.users is None or spared(request):
+                response = answer(request, client)
+            elif (refusal := self._refusal(rules.users, request, client)) is not None:
+                response = refusal
+            else:
+                response = answer(request._replace(proven=True), client)
             own = {line.partition(":")[0].lower() for line in response.headers}
             if response.content_type:
                 own.add("x-content-type-options")  # which goes with every content

@@ -24,6 +24,7 @@ from typing import Any
 from stallscope.report import MAX_BYTES
 from stallscope.web import response
 from stallscope.web.address import Address
+from stallscope.web.peer import Peer
 from stallscope.web.refusals import Reason, Refusals
 from stallscope.web.request import MAX_HEAD_BYTES, Malformed, Request, take_request
 from stallscope.web.response import Response
@@ -210,7 +211,7 @@ class _Connection(HTTPConnection):
     def _respond(self, request: Request) -> bool:
         keep = request.keep_alive and self.server.ready
         try:
-            answer = self.server.answer(request, self.remote_addr or "")
+            answer = self.server.answer(request._replace(peer=Peer(self.socket)), self.remote_addr or "")
         except Exception:
             _logger.exception("%s %s could not be answered", request.method, request.path)
             answer = response.text(500, "internal error; the exporter's log tells more")
