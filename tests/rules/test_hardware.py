@@ -163,6 +163,15 @@ def test_a_run_knows_of_a_critical_fault_of_its_gpu_and_goes_on_where_it_can_wai
         by="cause",
         rule_files=FILES,
     )
+    rulebook.check(
+        story,
+        {
+            "count by (run, rank, gpu, instance, cause) (run:culprit:info)": [
+                ({"run": "hit", "rank": "0", "gpu": "0", "instance": "a", "cause": "xid_hw"}, 1)
+            ]
+        },
+        rule_files=FILES,
+    )
 
 
 def test_memory_errors_count_until_the_gpu_is_reset(rulebook: Rulebook) -> None:
