@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import gc
 import io
+import json
 import pickle
 import pickletools
 import sys
@@ -1194,3 +1195,16 @@ def test_a_graph_that_is_replayed_makes_the_steps_that_were_captured(
         loop.replayed(graph, lambda graph: parts.clock.advance(2.0), (), {})
     told = Told(run, desk)
     assert (told.steps, told["backward"]) == (4, pytest.approx(BACKWARD + 3 * 2.0))
+
+
+# Traces
+
+
+def test_a_traced_step_has_the_kernels_of_pytorchs_profiler(run: stallscope.Run, parts: Parts, tmp_path: Path) -> None:
+    pytorch.watch(parts.model, run=run)
+    run.trace(steps=[1], directory=str(tmp_path), torch_profiler=True)
+    for batch in parts.loader:
+        parts.train(batch)
+    run.finish()
+    kernels = json.loads((tmp_path / "job" / "rank0-step1.torch.json").read_text())
+    assert any("mm" in event.get("name", "") for event in kernels["traceEvents"])
