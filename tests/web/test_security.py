@@ -171,7 +171,7 @@ def test_a_file_that_is_emptied_before_it_is_written_lets_nobody_in(
     served = serve(USERS)
     served.change("")
     assert [served.get().status, served.get(user="alice:right").status] == [401, 200]
-    assert "doing without users needs a restart" in caplog.messages[0]
+    assert "basic_auth_users: missing, and set in the configuration in force; set it again, or" in caplog.messages[0]
     served.change(USERS.replace("alice", "bob"))
     assert served.get(user="bob:right").status == 200
 
@@ -261,7 +261,18 @@ def test_tls_is_not_dropped_under_way(
     served = serve(TLS)
     served.change(USERS)
     assert served.get(context=authority.trusting()).status == 200
-    assert "turning TLS on or off needs a restart" in caplog.text
+    assert "tls_server_config: missing, and set in the configuration in force" in caplog.text
+
+
+@needs_openssl
+def test_tls_is_not_turned_on_under_way(
+    serve: Callable[[str], Served], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    served = serve("")
+    Authority(tmp_path).sign("node")
+    served.change(TLS)
+    assert served.get().status == 200
+    assert "tls_server_config: new; restart the exporter to turn TLS on" in caplog.text
 
 
 @needs_openssl

@@ -156,7 +156,7 @@ def test_the_versions_and_suites_that_were_asked_for_are_spoken(
     serve: Callable[..., Server], authority: Authority
 ) -> None:
     suite = CIPHER_SUITES["TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256"]
-    server = serve(highest="TLS12", cipher_suites=(suite,), curve=CURVES["CurveP384"])
+    server = serve(highest="TLS12", cipher_suites=(suite,), curves=(CURVES["CurveP384"],))
     with (
         socket.create_connection(("127.0.0.1", server.address.port), timeout=60) as plain,
         authority.trusting().wrap_socket(plain, server_hostname="localhost") as client,

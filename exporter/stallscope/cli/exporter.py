@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from stallscope.analysis.verdicts import VerdictWatch
     from stallscope.gpus.driver import Driver
+    from stallscope.sampling.reading import Sample
     from stallscope.simulation.simulation import Simulation
     from stallscope.sources.base import Source
     from stallscope.web.refusals import Refusals
@@ -121,6 +122,8 @@ class Exporter:
             refusals=refusals,
         )
         self.sampler.add_collector("requests", refusals.collect)
+        self.sampler.add_collector("configuration", self._collect_reloads)
+        self._is_reloaded = True
         self.servers: list[Server] = []
         self._security: Security | None = None
         try:
@@ -205,8 +208,15 @@ class Exporter:
         _logger.info(sentence)
         return sentence
 
-    def reload(self, newer: Configuration) -> None:
-        """Apply what can change under way, and say what can't."""
+    def reload(self, arguments: Sequence[str], summaries: Mapping[str, str]) -> None:
+        """Read the configuration again; apply what can change under way, and say what can't."""
+        try:
+            newer = load(arguments, os.environ, summaries)
+        except ConfigurationError as problem:
+            self._is_reloaded = False
+            _logger.error("configuration not read again, the running one stays: %s", problem)
+            return
+        self._is_reloaded = True
         live, waiting = self.configuration.changes(newer)
         self.configuration = replace(self.configuration, **live)
         logs.configure(self.configuration.log_level, self.configuration.log_format)
@@ -225,6 +235,17 @@ class Exporter:
         _logger.info("configuration read again", extra={"fields": {"changed": ",".join(sorted(live)) or "nothing"}})
         if waiting:
             _logger.warning("%s changed too, which needs a restart", ", ".join(waiting))
+
+    def _collect_reloads(self) -> list[Sample]:
+        """Whether the configuration files were valid when they were last read."""
+        from stallscope.catalogue import family
+        from stallscope.sampling.reading import Sample
+
+        reloaded = {"config": self._is_reloaded}
+        if self._security is not None:
+            reloaded["web_config"] = self._security.is_current
+        successful = family("stallscope_exporter_config_last_reload_successful")
+        return [Sample(successful, (file,), int(is_valid)) for file, is_valid in reloaded.items()]
 
     def _hears_others(self) -> bool:
         """Whether reports may come from other machines."""
@@ -381,7 +402,7 @@ def main(arguments: Sequence[str]) -> int:
     _settle()
     while (received := signal.sigwait(_SIGNALS)) not in _END_SIGNALS:
         if received == signal.SIGHUP:
-            _reload(exporter, arguments, summaries)
+            exporter.reload(arguments, summaries)
         else:
             exporter.release(None if received == signal.SIGUSR1 else 0.0)
     return exporter.end(0, "stopping", {"signal": signal.Signals(received).name})
@@ -389,13 +410,6 @@ def main(arguments: Sequence[str]) -> int:
 
 def _end_early(_number: int, _frame: object) -> NoReturn:
     os._exit(0)
-
-
-def _reload(exporter: Exporter, arguments: Sequence[str], summaries: Mapping[str, str]) -> None:
-    try:
-        exporter.reload(load(arguments, os.environ, summaries))
-    except ConfigurationError as problem:
-        _logger.error("configuration not read again, the running one stays: %s", problem)
 
 
 def _share_one_heap() -> None:
