@@ -124,7 +124,7 @@ BAD = {
     ),
     "a password for a hash": (
         "basic_auth_users: {alice: secret}",
-        r"basic_auth_users\.alice: is no bcrypt hash of a password; write the hash that `htpasswd -nBC 10 alice` prints",
+        r"basic_auth_users\.alice: is no bcrypt hash of a password; write the hash that `htpasswd -nBC 10 alice` ",
     ),
     "no hash": ("basic_auth_users: {alice: }", "is no bcrypt hash"),
     "a hash that costs nothing": (f"basic_auth_users: {{alice: {HASH.replace('$10$', '$03$')}}}", "is no bcrypt hash"),
@@ -153,8 +153,10 @@ STRICTER = {
         "TLS12 is below the min_version TLS13; raise max_version",
     ),
     "no suite": (
-        f"http_server_config: {{http2: false}}\n"
-        f"tls_server_config: {{{PAIR}, max_version: TLS12, cipher_suites: [TLS_AES_128_GCM_SHA256]}}",
+        (
+            f"http_server_config: {{http2: false}}\n"
+            f"tls_server_config: {{{PAIR}, max_version: TLS12, cipher_suites: [TLS_AES_128_GCM_SHA256]}}"
+        ),
         "has no suite of TLS12, the max_version; add one",
     ),
     "authorities in no PEM": (
