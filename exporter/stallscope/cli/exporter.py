@@ -66,7 +66,7 @@ class Exporter:
         from stallscope.sources.base import Environment
         from stallscope.web.application import Application
         from stallscope.web.refusals import Refusals
-        from stallscope.web.server import Server
+        from stallscope.web.server import Server, connection_limit
         from stallscope.web.status.history import History
 
         self.configuration = configuration
@@ -132,9 +132,12 @@ class Exporter:
             tls = None
             if self._security is not None:
                 answer, tls = self._security.guard(answer, self._is_signed), self._security.tls
+            limit = connection_limit(len(configuration.listen_addresses))
             for address in configuration.listen_addresses:
                 threads = configuration.max_threads
-                self.servers.append(Server(address, answer, threads=threads, tls=tls, refusals=refusals))
+                self.servers.append(
+                    Server(address, answer, threads=threads, max_connections=limit, tls=tls, refusals=refusals)
+                )
         except BaseException:
             self.stop()
             raise

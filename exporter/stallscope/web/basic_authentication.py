@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Literal
 
 from stallscope.configuration import ConfigurationError
+from stallscope.web.address import sender_of
 
 Verdict = Literal["allowed", "refused", "busy"]
 
@@ -69,6 +70,7 @@ class BasicAuthentication:
             authorization: the header.
             client: the address that it came from.
         """
+        client = sender_of(client)
         user, password = _credentials(authorization)
         if not user and not password:
             return "refused"
