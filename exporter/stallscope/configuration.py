@@ -721,8 +721,15 @@ def read_yaml(path: Path) -> yaml.Node | None:
     Raises:
         ConfigurationError: the file can't be read, is too long or is no YAML.
     """
-    import yaml  # a megabyte that most exporters never need
+    return parse_yaml(read_bytes(path), path)
 
+
+def read_bytes(path: Path) -> bytes:
+    """Read a configuration file.
+
+    Raises:
+        ConfigurationError: the file can't be read, or is too long.
+    """
     try:
         with path.open("rb") as file:
             content = file.read(MAX_FILE_BYTES + 1)
@@ -730,6 +737,17 @@ def read_yaml(path: Path) -> yaml.Node | None:
         raise ConfigurationError(f"{path}: can't be read: {problem.strerror}") from None
     if len(content) > MAX_FILE_BYTES:
         raise ConfigurationError(f"{path}: longer than {MAX_FILE_BYTES} bytes, the most that is read")
+    return content
+
+
+def parse_yaml(content: bytes, path: Path) -> yaml.Node | None:
+    """Return the tree of nodes of a file's content.
+
+    Raises:
+        ConfigurationError: the content is no YAML.
+    """
+    import yaml  # a megabyte that most exporters never need
+
     try:
         node: yaml.Node | None = yaml.compose(content, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as problem:
