@@ -83,7 +83,7 @@ def test_the_locks_hold_what_the_tests_ran_with() -> None:
     for name, version in tested.items():
         versions[name.split()[0]].add(version)
     locked = pins((ROOT / LOCKS[0]).read_text(encoding="utf-8"))
-    assert {"cheroot", "nvidia-ml-py", "psutil"} <= locked.keys()
+    assert {"h11", "nvidia-ml-py", "psutil"} <= locked.keys()
     assert not {name for name, version in locked.items() if version not in versions[name.split()[0]]}
 
 

@@ -185,7 +185,7 @@ def test_who_is_not_seen_by_the_kernel_needs_a_user_of_the_web_configuration(
     node.application.allow_remote_reports = True
     node.intake.post(json.dumps(REPORT).encode())
     headers = {"x-forwarded-for": "192.0.2.7"} if client == "127.0.0.1" else {}
-    request = Request("POST", path, headers, b'{"run": "resnet50", "steps": 1}', keep_alive=True)
+    request = Request("POST", path, headers, b'{"run": "resnet50", "steps": 1}')
     refused = node.application.answer(request, client)
     assert refused.status == 403
     assert b"need a user or a client certificate of --web.config.file" in refused.body
@@ -205,7 +205,7 @@ def test_a_password_proves_a_client_but_a_spared_request_does_not(tmp_path: Path
 
     guarded = Security(file).guard(answer, lambda _request: not user)
     headers = {"authorization": f"Basic {base64.b64encode(user.encode()).decode()}"} if user else {}
-    guarded(Request("POST", "/-/release", headers, b"", keep_alive=True), "192.0.2.7")
+    guarded(Request("POST", "/-/release", headers, b""), "192.0.2.7")
     assert seen == [bool(user)]
 
 

@@ -183,7 +183,7 @@ def test_a_look_finds_nothing_before_its_time_but_a_reload_does(tmp_path: Path) 
     security = Security(file, look_seconds=3600.0)
     guarded = security.guard(answer)
     file.write_text(USERS)
-    request = Request("GET", "/", {}, b"", keep_alive=True)
+    request = Request("GET", "/", {}, b"")
     assert guarded(request, "127.0.0.1").status == 200
     security.look_now()
     assert guarded(request, "127.0.0.1").status == 401
