@@ -129,7 +129,8 @@ def _without_formulas(frame: pd.DataFrame) -> pd.DataFrame:
         for name in frame.columns
         if isinstance(frame[name].dtype, pd.CategoricalDtype)
     }
-    return frame.assign(**plain)
+    harmless: pd.DataFrame = frame.assign(**plain)
+    return harmless
 
 
 def _schema(frame: pd.DataFrame) -> Any:

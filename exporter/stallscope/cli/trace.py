@@ -10,12 +10,13 @@ import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
 from stallscope.analysis.client_certificate import ClientCertificate, ClientCertificateError, tls_trouble
 from stallscope.cli import _client_certificate
-from stallscope.cli._exporter import DEFAULT_EXPORTER
+from stallscope.cli._exporter import DEFAULT_EXPORTER, exporter_url
 from stallscope.cli._parser import Parser
-from stallscope.readable import readable
+from stallscope.readable import readable, without_password
 from stallscope.trace_request import MAX_RANKS, MAX_STEPS
 
 _PATH = "/api/v1/trace"
@@ -86,9 +87,10 @@ def main(arguments: Sequence[str]) -> int:
     wish = {"run": told.run, "steps": told.steps, "ranks": told.rank}
     first = told.first_step
     answers: list[dict[str, Any]] = []
-    for exporter in told.exporter or [DEFAULT_EXPORTER]:
+    for address in told.exporter or [DEFAULT_EXPORTER]:
+        exporter = without_password(address)
         try:
-            answer = _ask(exporter, wish if first is None else {**wish, "first_step": first}, told.certificate)
+            answer = _ask(address, wish if first is None else {**wish, "first_step": first}, told.certificate)
         except _Refused as refused:
             answer = {"problem": str(refused)}
         else:
@@ -104,10 +106,13 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _ask(exporter: str, wish: dict[str, Any], certificate: ClientCertificate | None) -> dict[str, Any]:
-    request = urllib.request.Request(  # noqa: S310 - the scheme is checked
-        exporter + _PATH, json.dumps(wish).encode(), {"Content-Type": "application/json"}, method="POST"
-    )
+    from stallscope.terminal.exporter_client import login_header
+
     try:
+        headers = {"Content-Type": "application/json", **login_header(urlsplit(exporter))}
+        request = urllib.request.Request(  # noqa: S310 - the scheme is checked
+            without_password(exporter) + _PATH, json.dumps(wish).encode(), headers, method="POST"
+        )
         context = None if certificate is None else certificate.context()
         with urllib.request.urlopen(request, timeout=_TIMEOUT, context=context) as reply:  # noqa: S310
             answer: dict[str, Any] = json.loads(reply.read(_LONGEST_ANSWER))
@@ -172,6 +177,4 @@ def _ranks(text: str) -> list[int]:
 
 def _url(text: str) -> str:
     url = text if "://" in text else f"http://{text}"
-    if not url.startswith(("http://", "https://")) or not url.isprintable() or " " in url:
-        raise argparse.ArgumentTypeError(f"{text!r} is no address of an exporter; expected http://host:port")
-    return url.rstrip("/")
+    return exporter_url(url).rstrip("/")
