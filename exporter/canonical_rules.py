@@ -839,7 +839,7 @@ _REASONS = (
 )
 """Each reason of the catalogue with NVML's clock-event bit, and DCGM's counters in seconds and in nanoseconds."""
 _BLANK_32 = 0x7FFF_FFF0
-"""From here on 32-bit values are DCGM's blanks, such as "not supported"; read as bits, they are several reasons at once."""
+"""From here on 32-bit values are DCGM's blanks. Read as bits, they are several reasons at once."""
 
 
 def dcgm() -> Iterator[Rule]:
