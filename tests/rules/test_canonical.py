@@ -26,6 +26,7 @@ from tests.rules.rulebook import (
     ROOT,
     RULE_FILES,
     TARGET,
+    Labels,
     Rulebook,
     Story,
     gpu,
@@ -663,7 +664,7 @@ TEMPERATURES = {
     "amd_device_metrics_exporter": ("gpu_junction_temperature", "gpu_memory_temperature"),
     "omnistat": ("rocm_temperature_celsius",),
 }
-HEAT = {
+HEAT: Mapping[str, list[tuple[Labels, float]]] = {
     "count_over_time(gpu:verdict:ratio5m{cause='thermal_throttle'}[1h])": [],
     "count_over_time(ALERTS{alertname='GpuThermalThrottle'}[1h])": [],
 }

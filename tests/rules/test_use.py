@@ -317,7 +317,7 @@ def test_the_alert_names_the_pod_the_job_or_the_user_that_holds_the_gpu(rulebook
     ]
     story, expected = exporter(), []
     for instance, labels, words in holders:
-        story += node(instance, LOW, owner(**labels))
+        story += node(instance, LOW, owner(0, steady(1), **labels))
         routed = {name: value for name, value in labels.items() if name in ("namespace", "user")}
         expected.append(underused(instance, f" It is held by {words}.", **routed))
     # Nothing knows who holds this one.
