@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-# The training frameworks take 3 GB, several more where PyTorch comes with CUDA; 0 leaves them out, and their tests skip.
+# The training frameworks take 7 GB on Linux, where PyTorch comes with CUDA; 0 leaves them out, and their tests skip.
 STALLSCOPE_FRAMEWORKS ?= 1
 # How many tests run at once, each file's own one after the other; what takes the whole machine follows alone.
 JOBS ?= 4
