@@ -25,10 +25,10 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
         "causes": "",
         "cli": "analysis bundle capacity causes configuration doctor gpus intake logs nvidia readable sampling shim"
         " simulation sources stack terminal trace_request version web",
-        "configuration": "logs report web",
+        "configuration": "logs readable report web",
         # Of the terminal only the reading of an exporter's page.
-        "doctor": "analysis bundle catalogue configuration gpu_losses gpus nvidia owners report shim sources terminal"
-        " version",
+        "doctor": "analysis bundle catalogue configuration gpu_losses gpus nvidia owners readable report shim sources"
+        " terminal version",
         # A source of GPUs is a source; of the other sources they know nothing.
         "gpus": "catalogue sampling sources",
         "integrations": "shim",

@@ -14,13 +14,13 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from math import ceil, isnan
 from typing import Any, NamedTuple, TypeVar
-from urllib.parse import quote, urlsplit, urlunsplit
+from urllib.parse import quote, urlsplit
 
 import requests
 from urllib3.exceptions import HTTPError, ReadTimeoutError
 
 from stallscope.analysis.client_certificate import ClientCertificate, tls_trouble
-from stallscope.readable import readable
+from stallscope.readable import readable, without_password
 from stallscope.version import __version__
 
 TIMEOUT_SECONDS = 5.0
@@ -105,7 +105,7 @@ class Prometheus:
             max_bytes: longest answer that is read.
             certificate: is shown to it, where it wants one.
         """
-        self.name = without_password(url)
+        self.name = without_password(url).rstrip("/")
         self._api = url.rstrip("/") + "/api/v1/"
         self._timeout = timeout
         self._max_bytes = max_bytes
@@ -282,12 +282,6 @@ class Prometheus:
         if not isinstance(problem, (requests.RequestException, HTTPError)):
             return f"it can't be asked: {problem}"
         return "it broke off the connection, or is no web server"
-
-
-def without_password(url: str) -> str:
-    """The address as it may be shown."""
-    parts = urlsplit(url)
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2])).rstrip("/")
 
 
 def _moment(name: str, moment: float | None) -> dict[str, str]:

@@ -10,6 +10,7 @@ from stallscope.cli import _client_certificate
 from stallscope.cli._durations import duration
 from stallscope.cli._parser import Parser
 from stallscope.configuration import parse_server
+from stallscope.readable import without_password
 
 if TYPE_CHECKING:
     from stallscope.analysis.prometheus import Prometheus
@@ -80,5 +81,6 @@ def address(text: str) -> str:
     except ValueError:
         url = ""
     if not url:
-        raise argparse.ArgumentTypeError(f"{text!r} is no address; expected http://HOST:PORT or https://HOST:PORT")
+        shown = without_password(text)
+        raise argparse.ArgumentTypeError(f"{shown!r} is no address; expected http://HOST:PORT or https://HOST:PORT")
     return url

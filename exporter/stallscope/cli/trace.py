@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import base64
 import json
 import ssl
 import sys
@@ -11,13 +10,13 @@ import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 from stallscope.analysis.client_certificate import ClientCertificate, ClientCertificateError, tls_trouble
 from stallscope.cli import _client_certificate
-from stallscope.cli._exporter import DEFAULT_EXPORTER
+from stallscope.cli._exporter import DEFAULT_EXPORTER, exporter_url
 from stallscope.cli._parser import Parser
-from stallscope.readable import readable
+from stallscope.readable import readable, without_password
 from stallscope.trace_request import MAX_RANKS, MAX_STEPS
 
 _PATH = "/api/v1/trace"
@@ -91,10 +90,10 @@ def main(arguments: Sequence[str]) -> int:
     wish = {"run": told.run, "steps": told.steps, "ranks": told.rank}
     first = told.first_step
     answers: list[dict[str, Any]] = []
-    for url in told.exporter or [DEFAULT_EXPORTER]:
-        exporter, headers = _without_login(url)
+    for address in told.exporter or [DEFAULT_EXPORTER]:
+        exporter = without_password(address)
         try:
-            answer = _ask(exporter, headers, wish if first is None else {**wish, "first_step": first}, told.certificate)
+            answer = _ask(address, wish if first is None else {**wish, "first_step": first}, told.certificate)
         except _Refused as refused:
             answer = {"problem": str(refused)}
         else:
@@ -109,25 +108,14 @@ def main(arguments: Sequence[str]) -> int:
     return int(any(answer.get("problem") for answer in answers))
 
 
-def _without_login(url: str) -> tuple[str, dict[str, str]]:
-    """Return the address without user and password, and the headers that send these."""
-    parts = urlsplit(url)
-    if parts.username is None:
-        return url, {}
-    login = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
-    return (
-        parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl(),
-        {"Authorization": f"Basic {base64.b64encode(login).decode()}"},
-    )
+def _ask(exporter: str, wish: dict[str, Any], certificate: ClientCertificate | None) -> dict[str, Any]:
+    from stallscope.terminal.exporter_client import login_header
 
-
-def _ask(
-    exporter: str, headers: dict[str, str], wish: dict[str, Any], certificate: ClientCertificate | None
-) -> dict[str, Any]:
-    request = urllib.request.Request(  # noqa: S310 - the scheme is checked
-        exporter + _PATH, json.dumps(wish).encode(), {"Content-Type": "application/json", **headers}, method="POST"
-    )
     try:
+        headers = {"Content-Type": "application/json", **login_header(urlsplit(exporter))}
+        request = urllib.request.Request(  # noqa: S310 - the scheme is checked
+            without_password(exporter) + _PATH, json.dumps(wish).encode(), headers, method="POST"
+        )
         context = None if certificate is None else certificate.context()
         with urllib.request.urlopen(request, timeout=_TIMEOUT, context=context) as reply:  # noqa: S310
             answer: dict[str, Any] = json.loads(reply.read(_LONGEST_ANSWER))
@@ -192,6 +180,4 @@ def _ranks(text: str) -> list[int]:
 
 def _url(text: str) -> str:
     url = text if "://" in text else f"http://{text}"
-    if not url.startswith(("http://", "https://")) or not url.isprintable() or " " in url:
-        raise argparse.ArgumentTypeError(f"{text!r} is no address of an exporter; expected http://host:port")
-    return url.rstrip("/")
+    return exporter_url(url).rstrip("/")

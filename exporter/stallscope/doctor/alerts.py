@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 from stallscope.doctor.checkup import Finding, failed, ok, skipped, warning
 from stallscope.doctor.rules import LOAD
 from stallscope.doctor.server import Server, optional
+from stallscope.readable import without_password
 
 _HERE = ("localhost", "127.0.0.1", "::1")
 
@@ -34,9 +35,10 @@ def _received(server: Server, url: str, *, firing: bool) -> Finding:
     """Whether an Alertmanager has the alert that always fires."""
     import requests
 
+    shown = without_password(url)
     here = urlsplit(url).hostname in _HERE
     if here and urlsplit(server.url).hostname not in _HERE:
-        return skipped(f"the Alertmanager at {url} is to be asked from Prometheus' own machine")
+        return skipped(f"the Alertmanager at {shown} is to be asked from Prometheus' own machine")
     wanted = {"filter": 'alertname="Watchdog"'}
     try:
         with requests.get(url, wanted, timeout=server.timeout, cert=server.certificate) as answer:
@@ -44,18 +46,18 @@ def _received(server: Server, url: str, *, firing: bool) -> Finding:
             alerts = answer.json()
     except requests.HTTPError as error:
         return warning(
-            f"the Alertmanager at {url} answers this machine with HTTP {error.response.status_code}",
+            f"the Alertmanager at {shown} answers this machine with HTTP {error.response.status_code}",
             "see on its own page whether it has the alert Watchdog",
         )
     except (requests.RequestException, ValueError) as error:
         report = failed if here else warning
         return report(
-            f"the Alertmanager at {url} gives this machine no answer ({type(error).__name__})",
+            f"the Alertmanager at {shown} gives this machine no answer ({type(error).__name__})",
             "see whether it runs" + ("" if here else "; where only Prometheus is to reach it, all may be well"),
         )
     if firing and not alerts:
-        return failed(f"the Alertmanager at {url} never got the alert Watchdog", "see Prometheus' log for the reason")
-    return ok(f"the Alertmanager at {url} " + ("has the alert Watchdog" if alerts else "answers"))
+        return failed(f"the Alertmanager at {shown} never got the alert Watchdog", "see Prometheus' log for the reason")
+    return ok(f"the Alertmanager at {shown} " + ("has the alert Watchdog" if alerts else "answers"))
 
 
 CHECKS = (("alertmanagers", _alertmanagers),)

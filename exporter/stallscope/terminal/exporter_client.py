@@ -13,9 +13,10 @@ import socket
 import ssl
 import threading
 import time
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from stallscope.analysis.client_certificate import ClientCertificate, ClientCertificateError, tls_trouble
+from stallscope.readable import without_password
 from stallscope.version import __version__
 
 TIMEOUT_SECONDS = 5.0
@@ -60,7 +61,8 @@ class ExporterClient:
         except ValueError:
             sound = False
         if not sound or not re.fullmatch(r"[\x21-\x7e]+", url):
-            raise ValueError(f"{url!r} is no address of an exporter; one is http://localhost:{DEFAULT_PORT}")
+            shown = without_password(url)
+            raise ValueError(f"{shown!r} is no address of an exporter; one is http://localhost:{DEFAULT_PORT}")
         self._host: str = parts.hostname or ""
         self._secure = parts.scheme == "https"
         # A port left out is the web's own only where the scheme says that this is the web.
@@ -80,9 +82,7 @@ class ExporterClient:
             "Accept-Encoding": "identity",
             "User-Agent": f"stallscope/{__version__}",
         }
-        if parts.username is not None:
-            login = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
-            self._headers["Authorization"] = "Basic " + base64.b64encode(login).decode()
+        self._headers |= login_header(parts)
 
     def read(self, path: str = "") -> str:
         """The page as it is now.
@@ -177,6 +177,14 @@ class ExporterClient:
         return "it broke off the connection, or is no web server"
 
 
+def login_header(parts: SplitResult) -> dict[str, str]:
+    """Return the header of HTTP's basic authentication for the user and password of an address; empty without them."""
+    if parts.username is None:
+        return {}
+    login = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
+    return {"Authorization": "Basic " + base64.b64encode(login).decode()}
+
+
 def _shut(connection: socket.socket) -> None:
     """Let whoever reads from it come back."""
     with contextlib.suppress(OSError):
@@ -187,7 +195,7 @@ def _refusal(status: int, target: str) -> str:
     if status in (http.HTTPStatus.UNAUTHORIZED, http.HTTPStatus.FORBIDDEN):
         return f"it wants another user or password (HTTP {status}): http://USER:PASSWORD@HOST:PORT"
     if 300 <= status < 400:
-        return f"it sends the question on to {target[:_SHOWN]!a}; use that address"
+        return f"it sends the question on to {without_password(target)[:_SHOWN]!a}; use that address"
     if status == http.HTTPStatus.NOT_FOUND:
         return "it has no metrics there (HTTP 404); see address and path"
     return f"it answers with HTTP {status}"
