@@ -824,13 +824,7 @@ CAUSES: dict[str, Cause] = {
                         time()
                       -
                         (
-                            min by ({run}) (
-                                rank:live:info
-                              * on (cluster, job, instance, run, rank) group_left ()
-                                max by (cluster, job, instance, run, rank) (stallscope_training_start_timestamp_seconds)
-                            )
-                          <
-                            min_over_time(run:clock:seconds[2h])
+                            run:start:timestamp_seconds < min_over_time(run:clock:seconds[2h])
                           or
                             min_over_time(run:clock:seconds[2h])
                         )

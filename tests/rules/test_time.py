@@ -141,6 +141,7 @@ def test_phases_of_a_rank_that_is_new_or_silent_are_not_judged(rulebook: Ruleboo
         pytest.param(gpu() + powered(steady(520)), "stalled", id="GPU busy at high power"),
         pytest.param(gpu() + powered("180+60x1 " * (LENGTH // 2)), "stalled", id="GPU busy at changing power"),
         pytest.param(gpu(), "stalled", id="GPU busy, power unknown"),
+        pytest.param([*gpu(), powered(steady(180))[0]], "stalled", id="GPU busy, power limit unknown"),
         pytest.param(gpu(idle=0.2) + powered(steady(180)), "stalled", id="GPU busy now and then"),
         pytest.param(gpu(idle=1.0) + storage(full=0.6), "hang_io", id="all wait for storage"),
         pytest.param(gpu(idle=1.0) + storage(in_flight=40), "hang_io", id="all wait for a network file system"),
