@@ -194,6 +194,26 @@ def test_what_only_slows_a_gpu_does_not_hide_that_its_run_stands_still(
     rulebook.check(story, {f"count by (cause) ({RUN_VERDICT})": [({"cause": cause}, 1)]})
 
 
+def test_the_loss_of_a_standstill_begins_and_ends_a_minute_late(rulebook: Rulebook) -> None:
+    again = f"0+{INTERVAL}x{scrapes(10)} 600+0x{scrapes(5) - 2} 900+{INTERVAL}x{LENGTH}"
+    story = rank(last_step=again) + gpu(idle=1.0)
+    lost = f'{SHARE}{{cause="stalled"}}'
+    rulebook.check(story, {lost: []}, at="11m")
+    rulebook.check_percent(story, RUN_VERDICT, [(of_run("stalled"), 100)], at="11m30s")
+    rulebook.check_percent(story, RUN_VERDICT, [(of_run("stalled"), 100)], at="15m")
+    rulebook.check(story, {"rank:stalled:info": []}, at="15m")
+    rulebook.check(story, {lost: []}, at="16m30s")
+    rulebook.check_percent(story, RUN_VERDICT, [(of_run("insufficient_data"), 0)], at="16m30s")
+
+
+def test_a_rank_that_ends_in_a_standstill_loses_nothing_more(rulebook: Rulebook) -> None:
+    ended = [
+        (name, until(15) if name.startswith("stallscope_training_state{") and 'state="running"' in name else values)
+        for name, values in rank(last_step=STOPPED)
+    ]
+    rulebook.check(ended + gpu(idle=1.0), {'pair_cause:time_lost:ratio5m{cause="stalled"}': []}, at="15m30s")
+
+
 def test_a_hot_gpu_has_its_own_verdict_while_its_rank_stands_still(rulebook: Rulebook) -> None:
     found: dict[str, list[tuple[Labels, float]]] = {
         f"count by (cause) ({name})": [({"cause": cause}, 1)] for name, cause in VERDICTS_OF_A_HANG.items()
