@@ -278,7 +278,7 @@ class Loop:
             self.fail_fetch(found, iterator, error)
             raise
         self.calls.ignored = False
-        self.end_fetch((found, found.dimension(batch)))
+        self.end_fetch(found, found.dimension(batch))
         return batch
 
     def begin_fetch(self, found: Pass) -> None:
@@ -286,9 +286,8 @@ class Loop:
         self._exhausted = True
         self._begin_wait(self._wait)
 
-    def end_fetch(self, fetched: tuple[Pass, int]) -> None:
-        """End the wait with a batch, and the batch's leading dimension."""
-        found, dimension = fetched
+    def end_fetch(self, found: Pass, dimension: int) -> None:
+        """End the wait with a batch of this leading dimension."""
         self._end_wait()
         self._timeline.held = True
         self._exhausted = False
