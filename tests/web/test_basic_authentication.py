@@ -104,6 +104,9 @@ def test_a_proven_user_is_not_checked_again_after_a_reload_unless_the_hash_chang
     assert users.judge(basic("alice", "new"), CLIENT) == "allowed"
     users.set_users({"bob": HASHED})
     assert users.judge(basic("alice", "new"), CLIENT) == "refused"
+    assert users.judge(basic("carol", "right"), CLIENT) == "refused"
+    users.set_users({"carol": HASHED})
+    assert users.judge(basic("carol", "right"), CLIENT) == "allowed"
 
 
 def test_a_user_with_many_right_passwords_does_not_make_another_one_forgotten(checks: Checks) -> None:

@@ -76,16 +76,17 @@ class BasicAuthentication:
             return "refused"
         users = self._users
         password = password[:_MOST_BYTES]
-        hashed = users.get(user) or self._decoy(users, user)
+        is_user = user in users
+        hashed = users[user] if is_user else self._decoy(users, user)
         # Keyed, so that the time of the look-up tells nothing, and no password is kept.
-        known = self._digest(b"\0".join((user.hex().encode(), hashed, password)))
-        if user in users and self._right.get(user) == known:
+        known = self._digest(b"\0".join((b"%d" % is_user, user.hex().encode(), hashed, password)))
+        if self._right.get(user) == known:
             return "allowed"
         if known in self._wrong:
             return "refused"
 
         def check() -> bool:
-            right = self._matches(password, hashed) and user in users
+            right = self._matches(password, hashed) and is_user
             self._remember(user, known, right=right)
             return right
 
