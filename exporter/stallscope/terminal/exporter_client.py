@@ -5,13 +5,14 @@ The standard library's client on one connection: half a millisecond a page, wher
 
 from __future__ import annotations
 
+import base64
 import http.client
 import re
 import socket
 import ssl
 from collections.abc import Mapping
 from typing import NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from stallscope.analysis.client_certificate import ClientCertificate, ClientCertificateError, tls_trouble
 from stallscope.analysis.deadline import deadline_after, watch
