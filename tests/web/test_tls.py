@@ -17,7 +17,7 @@ import pytest
 from stallscope.common.address import Address
 from stallscope.configuration import ConfigurationError
 from stallscope.protocol.report import MAX_BYTES
-from stallscope.web import openssl
+from stallscope.web.http import openssl
 from stallscope.web.http import server as server_module
 from stallscope.web.http.configuration_file import CIPHER_SUITES, CURVES, Tls
 from stallscope.web.http.response import TEXT, Response

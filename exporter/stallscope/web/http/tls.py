@@ -14,7 +14,7 @@ from time import gmtime, strftime
 from typing import Any
 
 from stallscope.configuration import ConfigurationError
-from stallscope.web import openssl
+from stallscope.web.http import openssl
 from stallscope.web.http.configuration_file import Pem, Tls
 from stallscope.web.http.refusals import Refusals
 
