@@ -154,6 +154,18 @@ def test_the_user_who_trains_may_request_traces_of_the_own_run_alone(node: Node)
 
 
 @as_root
+def test_a_user_who_trains_under_anothers_name_requests_no_traces_of_both(node: Node) -> None:
+    """Their processes look for requests under the name that they were given, not the one that is shown."""
+    node.intake.registry.accept(json.dumps(REPORT).encode(), "unix", uid=STRANGER)
+    node.intake.registry.accept(json.dumps({**REPORT, "session": "b1"}).encode(), "unix", uid=TRAINER)
+    for uid in (STRANGER, TRAINER):
+        for run in ("resnet50", f"resnet50-{TRAINER}"):
+            status, answer = node.post_as(uid, "/api/v1/trace", json.dumps({"run": run, "steps": 1}))
+            assert (status, json.loads(answer)["error"]) == (403, "not_owner")
+    assert node.post_as(0, "/api/v1/trace", '{"run": "resnet50", "steps": 1}')[0] == 202
+
+
+@as_root
 def test_members_of_the_control_group_may_release_and_request_traces(node: Node) -> None:
     member = pwd.getpwnam("daemon")
     node.intake.registry.accept(json.dumps(REPORT).encode(), "unix", uid=TRAINER)

@@ -293,7 +293,7 @@ class NvmlDevice:
         celsius = self._optional("nvmlDeviceGetTemperature", 0)
         if celsius is None:  # the older call is announced to go with CUDA 14
             celsius = self.call("nvmlDeviceGetTemperatureV", 0)
-        return float(self._scrutiny.needed("temperature", celsius, MOST_CELSIUS))
+        return float(self._scrutiny.needed("temperature", celsius, MOST_CELSIUS, 1))
 
     def temperature_limits(self) -> Mapping[str, float]:
         """Celsius by limit."""
