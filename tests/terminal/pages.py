@@ -117,6 +117,7 @@ def _ranks(second: float, ranks: int) -> Iterator[Sample]:
             yield sample(observer.RANK_STATE, (*labels, state), float(state == "running"))
         for activity in ("training", "evaluation"):
             yield sample(observer.ACTIVITY, (*labels, activity), float(activity == "training"))
+        yield sample(observer.START, labels, NOW)
         yield sample(observer.LAST_STEP, labels, NOW + second - 1)
         yield sample(observer.LAST_PUSH, labels, NOW + second)
         yield sample(observer.RESTARTS, labels, 0)

@@ -77,10 +77,6 @@ class Page:
         for text, value in self._series[family.name + suffix].items():
             yield labels_of(text), value
 
-    def number(self, family: Family) -> float | None:
-        """The value of a family that has no labels, where it is told."""
-        return self._series[family.name].get("")
-
 
 @lru_cache(_KNOWN_LABELS)
 def labels_of(text: str) -> Labels:
