@@ -1,27 +1,61 @@
-"""What the status page shows, at one moment. Everything here is replaced, not edited, so that nobody waits for it."""
+"""A look at the exporter's memory. Everything in it is replaced, not edited, so that nobody waits for it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from stallscope.intake.runs import Held
-from stallscope.sampling.reading import Sample
+from stallscope.catalogue.metrics import Family
+from stallscope.sampling.reading import Distribution, Sample
 from stallscope.sampling.sampler import SourceStatus
+from stallscope.view.model import Labels
+from stallscope.view.observer import COUNT, FAMILIES, SUM, RankKey
+
+_MOST = 1e100
+"""Beyond it sums and products would be infinite."""
 
 
 class Look(NamedTuple):
-    """A look at the exporter's memory."""
+    """What the status page shows at one moment."""
 
     at: float
     """Unix time of the newest page of metrics."""
     ready: bool
     """Whether a first round of readings is on it."""
     samples: tuple[Sample, ...]
-    """What the sources told."""
+    """Everything on that page."""
     statuses: tuple[SourceStatus, ...]
-    held: tuple[Held, ...]
-    """Every rank."""
+    failures: Mapping[RankKey, str] = {}
+    """What a rank's process failed with, where it reported that."""
     reads_gpus: bool = True
     """Whether a source of GPUs is switched on."""
     simulated: str = ""
     """The scenario, where GPUs are simulated."""
+
+
+class SnapshotSamples:
+    """The samples of the exporter's own memory in the form that the model is built from: `view.observer.Samples`."""
+
+    def __init__(self, samples: Iterable[Sample]) -> None:
+        """Sort the samples by family."""
+        self._series: dict[Family, dict[tuple[str, ...], float | Distribution]] = {family: {} for family in FAMILIES}
+        for family, labels, value in samples:
+            series = self._series.get(family)
+            if series is not None:
+                series[labels] = value
+
+    def series(self, family: Family, suffix: str = "") -> dict[tuple[str, ...], float]:
+        """Values of a family by the values of their labels."""
+        values = ((labels, _number(value, suffix)) for labels, value in self._series[family].items())
+        return {labels: value for labels, value in values if -_MOST < value < _MOST}
+
+    def samples(self, family: Family, suffix: str = "") -> Iterator[tuple[Labels, float]]:
+        """Labels and value of each of a family's series."""
+        for labels, value in self.series(family, suffix).items():
+            yield dict(zip(family.all_labels, labels, strict=False)), value  # optional labels may be left out
+
+
+def _number(value: float | Distribution, suffix: str) -> float:
+    if isinstance(value, Distribution):
+        return {COUNT: value.count, SUM: value.total}[suffix]
+    return value
