@@ -72,10 +72,9 @@ SOURCE_FAILURES = family("stallscope_exporter_source_failures_total")
 SERIES_DROPPED = family("stallscope_exporter_series_dropped_total")
 
 COUNT, SUM = "_count", "_sum"
-FAMILIES = tuple(each for each in list(globals().values()) if isinstance(each, Family))
-"""Families that are read."""
+_FAMILIES = [each for each in list(globals().values()) if isinstance(each, Family)]
 WANTED = frozenset(
-    {each.name for each in FAMILIES if each.type is not MetricType.HISTOGRAM}
+    {each.name for each in _FAMILIES if each.type is not MetricType.HISTOGRAM}
     | {STEP_SECONDS.name + COUNT, STEP_SECONDS.name + SUM}
 )
 """Names of the samples that are read."""

@@ -9,7 +9,7 @@ from stallscope.catalogue.metrics import Family
 from stallscope.sampling.reading import Distribution, Sample
 from stallscope.sampling.sampler import SourceStatus
 from stallscope.view.model import Labels
-from stallscope.view.observer import COUNT, FAMILIES, SUM, RankKey
+from stallscope.view.observer import COUNT, SUM, WANTED, RankKey
 
 _MOST = 1e100
 """Beyond it sums and products would be infinite."""
@@ -38,24 +38,22 @@ class SnapshotSamples:
 
     def __init__(self, samples: Iterable[Sample]) -> None:
         """Sort the samples by family."""
-        self._series: dict[Family, dict[tuple[str, ...], float | Distribution]] = {family: {} for family in FAMILIES}
+        self._series: dict[str, dict[tuple[str, ...], float]] = {name: {} for name in WANTED}
+        series = self._series
         for family, labels, value in samples:
-            series = self._series.get(family)
-            if series is not None:
-                series[labels] = value
+            if isinstance(value, Distribution):
+                if family.name + SUM in series and value.total < _MOST:
+                    series[family.name + COUNT][labels] = value.count
+                    series[family.name + SUM][labels] = value.total
+            elif family.name in series and -_MOST < value < _MOST:
+                series[family.name][labels] = value
 
     def series(self, family: Family, suffix: str = "") -> dict[tuple[str, ...], float]:
         """Values of a family by the values of their labels."""
-        values = ((labels, _number(value, suffix)) for labels, value in self._series[family].items())
-        return {labels: value for labels, value in values if -_MOST < value < _MOST}
+        return self._series[family.name + suffix]
 
     def samples(self, family: Family, suffix: str = "") -> Iterator[tuple[Labels, float]]:
         """Labels and value of each of a family's series."""
-        for labels, value in self.series(family, suffix).items():
-            yield dict(zip(family.all_labels, labels, strict=False)), value  # optional labels may be left out
-
-
-def _number(value: float | Distribution, suffix: str) -> float:
-    if isinstance(value, Distribution):
-        return {COUNT: value.count, SUM: value.total}[suffix]
-    return value
+        names = family.all_labels
+        for labels, value in self._series[family.name + suffix].items():
+            yield dict(zip(names, labels, strict=False)), value  # optional labels may be left out
