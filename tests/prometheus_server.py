@@ -6,7 +6,6 @@ import json
 import shutil
 import subprocess
 import tempfile
-import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -19,6 +18,7 @@ from typing import Any
 import yaml
 
 from tests.free_ports import free_port
+from tests.waiting import until
 
 
 class RefusedError(RuntimeError):
@@ -109,19 +109,11 @@ def prometheus(
             ) as process,
         ):
             try:
-                _await_ready(port)
+                until(lambda: _is_ready(port), "Prometheus is not ready")
                 yield Server(f"http://127.0.0.1:{port}", port, process.pid, folder)
             finally:
                 process.terminate()
                 process.wait(60)
-
-
-def _await_ready(port: int) -> None:
-    deadline = time.monotonic() + 60
-    while not _is_ready(port):
-        if time.monotonic() > deadline:
-            raise RuntimeError("Prometheus has not come up within 60 s")
-        time.sleep(0.1)
 
 
 def _is_ready(port: int) -> bool:

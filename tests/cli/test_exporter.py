@@ -12,7 +12,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -30,6 +29,7 @@ from stallscope.sampling.sampler import Hang, Sampler
 from tests.analysis.servers import answering, talking
 from tests.free_ports import free_port
 from tests.nvml_library.stand_in import GpuState, NvmlStandIn
+from tests.waiting import until
 from tests.web.certificates import Authority, needs_openssl
 
 QUIET = ("--report.unix-socket=", "--report.udp-address=", "--collector.disable-defaults")
@@ -82,13 +82,10 @@ class Running:
 
     def eventually(self, path: str, condition: Callable[[str], bool]) -> str:
         """Wait until the page is as wanted."""
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline:
-            with contextlib.suppress(urllib.error.HTTPError):
-                if condition(page := self.get(path)):
-                    return page
-            time.sleep(0.05)
-        raise AssertionError(f"{path} never became as wanted")
+        return until(
+            lambda: page if condition(page := self.get(path)) else "",
+            f"{path} is not as wanted",
+        )
 
     def close(self) -> None:
         self.process.kill()

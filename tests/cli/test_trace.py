@@ -7,9 +7,8 @@ import json
 import os
 import subprocess
 import sys
-import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ import pytest
 from stallscope.cli import trace
 from tests.analysis.servers import answering
 from tests.free_ports import free_port
+from tests.waiting import until
 
 TRAINING = """
 import sys, time
@@ -29,13 +29,6 @@ with stallscope.Run("job", rank=int(sys.argv[1]), world_size=3) as run:
             time.sleep(0.01)
         run.step()
 """
-
-
-def until(condition: Callable[[], object], seconds: float = 90.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come about"
-        time.sleep(0.05)
 
 
 @contextlib.contextmanager

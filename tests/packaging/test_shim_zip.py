@@ -7,9 +7,8 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from stallscope.intake.service import Intake, IntakeSettings
 from stallscope.protocol.report import Report
 from stallscope.web.application import Application
 from stallscope.web.http.server import Server
+from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
 VERSIONS = ("3.10", "3.11", "3.12", "3.13")
@@ -109,13 +109,6 @@ class Doors:
         until(lambda: any(held.report.state == "finished" for held in self.intake.registry.held))
         (held,) = self.intake.registry.held
         return held.report
-
-
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come about"
-        time.sleep(0.02)
 
 
 @pytest.fixture
