@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from stallscope.clients.alertmanager import Alert
 from stallscope.stack import screen
-from stallscope.stack.readiness import Alert, Verdict
+from stallscope.stack.readiness import Verdict
 
 ALERT = Alert(
     name="GpuLost",

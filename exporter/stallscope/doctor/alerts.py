@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
@@ -9,6 +10,7 @@ from stallscope.doctor.checkup import Finding, failed, ok, skipped, warning
 from stallscope.doctor.rules import LOAD
 from stallscope.doctor.server import Server, optional
 
+_API = re.compile(r"/api/v\d/alerts$")
 _HERE = ("localhost", "127.0.0.1", "::1")
 
 
@@ -32,25 +34,24 @@ def _alertmanagers(server: Server) -> Iterator[Finding]:
 
 def _received(server: Server, url: str, *, firing: bool) -> Finding:
     """Whether an Alertmanager has the alert that always fires."""
-    import requests
+    from stallscope.clients.alertmanager import Alertmanager
+    from stallscope.clients.prometheus import PrometheusError
 
     here = urlsplit(url).hostname in _HERE
     if here and urlsplit(server.url).hostname not in _HERE:
         return skipped(f"the Alertmanager at {url} is to be asked from Prometheus' own machine")
-    wanted = {"filter": 'alertname="Watchdog"'}
+    client = Alertmanager(_API.sub("", url), timeout=server.timeout, certificate=server.certificate)
     try:
-        with requests.get(url, wanted, timeout=server.timeout, cert=server.certificate) as answer:
-            answer.raise_for_status()
-            alerts = answer.json()
-    except requests.HTTPError as error:
-        return warning(
-            f"the Alertmanager at {url} answers this machine with HTTP {error.response.status_code}",
-            "see on its own page whether it has the alert Watchdog",
-        )
-    except (requests.RequestException, ValueError) as error:
+        alerts = client.alerts(filter='alertname="Watchdog"')
+    except PrometheusError as error:
+        if error.status is not None:
+            return warning(
+                f"the Alertmanager at {url} answers this machine with HTTP {error.status}",
+                "see on its own page whether it has the alert Watchdog",
+            )
         report = failed if here else warning
         return report(
-            f"the Alertmanager at {url} gives this machine no answer ({type(error).__name__})",
+            f"the Alertmanager at {url} gives this machine no answer ({error})",
             "see whether it runs" + ("" if here else "; where only Prometheus is to reach it, all may be well"),
         )
     if firing and not alerts:

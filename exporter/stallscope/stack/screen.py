@@ -6,10 +6,11 @@ import textwrap
 import time
 from collections.abc import Sequence
 
+from stallscope.clients.alertmanager import Alert
 from stallscope.simulation.scenarios import Scenario
 from stallscope.stack.component import Component
 from stallscope.stack.ports import ADDRESS
-from stallscope.stack.readiness import Alert, Check, Verdict
+from stallscope.stack.readiness import Check, Verdict
 from stallscope.stack.settings import RUN, THRESHOLDS, Settings
 
 _LABEL_WIDTH = 16
