@@ -100,24 +100,13 @@ def test_phases_of_the_last_minutes_are_shown_once_there_are_some() -> None:
     assert facts(article)["Step time"] == "2.00 s"
 
 
-def history_of(rank: Held) -> History:
-    """A history in which that rank stands since long ago."""
+def test_a_run_that_told_nothing_lately_is_told_since_its_start() -> None:
     clock = ScriptedClock()
     history = History(clock.monotonic)
     for _ in range(2):
-        history.note(ranks(rank))
+        history.note(ranks(held()))
         clock.advance(MARK_SECONDS)
-    return history
-
-
-def test_a_new_life_of_a_rank_is_not_measured_against_the_one_before() -> None:
-    history = history_of(held(phases={"forward": 1.0}, arrived=NOW - 300))
-    again = held(session="second", start=NOW - 20, phases={"data_wait": 5.0, "forward": 5.0})
-    assert legend(run(again, history=history)) == ["data wait 50 %", "forward 50 %"]
-
-
-def test_a_run_that_told_nothing_lately_is_told_since_its_start() -> None:
-    article = run(held(), history=history_of(held()))
+    article = run(held(), history=history)
     assert "Where the time goes, since the start" in article.text
     assert facts(article)["Step time"] == "250 ms"
 
@@ -192,14 +181,6 @@ def test_a_thousand_ranks_show_those_in_trouble_and_how_many_more_there_are() ->
     assert article.one("h3").text == "resnet50 1 lost 1,023 running"
 
 
-def test_runs_that_live_stand_before_those_that_ended() -> None:
-    titles = [
-        each.one("h3").text
-        for each in runs(held=(held("a", state="finished", ended=1.0), held("c"), held("b", state="starting")))
-    ]
-    assert titles == ["b starting", "c running", "a finished"]
-
-
 def test_says_so_where_no_run_has_reported() -> None:
     assert "No training run has reported." in shown().text
 
@@ -227,28 +208,10 @@ def test_the_verdict_tells_cause_cost_and_remedy() -> None:
     assert [asked for asked, _gpus in told.asked] == [[NAMESPACED]]
 
 
-HOT = Culprit("3", "b:9400", "1", "", "thermal_throttle")
-
-
-def test_a_verdict_names_rank_gpu_node_and_root_cause_with_its_remedy() -> None:
-    told = judged(runs={NAMESPACED: Verdict("straggler_hw", 0.21, 0.21, HOT)})
-    article = run(held(info={"namespace": "research"}), verdicts=told)
-    assert article.one(class_="verdict").text == (
-        "Verdict: One rank's hardware is slow. It costs 21 % of the GPU time. Rank 3, GPU 1 of b:9400: slowed by heat. "
-        "Check airflow, fans and inlet temperature."
-    )
-
-
 def test_names_of_a_culprit_are_text_and_nothing_else() -> None:
     told = judged(runs={NAMESPACED: Verdict("straggler_hw", 0.21, None, Culprit("<b>", "<i>", "<u>", "<s>", "<a>"))})
     article = run(held(info={"namespace": "research"}), verdicts=told)
     assert "Rank <b>, GPU <u> MIG <s> of <i>: <a>. Drain or replace" in article.one(class_="verdict").text
-
-
-def test_the_total_is_told_only_where_it_is_another_figure() -> None:
-    told = judged(runs={NAMESPACED: Verdict("input_disk_bound", 0.42, 0.425)})
-    article = run(held(info={"namespace": "research"}), verdicts=told)
-    assert "It costs 42 % of the GPU time. Read" in article.text
 
 
 def test_a_run_without_a_gpu_loses_its_own_time() -> None:
