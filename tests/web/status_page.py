@@ -13,6 +13,7 @@ from stallscope.protocol.report import STEP_BUCKET_COUNT, parse
 from stallscope.sampling.clock import ScriptedClock
 from stallscope.sampling.reading import Distribution, Sample
 from stallscope.sampling.sampler import SOURCE_UP, SourceStatus
+from stallscope.view.observer import RankKey
 from stallscope.view.verdicts import Verdicts, VerdictWatch
 from stallscope.web.status.history import History
 from stallscope.web.status.look import Look
@@ -211,7 +212,7 @@ def look(
 ) -> Look:
     """What there is to look at: GPUs, sources and ranks as on the exporter's page; `changes` replace the rest."""
     sources = [Sample(SOURCE_UP, (each.name,), int(each.up)) for each in statuses if each.up is not None]
-    failures = {(each.report.run, str(each.report.rank)): each.report.failure for each in held}
+    failures: dict[RankKey, str] = {(each.report.run, str(each.report.rank)): each.report.failure for each in held}
     return Look(NOW, ready, (*samples, *sources, *ranks(*held)), statuses, failures)._replace(**changes)
 
 

@@ -84,7 +84,7 @@ MARK_SECONDS = 15.0
 _NEARLY = 0.9
 """Of a distance between pages, since reading them takes its time."""
 
-RankKey = tuple[str, str]
+RankKey = tuple[str, ...]
 """Run and number of a rank, as in the labels."""
 
 
@@ -96,6 +96,9 @@ class Samples(Protocol):
 
     def samples(self, family: Family, suffix: str = "") -> Iterable[tuple[Labels, float]]:
         """Labels and value of each of a family's series, in the same order."""
+
+    def by(self, family: Family, *names: str, suffix: str = "") -> Iterable[tuple[tuple[str, ...], float]]:
+        """Values of some labels, and value, of each of a family's series."""
 
 
 class Counters(NamedTuple):
@@ -185,12 +188,14 @@ def _gpus(page: Samples, previous: Samples | None, older: Samples | None) -> tup
         if share > 0:
             throttled.setdefault(labels.get("uuid", ""), {})[labels.get("reason", "")] = share
     processes: dict[str, float] = {}
-    for labels, value in page.samples(PROCESSES):
-        uuid = labels.get("uuid", "")
+    for (uuid,), value in page.by(PROCESSES, "uuid"):
         processes[uuid] = processes.get(uuid, 0.0) + value
-    temperature = _by_uuid(page, TEMPERATURE, sensor="gpu")
-    clock, clock_max = (_by_uuid(page, each, clock="sm") for each in (CLOCK, CLOCK_MAX))
-    reasons = {labels.get("uuid", ""): labels.get("reason", "") for labels, _ in page.samples(LOST_INFO)}
+    temperature = {uuid: value for (uuid, sensor), value in page.by(TEMPERATURE, "uuid", "sensor") if sensor == "gpu"}
+    clock, clock_max = (
+        {uuid: value for (uuid, name), value in page.by(each, "uuid", "clock") if name == "sm"}
+        for each in (CLOCK, CLOCK_MAX)
+    )
+    reasons = {uuid: reason for (uuid, reason), _ in page.by(LOST_INFO, "uuid", "reason")}
     owners = _owners(page, older)
     known: dict[str, Labels] = {}
     for each in (GPU_UP, GPU_INFO):  # the latter says more, and is not there of a GPU that is gone
@@ -242,12 +247,8 @@ def _owners(page: Samples, before: Samples | None) -> dict[str, list[Owner]]:
     return owners
 
 
-def _by_uuid(page: Samples, what: Family, **only: str) -> dict[str, float]:
-    return {
-        labels.get("uuid", ""): value
-        for labels, value in page.samples(what)
-        if all(labels.get(name) == wanted for name, wanted in only.items())
-    }
+def _by_uuid(page: Samples, what: Family) -> dict[str, float]:
+    return {uuid: value for (uuid,), value in page.by(what, "uuid")}
 
 
 def _increases(page: Samples, before: Samples | None, what: Family) -> Iterator[tuple[Labels, float]]:
@@ -277,16 +278,16 @@ def _ranks(page: Samples, before: Mapping[RankKey, Counters]) -> tuple[Rank, ...
     told = {each: _by_rank(page, each) for each in _OF_A_RANK}
     counts = _by_rank(page, STEP_SECONDS, COUNT)
     states, activities = (
-        {_rank(labels): labels.get(each.labels[-1], "") for labels, value in page.samples(each) if value}
+        {(run, rank): word for (run, rank, word), value in page.by(each, "run", "rank", each.labels[-1]) if value}
         for each in (RANK_STATE, ACTIVITY)
     )
     gpus: dict[RankKey, list[str]] = {}
-    for labels, _ in page.samples(RANK_GPU):
-        gpus.setdefault(_rank(labels), []).append(labels.get("gpu", ""))
+    for (run, rank, gpu), _ in page.by(RANK_GPU, "run", "rank", "gpu"):
+        gpus.setdefault((run, rank), []).append(gpu)
     counters = counters_of(page)
     ranks = []
     for labels, _ in page.samples(RANK_INFO):
-        key = _rank(labels)
+        key = labels.get("run", ""), labels.get("rank", "")
         if not key[1].isdecimal() or len(key[1]) > _RANK_DIGITS:
             continue
         total = counters[key].total
@@ -316,19 +317,15 @@ def _ranks(page: Samples, before: Mapping[RankKey, Counters]) -> tuple[Rank, ...
 _OF_A_RANK = (STEP, STEPS_PLANNED, EPOCH, LOSS, RESTARTS, LAST_STEP, LAST_PUSH)
 
 
-def _rank(labels: Labels) -> RankKey:
-    return labels.get("run", ""), labels.get("rank", "")
-
-
 def _by_rank(page: Samples, what: Family, suffix: str = "") -> dict[RankKey, float]:
-    return {_rank(labels): value for labels, value in page.samples(what, suffix)}
+    return dict(page.by(what, "run", "rank", suffix=suffix))
 
 
 def counters_of(page: Samples) -> dict[RankKey, Counters]:
     """The counters of every rank."""
     phases: dict[RankKey, dict[str, float]] = {}
-    for labels, value in page.samples(PHASE_SECONDS):
-        phases.setdefault(_rank(labels), {})[labels.get("phase", "")] = value
+    for (run, rank, phase), value in page.by(PHASE_SECONDS, "run", "rank", "phase"):
+        phases.setdefault((run, rank), {})[phase] = value
     counts, sums = _by_rank(page, STEP_SECONDS, COUNT), _by_rank(page, STEP_SECONDS, SUM)
     starts, pushes, samples, tokens = (_by_rank(page, each) for each in (START, LAST_PUSH, SAMPLES, TOKENS))
     return {
@@ -344,7 +341,7 @@ def counters_of(page: Samples) -> dict[RankKey, Counters]:
                 since=None,
             ),
         )
-        for key in (_rank(labels) for labels, _ in page.samples(RANK_INFO))
+        for key in _by_rank(page, RANK_INFO)
     }
 
 
@@ -408,7 +405,7 @@ def _host_rates(page: Samples, previous: Samples | None, what: Family, source: s
 
 def _sources(page: Samples) -> tuple[Source, ...]:
     def by_source(what: Family) -> dict[str, float]:
-        return {labels.get("source", ""): value for labels, value in page.samples(what)}
+        return {source: value for (source,), value in page.by(what, "source")}
 
     successes, failures = by_source(SOURCE_SUCCESS), by_source(SOURCE_FAILURES)
     return tuple(

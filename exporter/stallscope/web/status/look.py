@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from operator import itemgetter
 from typing import NamedTuple
 
 from stallscope.catalogue.metrics import Family
 from stallscope.sampling.reading import Distribution, Sample
 from stallscope.sampling.sampler import SourceStatus
 from stallscope.view.model import Labels
-from stallscope.view.observer import COUNT, SUM, WANTED, RankKey
+from stallscope.view.observer import COUNT, STEP_SECONDS, SUM, WANTED, RankKey
 
 _MOST = 1e100
 """Beyond it sums and products would be infinite."""
@@ -42,11 +43,11 @@ class SnapshotSamples:
         series = self._series
         for family, labels, value in samples:
             if isinstance(value, Distribution):
-                if family.name + SUM in series and value.total < _MOST:
+                if family is STEP_SECONDS and value.total < _MOST:
                     series[family.name + COUNT][labels] = value.count
                     series[family.name + SUM][labels] = value.total
-            elif family.name in series and -_MOST < value < _MOST:
-                series[family.name][labels] = value
+            elif (found := series.get(family.name)) is not None and -_MOST < value < _MOST:
+                found[labels] = value
 
     def series(self, family: Family, suffix: str = "") -> dict[tuple[str, ...], float]:
         """Values of a family by the values of their labels."""
@@ -57,3 +58,9 @@ class SnapshotSamples:
         names = family.all_labels
         for labels, value in self._series[family.name + suffix].items():
             yield dict(zip(names, labels, strict=False)), value  # optional labels may be left out
+
+    def by(self, family: Family, *names: str, suffix: str = "") -> Iterator[tuple[tuple[str, ...], float]]:
+        """Values of some required labels, and value, of each of a family's series."""
+        places = [family.labels.index(name) for name in names]
+        pick = itemgetter(*places) if len(places) > 1 else itemgetter(slice(places[0], places[0] + 1))
+        return ((pick(labels), value) for labels, value in self._series[family.name + suffix].items())
