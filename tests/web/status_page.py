@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html.parser import HTMLParser
 from typing import Any
 
@@ -205,7 +205,7 @@ def ranks(*held: Held) -> list[Sample]:
 def look(
     *,
     samples: Iterable[Sample] = (),
-    held: Iterable[Held] = (),
+    held: Sequence[Held] = (),
     statuses: tuple[SourceStatus, ...] = (),
     ready: bool = True,
     **changes: Any,

@@ -108,7 +108,7 @@ def test_a_reader_can_end_and_begin_its_renewal() -> None:
 
 def test_says_so_where_what_it_shows_is_old() -> None:
     assert not shown(now=NOW + 2).one("header").all(class_="warn")
-    assert shown(now=NOW + 70).one("header").one(class_="warn").text == "70 s ago"
+    assert shown(now=NOW + 70).one("header").one(class_="warn").text == "1 min 10 s ago"
 
 
 def test_works_without_scripts_and_loads_nothing() -> None:

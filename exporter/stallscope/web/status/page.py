@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from stallscope.common.formatting import percent, several
+from stallscope.common.formatting import ago, percent, several
 from stallscope.common.version import __version__
 from stallscope.view.model import Node, runs_of
 from stallscope.view.observer import node_of
@@ -130,7 +130,7 @@ _FOOT = (
 def _renewal(look: Look, refreshing: bool, now: float) -> str:
     moment = time.gmtime(look.at)
     iso, shown = time.strftime("%Y-%m-%dT%H:%M:%SZ", moment), time.strftime("%H:%M:%S", moment)
-    late = f', <strong class="warn">{now - look.at:.0f} s ago</strong>' if now - look.at > REFRESH_SECONDS else ""
+    late = f', <strong class="warn">{ago(now - look.at)}</strong>' if now - look.at > REFRESH_SECONDS else ""
     if refreshing:
         how = f'renewed every {REFRESH_SECONDS} s. <a class="pause" href="?refresh=off">Pause</a>'
     else:
