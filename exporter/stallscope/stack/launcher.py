@@ -34,6 +34,7 @@ from stallscope.stack.readiness import (
 )
 from stallscope.stack.settings import RUN, WATCHDOG, Settings
 from stallscope.stack.signals import StopRequest, stop_signals
+from stallscope.view.verdicts import Culprit
 
 _POLL_SECONDS = 0.25
 _WATCH_SECONDS = 2.0
@@ -192,7 +193,7 @@ def _watch(
     components: Sequence[Component], prometheus: Prometheus, alertmanager: Alertmanager, stop: StopRequest
 ) -> int:
     """Tell of verdicts and alerts as they come and go, and of parts that end, until a stop is asked for."""
-    told: dict[str, tuple[str, str]] = {}
+    told: dict[str, tuple[str, Culprit | None]] = {}
     shown: dict[tuple[tuple[str, str], ...], Alert] = {}
     ended: set[str] = set()
     while not stop.wait(_WATCH_SECONDS):
@@ -208,7 +209,7 @@ def _watch(
         except (PrometheusError, LookupError):
             continue  # one of the two has ended, or is not well
         for run, verdict in judged.items():
-            cause, culprit = told.get(run, ("insufficient_data", ""))
+            cause, culprit = told.get(run, ("insufficient_data", None))
             if verdict.cause != cause or (verdict.culprit and verdict.culprit != culprit):
                 screen.say(screen.verdict(run, verdict))
             told[run] = verdict.cause, verdict.culprit

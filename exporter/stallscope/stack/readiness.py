@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 from stallscope.clients.alertmanager import Alert, Alertmanager
 from stallscope.clients.prometheus import Prometheus
-from stallscope.view.verdict_words import phrase_of
-from stallscope.view.verdicts import culprit_of
+from stallscope.view.verdicts import Verdict, culprit_of
 
 _SELDOM_SECONDS = 60.0
 """Rules that look back over hours are evaluated so seldom that nobody is made to wait for their first time."""
@@ -24,20 +23,11 @@ class Check(NamedTuple):
     """What was found, in words; None while it is not there yet."""
 
 
-class Verdict(NamedTuple):
-    """A run's primary cause, and the share of its time that it loses to it."""
-
-    cause: str
-    share: float
-    culprit: str = ""
-    """The rank and GPU to blame and the root cause; empty if no rank is to blame."""
-
-
 def verdicts(prometheus: Prometheus) -> dict[str, Verdict]:
     """Where each run's time goes, by run."""
-    culprits = {labels["run"]: phrase_of(culprit_of(labels)) for labels, _ in prometheus.query("run:culprit:info")}
+    culprits = {labels["run"]: culprit_of(labels) for labels, _ in prometheus.query("run:culprit:info")}
     return {
-        labels["run"]: Verdict(labels["cause"], share, culprits.get(labels["run"], ""))
+        labels["run"]: Verdict(labels["cause"], share, culprit=culprits.get(labels["run"]))
         for labels, share in prometheus.query("run:verdict:ratio5m")
     }
 
