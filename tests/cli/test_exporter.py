@@ -449,6 +449,7 @@ def test_a_training_elsewhere_reports_over_tls_with_a_token_and_nobody_without(
     authority.sign("node")
     hashed = bcrypt.hashpw(b"right", bcrypt.gensalt(4)).decode()
     tokens, web = tmp_path / "tokens", tmp_path / "web.yml"
+    tokens.touch(0o600)
     tokens.write_text("one token for all of them\n")
     web.write_text(
         f"tls_server_config: {{cert_file: node.crt, key_file: node.key}}\nbasic_auth_users: {{alice: {hashed}}}\n"
@@ -478,6 +479,7 @@ def test_reports_of_other_machines_without_tokens_are_warned_of(
 ) -> None:
     run(flag).logged("reports of other machines are taken as they come: .*set report.token-file")
     tokens = tmp_path / "tokens"
+    tokens.touch(0o600)
     tokens.write_text("one token for all of them\n")
     signed = run(flag, f"--report.token-file={tokens}")
     signed.logged("answering")

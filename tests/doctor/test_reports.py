@@ -38,6 +38,7 @@ class RealExporter:
 def exporter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealExporter]:
     """One that takes unsigned reports through its socket alone."""
     folder = tmp_path_factory.mktemp("exporter")
+    (folder / "tokens").touch(0o600)
     (folder / "tokens").write_text(f"{TOKEN}\n")
     port = free_port()
     found = RealExporter(f"http://127.0.0.1:{port}", folder / "report.sock", f"udp://127.0.0.1:{port}")
