@@ -38,10 +38,10 @@ MAY_IMPORT: Mapping[str, frozenset[str]] = {
         "sampling": "catalogue common",
         "shim": "common protocol",
         "simulation": "drivers protocol sampling shim",
-        "stack": "__init__ common simulation view",
+        "stack": "__init__ clients common simulation view",
         "terminal": "catalogue clients common view",
         "view": "catalogue clients common",
-        "web": "catalogue common configuration intake protocol sampling view",
+        "web": "catalogue common configuration protocol sampling view",
     }.items()
 }
 WITHIN: Mapping[str, frozenset[str]] = {
@@ -70,7 +70,7 @@ LIBRARIES: Mapping[str, frozenset[str]] = {
     "psutil": frozenset({"collectors", "stack"}),
     "pyarrow": frozenset({"analysis"}),
     "pynvml": frozenset({"drivers"}),
-    "requests": frozenset({"clients", "doctor", "stack"}),
+    "requests": frozenset({"clients"}),
     "rich": frozenset({"cli", "terminal"}),
     "shtab": frozenset({"cli"}),
     "textual": frozenset({"terminal"}),

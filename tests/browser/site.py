@@ -16,7 +16,7 @@ from stallscope.web.http.server import Server
 from stallscope.web.status.history import POINT_SECONDS, POINTS, History
 from stallscope.web.status.look import Look
 from stallscope.web.status.page import StatusPage
-from tests.web.status_page import BUSY, NOW, Told, gpu, held, status
+from tests.web.status_page import BUSY, NOW, Told, gpu, held, look, status
 
 PHASES = {
     "data_wait": 31.0,
@@ -39,7 +39,7 @@ HOSTILE = (
 
 def nothing() -> Look:
     """An exporter that has just begun."""
-    return Look(at=NOW, ready=False, samples=(), statuses=(status("nvidia", None, "", None),), held=())
+    return look(ready=False, statuses=(status("nvidia", None, "", None),))
 
 
 def busy_node() -> Look:
@@ -60,7 +60,7 @@ def busy_node() -> Look:
         status("nvidia", False, "DriverError: a GPU does not say what it is: no answer"),
         status("owners", True),
     )
-    return Look(at=NOW, ready=True, samples=tuple(samples), statuses=statuses, held=tuple(ranks))
+    return look(samples=samples, statuses=statuses, held=ranks)
 
 
 def hostile_node() -> Look:
@@ -75,14 +75,14 @@ def hostile_node() -> Look:
     names = [text if text.isprintable() else ascii(text) for text in (text[:128] for text in HOSTILE)]
     ranks = [held(name, rank, phases={name: 3.0, "forward": 1.0}) for name in names for rank in range(2)]
     statuses = tuple(status(text, False, text) for text in HOSTILE)
-    return Look(at=NOW, ready=True, samples=tuple(samples), statuses=statuses, held=tuple(ranks), simulated=HOSTILE[0])
+    return look(samples=samples, statuses=statuses, held=ranks, simulated=HOSTILE[0])
 
 
 def flood() -> Look:
     """More GPUs and ranks than anybody looks at."""
     samples = tuple(each for index in range(64) for each in gpu(index, **BUSY))
     ranks = [held(f"run-{number:02}", rank, info=WORLD) for number in range(64) for rank in range(16)]
-    return Look(at=NOW, ready=True, samples=samples, statuses=(), held=tuple(ranks))
+    return look(samples=samples, held=ranks)
 
 
 def verdicts() -> VerdictWatch:
@@ -103,7 +103,7 @@ def five_minutes() -> History:
         samples = [
             Sample(told, (str(index), f"GPU-{index}"), Distribution((), total, 10 * number)) for index in range(6)
         ]
-        history.note(() if 20 < number < 25 else samples, tuple)
+        history.note(() if 20 < number < 25 else samples)
         clock.advance(POINT_SECONDS)
     return history
 

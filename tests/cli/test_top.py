@@ -37,7 +37,7 @@ def node(**changes: object) -> Iterator[str]:
     That is the first one again, as while an exporter makes a large page anew every few seconds only.
     """
     seconds = itertools.chain((1000,), itertools.count(1000, 2))
-    with exporter(lambda: (200, text(next(seconds), **changes).encode())) as (url, _):  # type: ignore[arg-type]
+    with exporter(lambda: (200, text(next(seconds), **changes).encode())) as (url, _):
         yield url
 
 

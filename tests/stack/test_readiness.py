@@ -6,9 +6,9 @@ import json
 from http.server import BaseHTTPRequestHandler
 
 import pytest
-import requests
 
-from stallscope.stack.readiness import Prometheus
+from stallscope.clients.prometheus import Prometheus
+from stallscope.stack.readiness import rules
 from tests.handled import handled, reply
 
 
@@ -24,10 +24,10 @@ def said_of(often: list[str], seldom: list[str]) -> str | None:
 
     class Rules(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            reply(self, json.dumps({"data": {"groups": groups}}).encode())
+            reply(self, json.dumps({"status": "success", "data": {"groups": groups}}).encode())
 
-    with handled(Rules) as address, requests.Session() as session:
-        return Prometheus(f"http://{address}", session).rules()
+    with handled(Rules) as address:
+        return rules(Prometheus(f"http://{address}"))
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from stallscope.clients.alertmanager import Alert
 from stallscope.stack import screen
-from stallscope.stack.readiness import Alert, Verdict
+from stallscope.view.verdicts import Culprit, Verdict
 
 ALERT = Alert(
     name="GpuLost",
@@ -22,7 +23,7 @@ ALERT = Alert(
         (Verdict("input_bound", 0.534), "verdict on run resnet: input_bound, 53% of its time lost"),
         (Verdict("thermal_throttle", 0.002), "verdict on run resnet: thermal_throttle, under 1% of its time lost"),
         (
-            Verdict("straggler_hw", 0.2, "rank 3, GPU 1 of b:9400: slowed by heat"),
+            Verdict("straggler_hw", 0.2, culprit=Culprit("3", "b:9400", "1", "", "thermal_throttle")),
             "verdict on run resnet: straggler_hw, 20% of its time lost; rank 3, GPU 1 of b:9400: slowed by heat",
         ),
         (Verdict("healthy", 0.0), "verdict on run resnet: healthy"),

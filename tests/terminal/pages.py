@@ -30,28 +30,33 @@ def rendered(samples: Iterable[Sample]) -> str:
     return renderer.render(groups, openmetrics=False).decode()
 
 
-def text(
+def samples(
     second: float = 1000.0,
     *,
     gpus: int = 2,
     ranks: int = 2,
     extra: Iterable[Sample] = (),
     without: Iterable[Family] = (),
-) -> str:
-    """The page of a node that has been at work for so many seconds.
+) -> list[Sample]:
+    """The samples of a node that has been at work for so many seconds.
 
     Each GPU is busy for nine tenths of the time, the odd ones are slowed by heat for a quarter of it, and each has a
     rank that makes two steps of 32 samples a second, of which it waits for data for three tenths. Families in
     `without` are left out, and `extra` comes on top.
     """
-    samples = [*_gpus(second, gpus), *_host(second), *_ranks(second, ranks), *_exporter(second)]
+    found = [*_gpus(second, gpus), *_host(second), *_ranks(second, ranks), *_exporter(second)]
     left_out = set(without)
-    return rendered([*(each for each in samples if each.family not in left_out), *extra])
+    return [*(each for each in found if each.family not in left_out), *extra]
+
+
+def text(second: float = 1000.0, **changes: object) -> str:
+    """The same as the exporter's page."""
+    return rendered(samples(second, **changes))  # type: ignore[arg-type]
 
 
 def page(second: float = 1000.0, **changes: object) -> Page:
     """The same, read."""
-    return observer.wanted(text(second, **changes))  # type: ignore[arg-type]
+    return observer.wanted(text(second, **changes))
 
 
 def node(*seconds: float, **changes: object) -> Node:
@@ -117,6 +122,7 @@ def _ranks(second: float, ranks: int) -> Iterator[Sample]:
             yield sample(observer.RANK_STATE, (*labels, state), float(state == "running"))
         for activity in ("training", "evaluation"):
             yield sample(observer.ACTIVITY, (*labels, activity), float(activity == "training"))
+        yield sample(observer.START, labels, NOW)
         yield sample(observer.LAST_STEP, labels, NOW + second - 1)
         yield sample(observer.LAST_PUSH, labels, NOW + second)
         yield sample(observer.RESTARTS, labels, 0)

@@ -15,7 +15,7 @@ from stallscope.view import observer
 from stallscope.view.model import Node
 from stallscope.view.observer import Observer
 from stallscope.view.phase_shares import PhaseShare
-from stallscope.view.verdicts import Culprit, RunName, Verdict, Verdicts
+from stallscope.view.verdicts import RunName, Verdict, Verdicts
 from tests.terminal.pages import node, page, rendered, sample
 
 LATER = (1000, 1014, 1028, 1040)
@@ -73,16 +73,6 @@ def test_verdicts_stand_with_the_run_and_under_a_gpu_that_is_itself_the_cause() 
         "  alive between epochs.\n"
     ) in said
     assert said.endswith("Verdicts: http://prometheus:9090, told 12 s ago.")
-
-
-def test_a_verdict_of_a_run_names_the_rank_to_blame_and_the_remedy_for_the_root_cause() -> None:
-    blamed = Culprit("1", "node1:19400", "1", "", "thermal_throttle")
-    runs = {RunName("resnet50", ""): Verdict("straggler_hw", 0.23, 0.31, blamed)}
-    said = shown(screen(node(*LATER), verdicts=VERDICTS._replace(runs=runs)), 300)
-    assert (
-        "Verdict: One rank's hardware is slow. It costs 23 % of the GPU time, all causes together 31 %. Rank 1, GPU 1 "
-        "of node1:19400: slowed by heat. Check airflow, fans and inlet temperature."
-    ) in said
 
 
 def test_verdicts_have_a_column_where_there_is_room() -> None:

@@ -49,6 +49,12 @@ def test_a_root_cause_that_is_not_known_leaves_the_remedy_of_the_verdict() -> No
     assert words.remedy == CAUSES["straggler_hw"].remedy
 
 
+def test_the_total_is_told_only_where_it_is_another_figure() -> None:
+    assert words_of(Verdict("thermal_throttle", 0.42, 0.425)).cost == "It costs 42 % of the GPU time."
+    total = words_of(Verdict("thermal_throttle", 0.42, 0.5), with_gpus=False).cost
+    assert total == "It costs 42 % of its time, all causes together 50 %."
+
+
 @pytest.mark.parametrize("cause", CAUSES)
 def test_words_of_a_root_cause_fit_into_a_template_and_a_line(cause: str) -> None:
     assert not set('"\\{}\n;') & set(root_words(cause))

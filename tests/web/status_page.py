@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html.parser import HTMLParser
 from typing import Any
 
 from stallscope.catalogue.metrics import FAMILIES
-from stallscope.intake.runs import Held
+from stallscope.intake.runs import Held, samples_of
 from stallscope.protocol.report import STEP_BUCKET_COUNT, parse
 from stallscope.sampling.clock import ScriptedClock
 from stallscope.sampling.reading import Distribution, Sample
-from stallscope.sampling.sampler import SourceStatus
+from stallscope.sampling.sampler import SOURCE_UP, SourceStatus
+from stallscope.view.observer import RankKey
 from stallscope.view.verdicts import Verdicts, VerdictWatch
 from stallscope.web.status.history import History
 from stallscope.web.status.look import Look
@@ -196,6 +197,25 @@ class Told(VerdictWatch):
         return self.verdicts
 
 
+def ranks(*held: Held) -> list[Sample]:
+    """The ranks' samples, as on the exporter's page."""
+    return [each for rank in held for each in samples_of(rank)]
+
+
+def look(
+    *,
+    samples: Iterable[Sample] = (),
+    held: Sequence[Held] = (),
+    statuses: tuple[SourceStatus, ...] = (),
+    ready: bool = True,
+    **changes: Any,
+) -> Look:
+    """What there is to look at: GPUs, sources and ranks as on the exporter's page; `changes` replace the rest."""
+    sources = [Sample(SOURCE_UP, (each.name,), int(each.up)) for each in statuses if each.up is not None]
+    failures: dict[RankKey, str] = {(each.report.run, str(each.report.rank)): each.report.failure for each in held}
+    return Look(NOW, ready, (*samples, *sources, *ranks(*held)), statuses, failures)._replace(**changes)
+
+
 def rendered(
     *,
     history: History | None = None,
@@ -207,9 +227,9 @@ def rendered(
     **changes: Any,
 ) -> bytes:
     """The page; `changes` replace what there is to look at."""
-    look = Look(at=NOW, ready=True, samples=(), statuses=(), held=())._replace(**changes)
+    shown = look(**changes)
     page = StatusPage(
-        lambda: look,
+        lambda: shown,
         host=host,
         telemetry_path=telemetry_path,
         history=history or History(ScriptedClock().monotonic),

@@ -5,10 +5,14 @@ from __future__ import annotations
 import sys
 
 from stallscope.catalogue.metrics import FAMILIES
+from stallscope.intake.runs import Held
 from stallscope.sampling.clock import ScriptedClock
 from stallscope.sampling.reading import Distribution, Sample
+from stallscope.view.model import Recent
+from stallscope.view.observer import node_of
 from stallscope.web.status.history import MARK_SECONDS, MAX_GPUS, NOT_TOLD, POINT_SECONDS, POINTS, History
-from tests.web.status_page import held
+from stallscope.web.status.look import SnapshotSamples
+from tests.web.status_page import NOW, held, ranks
 
 OBSERVED = FAMILIES["stallscope_gpu_utilization_samples"]
 
@@ -21,7 +25,7 @@ def test_a_point_is_the_mean_of_what_the_driver_saw_since_the_last() -> None:
     clock = ScriptedClock()
     history = History(clock.monotonic)
     for total, count in ((100.0, 200), (102.5, 210), (103.5, 220)):
-        history.note(samples(total, count), tuple)
+        history.note(samples(total, count))
         clock.advance(POINT_SECONDS)
     assert history.activity("GPU-0") == bytes((NOT_TOLD, 25, 10))
 
@@ -29,9 +33,9 @@ def test_a_point_is_the_mean_of_what_the_driver_saw_since_the_last() -> None:
 def test_pages_in_between_change_nothing() -> None:
     clock = ScriptedClock()
     history = History(clock.monotonic)
-    history.note(samples(0, 0), tuple)
+    history.note(samples(0, 0))
     clock.advance(POINT_SECONDS / 2)
-    history.note(samples(5, 10), tuple)
+    history.note(samples(5, 10))
     assert len(history.activity("GPU-0")) == 1
 
 
@@ -39,7 +43,7 @@ def test_a_counter_that_begins_anew_is_no_activity() -> None:
     clock = ScriptedClock()
     history = History(clock.monotonic)
     for total, count in ((100.0, 200), (1.0, 10)):
-        history.note(samples(total, count), tuple)
+        history.note(samples(total, count))
         clock.advance(POINT_SECONDS)
     assert history.activity("GPU-0") == bytes((NOT_TOLD, NOT_TOLD))
 
@@ -48,11 +52,11 @@ def test_it_holds_five_minutes_and_forgets_gpus_that_are_gone_for_so_long() -> N
     clock = ScriptedClock()
     history = History(clock.monotonic)
     for number in range(2 * POINTS):
-        history.note(samples(number * 5.0, number * 10), tuple)
+        history.note(samples(number * 5.0, number * 10))
         clock.advance(POINT_SECONDS)
     assert history.activity("GPU-0") == bytes((50,)) * POINTS
     for _ in range(POINTS):
-        history.note((), tuple)
+        history.note(())
         clock.advance(POINT_SECONDS)
     assert history.activity("GPU-0") == b""
 
@@ -61,30 +65,35 @@ def test_eight_gpus_take_less_than_two_kilobytes_and_their_number_is_bounded() -
     clock = ScriptedClock()
     history = History(clock.monotonic)
     for number in range(2 * POINTS):
-        history.note(samples(number * 5.0, number * 10, uuids=8), tuple)
+        history.note(samples(number * 5.0, number * 10, uuids=8))
         clock.advance(POINT_SECONDS)
     assert sum(sys.getsizeof(history.activity(f"GPU-{index}")) for index in range(8)) < 2_000
-    history.note(samples(1, 1, uuids=10 * MAX_GPUS), tuple)
+    history.note(samples(1, 1, uuids=10 * MAX_GPUS))
     assert not history.activity(f"GPU-{9 * MAX_GPUS}")
+
+
+def recent(history: History, rank: Held) -> Recent:
+    """What the page shows of a rank."""
+    return node_of(SnapshotSamples(ranks(rank)), before=history.before).ranks[0].recent
 
 
 def test_a_rank_that_is_new_is_told_since_its_start_and_later_since_the_older_mark() -> None:
     clock = ScriptedClock()
     history = History(clock.monotonic)
-    rank = held(phases={"forward": 10.0}, steps=10)
-    history.note((), lambda: [rank])
+    rank = held(phases={"forward": 10.0}, steps=10, arrived=NOW - MARK_SECONDS)
+    history.note(ranks(rank))
     clock.advance(MARK_SECONDS - 1)
-    assert history.recent(rank).since is None
+    assert recent(history, rank).since is None
     clock.advance(1)
-    history.note((), lambda: [rank])
-    recent = history.recent(held(phases={"forward": 16.0}, steps=14))
-    assert (recent.since, recent.steps, recent.phases) == (MARK_SECONDS, 4, {"forward": 6.0})
+    history.note(ranks(rank))
+    found = recent(history, held(phases={"forward": 16.0}, steps=14, arrived=NOW))
+    assert (found.since, found.steps, found.phases) == (MARK_SECONDS, 4, {"forward": 6.0})
 
 
 def test_what_a_rank_did_that_has_ended_is_told_whole() -> None:
     clock = ScriptedClock()
     history = History(clock.monotonic)
     for _ in range(3):
-        history.note((), lambda: [held()])
+        history.note(ranks(held(arrived=NOW - MARK_SECONDS)))
         clock.advance(MARK_SECONDS)
-    assert history.recent(held(state="finished", ended=1.0)).since is None
+    assert recent(history, held(state="finished", ended=1.0)).since is None

@@ -329,7 +329,7 @@ class Exporter:
 
     def _after_page(self) -> None:
         """What follows every page of metrics, on the publisher's thread."""
-        self._history.note(self.sampler.snapshot.samples, lambda: self.intake.registry.held)
+        self._history.note(self.sampler.snapshot.samples)
         self._end_where_stuck()
 
     def _render_status_page(self, refreshing: bool) -> bytes:
@@ -355,7 +355,11 @@ class Exporter:
             ready=self.sampler.ready,
             samples=snapshot.samples,
             statuses=self.sampler.statuses,
-            held=self.intake.registry.held,
+            failures={
+                (held.report.run, str(held.report.rank)): held.report.failure
+                for held in self.intake.registry.held
+                if held.report.failure
+            },
             reads_gpus=any(isinstance(source, GpuSource) for source in list(self._running.values())),
             simulated=self.configuration.scenario,
         )

@@ -77,9 +77,10 @@ class Page:
         for text, value in self._series[family.name + suffix].items():
             yield labels_of(text), value
 
-    def number(self, family: Family) -> float | None:
-        """The value of a family that has no labels, where it is told."""
-        return self._series[family.name].get("")
+    def by(self, family: Family, *names: str, suffix: str = "") -> Iterator[tuple[tuple[str, ...], float]]:
+        """Values of some labels, and value, of each of a family's series; a label that is absent is empty."""
+        for labels, value in self.samples(family, suffix):
+            yield tuple([labels.get(name, "") for name in names]), value
 
 
 @lru_cache(_KNOWN_LABELS)

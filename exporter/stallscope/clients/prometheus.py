@@ -43,7 +43,13 @@ class PrometheusError(Exception):
     """Prometheus did not answer a question; the message is one line with what was wrong, where, and what to do."""
 
     def __init__(
-        self, message: str, *, passing: bool = False, too_large: bool = False, unreachable: bool = False
+        self,
+        message: str,
+        *,
+        passing: bool = False,
+        too_large: bool = False,
+        unreachable: bool = False,
+        status: int | None = None,
     ) -> None:
         """Say what was wrong, and what may help.
 
@@ -52,11 +58,13 @@ class PrometheusError(Exception):
             passing: the same question may be answered later.
             too_large: a smaller question may be answered: of less time, or fewer series.
             unreachable: nothing listens at the address; another one may be meant.
+            status: HTTP status of the answer, if it is a refusal.
         """
         super().__init__(message)
         self.passing = passing
         self.too_large = too_large
         self.unreachable = unreachable
+        self.status = status
 
 
 class _Unusable(requests.RequestException):
@@ -91,6 +99,8 @@ class Prometheus:
         timeout: float = TIMEOUT_SECONDS,
         max_bytes: int = MAX_BYTES,
         certificate: ClientCertificate | None = None,
+        proxies: bool = True,
+        api: str = "/api/v1/",
     ) -> None:
         """Take the address; nothing is asked yet.
 
@@ -99,9 +109,11 @@ class Prometheus:
             timeout: seconds that one question may take altogether.
             max_bytes: longest answer that is read.
             certificate: is shown to it, where it wants one.
+            proxies: whether the environment's proxies are used.
+            api: path of its interface.
         """
         self.name = without_password(url).rstrip("/")
-        self._api = url.rstrip("/") + "/api/v1/"
+        self._api = url.rstrip("/") + api
         self._timeout = timeout
         self._max_bytes = max_bytes
         self._warnings: dict[str, None] = {}
@@ -109,6 +121,7 @@ class Prometheus:
         self._http = HttpSession()
         session = self._http.session
         session.cert = certificate
+        session.trust_env = proxies
         session.headers["User-Agent"] = f"stallscope/{__version__}"
         if urlsplit(url).hostname in _HERE:
             session.headers["Accept-Encoding"] = "identity"  # to pack an answer takes longer than to hand it over
@@ -192,6 +205,14 @@ class Prometheus:
         """
         return self._asked(path, {}, lambda data: data, method="GET")
 
+    def document(self, path: str, parameters: Mapping[str, str]) -> Any:
+        """Return the JSON document at a path of the API, without the envelope of Prometheus.
+
+        Raises:
+            PrometheusError: it gave no answer, or refused.
+        """
+        return self._document("GET", path, parameters)
+
     def take_warnings(self) -> list[str]:
         """What the server said beside its answers since it was asked this last: as a rule, that they are partial."""
         taken = list(self._warnings)
@@ -212,6 +233,19 @@ class Prometheus:
         """Ask, and make of the answer's data what is wanted."""
         if method == "POST":
             form = {**form, "timeout": f"{ceil(self._timeout)}s"}  # whose durations know no fractions
+        document = self._document(method, path, form)
+        try:
+            if document["status"] != "success":
+                raise ValueError
+            answer = read(document["data"])
+        except (LookupError, TypeError, ValueError):
+            raise PrometheusError(f"{self.name}: {_NONSENSE}") from None
+        for warning in _warned(document):
+            if len(self._warnings) < _MOST_WARNINGS:
+                self._warnings[warning] = None
+        return answer
+
+    def _document(self, method: str, path: str, form: Mapping[str, str]) -> Any:
         try:
             status, body = self._answer(method, path, form)
         except OSError as problem:  # the library's own errors, and others where a file of certificates can't be read
@@ -224,17 +258,8 @@ class Prometheus:
                 status != requests.codes.too_many_requests and _TOO_LARGE.search(words) is not None
             )
             passing = status in _PASSING_STATUSES
-            raise PrometheusError(f"{self.name}: {words}", passing=passing, too_large=large)
-        try:
-            if document["status"] != "success":
-                raise ValueError
-            answer = read(document["data"])
-        except (LookupError, TypeError, ValueError):
-            raise PrometheusError(f"{self.name}: {_NONSENSE}") from None
-        for warning in _warned(document):
-            if len(self._warnings) < _MOST_WARNINGS:
-                self._warnings[warning] = None
-        return answer
+            raise PrometheusError(f"{self.name}: {words}", passing=passing, too_large=large, status=status)
+        return document
 
     def _answer(self, method: str, path: str, form: Mapping[str, str]) -> tuple[int, bytes]:
         """Ask with POST where it is taken, since names of runs may make a question longer than an address may be."""

@@ -39,6 +39,21 @@ def percent(ratio: float) -> str:
     return f"{100 * ratio:.0f} %"
 
 
+def progress(ratio: float) -> str:
+    """The share of work done: 100 % only when everything is done."""
+    return percent(int(100 * ratio) / 100) if ratio >= 0.01 else percent(ratio)
+
+
+def several(number: int, what: str, plural: str = "") -> str:
+    """A number of things with their noun."""
+    return f"{number:,} {what if number == 1 else plural or what + 's'}"
+
+
+def rate(number: float) -> str:
+    """Work per second."""
+    return count(number) if number >= 100 else f"{number:.3g}"
+
+
 def count(number: float) -> str:
     """A number of things, with few digits where it can't be meant."""
     return f"{number:,.0f}" if abs(number) < _MOST_DIGITS else f"{number:.3g}"
@@ -76,9 +91,24 @@ def duration(seconds: float) -> str:
     return f"{whole} s"
 
 
+def whole_time(seconds: float) -> str:
+    """A time in whole seconds at the finest."""
+    return duration(round(seconds)) if seconds >= 9.5 else f"{seconds:.0f} s"
+
+
+def time_left(seconds: float) -> str:
+    """An estimate of the remaining time, not finer than it can be known."""
+    return duration(round(max(60.0, seconds), -1))
+
+
 def ago(seconds: float) -> str:
     """How long since."""
     if not seconds < _CENTURY:
         return f"{duration(seconds)} ago"
     whole = max(0, round(seconds))
     return f"{duration(whole) if whole >= 10 else f'{whole} s'} ago"
+
+
+def time_since(now: float | None, when: float | None) -> str | None:
+    """How long ago something was; None if either time is unknown."""
+    return None if now is None or when is None else ago(now - when)

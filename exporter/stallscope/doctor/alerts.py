@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
@@ -11,8 +11,8 @@ from stallscope.doctor.checkup import Finding, failed, ok, skipped, warning
 from stallscope.doctor.rules import LOAD
 from stallscope.doctor.server import Server, optional
 
+_API = re.compile(r"/api/v\d/alerts$")
 _HERE = ("localhost", "127.0.0.1", "::1")
-_MAX_BYTES = 1 << 20
 
 
 def _alertmanagers(server: Server) -> Iterator[Finding]:
@@ -35,33 +35,27 @@ def _alertmanagers(server: Server) -> Iterator[Finding]:
 
 def _received(server: Server, url: str, *, firing: bool) -> Finding:
     """Whether an Alertmanager has the alert that always fires."""
-    import requests
-
-    from stallscope.clients.http_session import HttpSession
+    from stallscope.clients.alertmanager import Alertmanager
+    from stallscope.clients.prometheus import PrometheusError
 
     shown = without_password(url)
     here = urlsplit(url).hostname in _HERE
     if here and urlsplit(server.url).hostname not in _HERE:
         return skipped(f"the Alertmanager at {shown} is to be asked from Prometheus' own machine")
-    wanted = {"filter": 'alertname="Watchdog"'}
-    http = HttpSession()
-    http.session.cert = server.certificate
+    client = Alertmanager(_API.sub("", url), timeout=server.timeout, certificate=server.certificate)
     try:
-        answer = http.request("GET", url, timeout=server.timeout, max_bytes=_MAX_BYTES, params=wanted)
-        if answer.status != requests.codes.ok:
+        alerts = client.alerts(filter='alertname="Watchdog"')
+    except PrometheusError as error:
+        if error.status is not None:
             return warning(
-                f"the Alertmanager at {shown} answers this machine with HTTP {answer.status}",
+                f"the Alertmanager at {shown} answers this machine with HTTP {error.status}",
                 "see on its own page whether it has the alert Watchdog",
             )
-        alerts = json.loads(answer.body)
-    except (OSError, ValueError, RecursionError) as error:
         report = failed if here else warning
         return report(
-            f"the Alertmanager at {shown} gives this machine no answer ({type(error).__name__})",
+            f"the Alertmanager at {shown} gives this machine no answer ({error})",
             "see whether it runs" + ("" if here else "; where only Prometheus is to reach it, all may be well"),
         )
-    finally:
-        http.close()
     if firing and not alerts:
         return failed(f"the Alertmanager at {shown} never got the alert Watchdog", "see Prometheus' log for the reason")
     return ok(f"the Alertmanager at {shown} " + ("has the alert Watchdog" if alerts else "answers"))

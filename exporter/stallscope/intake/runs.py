@@ -44,7 +44,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -373,7 +373,7 @@ class RunRegistry:
         for key, held in list(self._held.items()):
             entry = known.get(key)
             if entry is None or entry[0] is not held:
-                samples = _samples(held)
+                samples: Iterable[Sample] = samples_of(held)
                 if held.restored:
                     samples = (each for each in samples if each.family.type not in _CUMULATIVE)
                 entry = (held, tuple(samples))
@@ -832,7 +832,8 @@ def _growing_numbers(old: Mapping[str, float], new: Mapping[str, float]) -> Mapp
     return {key: max(number, old.get(key, 0.0)) for key, number in new.items()}
 
 
-def _samples(held: Held) -> Iterable[Sample]:
+def samples_of(held: Held) -> Iterator[Sample]:
+    """Return every series of a rank."""
     report = held.report
     rank = (report.run, str(report.rank))
     yield Sample(RANK_INFO, (*rank, *[report.info.get(key, "") for key in INFO_KEYS]), 1)

@@ -126,7 +126,7 @@ class SourceStatus:
 
 
 class Snapshot(NamedTuple):
-    """What the sources told for one page of metrics."""
+    """The samples of one page of metrics."""
 
     at: float
     """Unix time."""
@@ -242,7 +242,7 @@ class Sampler:
 
     @property
     def snapshot(self) -> Snapshot:
-        """What the sources told for the newest page."""
+        """The samples of the newest page."""
         return self._snapshot
 
     @property
@@ -345,11 +345,12 @@ class Sampler:
             samples += self._isolated(running.source.name, lambda r=running, s=state: r.source.collect(s))  # type: ignore[misc]
             statuses.append(self._status(running, state))
         self._statuses = tuple(statuses)
-        self._snapshot = Snapshot(self._clock.time(), tuple(samples))
+        at = self._clock.time()
         # What comes from outside comes last: its number is the senders', and must push nothing else off the page.
         samples += self._own(statuses)
         for name, collect in self._collectors.items():
             samples += self._isolated(name, collect)
+        self._snapshot = Snapshot(at, tuple(samples))
         groups, series, dropped = self._renderer.lines(samples, self.max_series)
         self._dropped += dropped
         # The count includes the two series that tell it.

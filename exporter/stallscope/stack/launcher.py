@@ -11,8 +11,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import requests
-
+from stallscope.clients.alertmanager import Alert, Alertmanager
+from stallscope.clients.exporter import ExporterClient, ExporterError
+from stallscope.clients.prometheus import Prometheus, PrometheusError
 from stallscope.simulation.scenarios import Scenario
 from stallscope.stack import installation, screen
 from stallscope.stack.component import Component, stop_all
@@ -21,12 +22,23 @@ from stallscope.stack.driver import driver_answer
 from stallscope.stack.errors import StackError
 from stallscope.stack.ports import require_free
 from stallscope.stack.programs import Programs, find_programs
-from stallscope.stack.readiness import Alert, Alertmanager, Check, Prometheus, answers, growing, holds_alert, there
+from stallscope.stack.readiness import (
+    Check,
+    answers,
+    growing,
+    holds_alert,
+    rules,
+    there,
+    unmuted_alerts,
+    verdicts,
+)
 from stallscope.stack.settings import RUN, WATCHDOG, Settings
 from stallscope.stack.signals import StopRequest, stop_signals
+from stallscope.view.verdicts import Culprit
 
 _POLL_SECONDS = 0.25
 _WATCH_SECONDS = 2.0
+_ANSWER_SECONDS = 2.0
 
 
 def run(settings: Settings) -> int:
@@ -69,17 +81,16 @@ def _live(
     screen.say(screen.introduction(settings, scenario, driver))
     for component in components:
         component.start()
-    with requests.Session() as session:
-        session.trust_env = False  # a proxy of the environment has no business between a machine and itself
-        alertmanager = Alertmanager(settings.alertmanager.url, session)
-        prometheus = Prometheus(settings.prometheus.url, session)
-        checks = _checks(settings, session, prometheus, alertmanager, scenario)
-        if not _wait(checks, components, settings.timeout, stop):
-            return 1 if settings.once else 0
-        if settings.once:
-            return 0
-        screen.say(screen.addresses(settings, components))
-        return _watch(components, prometheus, alertmanager, stop)
+    # A proxy of the environment has no business between a machine and itself.
+    alertmanager = Alertmanager(settings.alertmanager.url, timeout=_ANSWER_SECONDS, proxies=False)
+    prometheus = Prometheus(settings.prometheus.url, timeout=_ANSWER_SECONDS, proxies=False)
+    checks = _checks(settings, prometheus, alertmanager, scenario)
+    if not _wait(checks, components, settings.timeout, stop):
+        return 1 if settings.once else 0
+    if settings.once:
+        return 0
+    screen.say(screen.addresses(settings, components))
+    return _watch(components, prometheus, alertmanager, stop)
 
 
 def _programs(settings: Settings) -> Programs:
@@ -118,11 +129,11 @@ def _folder(kept: Path | None) -> Iterator[Path]:
 
 def _checks(
     settings: Settings,
-    session: requests.Session,
     prometheus: Prometheus,
     alertmanager: Alertmanager,
     scenario: Scenario | None,
 ) -> list[Check]:
+    exporter = ExporterClient(settings.exporter.url, timeout=_ANSWER_SECONDS)
     simulated = "simulated " if scenario else ""
     # In a kept folder Prometheus still shows the last minutes of an earlier stack.
     fresh = f" and on () (max(timestamp(up)) > {time.time():.3f})"
@@ -130,9 +141,9 @@ def _checks(
     gpus = "count(stallscope_gpu_up == 1)" + fresh
     steps = f'sum(stallscope_training_step_seconds_count{{run="{RUN}"}})' + fresh
     checks = [
-        Check("exporter", "the exporter", answers(session, f"{settings.exporter.url}/-/ready")),
-        Check("Prometheus", "Prometheus", prometheus.ready),
-        Check("Alertmanager", "Alertmanager", alertmanager.ready),
+        Check("exporter", "the exporter", answers(lambda: exporter.read("/-/ready"))),
+        Check("Prometheus", "Prometheus", answers(prometheus.now)),
+        Check("Alertmanager", "Alertmanager", answers(alertmanager.alerts)),
         Check(
             "host metrics",
             "the exporter",
@@ -148,7 +159,7 @@ def _checks(
             "the training job",
             growing(prometheus, steps, f"{{:.0f}} real steps of {RUN}, and growing"),
         ),
-        Check("rules", "Prometheus", prometheus.rules),
+        Check("rules", "Prometheus", lambda: rules(prometheus)),
         Check("alert", "Alertmanager", holds_alert(alertmanager, WATCHDOG)),
     ]
     return checks if settings.training_job else [check for check in checks if check.component != "the training job"]
@@ -174,7 +185,7 @@ def _wait(checks: Sequence[Check], components: Sequence[Component], timeout: flo
 def _found(check: Check) -> str | None:
     try:
         return check.ask()
-    except (requests.RequestException, KeyError, ValueError):
+    except (ExporterError, PrometheusError, LookupError, TypeError):
         return None  # not listening yet, or not with an answer
 
 
@@ -182,7 +193,7 @@ def _watch(
     components: Sequence[Component], prometheus: Prometheus, alertmanager: Alertmanager, stop: StopRequest
 ) -> int:
     """Tell of verdicts and alerts as they come and go, and of parts that end, until a stop is asked for."""
-    verdicts: dict[str, tuple[str, str]] = {}
+    told: dict[str, tuple[str, Culprit | None]] = {}
     shown: dict[tuple[tuple[str, str], ...], Alert] = {}
     ended: set[str] = set()
     while not stop.wait(_WATCH_SECONDS):
@@ -193,15 +204,15 @@ def _watch(
         if len(ended) == len(components):
             break
         try:
-            judged = prometheus.verdicts()
-            firing = {alert.labels: alert for alert in alertmanager.alerts() if alert.name != WATCHDOG}
-        except (requests.RequestException, KeyError, ValueError):
+            judged = verdicts(prometheus)
+            firing = {alert.labels: alert for alert in unmuted_alerts(alertmanager) if alert.name != WATCHDOG}
+        except (PrometheusError, LookupError):
             continue  # one of the two has ended, or is not well
         for run, verdict in judged.items():
-            cause, culprit = verdicts.get(run, ("insufficient_data", ""))
+            cause, culprit = told.get(run, ("insufficient_data", None))
             if verdict.cause != cause or (verdict.culprit and verdict.culprit != culprit):
                 screen.say(screen.verdict(run, verdict))
-            verdicts[run] = verdict.cause, verdict.culprit
+            told[run] = verdict.cause, verdict.culprit
         for labels in firing.keys() - shown.keys():
             screen.say(screen.alert(firing[labels]))
         for labels in shown.keys() - firing.keys():

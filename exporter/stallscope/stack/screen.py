@@ -6,11 +6,14 @@ import textwrap
 import time
 from collections.abc import Sequence
 
+from stallscope.clients.alertmanager import Alert
 from stallscope.simulation.scenarios import Scenario
 from stallscope.stack.component import Component
 from stallscope.stack.ports import ADDRESS
-from stallscope.stack.readiness import Alert, Check, Verdict
+from stallscope.stack.readiness import Check
 from stallscope.stack.settings import RUN, THRESHOLDS, Settings
+from stallscope.view.verdict_words import phrase_of
+from stallscope.view.verdicts import Verdict
 
 _LABEL_WIDTH = 16
 _TEXT_WIDTH = 80
@@ -84,7 +87,7 @@ def verdict(run: str, judged: Verdict) -> str:
     """Where a run's time goes, as the rules see it now."""
     figure = f"{judged.share:.0%}" if judged.share >= _LEAST_SHARE else f"under {_LEAST_SHARE:.0%}"
     lost = f", {figure} of its time lost" if judged.share else ""
-    culprit = f"; {judged.culprit}" if judged.culprit else ""
+    culprit = f"; {phrase_of(judged.culprit)}" if judged.culprit else ""
     return f"{clock()}  verdict on run {run}: {judged.cause}{lost}{culprit}"
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from stallscope.catalogue.gpu_losses import explained
-from stallscope.common.formatting import percent, readable, size
-from stallscope.terminal.figures import BAR, drawn, part_of, several, time_since
+from stallscope.common.formatting import percent, readable, several, size, time_since
+from stallscope.terminal.figures import BAR, drawn, part_of
 from stallscope.terminal.lines import Column, Line, Span, bar, fit, flow, line, or_untold, plain, share, table, wrapped
 from stallscope.terminal.owner_lines import owner_name
 from stallscope.terminal.verdict_lines import ROLES, verdict_lines

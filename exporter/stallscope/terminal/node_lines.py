@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from stallscope.catalogue.gpu_losses import explained
-from stallscope.common.formatting import count, readable, size
+from stallscope.common.formatting import count, readable, several, size, time_since, whole_time
 from stallscope.terminal.feed import Seen
-from stallscope.terminal.figures import BAR, part_of, several, time_since, whole_time
+from stallscope.terminal.figures import BAR, part_of
 from stallscope.terminal.gpu_lines import gpu_name
 from stallscope.terminal.lines import Column, Line, Span, bar, flow, line, or_untold, share, table, wrapped
 from stallscope.view.model import Host, Node

@@ -9,7 +9,6 @@ from stallscope.terminal.figures import drawn
 from stallscope.terminal.lines import Column, Line, Span, line, or_untold, table
 from stallscope.view.model import Gpu, Node, Owner
 
-OWNERS_SOURCE = "owners"
 _RUN = 32
 """Characters that are shown of a run's name."""
 _COLUMNS = (
@@ -24,15 +23,7 @@ _COLUMNS = (
 
 def owner_name(owner: Owner) -> str:
     """Who somebody is, in short."""
-    if owner.pod:
-        name = f"{owner.namespace}/{owner.pod}" if owner.namespace else owner.pod
-    elif owner.slurm_job:
-        name = f"{owner.user}, job {owner.slurm_job}" if owner.user else f"job {owner.slurm_job}"
-    elif owner.container:
-        name = f"{owner.user}, container {owner.container[:12]}" if owner.user else f"container {owner.container[:12]}"
-    else:
-        name = owner.user or "somebody unknown"
-    return readable(name)
+    return readable(owner.title)
 
 
 def _owner_row(name: str, held: Sequence[tuple[Gpu, Owner | None]], runs: Iterable[str]) -> tuple[Line, ...]:
@@ -78,7 +69,6 @@ def _runs_by_owner(node: Node) -> dict[str, list[str]]:
 def owner_table(node: Node, width: int) -> list[Line]:
     """A row for each owner, and for what nobody holds; nothing where there is no GPU."""
     split = {gpu.index for gpu in node.gpus if gpu.mig}
-    told = any(source.name == OWNERS_SOURCE and source.up for source in node.sources)
     held: dict[str, list[tuple[Gpu, Owner | None]]] = {}
     for gpu in node.gpus:
         if gpu.mig or gpu.index not in split:  # else its instances are held, not it
@@ -88,7 +78,7 @@ def owner_table(node: Node, width: int) -> list[Line]:
         return []
     runs = _runs_by_owner(node)
     rows = [
-        _owner_row(name or ("nobody" if told else "not told"), each, runs.get(name, ()))
+        _owner_row(name or ("nobody" if node.owners_known else "not told"), each, runs.get(name, ()))
         for name, each in sorted(held.items(), key=lambda item: (not item[0], item[0]))
     ]
     return table(_COLUMNS, rows, width)

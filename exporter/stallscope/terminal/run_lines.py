@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from stallscope.catalogue.metrics import GONE_STATES
-from stallscope.common.formatting import ago, count, duration, readable
-from stallscope.terminal.figures import BAR, rate_of, several, time_since, whole_time
+from stallscope.common.formatting import (
+    count,
+    duration,
+    progress,
+    rate,
+    readable,
+    several,
+    time_left,
+    time_since,
+    whole_time,
+)
+from stallscope.terminal.figures import BAR
 from stallscope.terminal.lines import (
     Column,
     Line,
@@ -22,6 +31,7 @@ from stallscope.terminal.lines import (
 from stallscope.terminal.verdict_lines import verdict_lines
 from stallscope.view.model import Rank, Run
 from stallscope.view.phase_shares import phase_shares
+from stallscope.view.verdict_words import why_unjudged
 from stallscope.view.verdicts import Verdicts
 
 MAX_RANKS = 64
@@ -65,47 +75,40 @@ def _run_head(run: Run) -> list[Line]:
 def _run_facts(run: Run, now: float) -> list[Line]:
     facts = []
     if run.step is not None:
-        progress = ""
-        if run.steps_planned is not None and run.steps_planned > 0:
-            ratio = min(1.0, max(0.0, run.step / run.steps_planned))
-            left = run.seconds_left
-            to_go = f", {duration(round(max(60.0, left), -1))} left" if left and ratio < 1 else ""
-            progress = f" of {count(run.steps_planned)}, {int(100 * ratio)} %{to_go}"
-        facts.append(f"step {count(run.step)}{progress}")
+        so_far = ""
+        if run.progress is not None and run.steps_planned is not None:
+            to_go = f", {time_left(run.seconds_left)} left" if run.seconds_left else ""
+            so_far = f" of {count(run.steps_planned)}, {progress(run.progress)}{to_go}"
+        facts.append(f"step {count(run.step)}{so_far}")
     if run.step_seconds is not None:
         facts.append(f"{duration(run.step_seconds)} a step")
-    for rate, what in ((run.samples_per_second, "samples"), (run.tokens_per_second, "tokens")):
-        if rate is not None:
-            facts.append(f"{rate_of(rate)} {what}/s")
+    for work, what in ((run.samples_per_second, "samples"), (run.tokens_per_second, "tokens")):
+        if work is not None:
+            facts.append(f"{rate(work)} {what}/s")
     if run.epoch is not None:
         facts.append(f"epoch {run.epoch:,.4g}")
     if run.loss is not None:
         facts.append(f"loss {run.loss:.4g}")
-    restarts = sum(rank.restarts for rank in run.ranks)
-    if restarts:
-        facts.append(f"{several(int(restarts), 'restart')}")
-    ages = [f"{what} {ago(now - when)}" for when, what in ((run.last_step, "step"), (run.last_push, "report")) if when]
+    if run.restarts:
+        facts.append(several(run.restarts, "restart"))
+    moments = ((run.last_step, "step"), (run.last_push, "report"))
+    ages = [f"{what} {time_since(now, when)}" for when, what in moments if when]
     if ages:
         facts.append(f"last {', '.join(ages)}")
     return [line(fact) for fact in facts]
 
 
 def _run_verdict(run: Run, verdicts: Verdicts, width: int, indent: str) -> list[Line]:
-    if run.name in verdicts.ambiguous:
-        text = "Verdict: unknown. Prometheus knows several runs of this name, and does not judge them alike."
-        return wrapped(text, width, indent=indent)
     verdict = verdicts.runs.get(run.name)
     if verdict is not None:
-        return verdict_lines(verdict, width, indent, with_gpus=any(rank.gpus for rank in run.ranks))
-    if verdicts.age is None or all(rank.ended for rank in run.ranks):
-        return []
-    return wrapped("Verdict: none; Prometheus does not know this run, or not for long.", width, "quiet", indent)
+        return verdict_lines(verdict, width, indent, with_gpus=run.has_gpus)
+    return wrapped(why_unjudged(run, verdicts), width, "quiet", indent)
 
 
 def rank_table(run: Run, now: float, width: int) -> list[Line]:
-    """Return the ranks as a table. With too many of them, those that are gone are shown first."""
-    shown = sorted(run.ranks, key=lambda rank: (rank.state not in GONE_STATES, rank.number))[:MAX_RANKS]
-    rows = [_rank_row(rank, now) for rank in sorted(shown, key=lambda rank: rank.number)]
+    """Return the ranks as a table."""
+    shown = run.shown(MAX_RANKS)
+    rows = [_rank_row(rank, now) for rank in shown]
     columns = (
         Column("Rank", right=True),
         Column("GPU", right=True, dispensable=3),
@@ -128,7 +131,7 @@ def _rank_row(rank: Rank, now: float) -> tuple[Line, ...]:
     role = "bad" if rank.state in ("lost", "failed") else ""
     return (
         line(str(rank.number)),
-        or_untold(", ".join(readable(each, 8) for each in rank.gpus) or None),
+        or_untold(", ".join(readable(each, 8) for each in rank.gpus if each) or None),
         line(Span(readable(rank.state, 24) or "-", role)),
         or_untold(None if rank.step is None else count(rank.step)),
         or_untold(None if rank.step_seconds is None else duration(rank.step_seconds)),

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from stallscope.common.formatting import readable
-from stallscope.terminal.figures import several
+from stallscope.common.formatting import readable, several
 from stallscope.terminal.gpu_lines import gpu_block, gpu_table, sorted_gpus
 from stallscope.terminal.lines import Line, Span, line, wrapped
 from stallscope.terminal.node_lines import host_block, host_line, node_head, source_table, stale, what_is_wrong
@@ -25,9 +24,9 @@ _MAX_OWNERS = 20
 def title(screen: Screen, clock: str) -> Line:
     """All nodes at first sight."""
     nodes = [each.node for each in screen.seen if each.node is not None]
-    gpus = [gpu for node in nodes for gpu in node.gpus if not gpu.mig]
+    gpus = [gpu for node in nodes for gpu in node.whole_gpus]
     down = sum(gpu.up is False for gpu in gpus)
-    live = sum(not all(rank.ended for rank in run.ranks) for run in screen.runs)
+    live = sum(not run.ended for run in screen.runs)
     return line(
         Span("stallscope top", "title"),
         f"  {clock}  {several(len(gpus), 'GPU')}",

@@ -1,4 +1,7 @@
-"""What there is to know of a node: GPUs, ranks and their runs, host, sources. What is not told is None."""
+"""A node as the status page, `stallscope top` and its JSON show it: GPUs, ranks, runs, host, sources.
+
+A value that is not exported is None.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from stallscope.catalogue.metrics import OUTSIDE_PHASES, OWNER_LABELS
-from stallscope.clients.exposition import Labels
+from stallscope.catalogue.metrics import GONE_STATES, OUTSIDE_PHASES, OWNER_LABELS
 from stallscope.view.verdicts import RunName
 
-ENDED = ("finished", "failed", "terminated", "lost")
+Labels = Mapping[str, str]
+ENDED = ("finished", *GONE_STATES)
+OWNERS_SOURCE = "owners"
+"""The exporter's source of who holds a GPU."""
 
 
 class Owner(NamedTuple):
@@ -37,6 +42,19 @@ class Owner(NamedTuple):
         """Everything that it is called."""
         return self.namespace, self.pod, self.container, self.slurm_job, self.user
 
+    @property
+    def title(self) -> str:
+        """The name in short, such as `research/trainer-0` or `alice, job 41`."""
+        if self.pod:
+            return f"{self.namespace}/{self.pod}" if self.namespace else self.pod
+        if self.slurm_job:
+            thing = f"job {self.slurm_job}"
+        elif self.container:
+            thing = f"container {self.container[:12]}"
+        else:
+            return self.user or "somebody unknown"
+        return f"{self.user}, {thing}" if self.user else thing
+
 
 @dataclass(frozen=True)
 class Gpu:
@@ -46,6 +64,8 @@ class Gpu:
     uuid: str
     mig: str
     model: str
+    sharing: str
+    """As on `gpu_info`: `mig` for a GPU that is split into instances."""
     up: bool | None
     """None before its first reading."""
     reason: str
@@ -77,7 +97,7 @@ class Gpu:
         return (int(self.index) if self.index.isdecimal() else 0, self.index, bool(self.mig), self.mig, self.uuid)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Recent:
     """What a rank did in the time that is looked at."""
 
@@ -158,6 +178,21 @@ class Run:
         return _counted(rank.state for rank in self.ranks)
 
     @property
+    def ended(self) -> bool:
+        """Whether every rank has ended."""
+        return all(rank.ended for rank in self.ranks)
+
+    @property
+    def has_gpus(self) -> bool:
+        """Whether any rank computes on a GPU."""
+        return any(rank.gpus for rank in self.ranks)
+
+    def shown(self, most: int) -> tuple[Rank, ...]:
+        """Up to `most` ranks by number; failed, terminated and lost ranks are the last to be left out."""
+        first = sorted(self.ranks, key=lambda rank: rank.state not in GONE_STATES)[:most]
+        return tuple(sorted(first, key=lambda rank: rank.number))
+
+    @property
     def activities(self) -> tuple[str, ...]:
         """What those do that have not ended."""
         return tuple(sorted({rank.activity for rank in self.ranks if rank.activity and not rank.ended}))
@@ -192,6 +227,18 @@ class Run:
     def steps_planned(self) -> float | None:
         """Steps to make, where told."""
         return _most(rank.steps_planned for rank in self.ranks)
+
+    @property
+    def progress(self) -> float | None:
+        """Share of the planned steps that are made."""
+        if self.step is None or self.steps_planned is None or self.steps_planned <= 0:
+            return None
+        return min(1.0, max(0.0, self.step / self.steps_planned))
+
+    @property
+    def restarts(self) -> int:
+        """Restarts of all ranks."""
+        return round(sum(rank.restarts for rank in self.ranks))
 
     @property
     def epoch(self) -> float | None:
@@ -277,16 +324,26 @@ class Source(NamedTuple):
 
 @dataclass(frozen=True)
 class Node:
-    """All that one page tells, with rates out of those before it."""
+    """All that is known of a node at one moment."""
 
     time: float | None
-    """Unix time of the newest reading on the page: the exporter's clock, whatever ours says."""
+    """Unix time by the exporter's clock; of a page of metrics, that of the newest reading on it."""
     version: str
     gpus: tuple[Gpu, ...]
     ranks: tuple[Rank, ...]
     host: Host
     sources: tuple[Source, ...]
     series_dropped: float
+
+    @property
+    def whole_gpus(self) -> tuple[Gpu, ...]:
+        """The GPUs without MIG instances."""
+        return tuple(gpu for gpu in self.gpus if not gpu.mig)
+
+    @property
+    def owners_known(self) -> bool:
+        """Whether a GPU without owners is held by nobody; otherwise its owners are unknown."""
+        return any(source.name == OWNERS_SOURCE and source.up for source in self.sources)
 
 
 def runs_of(ranks: Iterable[Rank]) -> tuple[Run, ...]:
@@ -295,7 +352,7 @@ def runs_of(ranks: Iterable[Rank]) -> tuple[Run, ...]:
     for rank in ranks:
         found.setdefault(RunName(rank.run, rank.info.get("namespace", "")), []).append(rank)
     runs = (Run(name, tuple(sorted(each, key=lambda rank: rank.number))) for name, each in found.items())
-    return tuple(sorted(runs, key=lambda run: (all(rank.ended for rank in run.ranks), run.name)))
+    return tuple(sorted(runs, key=lambda run: (run.ended, run.name)))
 
 
 def _counted(words: Iterable[str]) -> dict[str, int]:

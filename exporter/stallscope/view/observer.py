@@ -1,16 +1,17 @@
-"""What a node is like, out of the pages of its exporter.
+"""Builds the model of a node out of samples: of pages of its exporter, or of the exporter's own memory.
 
-Rates come from two pages: those of GPUs and host from the newest two, those of training from one that lies a quarter
-to half a minute back, since a step may take seconds. Nothing here judges.
+Rates come from two moments: those of GPUs and host from the newest two pages, those of training from an earlier one,
+since a step may take seconds. Nothing here judges.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple, Protocol
 
 from stallscope.catalogue.metrics import Family, MetricType, family
-from stallscope.clients.exposition import Labels, Page, labels_of
-from stallscope.view.model import ENDED, Gpu, Host, Node, Owner, Rank, Recent, Source
+from stallscope.clients.exposition import Page
+from stallscope.view.model import ENDED, Gpu, Host, Labels, Node, Owner, Rank, Recent, Source
 
 BUILD_INFO = family("stallscope_build_info")
 GPU_INFO = family("stallscope_gpu_info")
@@ -52,6 +53,7 @@ RANK_INFO = family("stallscope_training_rank_info")
 RANK_GPU = family("stallscope_training_rank_gpu_info")
 RANK_STATE = family("stallscope_training_state")
 ACTIVITY = family("stallscope_training_activity")
+START = family("stallscope_training_start_timestamp_seconds")
 LAST_STEP = family("stallscope_training_last_step_timestamp_seconds")
 LAST_PUSH = family("stallscope_training_last_push_timestamp_seconds")
 RESTARTS = family("stallscope_training_restarts_total")
@@ -69,11 +71,11 @@ SOURCE_SUCCESS = family("stallscope_exporter_source_last_success_timestamp_secon
 SOURCE_FAILURES = family("stallscope_exporter_source_failures_total")
 SERIES_DROPPED = family("stallscope_exporter_series_dropped_total")
 
-_COUNT, _SUM = "_count", "_sum"
+COUNT, SUM = "_count", "_sum"
 _FAMILIES = [each for each in list(globals().values()) if isinstance(each, Family)]
 WANTED = frozenset(
     {each.name for each in _FAMILIES if each.type is not MetricType.HISTOGRAM}
-    | {STEP_SECONDS.name + _COUNT, STEP_SECONDS.name + _SUM}
+    | {STEP_SECONDS.name + COUNT, STEP_SECONDS.name + SUM}
 )
 """Names of the samples that are read."""
 
@@ -81,6 +83,33 @@ MARK_SECONDS = 15.0
 """Between two pages that are kept: the older of two lies this far back, or twice as far."""
 _NEARLY = 0.9
 """Of a distance between pages, since reading them takes its time."""
+
+RankKey = tuple[str, ...]
+"""Run and number of a rank, as in the labels."""
+
+
+class Samples(Protocol):
+    """The samples of a node at one moment."""
+
+    def series(self, family: Family, suffix: str = "") -> Mapping[Any, float]:
+        """Values of a family, by a key that a series keeps from one moment to the next."""
+
+    def samples(self, family: Family, suffix: str = "") -> Iterable[tuple[Labels, float]]:
+        """Labels and value of each of a family's series, in the same order."""
+
+    def by(self, family: Family, *names: str, suffix: str = "") -> Iterable[tuple[tuple[str, ...], float]]:
+        """Values of some labels, and value, of each of a family's series."""
+
+
+class Counters(NamedTuple):
+    """The counters of a rank's process at one moment."""
+
+    start: float | None
+    """Unix time at which the process began."""
+    pushed: float | None
+    """Unix time of the report."""
+    total: Recent
+    """Since the process began."""
 
 
 class Observer:
@@ -98,8 +127,9 @@ class Observer:
             return self._newest[1]  # a large page is not renewed as often as somebody may look
         if self._marks and _restarted(self._marks[-1][1], page):
             self._marks, self._newest = [], None
-        older = self._marks[0] if self._marks and at - self._marks[0][0] >= self._mark_seconds * _NEARLY else None
-        node = _node(page, self._newest[0] if self._newest else None, older[1] if older else None)
+        older = self._marks[0][1] if self._marks and at - self._marks[0][0] >= self._mark_seconds * _NEARLY else None
+        previous = self._newest[0] if self._newest else None
+        node = node_of(page, previous, older or previous, counters_of(older) if older is not None else {})
         if not self._marks or at - self._marks[-1][0] >= self._mark_seconds * _NEARLY:
             self._marks = [*self._marks[-1:], (at, page)]
         self._newest = page, node
@@ -117,38 +147,56 @@ def _restarted(before: Page, page: Page) -> bool:
     return any(value < old.get(labels, 0.0) for labels, value in new.items())
 
 
-def _node(page: Page, previous: Page | None, older: Page | None) -> Node:
+def node_of(
+    now: Samples,
+    previous: Samples | None = None,
+    older: Samples | None = None,
+    before: Mapping[RankKey, Counters] | None = None,
+    *,
+    time: float | None = None,
+) -> Node:
+    """Build the model of a node.
+
+    Args:
+        now: what it exports.
+        previous: the samples before, for rates of GPUs and host; without them a GPU's activity is that of its gauge.
+        older: earlier ones, for what changes seldom or in lumps: throttling, and the activity of owners' processes.
+        before: counters of ranks at an earlier moment; a rank without them is described since its process began.
+        time: Unix time of the samples; the newest reading among them if left out.
+    """
     times = (LAST_READING, SOURCE_SUCCESS, LAST_PUSH)
-    version = next((labels.get("version", "") for labels, _ in page.samples(BUILD_INFO)), "")
+    version = next((labels.get("version", "") for labels, _ in now.samples(BUILD_INFO)), "")
     return Node(
-        time=max((value for each in times for value in page.series(each).values()), default=None),
+        time=time or max((value for each in times for value in now.series(each).values()), default=None),
         version=version,
-        gpus=_gpus(page, previous, older),
-        ranks=_ranks(page, older),
-        host=_host(page, previous),
-        sources=_sources(page),
-        series_dropped=sum(page.series(SERIES_DROPPED).values()),
+        gpus=_gpus(now, previous, older),
+        ranks=_ranks(now, before or {}),
+        host=_host(now, previous),
+        sources=_sources(now),
+        series_dropped=sum(now.series(SERIES_DROPPED).values()),
     )
 
 
-def _gpus(page: Page, previous: Page | None, older: Page | None) -> tuple[Gpu, ...]:
+def _gpus(page: Samples, previous: Samples | None, older: Samples | None) -> tuple[Gpu, ...]:
     told = {each: _by_uuid(page, each) for each in _OF_A_GPU}
     busy, active, bandwidth = (
         {labels.get("uuid", ""): share for labels, share in _gpu_shares(page, previous, each)}
         for each in (BUSY, SM_ACTIVE, DRAM_ACTIVE)
     )
     throttled: dict[str, dict[str, float]] = {}
-    for labels, share in _gpu_shares(page, older or previous, THROTTLED):
+    for labels, share in _gpu_shares(page, older, THROTTLED):
         if share > 0:
             throttled.setdefault(labels.get("uuid", ""), {})[labels.get("reason", "")] = share
     processes: dict[str, float] = {}
-    for labels, value in page.samples(PROCESSES):
-        uuid = labels.get("uuid", "")
+    for (uuid,), value in page.by(PROCESSES, "uuid"):
         processes[uuid] = processes.get(uuid, 0.0) + value
-    temperature = _by_uuid(page, TEMPERATURE, sensor="gpu")
-    clock, clock_max = (_by_uuid(page, each, clock="sm") for each in (CLOCK, CLOCK_MAX))
-    reasons = {labels.get("uuid", ""): labels.get("reason", "") for labels, _ in page.samples(LOST_INFO)}
-    owners = _owners(page, older or previous)
+    temperature = {uuid: value for (uuid, sensor), value in page.by(TEMPERATURE, "uuid", "sensor") if sensor == "gpu"}
+    clock, clock_max = (
+        {uuid: value for (uuid, name), value in page.by(each, "uuid", "clock") if name == "sm"}
+        for each in (CLOCK, CLOCK_MAX)
+    )
+    reasons = {uuid: reason for (uuid, reason), _ in page.by(LOST_INFO, "uuid", "reason")}
+    owners = _owners(page, older)
     known: dict[str, Labels] = {}
     for each in (GPU_UP, GPU_INFO):  # the latter says more, and is not there of a GPU that is gone
         known.update((labels.get("uuid", ""), labels) for labels, _ in page.samples(each))
@@ -158,6 +206,7 @@ def _gpus(page: Page, previous: Page | None, older: Page | None) -> tuple[Gpu, .
             uuid=uuid,
             mig=labels.get("mig", ""),
             model=labels.get("model", ""),
+            sharing=labels.get("sharing", ""),
             up=bool(told[GPU_UP][uuid]) if uuid in told[GPU_UP] else None,
             reason=reasons.get(uuid, ""),
             last_reading=told[LAST_READING].get(uuid),
@@ -183,7 +232,7 @@ def _gpus(page: Page, previous: Page | None, older: Page | None) -> tuple[Gpu, .
 _OF_A_GPU = (GPU_UP, LAST_READING, UTILIZATION, MEMORY_USED, MEMORY_TOTAL, POWER, POWER_LIMIT)
 
 
-def _owners(page: Page, before: Page | None) -> dict[str, list[Owner]]:
+def _owners(page: Samples, before: Samples | None) -> dict[str, list[Owner]]:
     memory = {(labels.get("uuid", ""), Owner.of(labels)): value for labels, value in page.samples(OWNER_MEMORY)}
     # The driver tells of processes' activity late, and in lumps.
     busy = {
@@ -198,24 +247,20 @@ def _owners(page: Page, before: Page | None) -> dict[str, list[Owner]]:
     return owners
 
 
-def _by_uuid(page: Page, what: Family, **only: str) -> dict[str, float]:
-    return {
-        labels.get("uuid", ""): value
-        for labels, value in page.samples(what)
-        if all(labels.get(name) == wanted for name, wanted in only.items())
-    }
+def _by_uuid(page: Samples, what: Family) -> dict[str, float]:
+    return {uuid: value for (uuid,), value in page.by(what, "uuid")}
 
 
-def _increases(page: Page, before: Page | None, what: Family) -> Iterator[tuple[Labels, float]]:
+def _increases(page: Samples, before: Samples | None, what: Family) -> Iterator[tuple[Labels, float]]:
     """How much each counter grew since an earlier page that has it too."""
     if before is not None:
         old = before.series(what)
-        for text, value in page.series(what).items():
-            if text in old and value >= old[text]:
-                yield labels_of(text), value - old[text]
+        for key, (labels, value) in zip(page.series(what), page.samples(what), strict=True):
+            if key in old and value >= old[key]:
+                yield labels, value - old[key]
 
 
-def _gpu_shares(page: Page, before: Page | None, what: Family) -> Iterator[tuple[Labels, float]]:
+def _gpu_shares(page: Samples, before: Samples | None, what: Family) -> Iterator[tuple[Labels, float]]:
     """Counters of seconds as shares of the time between a GPU's two readings."""
     if before is not None:
         began, ended = _by_uuid(before, LAST_READING), _by_uuid(page, LAST_READING)
@@ -226,31 +271,27 @@ def _gpu_shares(page: Page, before: Page | None, what: Family) -> Iterator[tuple
                 yield labels, min(1.0, seconds / elapsed)
 
 
-_RankKey = tuple[str, str]
 _RANK_DIGITS = 9
 
 
-def _ranks(page: Page, older: Page | None) -> tuple[Rank, ...]:
+def _ranks(page: Samples, before: Mapping[RankKey, Counters]) -> tuple[Rank, ...]:
     told = {each: _by_rank(page, each) for each in _OF_A_RANK}
-    counts, sums = _by_rank(page, STEP_SECONDS, _COUNT), _by_rank(page, STEP_SECONDS, _SUM)
+    counts = _by_rank(page, STEP_SECONDS, COUNT)
     states, activities = (
-        {_rank(labels): labels.get(each.labels[-1], "") for labels, value in page.samples(each) if value}
+        {(run, rank): word for (run, rank, word), value in page.by(each, "run", "rank", each.labels[-1]) if value}
         for each in (RANK_STATE, ACTIVITY)
     )
-    gpus: dict[_RankKey, list[str]] = {}
-    for labels, _ in page.samples(RANK_GPU):
-        gpus.setdefault(_rank(labels), []).append(labels.get("gpu", ""))
-    recents = _recents(page)
-    before = _recents(older) if older is not None else {}
-    pushed = _by_rank(older, LAST_PUSH) if older is not None else {}
+    gpus: dict[RankKey, list[str]] = {}
+    for (run, rank, gpu), _ in page.by(RANK_GPU, "run", "rank", "gpu"):
+        gpus.setdefault((run, rank), []).append(gpu)
+    counters = counters_of(page)
     ranks = []
     for labels, _ in page.samples(RANK_INFO):
-        key = _rank(labels)
+        key = labels.get("run", ""), labels.get("rank", "")
         if not key[1].isdecimal() or len(key[1]) > _RANK_DIGITS:
             continue
-        recent, mean = recents[key], counts.get(key) or None
-        if states.get(key) not in ENDED and key in before and key in pushed:
-            recent = _since(recent, before[key], told[LAST_PUSH].get(key, 0.0) - pushed[key])
+        total = counters[key].total
+        ended = states.get(key) in ENDED
         ranks.append(
             Rank(
                 run=key[0],
@@ -266,8 +307,8 @@ def _ranks(page: Page, older: Page | None) -> tuple[Rank, ...]:
                 restarts=told[RESTARTS].get(key, 0.0),
                 last_step=told[LAST_STEP].get(key),
                 last_push=told[LAST_PUSH].get(key),
-                recent=recent,
-                mean_step=sums.get(key, 0.0) / mean if mean else None,
+                recent=total if ended or key not in before else _recent(counters[key], before[key]),
+                mean_step=total.step_seconds / total.steps if total.steps else None,
             )
         )
     return tuple(sorted(ranks, key=lambda rank: (rank.run, rank.number)))
@@ -276,56 +317,59 @@ def _ranks(page: Page, older: Page | None) -> tuple[Rank, ...]:
 _OF_A_RANK = (STEP, STEPS_PLANNED, EPOCH, LOSS, RESTARTS, LAST_STEP, LAST_PUSH)
 
 
-def _rank(labels: Labels) -> _RankKey:
-    return labels.get("run", ""), labels.get("rank", "")
+def _by_rank(page: Samples, what: Family, suffix: str = "") -> dict[RankKey, float]:
+    return dict(page.by(what, "run", "rank", suffix=suffix))
 
 
-def _by_rank(page: Page, what: Family, suffix: str = "") -> dict[_RankKey, float]:
-    return {_rank(labels): value for labels, value in page.samples(what, suffix)}
-
-
-def _recents(page: Page) -> dict[_RankKey, Recent]:
-    """What each rank's counters say, since its process began."""
-    phases: dict[_RankKey, dict[str, float]] = {}
-    for labels, value in page.samples(PHASE_SECONDS):
-        phases.setdefault(_rank(labels), {})[labels.get("phase", "")] = value
-    counts, sums = _by_rank(page, STEP_SECONDS, _COUNT), _by_rank(page, STEP_SECONDS, _SUM)
-    samples, tokens = _by_rank(page, SAMPLES), _by_rank(page, TOKENS)
+def counters_of(page: Samples) -> dict[RankKey, Counters]:
+    """The counters of every rank."""
+    phases: dict[RankKey, dict[str, float]] = {}
+    for (run, rank, phase), value in page.by(PHASE_SECONDS, "run", "rank", "phase"):
+        phases.setdefault((run, rank), {})[phase] = value
+    counts, sums = _by_rank(page, STEP_SECONDS, COUNT), _by_rank(page, STEP_SECONDS, SUM)
+    starts, pushes, samples, tokens = (_by_rank(page, each) for each in (START, LAST_PUSH, SAMPLES, TOKENS))
     return {
-        key: Recent(
-            steps=counts.get(key, 0.0),
-            step_seconds=sums.get(key, 0.0),
-            phases=phases.get(key, {}),
-            samples=samples.get(key),
-            tokens=tokens.get(key),
-            since=None,
+        key: Counters(
+            starts.get(key),
+            pushes.get(key),
+            Recent(
+                steps=counts.get(key, 0.0),
+                step_seconds=sums.get(key, 0.0),
+                phases=phases.get(key, {}),
+                samples=samples.get(key),
+                tokens=tokens.get(key),
+                since=None,
+            ),
         )
-        for key in (_rank(labels) for labels, _ in page.samples(RANK_INFO))
+        for key in _by_rank(page, RANK_INFO)
     }
 
 
-def _since(now: Recent, before: Recent, seconds: float) -> Recent:
-    """What came on top of it in that many seconds; all of it where the process is another one meanwhile."""
-    grown = {name: amount - before.phases.get(name, 0.0) for name, amount in now.phases.items()}
-    if seconds <= 0 or now.steps < before.steps or any(amount < 0 for amount in grown.values()):
-        return now
+def _recent(now: Counters, before: Counters) -> Recent:
+    """What a rank did between two reports; all since its process began, unless both are of that process."""
+    new, old = now.total, before.total
+    seconds = _difference(now.pushed, before.pushed)
+    grown = {name: amount - old.phases.get(name, 0.0) for name, amount in new.phases.items()}
+    same_process = now.start == before.start and new.steps >= old.steps and min(grown.values(), default=0.0) >= 0
+    if not same_process or seconds is None or seconds <= 0:
+        return new
     return Recent(
-        steps=now.steps - before.steps,
-        step_seconds=now.step_seconds - before.step_seconds,
+        steps=new.steps - old.steps,
+        step_seconds=new.step_seconds - old.step_seconds,
         phases={name: amount for name, amount in grown.items() if amount > 0},
-        samples=_difference(now.samples, before.samples),
-        tokens=_difference(now.tokens, before.tokens),
+        samples=_difference(new.samples, old.samples),
+        tokens=_difference(new.tokens, old.tokens),
         since=seconds,
     )
 
 
-def _host(page: Page, previous: Page | None) -> Host:
-    cpus = page.number(CPUS)
+def _host(page: Samples, previous: Samples | None) -> Host:
+    cpus = _number(page, CPUS)
     by_mode = {labels.get("mode", ""): grown for labels, grown in _increases(page, previous, CPU_SECONDS)}
     cpu_time = sum(by_mode.values())
     idle = by_mode.get("idle", 0.0) + by_mode.get("iowait", 0.0)
     busiest = next((grown for _, grown in _increases(page, previous, BUSIEST_CPU)), None)
-    total, available = page.number(HOST_MEMORY_TOTAL), page.number(HOST_MEMORY_AVAILABLE)
+    total, available = _number(page, HOST_MEMORY_TOTAL), _number(page, HOST_MEMORY_AVAILABLE)
     return Host(
         cpus=cpus,
         cpu=1 - idle / cpu_time if cpu_time else None,
@@ -334,8 +378,8 @@ def _host(page: Page, previous: Page | None) -> Host:
         busiest_cpu=min(1.0, busiest * cpus / cpu_time) if cpu_time and cpus and busiest is not None else None,
         memory_used=_difference(total, available),
         memory_total=total,
-        shared_memory_used=page.number(SHARED_MEMORY_USED),
-        shared_memory_total=page.number(SHARED_MEMORY_TOTAL),
+        shared_memory_used=_number(page, SHARED_MEMORY_USED),
+        shared_memory_total=_number(page, SHARED_MEMORY_TOTAL),
         pressure=_host_rates(page, previous, PRESSURE_WAITING, "pressure", "resource"),
         disks=_host_rates(page, previous, DISK_BUSY, "disk", "device"),
         read=_total(_host_rates(page, previous, DISK_READ, "disk", "device")),
@@ -345,7 +389,7 @@ def _host(page: Page, previous: Page | None) -> Host:
     )
 
 
-def _host_rates(page: Page, previous: Page | None, what: Family, source: str, label: str) -> dict[str, float]:
+def _host_rates(page: Samples, previous: Samples | None, what: Family, source: str, label: str) -> dict[str, float]:
     """Counters per second of their source's own clock, by a label."""
     if previous is None:
         return {}
@@ -359,15 +403,20 @@ def _host_rates(page: Page, previous: Page | None, what: Family, source: str, la
     return {labels.get(label, ""): grown / elapsed for labels, grown in _increases(page, previous, what)}
 
 
-def _sources(page: Page) -> tuple[Source, ...]:
+def _sources(page: Samples) -> tuple[Source, ...]:
     def by_source(what: Family) -> dict[str, float]:
-        return {labels.get("source", ""): value for labels, value in page.samples(what)}
+        return {source: value for (source,), value in page.by(what, "source")}
 
     successes, failures = by_source(SOURCE_SUCCESS), by_source(SOURCE_FAILURES)
     return tuple(
         Source(name, bool(up), successes.get(name), failures.get(name, 0.0))
         for name, up in sorted(by_source(SOURCE_UP).items())
     )
+
+
+def _number(page: Samples, what: Family) -> float | None:
+    """The value of a family without labels."""
+    return next(iter(page.series(what).values()), None)
 
 
 def _total(by_label: Mapping[str, float]) -> float | None:

@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from stallscope.catalogue.causes import CAUSES, MISSING, REMAINDERS, Severity
 from stallscope.common.formatting import capitalised, percent, readable
-from stallscope.view.verdicts import Culprit, Verdict
+from stallscope.view.model import Run
+from stallscope.view.verdicts import Culprit, Verdict, Verdicts
 
 ROOT_WORDS = {
     "straggler_rank": "slower than the others",
@@ -59,6 +60,15 @@ def words_of(verdict: Verdict, *, with_gpus: bool = True, name: Callable[[str], 
         culprit = f"{capitalised(phrase_of(verdict.culprit, name))}."
         remedy = remedy_of(verdict.culprit) or remedy
     return VerdictWords(cause.title, cost, culprit, remedy, cause.severity, cause.subject != "gpu")
+
+
+def why_unjudged(run: Run, verdicts: Verdicts) -> str:
+    """Return in a sentence why a run has no verdict; empty if it has ended or nothing is known of any."""
+    if run.name in verdicts.ambiguous:
+        return "Verdict: unknown. Prometheus knows several runs of this name, and does not judge them alike."
+    if verdicts.age is None or run.ended:
+        return ""
+    return "Verdict: none; Prometheus does not know this run, or not for long."
 
 
 def phrase_of(culprit: Culprit, name: Callable[[str], str] = readable) -> str:

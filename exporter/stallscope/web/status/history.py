@@ -1,17 +1,16 @@
-"""What the status page remembers of the last minutes: a byte for five seconds of a GPU, two marks for a rank.
+"""What the status page remembers of the last minutes: a byte for five seconds of a GPU, a rank's counters twice.
 
 The publisher's thread notes, the page reads; what is kept is replaced, so that neither waits for the other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from stallscope.catalogue.metrics import family
-from stallscope.intake.runs import Held
 from stallscope.sampling.reading import Distribution, Sample
-from stallscope.web.status.selection import select
+from stallscope.view.observer import Counters, RankKey, counters_of
+from stallscope.web.status.look import SnapshotSamples
 
 OBSERVED = family("stallscope_gpu_utilization_samples")
 
@@ -24,33 +23,6 @@ MARK_SECONDS = 150.0
 MAX_GPUS = 128
 
 
-class Recent(NamedTuple):
-    """What a rank did lately."""
-
-    steps: int
-    step_seconds: float
-    """Time in these steps."""
-    phases: Mapping[str, float]
-    """Seconds by phase."""
-    since: float | None
-    """Seconds that it goes back; None where it is all since the process began."""
-
-    @property
-    def total(self) -> float:
-        """Wall time of the loop in seconds."""
-        return sum(self.phases.values())
-
-
-class _Mark(NamedTuple):
-    """What a rank's counters said at one moment."""
-
-    at: float
-    session: str
-    steps: int
-    step_seconds: float
-    phases: Mapping[str, float]
-
-
 class History:
     """See the module."""
 
@@ -61,9 +33,9 @@ class History:
         self._marked_at = -MARK_SECONDS
         self._observed: dict[str, tuple[float, int]] = {}
         self._activity: dict[str, bytes] = {}
-        self._marks: dict[tuple[str, int], tuple[_Mark | None, _Mark]] = {}
+        self._marks: tuple[Mapping[RankKey, Counters], ...] = ()
 
-    def note(self, samples: Iterable[Sample], held: Callable[[], Iterable[Held]]) -> None:
+    def note(self, samples: Sequence[Sample]) -> None:
         """Take note of a new page, where it is time to."""
         now = self._monotonic()
         if now - self._noted_at >= POINT_SECONDS:
@@ -71,26 +43,16 @@ class History:
             self._note_gpus(samples)
         if now - self._marked_at >= MARK_SECONDS:
             self._marked_at = now
-            self._mark_ranks(held(), now)
+            self._marks = (*self._marks[-1:], counters_of(SnapshotSamples(samples)))
 
     def activity(self, uuid: str) -> bytes:
         """Percent by POINT_SECONDS, oldest first, or NOT_TOLD."""
         return self._activity.get(uuid, b"")
 
-    def recent(self, held: Held) -> Recent:
-        """What a rank did in the last minutes, or since it began where less is known or it has ended."""
-        now = self._monotonic()
-        present = _mark(held, now)
-        before, _newer = self._marks.get((held.report.run, held.report.rank), (None, None))
-        if held.ended is not None or before is None or before.session != present.session:
-            return Recent(present.steps, present.step_seconds, present.phases, None)
-        phases = {name: seconds - before.phases.get(name, 0.0) for name, seconds in present.phases.items()}
-        return Recent(
-            present.steps - before.steps,
-            present.step_seconds - before.step_seconds,
-            {name: seconds for name, seconds in phases.items() if seconds > 0},
-            now - before.at,
-        )
+    @property
+    def before(self) -> Mapping[RankKey, Counters]:
+        """Counters of ranks 2.5 to 5 minutes ago; empty where that was before the exporter began."""
+        return self._marks[0] if len(self._marks) > 1 else {}
 
     def _note_gpus(self, samples: Iterable[Sample]) -> None:
         observed = {
@@ -111,24 +73,3 @@ class History:
                 activity[uuid] = points
         self._observed = observed
         self._activity = activity
-
-    def _mark_ranks(self, held: Iterable[Held], now: float) -> None:
-        marks = {}
-        for run in select(held).runs:
-            for each in run.shown:
-                key, mark = (each.report.run, each.report.rank), _mark(each, now)
-                _older, newest = self._marks.get(key, (None, None))
-                marks[key] = (newest if newest is not None and newest.session == mark.session else None, mark)
-        self._marks = marks
-
-
-def _mark(held: Held, now: float) -> _Mark:
-    report = held.report
-    steps = report.step_seconds
-    return _Mark(
-        now,
-        report.session,
-        steps.count if steps is not None else 0,
-        steps.sum if steps is not None else 0.0,
-        {name: phase.seconds for name, phase in report.phases.items()},
-    )

@@ -7,22 +7,22 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from stallscope.catalogue.metrics import family
-from stallscope.common.formatting import percent
+from stallscope.common.formatting import ago, percent, several
 from stallscope.common.version import __version__
+from stallscope.view.model import Node, runs_of
+from stallscope.view.observer import node_of
 from stallscope.view.verdicts import VerdictWatch
 from stallscope.web.application import HEALTHY_PATH, READY_PATH, REFRESH_SECONDS, RELEASE_PATH, RESUME_PATH
-from stallscope.web.status.gpus import MAX_GPUS, UTILIZATION, ShownGpu, gpu_section, gpus_of, shown_first
+from stallscope.web.status.gpus import MAX_GPUS, gpu_section, shown_first
 from stallscope.web.status.history import History
 from stallscope.web.status.judgement import provenance
-from stallscope.web.status.look import Look
+from stallscope.web.status.look import Look, SnapshotSamples
 from stallscope.web.status.markup import NOT_TOLD_TEXT, attribute, entry, foreign
-from stallscope.web.status.runs import run_name, run_section
+from stallscope.web.status.runs import run_section
 from stallscope.web.status.selection import Selection, select
 from stallscope.web.status.sources import source_section
 from stallscope.web.status.style import STYLE
 
-POWER = family("stallscope_gpu_power_watts")
 SHARED_SECONDS = 1.0
 """For so long one rendering is good for everybody."""
 
@@ -83,23 +83,23 @@ class StatusPage:
         """Render anew, as of that Unix time."""
         look = self._look()
         now = time.time() if now is None else now
-        gpus = gpus_of(look.samples)
-        selection = select(look.held)
+        node = node_of(SnapshotSamples(look.samples), before=self._history.before, time=look.at)
+        selection = select(runs_of(node.ranks))
         verdicts = None
         if self._verdicts is not None:
-            asked_for = [gpu.uuid for gpu in shown_first(gpus)[:MAX_GPUS]]
-            verdicts = self._verdicts.look([run_name(run) for run in selection.runs], asked_for)
+            asked_for = [gpu.uuid for gpu in shown_first(node.gpus)[:MAX_GPUS]]
+            verdicts = self._verdicts.look([run.name for run, _ranks in selection.runs], asked_for)
         host = "Simulated node" if look.simulated else attribute(self._host)
         state = '<span class="badge good">ready</span>' if look.ready else '<span class="badge quiet">starting</span>'
         text = (
             '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
             '<meta name="viewport" content="width=device-width, initial-scale=1">'
-            f"<title>{host}: {_summary(gpus)}, Stallscope</title><style>{STYLE}</style></head><body>"
+            f"<title>{host}: {_summary(node)}, Stallscope</title><style>{STYLE}</style></head><body>"
             f'<header><a class="skip" href="#main">Skip to the runs and GPUs</a><h1><bdi>{host}</bdi> {state}</h1>'
             f"{_renewal(look, refreshing, now)}{self._links()}{_notice(look)}</header>"
-            f'<main id="main">{_tiles(look, gpus, selection)}{provenance(verdicts)}'
-            f"{run_section(look, selection, self._history, verdicts)}"
-            f"{gpu_section(look, gpus, self._history, verdicts)}{source_section(look, now)}</main>"
+            f'<main id="main">{_tiles(look, node, selection)}{provenance(verdicts)}'
+            f"{run_section(look, node, selection, verdicts)}"
+            f"{gpu_section(look, node, self._history, verdicts)}{source_section(look, now)}</main>"
             f"<footer>{_FOOT}</footer></body></html>\n"
         )
         return text.encode(errors="replace")
@@ -130,7 +130,7 @@ _FOOT = (
 def _renewal(look: Look, refreshing: bool, now: float) -> str:
     moment = time.gmtime(look.at)
     iso, shown = time.strftime("%Y-%m-%dT%H:%M:%SZ", moment), time.strftime("%H:%M:%S", moment)
-    late = f', <strong class="warn">{now - look.at:.0f} s ago</strong>' if now - look.at > REFRESH_SECONDS else ""
+    late = f', <strong class="warn">{ago(now - look.at)}</strong>' if now - look.at > REFRESH_SECONDS else ""
     if refreshing:
         how = f'renewed every {REFRESH_SECONDS} s. <a class="pause" href="?refresh=off">Pause</a>'
     else:
@@ -147,27 +147,27 @@ def _notice(look: Look) -> str:
     )
 
 
-def _summary(gpus: list[ShownGpu]) -> str:
-    whole = [gpu for gpu in gpus if not gpu.mig]
+def _summary(node: Node) -> str:
+    whole = node.whole_gpus
     if not whole:
         return "no GPU"
-    return f"{sum(gpu.up is True for gpu in whole)} of {len(whole)} GPU{'s' if len(whole) > 1 else ''} up"
+    return f"{sum(gpu.up is True for gpu in whole)} of {several(len(whole), 'GPU')} up"
 
 
-def _tiles(look: Look, gpus: list[ShownGpu], selection: Selection) -> str:
+def _tiles(look: Look, node: Node, selection: Selection) -> str:
     """The node at first sight."""
-    whole = [gpu for gpu in gpus if not gpu.mig]
+    whole = node.whole_gpus
     tiles = []
     if whole:
         up = [gpu for gpu in whole if gpu.up]
-        activity = [ratio for gpu in up if (ratio := gpu.number(UTILIZATION.name)) is not None]
-        power = [watts for gpu in up if (watts := gpu.number(POWER.name)) is not None]
+        activity = [gpu.utilization for gpu in up if gpu.utilization is not None]
+        power = [gpu.power for gpu in up if gpu.power is not None]
         down = sum(gpu.up is False for gpu in whole)
         lost = f' <small class="bad">{down} down</small>' if down else ""
         tiles.append(entry("GPUs up", f"{len(up)} <small>of {len(whole)}</small>{lost}"))
         tiles.append(entry("Mean activity", percent(sum(activity) / len(activity)) if activity else NOT_TOLD_TEXT))
         tiles.append(entry("Power", f"{sum(power):,.0f} W" if power else NOT_TOLD_TEXT))
-    live = sum(any(held.ended is None for held in run.ranks) for run in selection.runs)
+    live = sum(not run.ended for run, _ranks in selection.runs)
     over = f" <small>and {selection.left_out:,} more</small>" if selection.left_out else ""
     tiles.append(entry("Runs under way", f"{live}{over}"))
     down = sum(status.up is False for status in look.statuses)

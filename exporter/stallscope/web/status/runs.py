@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from stallscope.common.formatting import ago, count, duration, percent
-from stallscope.intake.runs import Held
+from stallscope.common.formatting import count, duration, percent, progress, several, time_left, time_since, whole_time
+from stallscope.view.model import Node, Rank, Run
 from stallscope.view.phase_shares import KNOWN, phase_shares
-from stallscope.view.verdicts import RunName, Verdicts
-from stallscope.web.status.history import History, Recent
+from stallscope.view.verdict_words import why_unjudged
+from stallscope.view.verdicts import Verdicts
 from stallscope.web.status.judgement import verdict_line
 from stallscope.web.status.look import Look
 from stallscope.web.status.markup import NOT_TOLD_TEXT, Part, bar, entry, foreign, stacked
-from stallscope.web.status.selection import Selection, ShownRun
+from stallscope.web.status.selection import Selection
 
 SILENT_SECONDS = 30.0
 """A rank reports twice a second at most, and in a long step not at all: so much silence is worth a word."""
@@ -29,145 +29,100 @@ class _Share(NamedTuple):
     share: float
 
 
-class _RankLine(NamedTuple):
-    """A rank with what it did lately."""
-
-    held: Held
-    recent: Recent
-
-
-def run_name(run: ShownRun) -> RunName:
-    """What Prometheus knows the run by."""
-    return RunName(run.name, run.ranks[0].report.info.get("namespace", ""))
-
-
-def run_section(look: Look, selection: Selection, history: History, verdicts: Verdicts | None) -> str:
+def run_section(look: Look, node: Node, selection: Selection, verdicts: Verdicts | None) -> str:
     """The runs that there is room for."""
-    articles = "".join(_article(run, look, history, verdicts) for run in selection.runs)
+    articles = "".join(_article(run, ranks, look, node, verdicts) for run, ranks in selection.runs)
     body = articles or '<p class="quiet">No training run has reported.</p>'
     left_out = selection.left_out
     rest = f'<p class="quiet">{left_out:,} more runs are not shown; the metrics have them all.</p>' if left_out else ""
     return f'<section aria-labelledby="runs"><h2 id="runs">Training runs</h2>{body}{rest}</section>'
 
 
-def _article(run: ShownRun, look: Look, history: History, verdicts: Verdicts | None) -> str:
-    lines = [_RankLine(held, history.recent(held)) for held in run.shown]
-    shares = _shares([each.recent for each in lines])
+def _article(run: Run, ranks: tuple[Rank, ...], look: Look, node: Node, verdicts: Verdicts | None) -> str:
     return (
-        f'<article class="card run"><h3><span>{foreign(run.name, 128)}</span> {_states(run)}</h3>'
-        f"<p>{_presence(run)}</p>{_judged(run, verdicts)}{_progress(run, lines)}"
-        f'<dl class="facts wide">{_facts(run, lines, look)}</dl>'
-        f"{_phases(shares, lines, run)}{_ranks(run, lines, look)}</article>"
+        f'<article class="card run"><h3><span>{foreign(run.name.run, 128)}</span> {_states(run)}</h3>'
+        f"<p>{_presence(run, look)}</p>{_judged(run, verdicts)}{_progress(run)}"
+        f'<dl class="facts wide">{_facts(run, node)}</dl>'
+        f"{_phases(run)}{_ranks(run, ranks, look, node)}</article>"
     )
 
 
-def _judged(run: ShownRun, verdicts: Verdicts | None) -> str:
+def _judged(run: Run, verdicts: Verdicts | None) -> str:
     if verdicts is None:
         return ""
-    name = run_name(run)
-    if name in verdicts.ambiguous:
-        return (
-            '<p class="verdict quiet"><strong>Verdict: unknown.</strong> Prometheus knows several runs of this name, '
-            "and does not judge them alike.</p>"
-        )
-    verdict = verdicts.runs.get(name)
+    verdict = verdicts.runs.get(run.name)
     if verdict is not None:
-        return verdict_line(verdict, with_gpus=any(held.report.gpus for held in run.ranks))
-    if verdicts.age is None or all(held.ended is not None for held in run.ranks):
-        return ""
-    return '<p class="quiet">Verdict: none; Prometheus does not know this run, or not for long.</p>'
+        return verdict_line(verdict, with_gpus=run.has_gpus)
+    why = why_unjudged(run, verdicts)
+    return f'<p class="quiet">{why}</p>' if why else ""
 
 
-def _states(run: ShownRun) -> str:
+def _states(run: Run) -> str:
     """Every state that ranks are in, with their number where it isn't that of all."""
-    counts: dict[str, int] = {}
-    for held in run.ranks:
-        counts[held.state] = counts.get(held.state, 0) + 1
-    whole = len(counts) == 1
+    whole = len(run.states) == 1
     return " ".join(
         f'<span class="badge {_STATES.get(state, "quiet")}">{state if whole else f"{number:,} {state}"}</span>'
-        for state, number in sorted(counts.items())
+        for state, number in sorted(run.states.items())
     )
 
 
-def _presence(run: ShownRun) -> str:
+def _presence(run: Run, look: Look) -> str:
     number = len(run.ranks)
-    world = run.ranks[0].report.info.get("world_size", "")
-    of = f" of {int(world):,}" if world.isdecimal() and len(world) < 8 and int(world) > number else ""
-    activities = sorted({held.report.activity for held in run.ranks if held.ended is None})
-    doing = f"; {', '.join(activities)}" if activities else ""
-    failure = run.ranks[0].report.failure if number == 1 else ""  # several ranks have a table that says it of each
+    ranks = f"{number:,} of {several(run.world_size, 'rank')}" if run.world_size > number else several(number, "rank")
+    doing = f"; {', '.join(run.activities)}" if run.activities else ""
+    failure = _failure(run.ranks[0], look) if number == 1 else ""  # several ranks have a table that says it of each
     end = f"; ended by {foreign(failure)}" if failure else ""
-    return f"{number:,}{of} rank{'s' if number != 1 or of else ''} on this node{doing}{end}"
+    return f"{ranks} on this node{doing}{end}"
 
 
-def _progress(run: ShownRun, lines: list[_RankLine]) -> str:
-    step, planned = _step(run.ranks), _gauge(run.ranks, "steps_planned")
-    if step is None:
+def _failure(rank: Rank, look: Look) -> str:
+    return look.failures.get((rank.run, str(rank.number)), "")
+
+
+def _progress(run: Run) -> str:
+    if run.step is None:
         return ""
-    if planned is None or planned <= 0:
-        return f'<p class="activity"><span>Step</span> <strong>{count(step)}</strong></p>'
-    ratio = min(1.0, max(0.0, step / planned))
-    so_far = f"{_floor(ratio)}{_time_left(planned - step, lines)}"
+    if run.progress is None or run.steps_planned is None:
+        return f'<p class="activity"><span>Step</span> <strong>{count(run.step)}</strong></p>'
+    left = f"; about {time_left(run.seconds_left)} left" if run.seconds_left else ""
     return (
-        f'<p class="activity"><span>Step</span> <strong>{count(step)}</strong> of {count(planned)}, {so_far}</p>'
-        f"{bar(ratio, 'progress')}"
+        f'<p class="activity"><span>Step</span> <strong>{count(run.step)}</strong> of {count(run.steps_planned)}, '
+        f"{progress(run.progress)}{left}</p>{bar(run.progress, 'progress')}"
     )
 
 
-def _floor(ratio: float) -> str:
-    """A share done, which is all only when all is done."""
-    return percent(int(100 * ratio) / 100) if ratio >= 0.01 else percent(ratio)
-
-
-def _time_left(steps: float, lines: list[_RankLine]) -> str:
-    """At the pace of the last minutes, all that lies between steps included."""
-    paces = [
-        each.recent.total / each.recent.steps for each in lines if each.held.ended is None and each.recent.steps > 0
-    ]
-    if not paces or steps <= 0:
-        return ""
-    return f"; about {duration(round(max(60.0, max(paces) * steps), -1))} left"
-
-
-def _facts(run: ShownRun, lines: list[_RankLine], look: Look) -> str:
-    steps = sum(each.recent.steps for each in lines)
-    seconds = sum(each.recent.step_seconds for each in lines)
-    loss = _gauge(run.shown[:1], "loss")
-    epoch = _gauge(run.ranks, "epoch")
-    facts = [entry("Step time", duration(seconds / steps) if steps else NOT_TOLD_TEXT)]
-    if epoch is not None:
-        facts.append(entry("Epoch", f"{epoch:,.4g}"))
-    if loss is not None:
-        facts.append(entry("Loss", f"{loss:.4g}"))
-    restarts = sum(held.restarts for held in run.ranks)
-    if restarts:
-        facts.append(entry("Restarts", f"{restarts:,}"))
-    facts.append(entry("Last report", ago(look.at - max(held.arrived for held in run.ranks))))
+def _facts(run: Run, node: Node) -> str:
+    facts = [entry("Step time", NOT_TOLD_TEXT if run.step_seconds is None else duration(run.step_seconds))]
+    if run.epoch is not None:
+        facts.append(entry("Epoch", f"{run.epoch:,.4g}"))
+    if run.loss is not None:
+        facts.append(entry("Loss", f"{run.loss:.4g}"))
+    if run.restarts:
+        facts.append(entry("Restarts", f"{run.restarts:,}"))
+    facts.append(entry("Last report", time_since(node.time, run.last_push) or NOT_TOLD_TEXT))
     return "".join(facts)
 
 
-def _phases(shares: list[_Share], lines: list[_RankLine], run: ShownRun) -> str:
+def _phases(run: Run) -> str:
+    shares = _shares(run.phases)
     if not shares:
-        return '<p class="quiet">Phases: nothing was reported lately.</p>'
-    since = [each.recent.since for each in lines if each.recent.since is not None]
-    when = f"in the last {duration(round(max(since) / 60) * 60)}" if len(since) == len(lines) else "since the start"
-    whose = "" if len(lines) == len(run.ranks) else " of the ranks below"
+        return '<p class="quiet">Phases: nothing was reported yet.</p>'
+    when = "since the start" if run.since is None else f"in the last {whole_time(run.since)}"
     legend = "".join(
         f'<li><span class="key {each.css}" aria-hidden="true"></span>{foreign(each.name)} {percent(each.share)}</li>'
         for each in shares
     )
     return (
-        f'<p class="activity"><span>Where the time goes{whose}, {when}</span></p>'
+        f'<p class="activity"><span>Where the time goes, {when}</span></p>'
         f'{_bar_of(shares)}<ul class="legend" role="list">{legend}</ul>'
     )
 
 
-def _ranks(run: ShownRun, lines: list[_RankLine], look: Look) -> str:
+def _ranks(run: Run, ranks: tuple[Rank, ...], look: Look, node: Node) -> str:
     if len(run.ranks) == 1:
         return ""
-    rows = "".join(_rank_row(each, look) for each in lines)
-    more = len(run.ranks) - len(lines)
+    rows = "".join(_rank_row(rank, look, node) for rank in ranks)
+    more = len(run.ranks) - len(ranks)
     caption = f"Ranks, {more:,} more not shown" if more else "Ranks"
     return (
         f'<table class="small"><caption>{caption}</caption><thead><tr><th scope="col">Rank</th>'
@@ -176,35 +131,28 @@ def _ranks(run: ShownRun, lines: list[_RankLine], look: Look) -> str:
     )
 
 
-def _rank_row(line: _RankLine, look: Look) -> str:
-    held, recent = line
-    report = held.report
-    gpus = ", ".join(foreign(gpu.gpu) for gpu in report.gpus[:2] if gpu.gpu)
+def _rank_row(rank: Rank, look: Look, node: Node) -> str:
+    gpus = ", ".join(foreign(gpu) for gpu in rank.gpus[:2] if gpu)
     gpu = f' <span class="none">GPU {gpus}</span>' if gpus else ""
-    silence = look.at - held.arrived
-    state = f'<span class="{_STATES.get(held.state, "quiet")}">{held.state}</span>'
-    if held.ended is None and silence > SILENT_SECONDS:
+    silence = 0.0 if node.time is None or rank.last_push is None else node.time - rank.last_push
+    state = f'<span class="{_STATES.get(rank.state, "quiet")}">{rank.state}</span>'
+    if not rank.ended and silence > SILENT_SECONDS:
         state += f', <span class="warn">silent for {duration(silence // 10 * 10)}</span>'
-    elif report.failure:
-        state += f", {foreign(report.failure)}"
-    step = _step((held,))
-    shares = _shares([recent])
+    elif failure := _failure(rank, look):
+        state += f", {foreign(failure)}"
+    shares = _shares(rank.recent.phases)
     most = max(shares, key=lambda share: share.share, default=None)
-    step_time = duration(recent.step_seconds / recent.steps) if recent.steps else NOT_TOLD_TEXT
+    step_time = NOT_TOLD_TEXT if rank.step_seconds is None else duration(rank.step_seconds)
     time = f"{_bar_of(shares)}{foreign(most.name)} {percent(most.share)}" if most is not None else NOT_TOLD_TEXT
     return (
-        f'<tr><th scope="row">{report.rank}{gpu}<span class="under">{state}</span></th>'
-        f"<td>{NOT_TOLD_TEXT if step is None else count(step)}"
+        f'<tr><th scope="row">{rank.number}{gpu}<span class="under">{state}</span></th>'
+        f"<td>{NOT_TOLD_TEXT if rank.step is None else count(rank.step)}"
         f'<span class="under">{step_time}</span></td><td>{time}</td></tr>'
     )
 
 
-def _shares(recents: Iterable[Recent]) -> list[_Share]:
+def _shares(seconds: Mapping[str, float]) -> list[_Share]:
     """Phases by their share of the time, with their colours."""
-    seconds: dict[str, float] = {}
-    for recent in recents:
-        for name, amount in recent.phases.items():
-            seconds[name] = seconds.get(name, 0.0) + amount
     shares = phase_shares(seconds)
     own = sorted(each.name for each in shares if each.name and each.name not in KNOWN)
     colours = {"": "p-rest"} | {name: f"p-own{place % _OWN_COLOURS}" for place, name in enumerate(own)}
@@ -215,17 +163,3 @@ def _shares(recents: Iterable[Recent]) -> list[_Share]:
 
 def _bar_of(shares: Iterable[_Share]) -> str:
     return stacked(Part(each.css, each.share) for each in shares)
-
-
-def _step(ranks: Iterable[Held]) -> float | None:
-    """The step that the furthest of these ranks is at: the one that it tells, else the steps counted."""
-    told = [
-        held.report.gauges.get("step", held.report.step_seconds.count if held.report.step_seconds else None)
-        for held in ranks
-    ]
-    return max((step for step in told if step is not None), default=None)
-
-
-def _gauge(ranks: Iterable[Held], key: str) -> float | None:
-    """The greatest that these ranks tell."""
-    return max((held.report.gauges[key] for held in ranks if key in held.report.gauges), default=None)

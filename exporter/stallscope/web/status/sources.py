@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from stallscope.common.formatting import time_since
 from stallscope.sampling.sampler import SourceStatus
 from stallscope.web.status.look import Look
 from stallscope.web.status.markup import foreign
@@ -29,6 +30,6 @@ def _row(status: SourceStatus, now: float) -> str:
         False: ("bad", "down"),
         None: ("quiet", "not here" if status.error else "not read yet"),
     }[status.up]
-    last = "never" if status.last_success is None else f"{max(0.0, now - status.last_success):.1f} s ago"
+    last = time_since(now, status.last_success) or "never"
     why = f' <span class="why">{foreign(status.error, _ERROR_LENGTH)}</span>' if status.error else ""
     return f'<tr><th scope="row">{foreign(status.name)}{why}</th><td class="{css}">{word}</td><td>{last}</td></tr>'
