@@ -8,8 +8,21 @@ STAMP := $(VENV)/.installed
 STALLSCOPE_FRAMEWORKS ?= 1
 # How many tests run at once, each file's own one after the other; what takes the whole machine follows alone.
 JOBS ?= 4
+# Tests that start no server, browser or framework.
+UNIT := $(wildcard tests/test_*.py) $(addprefix tests/,alerting/test_routes.py analysis capacity catalogue clients collectors \
+  common doctor drivers grafana/test_dashboard_lint.py grafana/test_lint.py intake owners protocol report sampling simulation \
+  terminal view web)
+# Tests that take long, or need a training framework.
+LONG := $(addprefix tests/,cli/test_training_endings.py end_to_end/test_interruptions.py end_to_end/test_memory_ceiling.py \
+  end_to_end/test_real_training.py faults/test_kills.py faults/test_repetition.py intake/test_fuzz.py \
+  prometheus_examples/test_thanos.py prometheus_examples/test_vmalert.py scenarios/test_absence.py scenarios/test_score.py \
+  shim/integrations shim/test_loops.py)
 # Reading these alone saves reading all tests again.
 ALONE = $(shell grep -rl --include='test_*.py' 'mark[.]alone' tests)
+# A test process that crashes ends the run at once: pytest-xdist restarts it, and then waits forever. No tests is no failure.
+BESIDE = $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder --max-worker-restart=0 \
+  -m "not alone" $(1) || [ $$? -eq 5 ]
+AFTER = $(BIN)/python -m pytest -m alone $(1) || [ $$? -eq 5 ]
 FRAMEWORKS := $(VENV)/.frameworks
 SBOM := dist/stallscope-exporter.cdx.json
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --only-binary :all:
@@ -17,7 +30,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --only-b
 # most of which nobody imports, that is done at their first use.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: up audit sbom prepare test test-gpu lint bench score generate lock clean help tools frameworks vendor screenshots
+.PHONY: up audit sbom check prepare prepare-all test test-all test-gpu lint bench score generate lock clean help tools frameworks vendor screenshots
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -40,14 +53,21 @@ tools:
 up: $(STAMP) ## the whole stack on this machine: exporter, Prometheus, Alertmanager, a training job
 	$(BIN)/stallscope up $(ARGS)
 
-prepare: $(STAMP) $(if $(filter-out 0,$(STALLSCOPE_FRAMEWORKS)),$(FRAMEWORKS)) tools ## install what the tests need
+prepare: $(STAMP) tools ## install what the tests need, frameworks apart
 	$(BIN)/python -m tests.deploy.kubernetes_tools
 
-# A test process that crashes ends the run at once: pytest-xdist restarts it, and then waits forever.
-test: prepare ## every test, with real Prometheus, Alertmanager and the stand-in driver library
-	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder --max-worker-restart=0 \
-	  -m "not alone" $(ARGS) || [ $$? -eq 5 ]
-	$(BIN)/python -m pytest -m alone $(or $(ARGS),$(ALONE)) || [ $$? -eq 5 ]
+prepare-all: prepare $(if $(filter-out 0,$(STALLSCOPE_FRAMEWORKS)),$(FRAMEWORKS)) ## install what all tests need
+
+check: lint ## lint, types, and the tests that start no server
+	$(call BESIDE,$(or $(ARGS),$(UNIT) --ignore=tests/intake/test_fuzz.py -m "not alone and not slow"))
+
+test: prepare ## the tests with real Prometheus, Alertmanager, Chromium and the stand-in driver library
+	$(call BESIDE,$(LONG:%=--ignore=%) $(ARGS))
+	$(call AFTER,$(or $(ARGS),$(filter-out $(LONG) $(LONG:%=%/%),$(ALONE))))
+
+test-all: prepare-all ## every test: also with training frameworks, the score of the diagnosis, and long fault runs
+	$(call BESIDE,$(ARGS))
+	$(call AFTER,$(or $(ARGS),$(ALONE)))
 
 test-gpu: $(STAMP) ## the hardware suite; skips with its reason where no NVIDIA driver answers (to record a GPU: tests/captures)
 	$(BIN)/python -m pytest -m hardware -rs tests/hardware $(ARGS)

@@ -65,16 +65,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: -seconds.get(item.path, 0))
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Tell why a test that CI had to try twice failed at first: it is to be mended, not to be got used to."""
-    reports = terminalreporter.getreports("rerun")
-    if reports:
-        terminalreporter.section("failed once, passed or failed at the second try")
-    for report in reports:
-        terminalreporter.section(report.nodeid, sep="-")
-        terminalreporter.line(report.longreprtext)
-
-
 @pytest.fixture
 def nvml_stand_in(tmp_path: Path) -> NvmlStandIn:
     """A node of eight healthy, idle H100s behind a stand-in for the driver's library."""
