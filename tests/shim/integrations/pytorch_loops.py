@@ -31,6 +31,7 @@ from stallscope.integrations import pytorch
 from stallscope.report import Phase
 from stallscope.sampling.clock import ScriptedClock
 from stallscope.shim import identity
+from stallscope.shim.integrations import pytorch_input
 from stallscope.shim.integrations.pytorch_device import ReducerClock
 from tests.shim.conftest import Desk
 
@@ -1146,6 +1147,20 @@ def test_the_time_in_which_a_run_begins_is_a_part_of_the_backward_pass_that_it_b
     assert told["forward"] == pytest.approx(FORWARD)
     assert told["backward"] == pytest.approx(8.0 + BACKWARD)
     assert told["other"] == pytest.approx(0.0)
+
+
+def test_a_program_that_never_trains_is_profiled_for_a_while_only(
+    clock: ScriptedClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pytorch_input, "_BEFORE_LOOP", 1e-3)
+    monkeypatch.setattr(pytorch_input, "_SHARE", 0.0)
+    pytorch.watch_any()
+    model, profiled = Model(clock), []
+    for _ in range(1000):
+        model(torch.ones(2, 4))
+        profiled.append(sys.getprofile() is not None)
+    assert profiled[0]
+    assert not profiled[-1]
 
 
 # Checkpoints
