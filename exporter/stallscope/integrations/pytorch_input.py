@@ -24,13 +24,16 @@ _FIRST = 8
 """Intervals that are all observed, to learn what usually happens in them."""
 _SHARE = 0.005
 """Share of the loop's time that observing may take."""
-_EVENT_COST = 0.25e-6
+_EVENT_COST = 1e-6
 """Seconds that one event of the profiling hook takes, about."""
 _SWITCH_COST = 30e-6 if sys.version_info >= (3, 12) else 1e-6
 """Seconds that setting the hook takes, about: from 3.12 on, code has to be instrumented for it."""
 _MAX_RETURNED = 32
 _MOST_EVENTS = 4096
-"""Events that are observed before the loop begins: about a millisecond."""
+"""Events that are observed of one interval before the loop begins."""
+_BEFORE_LOOP = 0.1
+"""Seconds that observing may take before the loop begins, besides its share of the time. A program that never trains
+calls its modules without end."""
 _DEVICE_WAITS = frozenset({"cpu", "item", "numpy", "print", "synchronize", "tolist", "write"})
 """Built-in calls of the loop itself that wait for the device or write logs."""
 
@@ -286,12 +289,19 @@ class FirstInput(InputCalls):
         super().__init__()
         self.seconds = 0.0
         """Seconds in which the first batch was drawn, by the end of the newest interval."""
+        self._since = time.monotonic()
+        self._spent = 0.0
 
     def begin(self) -> None:
         """Begin to observe, once more."""
         self._stop()
         self.seconds = 0.0
         super().begin()
+
+    def _is_due(self) -> bool:
+        if self._is_observed:
+            self._spent += _SWITCH_COST + self._events * _EVENT_COST
+        return self._spent < _BEFORE_LOOP + _SHARE * (time.monotonic() - self._since)
 
     def _seconds(self) -> float:
         return time.monotonic()

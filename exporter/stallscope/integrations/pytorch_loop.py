@@ -219,6 +219,9 @@ class Loop:
         self._ended = 0.0  # the newest step of an optimizer, in seconds of the run's clock
         self._steady: SteadyLoop | None = None if direct is None else SteadyLoop(self, direct)
         self._timed: TimedLoop | None = None if direct is None or run.is_scripted else TimedLoop(self, direct)
+        self._measured = 0.0  # seconds that the loop's calls took
+        self._added = 0.0  # of these, what was added to the run's overhead
+        self._booked_before = run.booking_overhead
         if direct is not None:
             direct(self)
         if self._timed is not None:
@@ -1168,13 +1171,21 @@ class Loop:
             self.run.add("recompilations", graphs - before if graphs >= before else graphs)
         self._look_for_gpu()
         if self._timed is not None and self._steady is not None:
-            self.run.add_overhead(self._timed.added(self._steady if self._steady.is_open else self))
+            self._add_overhead(self._timed, self._steady)
         if self.device is not None:
             self.device.read()
             tell_allocator(torch.cuda, self.run)
             for model in self._reduced:
                 if waited := self._reducers.setdefault(model, ReducerClock()).read(model):
                     self.device.move("backward", "communication", waited)
+
+    def _add_overhead(self, timed: TimedLoop, steady: SteadyLoop) -> None:
+        """Add what the steps since the last report cost, in place of what booking them usually costs."""
+        self._measured += timed.added(steady if steady.is_open else self)
+        beyond = self._measured + steady.processing_seconds - (self.run.booking_overhead - self._booked_before)
+        if beyond > self._added:
+            self.run.add_overhead(beyond - self._added)
+            self._added = beyond
 
     def _finish(self) -> None:
         """Count the last step, where the loop was left before it asked for another batch."""

@@ -357,7 +357,7 @@ class SteadyLoop:
 
     def _process(self) -> None:
         """Process all events, each with the time at which it happened."""
-        began = time.perf_counter()
+        began = time.thread_time()
         timeline, loop, calls, events = self._timeline, self._loop, self._calls, self._events
         device, ignored, due, clock = loop.device, calls.ignored, timeline.due, timeline.now
         loop.device, timeline.due, timeline.now, self.is_replaying = None, inf, self._now, True
@@ -372,10 +372,7 @@ class SteadyLoop:
             loop.device, timeline.due, timeline.now, self.is_replaying = device, due, clock, False
             self._waiting = 0
             calls.ignored = ignored
-            seconds = time.perf_counter() - began
-            self.processing_seconds += seconds
-            if not self.run.is_scripted:
-                self.run.add_overhead(seconds)
+            self.processing_seconds += time.thread_time() - began
 
     def _now(self) -> float:
         return self._moment

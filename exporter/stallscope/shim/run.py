@@ -517,10 +517,15 @@ class Run:
     @property
     def overhead(self) -> float:
         """Seconds that the shim has cost so far, about."""
-        step_cost, phase_cost = (0.0, 0.0) if self._scripted else costs()
         self.timeline.settle()
+        return self._overhead + self.booking_overhead
+
+    @property
+    def booking_overhead(self) -> float:
+        """Seconds that the booking of steps and phases has cost so far, as measured outside of the loop."""
+        step_cost, phase_cost = (0.0, 0.0) if self._scripted else costs()
         occurrences = sum(phase.occurrences for phase in self.timeline.phases.values())
-        return self._overhead + self.timeline.steps * step_cost + occurrences * phase_cost
+        return self.timeline.steps * step_cost + occurrences * phase_cost
 
     @property
     def is_scripted(self) -> bool:
@@ -700,7 +705,7 @@ class Run:
         timeline = self.timeline
         timeline.settle()
         timeline.due = now + timeline.interval
-        began = now
+        began, started = now, timeline.now()
         cause: str | None = "error"
         try:
             if self._watchers:
@@ -724,7 +729,7 @@ class Run:
         finally:
             if cause is not None:
                 self._dropped[cause] = self._dropped.get(cause, 0) + 1
-            self._overhead += timeline.now() - began
+            self._overhead += timeline.now() - started
         if cause is not None and cause != "absent":
             warn(f"a report could not be sent ({cause}); what it told goes with the next one", f"dropped: {cause}")
 

@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 import stallscope
-from stallscope.integrations import pytorch
+from stallscope.integrations import pytorch, pytorch_input
 from stallscope.integrations.pytorch_device import ReducerClock
 from stallscope.protocol.report import Phase
 from stallscope.sampling.clock import ScriptedClock
@@ -1146,6 +1146,20 @@ def test_the_time_in_which_a_run_begins_is_a_part_of_the_backward_pass_that_it_b
     assert told["forward"] == pytest.approx(FORWARD)
     assert told["backward"] == pytest.approx(8.0 + BACKWARD)
     assert told["other"] == pytest.approx(0.0)
+
+
+def test_a_program_that_never_trains_is_profiled_for_a_while_only(
+    clock: ScriptedClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pytorch_input, "_BEFORE_LOOP", 1e-3)
+    monkeypatch.setattr(pytorch_input, "_SHARE", 0.0)
+    pytorch.watch_any()
+    model, profiled = Model(clock), []
+    for _ in range(1000):
+        model(torch.ones(2, 4))
+        profiled.append(sys.getprofile() is not None)
+    assert profiled[0]
+    assert not profiled[-1]
 
 
 # Checkpoints
