@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import base64
 import json
 import ssl
 import sys
@@ -11,7 +10,6 @@ import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 from stallscope.analysis.client_certificate import ClientCertificate, ClientCertificateError, tls_trouble
 from stallscope.cli import _client_certificate
@@ -73,8 +71,7 @@ def parser() -> Parser:
         action="append",
         type=_url,
         metavar="URL",
-        help="exporter of the node, with http://USER:PASSWORD@ where it asks for them; again for each further node of "
-        f"the job (default: {DEFAULT_EXPORTER})",
+        help=f"exporter of the node; again for each further node of the job (default: {DEFAULT_EXPORTER})",
     )
     made.add_argument("--json", action="store_true", help="print one JSON document: what each exporter answered")
     _client_certificate.add_flags(made, "an exporter")
@@ -91,10 +88,9 @@ def main(arguments: Sequence[str]) -> int:
     wish = {"run": told.run, "steps": told.steps, "ranks": told.rank}
     first = told.first_step
     answers: list[dict[str, Any]] = []
-    for url in told.exporter or [DEFAULT_EXPORTER]:
-        exporter, headers = _without_login(url)
+    for exporter in told.exporter or [DEFAULT_EXPORTER]:
         try:
-            answer = _ask(exporter, headers, wish if first is None else {**wish, "first_step": first}, told.certificate)
+            answer = _ask(exporter, wish if first is None else {**wish, "first_step": first}, told.certificate)
         except _Refused as refused:
             answer = {"problem": str(refused)}
         else:
@@ -109,23 +105,9 @@ def main(arguments: Sequence[str]) -> int:
     return int(any(answer.get("problem") for answer in answers))
 
 
-def _without_login(url: str) -> tuple[str, dict[str, str]]:
-    """Return the address without user and password, and the headers that send these."""
-    parts = urlsplit(url)
-    if parts.username is None:
-        return url, {}
-    login = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
-    return (
-        parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl(),
-        {"Authorization": f"Basic {base64.b64encode(login).decode()}"},
-    )
-
-
-def _ask(
-    exporter: str, headers: dict[str, str], wish: dict[str, Any], certificate: ClientCertificate | None
-) -> dict[str, Any]:
+def _ask(exporter: str, wish: dict[str, Any], certificate: ClientCertificate | None) -> dict[str, Any]:
     request = urllib.request.Request(  # noqa: S310 - the scheme is checked
-        exporter + _PATH, json.dumps(wish).encode(), {"Content-Type": "application/json", **headers}, method="POST"
+        exporter + _PATH, json.dumps(wish).encode(), {"Content-Type": "application/json"}, method="POST"
     )
     try:
         context = None if certificate is None else certificate.context()

@@ -30,6 +30,11 @@ _OF_CERTIFICATES = ("CERTIFICATE_VERIFY_FAILED", "PEER_DID_NOT_RETURN_A_CERTIFIC
 """OpenSSL's words for clients without a certificate that is trusted."""
 
 
+class _Context(ssl.SSLContext):
+    verifies_clients = False
+    """Whether a client's certificate, where there is one, is of an authority."""
+
+
 def context_of(tls: Tls) -> ssl.SSLContext:
     """Load certificate, key and authorities.
 
@@ -37,7 +42,7 @@ def context_of(tls: Tls) -> ssl.SSLContext:
         ConfigurationError: they can't be read, or certificate and key don't belong together.
     """
     # As bare as Go's, whose files these are: `create_default_context` refuses some authorities that it takes.
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context = _Context(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = _VERSIONS[tls.lowest]
     context.maximum_version = _VERSIONS[tls.highest]
     context.options |= ssl.OP_NO_RENEGOTIATION  # work that a client could ask for without end
@@ -55,6 +60,7 @@ def context_of(tls: Tls) -> ssl.SSLContext:
             f"{_SECTION}: this machine's TLS has no such cipher suite or curve: {problem}"
         ) from None
     context.verify_mode = _VERIFICATION[tls.client_authentication]
+    context.verifies_clients = context.verify_mode != ssl.CERT_NONE
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     files = (tls.certificate, tls.key, *([tls.client_authorities] if tls.client_authorities else []))
     try:
