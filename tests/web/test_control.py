@@ -10,6 +10,7 @@ import json
 import os
 import pwd
 import socket
+import ssl
 import struct
 import subprocess
 import sys
@@ -257,6 +258,18 @@ def connected() -> Iterator[tuple[socket.socket, socket.socket]]:
         listening.accept()[0] as server,
     ):
         yield client, server
+
+
+def test_a_certificate_that_nobody_verifies_proves_nothing() -> None:
+    """As where any certificate is required: Python returns those of every client that has shown one."""
+
+    class Connection:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+
+        def getpeercert(self) -> dict[str, str]:
+            return {"subject": "anybody"}
+
+    assert not Peer(Connection()).has_certificate()
 
 
 def test_the_user_of_a_connection_is_known_until_it_is_closed() -> None:

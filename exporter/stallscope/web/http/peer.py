@@ -37,9 +37,10 @@ class Peer:
 
     def has_certificate(self) -> bool:
         """Return True if the client has shown a certificate that an authority of this server has signed."""
-        certificate = getattr(self._connection, "getpeercert", dict)
+        if not getattr(getattr(self._connection, "context", None), "verifies_clients", False):
+            return False
         with suppress(ValueError, OSError):  # the connection is over
-            return bool(certificate())
+            return bool(self._connection.getpeercert())
         return False
 
     def _find(self, client: dict[str, bytes], own: dict[str, bytes]) -> int | None:

@@ -35,6 +35,11 @@ _OF_CERTIFICATES = ("CERTIFICATE_VERIFY_FAILED", "PEER_DID_NOT_RETURN_A_CERTIFIC
 """OpenSSL's words for clients without a certificate that is trusted."""
 
 
+class _Context(ssl.SSLContext):
+    verifies_clients = False
+    """Whether a client's certificate, where there is one, is of an authority."""
+
+
 def context_of(tls: Tls) -> ssl.SSLContext:
     """Load certificate, key and authorities.
 
@@ -43,7 +48,7 @@ def context_of(tls: Tls) -> ssl.SSLContext:
             not support a setting.
     """
     # As bare as Go's, whose files these are: `create_default_context` refuses some authorities that it takes.
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context = _Context(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = _VERSIONS[tls.lowest]
     context.maximum_version = _VERSIONS[tls.highest]
     context.options |= ssl.OP_NO_RENEGOTIATION  # work that a client could ask for without end
@@ -76,7 +81,7 @@ def context_of(tls: Tls) -> ssl.SSLContext:
     return context
 
 
-def _authenticate_clients(context: ssl.SSLContext, tls: Tls) -> None:
+def _authenticate_clients(context: _Context, tls: Tls) -> None:
     if tls.client_authorities is not None:
         with _file_of(tls.client_authorities, "client_ca") as authorities:
             try:
@@ -97,6 +102,7 @@ def _authenticate_clients(context: ssl.SSLContext, tls: Tls) -> None:
             ) from None
         return
     context.verify_mode = _VERIFICATION[kind]
+    context.verifies_clients = context.verify_mode != ssl.CERT_NONE
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     if context.verify_mode != ssl.CERT_NONE and tls.client_authorities is None:
         context.load_default_certs(ssl.Purpose.CLIENT_AUTH)
