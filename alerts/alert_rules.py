@@ -148,7 +148,7 @@ PHRASES = {
         "{{ with .Labels }}{{ if .pod }}pod {{ .namespace }}/{{ .pod }}{{ else }}"
         "{{ if .slurm_job }}Slurm job {{ .slurm_job }}{{ else if .container }}container {{ .container }}{{ end }}"
         "{{ if and .user (or .slurm_job .container) }} of {{ end }}{{ with .user }}{{ . }}{{ end }}"
-        "{{ end }}{{ end }}{{ end }}.{{ end }}{{ end }}"
+        "{{ end }}{{ else }}an unknown process{{ end }}{{ end }}.{{ end }}{{ end }}"
     ),
     "unused": "{{ if $labels.unused }} Nobody uses it.{{ end }}",
     "culprit": (

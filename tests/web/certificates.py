@@ -21,7 +21,10 @@ class Authority:
         self.folder = folder
         self.certificate = folder / f"{name}.crt"
         self.key = folder / f"{name}.key"
-        extension = ("-addext", f"subjectAltName={names}") if names else ()
+        # Python 3.13 trusts no authority without a key usage.
+        extension = ["-addext", "keyUsage=critical,keyCertSign,digitalSignature"]
+        if names:
+            extension += ["-addext", f"subjectAltName={names}"]
         _openssl(
             "req", "-x509", *_KEY, "-keyout", self.key, "-out", self.certificate, "-subj", f"/CN={name}", *extension
         )
@@ -30,7 +33,7 @@ class Authority:
         """Make `NAME.crt` and `NAME.key`, which are past their time where days are below 0."""
         key, wish, certificate = (self.folder / f"{name}.{kind}" for kind in ("key", "csr", "crt"))
         names = self.folder / "names.txt"
-        names.write_text("subjectAltName=DNS:localhost,IP:127.0.0.1\n")
+        names.write_text("subjectAltName=DNS:localhost,IP:127.0.0.1\nauthorityKeyIdentifier=keyid\n")
         _openssl("req", "-new", *_KEY, "-keyout", key, "-out", wish, "-subj", f"/CN={name}")
         signing = ("-CA", self.certificate, "-CAkey", self.key, "-CAcreateserial", "-extfile", names)
         _openssl("x509", "-req", "-in", wish, *signing, "-out", certificate, "-days", str(days))

@@ -222,15 +222,24 @@ def test_a_password_proves_a_client_but_a_spared_request_does_not(tmp_path: Path
 
 
 @needs_openssl
-@pytest.mark.parametrize("client", ["with a certificate", "without one"])
-def test_a_certificate_proves_a_client(tmp_path: Path, node: Node, client: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "shown", "status"),
+    [
+        ("VerifyClientCertIfGiven", True, 202),
+        ("VerifyClientCertIfGiven", False, 403),
+        ("RequireAnyClientCert", True, 403),  # which nobody verifies
+    ],
+)
+def test_a_verified_certificate_proves_a_client(
+    tmp_path: Path, node: Node, kind: str, shown: bool, status: int
+) -> None:
     authority = Authority(tmp_path)
     authority.sign("node")
     own = authority.sign("client")
     file = tmp_path / "web.yml"
     file.write_text(
-        "tls_server_config: {cert_file: node.crt, key_file: node.key, client_auth_type: VerifyClientCertIfGiven, "
-        f"client_ca_file: {authority.certificate}}}\n"
+        f"tls_server_config: {{cert_file: node.crt, key_file: node.key, client_auth_type: {kind}"
+        + (f", client_ca_file: {authority.certificate}}}\n" if kind.startswith("Verify") else "}\n")
     )
     security = Security(file)
     node.application.allow_remote_reports = True
@@ -238,11 +247,11 @@ def test_a_certificate_proves_a_client(tmp_path: Path, node: Node, client: str) 
     guarded = security.guard(lambda request, _client: node.application.answer(request, "192.0.2.7"))
     server = Server(Address("127.0.0.1", 0), guarded, tls=security.tls)
     server.start()
-    context = authority.trusting(own if client == "with a certificate" else None)
+    context = authority.trusting(own if shown else None)
     connection = http.client.HTTPSConnection("127.0.0.1", server.address.port, timeout=60, context=context)
     try:
         connection.request("POST", "/-/release")
-        assert connection.getresponse().status == (202 if client == "with a certificate" else 403)
+        assert connection.getresponse().status == status
     finally:
         connection.close()
         server.stop()

@@ -18,6 +18,7 @@ import pytest
 
 from stallscope.common.address import Address
 from stallscope.configuration import ConfigurationError
+from stallscope.web.http import openssl
 from stallscope.web.http.configuration_file import CIPHER_SUITES
 from stallscope.web.http.request import Request
 from stallscope.web.http.response import TEXT, Response
@@ -257,7 +258,7 @@ def context_of(client: Client, folder: Path) -> ssl.SSLContext:
         context.maximum_version = ssl.TLSVersion.TLSv1_2
         context.set_ciphers(":".join(CIPHER_SUITES[each] for each in client.suites))
     if client.curve:
-        context.set_ecdh_curve(client.curve)
+        openssl.set_curves(context, [client.curve])
     if client.highest < ssl.TLSVersion.TLSv1_2:
         context.minimum_version = ssl.TLSVersion.MINIMUM_SUPPORTED
         context.maximum_version = client.highest

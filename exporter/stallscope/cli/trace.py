@@ -70,8 +70,7 @@ def parser() -> Parser:
         action="append",
         type=_url,
         metavar="URL",
-        help="exporter of the node, with http://USER:PASSWORD@ where it asks for them; again for each further node of "
-        f"the job (default: {DEFAULT_EXPORTER})",
+        help=f"exporter of the node; again for each further node of the job (default: {DEFAULT_EXPORTER})",
     )
     made.add_argument("--json", action="store_true", help="print one JSON document: what each exporter answered")
     _client_certificate.add_flags(made, "an exporter")

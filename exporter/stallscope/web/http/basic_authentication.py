@@ -123,7 +123,8 @@ class BasicAuthentication:
     def _check_slow(self) -> None:
         is_last = False
         while not is_last:
-            client, check = next(iter(self._slow.items()))
+            with self._entering:
+                client, check = next(iter(self._slow.items()))
             check()
             with self._entering:
                 del self._slow[client]

@@ -29,9 +29,14 @@ def set_curves(context: ssl.SSLContext, names: Sequence[str]) -> None:
     Raises:
         UnsupportedError: the library does not know one of the curves, or can't be configured.
     """
-    if len(names) == 1:
-        context.set_ecdh_curve(names[0])
-    elif not _library().SSL_CTX_ctrl(_pointer(context), _SET_GROUPS_LIST, 0, ":".join(names).encode()):
+    try:
+        library = _library()
+    except UnsupportedError:
+        if len(names) > 1:
+            raise
+        context.set_ecdh_curve(names[0])  # which has no X25519 before Python 3.11
+        return
+    if not library.SSL_CTX_ctrl(_pointer(context), _SET_GROUPS_LIST, 0, ":".join(names).encode()):
         raise UnsupportedError
 
 

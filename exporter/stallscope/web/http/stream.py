@@ -54,7 +54,6 @@ class TlsStream(Stream):
             ssl.SSLError: the client speaks no TLS, or is refused.
         """
         await self._run(self._tls.do_handshake)
-        self.has_certificate = bool(self._tls.getpeercert())
 
     async def read(self) -> bytes:
         """Return what has arrived as soon as there is something; nothing at the end."""

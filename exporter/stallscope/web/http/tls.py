@@ -41,6 +41,8 @@ class ServerContext(ssl.SSLContext):
 
     allowed_names: frozenset[str] | None = None
     """Names of which a client's certificate needs one; None for any."""
+    verifies_clients = False
+    """True if a client's certificate, where there is one, is signed by an authority of this server."""
 
 
 def context_of(tls: Tls) -> ServerContext:
@@ -83,7 +85,7 @@ def context_of(tls: Tls) -> ServerContext:
     return context
 
 
-def _authenticate_clients(context: ssl.SSLContext, tls: Tls) -> None:
+def _authenticate_clients(context: ServerContext, tls: Tls) -> None:
     if tls.client_authorities is not None:
         with _file_of(tls.client_authorities, "client_ca") as authorities:
             try:
@@ -104,6 +106,7 @@ def _authenticate_clients(context: ssl.SSLContext, tls: Tls) -> None:
             ) from None
         return
     context.verify_mode = _VERIFICATION[kind]
+    context.verifies_clients = context.verify_mode != ssl.CERT_NONE
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     if context.verify_mode != ssl.CERT_NONE and tls.client_authorities is None:
         context.load_default_certs(ssl.Purpose.CLIENT_AUTH)
@@ -188,6 +191,7 @@ class CheckingStream(TlsStream):
     def __init__(self, connection: socket.socket, context: ServerContext) -> None:
         super().__init__(connection, context)
         self._allowed = context.allowed_names
+        self._verifies = context.verifies_clients
 
     async def shake_hands(self) -> None:
         """Agree on keys, and check the names in the client's certificate.
@@ -196,6 +200,7 @@ class CheckingStream(TlsStream):
             ssl.SSLError: the client speaks no TLS, or is refused.
         """
         await super().shake_hands()
+        self.has_certificate = self._verifies and bool(self._tls.getpeercert())
         if self._allowed is not None and self._allowed.isdisjoint(_alternative_names(self._tls.getpeercert())):
             raise _NameRefused("client_allowed_sans has none of the names of the client's certificate")
 
