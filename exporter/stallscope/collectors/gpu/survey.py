@@ -15,7 +15,6 @@ from stallscope.collectors.base import NotPresent
 from stallscope.collectors.gpu.gpu import (
     INFO,
     PEAK_FLOPS,
-    PERSISTENCE_MODE,
     SIGNAL_SUPPORTED,
     XID_EVENTS,
     XID_LAST,
@@ -59,7 +58,10 @@ class SurveyedGpu:
     def persistence_off(self) -> bool:
         """Whether the driver lets the GPU go when nobody uses it."""
         return any(
-            sample.value == 0 for each in self.signals if each.family is PERSISTENCE_MODE for sample in each.samples
+            sample.value == 0
+            for each in self.signals
+            if each.family.signal == "persistence_mode"
+            for sample in each.samples
         )
 
 

@@ -47,7 +47,7 @@ class Traffic:
         return self.total
 
     def take(
-        self, counted: int | None, moved: float | None, now: float, session: int = 0, seconds: float = 0.0
+        self, counted: float | None, moved: float | None, now: float, session: int = 0, seconds: float = 0.0
     ) -> None:
         """Take in what one reading told.
 
