@@ -60,6 +60,7 @@ _TOLD = {
     Kind.LABEL: "whichever is 1; the last",
 }
 
+
 def _row(family: Family) -> str:
     closed = dict(family.values)
     labels = ", ".join(
@@ -69,9 +70,7 @@ def _row(family: Family) -> str:
     kind = family.type.value
     if family.buckets:
         kind += "; `le` " + ", ".join(f"{bound:g}" for bound in family.buckets)
-    return (
-        f"| `{family.name}` | {kind} | {family.unit} | {labels} | {optional} | {family.help} | `{family.provider}` |"
-    )
+    return f"| `{family.name}` | {kind} | {family.unit} | {labels} | {optional} | {family.help} | `{family.provider}` |"
 
 
 def page() -> str:

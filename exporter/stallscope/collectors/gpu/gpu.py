@@ -363,7 +363,7 @@ class Gpu:
         labels, mig = self.labels, self._mig
         found: list[Sample] = []
         for each, value in answer.items():
-            if isinstance(value, Mapping):
+            if type(value) is dict or isinstance(value, Mapping):  # the latter takes long, and is rarely needed
                 found += [Sample(each, (*labels, label, *mig), number) for label, number in value.items()]
             else:
                 found.append(Sample(each, (*labels, *mig), value))

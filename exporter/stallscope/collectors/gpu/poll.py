@@ -86,9 +86,9 @@ class Session:
         readings = self.readings[query] = self.device.read(query)
         return readings
 
-    def optional(self, name: str, call: Callable[[], _Answer]) -> _Answer | None:
+    def optional(self, name: str, call: Callable[..., _Answer], *arguments: object) -> _Answer | None:
         """Return the answer, or None while the GPU refuses it."""
-        return self.retry.optional(name, self.now, call)
+        return self.retry.optional(name, self.now, call, *arguments)
 
     @property
     def counters_failed(self) -> bool:

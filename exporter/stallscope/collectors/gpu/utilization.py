@@ -138,4 +138,4 @@ class UtilizationPoll(Poll):
 def buffered(session: Session, kind: SampleKind, timeline: Timeline) -> Sequence[TimedSample] | None:
     """Return new samples from the driver's buffer; None where it keeps none of that kind."""
     newest_us = timeline.ask_from(session.now)
-    return session.optional(f"{kind} samples", lambda: session.device.utilization_samples(kind, newest_us))
+    return session.optional(f"{kind} samples", session.device.utilization_samples, kind, newest_us)

@@ -27,7 +27,6 @@ from stallscope.drivers.nvidia.gpm import ActivityMeter
 from stallscope.drivers.nvidia.library import Handle
 from stallscope.drivers.nvidia.session import NotFound, Session
 from stallscope.drivers.nvidia.signals import Call, fields, rows
-from stallscope.drivers.nvidia.signals import Field as FieldSource
 from stallscope.drivers.plausibility import Scrutiny
 from stallscope.drivers.retry import Retry
 
@@ -124,8 +123,6 @@ class NvmlDevice(Device):
         self._served: dict[str, str] = {}
         self._lasting: dict[tuple[Any, ...], float] = {}
         """Values that stay the same, by their call."""
-        self._refusal = ""
-        """The driver's words at the newest refusal."""
         self._instances: MigInstances | None = None
         self._meter: ActivityMeter | None = None
         self._retired = False
@@ -185,7 +182,7 @@ class NvmlDevice(Device):
 
     def read(self, query: str) -> Readings:
         """Return the signals of a query: what its table has, and what takes more than a table."""
-        rejected, self._refusal = self._scrutiny.total, ""
+        rejected, self._retry.refusal = self._scrutiny.total, ""
         batch, links = self._batch(query)
         answers = batch.ask() if batch is not None else {}
         found = self._read_table(query, answers)
@@ -201,7 +198,7 @@ class NvmlDevice(Device):
             return found
         if self._scrutiny.total > rejected:
             raise DriverError("implausible", f"this GPU reported no plausible {query}")
-        raise Unsupported(self._refusal or f"this GPU does not report {query}")
+        raise Unsupported(self._retry.refusal or f"this GPU does not report {query}")
 
     def activity(self) -> Activity | None:
         """GPM since the call before; None where another GPU's turn was in the way."""
@@ -374,39 +371,37 @@ class NvmlDevice(Device):
             query: the query.
             fields: answers of its batch of fields.
         """
-        number = self._scrutiny.number
+        number, served = self._scrutiny.number, self._served
         answers: dict[tuple[Any, ...], Any] = {}
-        found: dict[str, float | Mapping[str, float]] = {}
-        labelled: dict[str, dict[str, float]] = {}
+        found: dict[str, Any] = {}
         for signal, label, limit, origins in rows(query):
-            whole = found.get(limit) if limit else None
-            if limit and whole is None:
+            if limit and limit not in found:
                 continue
-            for source, key, served, least, most in origins:
-                answer = fields.get(key) if isinstance(source, FieldSource) else self._answer(source, key, answers)
+            for key, call, (times, over), zero_is_none, least, most, source in origins:
+                answer = fields.get(key) if call is None else self._answer(call, key, answers)
                 if answer is None:
                     continue  # an older driver may know it by the next source
-                value = number(answer, whole if isinstance(whole, (int, float)) else most, least)
-                if value is None or (source.zero_is_none and not value):
+                value = number(answer, found[limit] if limit else most, least)
+                if value is None or (zero_is_none and not value):
                     break
-                if isinstance(source, Call) and source.lasting:
+                if call is not None and call.lasting:
                     self._lasting[key] = value
+                served[signal] = source
+                value = value * times if over == 1 else value * times / over
                 if label:
-                    labelled.setdefault(signal, {})[label] = source.unit.base(value)
-                    found[signal] = labelled[signal]
+                    found.setdefault(signal, {})[label] = value
                 else:
-                    found[signal] = source.unit.base(value)
-                self._served[signal] = served
+                    found[signal] = value
                 break
         return found
 
-    def _answer(self, source: Call, key: tuple[Any, ...], answers: dict[tuple[Any, ...], Any]) -> Any:
+    def _answer(self, call: Call, key: tuple[Any, ...], answers: dict[tuple[Any, ...], Any]) -> Any:
         """Return the number of a call, which is made once for all that it holds; None while it is refused."""
         if key in self._lasting:
             return self._lasting[key]
         if key not in answers:
             answers[key] = self._optional(*key)
-        return None if answers[key] is None else source.take(answers[key])
+        return None if answers[key] is None else call.take(answers[key])
 
     def _batch(self, query: str) -> tuple[FieldBatch | None, LinkTraffic | LinkHealth | None]:
         """Return the batch of a query's fields, and what makes signals of those of NVLinks."""
@@ -458,15 +453,7 @@ class NvmlDevice(Device):
     def _optional(self, name: str, *arguments: Any) -> Any:
         """Return the answer, or None while the GPU refuses it."""
         key = (name, *arguments)
-        return self._retry.optional(key, self.surroundings.monotonic(), lambda: self._call_noting(*key))
-
-    def _call_noting(self, name: str, *arguments: Any) -> Any:
-        """Call a function, and keep the driver's words where it refuses."""
-        try:
-            return self.call(name, *arguments)
-        except Unsupported as refusal:
-            self._refusal = str(refusal)
-            raise
+        return self._retry.optional(key, self.surroundings.monotonic(), self.call, *key)
 
     def _optional_number(self, name: str, *arguments: Any, most: int, least: int = 0) -> int | None:
         return self._scrutiny.number(self._optional(name, *arguments), most, least)

@@ -24,14 +24,6 @@ class Unit(NamedTuple):
     times: int = 1
     over: int = 1
 
-    def base(self, number: float) -> float:
-        """Return the value in base units."""
-        return number * self.times / self.over if self.over > 1 else number * self.times
-
-    def raw(self, value: float) -> float:
-        """Return the driver's number for a value in base units."""
-        return value * self.over / self.times
-
 
 ONE, MILLI, NANO, PERCENT, MEGA = Unit(), Unit(over=1000), Unit(over=10**9), Unit(over=100), Unit(times=10**6)
 
@@ -178,14 +170,17 @@ SOURCES: Mapping[str, Mapping[str, Sources | Mapping[str, Sources]]] = {
 class Origin(NamedTuple):
     """A source with its constants looked up."""
 
-    source: Source
     key: tuple[Any, ...]
-    """Function and arguments of a call; id and scope of a field."""
-    served: str
-    """Describes the source to people, with all fields of the signal."""
+    """Id and scope of a field; function and arguments of a call."""
+    call: Call | None
+    """None for a field."""
+    unit: Unit
+    zero_is_none: bool
     least: float
     most: float
     """Plausible range of the driver's own number."""
+    served: str = ""
+    """Describes the source to people, with all fields of the signal."""
 
 
 class Row(NamedTuple):
@@ -207,12 +202,9 @@ def rows(query: str) -> tuple[Row, ...]:
         limit = signal.most if isinstance(signal.most, str) else ""
         labelled = entry if isinstance(entry, Mapping) else {"": entry}
         origins = {label: list(_origins(signal, sources)) for label, sources in labelled.items()}
-        ids = [each.key[0] for several in origins.values() for each in several if isinstance(each.source, Field)]
+        ids = [each.key[0] for several in origins.values() for each in several if each.call is None]
         for label, several in origins.items():
-            named = [
-                each._replace(served=called(*ids) if isinstance(each.source, Field) else each.source.function)
-                for each in several
-            ]
+            named = [each._replace(served=each.call.function if each.call else called(*ids)) for each in several]
             found.append(Row(name, label, limit, tuple(named)))
     return tuple(found)
 
@@ -220,7 +212,7 @@ def rows(query: str) -> tuple[Row, ...]:
 def fields(query: str) -> tuple[tuple[int, int], ...]:
     """Return the fields of a query in their order."""
     origins = (origin for row in rows(query) for origin in row.origins)
-    return tuple(origin.key for origin in origins if isinstance(origin.source, Field))
+    return tuple(origin.key for origin in origins if origin.call is None)
 
 
 def called(*fields: int) -> str:
@@ -230,12 +222,18 @@ def called(*fields: int) -> str:
 
 def _origins(signal: Signal, sources: Sources) -> Iterator[Origin]:
     for source in sources if isinstance(sources, tuple) else (sources,):
-        least = 0 if source.zero_is_none else source.unit.raw(signal.least)
-        most = math.inf if isinstance(signal.most, str) else source.unit.raw(signal.most)
+        call = source if isinstance(source, Call) else None
         names = (source.constant,) if isinstance(source, Field) else source.arguments
         try:
             values = tuple(constant(name) for name in names)
         except Unsupported:  # an older binding
             continue
-        key = (*values, 0) if isinstance(source, Field) else (source.function, *values)
-        yield Origin(source, key, "", least, most)
+        times, over = source.unit
+        yield Origin(
+            key=(*values, 0) if call is None else (call.function, *values),
+            call=call,
+            unit=source.unit,
+            zero_is_none=source.zero_is_none,
+            least=0 if source.zero_is_none else signal.least * over / times,
+            most=math.inf if isinstance(signal.most, str) else signal.most * over / times,
+        )
