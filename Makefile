@@ -62,13 +62,13 @@ score: $(STAMP) tools ## how often the diagnosis is right: every labelled scenar
 	$(BIN)/python -m tests.scenarios $(ARGS)
 
 generate: $(STAMP) ## write again what is generated and committed
-	$(BIN)/python exporter/tools/metrics_reference.py
-	$(BIN)/python exporter/tools/causes_reference.py
-	$(BIN)/python alerts/alert_rules.py
-	$(BIN)/python alerts/inhibition_rules.py
-	$(BIN)/python exporter/tools/manual.py
+	$(BIN)/python -m exporter.tools.metrics_reference
+	$(BIN)/python -m exporter.tools.causes_reference
+	$(BIN)/python -m alerts.alert_rules
+	$(BIN)/python -m alerts.inhibition_rules
+	$(BIN)/python -m exporter.tools.manual
 	$(BIN)/python -m grafana
-	$(BIN)/python prometheus/canonical_rules.py
+	$(BIN)/python -m prometheus.canonical_rules
 	$(BIN)/python -m deploy.generate
 	$(BIN)/python -m tests.captures.golden
 	$(BIN)/python -m tests.alerting.golden
@@ -78,7 +78,7 @@ screenshots: $(STAMP) tools ## take the README's pictures of the status page and
 	$(BIN)/python -m tests.browser.screenshots
 
 vendor: $(STAMP) ## the shim as one file to copy: dist/stallscope_shim.zip
-	$(BIN)/python exporter/tools/shim_zip.py
+	$(BIN)/python -m exporter.tools.shim_zip
 
 COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.10 --no-annotate --no-header --no-emit-index-url \
   --no-emit-find-links

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from alert_rules import between
-
+from alerts.alert_rules import between
 from stallscope.catalogue.causes import CAUSES, EVERYTHING, PERFORMANCE, Cause, Straggler
 
 _ALERTS = Path(__file__).parents[1] / "alerts"

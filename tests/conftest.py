@@ -5,8 +5,12 @@ from __future__ import annotations
 import gc
 import os
 import signal
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 import pytest
@@ -20,6 +24,33 @@ if TYPE_CHECKING:
 # A shell in the background has the one ignored for all that it runs, nohup the other, and the tests send both.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+FRAMEWORKS = frozenset({"jax", "keras", "lightning", "pytorch_lightning", "tensorflow", "torch", "transformers"})
+
+
+class NoFrameworks(MetaPathFinder, Loader):
+    """Refuse to import a framework of training into pytest's process, and find it as usual.
+
+    Its native libraries stay for all later tests of the process, and crash next to those of gRPC, Arrow or another
+    framework. Tests run frameworks as programs (`tests/shim/integrations/trainings.py`).
+    """
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name not in FRAMEWORKS:
+            return None
+        found = PathFinder.find_spec(name, path, target)
+        return None if found is None else ModuleSpec(name, self, origin=found.origin)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        raise RuntimeError(f"{spec.name}: imported in pytest's process; import it in a program that the test runs")
+
+    def exec_module(self, module: ModuleType) -> None:
+        raise AssertionError
+
+
+if "TEST_FRAMEWORKS" not in os.environ:  # which a test sets for the pytest that it runs itself
+    sys.meta_path.insert(0, NoFrameworks())
 # Nothing asserts a speed, and other tests run beside.
 settings.register_profile("no deadline", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("no deadline")

@@ -6,11 +6,10 @@ import json
 import shutil
 import subprocess
 import tempfile
-import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any
 import yaml
 
 from tests.free_ports import free_port
+from tests.waiting import until
 
 
 class RefusedError(RuntimeError):
@@ -72,15 +72,21 @@ class Server(Prometheus):
 
 @contextmanager
 def prometheus(
-    *, interval: int = 30, data: Path | None = None, files: Sequence[Path] = (), flags: Sequence[str] = ()
+    *,
+    interval: int = 30,
+    data: Path | None = None,
+    files: Sequence[Path] = (),
+    flags: Sequence[str] = (),
+    scrapes: Sequence[Mapping[str, object]] = (),
 ) -> Iterator[Server]:
-    """Run one without targets that takes what is written to it.
+    """Run one that takes what is written to it, by default without targets.
 
     Args:
         interval: seconds between two evaluations of the rules that it may get.
         data: folder of its storage, kept for the next server; a temporary one if left out.
         files: rule files, none by default.
         flags: further ones of its command line.
+        scrapes: its `scrape_configs`; lost at `configure`.
 
     Raises:
         RuntimeError: it is not installed, or does not come up.
@@ -91,7 +97,7 @@ def prometheus(
     port = free_port()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        _write_configuration(folder, files, interval)
+        _write_configuration(folder, files, interval, scrapes)
         with (
             (folder / "log").open("wb") as log,
             subprocess.Popen(
@@ -109,19 +115,11 @@ def prometheus(
             ) as process,
         ):
             try:
-                _await_ready(port)
+                until(lambda: _is_ready(port), "Prometheus is not ready")
                 yield Server(f"http://127.0.0.1:{port}", port, process.pid, folder)
             finally:
                 process.terminate()
                 process.wait(60)
-
-
-def _await_ready(port: int) -> None:
-    deadline = time.monotonic() + 60
-    while not _is_ready(port):
-        if time.monotonic() > deadline:
-            raise RuntimeError("Prometheus has not come up within 60 s")
-        time.sleep(0.1)
 
 
 def _is_ready(port: int) -> bool:
@@ -132,9 +130,12 @@ def _is_ready(port: int) -> bool:
     return True
 
 
-def _write_configuration(folder: Path, files: Sequence[Path], interval: int) -> None:
+def _write_configuration(
+    folder: Path, files: Sequence[Path], interval: int, scrapes: Sequence[Mapping[str, object]] = ()
+) -> None:
     configuration = {
         "global": {"evaluation_interval": f"{interval}s"},
         "rule_files": [str(path) for path in files],
+        "scrape_configs": [dict(each) for each in scrapes],
     }
     (folder / "prometheus.yml").write_text(yaml.safe_dump(configuration), encoding="utf-8")

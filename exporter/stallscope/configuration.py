@@ -135,6 +135,17 @@ def _parse_file(text: str) -> Path | None:
     return _parse_path(text) if text else None
 
 
+def _parse_group(text: str) -> str:
+    if text:
+        import grp  # which few exporters need
+
+        try:
+            grp.getgrnam(text)
+        except KeyError:
+            raise ValueError("the name of a group of this machine, or nothing for none") from None
+    return text
+
+
 def parse_server(text: str) -> str:
     """Read the address of an HTTP server with its path prefix, if any, or nothing for none."""
     from urllib.parse import urlsplit
@@ -242,8 +253,19 @@ class Configuration:
             parse_switch,
             "false",
             "",
-            "Take training reports, requests for traces and requests to release GPUs over HTTP from other machines "
-            "too, not only from this one.",
+            "Take training reports over HTTP from other machines too, not only from this one, and from users and "
+            "certificates of --web.config.file requests for traces and to release GPUs.",
+            live=True,
+        )
+    )
+    control_group: str = field(
+        metadata=_setting(
+            "web.control-group",
+            _parse_group,
+            "",
+            "GROUP",
+            "Group whose members may release GPUs and request traces of every run over HTTP, as root and the user of "
+            "the exporter may; others request traces of their own runs only.",
             live=True,
         )
     )
@@ -699,8 +721,15 @@ def read_yaml(path: Path) -> yaml.Node | None:
     Raises:
         ConfigurationError: the file can't be read, is too long or is no YAML.
     """
-    import yaml  # a megabyte that most exporters never need
+    return parse_yaml(read_bytes(path), path)
 
+
+def read_bytes(path: Path) -> bytes:
+    """Read a configuration file.
+
+    Raises:
+        ConfigurationError: the file can't be read, or is too long.
+    """
     try:
         with path.open("rb") as file:
             content = file.read(MAX_FILE_BYTES + 1)
@@ -708,6 +737,17 @@ def read_yaml(path: Path) -> yaml.Node | None:
         raise ConfigurationError(f"{path}: can't be read: {problem.strerror}") from None
     if len(content) > MAX_FILE_BYTES:
         raise ConfigurationError(f"{path}: longer than {MAX_FILE_BYTES} bytes, the most that is read")
+    return content
+
+
+def parse_yaml(content: bytes, path: Path) -> yaml.Node | None:
+    """Return the tree of nodes of a file's content.
+
+    Raises:
+        ConfigurationError: the content is no YAML.
+    """
+    import yaml  # a megabyte that most exporters never need
+
     try:
         node: yaml.Node | None = yaml.compose(content, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as problem:

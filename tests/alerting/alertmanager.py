@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import re
 import subprocess
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -18,6 +17,7 @@ import yaml
 
 from stallscope.stack.programs import find_programs
 from tests.free_ports import free_port
+from tests.waiting import until
 
 ALERTS = Path(__file__).parents[2] / "alerts"
 PATIENCE = 60.0
@@ -107,10 +107,7 @@ def running(configuration: Configuration, folder: Path) -> Iterator[Alertmanager
 
 def wait_until(condition: Callable[[], object], complaint: Callable[[], str]) -> None:
     """Wait until it holds, or fail with the complaint."""
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, complaint()
-        time.sleep(0.05)
+    until(condition, complaint, seconds=PATIENCE)
 
 
 def bundled() -> Configuration:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import runpy
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 import yaml
 
+from alerts.inhibition_rules import muted as muted_by
 from stallscope.catalogue.causes import CAUSES
 from tests.alerting.alertmanager import (
     Alert,
@@ -21,13 +21,12 @@ from tests.alerting.alertmanager import (
     wait_until,
 )
 from tests.alerting.subjects import OF_THE_SERVER, RUN, SEVERITIES, on_another, on_gpu, on_node, on_run, on_the_same
-from tests.rules.rulebook import ALERT_FILES, ROOT
+from tests.rules.rulebook import ALERT_FILES
 
 DOWN = "StallscopeExporterDown"
-MUTED = runpy.run_path(str(ROOT / "alerts" / "inhibition_rules.py"))["muted"]
 EXPECTED: dict[str, set[str]] = {
     **{name: set() for name in SEVERITIES},
-    **{cause.alert: MUTED(cause) for cause in CAUSES.values() if cause.alert},
+    **{cause.alert: muted_by(cause) for cause in CAUSES.values() if cause.alert},
     DOWN: set(SEVERITIES) - {DOWN},
 }
 """The alerts that an alert mutes: on the same run, on a GPU that the run uses, on their node."""

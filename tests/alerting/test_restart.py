@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from stallscope.stack.settings import Settings
 from tests.known_names import rules
 from tests.prometheus_server import Server, prometheus
 from tests.rules.rulebook import ROOT
+from tests.waiting import until
 
 FLAG = "--rules.alert.for-grace-period="
 _RULE = {"alert": "AlwaysFiring", "expr": "vector(1)", "for": "2s"}
@@ -34,13 +34,11 @@ def duration(text: str) -> timedelta:
 
 def firing(server: Server) -> dict[str, Any]:
     """Return the alert as soon as it fires."""
-    deadline = time.monotonic() + _SECONDS
-    while True:
-        for alert in server.ask("alerts")["data"]["alerts"]:
-            if alert["state"] == "firing":
-                return dict(alert)
-        assert time.monotonic() < deadline, f"no alert fires within {_SECONDS:g} s"
-        time.sleep(0.1)
+    return until(
+        lambda: next((dict(each) for each in server.ask("alerts")["data"]["alerts"] if each["state"] == "firing"), {}),
+        "no alert fires",
+        seconds=_SECONDS,
+    )
 
 
 def test_an_alert_that_fired_before_a_restart_fires_on_and_does_not_start_again(tmp_path: Path) -> None:

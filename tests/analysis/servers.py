@@ -9,7 +9,6 @@ import re
 import socket
 import subprocess
 import threading
-import time
 import urllib.parse
 import urllib.request
 from array import array
@@ -22,6 +21,7 @@ import yaml
 from stallscope.clients.prometheus import PrometheusError, RangeSeries
 from tests.free_ports import free_port
 from tests.handled import handled, reply
+from tests.waiting import until
 
 Rule = tuple[str, Mapping[str, str], float]
 """Name, labels and value of a recorded series."""
@@ -55,13 +55,11 @@ def prometheus(folder: Path, rules: Sequence[Rule]) -> Iterator[str]:
 
 
 def _await(url: str, wanted: bytes) -> None:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=30) as reply:
-            if wanted in reply.read():
-                return
-        time.sleep(0.05)
-    raise AssertionError(f"{url} never said {wanted!r}")
+    def says() -> bool:
+        with urllib.request.urlopen(url, timeout=30) as reply:
+            return wanted in reply.read()
+
+    until(says, f"{url} does not say {wanted!r}")
 
 
 @contextlib.contextmanager

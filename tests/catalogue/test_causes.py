@@ -2,37 +2,38 @@
 
 from __future__ import annotations
 
-import runpy
 from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
 import pytest
 
+from alerts import alert_rules, inhibition_rules
+from exporter.tools import causes_reference
 from stallscope.catalogue.causes import CAUSES, CODES, EVERYTHING, PERFORMANCE, REMAINDERS, Cause, Domain
 
 ROOT = Path(__file__).parents[2]
 
 
 def test_the_page_of_causes_is_what_the_table_says() -> None:
-    printed = runpy.run_path(str(ROOT / "exporter" / "tools" / "causes_reference.py"))["page"]()
+    printed = causes_reference.page()
     assert (ROOT / "alerts" / "CAUSES.md").read_text(encoding="utf-8") == printed, "run `make generate`"
 
 
 def test_the_rule_of_codes_is_what_the_table_says() -> None:
-    printed = runpy.run_path(str(ROOT / "exporter" / "tools" / "causes_reference.py"))["rules"]()
+    printed = causes_reference.rules()
     assert (ROOT / "prometheus" / "rules" / "causes.yml").read_text(encoding="utf-8") == printed, "run `make generate`"
 
 
 def test_the_alerts_are_generated_from_the_table() -> None:
-    files = dict(runpy.run_path(str(ROOT / "alerts" / "alert_rules.py"))["files"]())
+    files = dict(alert_rules.files())
     for name, text in files.items():
         assert (ROOT / "alerts" / name).read_text(encoding="utf-8") == text, "run `make generate`"
         assert {path.name for path in (ROOT / "alerts").glob("*.yml")} == files.keys() | {"alertmanager.yml"}
 
 
 def test_who_mutes_whom_is_generated_from_the_table() -> None:
-    for path, text in runpy.run_path(str(ROOT / "alerts" / "inhibition_rules.py"))["files"]():
+    for path, text in inhibition_rules.files():
         assert path.read_text(encoding="utf-8") == text, "run `make generate`"
 
 
@@ -46,7 +47,7 @@ def test_an_alert_mutes_only_alerts_that_exist_and_no_graver_one(cause: Cause) -
 
 
 def test_an_unknown_phrase_in_a_description_is_an_error_that_names_the_cause() -> None:
-    description = runpy.run_path(str(ROOT / "alerts" / "alert_rules.py"))["description"]
+    description = alert_rules.description
     cause = CAUSES["input_bound"]
     assert cause.rule
     with pytest.raises(ValueError, match=r"input_bound: unknown name \{loss\}; use one of run, rank"):

@@ -127,14 +127,13 @@ def test_the_worked_example_adds_a_cause_with_five_edits(tmp_path: Path) -> None
         assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
         return done.stdout
 
-    for generator in ("causes_reference", "alert_rules", "inhibition_rules"):
-        run(f"exporter/{generator}.py")
-    for package in ("grafana", "deploy.generate"):
-        run("-m", package)
+    generators = ("exporter.tools.causes_reference", "alerts.alert_rules", "alerts.inhibition_rules")
+    for module in (*generators, "grafana", "deploy.generate"):
+        run("-m", module)
     assert "alert: HostDiskBusy" in (tmp_path / "alerts" / "host.yml").read_text()
     tests = (
-        "test_causes.py",
-        "test_new_cause.py",
+        "catalogue/test_causes.py",
+        "catalogue/test_new_cause.py",
         "rules/test_bundle.py",
         "scenarios/test_cases.py",
         "alerting/test_routes.py",

@@ -12,7 +12,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -30,6 +29,7 @@ from stallscope.sampling.sampler import Hang, Sampler
 from tests.analysis.servers import answering, talking
 from tests.free_ports import free_port
 from tests.nvml_library.stand_in import GpuState, NvmlStandIn
+from tests.waiting import until
 from tests.web.certificates import Authority, needs_openssl
 
 QUIET = ("--report.unix-socket=", "--report.udp-address=", "--collector.disable-defaults")
@@ -82,13 +82,10 @@ class Running:
 
     def eventually(self, path: str, condition: Callable[[str], bool]) -> str:
         """Wait until the page is as wanted."""
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline:
-            with contextlib.suppress(urllib.error.HTTPError):
-                if condition(page := self.get(path)):
-                    return page
-            time.sleep(0.05)
-        raise AssertionError(f"{path} never became as wanted")
+        return until(
+            lambda: page if condition(page := self.get(path)) else "",
+            f"{path} is not as wanted",
+        )
 
     def close(self) -> None:
         self.process.kill()
@@ -452,6 +449,7 @@ def test_a_training_elsewhere_reports_over_tls_with_a_token_and_nobody_without(
     authority.sign("node")
     hashed = bcrypt.hashpw(b"right", bcrypt.gensalt(4)).decode()
     tokens, web = tmp_path / "tokens", tmp_path / "web.yml"
+    tokens.touch(0o600)
     tokens.write_text("one token for all of them\n")
     web.write_text(
         f"tls_server_config: {{cert_file: node.crt, key_file: node.key}}\nbasic_auth_users: {{alice: {hashed}}}\n"
@@ -481,6 +479,7 @@ def test_reports_of_other_machines_without_tokens_are_warned_of(
 ) -> None:
     run(flag).logged("reports of other machines are taken as they come: .*set report.token-file")
     tokens = tmp_path / "tokens"
+    tokens.touch(0o600)
     tokens.write_text("one token for all of them\n")
     signed = run(flag, f"--report.token-file={tokens}")
     signed.logged("answering")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
-import runpy
 import shutil
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from typing import NoReturn
 
 import pytest
 
+from exporter.tools import manual
 from stallscope.cli import GROUPS, commands, main
 from stallscope.cli._progress import progress
 from stallscope.cli.completion import SHELLS
@@ -169,7 +169,7 @@ def test_bash_completes_what_is_begun(line: str, offered: list[str], scripts: Pa
 
 
 def test_the_manual_page_is_what_the_parsers_say() -> None:
-    printed = runpy.run_path(str(EXPORTER / "tools" / "manual.py"))["page"]()
+    printed = manual.page()
     assert (EXPORTER / "stallscope.1").read_text(encoding="utf-8") == printed, "run `make generate`"
     assert r"\fIuuids|indices|env\fR" in printed, "what a flag takes is named"
 

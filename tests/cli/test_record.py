@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from stallscope.drivers.nvidia.capture import Capture, parse, read, text
 from stallscope.drivers.nvidia.library import NvmlFailure
 from stallscope.drivers.nvidia.replay import ReplayLibrary
 from tests.nvml_library.stand_in import DriverState, GpuState, NvmlStandIn
+from tests.waiting import until
 
 _DEADLINE = 60.0
 
@@ -46,10 +46,7 @@ def run(node: NvmlStandIn | None, *flags: str, folder: Path) -> tuple[int, str]:
 
 def await_calls(node: NvmlStandIn, number: int) -> None:
     """Until power was asked for so often, once for each GPU in each round."""
-    deadline = time.monotonic() + _DEADLINE
-    while node.calls("nvmlDeviceGetPowerUsage") < number:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    until(lambda: node.calls("nvmlDeviceGetPowerUsage") >= number, seconds=_DEADLINE)
 
 
 @pytest.fixture

@@ -17,8 +17,9 @@ from pathlib import Path
 import pytest
 
 from stallscope.protocol.report import Report, parse
-from tests.cli.test_trace import exporter, page, until
+from tests.cli.test_trace import exporter, page
 from tests.free_ports import free_port
+from tests.waiting import until
 
 needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed: make frameworks")
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import os
 import subprocess
 import sys
-import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,8 @@ import pytest
 from stallscope.cli import trace
 from tests.analysis.servers import answering
 from tests.free_ports import free_port
+from tests.handled import handled, reply
+from tests.waiting import until
 
 TRAINING = """
 import sys, time
@@ -29,13 +32,6 @@ with stallscope.Run("job", rank=int(sys.argv[1]), world_size=3) as run:
             time.sleep(0.01)
         run.step()
 """
-
-
-def until(condition: Callable[[], object], seconds: float = 90.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come about"
-        time.sleep(0.05)
 
 
 @contextlib.contextmanager
@@ -184,3 +180,20 @@ def test_a_wrong_command_line_is_told_in_one_line(
 )
 def test_ranks_are_told_as_numbers_and_ranges(text: str, ranks: list[int]) -> None:
     assert trace._ranks(text) == ranks
+
+
+def test_user_and_password_of_the_address_are_sent_and_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    seen: list[str | None] = []
+
+    class Exporter(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            seen.append(self.headers["Authorization"])
+            answer = {"first_step": 7, "steps": 1, "ranks": [0], "seconds": 1.0, "problem": ""}
+            reply(self, json.dumps(answer).encode(), status=202)
+
+    with handled(Exporter) as place:
+        assert trace.main(["job", "--exporter", f"http://alice:r%40ght@{place}", "--exporter", place]) == 0
+    output = capsys.readouterr()
+    assert seen == ["Basic " + base64.b64encode(b"alice:r@ght").decode(), None]
+    assert "r%40ght" not in output.out + output.err
+    assert output.out.startswith(f"http://{place}: rank 0 will trace step 7")

@@ -56,7 +56,7 @@ def test_every_host_family_comes_from_the_source_that_the_catalogue_names() -> N
         named = {
             family.name.removeprefix("stallscope_host_")
             for family in (*HOST_FAMILIES, *PROCESS_FAMILIES)
-            if family.provider == f"sources.{name}"
+            if family.provider == f"collectors.{name}"
         } - ONLY_AFTER_A_KILL
         assert set().union(*(read_or_absent(source_at(source, tree)) for tree in trees)) == named
 

@@ -26,7 +26,7 @@ def test_a_plain_line_holds_time_level_place_message_and_fields(log: io.StringIO
     time, rest = log.getvalue().split(" ", 1)
     assert time.startswith("ts=2")
     assert time.endswith("Z")
-    assert rest == 'level=warning logger=web.server msg="no reports through /run/x" cause=busy\n'
+    assert rest == 'level=warning logger=web.http.server msg="no reports through /run/x" cause=busy\n'
 
 
 def test_a_json_line_is_one_object_with_the_same(log: io.StringIO) -> None:
@@ -35,7 +35,7 @@ def test_a_json_line_is_one_object_with_the_same(log: io.StringIO) -> None:
     told = json.loads(log.getvalue())
     assert (told["level"], told["logger"], told["msg"], told["cause"]) == (
         "error",
-        "web.server",
+        "web.http.server",
         'a "quoted"\nname',
         "busy",
     )

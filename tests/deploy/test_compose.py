@@ -9,9 +9,8 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from stallscope.common.version import __version__
 from stallscope.configuration import load
 from tests.deploy import dockerfile
 from tests.free_ports import free_ports
+from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "deploy/compose"
@@ -225,16 +225,6 @@ def answer(url: str) -> Any:
         return json.load(page)
 
 
-def wait_for(what: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        with contextlib.suppress(OSError):
-            if found := what():
-                return found
-        time.sleep(0.1)
-    raise AssertionError("it did not happen within 60 s")
-
-
 @contextlib.contextmanager
 def started(command: list[str], log: Path, environment: dict[str, str] | None = None) -> Iterator[None]:
     with log.open("w") as out, subprocess.Popen(command, stdout=out, stderr=out, env=environment) as process:
@@ -272,7 +262,7 @@ def test_reports_are_taken_from_those_alone_that_have_the_token_it_made(tmp_path
                 with urllib.request.urlopen(f"http://127.0.0.1:{web}/metrics", timeout=30) as answered:
                     return str(answered.read(), "utf-8")
 
-            wait_for(page)
+            until(page)
             for run, token in (("signed", file.read_text().strip()), ("unsigned", ""), ("forged", "0" * 64)):
                 told = {**os.environ, "STALLSCOPE_ADDRESS": f"udp://127.0.0.1:{udp}", "STALLSCOPE_TOKEN": token}
                 report = f"import stallscope; stallscope.Run({run!r}, rank=0).finish()"
@@ -284,7 +274,7 @@ def test_reports_are_taken_from_those_alone_that_have_the_token_it_made(tmp_path
             def taken(page: str) -> set[str]:
                 return set(re.findall(r'training_rank_info{run="([^"]*)"', page))
 
-            wait_for(lambda: (refused(told := page()), taken(told)) == ({"unsigned", "unknown_token"}, {"signed"}))
+            until(lambda: (refused(told := page()), taken(told)) == ({"unsigned", "unknown_token"}, {"signed"}))
         assert file.stat().st_mode & 0o777 == 0o600
         assert file.read_text() == kept or not kept
 
@@ -333,7 +323,7 @@ def test_the_services_commands_find_each_other_when_they_are_run_here(tmp_path: 
             active = answer(f"{url}/targets")["data"]["activeTargets"]
             return {each["labels"]["job"] for each in active if each["health"] == "up"}
 
-        assert wait_for(healthy) == {"stallscope"}
-        (manager,) = wait_for(lambda: answer(f"{url}/alertmanagers")["data"]["activeAlertmanagers"])
+        assert until(healthy) == {"stallscope"}
+        (manager,) = until(lambda: answer(f"{url}/alertmanagers")["data"]["activeAlertmanagers"])
         assert f":{own['9093']}/" in manager["url"]
-        assert wait_for(lambda: answer(f"http://127.0.0.1:{own['9093']}/api/v2/status"))["config"]["original"]
+        assert until(lambda: answer(f"http://127.0.0.1:{own['9093']}/api/v2/status"))["config"]["original"]

@@ -9,10 +9,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from stallscope.owners.attribution import Owner, attribute
 from stallscope.owners.processes import Processes
 from tests.free_ports import free_port
 from tests.owners.machines import GIB, gpu, on
+from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "deploy/slurm"
@@ -83,16 +83,6 @@ def target_file(job: dict[str, str]) -> Path:
     return Path(job["STALLSCOPE_TARGETS"], f"{job['SLURM_JOB_ID']}-gpu001.json")
 
 
-def wait_for(what: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        with contextlib.suppress(OSError, ValueError):
-            if found := what():
-                return found
-        time.sleep(0.05)
-    raise AssertionError("it did not happen within 60 s")
-
-
 @contextlib.contextmanager
 def running(job: dict[str, str], script: str, folder: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
     """A script of the folder in a process group of its own, as a step is."""
@@ -125,7 +115,7 @@ def test_a_job_brings_its_exporter_whose_page_prometheus_finds_and_takes_both_aw
 ) -> None:
     (tmp_path / "train.py").write_text(TRAINING)
     with running(job, "train.sbatch", tmp_path) as process:
-        ((entry),) = wait_for(lambda: json.loads(target_file(job).read_text()))
+        ((entry),) = until(lambda: json.loads(target_file(job).read_text()))
         (address,) = entry["targets"]
         assert entry["labels"] == {
             "cluster": "east",
@@ -135,7 +125,7 @@ def test_a_job_brings_its_exporter_whose_page_prometheus_finds_and_takes_both_aw
             "slurm_account": "vision",
             "slurm_partition": "gpu",
         }
-        line = wait_for(lambda: [each for each in page(address).splitlines() if "training_rank_info{" in each][-1:])
+        line = until(lambda: [each for each in page(address).splitlines() if "training_rank_info{" in each][-1:])
         assert f'slurm_job="{job["SLURM_JOB_ID"]}"' in line[0]
         assert own_folder(job).stat().st_mode & 0o777 == 0o700
         labels = scraped(job, tmp_path)
@@ -169,7 +159,7 @@ def scraped(job: dict[str, str], folder: Path) -> dict[str, str]:
                     active = json.load(answer)["data"]["activeTargets"]
                 return [each["labels"] for each in active if each["health"] == "up"]
 
-            (labels,) = wait_for(target)
+            (labels,) = until(target)
         finally:
             server.terminate()
             server.wait(60)
@@ -181,13 +171,13 @@ def test_a_link_in_everybodys_folder_leads_nowhere(job: dict[str, str], tmp_path
     kept.write_text("mine")
     Path(f"{target_file(job)}.new").symlink_to(kept)
     with running(job, "job_exporter.sh", tmp_path):
-        wait_for(target_file(job).exists)
+        until(target_file(job).exists)
     assert kept.read_text() == "mine"
 
 
 def test_a_step_that_is_cancelled_takes_its_target_back(job: dict[str, str], tmp_path: Path) -> None:
     with running(job, "job_exporter.sh", tmp_path) as process:
-        wait_for(target_file(job).exists)
+        until(target_file(job).exists)
         process.terminate()
         assert process.wait(60) == 0
         assert not target_file(job).exists()
@@ -198,7 +188,7 @@ def test_nobody_else_on_the_node_can_report_to_a_jobs_exporter_or_have_it_let_go
     job: dict[str, str], tmp_path: Path
 ) -> None:
     with running(job, "job_exporter.sh", tmp_path):
-        ((entry),) = wait_for(lambda: json.loads(target_file(job).read_text()))
+        ((entry),) = until(lambda: json.loads(target_file(job).read_text()))
         for path in ("/-/release", "/api/v1/report"):
             with pytest.raises(urllib.error.HTTPError) as refused:
                 urllib.request.urlopen(f"http://{entry['targets'][0]}{path}", data=b"{}", timeout=30)
@@ -210,7 +200,7 @@ def test_what_a_killed_step_leaves_is_taken_away_by_the_epilog(job: dict[str, st
     other = target_file(job).with_name("1-gpu001.json")
     other.write_text("[]")
     with running(job, "job_exporter.sh", tmp_path) as process:
-        wait_for(target_file(job).exists)
+        until(target_file(job).exists)
         os.killpg(process.pid, 9)
         process.wait(60)
         assert target_file(job).exists()
@@ -224,8 +214,8 @@ def test_what_a_killed_step_leaves_is_taken_away_by_the_epilog(job: dict[str, st
 def test_two_jobs_on_one_node_do_not_meet(job: dict[str, str], tmp_path: Path) -> None:
     second = {**job, "SLURM_JOB_ID": job["SLURM_JOB_ID"] + "1"}
     with running(job, "job_exporter.sh", tmp_path), running(second, "job_exporter.sh", tmp_path):
-        (one,) = wait_for(lambda: json.loads(target_file(job).read_text()))
-        (two,) = wait_for(lambda: json.loads(target_file(second).read_text()))
+        (one,) = until(lambda: json.loads(target_file(job).read_text()))
+        (two,) = until(lambda: json.loads(target_file(second).read_text()))
         assert one["targets"] != two["targets"]
         assert page(one["targets"][0]) != page(two["targets"][0])
 
@@ -318,7 +308,7 @@ def node_exporter(scenario: str, folder: Path, log: str = "log") -> Iterator[str
     command += [f"--simulation.scenario={scenario}", "--simulation.onset=1s", "--simulation.host"]
     with (folder / log).open("w") as out, subprocess.Popen(command, stderr=out) as process:
         try:
-            wait_for(lambda: "stallscope_gpu_up{" in page(f"127.0.0.1:{number}"))
+            until(lambda: "stallscope_gpu_up{" in page(f"127.0.0.1:{number}"))
             yield f"http://127.0.0.1:{number}"
         finally:
             process.terminate()
@@ -338,7 +328,7 @@ needs_curl = pytest.mark.skipif(shutil.which("curl") is None, reason="the prolog
 @needs_curl
 def test_no_job_starts_on_a_node_of_which_a_gpu_is_gone(job: dict[str, str], tmp_path: Path) -> None:
     with node_exporter("gpu_lost", tmp_path) as url:
-        done = wait_for(lambda: refused if (refused := prolog(job, url)).returncode else None)
+        done = until(lambda: refused if (refused := prolog(job, url)).returncode else None)
         up = [line for line in page(url.removeprefix("http://")).splitlines() if line.startswith("stallscope_gpu_up{")]
     assert done.returncode == 1
     (lost,) = (line for line in up if line.endswith(" 0"))
@@ -357,7 +347,7 @@ def test_a_job_starts_on_a_healthy_node_and_where_nothing_answers(job: dict[str,
 def test_gpus_that_the_exporter_was_asked_to_let_go_of_keep_no_job_away(job: dict[str, str], tmp_path: Path) -> None:
     with node_exporter("healthy", tmp_path) as url:
         urllib.request.urlopen(f"{url}/-/release?for=60s", data=b"", timeout=30).close()
-        wait_for(lambda: 'reason="released"' in page(url.removeprefix("http://")))
+        until(lambda: 'reason="released"' in page(url.removeprefix("http://")))
         assert prolog(job, url).returncode == 0
 
 
@@ -373,9 +363,9 @@ def test_an_instance_of_mig_that_was_taken_apart_keeps_no_job_away(job: dict[str
         try:
             for reason, started in (("mig_reconfigured", True), ("not_enumerated", False)):
                 (pages / "metrics").write_text(told.format(reason=reason))
-                assert wait_for(lambda: page(f"127.0.0.1:{number}"))
+                assert until(lambda: page(f"127.0.0.1:{number}"))
                 # A job also starts where the answer takes too long, as it may on a busy machine.
-                wait_for(lambda: (prolog(job, f"http://127.0.0.1:{number}").returncode == 0) is started)  # noqa: B023
+                until(lambda: (prolog(job, f"http://127.0.0.1:{number}").returncode == 0) is started)  # noqa: B023
         finally:
             server.terminate()
 

@@ -11,9 +11,8 @@ import socket
 import stat
 import subprocess
 import sys
-import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,6 +20,7 @@ import pytest
 from stallscope.cli.exporter import _STUCK_STATUS
 from stallscope.configuration import load
 from tests.free_ports import free_port
+from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "deploy/systemd"
@@ -187,16 +187,6 @@ def test_an_interpreter_in_a_home_which_the_service_may_not_enter_is_told_of(tmp
         assert ("may not enter homes" in done.stderr) is told
 
 
-def wait_for(what: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        with contextlib.suppress(OSError):
-            if what():
-                return
-        time.sleep(0.05)
-    raise AssertionError("it did not happen within 60 s")
-
-
 @pytest.fixture
 def exporter(root: Path, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], int, Path]]:
     """The installed exporter as the unit starts it: its command, its mask, and no memory made executable."""
@@ -214,7 +204,7 @@ def exporter(root: Path, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str]
     with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, cwd="/", umask=0o077) as process:
         try:
             with contextlib.suppress(AssertionError):
-                wait_for(lambda: process.poll() is not None or ready(number))
+                until(lambda: process.poll() is not None or ready(number))
             if process.poll() == 77:
                 pytest.skip("this kernel can't refuse executable memory (PR_SET_MDWE is of Linux 6.3)")
             yield process, number, run
@@ -251,7 +241,7 @@ def test_a_reload_reads_the_settings_again(exporter: tuple[subprocess.Popen[str]
         with urllib.request.urlopen(f"http://127.0.0.1:{number}/metrics", timeout=30) as page:
             return b"stallscope_host_memory_total_bytes " not in page.read()
 
-    wait_for(forgotten)
+    until(forgotten)
 
 
 def test_the_script_is_sound() -> None:

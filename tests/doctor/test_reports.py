@@ -6,7 +6,6 @@ import contextlib
 import os
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from stallscope.shim import tolerance
 from tests.doctor.conftest import MakeSubject
 from tests.doctor.web_servers import Served, findings
 from tests.free_ports import free_port
+from tests.waiting import until
 
 TOKEN = "a token that is long enough"
 
@@ -38,6 +38,7 @@ class RealExporter:
 def exporter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealExporter]:
     """One that takes unsigned reports through its socket alone."""
     folder = tmp_path_factory.mktemp("exporter")
+    (folder / "tokens").touch(0o600)
     (folder / "tokens").write_text(f"{TOKEN}\n")
     port = free_port()
     found = RealExporter(f"http://127.0.0.1:{port}", folder / "report.sock", f"udp://127.0.0.1:{port}")
@@ -49,10 +50,7 @@ def exporter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealExporter]
     kept = {name: value for name, value in os.environ.items() if not name.startswith("STALLSCOPE_")}
     with subprocess.Popen(command, stderr=subprocess.DEVNULL, env=kept) as process:
         try:
-            deadline = time.monotonic() + 60
-            while not counts(found):
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
+            until(lambda: counts(found))
             yield found
         finally:
             process.terminate()

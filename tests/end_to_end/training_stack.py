@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import http.client
 import json
+import shutil
+import signal
 import sys
 import time
 import urllib.parse
@@ -41,8 +43,13 @@ _Found = TypeVar("_Found")
 class TrainingStack:
     """The three servers, and what they have said."""
 
-    def __init__(self, folder: Path) -> None:
-        """Start them; everything is written into the folder."""
+    def __init__(self, folder: Path, *scenario: str) -> None:
+        """Start them; everything is written into the folder.
+
+        Args:
+            folder: An empty one.
+            scenario: Flags of the exporter on what it simulates; GPUs that follow real training if left out.
+        """
         scaled(folder, FACTOR, unscaled=OF_THE_JOB)
         self.webhook = Webhook()
         self._alerts: list[Alert] = []
@@ -62,7 +69,7 @@ class TrainingStack:
         programs = find_programs()
         commands = {
             "exporter": [
-                *(sys.executable, "-m", "stallscope", "exporter", "--simulation.scenario=coupled"),
+                *(sys.executable, "-m", "stallscope", "exporter", *(scenario or ("--simulation.scenario=coupled",))),
                 *(f"--web.listen-address=127.0.0.1:{exporter.number}", f"--sampling.interval={INTERVAL}"),
                 *(f"--report.unix-socket={folder / 'report.sock'}", "--report.udp-address="),
                 f"--report.expiry={shortened('15m', FACTOR)}",
@@ -78,14 +85,43 @@ class TrainingStack:
                 *(f"--web.listen-address=127.0.0.1:{alertmanager.number}", "--cluster.listen-address="),
             ],
         }
-        self._servers = [Component(name, command, folder / f"{name}.log") for name, command in commands.items()]
-        for server in self._servers:
+        self._series = folder / "series"
+        self._servers = {name: Component(name, command, folder / f"{name}.log") for name, command in commands.items()}
+        for server in self._servers.values():
             server.start()
 
     def close(self) -> None:
         """End them all."""
-        stop_all(self._servers)
+        stop_all(list(self._servers.values()))
         self.webhook.close()
+
+    def stop_prometheus(self) -> None:
+        """End Prometheus as a package upgrade does."""
+        server = self._servers["prometheus"]
+        server.signal(signal.SIGTERM)
+        server.reap()
+
+    def start_prometheus(self, *, fresh: bool = False) -> None:
+        """Start Prometheus again.
+
+        Args:
+            fresh: True for an empty database.
+        """
+        if fresh:
+            shutil.rmtree(self._series)
+        self._servers["prometheus"].start()
+
+    def signal_exporter(self, number: int) -> None:
+        """Send a signal to the exporter."""
+        self._servers["exporter"].signal(number)
+
+    def history(self, selector: str, since: float) -> list[tuple[dict[str, str], list[float]]]:
+        """Return the labels of each series, and the times of its samples since a Unix time."""
+        query = {"query": f"{selector}[{round(1000 * (time.time() - since))}ms]"}
+        address = f"{self._prometheus}/api/v1/query?{urllib.parse.urlencode(query)}"
+        with urllib.request.urlopen(address, timeout=30) as response:
+            result = json.load(response)["data"]["result"]
+        return [(series["metric"], [float(moment) for moment, _ in series["values"]]) for series in result]
 
     def values(self, expression: str, label: str) -> dict[str, float]:
         """The values that an expression has now, by one of its labels."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import logging
+import os
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -33,6 +34,7 @@ def signed(document: bytes, at: float, token: str = TOKEN) -> bytes:
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     file = tmp_path / "tokens"
+    file.touch(0o600)
     file.write_text(f"# made today\n{TOKEN}\n")
     return file
 
@@ -169,6 +171,49 @@ class TestTokens:
         file.write_text(f"{OTHER}\n")
         assert [post(TOKEN), post(OTHER)] == [403, 204]
 
+    @pytest.mark.parametrize("mode", [0o400, 0o440, 0o600, 0o640])
+    def test_a_private_file_is_used_also_through_the_links_of_a_mounted_secret(
+        self, tmp_path: Path, make_report: MakeReport, clock: ScriptedClock, mode: int
+    ) -> None:
+        data = tmp_path / "..2026_11_25"
+        data.mkdir()
+        (data / "tokens").write_text(TOKEN)
+        (data / "tokens").chmod(mode)
+        (tmp_path / "..data").symlink_to(data.name)
+        (tmp_path / "tokens").symlink_to("..data/tokens")
+        intake = Intake(IntakeSettings(socket=None, udp=None, token_file=tmp_path / "tokens"), clock=clock)
+        assert intake.post(signed(make_report(), clock.time())) == (204, b"")
+
+    @pytest.mark.parametrize("mode", [0o644, 0o604, 0o602, 0o660, 0o444])
+    def test_a_file_that_others_may_read_or_a_group_may_write_is_refused(self, file: Path, mode: int) -> None:
+        file.chmod(mode)
+        with pytest.raises(TokenError, match=f"is not private: its mode is {mode:04o}, expected at most 0640; make"):
+            Authentication(file)
+
+    @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file away")
+    def test_a_file_of_another_user_is_refused(self, file: Path) -> None:
+        os.chown(file, 54321, -1)
+        with pytest.raises(TokenError, match="is not private: it belongs to user 54321, expected root or user 0; make"):
+            Authentication(file)
+
+    def test_a_file_that_is_opened_to_others_keeps_the_tokens_in_force(
+        self,
+        intake: Intake,
+        file: Path,
+        make_report: MakeReport,
+        clock: ScriptedClock,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        file.write_text(OTHER)
+        file.chmod(0o666)
+        clock.advance(2.0)
+        assert intake.post(signed(make_report(), clock.time(), OTHER))[0] == 403
+        assert intake.post(signed(make_report(), clock.time()))[0] == 204
+        assert "those in force stay" in caplog.text
+        file.chmod(0o600)
+        clock.advance(2.0)
+        assert intake.post(signed(make_report(sequence=2), clock.time(), OTHER))[0] == 204
+
     def test_a_broken_file_keeps_the_tokens_in_force_and_is_logged_once(
         self,
         intake: Intake,
@@ -205,12 +250,14 @@ class TestTokens:
     ) -> None:
         file = tmp_path / "tokens"
         if content is not None:
+            file.touch(0o600)
             file.write_text(content, encoding="utf-8")
         with pytest.raises(TokenError, match=message):
             Authentication(file)
 
     def test_a_refusal_never_tells_a_token(self, tmp_path: Path) -> None:
         file = tmp_path / "tokens"
+        file.touch(0o600)
         file.write_text("hunter2\n")
         with pytest.raises(TokenError) as refusal:
             Authentication(file)

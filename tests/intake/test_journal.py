@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -90,6 +91,67 @@ def test_the_file_is_whole_private_and_alone(journal: Journal, path: Path, holdi
     assert list(journal.load()) == holdings[:1]
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert list(path.parent.iterdir()) == [path]
+
+
+def test_links_that_others_have_left_are_not_followed(
+    journal: Journal, path: Path, holdings: list[Held], caplog: pytest.LogCaptureFixture
+) -> None:
+    path.parent.mkdir()
+    victim = path.with_name("victim")
+    victim.write_text("precious")
+    path.symlink_to(victim)
+    path.with_name("runs.jsonl.tmp").symlink_to(victim)
+    assert list(journal.load()) == []
+    assert "can't be read" in caplog.text
+    assert journal.save(holdings)
+    assert victim.read_text() == "precious"
+    assert not path.is_symlink()
+    assert list(journal.load()) == holdings
+
+
+def test_a_pipe_in_its_place_keeps_nobody_waiting(
+    journal: Journal, path: Path, holdings: list[Held], caplog: pytest.LogCaptureFixture
+) -> None:
+    path.parent.mkdir()
+    os.mkfifo(path)
+    os.mkfifo(path.with_name("runs.jsonl.tmp"))
+    assert list(journal.load()) == []
+    assert "it is no plain file" in caplog.text
+    assert journal.save(holdings)
+    assert list(journal.load()) == holdings
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file away")
+def test_a_file_that_another_user_has_put_there_is_not_taken(
+    journal: Journal, path: Path, holdings: list[Held], caplog: pytest.LogCaptureFixture
+) -> None:
+    journal.save(holdings)
+    os.chown(path, 54321, -1)
+    assert list(journal.load()) == []
+    assert "can't be read: it belongs to user 54321, expected root or user 0; starting without it" in caplog.text
+    assert journal.save(holdings)
+    assert list(journal.load()) == holdings
+
+
+@pytest.mark.parametrize("mode", [0o620, 0o602])
+def test_a_file_that_others_may_write_is_not_taken(
+    journal: Journal, path: Path, holdings: list[Held], caplog: pytest.LogCaptureFixture, mode: int
+) -> None:
+    journal.save(holdings)
+    path.chmod(mode)
+    assert list(journal.load()) == []
+    assert "other users may write it" in caplog.text
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder away")
+def test_nothing_is_written_into_another_users_folder(
+    journal: Journal, path: Path, holdings: list[Held], caplog: pytest.LogCaptureFixture
+) -> None:
+    path.parent.mkdir()
+    os.chown(path.parent, 54321, -1)
+    assert not journal.save(holdings)
+    assert not list(path.parent.iterdir())
+    assert "can't be written: its folder is another user's: it belongs to user 54321" in caplog.text
 
 
 def test_a_file_that_cannot_be_written_is_told_once(

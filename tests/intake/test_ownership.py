@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from stallscope.intake.journal import Journal
-from stallscope.intake.runs import RunRegistry
+from stallscope.intake.runs import RunRegistry, Transport
 from stallscope.intake.service import Intake, IntakeSettings
 from stallscope.protocol.report import ReportError
 from stallscope.sampling.clock import ScriptedClock
@@ -83,6 +83,103 @@ def test_a_sender_on_the_network_takes_no_rank_that_is_seen_alive(
         owned.accept(make_report(**changes), transport)  # type: ignore[arg-type]
     assert refused.value.reason == "not_owner"
     assert states(owned) == MINE
+
+
+ALONE: dict[str, object] = {"info": {"world_size": "1"}}
+
+
+@pytest.mark.parametrize("transport", ["udp", "http"])
+@pytest.mark.parametrize("first", ["local", "network"])
+def test_runs_of_one_rank_here_and_on_the_network_are_both_shown(
+    registry: RunRegistry,
+    make_report: MakeReport,
+    set_process: SetProcess,
+    caplog: pytest.LogCaptureFixture,
+    transport: Transport,
+    first: str,
+) -> None:
+    set_process(41)
+    reports = ["local", "network", "local", "network"] if first == "local" else ["network", "local", "network", "local"]
+    for sequence, sender in enumerate(reports):
+        report = make_report(session=sender, sequence=sequence, start=LATER, **ALONE)
+        if sender == "local":
+            registry.accept(report, "unix", 41, uid=OWNER)
+        else:
+            registry.accept(report, transport)
+    assert states(registry) == {(RUN, 0): ("local", "running"), (f"{RUN}-network", 0): ("network", "running")}
+    assert f"the second one is shown as run '{RUN}-network'" in caplog.text
+
+
+def test_a_run_on_the_network_keeps_its_name_after_the_local_one_ended(
+    registry: RunRegistry, make_report: MakeReport, set_process: SetProcess
+) -> None:
+    set_process(41)
+    registry.accept(make_report(**ALONE), "unix", 41, uid=OWNER)
+    registry.accept(make_report(session="network", **ALONE), "udp")
+    set_process(41, None)
+    registry.check_processes()
+    registry.accept(make_report(session="network", sequence=2, **ALONE), "udp")
+    assert states(registry) == {(RUN, 0): ("first", "running"), (f"{RUN}-network", 0): ("network", "running")}
+
+
+@pytest.mark.parametrize("first", ["local", "network"])
+def test_a_clash_that_hides_a_rank_on_the_network_is_counted_and_logged(
+    make_report: MakeReport, clock: ScriptedClock, caplog: pytest.LogCaptureFixture, first: str
+) -> None:
+    intake = Intake(IntakeSettings(socket=None, udp=None), clock=clock)
+    for sender in ("local", "network") if first == "local" else ("network", "local"):
+        if sender == "local":
+            intake.registry.accept(make_report(), "unix", uid=OWNER)
+        else:
+            intake.post(make_report(session="network"), "192.0.2.7")
+    status, _answer = intake.post(make_report(session="network", sequence=2), "192.0.2.7")
+    assert status == 403
+    assert states(intake.registry) == {(RUN, 0): ("first", "running")}
+    assert [
+        each.value
+        for each in intake.collect()
+        if each.family.name == "stallscope_exporter_reports_rejected_total" and each.labels == ("not_owner",)
+    ] == [2 if first == "local" else 1]
+    assert "refused a report through HTTP from 192.0.2.7 (not_owner): run 'resnet50' rank 0 belongs to" in caplog.text
+
+
+def test_no_run_is_shown_under_a_name_that_is_another_users(
+    registry: RunRegistry, make_report: MakeReport, set_process: SetProcess
+) -> None:
+    """A user who owns two uids, or aims at a pid, could choose under which name a run is shown."""
+    victims = {41: f"train-{OTHER}", 42: "train-53", 43: "train-network"}
+    for pid, run in victims.items():
+        set_process(pid)
+        registry.accept(make_report(run=run, session=run, **ALONE), "unix", pid, uid=OWNER)
+    before = states(registry)
+    for intruder in (51, 52, 53):
+        set_process(intruder)
+    registry.accept(make_report(run="train", session="bait", **ALONE), "unix", 51, uid=1003)
+    attacks: list[tuple[Transport, int | None, int | None]] = [
+        ("unix", 52, OTHER),  # would be train-1002
+        ("unix", 53, 1003),  # would be train-53
+        ("http", None, None),  # would be train-network
+    ]
+    for rank in (0, 7):
+        registry.accept(make_report(run="train", rank=rank, session=f"bait{rank}", **ALONE), "unix", 51, uid=1003)
+        for transport, sender, uid in attacks:
+            evil = make_report(run="train", rank=rank, session="evil", start=LATER, **ALONE)
+            with pytest.raises(ReportError) as refused:
+                registry.accept(evil, transport, sender, uid=uid)
+            assert refused.value.reason == "not_owner"
+    assert {key: each for key, each in states(registry).items() if key[0] != "train"} == before
+
+
+@pytest.mark.parametrize("uid", [OTHER, None])
+def test_a_notice_of_a_signal_from_another_user_ends_nothing(
+    registry: RunRegistry, make_report: MakeReport, uid: int | None
+) -> None:
+    """Where the processes of the node are hidden, no pid tells the sender of a notice."""
+    registry.accept(make_report(), "unix", None, uid=OWNER)
+    registry.terminate(("first",), None, uid)
+    assert states(registry) == {(RUN, 0): ("first", "running")}
+    registry.terminate(("first",), None, OWNER)
+    assert states(registry) == {(RUN, 0): ("first", "terminated")}
 
 
 def test_ranks_on_other_machines_join_a_run(owned: RunRegistry, make_report: MakeReport) -> None:

@@ -123,8 +123,9 @@ class TestRestart:
         second = make_intake()
         second.start()
         after = _of_training(second)
-        assert after == [each for each in before if each.labels[1] == "1" or each.family.type == "gauge"]
+        assert after == [each for each in before if each.family.type == "gauge"]
         second.registry.accept(make_report(sequence=2), "unix", 7)
+        before = [each for each in before if each.labels[1] == "0" or each.family.type == "gauge"]
         clocks = ("stallscope_training_last_push_timestamp_seconds",)
         assert [each for each in _of_training(second) if each.family.name not in clocks] == [
             each for each in before if each.family.name not in clocks
@@ -155,6 +156,40 @@ class TestRestart:
         assert value(again, "stallscope_training_state", "resnet50", "0", "running") == 1
         again.registry.accept(make_report(sequence=3, counters={"samples": 300.0}), "unix", 7)
         assert value(again, name, "resnet50", "0") == 300
+
+    def test_after_a_kill_the_end_of_a_former_session_exposes_no_counter(
+        self, make_intake: MakeIntake, make_report: MakeReport, clock: ScriptedClock
+    ) -> None:
+        """The next session may have been scraped since, with lower counters: the former one would count again."""
+        name = "stallscope_training_samples_total"
+        killed = make_intake()
+        killed.post(make_report(state="finished", counters={"samples": 1000.0}))
+        clock.advance(11)
+        killed.keep_house()  # writes the state file
+        killed.post(make_report(session="next", start=1_700_000_050.0, counters={"samples": 10.0}))
+        assert value(killed, name, "resnet50", "0") == 10
+        again = make_intake()
+        again.start()
+        assert value(again, name, "resnet50", "0") is None
+        assert value(again, "stallscope_training_state", "resnet50", "0", "finished") == 1
+        again.post(make_report(session="next", start=1_700_000_050.0, sequence=2, counters={"samples": 20.0}))
+        assert value(again, name, "resnet50", "0") == 20
+
+    def test_a_rank_that_ended_without_an_exporter_is_lost_on_the_first_page(
+        self, make_intake: MakeIntake, make_report: MakeReport, clock: ScriptedClock, set_process: SetProcess
+    ) -> None:
+        set_process(7)
+        first = make_intake()
+        first.start()
+        first.registry.accept(make_report(), "unix", 7)
+        first.stop()
+        set_process(7, None)
+        clock.advance(100)
+        again = make_intake()
+        again.start()
+        assert value(again, "stallscope_training_state", "resnet50", "0", "lost") == 1
+        assert value(again, "stallscope_training_state", "resnet50", "0", "running") == 0
+        assert value(again, "stallscope_training_samples_total", "resnet50", "0") is None
 
     def test_a_kill_loses_no_more_than_the_last_seconds(
         self, make_intake: MakeIntake, make_report: MakeReport, clock: ScriptedClock

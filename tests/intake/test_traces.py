@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -121,6 +122,42 @@ def test_no_wish_outlives_the_exporter(requests: TraceRequests, report: Callable
     ask(requests, run="resnet50", steps=2)
     requests.close()
     assert not list(tmp_path.glob("trace-*"))
+
+
+def test_a_link_in_place_of_the_file_is_not_followed(
+    requests: TraceRequests, report: Callable[..., Report], tmp_path: Path
+) -> None:
+    report()
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    file = tmp_path / trace_request.file_name("resnet50")
+    for each in (file, file.with_suffix(".part")):
+        each.symlink_to(victim)
+    assert ask(requests, run="resnet50", steps=2)[1]["problem"] == ""
+    assert victim.read_text() == "precious"
+    assert trace_request.parse(file.read_bytes()).steps == 2
+    assert not file.is_symlink()
+
+
+@pytest.mark.parametrize("folder", ["of another user", "that everybody may write"])
+def test_no_request_is_written_into_a_folder_that_is_not_trusted(
+    requests: TraceRequests, report: Callable[..., Report], tmp_path: Path, folder: str
+) -> None:
+    if folder == "of another user" and os.getuid() != 0:
+        pytest.skip("only root can give a folder away")
+    report()
+    if folder == "of another user":
+        os.chown(tmp_path, 54321, -1)
+        expected = "it belongs to user 54321, expected root or user 0"
+    else:
+        tmp_path.chmod(0o777)
+        expected = "every user may replace files in it"
+    problem = ask(requests, run="resnet50", steps=2)[1]["problem"]
+    assert f"({tmp_path}: {expected}): ranks that report by datagrams won't hear" in problem
+    assert not list(tmp_path.glob("trace-*"))
+    tmp_path.chmod(0o1777)
+    os.chown(tmp_path, os.getuid(), -1)
+    assert ask(requests, run="resnet50", steps=2)[1]["problem"] == ""
 
 
 def test_nothing_is_taken_unless_it_is_allowed(

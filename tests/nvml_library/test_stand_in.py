@@ -24,6 +24,7 @@ from tests.nvml_library.stand_in import (
     NvmlStandIn,
     Wave,
 )
+from tests.waiting import until
 
 _BEGIN = """
 import ctypes, json, os, sys, threading, time
@@ -74,14 +75,6 @@ def asked(node: NvmlStandIn, script: str) -> Any:
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Wait until it holds."""
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 class Conversation:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import ast
 import os
-import runpy
 import shutil
 import subprocess
 import sys
-import time
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
 
+from exporter.tools.shim_zip import write
 from stallscope.common.address import Address
 from stallscope.common.version import __version__
 from stallscope.intake.doors import UdpDoor
@@ -23,9 +22,9 @@ from stallscope.intake.service import Intake, IntakeSettings
 from stallscope.protocol.report import Report
 from stallscope.web.application import Application
 from stallscope.web.http.server import Server
+from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
-TOOL = runpy.run_path(str(ROOT / "exporter/tools/shim_zip.py"))
 VERSIONS = ("3.10", "3.11", "3.12", "3.13")
 JOB = """
 import sys
@@ -60,7 +59,7 @@ def interpreter(version: str) -> str | None:
 def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The file, in a folder of its own."""
     path = tmp_path_factory.mktemp("program") / "stallscope_shim.zip"
-    TOOL["write"](path)
+    write(path)
     return path
 
 
@@ -110,13 +109,6 @@ class Doors:
         until(lambda: any(held.report.state == "finished" for held in self.intake.registry.held))
         (held,) = self.intake.registry.held
         return held.report
-
-
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come about"
-        time.sleep(0.02)
 
 
 @pytest.fixture
@@ -181,7 +173,7 @@ def test_the_file_imports_nothing_that_it_lacks(archive: Path) -> None:
 
 
 def test_equal_modules_give_equal_bytes(archive: Path, tmp_path: Path) -> None:
-    TOOL["write"](tmp_path / "second.zip")
+    write(tmp_path / "second.zip")
     assert (tmp_path / "second.zip").read_bytes() == archive.read_bytes()
 
 

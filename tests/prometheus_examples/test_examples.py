@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 import subprocess
-import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -27,6 +26,7 @@ from tests.prometheus_server import Prometheus, RefusedError, prometheus
 from tests.promql_names import names_in
 from tests.rules.layers import ORDER
 from tests.rules.rulebook import ALERT_FILES, CANONICAL_FILES, RULE_FILES, run_tool, tool
+from tests.waiting import until
 
 FOLDER = bundle_folder("prometheus") / "examples"
 EXAMPLES = sorted(FOLDER.glob("*.yml"))
@@ -229,11 +229,7 @@ def started(
 
 def awaited(server: Prometheus, query: str) -> list[dict[str, Any]]:
     """The samples of a query as soon as there are any."""
-    deadline = time.monotonic() + _SECONDS
-    while not (found := _samples(server, query)):
-        assert time.monotonic() < deadline, f"nothing came for {query} within {_SECONDS:g} s"
-        time.sleep(0.2)
-    return found
+    return until(lambda: _samples(server, query), f"nothing came for {query}", seconds=_SECONDS)
 
 
 def _samples(server: Prometheus, query: str) -> list[dict[str, Any]]:

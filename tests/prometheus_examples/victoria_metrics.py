@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import time
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -13,6 +12,7 @@ from pathlib import Path
 
 from tests.free_ports import free_port
 from tests.prometheus_server import Prometheus
+from tests.waiting import until
 
 PROGRAMS = ("victoria-metrics", "vmalert")
 
@@ -48,7 +48,10 @@ def victoria_metrics(folder: Path) -> Iterator[VictoriaMetrics]:
         "-loggerLevel=WARN",
     )
     with _running(folder, "victoria-metrics", *flags):
-        _await(f"http://127.0.0.1:{port}/health")
+        until(
+            lambda: _answers(f"http://127.0.0.1:{port}/health"),
+            "nothing answers at " + f"http://127.0.0.1:{port}/health",
+        )
         yield VictoriaMetrics(f"http://127.0.0.1:{port}", port)
 
 
@@ -76,7 +79,10 @@ def vmalert(folder: Path, storage: VictoriaMetrics, files: Sequence[Path], inter
         "-loggerLevel=ERROR",
     )
     with _running(folder, "vmalert", *flags):
-        _await(f"http://127.0.0.1:{port}/health")
+        until(
+            lambda: _answers(f"http://127.0.0.1:{port}/health"),
+            "nothing answers at " + f"http://127.0.0.1:{port}/health",
+        )
         yield
 
 
@@ -90,14 +96,6 @@ def _running(folder: Path, program: str, *flags: str) -> Iterator[None]:
         finally:
             process.terminate()
             process.wait(60)
-
-
-def _await(address: str) -> None:
-    deadline = time.monotonic() + 60
-    while not _answers(address):
-        if time.monotonic() > deadline:
-            raise RuntimeError(f"nothing answers at {address} within 60 s")
-        time.sleep(0.1)
 
 
 def _answers(address: str) -> bool:

@@ -257,6 +257,30 @@ def test_the_summary_and_the_first_advice_name_rank_gpu_node_and_root_cause(repo
     assert document.highlights[0].note == blamed
 
 
+@pytest.mark.parametrize(("run", "reason"), [("waiting", "input_few_workers"), ("starving", "input_network_bound")])
+def test_the_verdict_before_the_reason_was_known_has_no_advice_of_its_own(
+    report_of: Report, run: str, reason: str
+) -> None:
+    document = report_of(run)
+    assert {"input_bound", reason} <= {row["Cause"] for row in table(document, "lost-time", "by cause")}
+    causes = [each.cause for each in advice(document)]
+    assert reason in causes
+    assert "input_bound" not in causes
+
+
+def test_what_makes_the_straggler_slow_has_no_advice_of_its_own(report_of: Report) -> None:
+    document = report_of("straggling")
+    assert "GpuThermalThrottle" in {row["Alert"] for row in table(document, "alerts", "Alerts")}
+    assert "thermal_throttle" not in [each.cause for each in advice(document)]
+
+
+def test_what_makes_the_straggler_slow_has_advice_of_its_own_where_no_culprit_is_recorded(
+    server: Prometheus, run_of: FindRun
+) -> None:
+    document = build(of_run(server, run_of("straggling")), Partly(server, "run:culprit:info"), PRICES)
+    assert "thermal_throttle" in [each.cause for each in advice(document)]
+
+
 def test_a_hung_run_is_reported_as_the_lost_gpu_of_the_rank_that_ended(report_of: Report) -> None:
     assert "GPU lost: rank 3, GPU 1 of broken1:19400: GPU lost, for " in words(report_of("broken"), "summary")
 

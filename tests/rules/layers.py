@@ -25,7 +25,10 @@ LAYERS: Mapping[str, tuple[str, ...]] = {
     "adapters": ADAPTERS,
     "subjects": ("subjects",),
     "signals": ("trends", "signals"),
-    "causes": ("hardware", "xid", "host", "ranks", "input", "device", "goodput", "hours", "time", "use", "memory"),
+    "causes": (
+        *("limits", "hardware", "xid", "host", "ranks", "input", "device", "goodput", "hours"),
+        *("steps", "time", "use", "memory"),
+    ),
     "verdicts": ("verdicts",),
     "totals": ("totals",),
 }

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.known_names import rules
 from tests.rules.rulebook import (
+    ALERT_FILES,
     RULE_FILES,
     TARGET,
     Labels,
@@ -35,6 +37,7 @@ HOST_FULL = {"alertname": "HostCpuSaturated", "severity": "info"}
 UNDERUSED = {"alertname": "GpuUnderused", "severity": "warning"}
 IN_RUN = {"run": "train"}
 REJECTED = "stallscope_exporter_reports_rejected_total"
+OOM_KILL_SEVERITY = '{{ if or (not $labels.run) (eq $labels.job_class "experiment") }}info{{ else }}critical{{ end }}'
 
 
 def down(reason: str, mig: str = "") -> Story:
@@ -322,6 +325,19 @@ def test_every_subject_keeps_one_verdict_where_a_threshold_is_missing_or_defined
         {f"count({verdict})": [({}, count)] for verdict, count in verdicts.items()},
         rule_files=spoilt_thresholds(tmp_path, name, fault),
     )
+
+
+def test_a_symptom_of_a_gpu_or_a_host_is_a_page_only_where_somebody_uses_it() -> None:
+    alerts = {rule["alert"]: rule for rule in rules(ALERT_FILES) if rule.get("alert", "").startswith(("Gpu", "Host"))}
+    pages = {name: rule["labels"]["severity"] for name, rule in alerts.items() if "critical" in str(rule["labels"])}
+    assert len(alerts) == 26
+    assert pages == {
+        **dict.fromkeys(
+            ("GpuLost", "GpuXidHw", "GpuEccUncorrected", "GpuRowRemapFailed", "GpuPowerBrake"),
+            "{{ if $labels.unused }}warning{{ else }}critical{{ end }}",
+        ),
+        "HostOomKill": OOM_KILL_SEVERITY,
+    }
 
 
 def test_the_watchdog_always_fires(rulebook: Rulebook) -> None:

@@ -30,7 +30,7 @@ from tests.rules.rulebook import (
 FILES = tuple(
     path
     for path in RULE_FILES
-    if path.stem in (*SHARED, "input", "hardware", "xid", "hours", "verdicts", "gpu_hardware")
+    if path.stem in (*SHARED, "input", "limits", "hardware", "xid", "hours", "verdicts", "gpu_hardware")
 )
 """What judges the health of GPUs."""
 XID = "xid_last_timestamp_seconds"
@@ -161,6 +161,15 @@ def test_a_run_knows_of_a_critical_fault_of_its_gpu_and_goes_on_where_it_can_wai
         "gpu:verdict:ratio5m",
         [({"cause": "xid_hw"}, 0), ({"cause": "row_remap_pending"}, 0)],
         by="cause",
+        rule_files=FILES,
+    )
+    rulebook.check(
+        story,
+        {
+            "count by (run, rank, gpu, instance, cause) (run:culprit:info)": [
+                ({"run": "hit", "rank": "0", "gpu": "0", "instance": "a", "cause": "xid_hw"}, 1)
+            ]
+        },
         rule_files=FILES,
     )
 

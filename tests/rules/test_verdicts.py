@@ -9,6 +9,7 @@ from tests.rules.rulebook import (
     INTERVAL,
     Labels,
     Rulebook,
+    Story,
     exporter,
     gpu,
     growing,
@@ -188,7 +189,7 @@ def test_a_young_rank_that_is_seen_to_do_well_is_healthy_90_seconds_after_its_fi
         pytest.param(
             rank(wait=0.02, phases={"communication": 0.2}, first_step=600) + gpu(idle=0.0), id="waits for other ranks"
         ),
-        pytest.param(rank(wait=0.02, first_step=600) + gpu(idle=0.1), id="GPU idles"),
+        pytest.param(rank(wait=0.02, first_step=600) + gpu(idle=0.15), id="GPU idles"),
         pytest.param(
             rank(wait=0.02, first_step=600)
             + gpu(idle=0.0)
@@ -214,15 +215,58 @@ def test_warm_up_ends_300_seconds_after_the_first_step(rulebook: Rulebook) -> No
     rulebook.check_percent(story, RANK_VERDICT, [(of_rank(cause="input_bound"), 30)], at="16m")
 
 
-def test_warm_up_goes_on_while_steps_become_shorter(rulebook: Rulebook) -> None:
+def with_shorter_steps(minute: float) -> Story:
+    """A rank that waits for data, made its first step at minute 10, and makes shorter steps from a minute on."""
     settling = (
         series("stallscope_training_step_seconds_sum", growing(1), **NODE, **of_rank()),
-        series("stallscope_training_step_seconds_count", growing_then(16, 0.5, 2), **NODE, **of_rank()),
+        series("stallscope_training_step_seconds_count", growing_then(minute, 0.5, 2), **NODE, **of_rank()),
     )
     told = [each for each in rank(wait=0.3, first_step=600) if "step_seconds_count" not in each[0]]
-    story = [*told, *settling, *gpu(idle=0.3)]
+    return [*told, *settling, *gpu(idle=0.3)]
+
+
+def test_warm_up_goes_on_while_steps_become_shorter(rulebook: Rulebook) -> None:
+    story = with_shorter_steps(14)
     rulebook.check_percent(story, RANK_VERDICT, [(of_rank(cause="insufficient_data"), 0)], at="18m")
     rulebook.check_percent(story, RANK_VERDICT, [(of_rank(cause="input_bound"), 30)], at="28m")
+
+
+def test_warm_up_does_not_begin_again_when_steps_become_shorter(rulebook: Rulebook) -> None:
+    story = with_shorter_steps(17)
+    for moment in ("17m", "18m", "19m", "20m"):
+        rulebook.check_percent(story, RANK_VERDICT, [(of_rank(cause="input_bound"), 30)], at=moment)
+
+
+def since_minute_10(story: Story) -> Story:
+    """The same series on a new exporter."""
+    return [(name, f"_x20 {values}") for name, values in story]
+
+
+def test_a_rank_whose_gpus_are_new_to_the_exporter_is_healthy_after_90_seconds_if_it_is_seen_to_do_well(
+    rulebook: Rulebook,
+) -> None:
+    story = rank(wait=0.02) + since_minute_10(gpu(idle=0.02))
+    rulebook.check_percent(story, RANK_VERDICT, [(of_rank(cause="insufficient_data"), 0)], at="10m30s")
+    for moment in ("11m30s", "13m", "14m", "20m"):
+        rulebook.check_percent(story, RANK_VERDICT, [(of_rank(cause="healthy"), 0)], at=moment)
+
+
+@pytest.mark.parametrize(
+    "story",
+    [
+        pytest.param(rank(wait=0.08) + since_minute_10(gpu(idle=0.0)), id="waits for data"),
+        pytest.param(rank(wait=0.02) + since_minute_10(gpu(idle=0.15)), id="GPU idles"),
+        pytest.param(
+            rank(wait=0.02, gpus=(("0", "GPU-0"), ("1", "GPU-1"))) + since_minute_10(gpu(idle=0.0)),
+            id="one GPU is unknown",
+        ),
+        pytest.param(rank(wait=0.02, gpus=()) + gpu(idle=0.0), id="no GPU is claimed while one is in use"),
+    ],
+)
+def test_a_rank_whose_gpus_are_new_to_the_exporter_has_no_verdict_yet_unless_it_is_seen_to_do_well(
+    rulebook: Rulebook, story: Story
+) -> None:
+    rulebook.check_percent(story, RANK_VERDICT, [(of_rank(cause="insufficient_data"), 0)], at="11m30s")
 
 
 @pytest.mark.parametrize("state", ["finished", "failed", "lost"])

@@ -45,7 +45,7 @@ GENERATOR = sorted(
     }
 )
 MAY_KNOW = re.compile(
-    r"numpy(\.typing)?|stallscope\.catalogue|tests\.scenarios\.(case|cases|disturbance|machines|model|page\w*|series|sheet"
+    r"numpy(\.typing)?|stallscope\.catalogue\.metrics|tests\.scenarios\.(case|cases|disturbance|machines|model|page\w*|series|sheet"
     r"|story|utilization|world)(\.\w+)*"
 )
 META = ("healthy", "compute_bound", "insufficient_data")

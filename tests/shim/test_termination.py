@@ -246,6 +246,7 @@ def test_over_udp_the_notice_comes_from_the_address_of_the_reports(
     signed: bool, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokens = tmp_path / "tokens"
+    tokens.touch(0o600)
     tokens.write_text("0123456789abcdef" * 2)
     intake = Intake(
         IntakeSettings(socket=None, udp=("127.0.0.1", 0), token_file=tokens if signed else None),

@@ -405,6 +405,39 @@ def test_where_nothing_can_be_written_training_goes_on_with_one_warning(
     assert caplog.text.count("traces can't be written") == 1
 
 
+def test_a_link_in_place_of_a_trace_is_not_followed(run: stallscope.Run, clock: ScriptedClock, folder: Path) -> None:
+    (folder / "job").mkdir(parents=True)
+    victim = folder / "job" / "victim"
+    victim.write_text("precious")
+    trace = folder / "job" / "rank3-step1.trace.json"
+    for link in (trace, trace.with_name(f"{trace.name}.{os.getpid()}.part")):
+        link.symlink_to(victim)
+    run.trace(steps=[1], directory=str(folder))
+    train(run, clock, 3)
+    assert victim.read_text() == "precious"
+    assert read(folder, 1)["otherData"]["step"] == 1
+    assert not trace.is_symlink()
+
+
+@pytest.mark.parametrize("whose", ["of another user", "that everybody may write"])
+def test_no_trace_is_written_into_a_folder_that_is_not_trusted(
+    run: stallscope.Run, clock: ScriptedClock, folder: Path, caplog: pytest.LogCaptureFixture, whose: str
+) -> None:
+    (folder / "job").mkdir(parents=True)
+    if whose == "of another user":
+        if os.getuid() != 0:
+            pytest.skip("only root can give a folder away")
+        os.chown(folder / "job", 54321, -1)
+    else:
+        (folder / "job").chmod(0o777)
+    run.trace(steps=[1], directory=str(folder))
+    train(run, clock, 3)
+    assert not list((folder / "job").iterdir())
+    (line,) = caplog.messages
+    assert ("it belongs to user 54321" in line) is (whose == "of another user")
+    assert ("every user may replace files in it" in line) is (whose != "of another user")
+
+
 def test_a_trace_that_can_t_be_written_whole_leaves_nothing(
     run: stallscope.Run, clock: ScriptedClock, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -585,13 +618,3 @@ def test_the_profiler_needs_torch(
     train(run, clock, 2)
     assert traced(folder) == [1]
     assert "needs a program that has imported torch" in caplog.text
-
-
-def test_kernels_of_a_real_torch(clock: ScriptedClock, run: stallscope.Run, folder: Path) -> None:
-    torch = pytest.importorskip("torch", reason="torch is not installed")
-    run.trace(steps=[1], directory=str(folder), torch_profiler=True)
-    train(run, clock, 1)
-    torch.ones(8, 8) @ torch.ones(8, 8)
-    run.step()
-    kernels = json.loads((folder / "job" / "rank3-step1.torch.json").read_text())
-    assert any("mm" in event.get("name", "") for event in kernels["traceEvents"])

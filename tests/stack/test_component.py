@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import psutil
 import pytest
 
 from stallscope.stack.component import Component, stop_all
+from tests.waiting import until
 
 Start = Callable[[str], Component]
 
@@ -33,13 +33,6 @@ def start(tmp_path: Path) -> Iterator[Start]:
     stop_all(started, seconds=0)
 
 
-def eventually(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come true in time"
-        time.sleep(0.02)
-
-
 def alive(pid: int) -> bool:
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
@@ -48,7 +41,7 @@ def alive(pid: int) -> bool:
 
 
 def pid_in(component: Component) -> int:
-    eventually(lambda: component.log_tail(1).isdigit())
+    until(lambda: component.log_tail(1).isdigit())
     return int(component.log_tail(1))
 
 
@@ -67,25 +60,25 @@ def test_a_program_that_was_not_started_neither_runs_nor_has_ended(tmp_path: Pat
 
 def test_the_end_of_a_program_is_told_with_its_status(start: Start) -> None:
     component = start("exit 3")
-    eventually(lambda: not component.running)
+    until(lambda: not component.running)
     assert component.ended == "ended with status 3"
 
 
 def test_the_end_of_a_program_is_told_with_the_signal_that_ended_it(start: Start) -> None:
     component = start("kill -SEGV $$")
-    eventually(lambda: not component.running)
+    until(lambda: not component.running)
     assert component.ended == "was ended by SIGSEGV"
 
 
 def test_the_log_holds_both_streams_and_the_tail_its_last_lines(start: Start) -> None:
     component = start("seq 1 5; echo $WORD >&2")
-    eventually(lambda: not component.running)
+    until(lambda: not component.running)
     assert component.log_tail(3) == "4\n5\nok"
 
 
 def test_a_stop_lets_programs_end_in_their_own_way(start: Start) -> None:
     component = start("trap 'echo clean; exit 0' TERM; echo ready; while :; do sleep 0.05; done")
-    eventually(lambda: component.log_tail() == "ready")
+    until(lambda: component.log_tail() == "ready")
     stop_all([component], seconds=60)
     assert component.log_tail(1) == "clean"
 
@@ -100,9 +93,9 @@ def test_a_stop_ends_what_ignores_it(start: Start) -> None:
 def test_a_stop_ends_what_a_program_has_left_behind(start: Start) -> None:
     component = start("sleep 60 & echo $!")
     left_behind = pid_in(component)
-    eventually(lambda: not component.running)
+    until(lambda: not component.running)
     stop_all([component])
-    eventually(lambda: not alive(left_behind))
+    until(lambda: not alive(left_behind))
 
 
 def test_a_program_can_be_interrupted_though_its_launcher_blocks_signals(start: Start) -> None:
@@ -112,7 +105,7 @@ def test_a_program_can_be_interrupted_though_its_launcher_blocks_signals(start: 
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     component.signal(signal.SIGTERM)
-    eventually(lambda: component.ended == "was ended by SIGTERM")
+    until(lambda: component.ended == "was ended by SIGTERM")
 
 
 def test_a_program_ends_when_its_launcher_is_killed(tmp_path: Path) -> None:
@@ -127,4 +120,4 @@ time.sleep(60)
         pid = pid_in(component)
         assert alive(pid)
         os.kill(process.pid, signal.SIGKILL)
-    eventually(lambda: not alive(pid))
+    until(lambda: not alive(pid))

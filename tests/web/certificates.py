@@ -17,11 +17,14 @@ _KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
 class Authority:
     """Signs for localhost; its own certificate is `NAME.crt` in its folder."""
 
-    def __init__(self, folder: Path, name: str = "authority") -> None:
+    def __init__(self, folder: Path, name: str = "authority", names: str = "") -> None:
         self.folder = folder
         self.certificate = folder / f"{name}.crt"
-        self._key = folder / f"{name}.key"
-        _openssl("req", "-x509", *_KEY, "-keyout", self._key, "-out", self.certificate, "-subj", f"/CN={name}")
+        self.key = folder / f"{name}.key"
+        extension = ("-addext", f"subjectAltName={names}") if names else ()
+        _openssl(
+            "req", "-x509", *_KEY, "-keyout", self.key, "-out", self.certificate, "-subj", f"/CN={name}", *extension
+        )
 
     def sign(self, name: str, days: int = 2) -> tuple[Path, Path]:
         """Make `NAME.crt` and `NAME.key`, which are past their time where days are below 0."""
@@ -29,7 +32,7 @@ class Authority:
         names = self.folder / "names.txt"
         names.write_text("subjectAltName=DNS:localhost,IP:127.0.0.1\n")
         _openssl("req", "-new", *_KEY, "-keyout", key, "-out", wish, "-subj", f"/CN={name}")
-        signing = ("-CA", self.certificate, "-CAkey", self._key, "-CAcreateserial", "-extfile", names)
+        signing = ("-CA", self.certificate, "-CAkey", self.key, "-CAcreateserial", "-extfile", names)
         _openssl("x509", "-req", "-in", wish, *signing, "-out", certificate, "-days", str(days))
         return certificate, key
 

@@ -298,7 +298,7 @@ def test_gpus_are_released_only_for_those_who_may_report(node: Node, path: str) 
     assert b"--web.allow-remote-reports" in refused.body
     assert not node.released
     node.application.allow_remote_reports = True
-    assert node.application.answer(request, "192.0.2.7").status == 202
+    assert node.application.answer(request._replace(proven=True), "192.0.2.7").status == 202
 
 
 def test_with_signed_reports_another_machine_may_send_nothing_else(node: Node) -> None:
@@ -383,7 +383,7 @@ def test_the_page_is_where_the_telemetry_path_says(tmp_path: Path) -> None:
     application = Application(
         sampler,
         post_report=lambda _body, _client: (204, b""),
-        post_trace=lambda _body: (202, b""),
+        post_trace=lambda _body, _owner: (202, b""),
         status_page=lambda _refreshing: b"",
         release=lambda _seconds: "",
         telemetry_path="/telemetry",

@@ -24,6 +24,8 @@ class Checks:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.asked: list[bytes] = []
+        self.verdict = False
+        """Of hashes that take too long to check in a test."""
         self.go_on = threading.Event()
         self.go_on.set()
         real = bcrypt.checkpw
@@ -31,7 +33,7 @@ class Checks:
         def check(password: bytes, hashed: bytes) -> bool:
             self.asked.append(hashed)
             assert self.go_on.wait(60)
-            return real(password, hashed)
+            return self.verdict if hashed == SLOW else real(password, hashed)
 
         monkeypatch.setattr(bcrypt, "checkpw", check)
 
@@ -81,12 +83,76 @@ def test_a_password_is_checked_once_and_a_wrong_one_too(users: BasicAuthenticati
     assert len(checks.asked) == 2
 
 
-def test_an_unknown_user_costs_as_much_as_the_dearest_known_one(checks: Checks) -> None:
+def test_unknown_users_cost_as_much_as_known_ones_each_name_always_the_same(checks: Checks) -> None:
     dear = bcrypt.hashpw(b"right", bcrypt.gensalt(6))
-    BasicAuthentication({"alice": HASHED, "bob": dear}).judge(basic("mallory", "guess"), CLIENT)
-    (asked,) = checks.asked
-    assert asked[:7] == dear[:7]
-    assert asked != dear
+    users = BasicAuthentication({"alice": HASHED, "bob": dear})
+    for number in range(40):
+        for guess in ("right", "wrong"):
+            assert users.judge(basic(f"mallory{number}", guess), CLIENT) == "refused"
+    assert checks.asked[::2] == checks.asked[1::2]
+    assert set(checks.asked) == {HASHED, dear}
+
+
+def test_a_proven_user_is_not_checked_again_after_a_reload_unless_the_hash_changed(checks: Checks) -> None:
+    users = BasicAuthentication({"alice": HASHED})
+    assert users.judge(basic("alice", "right"), CLIENT) == "allowed"
+    users.set_users({"bob": HASHED, "alice": HASHED})
+    assert users.judge(basic("alice", "right"), CLIENT) == "allowed"
+    assert len(checks.asked) == 1
+    users.set_users({"alice": bcrypt.hashpw(b"new", bcrypt.gensalt(4))})
+    assert users.judge(basic("alice", "right"), CLIENT) == "refused"
+    assert users.judge(basic("alice", "new"), CLIENT) == "allowed"
+    users.set_users({"bob": HASHED})
+    assert users.judge(basic("alice", "new"), CLIENT) == "refused"
+
+
+def test_a_user_with_many_right_passwords_does_not_make_another_one_forgotten(checks: Checks) -> None:
+    users = BasicAuthentication({"alice": HASHED, "bob": bcrypt.hashpw(b"x" * 72, bcrypt.gensalt(4))})
+    assert users.judge(basic("alice", "right"), CLIENT) == "allowed"
+    for number in range(250):
+        assert users.judge(basic("bob", "x" * 72 + str(number)), CLIENT) == "allowed"
+    assert users.judge(basic("alice", "right"), CLIENT) == "allowed"
+    assert len(checks.asked) == 2
+
+
+SLOW = b"$2b$14$" + b"." * 53
+
+
+def asked_by(checks: Checks, number: int) -> None:
+    deadline = time.monotonic() + 60
+    while len(checks.asked) < number:
+        assert time.monotonic() < deadline, "the password was never checked"
+        time.sleep(0.005)
+
+
+def test_a_hash_of_high_cost_is_checked_aside_and_counts_once_it_is_known(checks: Checks) -> None:
+    checks.verdict = True
+    users = BasicAuthentication({"alice": HASHED, "slow": SLOW})
+    checks.go_on.clear()
+    for client in ("192.0.2.1", "192.0.2.1", "192.0.2.2", "192.0.2.3"):
+        assert users.judge(basic("slow", f"from {client}"), client) == "busy"
+    asked_by(checks, 1)
+    checks.go_on.set()
+    assert users.judge(basic("alice", "right"), CLIENT) == "allowed"
+    deadline = time.monotonic() + 60
+    while (verdict := users.judge(basic("slow", "from 192.0.2.3"), "192.0.2.3")) == "busy":
+        assert time.monotonic() < deadline, "it is checked for ever"
+        time.sleep(0.005)
+    assert verdict == "allowed"
+    assert checks.asked.count(SLOW) == 3
+
+
+def test_checks_of_high_cost_hold_no_thread_that_answers_and_wait_in_line_by_address(checks: Checks) -> None:
+    users = BasicAuthentication({"alice": HASHED, "slow": SLOW})
+    checks.go_on.clear()
+    for number in range(100):
+        assert users.judge(basic("slow", str(number)), f"192.0.2.{number % 50}") == "busy"
+    asked_by(checks, 1)
+    assert sum(thread.name == "passwords" for thread in threading.enumerate()) == 1
+    assert len(users._slow) == 16
+    assert not users._inside
+    checks.go_on.set()
+    asked_by(checks, 16)
 
 
 def test_guessing_does_not_make_a_known_password_forgotten(users: BasicAuthentication, checks: Checks) -> None:

@@ -20,9 +20,10 @@ import bcrypt
 import pytest
 
 from stallscope.common.address import Address
+from stallscope.web.http.configuration_file import RateLimit
 from stallscope.web.http.request import Request
 from stallscope.web.http.response import TEXT, Response
-from stallscope.web.http.security import Security
+from stallscope.web.http.security import Security, _RateLimiter
 from stallscope.web.http.server import Server
 from tests.web.certificates import Authority, needs_openssl
 
@@ -171,7 +172,7 @@ def test_a_file_that_is_emptied_before_it_is_written_lets_nobody_in(
     served = serve(USERS)
     served.change("")
     assert [served.get().status, served.get(user="alice:right").status] == [401, 200]
-    assert "doing without users needs a restart" in caplog.messages[0]
+    assert "basic_auth_users: missing, and set in the configuration in force; set it again, or" in caplog.messages[0]
     served.change(USERS.replace("alice", "bob"))
     assert served.get(user="bob:right").status == 200
 
@@ -261,7 +262,154 @@ def test_tls_is_not_dropped_under_way(
     served = serve(TLS)
     served.change(USERS)
     assert served.get(context=authority.trusting()).status == 200
-    assert "turning TLS on or off needs a restart" in caplog.text
+    assert "tls_server_config: missing, and set in the configuration in force" in caplog.text
+
+
+STRICT = f"""\
+tls_server_config:
+  cert_file: node.crt
+  key_file: node.key
+  client_auth_type: RequireAndVerifyClientCert
+  client_ca_file: authority.crt
+  client_allowed_sans:
+  - localhost
+  - node1.example.org
+  min_version: TLS13
+  curve_preferences: [X25519, CurveP256]
+rate_limit:
+  interval: 100ms
+  burst: 100
+basic_auth_users:
+  alice: {HASHED}
+"""
+
+
+@needs_openssl
+def test_no_beginning_of_the_file_in_force_lets_anyone_in(
+    serve: Callable[[str], Served], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    authority = Authority(tmp_path)
+    authority.sign("node")
+    served = serve(STRICT)
+    assert served.security.tls is not None
+    context = served.security.tls.context
+    for length in range(len(STRICT)):
+        served.file.write_text(STRICT[:length])
+        served.security.look_now()
+        assert served.security.tls.context is context, STRICT[:length]
+        assert not served.security.is_current
+    assert caplog.records
+    client = authority.trusting(authority.sign("client"))
+    assert served.get(context=client).status == 401
+    assert served.get(user="alice:right", context=client).status == 200
+    for stranger in (authority.trusting(), authority.trusting(Authority(tmp_path, "x", "DNS:localhost").sign("s"))):
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            served.get(user="alice:right", context=stranger)
+    served.file.write_text(STRICT.replace("alice", "carol"))
+    served.security.look_now()
+    assert served.security.is_current
+    assert served.get(user="carol:right", context=client).status == 200
+
+
+@pytest.mark.parametrize(
+    ("removed", "name"),
+    [
+        ("  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: authority.crt\n", "client_auth_type"),
+        ("  client_ca_file: authority.crt\n", "client_ca_file"),
+        ("  - localhost\n  - node1.example.org\n", "client_allowed_sans"),
+        ("  client_allowed_sans:\n  - localhost\n  - node1.example.org\n", "client_allowed_sans"),
+        ("  min_version: TLS13\n", "min_version"),
+        ("  curve_preferences: [X25519, CurveP256]\n", "curve_preferences"),
+        ("rate_limit:\n  interval: 100ms\n  burst: 100\n", "rate_limit"),
+        (STRICT[STRICT.index("basic_auth_users") :], "basic_auth_users"),
+    ],
+)
+@needs_openssl
+def test_a_setting_that_keeps_clients_out_is_removed_by_a_restart_alone(
+    removed: str, name: str, serve: Callable[[str], Served], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    Authority(tmp_path).sign("node")
+    text = STRICT
+    if name == "client_auth_type":
+        text = text.replace("  client_allowed_sans:\n  - localhost\n  - node1.example.org\n", "")
+    served = serve(text)
+    for _ in range(3):
+        served.change(text.replace(removed, ""))
+        served.security.look_now()
+        assert not served.security.is_current
+    (line,) = caplog.messages
+    assert name in line
+    assert line.endswith(
+        "missing, and set in the configuration in force; set it again, or restart the exporter to do without"
+    )
+    Security(served.file)  # as the restarted exporter reads it
+
+
+@needs_openssl
+@pytest.mark.parametrize("what", ["vanishes", "is a folder", "is another's", "is too long"])
+def test_a_file_that_can_not_be_read_any_more_leaves_client_certificates_required(
+    what: str, serve: Callable[[str], Served], tmp_path: Path
+) -> None:
+    authority = Authority(tmp_path)
+    authority.sign("node")
+    served = serve(STRICT)
+    served.file.unlink()
+    if what == "is a folder":
+        served.file.mkdir()
+    elif what == "is another's":
+        served.file.symlink_to("/proc/1/mem")
+    elif what == "is too long":
+        served.file.write_text("#" * 100_000)
+    with pytest.raises((ssl.SSLError, ConnectionError)):
+        served.get(user="alice:right", context=authority.trusting())
+    assert served.get(user="alice:right", context=authority.trusting(authority.sign("client"))).status == 200
+    assert not served.security.is_current
+
+
+@needs_openssl
+def test_authorities_that_are_half_written_leave_those_in_force(serve: Callable[[str], Served], tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    authority.sign("node")
+    client = authority.trusting(authority.sign("client"))
+    served = serve(STRICT)
+    whole = authority.certificate.read_text()
+    for length in (0, 10, len(whole) // 2):
+        authority.certificate.write_text(whole[:length])
+        assert served.get(user="alice:right", context=client).status == 200
+        assert not served.security.is_current
+
+
+def test_a_rate_limit_refuses_what_exceeds_it_and_goes_on_after_a_reload() -> None:
+    now = [100.0]
+    limiter = _RateLimiter(RateLimit(interval=10.0, burst=2), lambda: now[0])
+    assert [limiter.is_allowed() for _ in range(3)] == [True, True, False]
+    now[0] += 9.0
+    assert not limiter.is_allowed()
+    now[0] += 1.0
+    assert [limiter.is_allowed() for _ in range(2)] == [True, False]
+    now[0] += 1000.0
+    assert [limiter.is_allowed() for _ in range(3)] == [True, True, False]
+
+
+def test_a_reload_does_not_fill_the_bucket_of_the_rate_limit(serve: Callable[[str], Served]) -> None:
+    served = serve("rate_limit: {interval: 24h, burst: 2}\n")
+    assert [served.get().status for _ in range(2)] == [200, 200]
+    served.change("rate_limit: {interval: 24h, burst: 2}\n# again\n")
+    served.security.look_now()
+    assert served.get().status == 429
+    served.change("rate_limit: {interval: 24h, burst: 3}\n")
+    assert served.get().status == 200
+
+
+@needs_openssl
+def test_tls_is_not_turned_on_under_way(
+    serve: Callable[[str], Served], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    served = serve("")
+    Authority(tmp_path).sign("node")
+    served.change(TLS)
+    assert served.get().status == 200
+    assert "tls_server_config: new; restart the exporter to turn TLS on" in caplog.text
 
 
 @needs_openssl

@@ -6,22 +6,26 @@ import contextlib
 import errno
 import gc
 import http.client
+import resource
 import socket
+import subprocess
+import sys
 import threading
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from stallscope.common.address import Address
+from stallscope.common.address import Address, sender_of
 from stallscope.protocol.report import MAX_BYTES
 from stallscope.web.http import server as server_module
 from stallscope.web.http.request import Request
 from stallscope.web.http.response import TEXT, Response
-from stallscope.web.http.server import ListenError, Server
+from stallscope.web.http.server import ListenError, Server, connection_limit
 
 BODY = b"x" * 60_000
 WORKERS = 4
@@ -58,8 +62,9 @@ def server(make_server: Callable[..., Server]) -> Server:
 
 
 @contextlib.contextmanager
-def connected(server: Server, host: str = "127.0.0.1") -> Iterator[socket.socket]:
-    with socket.create_connection((host, server.address.port), timeout=60) as connection:
+def connected(server: Server, host: str = "127.0.0.1", source: str = "") -> Iterator[socket.socket]:
+    place = (host, server.address.port)
+    with socket.create_connection(place, timeout=60, source_address=(source, 0) if source else None) as connection:
         yield connection
 
 
@@ -373,9 +378,9 @@ def test_without_means_for_another_connection_those_that_are_open_go_on_and_late
 
 
 def test_over_the_limit_the_connection_goes_that_was_silent_for_longest(
-    server: Server, monkeypatch: pytest.MonkeyPatch
+    make_server: Callable[..., Server],
 ) -> None:
-    monkeypatch.setattr(server_module._Listener, "keep_alive_conn_limit", 5)
+    server = make_server(max_connections=5)
     with contextlib.ExitStack() as stack:
         connections = [stack.enter_context(connected(server)) for _ in range(8)]
         for connection in connections[:3]:
@@ -386,9 +391,9 @@ def test_over_the_limit_the_connection_goes_that_was_silent_for_longest(
 
 
 def test_strangers_who_keep_their_connections_alive_keep_nobody_out(
-    server: Server, monkeypatch: pytest.MonkeyPatch
+    make_server: Callable[..., Server],
 ) -> None:
-    monkeypatch.setattr(server_module._Listener, "keep_alive_conn_limit", 5)
+    server = make_server(max_connections=5)
     with contextlib.ExitStack() as stack:
         for _ in range(7):
             stranger = stack.enter_context(connected(server))
@@ -398,9 +403,9 @@ def test_strangers_who_keep_their_connections_alive_keep_nobody_out(
 
 
 def test_a_storm_of_connections_takes_no_more_than_twice_the_limit(
-    server: Server, monkeypatch: pytest.MonkeyPatch
+    make_server: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server_module._Listener, "keep_alive_conn_limit", 5)
+    server = make_server(max_connections=5)
     monkeypatch.setattr(server._listener._connections, "_expire", lambda threshold: None)
     with contextlib.ExitStack() as stack:
         connections = [stack.enter_context(connected(server)) for _ in range(12)]
@@ -409,6 +414,118 @@ def test_a_storm_of_connections_takes_no_more_than_twice_the_limit(
         assert connections[-2].recv(1) == b""
         connections[9].sendall(b"GET /client HTTP/1.1\r\n\r\n")
         assert connections[9].recv(20).startswith(b"HTTP/1.1 200 ")
+
+
+CROWD = "127.0.0.2"
+
+
+def is_served(connection: socket.socket) -> bool:
+    connection.sendall(b"GET /client HTTP/1.1\r\n\r\n")
+    return connection.recv(1000).startswith(b"HTTP/1.1 200 ")
+
+
+def test_over_the_limit_the_client_with_most_connections_loses_one_and_no_other(
+    make_server: Callable[..., Server],
+) -> None:
+    server = make_server(max_connections=5)
+    with contextlib.ExitStack() as stack:
+        silent = [stack.enter_context(connected(server)) for _ in range(2)]
+        for _ in range(30):
+            stack.enter_context(connected(server, source=CROWD))
+        assert all(map(is_served, silent))
+        assert get(server, "/client") == (200, b"127.0.0.1")
+
+
+def test_the_client_with_most_connections_loses_those_in_a_request_that_does_not_end_first(
+    make_server: Callable[..., Server],
+) -> None:
+    server = make_server(max_connections=5)
+    selector = server._listener._connections._selector
+    with contextlib.ExitStack() as stack:
+        idle = stack.enter_context(connected(server, source=CROWD))
+        assert is_served(idle)
+        slow = [stack.enter_context(connected(server, source=CROWD)) for _ in range(4)]
+        for connection in slow:
+            assert is_served(connection)
+            connection.sendall(b"GET / HTTP/1.1\r\nHos")
+        deadline = time.monotonic() + 60
+        while sum(bool(getattr(each, "received", b"")) for _, each in selector.connections) < len(slow):
+            assert time.monotonic() < deadline, "the requests never came"
+            time.sleep(0.005)
+        assert get(server, "/client") == (200, b"127.0.0.1")
+        assert everything(slow[0]) == b""
+        assert is_served(idle)
+
+
+def test_a_storm_of_connections_from_one_client_keeps_another_one_in(
+    make_server: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = make_server(max_connections=5)
+    monkeypatch.setattr(server._listener._connections, "_expire", lambda threshold: None)
+    with contextlib.ExitStack() as stack:
+        early = stack.enter_context(connected(server))
+        storm = [stack.enter_context(connected(server, source=CROWD)) for _ in range(40)]
+        assert storm[-1].recv(1) == b""
+        late = stack.enter_context(connected(server))
+        assert is_served(late)
+        assert is_served(early)
+
+
+@pytest.mark.parametrize(
+    ("files", "listeners", "connections"),
+    [
+        (1024, 1, 256),
+        (resource.RLIM_INFINITY, 3, 256),
+        (1024, 2, 149),
+        (256, 1, 42),
+        (64, 1, 8),
+    ],
+)
+def test_the_limit_of_connections_follows_the_limit_of_open_files(
+    files: int, listeners: int, connections: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _which: (files, resource.RLIM_INFINITY))
+    assert connection_limit(listeners) == connections
+
+
+LIMITED = """
+import os, resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))
+from stallscope.common.address import Address
+from stallscope.web.http.response import TEXT, Response
+from stallscope.web.http.server import Server, connection_limit
+answer = lambda _request, _client: Response(200, TEXT, b"here")
+server = Server(Address("127.0.0.1", 0), answer, max_connections=connection_limit(1))
+server.start()
+print(server.address.port, flush=True)
+sys.stdin.read()
+os._exit(0)
+"""
+
+
+def test_with_few_open_files_a_flood_of_connections_leaves_some_for_everything_else() -> None:
+    command = [sys.executable, "-c", LIMITED]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        place = ("127.0.0.1", int(process.stdout.readline()))
+        with contextlib.ExitStack() as stack:
+            for _ in range(400):
+                connection = stack.enter_context(socket.create_connection(place, timeout=60, source_address=(CROWD, 0)))
+            connection.close()
+            assert len(list(Path(f"/proc/{process.pid}/fd").iterdir())) <= 200 - 64
+            with socket.create_connection(place, timeout=60) as other:
+                assert is_served(other)
+        process.stdin.close()
+        assert b"no new connection can be taken" not in process.stderr.read()
+
+
+def test_clients_are_told_apart_by_address_and_those_of_ipv6_by_network() -> None:
+    assert sender_of("192.0.2.1") == sender_of("::ffff:192.0.2.1") == "192.0.2.1"
+    assert sender_of("2001:db8:0:1::1") == sender_of("2001:db8:0:1:ffff::2") != sender_of("2001:db8:0:2::1")
+    assert sender_of("fe80::1%eth0") == sender_of("fe80::2%eth0")
+    assert sender_of("") == ""
 
 
 def test_an_answer_that_raises_is_a_500_and_logged(server: Server, caplog: pytest.LogCaptureFixture) -> None:

@@ -15,7 +15,9 @@ from typing import Any
 import pytest
 
 from stallscope.common.address import Address
+from stallscope.configuration import ConfigurationError
 from stallscope.protocol.report import MAX_BYTES
+from stallscope.web.http import openssl
 from stallscope.web.http import server as server_module
 from stallscope.web.http.configuration_file import CIPHER_SUITES, CURVES, Tls
 from stallscope.web.http.response import TEXT, Response
@@ -156,7 +158,7 @@ def test_the_versions_and_suites_that_were_asked_for_are_spoken(
     serve: Callable[..., Server], authority: Authority
 ) -> None:
     suite = CIPHER_SUITES["TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256"]
-    server = serve(highest="TLS12", cipher_suites=(suite,), curve=CURVES["CurveP384"])
+    server = serve(highest="TLS12", cipher_suites=(suite,), curves=(CURVES["CurveP384"],))
     with (
         socket.create_connection(("127.0.0.1", server.address.port), timeout=60) as plain,
         authority.trusting().wrap_socket(plain, server_hostname="localhost") as client,
@@ -211,6 +213,60 @@ def test_a_client_may_have_no_certificate_where_that_is_allowed_but_no_wrong_one
     assert ask(server, authority.trusting()) == BODY
     with pytest.raises((ssl.SSLError, OSError)):
         ask(server, authority.trusting(Authority(tmp_path).sign("stranger")))
+
+
+@pytest.mark.parametrize("name", ["node1", "10.0.0.1", "2001:db8::1", "ops@example.org", "spiffe://example.org/node1"])
+def test_a_client_needs_one_of_the_allowed_names_on_its_first_and_on_a_resumed_connection(
+    name: str, serve: Callable[..., Server], tmp_path: Path, authority: Authority
+) -> None:
+    names = "DNS:node1,IP:10.0.0.1,IP:2001:db8::1,email:ops@example.org,URI:spiffe://example.org/node1"
+    client = Authority(tmp_path, "client", names)
+    asked: dict[str, Any] = {
+        "client_authentication": "RequireAndVerifyClientCert",
+        "client_authorities": client.certificate,
+    }
+    context = authority.trusting((client.certificate, client.key))
+    assert ask(serve(**asked, allowed_names=frozenset({name, "another"})), context, times=3) == BODY
+    for refused in (frozenset({"another", name.upper() + "x"}), frozenset[str]()):
+        server = serve(**asked, allowed_names=refused)
+        session = None
+        for _ in range(2):
+            with (
+                socket.create_connection(("127.0.0.1", server.address.port), timeout=60) as plain,
+                context.wrap_socket(plain, server_hostname="localhost", session=session) as secure,
+                contextlib.suppress(ssl.SSLError, ConnectionError),
+            ):
+                secure.sendall(b"GET / HTTP/1.1\r\n\r\n")
+                assert secure.recv(100) == b""
+            session = secure.session
+
+
+def test_a_name_in_a_certificate_that_is_not_verified_counts_and_no_certificate_has_none(
+    serve: Callable[..., Server], tmp_path: Path, authority: Authority
+) -> None:
+    server = serve(client_authentication="RequestClientCert", allowed_names=frozenset({"node1"}))
+    client = Authority(tmp_path, "client", "DNS:node1")
+    assert ask(server, authority.trusting((client.certificate, client.key))) == BODY
+    with pytest.raises((OSError, http.client.HTTPException)):
+        ask(server, authority.trusting())
+    assert ask(serve(client_authentication="RequestClientCert"), authority.trusting()) == BODY
+
+
+@pytest.mark.parametrize(
+    ("wishes", "words"),
+    [
+        ({"client_authentication": "RequireAnyClientCert"}, "does not support RequireAnyClientCert; use RequireAnd"),
+        ({"curves": ("X25519", "prime256v1")}, "does not support these cipher suites or curves; remove some of"),
+    ],
+)
+def test_what_a_python_with_openssl_built_in_can_not_do_is_refused(
+    wishes: dict[str, Any], words: str, node: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr("_ssl.__file__")
+    openssl._library.cache_clear()
+    with pytest.raises(ConfigurationError, match=words):
+        context_of(Tls(*node)._replace(**wishes))
+    openssl._library.cache_clear()
 
 
 @pytest.mark.parametrize(

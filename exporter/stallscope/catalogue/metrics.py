@@ -920,6 +920,15 @@ EXPORTER_FAMILIES = (
         values={"reason": ("credentials", "certificate", "forbidden", "handshake", "malformed", "limits")},
         provider="web.http.refusals",
     ),
+    _exporter(
+        "exporter_config_last_reload_successful",
+        _GAUGE,
+        "1 if the exporter's configuration (config) and its web configuration file (web_config) were valid when they "
+        "were last read, else 0; the last valid ones stay in force.",
+        labels=("file",),
+        values={"file": ("config", "web_config")},
+        provider="cli.exporter",
+    ),
     _exporter("exporter_runs", _GAUGE, "Runs held.", provider="intake.runs"),
     _exporter("exporter_series", _GAUGE, "Series on the newest page."),
     _exporter(

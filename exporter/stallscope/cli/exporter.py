@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from stallscope.collectors.base import Source
     from stallscope.drivers.device import Driver
+    from stallscope.sampling.reading import Sample
     from stallscope.simulation.simulation import Simulation
     from stallscope.view.verdicts import VerdictWatch
     from stallscope.web.http.refusals import Refusals
@@ -64,8 +65,9 @@ class Exporter:
         from stallscope.intake.service import Intake, IntakeSettings
         from stallscope.sampling.sampler import Sampler
         from stallscope.web.application import Application
+        from stallscope.web.control import Control
         from stallscope.web.http.refusals import Refusals
-        from stallscope.web.http.server import Server
+        from stallscope.web.http.server import Server, connection_limit
         from stallscope.web.status.history import History
 
         self.configuration = configuration
@@ -108,6 +110,7 @@ class Exporter:
         self._running: dict[str, Source] = {}
         self._switch_sources()
         refusals = Refusals()
+        self._control = Control(configuration.control_group)
         self._application = Application(
             self.sampler,
             post_report=self.intake.post,
@@ -119,8 +122,11 @@ class Exporter:
             signed_reports=self.intake.authentication is not None,
             switched_off=_switched_off(configuration),
             refusals=refusals,
+            control=self._control,
         )
         self.sampler.add_collector("requests", refusals.collect)
+        self.sampler.add_collector("configuration", self._collect_reloads)
+        self._is_reloaded = True
         self.servers: list[Server] = []
         self._security: Security | None = None
         try:
@@ -129,9 +135,12 @@ class Exporter:
             tls = None
             if self._security is not None:
                 answer, tls = self._security.guard(answer, self._is_signed), self._security.tls
+            limit = connection_limit(len(configuration.listen_addresses))
             for address in configuration.listen_addresses:
                 threads = configuration.max_threads
-                self.servers.append(Server(address, answer, threads=threads, tls=tls, refusals=refusals))
+                self.servers.append(
+                    Server(address, answer, threads=threads, max_connections=limit, tls=tls, refusals=refusals)
+                )
         except BaseException:
             self.stop()
             raise
@@ -205,13 +214,21 @@ class Exporter:
         _logger.info(sentence)
         return sentence
 
-    def reload(self, newer: Configuration) -> None:
-        """Apply what can change under way, and say what can't."""
+    def reload(self, arguments: Sequence[str], summaries: Mapping[str, str]) -> None:
+        """Read the configuration again; apply what can change under way, and say what can't."""
+        try:
+            newer = load(arguments, os.environ, summaries)
+        except ConfigurationError as problem:
+            self._is_reloaded = False
+            _logger.error("configuration not read again, the running one stays: %s", problem)
+            return
+        self._is_reloaded = True
         live, waiting = self.configuration.changes(newer)
         self.configuration = replace(self.configuration, **live)
         logs.configure(self.configuration.log_level, self.configuration.log_format)
         self._application.allow_remote_reports = self.configuration.allow_remote_reports
         self._application.switched_off = _switched_off(self.configuration)
+        self._control.group = self.configuration.control_group
         self.sampler.stale_after_intervals = self.configuration.stale_intervals
         self.intake.registry.limits = _limits(self.configuration)
         self.intake.registry.expiry = self.configuration.report_expiry
@@ -225,6 +242,17 @@ class Exporter:
         _logger.info("configuration read again", extra={"fields": {"changed": ",".join(sorted(live)) or "nothing"}})
         if waiting:
             _logger.warning("%s changed too, which needs a restart", ", ".join(waiting))
+
+    def _collect_reloads(self) -> list[Sample]:
+        """Whether the configuration files were valid when they were last read."""
+        from stallscope.catalogue.metrics import family
+        from stallscope.sampling.reading import Sample
+
+        reloaded = {"config": self._is_reloaded}
+        if self._security is not None:
+            reloaded["web_config"] = self._security.is_current
+        successful = family("stallscope_exporter_config_last_reload_successful")
+        return [Sample(successful, (file,), int(is_valid)) for file, is_valid in reloaded.items()]
 
     def _hears_others(self) -> bool:
         """Whether reports may come from other machines."""
@@ -381,7 +409,7 @@ def main(arguments: Sequence[str]) -> int:
     _settle()
     while (received := signal.sigwait(_SIGNALS)) not in _END_SIGNALS:
         if received == signal.SIGHUP:
-            _reload(exporter, arguments, summaries)
+            exporter.reload(arguments, summaries)
         else:
             exporter.release(None if received == signal.SIGUSR1 else 0.0)
     return exporter.end(0, "stopping", {"signal": signal.Signals(received).name})
@@ -389,13 +417,6 @@ def main(arguments: Sequence[str]) -> int:
 
 def _end_early(_number: int, _frame: object) -> NoReturn:
     os._exit(0)
-
-
-def _reload(exporter: Exporter, arguments: Sequence[str], summaries: Mapping[str, str]) -> None:
-    try:
-        exporter.reload(load(arguments, os.environ, summaries))
-    except ConfigurationError as problem:
-        _logger.error("configuration not read again, the running one stays: %s", problem)
 
 
 def _share_one_heap() -> None:

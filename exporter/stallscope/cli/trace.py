@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import base64
 import json
 import ssl
 import sys
@@ -10,6 +11,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from stallscope.cli import _client_certificate
 from stallscope.cli._exporter import DEFAULT_EXPORTER
@@ -37,7 +39,9 @@ def parser() -> Parser:
         description="Ask the ranks of a run for a trace of each of their next steps, the same on all ranks, for "
         "Perfetto or chrome://tracing. Each rank writes its own, into its STALLSCOPE_TRACE_DIR. Both ends must allow "
         "it: the exporter by --report.allow-trace-requests, the training by STALLSCOPE_TRACE_DIR or "
-        "trace(on_request=True).",
+        "trace(on_request=True). On this node, users request traces of their own runs, and root, the exporter's user "
+        "and the members of its --web.control-group of every run. From another node it takes "
+        "--web.allow-remote-reports, and a user or a client certificate that its --web.config.file knows.",
         examples={
             "stallscope trace resnet50": "the next step of every rank of a run on this node",
             "stallscope trace resnet50 --steps 5 --rank 0-3": "five steps of the first four ranks",
@@ -69,7 +73,8 @@ def parser() -> Parser:
         action="append",
         type=_url,
         metavar="URL",
-        help=f"exporter of the node; again for each further node of the job (default: {DEFAULT_EXPORTER})",
+        help="exporter of the node, with http://USER:PASSWORD@ where it asks for them; again for each further node of "
+        f"the job (default: {DEFAULT_EXPORTER})",
     )
     made.add_argument("--json", action="store_true", help="print one JSON document: what each exporter answered")
     _client_certificate.add_flags(made, "an exporter")
@@ -86,9 +91,10 @@ def main(arguments: Sequence[str]) -> int:
     wish = {"run": told.run, "steps": told.steps, "ranks": told.rank}
     first = told.first_step
     answers: list[dict[str, Any]] = []
-    for exporter in told.exporter or [DEFAULT_EXPORTER]:
+    for url in told.exporter or [DEFAULT_EXPORTER]:
+        exporter, headers = _without_login(url)
         try:
-            answer = _ask(exporter, wish if first is None else {**wish, "first_step": first}, told.certificate)
+            answer = _ask(exporter, headers, wish if first is None else {**wish, "first_step": first}, told.certificate)
         except _Refused as refused:
             answer = {"problem": str(refused)}
         else:
@@ -103,9 +109,23 @@ def main(arguments: Sequence[str]) -> int:
     return int(any(answer.get("problem") for answer in answers))
 
 
-def _ask(exporter: str, wish: dict[str, Any], certificate: ClientCertificate | None) -> dict[str, Any]:
+def _without_login(url: str) -> tuple[str, dict[str, str]]:
+    """Return the address without user and password, and the headers that send these."""
+    parts = urlsplit(url)
+    if parts.username is None:
+        return url, {}
+    login = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
+    return (
+        parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl(),
+        {"Authorization": f"Basic {base64.b64encode(login).decode()}"},
+    )
+
+
+def _ask(
+    exporter: str, headers: dict[str, str], wish: dict[str, Any], certificate: ClientCertificate | None
+) -> dict[str, Any]:
     request = urllib.request.Request(  # noqa: S310 - the scheme is checked
-        exporter + _PATH, json.dumps(wish).encode(), {"Content-Type": "application/json"}, method="POST"
+        exporter + _PATH, json.dumps(wish).encode(), {"Content-Type": "application/json", **headers}, method="POST"
     )
     try:
         context = None if certificate is None else certificate.context()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ipaddress
+from functools import lru_cache
 from typing import NamedTuple
 
 _HIGHEST_PORT = 65_535
@@ -38,3 +40,15 @@ def parse_address(text: str) -> Address:
     if not well_formed:
         raise ValueError(f"HOST:PORT, :PORT or [IPV6]:PORT with a port from 0 to {_HIGHEST_PORT}")
     return Address(plain, int(port))
+
+
+@lru_cache(1024)
+def sender_of(client: str) -> str:
+    """Return the part of a client's address by which clients are told apart: of IPv6, a network has 2^64 addresses."""
+    try:
+        address = ipaddress.ip_address(client)
+    except ValueError:
+        return client
+    if isinstance(address, ipaddress.IPv4Address):
+        return client
+    return str(address.ipv4_mapped or ipaddress.ip_network((int(address), 64), strict=False))

@@ -5,18 +5,21 @@ its time, the key's name, the signature. Only then is the document decoded, and 
 compared with the newest that came, which a copy of an older report can't pass.
 
 The file has a token in each line; all of them count, so that a new one can be made known everywhere before it is used.
-It is read again when it changes. A broken one changes nothing but the log.
+It is read again when it changes. A broken one changes nothing but the log, and one that others may read is broken.
+Links are followed, since Kubernetes mounts a Secret by one: what counts is the file that they lead to.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
 
 from stallscope.common.file_mark import mark
+from stallscope.common.file_trust import secret_problem
 from stallscope.protocol import signature
 from stallscope.protocol.report import Report, ReportError
 from stallscope.sampling.clock import Clock, SystemClock
@@ -144,9 +147,15 @@ def _read(file: Path) -> Mapping[bytes, bytes]:
     """The keys by name."""
     try:
         with file.open("rb") as opened:
+            exposed = secret_problem(os.fstat(opened.fileno()))
             content = opened.read(_MAX_FILE_BYTES + 1)
     except OSError as problem:
         raise TokenError(f"{file} can't be read: {problem.strerror}") from None
+    if exposed:
+        raise TokenError(
+            f"{file} is not private: {exposed}; make root or this user its owner, and set its mode to 0600, 0400, or "
+            "0640 with a group of its own"
+        )
     try:
         lines = content.decode("ascii").splitlines() if len(content) <= _MAX_FILE_BYTES else ["\0"]
     except UnicodeDecodeError:

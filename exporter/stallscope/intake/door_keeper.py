@@ -26,6 +26,7 @@ from stallscope.sampling.clock import Clock, SystemClock
 _logger = logging.getLogger(__name__)
 
 Accept = Callable[[bytes, Transport, int | None, int | None], object]
+Terminated = Callable[[tuple[str, ...], int | None, int | None], object]
 
 _SHARE = 0.005
 """Of a processor that taking in may use; beyond it reports wait for others ..."""
@@ -72,7 +73,7 @@ class DoorKeeper:
         doors: tuple[Door, ...],
         accept: Accept,
         overtaken: Callable[[Transport, int], object] = lambda _transport, _number: None,
-        terminated: Callable[[tuple[str, ...], int | None], object] = lambda _sessions, _pid: None,
+        terminated: Terminated = lambda _sessions, _pid, _uid: None,
         *,
         clock: Clock | None = None,
         complaints: Complaints | None = None,
@@ -83,7 +84,7 @@ class DoorKeeper:
             doors: to read from.
             accept: called with data, transport, and the sender's pid and uid, by any thread; may raise ReportError.
             overtaken: called with transport and number of reports that newer ones of their session have overtaken.
-            terminated: called with the sessions and the pid of a process that SIGTERM or SIGHUP ends.
+            terminated: called with the sessions, pid and uid of a process that SIGTERM or SIGHUP ends.
             clock: the machine's own by default.
             complaints: hears why a report was refused, since senders of datagrams get no answer.
         """
@@ -176,7 +177,7 @@ class DoorKeeper:
         for datagram in datagrams:
             try:
                 if datagram.terminated:
-                    self._terminated(datagram.terminated, datagram.pid or None)
+                    self._terminated(datagram.terminated, datagram.pid or None, datagram.uid)
                 else:
                     report = self._accept(datagram.data, door.transport, datagram.pid, datagram.uid)
                     if isinstance(report, Report):

@@ -1,7 +1,7 @@
 """What is held, on disk, so that a restart of the exporter loses no run.
 
 A file of JSON lines: first the file's own facts, then one line a rank. Written beside and renamed, so that it is
-always whole.
+always whole; links are not followed, and files and folders of other users than root and this one are not used.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ import json
 import logging
 import os
 from collections.abc import Iterable, Iterator
+from errno import EPERM
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from stallscope.common import file_trust
 from stallscope.intake.processes import Process, Processes
 from stallscope.intake.runs import Held
 from stallscope.protocol.report import encode, from_document, to_document
@@ -42,8 +44,11 @@ class Journal:
         head = {"version": _VERSION, "boot_id": self._boot_id}
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
+            # Everybody may write to a pod's emptyDir; that only `open_own` trusts what is read makes up for it.
+            if problem := file_trust.owner_problem(self._path.parent.stat()):
+                raise PermissionError(EPERM, f"its folder is another user's: {problem}")
             # For this user alone: it tells who trains what.
-            with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            with open(file_trust.create(new, 0o600), "wb") as file:
                 for line in (head, *map(self._entry, holdings)):
                     file.write(encode(line) + b"\n")
                 file.flush()
@@ -62,7 +67,7 @@ class Journal:
         """
         number = 0
         try:
-            with open(self._path, "rb") as file:
+            with open(file_trust.open_own(self._path), "rb") as file:
                 same_boot = self._read_head(json.loads(file.readline(_MAX_LINE)))
                 while line := file.readline(_MAX_LINE):
                     held = self._held(json.loads(line), same_boot=same_boot)

@@ -19,7 +19,9 @@ runs.
 A run belongs to the user of its ranks that are seen alive: to the uid that the kernel reports for the socket. Another
 user's run of that name is held as `<run>-<uid>`, and a report under the session of another user is refused as
 `not_owner`. A sender whom the kernel does not see (UDP, HTTP) adds ranks to a run, and never takes the place of one
-that is seen alive; that one takes the place of such a sender, whenever each of them started.
+that is seen alive; that one takes the place of such a sender, whenever each of them started. The sender's run is held
+as `<run>-network` where both are alone in their world; otherwise its rank is refused as `not_owner`. A run is never
+held under a name that is another user's.
 
 A state is what the shim reported, except for two that are decided here. A rank is `lost` if its process is known to be
 gone, or can't be seen from here and has been silent for the expiry time. A rank is `terminated` as soon as its process
@@ -109,6 +111,8 @@ MAX_CLOCK_LEAD = 3600.0
 
 _LOCAL_CLOCK_LEAD = 60.0
 """The same for a session on this machine, which has the same clock."""
+_NETWORK = "network"
+"""Stands for the user in the name of a run whose sender the kernel does not see."""
 _GRACE_PERIOD = 600.0
 """Seconds after the notice of a signal within which the end of a process counts as caused by the signal."""
 _CUMULATIVE = (MetricType.COUNTER, MetricType.HISTOGRAM)
@@ -288,18 +292,23 @@ class RunRegistry:
         with self._writing:
             self._arrived[transport] += number
 
-    def terminate(self, sessions: Collection[str], pid_seen: int | None, *, pid_required: bool = False) -> None:
+    def terminate(
+        self, sessions: Collection[str], pid_seen: int | None, uid: int | None = None, *, pid_required: bool = False
+    ) -> None:
         """Take in the notice that SIGTERM or SIGHUP reached the process of these sessions.
 
         Args:
             sessions: as the sender's address names them.
             pid_seen: the sender's pid as the kernel reports it; a forked child has another than its parent.
+            uid: the sender's user, where the kernel reports it: the same as in the reports, or the notice is ignored.
             pid_required: ignore a notice that the kernel can't attribute to the process of the session.
         """
         now = self._clock.monotonic()
         with self._writing:
             for key, held in self._held.items():
                 if held.report.session not in sessions or (held.ended is not None and not held.lost):
+                    continue
+                if held.uid != uid:
                     continue
                 if (held.process is None and pid_required) or (held.process and held.process.pid != pid_seen):
                     continue
@@ -330,8 +339,9 @@ class RunRegistry:
         Silence goes on while the exporter is away. A rank that can't be seen has a minute for its next report, since
         earlier ones found no exporter, but is left out after a silence of twice the expiry time.
 
-        The counters and histograms of a rank that goes on are absent until its next report. The file may be older than
-        the last scrape, and Prometheus takes a counter that falls for one that begins again, and counts it twice.
+        The counters and histograms of a rank are absent until its next report. The file may be older than the last
+        scrape, also than the next session of a rank that has ended in the file. Prometheus takes a counter that falls
+        for one that begins again, and counts it twice.
         """
         now = self._clock.monotonic()
         with self._writing:
@@ -347,7 +357,7 @@ class RunRegistry:
                         report = self._within_value_names(held.report)
                         self._totals.set(key, held.uid, usage_of(report))
                         self._known_names[key] = set(names_of(report))
-                        self._held = {**self._held, key: held._replace(report=report, restored=held.ended is None)}
+                        self._held = {**self._held, key: held._replace(report=report, restored=True)}
                         if held.told_run:
                             self._own_names[(held.told_run, key[1], report.session)] = report.run
                         self._changes += 1
@@ -382,7 +392,7 @@ class RunRegistry:
         now, wall = self._clock.monotonic(), self._clock.time()
         told_run = report.run
         report = self._under_own_name(report, uid)
-        report, held, process = self._find(report, pid_seen)
+        report, held, process = self._find(report, pid_seen, uid)
         key = (report.run, report.rank)
         restarts, ended, signalled = report.restarts, None, None
         former: tuple[str, ...] = ()
@@ -451,7 +461,9 @@ class RunRegistry:
             self._held[key] = entry
         self._changes += 1
 
-    def _find(self, report: Report, pid_seen: int | None) -> tuple[Report, Held | None, Process | None]:
+    def _find(
+        self, report: Report, pid_seen: int | None, uid: int | None
+    ) -> tuple[Report, Held | None, Process | None]:
         """The report under the name that it goes by here, what is held under that, and the sender where it is seen."""
         held = self._held.get((report.run, report.rank))
         if held is not None and held.report.session == report.session and held.process is not None and not held.lost:
@@ -466,7 +478,8 @@ class RunRegistry:
             and _alone(held.report)
             and _alone(report)
         ):
-            report = _renamed(report, process.pid)
+            report = _renamed(report, str(process.pid))
+            self._refuse_foreign(report, uid)
             held = self._held.get((report.run, report.rank))
         return report, held, process
 
@@ -474,7 +487,7 @@ class RunRegistry:
         """Return the report under the name that its run goes by here: another one where a user's run has its name.
 
         Raises:
-            ReportError: its session or its rank is one of a run that is not the sender's.
+            ReportError: its session, its rank or that name is one of a run that is not the sender's.
         """
         own_name = self._own_names.get((report.run, report.rank, report.session))
         if own_name is not None:
@@ -482,20 +495,37 @@ class RunRegistry:
         held = self._held.get((report.run, report.rank))
         if held is not None and held.uid == uid:
             return report
-        owner = next(
-            (each for (run, _rank), each in self._held.items() if run == report.run and self._seen_alive(each)), None
-        )
+        owner = self._owner(report.run)
         if owner is None or owner.uid in (None, uid) or (uid is None and held is None):
             return report
         if uid is None and held is not None and not self._seen_alive(held):
             return report
-        if uid is None or (held is not None and held.report.session == report.session):
+        # A session has one sender; and ranks of a larger run that clash would be torn from those that do not.
+        if held is not None and (
+            held.report.session == report.session or (uid is None and not (_alone(held.report) and _alone(report)))
+        ):
+            self._refuse_foreign(report, uid)
+        report = _renamed(report, _NETWORK if uid is None else str(uid))
+        self._refuse_foreign(report, uid)
+        return report
+
+    def _refuse_foreign(self, report: Report, uid: int | None) -> None:
+        """Refuse a report under the name of a run that is another user's.
+
+        Raises:
+            ReportError: it is one.
+        """
+        owner = self._owner(report.run)
+        if owner is not None and owner.uid not in (None, uid):
             raise ReportError(
                 "not_owner",
                 f"run {report.run!r} rank {report.rank} belongs to a process of user {owner.uid} that is alive; "
                 "give two runs that live at once two names",
             )
-        return _renamed(report, uid)
+
+    def _owner(self, name: str) -> Held | None:
+        """Return a rank of the run that is seen alive, if there is one: all of them are one user's."""
+        return next((each for (run, _rank), each in self._held.items() if run == name and self._seen_alive(each)), None)
 
     def _seen_alive(self, held: Held) -> bool:
         """Return True for a rank of this machine that is not known to be over, also where `/proc` hides its process."""
@@ -744,9 +774,9 @@ def _terminated(held: Held, now: float) -> Held:
     return held._replace(report=held.report._replace(state="terminated"), lost=False, ended=now)
 
 
-def _renamed(report: Report, number: int) -> Report:
-    """Return the report as one of a run `<run>-<number>`, as far as the length of names allows."""
-    name = f"-{number}"
+def _renamed(report: Report, suffix: str) -> Report:
+    """Return the report as one of a run `<run>-<suffix>`, as far as the length of names allows."""
+    name = f"-{suffix}"
     return report._replace(run=report.run[: MAX_NAME_LENGTH - len(name)] + name)
 
 

@@ -42,6 +42,8 @@ _STATUS = {
     "memory_limit": 429,
 }
 """HTTP status by reason; 400 for every other."""
+_LOGGED = frozenset((*AUTHENTICATION_REASONS, "superseded", "not_owner"))
+"""Reasons that are logged although the sender gets an answer: the run that is shown is another one."""
 
 
 @dataclass(frozen=True)
@@ -123,6 +125,7 @@ class Intake:
         if self._journal is not None:
             self.registry.restore(self._journal.load())
             self._saved_changes = self.registry.changes
+            self.registry.check_processes()  # so that the first page shows no rank that has ended meanwhile as running
         self._doors.start()
         self._thread = threading.Thread(target=self._keep_house_for_ever, name="intake", daemon=True)
         self._thread.start()
@@ -155,7 +158,7 @@ class Intake:
         try:
             report = self._accept(body, "http")
         except ReportError as error:
-            if error.reason in AUTHENTICATION_REASONS:
+            if error.reason in _LOGGED:
                 self._complaints.tell(f"HTTP from {client}" if client else "HTTP", error)
             answer = json.dumps({"error": error.reason, "message": error.message})
             return _STATUS.get(error.reason, 400), answer.encode()
@@ -176,9 +179,9 @@ class Intake:
         spared = transport == "unix" and not self._socket_needs_token
         return self.registry.accept(data, transport, pid_seen, None if spared else self.authentication, uid)
 
-    def _terminate(self, sessions: tuple[str, ...], pid_seen: int | None) -> None:
+    def _terminate(self, sessions: tuple[str, ...], pid_seen: int | None, uid: int | None) -> None:
         # A notice has no signature. Where the UNIX socket requires one, the kernel must name the session's process.
-        self.registry.terminate(sessions, pid_seen, pid_required=self._socket_needs_token)
+        self.registry.terminate(sessions, pid_seen, uid, pid_required=self._socket_needs_token)
 
     def _keep_house_for_ever(self) -> None:
         while not self._stopping.wait(_CHECK_INTERVAL):

@@ -11,11 +11,13 @@ import json
 import logging
 import os
 from collections.abc import Collection
+from errno import EPERM
 from math import ceil
 from pathlib import Path
 from typing import Any
 
 from stallscope.catalogue.metrics import STEP_BUCKETS
+from stallscope.common import file_trust
 from stallscope.intake.quotas import Key
 from stallscope.intake.runs import Held, RunRegistry
 from stallscope.protocol import trace_request
@@ -66,8 +68,12 @@ class TraceRequests:
         self._wishes: dict[str, TraceRequest] = {}
         self._over_http: set[Key] = set()
 
-    def post(self, body: bytes) -> tuple[int, bytes]:
+    def post(self, body: bytes, owner: int | None = None) -> tuple[int, bytes]:
         """Take in `{"run": …, "steps": …, "ranks": […], "first_step": …}`; the last two may be left out.
+
+        Args:
+            body: the request.
+            owner: the user whose processes the ranks must be; None for ranks of everybody.
 
         Returns:
             HTTP status and JSON: 202 and the wish as it goes to the ranks, with `seconds`, the time until its first
@@ -75,7 +81,7 @@ class TraceRequests:
             reason's word, and `message`.
         """
         try:
-            return 202, json.dumps(self._take(body)).encode()
+            return 202, json.dumps(self._take(body, owner)).encode()
         except Refusal as refusal:
             answer = json.dumps({"error": refusal.reason, "message": refusal.message})
             return refusal.status, answer.encode()
@@ -98,7 +104,7 @@ class TraceRequests:
         """Forget every wish."""
         self._forget(list(self._wishes))
 
-    def _take(self, body: bytes) -> dict[str, Any]:
+    def _take(self, body: bytes, owner: int | None) -> dict[str, Any]:
         if not self.allowed:
             raise Refusal(
                 403, "off", "requests for traces are off; start the exporter with --report.allow-trace-requests"
@@ -119,6 +125,13 @@ class TraceRequests:
             raise Refusal(400, "bad_request", str(problem)) from None
         run = document["run"]
         ranks = self._ranks(run, wanted)
+        if owner is not None and {held.uid for held in ranks if held.uid is not None} != {owner}:
+            raise Refusal(
+                403,
+                "not_owner",
+                f"run {run!r} has no process of user {owner} that reports through the UNIX socket; request traces as "
+                "the user who trains, as root, or as a member of the group in --web.control-group",
+            )
         known, step_seconds = self._next_step(ranks)
         first = known if first is None else first
         left = max(first - max(_done(held) for held in ranks), 0) * step_seconds
@@ -173,9 +186,10 @@ class TraceRequests:
         path = self._folder / trace_request.file_name(wish.run)
         draft = path.with_suffix(".part")
         try:
-            draft.unlink(missing_ok=True)
+            if problem := file_trust.folder_problem(self._folder.stat()):
+                raise PermissionError(EPERM, f"{self._folder}: {problem}")
             # Readable for training of any user, writable for nobody else: that is what makes it trusted.
-            with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644), "wb") as file:
+            with open(file_trust.create(draft, 0o644), "wb") as file:
                 os.fchmod(file.fileno(), 0o644)
                 file.write(trace_request.encode(wish))
             draft.replace(path)

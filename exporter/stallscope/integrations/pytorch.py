@@ -165,7 +165,7 @@ def _find(shows: str = "") -> Loop | None:
 
 
 def _begin(since: float, in_backward: bool) -> Loop:
-    run = lifetime.current()
+    run, began = lifetime.current(), time.monotonic()
     if run is None:
         rank = world_size = None
         # A process that a program spawned as a rank has no launcher's variables.
@@ -175,8 +175,10 @@ def _begin(since: float, in_backward: bool) -> Loop:
             rank=rank,
             local_rank=rank,
             world_size=world_size,
-            head_start=time.monotonic() - since,
-            prepare=lambda made: _patches.before.book(made, in_backward=in_backward) if _patches is not None else None,
+            head_start=began - since,
+            prepare=lambda made: (
+                _patches.before.book(made, began if in_backward else None) if _patches is not None else None
+            ),
         )
     return _observed(run)
 

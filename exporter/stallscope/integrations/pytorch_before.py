@@ -126,12 +126,13 @@ class Before:
             self._is_storing = False
             self._seconds[phase] += time.monotonic() - began
 
-    def book(self, run: Run, *, in_backward: bool) -> None:
+    def book(self, run: Run, backward_began: float | None) -> None:
         """Book it to a run whose loop begins now.
 
         Args:
             run: a run on the monotonic clock, which has booked nothing but initialization.
-            in_backward: whether a backward pass begins it, so that the forward pass before it was in the first step.
+            backward_began: when the backward pass began that the loop begins with, which makes the forward pass before
+                it a part of the first step; None where the loop begins with something else.
         """
         self._input.end()
         drawn_since = self._input.seconds
@@ -143,10 +144,13 @@ class Before:
         calls, drawn = list(self._calls), self._drawn
         self._calls.clear()  # another loop may begin later
         self._seconds = dict.fromkeys(self._seconds, 0.0)
-        if in_backward and calls:
+        if backward_began is not None and calls:
             self._begin_loop(run, calls, drawn)
             if 0.0 < drawn_since < timeline.other.seconds:
                 timeline.move(timeline.other, timeline.phase("data_wait"), drawn_since)
+            backward = timeline.phase("backward")  # in which the run was made
+            timeline.move(timeline.other, backward, min(timeline.now() - backward_began, timeline.other.seconds))
+            backward.occurrences = 0
 
     @property
     def functions(self) -> set[CodeType]:

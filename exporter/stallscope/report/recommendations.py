@@ -21,6 +21,8 @@ from stallscope.report.words import percent, plain, title_of
 KEY = "recommendations"
 _MOST = 10
 _SMALL = "What is lost nevertheless came to no verdict: the rules take it as small enough."
+_GENERAL = frozenset({"input_bound", "stalled", "straggler_rank"})
+"""Causes that are the verdict until the reason is known."""
 _TIMES = "\N{MULTIPLICATION SIGN}"
 
 
@@ -43,11 +45,11 @@ def recommendations(asker: Asker, found: Found) -> tuple[Recommendation, ...]:
     """The advice, in order."""
     judged = {cause for cause, seconds in found.lost.under_verdict.items() if seconds > 0} | set(found.verdicts)
     judged |= found.alerts.causes("critical", "warning", "info")
-    advised = [
-        _of_loss(asker, found, loss) for loss in found.lost.losses if loss.cause in judged and loss.cause in CAUSES
-    ]
-    grave = found.alerts.causes("critical", "warning") - {each.cause for each in advised}
+    losses = [loss for loss in found.lost.losses if loss.cause in judged and loss.cause in CAUSES]
+    grave = found.alerts.causes("critical", "warning") - {loss.cause for loss in losses}
+    advised = [_of_loss(asker, found, loss) for loss in losses]
     advised += [_of_alert(asker, found, cause) for cause in sorted(grave) if cause in CAUSES]
+    advised = [each for each in advised if not any(_owns(found, loss, each) for loss in losses)]
     critical, broken = found.alerts.causes("critical"), _broken(found)
 
     def order(each: _Advice) -> tuple[bool, float, bool]:
@@ -58,6 +60,23 @@ def recommendations(asker: Asker, found: Found) -> tuple[Recommendation, ...]:
         Recommendation(number, each.cause, each.gain, each.arithmetic, each.advice, each.evidence)
         for number, each in enumerate(sorted(advised, key=order), 1)
     )
+
+
+def _owns(found: Found, loss: Loss, advice: _Advice) -> bool:
+    """Return True if a greater loss makes the advice redundant.
+
+    The advice is on a general cause whose reason became known, or on the fault of a straggler's GPU.
+    """
+    if loss.gpu_seconds <= advice.gpu_seconds:
+        return False
+    if advice.cause in _GENERAL and advice.cause in CAUSES[loss.cause].mutes:
+        return True
+    blamed = found.blamed.get(loss.cause)
+    if blamed is None or blamed.culprit.cause != advice.cause:
+        return False
+    cards = [alert.card for alert in found.alerts.fired if alert.cause == advice.cause]
+    place = blamed.culprit.instance, blamed.culprit.gpu
+    return all(card is not None and (card.instance, card.gpu) == place for card in cards)
 
 
 def section(found: Found, advised: tuple[Recommendation, ...]) -> Section:

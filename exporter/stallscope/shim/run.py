@@ -196,7 +196,7 @@ class Run:
             if process is None and clock is None:
                 self._probe = ProcessProbe()
             self.timeline = Timeline(self._clock.monotonic, self._publish, interval)
-            self.timeline.mark -= head_start
+            self.timeline.mark = self._begun
             self.silent = False
             self._phases = self.timeline.phases
             self.plan(samples_per_step, tokens_per_step, flops_per_step, steps_planned)

@@ -52,6 +52,8 @@ class Signing:
                 lines = [line.strip() for line in file.read(_LONGEST_FILE).splitlines()]
         except (OSError, ValueError):
             return  # the one in use goes on
+        if status.st_mode & 0o007 and status.st_uid == os.geteuid():
+            complain(f"STALLSCOPE_TOKEN_FILE names {self._file!r:.200}, which every user may read; chmod o-rwx it")
         tokens = [line for line in lines if line and not line.startswith("#")]
         if tokens:
             self._mark, self._key = mark, key(tokens[0])

@@ -8,6 +8,7 @@ from typing import Protocol
 from stallscope.configuration import parse_release_time
 from stallscope.protocol.report import MAX_BYTES
 from stallscope.sampling.exposition import OPENMETRICS_CONTENT_TYPE, TEXT_CONTENT_TYPE
+from stallscope.web.control import Control
 from stallscope.web.http.negotiation import accepts_gzip, accepts_openmetrics
 from stallscope.web.http.refusals import Refusals
 from stallscope.web.http.request import Request
@@ -56,7 +57,7 @@ class Application:
         pages: Pages,
         *,
         post_report: Callable[[bytes, str], tuple[int, bytes]],
-        post_trace: Callable[[bytes], tuple[int, bytes]],
+        post_trace: Callable[[bytes, int | None], tuple[int, bytes]],
         status_page: Callable[[bool], bytes],
         release: Callable[[float | None], str],
         telemetry_path: str = "/metrics",
@@ -64,28 +65,32 @@ class Application:
         signed_reports: bool = False,
         switched_off: Mapping[str, str] | None = None,
         refusals: Refusals | None = None,
+        control: Control | None = None,
     ) -> None:
         """Tie the paths to what answers them.
 
         Args:
             pages: gives the metrics.
             post_report: takes a report's body and the client's address; returns status and JSON.
-            post_trace: takes the body of a request for traces; returns the same.
+            post_trace: takes the body of a request for traces, and the uid whose runs alone it may name, or None;
+                returns the same.
             status_page: makes the status page; told whether browsers are to ask for it again by themselves.
             release: lets go of GPUs for so many seconds, the configured time for None, takes them up again for 0;
                 tells what happens next.
             telemetry_path: where the metrics are.
-            allow_remote_reports: whether other machines may post reports, ask for traces, and release GPUs; may be
-                changed later.
+            allow_remote_reports: whether other machines may post reports and, with a user or a client certificate,
+                request traces and release GPUs; may be changed later.
             signed_reports: whether reports tell by a signature who sends them; then other machines may post nothing
                 else, since nothing else has one.
             switched_off: paths that are not answered, with the setting that would answer them; may be replaced later.
             refusals: counts those who may not do what they ask for.
+            control: the users that may release GPUs and request traces; root and this process's by default.
         """
         self.allow_remote_reports = allow_remote_reports
         self.switched_off: Mapping[str, str] = switched_off or {}
         self._signed_reports = signed_reports
         self._refusals = refusals or Refusals()
+        self._control = control or Control()
         self._pages = pages
         self._post_report = post_report
         self._post_trace = post_trace
@@ -157,9 +162,12 @@ class Application:
             return problem(405, "method", "traces are asked for with POST", "Allow: POST")
         if (refusal := self._refusal(request, client, "requests for traces")) is not None:
             return problem(403, *refusal)
+        controls, uid = self._controls(request, client)
+        if not controls and uid is None:
+            return problem(403, *self._without_control(request, client, "requests for traces", uid))
         if request.oversized:
             return problem(413, "too_large", f"the body is longer than {MAX_BYTES} bytes")
-        status, body = self._post_trace(request.body)
+        status, body = self._post_trace(request.body, None if controls else uid)
         return Response(status, JSON, body)
 
     def _answer_release(self, request: Request, client: str) -> Response:
@@ -167,6 +175,9 @@ class Application:
             return text(405, f"{request.path} is asked for with POST", "Allow: POST")
         if (refusal := self._refusal(request, client, "requests to release GPUs")) is not None:
             return text(403, refusal[1])
+        controls, uid = self._controls(request, client)
+        if not controls:
+            return text(403, self._without_control(request, client, "requests to release GPUs", uid)[1])
         if request.path == RESUME_PATH:
             return text(202, self._release(0.0))
         name, _equals, value = request.query.partition("=")
@@ -180,12 +191,29 @@ class Application:
             return text(400, f"for can't be {value!r}: expected {expected}")
         return text(202, self._release(seconds))
 
+    def _controls(self, request: Request, client: str) -> tuple[bool, int | None]:
+        """Return whether the client may control the exporter, and its user, where it is one of this machine."""
+        peer = request.peer
+        if request.proven or (peer is not None and peer.has_certificate()):
+            return True, None
+        uid = peer.uid() if peer is not None and _is_direct(request, client) else None
+        return uid is not None and self._control.includes(uid), uid
+
+    def _without_control(self, request: Request, client: str, what: str, uid: int | None) -> tuple[str, str]:
+        """Count a client that may not control the exporter; returns the reason's word and a sentence."""
+        if _is_direct(request, client):
+            why = f"{what} are taken from root, this exporter's user and the members of --web.control-group"
+        else:
+            why = f"{what} through a proxy or from another machine need a user or a client certificate of "
+            why += "--web.config.file"
+        self._refusals.count("forbidden", client, why)
+        return "not_permitted", why if uid is None else f"{why}; user {uid} is none of them"
+
     def _refusal(self, request: Request, client: str, what: str) -> tuple[str, str] | None:
         """Why this client may not change anything: the reason's word and a sentence; None where it may."""
         refusal = None
-        through_proxy = not _PROXIED.isdisjoint(request.headers)
-        if through_proxy or not is_loopback(client):
-            whence = "this one came through a proxy" if through_proxy else "this came from another"
+        if not _is_direct(request, client):
+            whence = "this one came through a proxy" if is_loopback(client) else "this came from another"
             sentence = f"{what} are taken from this machine alone, and {whence}"
             if not self.allow_remote_reports:
                 refusal = "remote", f"{sentence}; start the exporter with --web.allow-remote-reports to take them"
@@ -197,6 +225,11 @@ class Application:
         if refusal is not None:
             self._refusals.count("forbidden", client, refusal[1])
         return refusal
+
+
+def _is_direct(request: Request, client: str) -> bool:
+    """Return True for a request that a process of this machine has sent, and no proxy has forwarded."""
+    return is_loopback(client) and _PROXIED.isdisjoint(request.headers)
 
 
 def is_loopback(client: str) -> bool:

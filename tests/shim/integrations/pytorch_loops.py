@@ -6,8 +6,10 @@ What computes moves a scripted clock, so that every phase's time is known to the
 from __future__ import annotations
 
 import copy
+import functools
 import gc
 import io
+import json
 import pickle
 import pickletools
 import sys
@@ -29,6 +31,7 @@ from stallscope.integrations import pytorch
 from stallscope.integrations.pytorch_device import ReducerClock
 from stallscope.protocol.report import Phase
 from stallscope.sampling.clock import ScriptedClock
+from stallscope.shim import identity
 from tests.shim.conftest import Desk
 
 pytestmark = [
@@ -1121,6 +1124,30 @@ def test_a_program_that_updates_its_parameters_itself_makes_steps(
     assert Told(pytorch._loop.run, desk).steps == 4
 
 
+def test_the_time_in_which_a_run_begins_is_a_part_of_the_backward_pass_that_it_begins_in(
+    desk: Desk, clock: ScriptedClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def information(*arguments: Any) -> dict[str, str]:
+        clock.advance(8.0)
+        return known(*arguments)
+
+    known = identity.information
+    monkeypatch.setattr(identity, "information", information)
+    monkeypatch.setattr(time, "monotonic", clock.monotonic)
+    monkeypatch.setattr(
+        "stallscope.integrations.pytorch.Run", functools.partial(stallscope.Run, "job", clock=clock, sender=desk)
+    )
+    pytorch.watch_any()
+    clock.advance(4.0)
+    Model(clock)(torch.ones(2, 4)).sum().backward()
+    assert pytorch._loop is not None
+    told = Told(pytorch._loop.run, desk)
+    assert told["initialization"] == pytest.approx(4.0)
+    assert told["forward"] == pytest.approx(FORWARD)
+    assert told["backward"] == pytest.approx(8.0 + BACKWARD)
+    assert told["other"] == pytest.approx(0.0)
+
+
 # Checkpoints
 
 
@@ -1194,3 +1221,16 @@ def test_a_graph_that_is_replayed_makes_the_steps_that_were_captured(
         loop.replayed(graph, lambda graph: parts.clock.advance(2.0), (), {})
     told = Told(run, desk)
     assert (told.steps, told["backward"]) == (4, pytest.approx(BACKWARD + 3 * 2.0))
+
+
+# Traces
+
+
+def test_a_traced_step_has_the_kernels_of_pytorchs_profiler(run: stallscope.Run, parts: Parts, tmp_path: Path) -> None:
+    pytorch.watch(parts.model, run=run)
+    run.trace(steps=[1], directory=str(tmp_path), torch_profiler=True)
+    for batch in parts.loader:
+        parts.train(batch)
+    run.finish()
+    kernels = json.loads((tmp_path / "job" / "rank0-step1.torch.json").read_text())
+    assert any("mm" in event.get("name", "") for event in kernels["traceEvents"])

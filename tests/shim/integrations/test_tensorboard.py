@@ -16,6 +16,7 @@ import stallscope
 from stallscope.integrations import tensorboard
 from stallscope.sampling.clock import ScriptedClock
 from tests.shim.conftest import Desk
+from tests.shim.integrations.trainings import held, read
 
 
 class Tensor:
@@ -245,38 +246,24 @@ def test_tf_summary_is_heard(run: stallscope.Run, desk: Desk, monkeypatch: pytes
     assert told(run, desk).gauges["loss"] == 0.5
 
 
-def test_the_real_tensorboardx(run: stallscope.Run, desk: Desk, tmp_path: Path) -> None:
-    real = pytest.importorskip("tensorboardX", reason="tensorboardX is not installed")
-    stallscope.sync_tensorboard(run)
-    with real.SummaryWriter(str(tmp_path)) as writer:
-        writer.add_scalar("train/loss", 0.5, 10)
-        writer.add_scalar("accuracy", 0.75, global_step=10, display_name="Accuracy")
-        writer.add_scalars("score", {"a": 1.0}, 10)
-    assert told(run, desk).gauges["loss"] == 0.5
-    assert desk.newest.values == {"accuracy": 0.75, "score/a": 1.0}
-    assert list(tmp_path.glob("events.*"))
+def test_the_real_tensorboardx(tmp_path: Path) -> None:
+    folder = held(("tensorboardX",), "tensorboard_trainings", tmp_path, only=("tensorboardx_writer",))
+    newest = read(folder, "tensorboardx_writer").newest
+    assert newest.gauges["loss"] == 0.5
+    assert newest.values == {"accuracy": 0.75, "score/a": 1.0}
+    assert list(tmp_path.glob("*.events/events.*"))
 
 
-def test_the_real_torch_writer(run: stallscope.Run, desk: Desk, tmp_path: Path) -> None:
-    real = pytest.importorskip("torch.utils.tensorboard", reason="torch or tensorboard is not installed")
-    torch = pytest.importorskip("torch")
-    stallscope.sync_tensorboard(run)
-    with real.SummaryWriter(str(tmp_path)) as writer:
-        writer.add_scalar("Loss/train", 0.5, 10)
-        writer.add_scalar("accuracy", 0.75, 10, new_style=True)
-        writer.add_scalar("tensor", torch.ones(()), 10)  # which the writer reads, and nobody else
-        writer.add_scalars("score", {"a": 1.0}, 10)
-    assert told(run, desk).gauges["loss"] == 0.5
-    assert desk.newest.values == {"accuracy": 0.75, "score/a": 1.0}
+def test_the_real_torch_writer(tmp_path: Path) -> None:
+    folder = held(("torch", "tensorboard"), "tensorboard_trainings", tmp_path, only=("torch_writer",))
+    newest = read(folder, "torch_writer").newest
+    assert newest.gauges["loss"] == 0.5
+    assert newest.values == {"accuracy": 0.75, "score/a": 1.0}
 
 
-def test_the_real_tf_summary(run: stallscope.Run, desk: Desk, tmp_path: Path) -> None:
-    tensorflow = pytest.importorskip("tensorflow", reason="tensorflow is not installed")
-    stallscope.sync_tensorboard(run)
-    with tensorflow.summary.create_file_writer(str(tmp_path)).as_default():
-        tensorflow.summary.scalar("accuracy", 0.75, step=10)
-        tensorflow.summary.scalar("tensor", tensorflow.constant(1.0), step=10)
-    assert told(run, desk).values == {"accuracy": 0.75}
+def test_the_real_tf_summary(tmp_path: Path) -> None:
+    folder = held(("tensorflow",), "tensorboard_trainings", tmp_path, only=("tf_summary",))
+    assert read(folder, "tf_summary").newest.values == {"accuracy": 0.75}
 
 
 @pytest.mark.parametrize(

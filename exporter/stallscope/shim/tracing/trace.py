@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Collection
+from errno import EPERM
 from typing import TYPE_CHECKING, Any
 
+from stallscope.common.file_trust import folder_problem
 from stallscope.shim.gpu_counters import Exporter
 from stallscope.shim.lifetime import current
 from stallscope.shim.tolerance import amount, complain, tolerate, warn
@@ -167,7 +169,9 @@ class Tracer:
             counters = self._counters()
             path = os.path.join(self._folder, f"rank{self._run.rank}-step{self._step}")
             try:
-                os.makedirs(self._folder, exist_ok=True)
+                os.makedirs(self._folder, 0o755, exist_ok=True)
+                if problem := folder_problem(os.stat(self._folder)):
+                    raise PermissionError(EPERM, problem)
                 write(f"{path}.trace.json", trace_document(recording, self._run, self._step, counters))
                 if profiler is not None:
                     profiler.export_chrome_trace(f"{path}.torch.json")

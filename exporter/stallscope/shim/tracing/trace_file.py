@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
+from stallscope.common.file_trust import create
 from stallscope.common.version import __version__
 from stallscope.shim.tolerance import label
 from stallscope.shim.tracing.recording import Recording
@@ -144,7 +145,7 @@ def write(path: str, document: dict[str, Any]) -> None:
     """
     draft = f"{path}.{os.getpid()}.part"
     try:
-        with open(draft, "w", encoding="utf-8") as file:
+        with open(create(draft, 0o666), "w", encoding="utf-8") as file:
             json.dump(document, file, separators=(",", ":"))
         os.replace(draft, path)
     except BaseException:

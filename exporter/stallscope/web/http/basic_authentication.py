@@ -1,8 +1,8 @@
 """Users and passwords of HTTP's basic authentication, with bcrypt hashes as the exporter-toolkit has them.
 
-A hash takes a tenth of a second of a processor on purpose. So what was found out about a user with a password is
-remembered, a scrape costs a look-up, and no more than two threads ever deal with passwords that are new, each for one
-address: strangers who guess keep nobody else waiting, and one of them can't keep others from being checked.
+A check takes a tenth of a second of a CPU on purpose. So results are remembered, and a scrape costs a look-up. At most
+two worker threads check new passwords, each for another address: clients that guess keep no one else waiting. A hash
+of high cost takes seconds and is checked on a thread of its own.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ import binascii
 import hashlib
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Literal
 
+from stallscope.common.address import sender_of
 from stallscope.configuration import ConfigurationError
 
 Verdict = Literal["allowed", "refused", "busy"]
@@ -21,13 +22,17 @@ Verdict = Literal["allowed", "refused", "busy"]
 _MOST_BYTES = 72
 """Bytes of a password that bcrypt looks at."""
 _REMEMBERED = 100
-"""Users with passwords of which it is remembered that they are right, and as many that are wrong."""
+"""Wrong credentials that are remembered."""
 _AT_ONCE = 2
-"""Threads that check passwords: one works, one waits for it."""
+"""Worker threads that check passwords: one works, one waits for it."""
+_SLOW_COST = 13
+"""Cost from which a hash is checked on a thread of its own: one check takes about half a second or longer."""
+_MAX_SLOW = 16
+"""Checks that wait for that thread, one for each address."""
 
 
 class BasicAuthentication:
-    """Knows who may ask. Any thread may call."""
+    """Checks credentials. Any thread may call."""
 
     def __init__(self, users: Mapping[str, bytes]) -> None:
         """Take the password hashes by user.
@@ -42,58 +47,106 @@ class BasicAuthentication:
                 "basic_auth_users needs the package bcrypt: pip install 'stallscope[exporter]'"
             ) from None
         self._check = bcrypt.checkpw
-        self._users = {user.encode(): hashed for user, hashed in users.items()}
-        # As dear as the dearest of the others, or its time would tell that a user does not exist.
-        cost = max(int(hashed[4:6]) for hashed in users.values())
-        self._nobody = bcrypt.gensalt(cost) + b"." * 31
         self._secret = os.urandom(32)
-        self._right: dict[bytes, None] = {}
+        self._right: dict[bytes, bytes] = {}
+        """Digests of right credentials by user: one each, so that no client displaces another's."""
         self._wrong: dict[bytes, None] = {}
         self._entering = threading.Lock()
         self._inside: set[str] = set()
-        """Addresses for which a password is checked."""
+        """Addresses for which a worker thread checks a password."""
         self._working = threading.Lock()
+        self._slow: dict[str, Callable[[], bool]] = {}
+        """Checks of hashes of high cost by address: the first one is under way."""
+        self.set_users(users)
+
+    def set_users(self, users: Mapping[str, bytes]) -> None:
+        """Replace the users; a user whose hash stays the same needs no new check."""
+        self._users = {user.encode(): hashed for user, hashed in users.items()}
 
     def judge(self, authorization: str, client: str) -> Verdict:
-        """Judge the value of an `Authorization` header; `busy` where others are being checked and this one is new.
+        """Judge the value of an `Authorization` header; `busy` if the check is under way or has to wait.
 
         Args:
             authorization: the header.
             client: the address that it came from.
         """
+        client = sender_of(client)
         user, password = _credentials(authorization)
         if not user and not password:
             return "refused"
-        hashed = self._users.get(user, self._nobody)
+        users = self._users
+        password = password[:_MOST_BYTES]
+        hashed = users.get(user) or self._decoy(users, user)
         # Keyed, so that the time of the look-up tells nothing, and no password is kept.
-        known = hashlib.blake2b(b"\0".join((user.hex().encode(), hashed, password)), key=self._secret).digest()
-        if known in self._right:
+        known = self._digest(b"\0".join((user.hex().encode(), hashed, password)))
+        if user in users and self._right.get(user) == known:
             return "allowed"
         if known in self._wrong:
             return "refused"
+
+        def check() -> bool:
+            right = self._matches(password, hashed) and user in users
+            self._remember(user, known, right=right)
+            return right
+
+        if int(hashed[4:6]) >= _SLOW_COST:
+            self._check_aside(client, check)
+            return "busy"
         with self._entering:
             if client in self._inside or len(self._inside) >= _AT_ONCE:
                 return "busy"
             self._inside.add(client)
         try:
             with self._working:
-                right = self._matches(password, hashed) and user in self._users
-                self._remember(self._right if right else self._wrong, known)
+                return "allowed" if check() else "refused"
         finally:
             self._inside.remove(client)
-        return "allowed" if right else "refused"
+
+    def _check_aside(self, client: str, check: Callable[[], bool]) -> None:
+        """Check on the thread for hashes of high cost, unless one of this address waits already."""
+        with self._entering:
+            if client in self._slow or len(self._slow) >= _MAX_SLOW:
+                return
+            self._slow[client] = check
+            if len(self._slow) > 1:
+                return
+        threading.Thread(target=self._check_slow, name="passwords", daemon=True).start()
+
+    def _check_slow(self) -> None:
+        is_last = False
+        while not is_last:
+            client, check = next(iter(self._slow.items()))
+            check()
+            with self._entering:
+                del self._slow[client]
+                is_last = not self._slow
+
+    def _decoy(self, users: Mapping[bytes, bytes], user: bytes) -> bytes:
+        """Return the hash that an unknown user's password is compared with.
+
+        Each unknown name gets the hash of some user, always the same: neither the time of an answer nor how it varies
+        from name to name tells which users exist.
+        """
+        hashes = list(users.values())
+        return hashes[int.from_bytes(self._digest(user)[:8], "big") % len(hashes)]
+
+    def _digest(self, data: bytes) -> bytes:
+        return hashlib.blake2b(data, key=self._secret).digest()
 
     def _matches(self, password: bytes, hashed: bytes) -> bool:
         try:
-            return bool(self._check(password[:_MOST_BYTES], hashed))
+            return bool(self._check(password, hashed))
         except ValueError:  # a byte that bcrypt has no password with
             return False
 
-    @staticmethod
-    def _remember(among: dict[bytes, None], known: bytes) -> None:
-        while len(among) >= _REMEMBERED:
-            del among[next(iter(among))]
-        among[known] = None
+    def _remember(self, user: bytes, known: bytes, *, right: bool) -> None:
+        with self._entering:
+            if right:
+                self._right[user] = known
+                return
+            while len(self._wrong) >= _REMEMBERED:
+                del self._wrong[next(iter(self._wrong))]
+            self._wrong[known] = None
 
 
 def _credentials(authorization: str) -> tuple[bytes, bytes]:

@@ -7,7 +7,10 @@ nobody else is answered. Here a request is looked at only when all of it has arr
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from stallscope.web.http.peer import Peer
 
 MAX_HEAD_BYTES = 16_384
 """Longest request line with headers."""
@@ -40,6 +43,10 @@ class Request(NamedTuple):
     """Whether the body is over the limit; then it is not here, and the connection must end after the answer."""
     query: str = ""
     """What follows the question mark, as it came."""
+    peer: Peer | None = None
+    """The client's end of the connection."""
+    proven: bool = False
+    """Whether it named a user of the web configuration file, with the password."""
 
 
 def take_request(received: bytearray, max_body: int) -> Request | None:

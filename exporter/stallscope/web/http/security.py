@@ -1,8 +1,9 @@
 """What the web configuration file asks for, applied to every request and connection, and read again when it changes.
 
 As in the exporter-toolkit, users have to say who they are everywhere, `/-/healthy` and `/-/ready` included, and a
-certificate or password that was changed counts from the next connection or request on. A file that is broken then
-changes nothing but the log: what was in force stays.
+certificate or password that was changed counts from the next connection or request on. An invalid file changes
+nothing: the configuration in force stays, a log line and a metric report it. Neither does a file that lacks a setting
+which keeps clients out, since it may be half written: that takes a restart.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from stallscope.common.file_mark import Mark, mark
 from stallscope.configuration import ConfigurationError
-from stallscope.web.http.configuration_file import read_web_configuration
+from stallscope.web.http.configuration_file import RateLimit, WebConfiguration, read_web_configuration
 from stallscope.web.http.refusals import Refusals
 from stallscope.web.http.request import Request
 from stallscope.web.http.response import Response, text
@@ -40,12 +41,35 @@ class _Rules(NamedTuple):
 
     marks: Mapping[Path, Mark]
     """What tells whether a file that was read has changed since."""
-    users: BasicAuthentication | None
+    configuration: WebConfiguration
+    limiter: _RateLimiter | None
     headers: tuple[tuple[str, str], ...]
     """Names in lower case, and whole lines."""
     context: ssl.SSLContext | None
     outside_its_time: str
     """Whether the certificate is good for nobody now, in words."""
+
+
+class _RateLimiter:
+    """A token bucket."""
+
+    def __init__(self, limit: RateLimit, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self.limit = limit
+        self._monotonic = monotonic
+        self._taking = threading.Lock()
+        self._tokens = float(limit.burst)
+        self._filled = monotonic()
+
+    def is_allowed(self) -> bool:
+        """Take a token; False if there is none."""
+        with self._taking:
+            now = self._monotonic()
+            self._tokens = min(self.limit.burst, self._tokens + (now - self._filled) / self.limit.interval)
+            self._filled = now
+            if self._tokens < 1:
+                return False
+            self._tokens -= 1
+            return True
 
 
 class Security:
@@ -67,7 +91,9 @@ class Security:
         self._refusals = refusals or Refusals()
         self._looking = threading.Lock()
         self._problem = ""
+        self._users: BasicAuthentication | None = None
         self._rules = _load(file)
+        self._set_users(self._rules.configuration.users)
         self._tell_of_certificate()
         self._looked = time.monotonic()
         self.tls: TlsAdapter | None = None
@@ -76,6 +102,11 @@ class Security:
             from stallscope.web.http.tls import TlsAdapter
 
             self.tls = TlsAdapter(self._rules.context, self.look, self._refusals)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the file was valid when it was last read."""
+        return not self._problem
 
     def guard(self, answer: Answer, spared: Callable[[Request], bool] = lambda _request: False) -> Answer:
         """Let nobody to the answers who must not have them.
@@ -88,8 +119,11 @@ class Security:
         def guarded(request: Request, client: str) -> Response:
             self.look()
             rules = self._rules
-            refusal = None if rules.users is None or spared(request) else self._refusal(rules.users, request, client)
-            response = answer(request, client) if refusal is None else refusal
+            is_spared = spared(request)
+            if (refusal := self._refusal(rules, request, client, is_spared=is_spared)) is not None:
+                response = refusal
+            else:
+                response = answer(request._replace(proven=self._users is not None and not is_spared), client)
             own = {line.partition(":")[0].lower() for line in response.headers}
             if response.content_type:
                 own.add("x-content-type-options")  # which goes with every content
@@ -117,12 +151,9 @@ class Security:
         if not self._problem and all(mark(file) == known for file, known in self._rules.marks.items()):
             return
         try:
-            rules = _load(self._file)
-            if (rules.context is None) != (self.tls is None):
-                raise ConfigurationError(f"{self._file}: turning TLS on or off needs a restart")
-            if rules.users is None and self._rules.users is not None:
-                # As in a file that is emptied before it is written anew: nobody who looks then may come in.
-                raise ConfigurationError(f"{self._file}: doing without users needs a restart")
+            rules = _load(self._file, self._rules.limiter)
+            self._check_change(rules.configuration)
+            self._set_users(rules.configuration.users)
         except ConfigurationError as problem:
             if str(problem) != self._problem:
                 self._problem = str(problem)
@@ -135,38 +166,73 @@ class Security:
         _logger.info("web configuration read again", extra={"fields": {"file": self._file}})
         self._tell_of_certificate()
 
+    def _check_change(self, newer: WebConfiguration) -> None:
+        """Refuse what may be a part of a file that is being written.
+
+        Raises:
+            ConfigurationError: the file would let in clients that the one in force keeps out, or is incomplete.
+        """
+        present = self._rules.configuration
+        removed = sorted(present.restrictions - newer.restrictions)
+        if removed:
+            raise ConfigurationError(
+                f"{self._file}: {', '.join(removed)}: missing, and set in the configuration in force; "
+                "set it again, or restart the exporter to do without"
+            )
+        if newer.tls is not None and present.tls is None:
+            raise ConfigurationError(f"{self._file}: tls_server_config: new; restart the exporter to turn TLS on")
+        if present.ends_with_newline and not newer.ends_with_newline:
+            raise ConfigurationError(
+                f"{self._file}: the last line has no end, as in a file that is half written; end it with a newline"
+            )
+
+    def _set_users(self, users: Mapping[str, bytes]) -> None:
+        if not users:
+            return
+        if self._users is not None:
+            self._users.set_users(users)
+            return
+        from stallscope.web.http.basic_authentication import BasicAuthentication
+
+        self._users = BasicAuthentication(users)
+
     def _tell_of_certificate(self) -> None:
         if self._rules.outside_its_time:
             _logger.warning("clients will refuse this exporter: %s", self._rules.outside_its_time)
 
-    def _refusal(self, users: BasicAuthentication, request: Request, client: str) -> Response | None:
+    def _refusal(self, rules: _Rules, request: Request, client: str, *, is_spared: bool) -> Response | None:
+        if rules.limiter is not None and not rules.limiter.is_allowed():
+            self._refusals.count("limits", client, "more requests than rate_limit allows")
+            return text(429, "more requests than rate_limit allows; send fewer", "Retry-After: 1")
+        if self._users is None or is_spared:
+            return None
         authorization = request.headers.get("authorization", "")
-        verdict = users.judge(authorization, client)
+        verdict = self._users.judge(authorization, client)
         if verdict == "allowed":
             return None
         if verdict == "busy":
-            self._refusals.count("limits", client, "too many passwords are being checked")
-            return text(429, "too many passwords are being checked; ask again", "Retry-After: 1")
+            self._refusals.count("limits", client, "passwords are being checked")
+            return text(429, "passwords are being checked; ask again", "Retry-After: 1")
         why = "no user of {} with that password" if authorization else "it named no user, and {} asks for one"
         self._refusals.count("credentials", client, why.format(self._file))
         return text(401, "Unauthorized", "WWW-Authenticate: Basic")
 
 
-def _load(file: Path) -> _Rules:
+def _load(file: Path, former: _RateLimiter | None = None) -> _Rules:
     marks = {file: mark(file)}  # before reading: what changes meanwhile is read again
     configuration = read_web_configuration(file)
-    users = context = None
+    context = None
     outside_its_time = ""
-    if configuration.users:
-        from stallscope.web.http.basic_authentication import BasicAuthentication
-
-        users = BasicAuthentication(configuration.users)
     tls = configuration.tls
     if tls is not None:
         from stallscope.web.http.tls import context_of, outside_its_time_at  # six megabytes that plain HTTP never needs
 
-        marks.update({path: mark(path) for path in (tls.certificate, tls.key, tls.client_authorities) if path})
+        files = (tls.certificate, tls.key, tls.client_authorities)
+        marks.update({path: mark(path) for path in files if isinstance(path, Path)})
         context = context_of(tls)
         outside_its_time = outside_its_time_at(tls.certificate, time.time())
     headers = tuple((name.lower(), f"{name}: {value}") for name, value in configuration.headers)
-    return _Rules(marks, users, headers, context, outside_its_time)
+    limit = configuration.rate_limit
+    is_former = former is not None and former.limit == limit
+    limiter = former if is_former else None if limit is None else _RateLimiter(limit)
+    return _Rules(marks, configuration, limiter, headers, context, outside_its_time)

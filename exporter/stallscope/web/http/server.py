@@ -12,18 +12,21 @@ import errno
 import importlib
 import logging
 import os
+import resource
 import socket
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from selectors import EVENT_READ, EVENT_WRITE
 from typing import Any
 
-from stallscope.common.address import Address
+from stallscope.common.address import Address, sender_of
 from stallscope.protocol.report import MAX_BYTES
 from stallscope.web.http import response
+from stallscope.web.http.peer import Peer
 from stallscope.web.http.refusals import Reason, Refusals
 from stallscope.web.http.request import MAX_HEAD_BYTES, Malformed, Request, take_request
 from stallscope.web.http.response import Response
@@ -35,7 +38,14 @@ REQUEST_SECONDS = 10.0
 IDLE_SECONDS = 90
 """How long a connection stays open between two requests: longer than the usual scrape interval."""
 MAX_CONNECTIONS = 256
-"""Connections open at once on one address; for one more the one goes that has been silent for longest."""
+"""Connections that one listener holds at once, where the limit of open files (`ulimit -n`) allows it."""
+_MIN_CONNECTIONS = 8
+_OTHER_FILES = 128
+"""Open files that everything else in the process may need."""
+_CLOSING = 2
+"""Times the limit: connections of the busiest client, those that are about to be closed included."""
+_CLOSING_OR_NEW = 3
+"""Times the limit: all connections with those of other clients."""
 _WAITING_REQUESTS = 128
 _RECEIVE_BYTES = MAX_HEAD_BYTES + MAX_BYTES
 _OUT_OF_MEANS = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
@@ -46,7 +56,7 @@ _BEYOND_LIMITS = frozenset((408, 431))
 """Statuses of requests that take too long, or are too long."""
 _TOO_SLOW = f"the request took longer than {REQUEST_SECONDS:g} s to arrive"
 _NEVER_TAKEN = f"the answer was not taken within {REQUEST_SECONDS:g} s"
-_TOO_MANY = f"it makes more than {MAX_CONNECTIONS} connections at once; the one that was silent for longest goes"
+_TOO_MANY = "more connections at once than the limit; the client with the most loses the one silent for longest"
 _COMPLAINT_SECONDS = 60.0
 
 Answer = Callable[[Request, str], Response]
@@ -210,7 +220,7 @@ class _Connection(HTTPConnection):
     def _respond(self, request: Request) -> bool:
         keep = request.keep_alive and self.server.ready
         try:
-            answer = self.server.answer(request, self.remote_addr or "")
+            answer = self.server.answer(request._replace(peer=Peer(self.socket)), self.remote_addr or "")
         except Exception:
             _logger.exception("%s %s could not be answered", request.method, request.path)
             answer = response.text(500, "internal error; the exporter's log tells more")
@@ -234,6 +244,14 @@ class _Connection(HTTPConnection):
         except self.server.not_yet:
             return False
         return True
+
+
+def connection_limit(listeners: int) -> int:
+    """Return the number of connections that each listener may hold, which leaves open files for everything else."""
+    files, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files == resource.RLIM_INFINITY:
+        return MAX_CONNECTIONS
+    return max(_MIN_CONNECTIONS, min(MAX_CONNECTIONS, (files - _OTHER_FILES) // (_CLOSING_OR_NEW * listeners)))
 
 
 def _nothing() -> int:
@@ -278,7 +296,7 @@ class _Listener(HTTPServer):
     shutdown_timeout = 1
     expiration_interval = 0.25
     """Seconds between two looks for expired connections, and the longest that a stop waits for the poller."""
-    keep_alive_conn_limit = MAX_CONNECTIONS
+    keep_alive_conn_limit: int
     _connections: Any
     """The library's poller."""
     not_yet: tuple[type[OSError], ...] = (BlockingIOError,)
@@ -286,8 +304,11 @@ class _Listener(HTTPServer):
     failed: Callable[[OSError, str], str]
     """Told why a connection ended, and whose it was; returns what the client should hear of it in plain HTTP."""
 
-    def __init__(self, bind_addr: tuple[str, int], answer: Answer, threads: int, refusals: Refusals) -> None:
+    def __init__(
+        self, bind_addr: tuple[str, int], answer: Answer, threads: int, refusals: Refusals, max_connections: int
+    ) -> None:
         super().__init__(bind_addr, None, minthreads=threads, maxthreads=threads)
+        self.keep_alive_conn_limit = max_connections
         self.requests = ThreadPool(
             self, min=threads, max=threads, accepted_queue_size=_WAITING_REQUESTS, accepted_queue_timeout=0
         )
@@ -307,17 +328,23 @@ class _Listener(HTTPServer):
             conn.close()
 
     def _make_room(self, newcomer: _Connection) -> bool:
-        """Let go of the connection that has been silent for longest, or strangers could keep all others out.
+        """Drop a connection of the client that has most: the one silent for longest, or in a request for longest.
 
-        It goes at the poller's next look for expired ones, a moment later, in which there are twice as many at most.
+        The poller closes it up to a quarter of a second later. Until then there are more connections than the limit;
+        one client alone never takes all of that room.
         """
         connections = [each for _number, each in self._connections._selector.connections if each is not self]  # noqa: SLF001 - as above
         waiting = [each for each in connections if each.last_used]
-        if not waiting or len(connections) >= 2 * self.keep_alive_conn_limit:
+        numbers = Counter(sender_of(each.remote_addr or "") for each in (*connections, newcomer))
+        most = max(numbers.values())
+        is_busiest = numbers[sender_of(newcomer.remote_addr or "")] == most
+        room = self.keep_alive_conn_limit * (_CLOSING if is_busiest else _CLOSING_OR_NEW)
+        if not waiting or len(connections) >= room:
             return False
-        # A flood is more likely of the newcomer's making than of who was silent.
-        self.refusals.count("limits", newcomer.remote_addr or "", _TOO_MANY)
-        min(waiting, key=lambda each: each.last_used).last_used = 0.0
+        candidates = [each for each in waiting if numbers[sender_of(each.remote_addr or "")] == most] or waiting
+        dropped = min(candidates, key=lambda each: each.last_used)
+        self.refusals.count("limits", dropped.remote_addr or "", _TOO_MANY)
+        dropped.last_used = 0.0
         return True
 
     def put_conn(self, conn: _Connection) -> None:
@@ -371,6 +398,7 @@ class Server:
         answer: Answer,
         *,
         threads: int = 4,
+        max_connections: int = MAX_CONNECTIONS,
         tls: Any = None,
         refusals: Refusals | None = None,
     ) -> None:
@@ -380,6 +408,7 @@ class Server:
             address: where to listen; the empty host is all interfaces, port 0 any free one.
             answer: called by worker threads for each request with the client's address.
             threads: worker threads.
+            max_connections: connections that are held at once.
             tls: an adapter of `stallscope.web.http.tls`, or None for plain HTTP.
             refusals: counts requests and connections beyond the limits.
 
@@ -387,7 +416,11 @@ class Server:
             ListenError: the address can't be had.
         """
         self._listener = _Listener(
-            (address.host or _all_interfaces(), address.port), answer, threads, refusals or Refusals()
+            (address.host or _all_interfaces(), address.port),
+            answer,
+            threads,
+            refusals or Refusals(),
+            max_connections,
         )
         if tls is not None:
             self._listener.ssl_adapter = tls

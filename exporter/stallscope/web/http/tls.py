@@ -1,17 +1,21 @@
-"""TLS as the web configuration file asks for it, for the server's library."""
+"""TLS as the web configuration file sets it, for the server's library."""
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
+import os
 import re
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import gmtime, strftime
 from typing import Any
 
 from stallscope.configuration import ConfigurationError
-from stallscope.web.http.configuration_file import Tls
+from stallscope.web.http import openssl
+from stallscope.web.http.configuration_file import Pem, Tls
 from stallscope.web.http.refusals import Refusals
 
 _SECTION = "tls_server_config"
@@ -21,6 +25,7 @@ _VERIFICATION = {
     "VerifyClientCertIfGiven": ssl.CERT_OPTIONAL,
     "RequireAndVerifyClientCert": ssl.CERT_REQUIRED,
 }
+_IS_REQUIRED_UNVERIFIED = {"RequestClientCert": False, "RequireAnyClientCert": True}
 _CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
 _TIME = rb"(?:\x17\x0d|\x18\x0f)((?:[0-9]{2})?[0-9]{12}Z)"
 _VALIDITY = re.compile(rb"\x30[\x1e\x20\x22]" + _TIME + _TIME)
@@ -34,7 +39,8 @@ def context_of(tls: Tls) -> ssl.SSLContext:
     """Load certificate, key and authorities.
 
     Raises:
-        ConfigurationError: they can't be read, or certificate and key don't belong together.
+        ConfigurationError: they can't be read, certificate and key don't belong together, or this machine's TLS does
+            not support a setting.
     """
     # As bare as Go's, whose files these are: `create_default_context` refuses some authorities that it takes.
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -45,53 +51,127 @@ def context_of(tls: Tls) -> ssl.SSLContext:
         context.options |= ssl.OP_CIPHER_SERVER_PREFERENCE
     else:
         context.options &= ~ssl.OP_CIPHER_SERVER_PREFERENCE
+    if tls.allowed_names is not None:
+        context.sslsocket_class = _socket_that_checks(tls.allowed_names)
     try:
         if tls.cipher_suites:
             context.set_ciphers(":".join(tls.cipher_suites))
-        if tls.curve:
-            context.set_ecdh_curve(tls.curve)
-    except (ssl.SSLError, ValueError) as problem:  # a library that was built without some
+        if tls.curves:
+            openssl.set_curves(context, tls.curves)
+    except (ssl.SSLError, ValueError, openssl.UnsupportedError) as problem:  # a library that was built without some
         raise ConfigurationError(
-            f"{_SECTION}: this machine's TLS has no such cipher suite or curve: {problem}"
+            f"{_SECTION}: this machine's TLS does not support these cipher suites or curves"
+            f"{f' ({problem})' if str(problem) else ''}; remove some of cipher_suites and curve_preferences"
         ) from None
-    context.verify_mode = _VERIFICATION[tls.client_authentication]
-    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-    files = (tls.certificate, tls.key, *([tls.client_authorities] if tls.client_authorities else []))
-    try:
-        for file in files:
-            file.open("rb").close()  # loading would not say which of them it can't read
-    except OSError as problem:
-        raise ConfigurationError(f"{_SECTION}: {problem.filename} can't be read: {problem.strerror}") from None
-    try:
-        # An encrypted key would ask at a terminal for its password, and there may be none.
-        context.load_cert_chain(tls.certificate, tls.key, password="")
-    except (ssl.SSLError, OSError) as problem:
-        raise ConfigurationError(
-            f"{_SECTION}: {tls.certificate} and {tls.key} are no PEM certificate with its unencrypted key "
-            f"({_reason(problem)})"
-        ) from None
-    if tls.client_authorities is not None:
+    with _file_of(tls.certificate, "cert") as certificate, _file_of(tls.key, "key") as key:
         try:
-            context.load_verify_locations(tls.client_authorities)
+            # An encrypted key would ask at a terminal for its password, and there may be none.
+            context.load_cert_chain(certificate, key, password="")
         except (ssl.SSLError, OSError) as problem:
             raise ConfigurationError(
-                f"{_SECTION}: {tls.client_authorities} holds no PEM certificates ({_reason(problem)})"
+                f"{_SECTION}: {_named(tls.certificate, 'cert')} and {_named(tls.key, 'key')} are no PEM certificate "
+                f"with its unencrypted key ({_reason(problem)}); write both in PEM, without a password"
             ) from None
-    elif context.verify_mode != ssl.CERT_NONE:
-        context.load_default_certs(ssl.Purpose.CLIENT_AUTH)
+    _authenticate_clients(context, tls)
     return context
 
 
-def outside_its_time_at(certificate: Path, now: float) -> str:
+def _authenticate_clients(context: ssl.SSLContext, tls: Tls) -> None:
+    if tls.client_authorities is not None:
+        with _file_of(tls.client_authorities, "client_ca") as authorities:
+            try:
+                context.load_verify_locations(authorities)
+            except (ssl.SSLError, OSError) as problem:
+                raise ConfigurationError(
+                    f"{_SECTION}: {_named(tls.client_authorities, 'client_ca')} holds no PEM certificates "
+                    f"({_reason(problem)}); write the authorities' certificates in PEM"
+                ) from None
+    kind = tls.client_authentication
+    if kind in _IS_REQUIRED_UNVERIFIED:
+        try:
+            openssl.request_any_certificate(context, required=_IS_REQUIRED_UNVERIFIED[kind])
+        except openssl.UnsupportedError:
+            raise ConfigurationError(
+                f"{_SECTION}.client_auth_type: this Python's TLS does not support {kind}; "
+                "use RequireAndVerifyClientCert"
+            ) from None
+        return
+    context.verify_mode = _VERIFICATION[kind]
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    if context.verify_mode != ssl.CERT_NONE and tls.client_authorities is None:
+        context.load_default_certs(ssl.Purpose.CLIENT_AUTH)
+
+
+@contextlib.contextmanager
+def _file_of(pem: Pem, key: str) -> Iterator[str]:
+    """Return the path of a file that can be opened; a text is in memory alone."""
+    if isinstance(pem, Path):
+        try:
+            pem.open("rb").close()  # loading would not say which file it can't read
+        except OSError as problem:
+            raise ConfigurationError(
+                f"{_SECTION}.{key}_file: {pem} can't be read: {problem.strerror}; see path and permissions"
+            ) from None
+        yield str(pem)
+        return
+    descriptor = os.memfd_create(key)
+    try:
+        with open(descriptor, "wb", closefd=False) as file:
+            file.write(pem.encode())
+        yield f"/proc/self/fd/{descriptor}"
+    finally:
+        os.close(descriptor)
+
+
+def _named(pem: Pem, key: str) -> str:
+    return str(pem) if isinstance(pem, Path) else key
+
+
+class _NameRefused(ssl.SSLError):
+    """No name of a client's certificate is allowed."""
+
+    reason = "CERTIFICATE_VERIFY_FAILED"
+
+
+def _socket_that_checks(allowed: frozenset[str]) -> type[ssl.SSLSocket]:
+    """Return the class of a server's sockets that hand over nothing from clients without an allowed name."""
+
+    class CheckingSocket(ssl.SSLSocket):
+        is_checked = False
+
+        def recv(self, buflen: int = 1024, flags: int = 0) -> bytes:
+            data = super().recv(buflen, flags)  # the handshake is a part of it
+            if data and not self.is_checked:
+                if allowed.isdisjoint(_alternative_names(self.getpeercert())):
+                    raise _NameRefused("client_allowed_sans has none of the names of the client's certificate")
+                self.is_checked = True
+            return data
+
+    return CheckingSocket
+
+
+def _alternative_names(certificate: Any) -> Iterator[str]:
+    """Yield the DNS names, e-mail addresses, IP addresses and URIs, as the toolkit writes them."""
+    for kind, name in (certificate or {}).get("subjectAltName", ()):
+        if kind in ("DNS", "email", "URI"):
+            yield name
+        elif kind == "IP Address":
+            with contextlib.suppress(ValueError):
+                address = ipaddress.ip_address(name.strip())
+                yield str(getattr(address, "ipv4_mapped", None) or address)
+
+
+def outside_its_time_at(certificate: Pem, now: float) -> str:
     """Say when the certificate counts, in words, where that is not now; the empty string where it is.
 
     Args:
-        certificate: a PEM file, its first certificate the server's own.
+        certificate: the server's own is the first.
         now: Unix time.
     """
     # Python shows a certificate of the other side alone. X.509 has the two times in one sequence.
     try:
-        found = _CERTIFICATE.search(certificate.read_text(encoding="latin-1"))
+        text = certificate.read_text(encoding="latin-1") if isinstance(certificate, Path) else certificate
+        found = _CERTIFICATE.search(text)
         times = _VALIDITY.search(ssl.PEM_cert_to_DER_cert(found[0])) if found else None
     except (OSError, ValueError):  # changed since it was loaded, and will be read again
         return ""
@@ -101,7 +181,8 @@ def outside_its_time_at(certificate: Path, now: float) -> str:
     present = strftime("%Y-%m-%dT%H:%M:%SZ", gmtime(now))
     if begin <= present <= end:
         return ""
-    return f"{certificate} counts from {begin} to {end}, and it is {present}; renew it, or set the clock right"
+    what = _named(certificate, "cert")
+    return f"{what} counts from {begin} to {end}, and it is {present}; renew it, or set the clock right"
 
 
 def _iso(time: bytes) -> str:

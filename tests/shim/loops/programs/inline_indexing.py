@@ -28,7 +28,7 @@ for epoch in range(2):
             loss.backward()
         with truth("optimizer"):
             optimizer.step()
-            optimizer.zero_grad()
+        optimizer.zero_grad()
         truth.step()
     print(epoch, f"{loss.item():.6f}")
 truth.inspect(model)

@@ -1,0 +1,110 @@
+"""Prometheus restarts, its database is lost, an exporter does not answer: what is said of the runs does not change.
+
+Exporter, Prometheus with the bundle's rules and Alertmanager are real, the GPUs and their run are simulated. Time runs
+thirty times as fast for the rules: an interruption of a minute takes two seconds here.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.training_stack import FACTOR, TrainingStack
+
+pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(600)]
+
+PATIENCE = 120.0
+"""Seconds until a verdict or an alert must be there; a calm machine needs a third of it."""
+HEALTHY = "simulated-healthy"
+WELL = {"healthy", "compute_bound"}
+VERDICTS = '{__name__=~"(run|rank|gpu):verdict:ratio5m"}'
+ALERTS = 'ALERTS{alertname=~"(Training|Gpu).+", severity!="info"}'
+"""Pending ones too. Host alerts are about the machine that the test runs on."""
+
+
+@contextmanager
+def playing(folder: Path, scenario: str, **given: str) -> Iterator[TrainingStack]:
+    flags = [f"--simulation.{name}={value}" for name, value in {"scenario": scenario, **given}.items()]
+    stack = TrainingStack(folder, *flags)
+    try:
+        yield stack
+    finally:
+        stack.close()
+
+
+def pause(minutes: float) -> None:
+    """Let time pass that is minutes for the rules."""
+    time.sleep(60 * minutes / FACTOR)
+
+
+def settled(stack: TrainingStack, since: float) -> bool:
+    """Return True once the run's verdict is that it is well, and has been recorded since a time."""
+    history = stack.history(f'run:verdict:ratio5m{{run="{HEALTHY}"}}', since)
+    return max(((moments[-1], labels["cause"]) for labels, moments in history), default=(0.0, ""))[1] in WELL
+
+
+def await_health(stack: TrainingStack, since: float) -> None:
+    """Wait until the run is judged, and as long again as the longest mean of a share: five minutes for the rules."""
+    stack.wait_for(lambda: settled(stack, since), PATIENCE, "the healthy run is not judged")
+    pause(6)
+
+
+def assert_nothing_wrong(stack: TrainingStack, since: float) -> None:
+    """Assert that at no evaluation since then a verdict named a cause, and no alert was pending."""
+    history = stack.history(VERDICTS, since)
+    assert {labels["__name__"].partition(":")[0] for labels, _ in history} == {"run", "rank", "gpu"}
+    assert [labels for labels, _ in history if labels["cause"] not in WELL | {"insufficient_data"}] == []
+    assert [labels for labels, _ in stack.history(ALERTS, since)] == []
+
+
+def test_a_healthy_run_stays_healthy_on_an_empty_database_after_a_restart_and_after_an_outage(tmp_path: Path) -> None:
+    with playing(tmp_path, "healthy") as stack:
+        stack.wait_for(lambda: settled(stack, 0), PATIENCE, "the healthy run is not judged")
+        stack.stop_prometheus()
+        began = time.time()
+        stack.start_prometheus(fresh=True)
+        await_health(stack, began)
+        # Drift is judged against the past hour, from a quarter of an hour on.
+        pause(15)
+        assert_nothing_wrong(stack, began)
+
+        stack.stop_prometheus()
+        pause(1)
+        restarted = time.time()
+        stack.start_prometheus()
+        await_health(stack, restarted)
+        assert_nothing_wrong(stack, restarted)
+
+        stack.signal_exporter(signal.SIGSTOP)
+        outage = time.time()
+        pause(4)
+        stack.signal_exporter(signal.SIGCONT)
+        answers_again = time.time()
+        await_health(stack, answers_again)
+        assert_nothing_wrong(stack, outage)
+
+
+def firing(stack: TrainingStack) -> float | None:
+    """Return since when the alert on the lost GPU of the run has been active; None unless it fires now."""
+    labels = 'alertname="GpuLost", run="simulated-gpu-lost"'
+    if not stack.values(f'ALERTS{{{labels}, alertstate="firing"}}', "gpu"):
+        return None
+    return stack.values(f"ALERTS_FOR_STATE{{{labels}}}", "gpu")["5"]
+
+
+def test_the_alert_of_a_lost_gpu_fires_on_after_a_restart_and_its_run_has_no_other_cause(tmp_path: Path) -> None:
+    with playing(tmp_path, "gpu_lost", onset="20s") as stack:
+        stack.wait_for(lambda: stack.verdict("simulated-gpu-lost") == "lost", PATIENCE, "the run has not lost its GPU")
+        active = stack.wait_for(lambda: firing(stack), PATIENCE, "GpuLost does not fire")
+        stack.stop_prometheus()
+        pause(1)
+        restarted = time.time()
+        stack.start_prometheus()
+        assert stack.wait_for(lambda: firing(stack), PATIENCE, "GpuLost does not fire again") == active
+        causes = {labels["cause"] for labels, _ in stack.history("run:verdict:ratio5m", restarted)}
+        assert causes <= {"lost", "insufficient_data"}

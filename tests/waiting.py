@@ -1,0 +1,41 @@
+"""Wait for what other threads and processes do."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+_Found = TypeVar("_Found")
+
+
+def until(
+    condition: Callable[[], _Found | None],
+    complaint: str | Callable[[], str] = "the condition never held",
+    *,
+    seconds: float = 60.0,
+    errors: tuple[type[Exception], ...] = (OSError, ValueError),
+) -> _Found:
+    """Return the condition's first true value.
+
+    Args:
+        condition: called again and again until its value is true.
+        complaint: message of the error, or a function that returns it.
+        seconds: how long to wait; generous, since others use the machine too.
+        errors: exceptions of the condition that count as false: no file yet, no connection, half a document.
+
+    Raises:
+        AssertionError: the condition was not true in time.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        error = None
+        try:
+            if found := condition():
+                return found
+        except errors as raised:
+            error = raised
+        if time.monotonic() > deadline:
+            message = complaint if isinstance(complaint, str) else complaint()
+            raise AssertionError(f"{message} within {seconds:g} s") from error
+        time.sleep(0.02)
