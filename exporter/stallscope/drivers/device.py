@@ -1,4 +1,4 @@
-"""The narrow interface to a GPU driver: what sources may ask, in base units, and how it may fail.
+"""The narrow interface to a GPU driver: what collectors may query, in base units, and how it may fail.
 
 Implemented by `drivers.nvidia.nvml` (through pynvml), `drivers.amd.kernel` (through the kernel's files) and
 `simulation.driver`. A method raises `Unsupported` where this GPU or driver lacks the signal, `DeviceLost` where this
@@ -18,12 +18,12 @@ ENGINES: tuple[SampleKind, ...] = ("encoder", "decoder", "jpeg", "ofa")
 ProcessKind = Literal["compute", "graphics", "mps"]
 ComputeMode = Literal["default", "exclusive_thread", "prohibited", "exclusive_process"]
 """Who may compute on a GPU: anybody, one thread, nobody, one process."""
+Readings = Mapping[str, "float | Mapping[str, float]"]
+"""Values of a query's signals by name, for a signal with a label of its own by label; unknown values are missing."""
 Rejection = Literal[
     "sentinel", "not_a_number", "out_of_range", "zero_timestamp", "future_timestamp", "backwards", "malformed_text"
 ]
 """Why something that a driver said was not taken."""
-Readings = Mapping[str, "float | Mapping[str, float]"]
-"""Values of a query's signals by name, for a signal with a label of its own by label; unknown ones are missing."""
 REJECTIONS: tuple[Rejection, ...] = (
     "sentinel",
     "not_a_number",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from stallscope.catalogue.metrics import family
 from stallscope.collectors.gpu.poll import Answer, Poll, Session, known
 from stallscope.collectors.gpu.utilization import buffered
@@ -94,15 +92,7 @@ class EnginePoll(Poll):
         """Share the totals of this activity."""
         self._activity = activity
         self._timelines = {engine: Timeline(4 * self.every) for engine in ENGINES}
-
-    def timelines(self) -> Iterable[Timeline]:
-        """See `Poll`."""
-        return self._timelines.values()
-
-    def reopened(self) -> None:
-        """See `Poll`."""
-        for timeline in self._timelines.values():
-            timeline.reopened()
+        self.timelines = self._timelines.values()
 
     def read(self, session: Session) -> Answer | None:
         """Integrate the new samples."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import ClassVar, TypeVar
 
 from stallscope.catalogue.metrics import Family, family
+from stallscope.collectors.gpu.traffic import Traffic
 from stallscope.drivers.device import Activity, Device, DriverError, Readings
 from stallscope.drivers.retry import Retry
 from stallscope.drivers.signals import EVERY_READING, QUERIES
@@ -118,6 +119,11 @@ class Poll(ABC):
     follows: ClassVar[bool] = False
     """True where it makes no driver call of its own, so that its answer proves nothing about the driver."""
 
+    timelines: Collection[Timeline] = ()
+    """Buffers of the driver's samples that it follows, which reject samples."""
+    counters: Collection[DriverCounter | Traffic] = ()
+    """Counters of the driver that it follows, which reject readings."""
+
     @abstractmethod
     def read(self, session: Session) -> Answer | None:
         """Return the values; None where it is not known yet whether the GPU has the signal.
@@ -127,23 +133,17 @@ class Poll(ABC):
             DriverError: it could not be read now.
         """
 
-    def reopened(self) -> None:  # noqa: B027 - most polls keep nothing of a session
+    def reopened(self) -> None:
         """Note that the driver was opened again, and perhaps loaded again with another clock."""
-
-    def counters(self) -> Iterable[DriverCounter]:
-        """Return the driver's counters that it follows, which reject readings."""
-        return ()
-
-    def timelines(self) -> Iterable[Timeline]:
-        """Return the driver's sample buffers that it follows, which reject samples."""
-        return ()
+        for timeline in self.timelines:
+            timeline.reopened()
 
     def rejected(self) -> Counter[str]:
         """Count what was rejected here, by reason. Any thread may call it."""
         found: Counter[str] = Counter()
-        for timeline in self.timelines():
+        for timeline in self.timelines:
             found.update(future_timestamp=timeline.future, backwards=timeline.backwards)
-        for counter in self.counters():
+        for counter in list(self.counters):
             found.update(backwards=counter.backwards, out_of_range=counter.out_of_range)
         return found
 
@@ -161,6 +161,7 @@ class TablePoll(Poll):
         self._most_per_second = {signal.name: signal.most_per_second for signal in signals if signal.most_per_second}
         self._counters: dict[tuple[str, str], DriverCounter] = {}
         """By signal and label."""
+        self.counters = self._counters.values()
 
     def read(self, session: Session) -> Answer:
         """Query the driver."""
@@ -176,10 +177,6 @@ class TablePoll(Poll):
             else:
                 found[each] = self._total(value, name, "", session)
         return found
-
-    def counters(self) -> Iterable[DriverCounter]:
-        """See `Poll`."""
-        return list(self._counters.values())
 
     def _total(self, count: float, name: str, label: str, session: Session) -> float:
         counter = self._counters.get((name, label))

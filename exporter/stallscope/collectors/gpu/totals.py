@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from stallscope.catalogue.metrics import THROTTLE_REASONS, Family, family
 from stallscope.collectors.gpu.poll import Answer, Poll, Session
@@ -32,11 +31,8 @@ class EnergyPoll(Poll):
     def __init__(self, longest: float) -> None:
         """Begin; a pause of more than `longest` seconds is not integrated over."""
         self._counter = DriverCounter(most_per_second=_COUNTERS[ENERGY.signal].most_per_second)
+        self.counters = (self._counter,)
         self._polls = Timeline(longest)
-
-    def counters(self) -> Iterable[DriverCounter]:
-        """See `Poll`."""
-        return (self._counter,)
 
     def read(self, session: Session) -> Answer:
         """Take what counters and power of this reading have."""
@@ -70,11 +66,8 @@ class ThrottlingPoll(Poll):
         self._counters = {
             reason: DriverCounter(most_per_second=most, slack=COUNTER_SLACK) for reason in THROTTLE_REASONS
         }
+        self.counters = self._counters.values()
         self._polls = Timeline(longest)
-
-    def counters(self) -> Iterable[DriverCounter]:
-        """See `Poll`."""
-        return self._counters.values()
 
     def read(self, session: Session) -> Answer:
         """Take the counters of this reading, and read the bits."""
@@ -119,13 +112,7 @@ class TrafficPoll(Poll):
             )
             for each in self.families
         }
-
-    def rejected(self) -> Counter[str]:
-        """See `Poll`."""
-        found: Counter[str] = Counter()
-        for traffic in self.totals.values():
-            found.update(backwards=traffic.counter.backwards, out_of_range=traffic.out_of_range)
-        return found
+        self.counters = self.totals.values()
 
     def read(self, session: Session) -> Answer | None:
         """Take what counters and activity of this reading have."""

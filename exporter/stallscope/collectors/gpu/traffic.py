@@ -36,6 +36,11 @@ class Traffic:
         self._counted = False
 
     @property
+    def backwards(self) -> int:
+        """Readings of the counter that were lower than the one before."""
+        return self.counter.backwards
+
+    @property
     def out_of_range(self) -> int:
         """Readings of the counter and of activity that moved implausibly much."""
         return self.counter.out_of_range + self._rejected

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from stallscope.catalogue.metrics import BELOW_LEVELS, Family, family
@@ -47,18 +47,10 @@ class UtilizationPoll(Poll):
         self._activity = activity
         self._interval = interval
         self._timelines: dict[SampleKind, Timeline] = {"gpu": Timeline(longest), "memory": Timeline(longest)}
+        self.timelines = self._timelines.values()
         self._busy = UtilizationIntegral()
         self._memory_busy = TimeIntegral()
         self._means: dict[SampleKind, float | None] = {"gpu": None, "memory": None}
-
-    def timelines(self) -> Iterable[Timeline]:
-        """See `Poll`."""
-        return self._timelines.values()
-
-    def reopened(self) -> None:
-        """See `Poll`."""
-        for timeline in self._timelines.values():
-            timeline.reopened()
 
     def read(self, session: Session) -> Answer | None:
         """Integrate what is new."""

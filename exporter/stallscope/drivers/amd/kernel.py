@@ -40,16 +40,10 @@ _COUNTERS = "counters of gpu_metrics"
 
 _VENDOR = "1002"
 _NO_NODES = ComputeNodes((), "")
-_GENERATIONS = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}
-"""PCIe generation by gigatransfers a second."""
 _ECC_BLOCKS = ("umc", "gfx", "sdma", "mmhub")
 """Blocks whose errors are those of memory: the frame buffer, and what lies in front of it."""
 _ERROR_KINDS = {"ce": "corrected", "ue": "uncorrected"}
 
-# Bounds beyond which a number is implausible, where a table in `drivers/signals.py` has none in the file's unit.
-_MOST_MILLIDEGREES, _LEAST_MILLIDEGREES = 150_000, -40_000
-_MOST_HERTZ = 10**10
-_MOST_LANES = 32
 _MOST_ERRORS = 1 << 60
 _MOST_TURNS = 100_000
 _MOST_PWM = 255
@@ -172,10 +166,7 @@ class AmdDevice(Device):
         self._special: Mapping[str, Callable[[], Readings]] = {
             "counters": self._counters,
             "health": self._errors,
-            "temperature_limits": self._temperature_limits,
             "fans": self._fans,
-            "clocks_max": self._clocks_max,
-            "pcie_link": self._pcie_link,
         }
         """What takes more than a table, by query."""
         self._retry = Retry(early=EARLY)
@@ -186,6 +177,8 @@ class AmdDevice(Device):
         """Whether an answer to the query being made was implausible."""
         self._refusal = ""
         """The newest refusal of it, in words."""
+        self._link = ""
+        """The folder of the link's end, once this query needs it."""
 
     @property
     def served(self) -> Mapping[str, str]:
@@ -237,6 +230,8 @@ class AmdDevice(Device):
 
     def read(self, query: str) -> Readings:
         """Return the signals of a query: what its table has, and what takes more than a table."""
+        if query not in FILES and query not in self._special:
+            return super().read(query)
         self._begin()
         signals = QUERIES[query]
         found: dict[str, float | Mapping[str, float]] = {}
@@ -262,9 +257,10 @@ class AmdDevice(Device):
         limit = found.get(signal.most) if isinstance(signal.most, str) else signal.most
         if not isinstance(limit, (int, float)):
             raise Unsupported(f"{signal.name} is unknown without {signal.most}")
-        names = self._sensors(*file.names) if file.sensor else file.names
         least = 0 if file.zero_is_none else signal.least
-        name, number = self._files.number_of(names, limit * file.per_unit, least * file.per_unit)
+        name, number = self._files.number_of(
+            self._paths(file), limit * file.per_unit, least * file.per_unit, file.parse
+        )
         if file.zero_is_none and not number:
             return None
         self._served[signal.name] = name.rpartition("/")[2]
@@ -296,17 +292,6 @@ class AmdDevice(Device):
                 errors[kind] = errors.get(kind, 0) + count
         return self._from("ecc_errors_total", "ras/*_err_count", errors)
 
-    def _temperature_limits(self) -> Readings:
-        """Critical and emergency temperature of the sensor that `temperature` reads, and the memory's critical one."""
-        sensor = 2 if self._has("temp2_input") else 1
-        told = {
-            "slowdown": self._if_told(self._temperature, sensor, "crit"),
-            "shutdown": self._if_told(self._temperature, sensor, "emergency"),
-            "memory_max": self._if_told(self._temperature, 3, "crit"),
-        }
-        limits = {limit: celsius for limit, celsius in told.items() if celsius is not None and celsius > 0}
-        return self._from("temperature_limit_celsius", "temp*_crit, temp*_emergency", limits)
-
     def _fans(self) -> Readings:
         """The one fan controller's speed over its maximum."""
         try:
@@ -315,26 +300,6 @@ class AmdDevice(Device):
         except Unsupported:
             speed, most, name = self._sensor("pwm1", _MOST_PWM), _MOST_PWM, "pwm1"
         return self._from("fan_speed_ratio", name, {"0": speed / most} if most else {})
-
-    def _clocks_max(self) -> Readings:
-        """The highest level of each clock."""
-        told = {
-            "sm": self._if_told(self._highest_level, "pp_dpm_sclk"),
-            "memory": self._if_told(self._highest_level, "pp_dpm_mclk"),
-        }
-        clocks = {clock: float(hertz) for clock, hertz in told.items() if hertz is not None}
-        return self._from("clock_max_hertz", "pp_dpm_sclk, pp_dpm_mclk", clocks)
-
-    def _pcie_link(self) -> Readings:
-        """The link to the machine: that of the card's own switch, where it has one."""
-        folder = self._link_folder()
-        found: dict[str, float] = {}
-        for name, when in (("", "current"), ("_max", "max")):
-            generation, width = f"pcie_link_generation{name}", f"pcie_link_width{name}"
-            found[generation] = self._generation(f"{folder}/{when}_link_speed")
-            found[width] = self._files.number(f"{folder}/{when}_link_width", _MOST_LANES, 1)
-            self._served |= {generation: f"{when}_link_speed", width: f"{when}_link_width"}
-        return found
 
     def _from(self, signal: str, file: str, values: Mapping[str, float]) -> Readings:
         """Return the values of a signal, if there are any, and note which file serves it."""
@@ -360,9 +325,9 @@ class AmdDevice(Device):
         return found
 
     def _begin(self) -> None:
-        """Begin with a question. Raises DeviceLost where the GPU sleeps or is gone."""
+        """Begin a query. Raises DeviceLost where the GPU sleeps or is gone."""
         self._files.stay_asleep()
-        self._implausible, self._refusal = False, ""
+        self._implausible, self._refusal, self._link = False, "", ""
 
     def _if_told(self, ask: Callable[..., _Answer], *arguments: object) -> _Answer | None:
         """The answer; None where there is none, or none that can be meant, and others may be well."""
@@ -385,6 +350,14 @@ class AmdDevice(Device):
         self._served[signal] = name
         return percent / 100
 
+    def _paths(self, file: File) -> Sequence[str]:
+        if file.folder == "sensors":
+            return self._sensors(*file.names)
+        if file.folder == "device":
+            return file.names
+        self._link = self._link or self._link_folder()
+        return [f"{self._link}/{name}" for name in file.names]
+
     def _sensors(self, *names: str) -> list[str]:
         """Paths in the folder of sensors, whose number changes when the driver is loaded anew."""
         try:
@@ -395,20 +368,6 @@ class AmdDevice(Device):
             self._files.read("uevent")  # tells a GPU that is gone from one without sensors
             raise Unsupported(f"{self._folder} has no sensors")
         return [f"hwmon/{min(folders)}/{name}" for name in names]
-
-    def _has(self, name: str) -> bool:
-        return os.path.exists(f"{self._folder}/{self._sensors(name)[0]}")  # noqa: PTH110 - as in device_files
-
-    def _temperature(self, sensor: int, what: str) -> float:
-        path = self._sensors(f"temp{sensor}_{what}")[0]
-        return self._files.number(path, _MOST_MILLIDEGREES, _LEAST_MILLIDEGREES) / 1000
-
-    def _highest_level(self, name: str) -> int:
-        """From lines such as `1: 2100Mhz *`."""
-        levels = re.findall(rb"^\w+:\s*(\d+)Mhz", self._files.read(name), re.MULTILINE | re.IGNORECASE)
-        if not levels:
-            raise Unsupported(f"{self._folder}/{name} names no levels")
-        return self._files.scrutiny.needed(name, max(map(int, levels)) * 10**6, _MOST_HERTZ, 1)
 
     def _block_errors(self, block: str) -> dict[str, int]:
         """From lines such as `ue: 0`; nothing while the driver can't ask the block."""
@@ -429,14 +388,6 @@ class AmdDevice(Device):
             return self._files.read(f"{folder}/vendor").strip() == b"0x1002"
         except Unsupported:
             return False
-
-    def _generation(self, path: str) -> int:
-        text = self._files.text(path)
-        speed = re.match(r"(\d+(\.\d+)?) GT/s", text)
-        generation = _GENERATIONS.get(float(speed[1])) if speed else None
-        if generation is None:
-            raise DriverError("implausible", f"{path} holds {text!r}, which is no link speed")
-        return generation
 
     def _metrics(self) -> GpuMetrics:
         found = parse(self._files.read("gpu_metrics"))

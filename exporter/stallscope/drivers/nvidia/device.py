@@ -1,4 +1,4 @@
-"""One NVIDIA GPU behind the driver interface: what each question costs in driver calls, and in which order they go."""
+"""One NVIDIA GPU behind the driver interface: which driver calls a query makes, and in which order."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ _MOST_PID = 1 << 30
 _NO_MEMORY_TOLD = (1 << 64) - 1
 """NVML_VALUE_NOT_AVAILABLE, which nvmlProcessInfo_t.usedGpuMemory is documented to hold."""
 _LINKS: Mapping[str, type[LinkTraffic | LinkHealth]] = {"counters": LinkTraffic, "health": LinkHealth}
-"""Signals of NVLinks, by query."""
+"""What makes signals of the fields of NVLinks, by query."""
 
 
 class Surroundings(NamedTuple):
@@ -188,7 +188,7 @@ class NvmlDevice(Device):
         found = self._read_table(query, answers)
         if batch is not None and links is not None:
             found |= links.read(answers, batch, self._scrutiny, self._served)
-        if query == "health" and "nvlink_links" not in found and not (links is not None and links.counts_links):
+        if isinstance(links, LinkHealth) and "nvlink_links" not in found and not links.counts_links:
             found |= self._link_states()
         elif query == "fans":
             found |= self._fans()

@@ -110,7 +110,6 @@ class LinkTraffic:
 
     def __init__(self) -> None:
         """Look up the fields; they follow those of the query's table."""
-        self.counts_links = False
         self._directions = {
             f"nvlink_{direction}_bytes_total": _LinkBytes(
                 (constant(f"NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_{short}"), ALL_LINKS),
