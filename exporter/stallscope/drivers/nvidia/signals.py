@@ -25,7 +25,7 @@ class Unit(NamedTuple):
     over: int = 1
 
 
-ONE, MILLI, NANO, PERCENT, MEGA = Unit(), Unit(over=1000), Unit(over=10**9), Unit(over=100), Unit(times=10**6)
+ONE, MILLI, NANO, MEGA = Unit(), Unit(over=1000), Unit(over=10**9), Unit(times=10**6)
 
 
 def _itself(answer: Any) -> Any:
