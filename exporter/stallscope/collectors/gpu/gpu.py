@@ -100,6 +100,7 @@ class Gpu:
         # Instances come first, since a GPU that was cut up, or made whole, forgets all that was learnt.
         self._polls = (_InstancePoll(self), *polls)
         self._families = {poll.name: poll.families for poll in self._polls}
+        self._sets = {poll.name: frozenset(poll.families) for poll in self._polls}
         self._persistence_off_logged = False
         self._retry: Retry = Retry()
         self._supported: dict[Family, bool] = {}
@@ -158,7 +159,7 @@ class Gpu:
         """Implausible values of the GPU so far, by reason."""
         found = self._rejected_by_calls()
         for poll in self._polls:
-            found.update(poll.rejected())
+            poll.count_rejected(found)
         return {reason: count for reason, count in found.items() if count}
 
     def _rejected_by_calls(self) -> Counter[str]:
@@ -310,7 +311,7 @@ class Gpu:
         """Take note of the families in an answer; one that is absent from several is not supported any more."""
         session, name = self.session, poll.name
         known = session.has.get(name)
-        found = frozenset(answer).intersection(poll.families)
+        found = self._sets[name].intersection(answer)
         if found == known and not session.missing_since:
             return
         patience = STALE_INTERVALS * max(poll.every, self._interval)
@@ -363,10 +364,10 @@ class Gpu:
         labels, mig = self.labels, self._mig
         found: list[Sample] = []
         for each, value in answer.items():
-            if type(value) is dict or isinstance(value, Mapping):  # the latter takes long, and is rarely needed
-                found += [Sample(each, (*labels, label, *mig), number) for label, number in value.items()]
-            else:
+            if isinstance(value, (float, int, Distribution)):
                 found.append(Sample(each, (*labels, *mig), value))
+            else:
+                found += [Sample(each, (*labels, label, *mig), number) for label, number in value.items()]
         return found
 
 

@@ -138,14 +138,14 @@ class Poll(ABC):
         for timeline in self.timelines:
             timeline.reopened()
 
-    def rejected(self) -> Counter[str]:
-        """Count what was rejected here, by reason. Any thread may call it."""
-        found: Counter[str] = Counter()
+    def count_rejected(self, found: Counter[str]) -> None:
+        """Add what was rejected here, by reason. Any thread may call it."""
         for timeline in self.timelines:
-            found.update(future_timestamp=timeline.future, backwards=timeline.backwards)
+            found["future_timestamp"] += timeline.future
+            found["backwards"] += timeline.backwards
         for counter in list(self.counters):
-            found.update(backwards=counter.backwards, out_of_range=counter.out_of_range)
-        return found
+            found["backwards"] += counter.backwards
+            found["out_of_range"] += counter.out_of_range
 
 
 class TablePoll(Poll):
