@@ -4,30 +4,32 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-# The training frameworks take 3 GB, several more where PyTorch comes with CUDA; 0 leaves them out, and their tests skip.
+# The training frameworks take 7 GB on Linux, where PyTorch comes with CUDA; 0 leaves them out, and their tests skip.
 STALLSCOPE_FRAMEWORKS ?= 1
 # How many tests run at once, each file's own one after the other; what takes the whole machine follows alone.
 JOBS ?= 4
 # Reading these alone saves reading all tests again.
 ALONE = $(shell grep -rl --include='test_*.py' 'mark[.]alone' tests)
 FRAMEWORKS := $(VENV)/.frameworks
+SBOM := dist/stallscope-exporter.cdx.json
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --only-binary :all:
 # Hundreds of tests start Python anew: it keeps what it has compiled, whatever the environment says. Of the frameworks,
 # most of which nobody imports, that is done at their first use.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: up prepare test test-gpu lint bench score generate lock clean help tools frameworks vendor screenshots
+.PHONY: up audit sbom prepare test test-gpu lint bench score generate lock clean help tools frameworks vendor screenshots
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
 
 $(STAMP): pyproject.toml requirements-dev.lock
 	$(PYTHON) -m venv $(VENV) || { echo "python3 -m venv failed: install python3-venv" >&2; exit 1; }
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement requirements-dev.lock
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+	$(PIP) --require-hashes --requirement requirements-dev.lock
+	$(PIP) --no-deps --no-build-isolation --editable .
 	touch $@
 
 $(FRAMEWORKS): requirements-frameworks.lock $(STAMP)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --requirement requirements-frameworks.lock
+	$(PIP) --no-compile --require-hashes --requirement requirements-frameworks.lock
 	touch $@
 
 frameworks: $(FRAMEWORKS) ## install the training frameworks that the integrations are tested with
@@ -74,6 +76,14 @@ generate: $(STAMP) ## write again what is generated and committed
 	$(BIN)/python -m tests.alerting.golden
 	$(BIN)/python -m tests.rules.layers
 
+sbom: $(STAMP) ## list what the image installs, as CycloneDX JSON: dist/stallscope-exporter.cdx.json
+	mkdir -p $(dir $(SBOM))
+	$(BIN)/cyclonedx-py requirements --output-reproducible --pyproject pyproject.toml --output-file $(SBOM) \
+	  deploy/requirements-exporter.lock
+
+audit: $(STAMP) ## look up known vulnerabilities of what the locks hold; skips with a notice where no database answers
+	$(BIN)/python -m deploy.audit $(ARGS)
+
 screenshots: $(STAMP) tools ## take the README's pictures of the status page and of a report again; needs Chromium
 	$(BIN)/python -m tests.browser.screenshots
 
@@ -81,17 +91,16 @@ vendor: $(STAMP) ## the shim as one file to copy: dist/stallscope_shim.zip
 	$(BIN)/python -m exporter.tools.shim_zip
 
 COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.10 --no-annotate --no-header --no-emit-index-url \
-  --no-emit-find-links
+  --no-emit-find-links --generate-hashes
 
 lock: ## renew the locks: development tools, frameworks, and what deploy/ installs
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet uv
 	$(COMPILE) --group dev --extra all pyproject.toml -o requirements-dev.lock
-	$(COMPILE) --group frameworks --constraint requirements-dev.lock pyproject.toml \
-	  | sed -E '/^(cuda|nvidia|triton)[a-z0-9-]*==/d; s/^(torch==[0-9.]+)\+[a-z0-9.]+/\1/' > requirements-frameworks.lock
-	$(COMPILE) --generate-hashes --constraint requirements-dev.lock --extra exporter pyproject.toml \
+	$(COMPILE) --group frameworks --constraint requirements-dev.lock pyproject.toml -o requirements-frameworks.lock
+	$(COMPILE) --constraint requirements-dev.lock --extra exporter pyproject.toml \
 	  -o deploy/requirements-exporter.lock
-	printf 'build\nhatchling\n' | $(COMPILE) --generate-hashes --constraint requirements-dev.lock - \
+	printf 'build\nhatchling\n' | $(COMPILE) --constraint requirements-dev.lock - \
 	  -o deploy/requirements-build.lock
 
 clean: ## remove what was built

@@ -50,6 +50,12 @@ _FAILED_RANKS = (
 )
 """Up to three ranks whose process is gone."""
 
+_HOLDERS = (
+    "bottomk(3, group by (namespace, pod, container, slurm_job, user)"
+    " (stallscope_gpu_owner_info{instance=%q,gpu=%q,uuid=%q,namespace=%q,user=%q}))"
+)
+"""Up to three holders of a GPU in the namespace and with the user of the alert."""
+
 _CULPRIT_PLACE = (
     "rank {{ .Labels.rank }}{{ with .Labels.gpu }}, GPU {{ . }}{{ end }}{{ with .Labels.mig }} MIG {{ . }}{{ end }}"
     " of {{ .Labels.instance }}"
@@ -135,6 +141,15 @@ PHRASES = {
         '| query }} (rank{{ range sortByLabel "rank" . }} {{ .Labels.rank }}{{ end }}){{ end }}'
     ),
     "used_by": "{{ if $labels.run }} Run {{ $labels.run }} has rank {{ $labels.rank }} on it.{{ end }}",
+    "held_by": (
+        "{{ if $labels.run }} Run {{ $labels.run }} has rank {{ $labels.rank }} on it.{{ else }}"
+        f'{{{{ with printf "{_HOLDERS}" $labels.instance $labels.gpu $labels.uuid $labels.namespace $labels.user '
+        '| query }} It is held by {{ range $number, $found := sortByLabel "pod" . }}{{ if $number }}, {{ end }}'
+        "{{ with .Labels }}{{ if .pod }}pod {{ .namespace }}/{{ .pod }}{{ else }}"
+        "{{ if .slurm_job }}Slurm job {{ .slurm_job }}{{ else if .container }}container {{ .container }}{{ end }}"
+        "{{ if and .user (or .slurm_job .container) }} of {{ end }}{{ with .user }}{{ . }}{{ end }}"
+        "{{ end }}{{ end }}{{ end }}.{{ end }}{{ end }}"
+    ),
     "unused": "{{ if $labels.unused }} Nobody uses it.{{ end }}",
     "culprit": (
         f"{culprit_query()} The first suspect is {_CULPRIT_PLACE}{chain(roots('hardware'), 'TEXT', '.')}{{{{ end }}}}"

@@ -81,6 +81,8 @@ class Row:
     @property
     def value(self) -> str:
         """The family in our unit."""
+        if self.signal == _TEMPERATURE:
+            return f"{self.family} {_PLAUSIBLE_CELSIUS}"
         if self.factor == 1:
             return self.family
         if self.factor < 1:
@@ -279,6 +281,8 @@ _ECC = "stallscope_gpu_ecc_errors_total"
 _REMAPPED = "stallscope_gpu_remapped_rows"
 _CLOCK = "stallscope_gpu_clock_hertz"
 _TEMPERATURE = "stallscope_gpu_temperature_celsius"
+_PLAUSIBLE_CELSIUS = "> 0 <= 150"
+"""A missing sensor is exported as 0, 255, 65535 or a blank of 32 or 64 bits, depending on exporter and version."""
 _CORRECTED, _UNCORRECTED = {"kind": "corrected"}, {"kind": "uncorrected"}
 _SM, _MEMORY_CLOCK = {"clock": "sm"}, {"clock": "memory"}
 _GPU_SENSOR, _MEMORY_SENSOR = {"sensor": "gpu"}, {"sensor": "memory"}
@@ -834,6 +838,8 @@ _REASONS = (
     ("power_brake", 128, "", "CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN_NS"),
 )
 """Each reason of the catalogue with NVML's clock-event bit, and DCGM's counters in seconds and in nanoseconds."""
+_BLANK_32 = 0x7FFF_FFF0
+"""From here on 32-bit values are DCGM's blanks. Read as bits, they are several reasons at once."""
 
 
 def dcgm() -> Iterator[Rule]:
@@ -908,7 +914,7 @@ def dcgm() -> Iterator[Rule]:
     for reason, bit, *names in _REASONS:
         counters = [f"DCGM_FI_DEV_{name}" for name in names if name]
         bits = [
-            f"floor({_whole(name)} / {bit}) % 2"
+            f"floor(({_whole(name)} < {_BLANK_32}) / {bit}) % 2"
             for name in ("DCGM_FI_DEV_CLOCKS_EVENT_REASONS", "DCGM_FI_DEV_CLOCK_THROTTLE_REASONS")
         ]
         if counters:

@@ -61,7 +61,7 @@ WITHIN: Mapping[str, frozenset[str]] = {
 """Parts of a unit, and which other parts of it each may import."""
 LIBRARIES: Mapping[str, frozenset[str]] = {
     "bcrypt": frozenset({"web"}),
-    "cheroot": frozenset({"web"}),
+    "h11": frozenset({"web"}),
     "h2": frozenset({"owners"}),
     "jinja2": frozenset({"report"}),
     "matplotlib": frozenset({"report"}),

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from stallscope.common.address import Address, parse_address
+from stallscope.common.formatting import without_password
 from stallscope.common.logs import FORMATS, LEVELS
 from stallscope.protocol.report import DEFAULT_PORT, DEFAULT_SOCKET
 
@@ -591,7 +592,8 @@ def _parsed(setting: Setting, text: str, place: str) -> Any:
     try:
         return setting.parse(text)
     except ValueError as problem:
-        raise ConfigurationError(f"{place}: {setting.name} can't be {text!r}: expected {problem}") from None
+        shown = without_password(text)
+        raise ConfigurationError(f"{place}: {setting.name} can't be {shown!r}: expected {problem}") from None
 
 
 class _Parser(argparse.ArgumentParser):
@@ -673,7 +675,7 @@ def _from_flags(arguments: Sequence[str], table: Mapping[str, Setting]) -> dict[
         flags = [f"--{setting.name}" for setting in table.values()]
         flags += [f"--no-{setting.name}" for setting in table.values() if setting.switch]
         kind = "unknown flag" if name.startswith("-") else "unexpected argument"
-        raise ConfigurationError(f"command line: {kind} {name}{_suggestion(name, flags)}")
+        raise ConfigurationError(f"command line: {kind} {without_password(name)}{_suggestion(name, flags)}")
     given: dict[str, _Given] = {}
     for name, value in vars(parsed).items():
         if value is not None:

@@ -122,7 +122,8 @@ def frames_page() -> str:
             "the subject's last row, and `step` is how many steps the rank had done. *growth* is what a counter grew "
             "by in the interval; one that fell began anew. Where a row is longer than a scrape (`--step`), what stands "
             "after the semicolon is taken over it, and growth is that of PromQL's `rate`. Several series of one "
-            "subject, as of its disks, are summed unless it says otherwise."
+            "subject, as of its disks, are summed unless it says otherwise. In CSV a word that a spreadsheet would "
+            "execute as a formula (from `=`, `+`, `-`, `@`, a tab or a line break) gets an apostrophe in front."
         ),
     ]
     for name, columns in COLUMNS.items():

@@ -7,9 +7,21 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.alerting.alertmanager import ALERTS, Configuration, Labels, bundled, with_examples
+from tests.alerting.alertmanager import (
+    ALERTS,
+    PATIENCE,
+    Alert,
+    Configuration,
+    Labels,
+    bundled,
+    hastened,
+    notifying,
+    running,
+    with_examples,
+)
 from tests.alerting.subjects import RUN, on_gpu, on_node, on_run
 from tests.rules.rulebook import run_tool
+from tests.webhook import Webhook
 
 DOWN = "StallscopeExporterDown"
 
@@ -72,6 +84,8 @@ def test_severity_decides(labels: Labels, receiver: str, tmp_path: Path) -> None
         pytest.param(on_run("TrainingInputBound", namespace=""), "ticket", id="a-run-of-nobody"),
         pytest.param(on_gpu("GpuLost", **RUN), "vision,page", id="the-hardware-under-its-run"),
         pytest.param(on_gpu("GpuLost"), "page", id="hardware-that-it-does-not-use"),
+        pytest.param(on_gpu("GpuIdleAllocated", namespace="vision"), "vision,ticket", id="a-gpu-that-it-holds"),
+        pytest.param(on_gpu("GpuUnderused", namespace="language"), "ticket", id="a-gpu-that-others-hold"),
         pytest.param(on_node(DOWN, **RUN), "vision,page", id="a-dead-node-under-its-run"),
         pytest.param(on_node("HostSwapping"), "ticket", id="a-host"),
     ],
@@ -91,3 +105,28 @@ def test_a_team_hears_of_its_users_by_the_examples_other_matcher(user: str, rece
     for route in configuration["route"]["routes"]:
         route["matchers"] = [by_user if each == 'namespace = "vision"' else each for each in route["matchers"]]
     assert_told(configuration, on_run("TrainingInputBound", namespace="", user=user), receiver, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["GpuIdleAllocated", "GpuUnderused", "GpuSharedUnexpectedly"])
+def test_every_owner_of_a_shared_gpu_is_told_of_it(name: str, tmp_path: Path) -> None:
+    configuration = with_examples()
+    (route,) = [each for each in configuration["route"]["routes"] if each["matchers"] == ['namespace = "vision"']]
+    other = {**route, "matchers": ['user =~ "ada|grace"'], "receiver": "slurm"}
+    configuration["route"]["routes"].insert(0, other)
+    configuration["receivers"].append({"name": "slurm"})
+    webhook = Webhook()
+    posts = {"webhook_configs": [{"url": webhook.url, "send_resolved": True}]}
+    told: dict[str, set[tuple[str, str]]] = {"vision": set(), "slurm": set(), "ticket": set()}
+    owners = {"vision": ("vision", ""), "slurm": ("", "ada"), "nobody": ("language", "")}
+    try:
+        with running(hastened(notifying(configuration, dict.fromkeys(told, posts))), tmp_path) as alertmanager:
+            alertmanager.post(Alert(on_gpu(name, namespace=space, user=user)) for space, user in owners.values())
+            while len(told["ticket"]) < len(owners) or not (told["vision"] and told["slurm"]):
+                notification = webhook.notifications.get(timeout=PATIENCE)
+                told[notification["receiver"]] |= {
+                    (each["labels"].get("namespace", ""), each["labels"].get("user", ""))
+                    for each in notification["alerts"]
+                }
+    finally:
+        webhook.close()
+    assert told == {"vision": {owners["vision"]}, "slurm": {owners["slurm"]}, "ticket": set(owners.values())}

@@ -79,6 +79,33 @@ def answering(
         yield f"http://{address}", seen
 
 
+def dripping(begun: bytes, drop: bytes = b"x") -> Callable[[socket.socket, threading.Event], None]:
+    """What a server does that goes on for ever after these bytes, each drop long before any timeout of a read."""
+
+    def drip(connection: socket.socket, over: threading.Event) -> None:
+        connection.recv(65_536)
+        connection.sendall(begun)
+        while not over.wait(0.01):
+            connection.sendall(drop)
+
+    return drip
+
+
+DRIPS = {
+    "nothing but the status line": dripping(b"HTTP/1.1 2"),
+    "a header without end": dripping(b"HTTP/1.1 200 OK\r\nX: "),
+    "headers without end": dripping(b"HTTP/1.1 200 OK\r\n", b"X-%d: y\r\n"),
+    "interim answers without end": dripping(b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+    "a body without end": dripping(b"HTTP/1.1 200 OK\r\nContent-Length: 99999\r\n\r\n"),
+    "a chunk without end": dripping(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nffff\r\n"),
+    "a size of a chunk without end": dripping(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b"0"),
+    "a refusal without end": dripping(b"HTTP/1.1 403 Forbidden\r\nContent-Length: 99999\r\n\r\n"),
+}
+"""Servers that send a byte at a time, by what never ends."""
+HANDSHAKE = dripping(b"\x16\x03\x03\x40\x00", b"\x02")
+"""A server that sends a record of TLS a byte at a time."""
+
+
 @contextlib.contextmanager
 def talking(say: Callable[[socket.socket, threading.Event], None]) -> Iterator[str]:
     """A server that does with a connection what it likes, until the event is set."""

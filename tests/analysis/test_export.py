@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import resource
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -92,6 +93,48 @@ def test_csv_has_to_the_last_digit_what_parquet_has(parts: Sequence[Frames], tmp
         pd.testing.assert_frame_equal(
             found.fillna(empty), frame.astype(words).fillna(empty), check_index_type=False, rtol=1e-15
         )
+
+
+FORMULAS = ("=HYPERLINK(0)", "+1", "-2+3", "@SUM(1)", "\t=1", "\r=1", "\n=1", "'=HYPERLINK(0)", "=1,=2", '="quoted"')
+
+
+def named(parts: Sequence[Frames], words: Sequence[str]) -> Frames:
+    """The first piece, whose rows of phases have these words as phases in turn."""
+    frame = parts[0].phases
+    phases = [words[row % len(words)] for row in range(len(frame))]
+    changed = frame.assign(phase=pd.Categorical(phases))
+    changed.attrs = frame.attrs
+    return replace(parts[0], phases=changed)
+
+
+def test_a_word_that_a_spreadsheet_would_execute_begins_with_an_apostrophe_in_csv(
+    parts: Sequence[Frames], tmp_path: Path
+) -> None:
+    export([named(parts, FORMULAS)], tmp_path, "csv")
+    with (tmp_path / "phases.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert {row["phase"] for row in rows} == {f"'{word}" for word in FORMULAS}
+    for row in rows:
+        # No other cell begins like a formula either, but for the numbers.
+        for name, cell in row.items():
+            assert not cell.startswith(("=", "+", "@", "\t", "\r", "\n")), (name, cell)
+            assert not cell.startswith("-") or float(cell) < 0, (name, cell)
+
+
+def test_parquet_and_harmless_words_in_csv_are_unchanged(parts: Sequence[Frames], tmp_path: Path) -> None:
+    harmless = ("forward", "it's", "a=b", "'quoted'", "naïve", "")
+    for words in (FORMULAS, harmless):
+        export([named(parts, words)], tmp_path, "parquet")
+        assert set(pd.read_parquet(tmp_path / "phases.parquet")["phase"]) == set(words)
+    export([named(parts, harmless)], tmp_path, "csv")
+    assert set(pd.read_csv(tmp_path / "phases.csv", keep_default_na=False)["phase"]) == set(harmless)
+
+
+def test_a_negative_number_stays_a_number_in_csv(parts: Sequence[Frames], tmp_path: Path) -> None:
+    frame = parts[0].steps.assign(loss=-1.5)
+    frame.attrs = parts[0].steps.attrs
+    export([replace(parts[0], steps=frame)], tmp_path, "csv")
+    assert set(pd.read_csv(tmp_path / "steps.csv")["loss"]) == {-1.5}
 
 
 def test_tells_what_was_written(parts: Sequence[Frames], tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import http.client
 import json
 import os
 import re
@@ -12,6 +13,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -105,6 +107,51 @@ def run() -> Iterator[Callable[..., Running]]:
             return exporter
 
         yield start
+
+
+def test_a_metric_says_whether_configuration_files_were_valid_when_last_read(
+    run: Callable[..., Running], tmp_path: Path
+) -> None:
+    web, config = tmp_path / "web.yml", tmp_path / "exporter.yml"
+    web.write_text("rate_limit: {interval: 1ms, burst: 100}\n")
+    config.write_text("log:\n  level: info\n")
+    exporter = run(f"--web.config.file={web}", f"--config.file={config}")
+
+    def becomes(of_config: int, of_web: int) -> None:
+        name = "stallscope_exporter_config_last_reload_successful"
+        lines = {f'{name}{{file="config"}} {of_config}', f'{name}{{file="web_config"}} {of_web}'}
+        exporter.eventually("metrics", lambda page: lines <= set(page.splitlines()))
+
+    becomes(1, 1)
+    web.write_text("rate_limit: {inter")
+    config.write_text("log:\n  le")
+    exporter.process.send_signal(signal.SIGHUP)
+    becomes(0, 0)
+    web.write_text("rate_limit: {interval: 1ms, burst: 100}\n")
+    config.write_text("log:\n  level: warning\n")
+    exporter.process.send_signal(signal.SIGHUP)
+    becomes(1, 1)
+
+
+def test_clients_can_not_fill_the_log_whatever_they_send(run: Callable[..., Running]) -> None:
+    exporter = run()
+    report = {**json.loads(REPORT), "start": time.time(), "state": "failed", "failure": "Error"}
+    address = exporter.logged(r"url=http://([^/]+)/")[1]
+    with contextlib.closing(http.client.HTTPConnection(address, timeout=60)) as client:
+        for number in range(60):
+            names = {"run": f"run-{number}", "session": f"session-{number}", "sent": time.time()}
+            client.request("POST", "/api/v1/report", json.dumps({**report, **names}))
+            answer = client.getresponse()
+            assert answer.status < 300, answer.read()
+            answer.read()
+            for path, body in (("/api/v1/report", "{}"), ("/-/release?for=x", ""), (f"/{number}", "")):
+                client.request("POST", path, body)
+                client.getresponse().read()
+    exporter.logged(r"run 'run-19' rank 0 failed with Error")
+    exporter.process.terminate()
+    exporter.logged("stopping")
+    assert sum("failed with Error" in line for line in exporter.lines) == 20
+    assert len(exporter.lines) < 60
 
 
 def once(*arguments: str, environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:

@@ -24,7 +24,7 @@ COMMANDS = tuple(commands())
 SERVER = "exporter"
 """Takes over the process' signals, so that it is tried in one of its own."""
 EXTRAS = (
-    *("bcrypt", "cheroot", "h2", "jinja2", "matplotlib", "numpy", "pandas", "prometheus_client", "psutil", "pyarrow"),
+    *("bcrypt", "h11", "h2", "jinja2", "matplotlib", "numpy", "pandas", "prometheus_client", "psutil", "pyarrow"),
     *("pynvml", "requests", "rich", "shtab", "textual", "urllib3", "yaml"),
 )
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from stallscope.cli import trace
-from tests.analysis.servers import answering
+from tests.analysis.servers import DRIPS, answering, talking
 from tests.free_ports import free_port
 from tests.handled import handled, reply
 from tests.waiting import until
@@ -139,14 +139,24 @@ def test_a_program_is_told_what_each_exporter_answered(capsys: pytest.CaptureFix
         assert trace.main(["job", "--json", "--exporter", url, "--exporter", absent]) == 1
     taken, refused = json.loads(capsys.readouterr().out)
     assert taken == {"exporter": url, "first_step": 7, "steps": 1, "ranks": [0, 3], "seconds": 2.0}
-    assert (refused["exporter"], "no answer" in refused["problem"]) == (absent, True)
+    assert (refused["exporter"], "can't be reached" in refused["problem"]) == (absent, True)
     assert len(seen) == 1
+
+
+@pytest.mark.parametrize("drip", DRIPS)
+def test_an_exporter_that_drips_holds_nobody_up(
+    drip: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trace, "_TIMEOUT", 0.2)
+    with talking(DRIPS[drip]) as url:
+        assert trace.main(["job", "--exporter", url]) == 1
+    assert capsys.readouterr().err == f"stallscope trace: {url}: no answer within 0.2 s\n"
 
 
 def test_without_an_exporter_there_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert trace.main(["job", "--exporter", f"127.0.0.1:{free_port()}"]) == 1
     told = capsys.readouterr().err
-    assert "is the exporter running there?" in told
+    assert "it can't be reached: Connection refused; start it with `stallscope exporter`" in told
     assert told.count("\n") == 1
 
 
@@ -161,7 +171,7 @@ def test_without_an_exporter_there_is_one_line(capsys: pytest.CaptureFixture[str
         (["job", "--rank", "0-1000000"], "no range"),
         (["job", "--rank", "a"], "are no ranks"),
         (["job", "--first-step", "-1"], "first-step"),
-        (["job", "--exporter", "ftp://x"], "expected http://host:port"),
+        (["job", "--exporter", "ftp://x"], "is no address of an exporter; one is http://localhost:19400"),
         (["job", "more"], "unexpected argument more"),
     ],
 )

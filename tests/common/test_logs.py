@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -66,3 +67,36 @@ def test_a_log_that_nobody_reads_costs_nothing(log: io.StringIO, capsys: pytest.
     log.close()
     EVENT.info("into the void")
     assert capsys.readouterr().err == ""
+
+
+def test_what_clients_cause_again_and_again_is_logged_a_few_times_a_minute_with_the_number_dropped(
+    log: io.StringIO,
+) -> None:
+    now = [100.0]
+    logs.configure("info", "plain", log)
+    (handler,) = logging.getLogger().handlers
+    handler.filters[:] = [logs.RateLimit(lambda: now[0])]
+    for second in (0, 59, 61, 62):
+        now[0] = 100.0 + second
+        for number in range(100):
+            EVENT.warning("run %s failed", f"{second}.{number}")
+        logging.getLogger("stallscope.collectors.gpu.gpu").warning("GPU %d is gone", second)
+    messages = re.findall('msg="([^"]*)"(.*)', log.getvalue())
+    assert [message for message, _ in messages if message.startswith("GPU")] == [
+        f"GPU {second} is gone" for second in (0, 59, 61, 62)
+    ]
+    runs = [message for message in messages if message[0].startswith("run")]
+    assert runs[:20] == [(f"run 0.{number} failed", "") for number in range(20)]
+    assert runs[20:] == [
+        ("run 61.0 failed", " dropped=180"),
+        *((f"run 61.{number} failed", "") for number in range(1, 20)),
+    ]
+
+
+def test_other_messages_of_the_same_file_are_not_dropped(log: io.StringIO) -> None:
+    logs.configure("info", "plain", log)
+    for _ in range(1000):
+        EVENT.warning("a flood")
+    EVENT.warning("something else")
+    assert log.getvalue().count("a flood") == 20
+    assert log.getvalue().count("something else") == 1

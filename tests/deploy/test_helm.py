@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
+from collections import Counter
+from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +108,93 @@ def test_values_of_a_clusters_own_reach_the_pod() -> None:
     ]
     assert "/var/lib/kubelet/pod-resources" in [each["mountPath"] for each in found["volumeMounts"]]
     assert found["securityContext"]["seLinuxOptions"] == {"type": "spc_t"}
+
+
+HOSTILE = (
+    *("yes", "no", "on", "null", "~", "true", ".inf", "0x10", "0o17", "010", "1e3", "1_000", "1:30", "2026-01-02"),
+    *("a: b", "a #b", "- a", "[a]", "{a: b}", "&a", "*a", "!!str a", "!a", "%a", "@a", "`a`", "|", ">", "?", " a "),
+    *("'", '"', "\\", "'\\\"", "{{ .Release.Name }}", "$(HOME)", "a\tb", "é\u2028\U0001f600", "#"),
+    *("a\nb: c", "a\n---\nkind: Secret", 'a"\n          privileged: true', "a\n\n  b\n", "\na"),
+)
+"""Texts that are something else in YAML where nobody quotes them, or that end the line that they stand in."""
+
+
+class StrictLoader(yaml.SafeLoader):
+    """Refuses a key that a mapping has twice, as the API server does."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _value in node.value]
+        assert len(keys) == len(set(keys)), keys
+        return super().construct_mapping(node, deep)
+
+
+def rendered(values: Object, folder: Path) -> list[Object]:
+    """What the chart gives with these values, on top of its own."""
+    file = folder / "values.yaml"
+    file.write_text(json.dumps(values, ensure_ascii=False).replace("\u2028", "\\u2028"))
+    text = run("helm", "template", "stallscope", str(CHART), "--namespace", "stallscope", "--values", str(file))
+    return [each for each in yaml.load_all(text, StrictLoader) if each]
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_a_value_arrives_as_the_text_that_it_is_and_as_nothing_else(text: str, tmp_path: Path) -> None:
+    folder = "/" + text.replace("\n", " ")
+    values = {
+        "image": {"repository": text, "tag": text},
+        "imagePullSecrets": [{"name": text}],
+        "runtimeClassName": text,
+        "visibleDevices": text,
+        "tolerations": [{"key": text, "operator": "Exists"}],
+        "priorityClassName": text,
+        "kubeletFolder": folder,
+        "seLinuxOptions": {"type": text},
+        "webConfigSecret": text,
+        "reportTokensSecret": text,
+        "extraArgs": [f"--log.format={text}"],
+        "podLabels": {text: text},
+        "podAnnotations": {text: text},
+        "networkPolicies": {"scrapesFrom": [{"podSelector": {"matchLabels": {"team": text}}}]},
+    }
+    objects = rendered(values, tmp_path)
+    kinds = Counter(each["kind"] for each in objects)
+    assert kinds == Counter(each["kind"] for each in helmed())
+    daemonset = only(objects, "DaemonSet")
+    template, found = daemonset["spec"]["template"], container(daemonset)
+    pod = template["spec"]
+    assert found["image"] == f"{text}:{text}"
+    assert pod["imagePullSecrets"] == [{"name": text}]
+    assert (pod["runtimeClassName"], pod["priorityClassName"]) == (text, text)
+    assert {"name": "NVIDIA_VISIBLE_DEVICES", "value": text} in found["env"]
+    assert pod["tolerations"] == [{"key": text, "operator": "Exists"}]
+    assert found["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"], "add": []},
+        "seLinuxOptions": {"type": text},
+    }
+    volumes = {each["name"]: each for each in pod["volumes"]}
+    assert volumes["pod-resources"]["hostPath"]["path"] == f"{folder}/pod-resources"
+    assert {volumes[name]["secret"]["secretName"] for name in ("web-config", "report-tokens")} == {text}
+    assert found["args"][-1] == f"--log.format={text}"
+    assert template["metadata"]["labels"][text] == template["metadata"]["annotations"][text] == text
+    peers = [rule["from"] for each in of_kind(objects, "NetworkPolicy") for rule in each["spec"]["ingress"]]
+    assert [{"podSelector": {"matchLabels": {"team": text}}}] in peers
+
+
+def test_labels_of_rules_and_dashboards_arrive_as_the_texts_that_they_are(tmp_path: Path) -> None:
+    labels = {text: text for text in HOSTILE}
+    values = {name: {"enabled": True, "labels": labels} for name in ("prometheusOperator", "grafanaSidecar")}
+    objects = rendered(values, tmp_path)
+    for kind in ("PodMonitor", "PrometheusRule", "ConfigMap"):
+        assert of_kind(objects, kind)
+        assert all(each["metadata"]["labels"].items() >= labels.items() for each in of_kind(objects, kind))
+
+
+def test_a_label_of_the_charts_own_is_not_replaced_by_that_of_a_value(tmp_path: Path) -> None:
+    daemonset = only(rendered({"podLabels": {"app.kubernetes.io/name": "theirs", "team": "a"}}, tmp_path), "DaemonSet")
+    labels = daemonset["spec"]["template"]["metadata"]["labels"]
+    assert labels["team"] == "a"
+    assert labels.items() >= daemonset["spec"]["selector"]["matchLabels"].items()
 
 
 @pytest.mark.parametrize(("switch", "user"), [("mig=true", 0), ("hostProcesses=true", 0), ("mig=false", 65532)])

@@ -13,6 +13,7 @@ import pytest
 from stallscope.doctor.prometheus import PART
 from stallscope.doctor.rules import bundled_groups, bundled_thresholds
 from stallscope.doctor.scrapes import EXPORTERS
+from tests.analysis.servers import DRIPS, talking
 from tests.doctor.conftest import MakeSubject
 from tests.doctor.web_servers import Served, findings, statuses
 
@@ -266,6 +267,16 @@ def test_what_is_wrong_is_found_by_its_own_check(fault: str, served: Served, mak
     # A clock that is wrong makes everything look old or new.
     others = {each: kinds for each, kinds in statuses(found).items() if each != check and check != "clock"}
     assert all(kinds == {"ok"} for kinds in others.values()), others
+
+
+def test_an_alertmanager_that_drips_costs_the_time_that_it_may_take(served: Served, make_subject: MakeSubject) -> None:
+    in_order(served)
+    with talking(DRIPS["a header without end"]) as url:
+        served.data["alertmanagers"].update(activeAlertmanagers=[{"url": url}])
+        found = findings(PART, make_subject(prometheus_url=served.url, prometheus_timeout=3.0))
+    (finding,) = found["alertmanagers"]
+    assert finding.status == "failed"
+    assert "gives this machine no answer (Timeout)" in finding.message
 
 
 def test_what_only_prometheus_itself_tells_is_skipped_elsewhere(served: Served, make_subject: MakeSubject) -> None:

@@ -1,6 +1,6 @@
 """Fuzzed reports for the whole report path, on a scripted clock: nothing crashes, and memory stays bounded.
 
-    python -m tests.intake.fuzz 1000000
+    python -m tests.intake.fuzz 1000000 [SEED [PROCESSES]]
 
 takes so many documents in: legal ones, ones with a wrong part anywhere, broken text and bytes, signed and replayed
 ones, from local users, processes and the network. Between them come notices of signals, requests for traces, expiry,
@@ -13,6 +13,7 @@ from __future__ import annotations
 import copy
 import json
 import logging
+import os
 import random
 import sys
 import tempfile
@@ -20,8 +21,9 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -57,6 +59,15 @@ _TEXTS = ["", "a", "größe", "\ud800", "\U0010ffff" * 20, '"\\\n', "x" * 127, "
 _NUMBERS = [0, -1, 1, 0.5, 2**53, 2**63, 10**400, -0.0, 1e308, 1e-320, 1_700_000_000.0, float("nan"), float("inf")]
 _WORDS = ["running", "finished", "failed", "terminated", "starting", "training", "evaluation", "lost", "bf16"]
 _BROKEN = [b"", b"{", b"[" * 20_000, b'{"version":1,' * 100, b"\xff\xfe", b"null", b"hmac-sha256 ", b"9" * 5_000]
+
+
+class Result(NamedTuple):
+    """What one process has seen."""
+
+    outcomes: Counter[str]
+    crash: str
+    memory: float
+    series: int
 
 
 class Fuzzer:
@@ -278,27 +289,40 @@ class Fuzzer:
         return (data[:end] + data[begin:] * 4)[: MAX_BYTES + 10]
 
 
-def main(documents: int, seed: int) -> int:
-    """Fuzz, and print what was seen."""
-    logging.disable(logging.CRITICAL)
+def main(documents: int, seed: int, processes: int) -> int:
+    """Fuzz in several processes, and print what was seen."""
     began = time.monotonic()
-    crashed = False
+    with ProcessPoolExecutor(processes) as pool:
+        results = list(pool.map(_fuzzed, [documents // processes] * processes, range(seed, seed + processes)))
+    outcomes: Counter[str] = sum((each.outcomes for each in results), Counter())
+    crashes = [each.crash for each in results if each.crash]
+    memory, series = max(each.memory for each in results), max(each.series for each in results)
+    print("\n".join(crashes), end="", file=sys.stderr)
+    print(
+        f"seeds {seed} to {seed + processes - 1}: {outcomes.total()} documents and requests in "
+        f"{time.monotonic() - began:.0f} s, {len(crashes)} crashes, at most {memory:.0f} MB of memory and "
+        f"{series} series in a process"
+    )
+    print(", ".join(f"{outcome}: {number}" for outcome, number in outcomes.most_common()))
+    return int(bool(crashes) or memory > CEILING)
+
+
+def _fuzzed(documents: int, seed: int) -> Result:
+    logging.disable(logging.CRITICAL)
+    crash = ""
     with tempfile.TemporaryDirectory() as folder:
         fuzzer = Fuzzer(Path(folder), seed)
         try:
             fuzzer.run(documents)
         except Exception:
-            crashed = True
-            traceback.print_exc()
-    print(
-        f"seed {seed}: {sum(fuzzer.outcomes.values())} documents and requests in {time.monotonic() - began:.0f} s, "
-        f"{'one crash' if crashed else 'no crash'}, at most {fuzzer.highest_memory:.0f} MB of memory and "
-        f"{fuzzer.most_series} series"
-    )
-    print(", ".join(f"{outcome}: {number}" for outcome, number in fuzzer.outcomes.most_common()))
-    return int(crashed or fuzzer.highest_memory > CEILING)
+            crash = f"seed {seed}: {traceback.format_exc()}"
+    return Result(fuzzer.outcomes, crash, fuzzer.highest_memory, fuzzer.most_series)
 
 
 if __name__ == "__main__":
-    given = [int(each) for each in sys.argv[1:]]
-    sys.exit(main(given[0] if given else 10_000, given[1] if len(given) > 1 else random.randrange(10_000)))
+    arguments = dict(enumerate(int(each) for each in sys.argv[1:]))
+    sys.exit(
+        main(
+            arguments.get(0, 10_000), arguments.get(1, random.randrange(10_000)), arguments.get(2, os.cpu_count() or 1)
+        )
+    )

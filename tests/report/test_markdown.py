@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
 
+from stallscope.common.formatting import readable
 from stallscope.report import markdown
 from stallscope.report.document import Document
+from stallscope.report.words import LONGEST_TEXT
 from tests.report import example
 
 
@@ -67,6 +73,88 @@ def test_names_from_outside_mean_nothing_in_markdown() -> None:
 )
 def test_only_what_would_mean_something_is_escaped(text: str, escaped: str) -> None:
     assert markdown.escaped(text) == escaped
+
+
+def rendered(markdown_text: str) -> list[Token]:
+    """What a renderer of GitHub's Markdown makes of it, with links for addresses that begin with a scheme or `www.`."""
+    parser = MarkdownIt("gfm-like")
+    assert parser.linkify is not None
+    parser.linkify.set({"fuzzy_link": False, "fuzzy_email": False})
+    return parser.parse(markdown_text)
+
+
+def words(tokens: Sequence[Token]) -> str:
+    """The text of the only paragraph; fails where there is anything else than text."""
+    opening, inline, closing = tokens
+    assert (opening.type, inline.type, closing.type) == ("paragraph_open", "inline", "paragraph_close")
+    assert {child.type for child in inline.children or ()} <= {"text"}, inline.children
+    return "".join(child.content for child in inline.children or ()).replace("\u200b", "")
+
+
+HOSTILE_WORDS = (
+    "a | b",
+    "`code` ``more``",
+    "<img src=x onerror=alert(1)>",
+    "[a](https://evil.example)",
+    "![a](https://evil.example/x.png)",
+    "see https://evil.example/login and HTTP://evil.example",
+    "www.evil.example",
+    "ftp://evil.example",
+    "<https://evil.example>",
+    "   # heading",
+    "    code",
+    "===",
+    "--- ---",
+    "***",
+    "* item",
+    "+ item",
+    "2) item",
+    "> quote",
+    "~~gone~~ **bold** __bold__ _it_",
+    "[^1] [x] [ ]",
+    "&lt;b&gt; &#60;",
+    "| --- |",
+    "a\\",
+    "two\nlines",
+    "a\n\n# b",
+    "\ttab",
+)
+
+
+@pytest.mark.parametrize("text", HOSTILE_WORDS)
+def test_a_renderer_shows_a_hostile_text_as_the_text_that_it_is(text: str) -> None:
+    assert words(rendered(markdown.escaped(text))) == readable(text.strip(), LONGEST_TEXT)
+
+
+@given(st.text(st.one_of(st.sampled_from("#-+=*_~`|[]()<>!@&\\/.:w 1"), st.characters()), min_size=1))
+def test_a_renderer_shows_any_text_as_that_text(text: str) -> None:
+    shown = readable(text.strip(), LONGEST_TEXT)
+    assume(shown)
+    assert words(rendered(markdown.escaped(text))) == shown
+
+
+@pytest.mark.parametrize("text", HOSTILE_WORDS)
+def test_a_hostile_text_stays_within_its_cell_and_its_notice(text: str) -> None:
+    row = rendered(f"| name | other |\n| --- | --- |\n| {markdown.escaped(text)} | 1 |")
+    assert sum(token.type == "td_open" for token in row) == 2
+    assert {child.type for token in row for child in token.children or ()} <= {"text"}
+    notice = rendered(f"> [!NOTE]\n> {markdown.escaped(text)}")
+    assert not {token.type for token in notice} & {"heading_open", "bullet_list_open", "ordered_list_open", "hr"}
+
+
+@pytest.mark.parametrize(
+    "text", ["@everyone", "run of @alice", "fixes #12", "see !34", "a@b.example", "/close", "/assign @x"]
+)
+def test_github_and_gitlab_find_nobody_to_notify_and_nothing_to_close(text: str) -> None:
+    escaped = markdown.escaped(text)
+    # Both look for these in the text, whatever Markdown makes of a backslash.
+    assert not re.search(r"[@#!]\w", escaped.replace("&#8203;", "\u200b"))
+    assert not escaped.startswith("/")
+
+
+@pytest.mark.parametrize("text", ["resnet50", "lr=0.1, batch 32", "node-1:19400", "C# 5 %", "a/b", "x @ y", "wow."])
+def test_an_ordinary_name_is_not_escaped(text: str) -> None:
+    assert markdown.escaped(text) == text
 
 
 def test_a_curve_is_a_line_of_blocks_with_its_gaps() -> None:

@@ -377,17 +377,14 @@ class Rulebook:
 
     def check_text(self, story: Story, alert: str, labels: Labels, annotations: Labels, *, at: str = "50m") -> None:
         """Expect one alert with exactly these labels and annotations."""
-        self._run(
-            story,
-            RULE_FILES,
-            alert_rule_test=[
-                {
-                    "alertname": alert,
-                    "eval_time": at,
-                    "exp_alerts": [{"exp_labels": dict(labels), "exp_annotations": dict(annotations)}],
-                }
-            ],
-        )
+        self.check_texts(story, alert, [(labels, annotations)], at=at)
+
+    def check_texts(
+        self, story: Story, alert: str, expected: Iterable[tuple[Labels, Labels]], *, at: str = "50m"
+    ) -> None:
+        """Expect exactly these alerts of a name, each with its labels and annotations."""
+        alerts = [{"exp_labels": dict(labels), "exp_annotations": dict(texts)} for labels, texts in expected]
+        self._run(story, RULE_FILES, alert_rule_test=[{"alertname": alert, "eval_time": at, "exp_alerts": alerts}])
 
     def _run(self, story: Story, rule_files: Sequence[Path], **expectations: object) -> None:
         self._settle(

@@ -25,6 +25,7 @@ from tests.rules.rulebook import (
     LENGTH,
     RULE_FILES,
     TARGET,
+    Labels,
     Rulebook,
     Story,
     gpu,
@@ -54,6 +55,7 @@ FILES = (
 """What judges GPUs, and what a run waits for."""
 IDLE = ("canonical", "canonical_dcgm", "subjects", "trends", "signals", "input", "use", "verdicts")
 """What judges an idle GPU, beside the thresholds."""
+MEASURED = {"job": "gpu", "measured_by": "dcgm-exporter"}
 SUBJECT = {"instance": "well:9400", "gpu": "0", "uuid": "GPU-well"}
 _SAMPLE = re.compile(r"^(\w+)(?:\{(.*)\})? (\S+)$")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
@@ -646,6 +648,55 @@ def test_a_reading_that_is_no_number_spoils_no_counter(rulebook: Rulebook) -> No
             "stallscope_gpu_power_watts > 1000 or stallscope_gpu_temperature_celsius > 99": [],
             'sum by (instance) (stallscope_gpu_ecc_errors_total{instance!="a:9835"})': [({"instance": "c:9400"}, 2)],
         },
+        rule_files=FILES,
+    )
+
+
+GARBAGE = (0, 255, 65_535, -1, -(2**31), 2**31 - 16, 2**32 - 1, 2**63)
+"""What drivers and exporters show in place of a temperature that they do not have."""
+TEMPERATURES = {
+    "nvidia_gpu_exporter": ("nvidia_smi_temperature_gpu", "nvidia_smi_temperature_memory"),
+    A: ("DCGM_FI_DEV_GPU_TEMP", "DCGM_FI_DEV_MEMORY_TEMP"),
+    B: ("DCGM_FI_DEV_GPU_TEMP_CELSIUS",),
+    C: ("DCGM_FI_DEV_GPU_TEMP_CELSIUS", "DCGM_FI_DEV_MEMORY_TEMP_CELSIUS"),
+    "amd_device_metrics_exporter": ("gpu_junction_temperature", "gpu_memory_temperature"),
+    "omnistat": ("rocm_temperature_celsius",),
+}
+HEAT: Mapping[str, list[tuple[Labels, float]]] = {
+    "count_over_time(gpu:verdict:ratio5m{cause='thermal_throttle'}[1h])": [],
+    "count_over_time(ALERTS{alertname='GpuThermalThrottle'}[1h])": [],
+}
+
+
+@pytest.mark.parametrize("exporter", TEMPERATURES)
+def test_a_garbage_temperature_is_no_temperature_and_no_heat(rulebook: Rulebook, exporter: str) -> None:
+    in_turn = " ".join(f"{value}x5" for value in GARBAGE)
+    rulebook.check(
+        [
+            *told(exporter, dict.fromkeys(TEMPERATURES[exporter], in_turn), instance="bad:9400"),
+            *told(A, {"DCGM_FI_DEV_GPU_TEMP": steady(52)}, instance="well:9400"),
+        ],
+        {
+            "count by (instance) (count_over_time(stallscope_gpu_temperature_celsius{instance='bad:9400'}[1h]))": [],
+            "stallscope_gpu_temperature_celsius{instance='well:9400',sensor='gpu'} == 52": [
+                ({"__name__": "stallscope_gpu_temperature_celsius", **SUBJECT, **MEASURED, "sensor": "gpu"}, 52)
+            ],
+            "count(last_over_time(gpu:verdict:ratio5m{instance='bad:9400'}[1h]) >= 0) > bool 0": [({}, 1)],
+            **HEAT,
+        },
+        at="24m",
+        rule_files=FILES,
+    )
+
+
+@pytest.mark.parametrize("blank", [2**31 - 16, 2**31 - 1, 2**32 - 1, 2**63])
+def test_a_blank_in_place_of_the_reasons_for_low_clocks_is_no_heat(rulebook: Rulebook, blank: int) -> None:
+    names = ("DCGM_FI_DEV_CLOCKS_EVENT_REASONS", "DCGM_FI_DEV_CLOCK_THROTTLE_REASONS")
+    slow = {"DCGM_FI_DEV_SM_CLOCK": steady(990)}
+    rulebook.check(
+        told(A, {**dict.fromkeys(names, steady(blank)), **slow}, instance="bad:9400"),
+        {"count_over_time(gpu_reason:throttled:ratio[1h]) > 0": [], **HEAT},
+        at="24m",
         rule_files=FILES,
     )
 

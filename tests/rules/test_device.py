@@ -369,6 +369,17 @@ def test_a_well_used_gpu_is_compute_bound_and_loses_nothing(rulebook: Rulebook) 
     )
 
 
+def test_a_gpu_that_is_compute_bound_has_a_verdict_and_no_series_of_lost_time(rulebook: Rulebook) -> None:
+    rulebook.check(
+        node("good", sm=0.9, power=0.85),
+        {
+            "count by (cause) (rank:verdict:ratio5m)": [({"cause": "compute_bound"}, 1)],
+            "count by (cause) (gpu:verdict:ratio5m)": [({"cause": "compute_bound"}, 1)],
+            'count({__name__=~"(gpu|rank)_cause:.+"})': [],
+        },
+    )
+
+
 def test_alerts_on_the_gpu_side(rulebook: Rulebook) -> None:
     small: dict[str, Any] = {"busy": 0.95, "sm": 0.3, "power": 0.4, "step": 0.02}
     stories: dict[str, tuple[Story, Labels]] = {

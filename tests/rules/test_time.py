@@ -141,6 +141,7 @@ def test_phases_of_a_rank_that_is_new_or_silent_are_not_judged(rulebook: Ruleboo
         pytest.param(gpu() + powered(steady(520)), "stalled", id="GPU busy at high power"),
         pytest.param(gpu() + powered("180+60x1 " * (LENGTH // 2)), "stalled", id="GPU busy at changing power"),
         pytest.param(gpu(), "stalled", id="GPU busy, power unknown"),
+        pytest.param([*gpu(), powered(steady(180))[0]], "stalled", id="GPU busy, power limit unknown"),
         pytest.param(gpu(idle=0.2) + powered(steady(180)), "stalled", id="GPU busy now and then"),
         pytest.param(gpu(idle=1.0) + storage(full=0.6), "hang_io", id="all wait for storage"),
         pytest.param(gpu(idle=1.0) + storage(in_flight=40), "hang_io", id="all wait for a network file system"),
@@ -191,6 +192,26 @@ def test_what_only_slows_a_gpu_does_not_hide_that_its_run_stands_still(
     rulebook: Rulebook, story: Story, cause: str
 ) -> None:
     rulebook.check(story, {f"count by (cause) ({RUN_VERDICT})": [({"cause": cause}, 1)]})
+
+
+def test_the_loss_of_a_standstill_begins_and_ends_a_minute_late(rulebook: Rulebook) -> None:
+    again = f"0+{INTERVAL}x{scrapes(10)} 600+0x{scrapes(5) - 2} 900+{INTERVAL}x{LENGTH}"
+    story = rank(last_step=again) + gpu(idle=1.0)
+    lost = f'{SHARE}{{cause="stalled"}}'
+    rulebook.check(story, {lost: []}, at="11m")
+    rulebook.check_percent(story, RUN_VERDICT, [(of_run("stalled"), 100)], at="11m30s")
+    rulebook.check_percent(story, RUN_VERDICT, [(of_run("stalled"), 100)], at="15m")
+    rulebook.check(story, {"rank:stalled:info": []}, at="15m")
+    rulebook.check(story, {lost: []}, at="16m30s")
+    rulebook.check_percent(story, RUN_VERDICT, [(of_run("insufficient_data"), 0)], at="16m30s")
+
+
+def test_a_rank_that_ends_in_a_standstill_loses_nothing_more(rulebook: Rulebook) -> None:
+    ended = [
+        (name, until(15) if name.startswith("stallscope_training_state{") and 'state="running"' in name else values)
+        for name, values in rank(last_step=STOPPED)
+    ]
+    rulebook.check(ended + gpu(idle=1.0), {'pair_cause:time_lost:ratio5m{cause="stalled"}': []}, at="15m30s")
 
 
 def test_a_hot_gpu_has_its_own_verdict_while_its_rank_stands_still(rulebook: Rulebook) -> None:

@@ -8,6 +8,7 @@ from tests.rules.rulebook import (
     LENGTH,
     RULE_FILES,
     SHARED,
+    TARGET,
     Labels,
     Rulebook,
     Story,
@@ -229,8 +230,8 @@ def test_sharing_is_unexpected_where_another_gpu_is_free(rulebook: Rulebook) -> 
     rulebook.check(
         nodes["two owners"][0],
         {
-            'count by (severity) (ALERTS{alertname="GpuSharedUnexpectedly", alertstate="firing"})': [
-                ({"severity": "warning"}, 1)
+            'count by (severity, user) (ALERTS{alertname="GpuSharedUnexpectedly", alertstate="firing"})': [
+                ({"severity": "warning", "user": user}, 1) for user in ("ada", "bob")
             ]
         },
         rule_files=FILES,
@@ -273,6 +274,103 @@ def test_a_gpu_without_a_report_is_underused_or_dips(rulebook: Rulebook) -> None
         "dips": (node("dips", gpu(idle=0.4, busy=0.4, low_samples=1.0), *dips(24)), ["periodic_host_work"]),
     }
     check_causes(rulebook, nodes, at="50m")
+
+
+RUNBOOKS = "https://github.com/stallscope/stallscope/blob/main/alerts/runbooks"
+
+
+def underused(instance: str, holders: str, **labels: str) -> tuple[Labels, Labels]:
+    """The alert on a GPU that is busy for two fifths of its time, with the words on who holds it."""
+    uuid = labels.get("uuid", "GPU-0")
+    return (
+        {
+            **TARGET,
+            "instance": instance,
+            "gpu": "0",
+            "uuid": uuid,
+            "severity": "warning",
+            "cause": "underused",
+            **labels,
+        },
+        {
+            "summary": "GPU is underused, and no training report tells why.",
+            "lost": "14.4 GPU-hours a day",
+            "description": f"GPU 0 ({uuid}) of {instance} is held but not busy for 60% of its time, and 95 % of its "
+            f"utilisation samples are at or under 70 %.{holders} Add `stallscope.track` around the training loop's "
+            "data loader to learn why; until then compare with the host's processors, disks and network, and try more "
+            "loader workers or a larger batch.",
+            "runbook_url": f"{RUNBOOKS}/GpuUnderused.md",
+            "dashboard_url": f"/d/stallscope-gpu?var-instance={instance}&var-gpu=0",
+        },
+    )
+
+
+LOW = gpu(idle=0.0, busy=0.4, low_samples=1.0)
+
+
+def test_the_alert_names_the_pod_the_job_or_the_user_that_holds_the_gpu(rulebook: Rulebook) -> None:
+    holders: list[tuple[str, dict[str, str], str]] = [
+        ("pod", {"namespace": "vision", "pod": "train-0", "container": "main"}, "pod vision/train-0"),
+        ("job", {"slurm_job": "42", "user": "ada"}, "Slurm job 42 of ada"),
+        ("container", {"container": "5f3a", "user": "ada"}, "container 5f3a of ada"),
+        ("user", {"user": "ada"}, "ada"),
+    ]
+    story, expected = exporter(), []
+    for instance, labels, words in holders:
+        story += node(instance, LOW, owner(0, steady(1), **labels))
+        routed = {name: value for name, value in labels.items() if name in ("namespace", "user")}
+        expected.append(underused(instance, f" It is held by {words}.", **routed))
+    # Nothing knows who holds this one.
+    story += node("unknown", LOW)
+    expected.append(underused("unknown", ""))
+    rulebook.check_texts(story, "GpuUnderused", expected)
+
+
+def test_every_owner_of_a_shared_gpu_has_an_alert_of_its_own(rulebook: Rulebook) -> None:
+    rulebook.check_texts(
+        exporter()
+        + node(
+            "sliced",
+            LOW,
+            owner(namespace="vision", pod="a-0"),
+            owner(namespace="vision", pod="a-1"),
+            owner(namespace="speech", pod="b-0"),
+        )
+        + node("mps", LOW, owner(slurm_job="7", user="ada"), owner(slurm_job="8", user="grace")),
+        "GpuUnderused",
+        [
+            underused("sliced", " It is held by pod vision/a-0, pod vision/a-1.", namespace="vision"),
+            underused("sliced", " It is held by pod speech/b-0.", namespace="speech"),
+            underused("mps", " It is held by Slurm job 7 of ada.", user="ada"),
+            underused("mps", " It is held by Slurm job 8 of grace.", user="grace"),
+        ],
+    )
+
+
+def test_each_mig_instance_tells_its_own_owner(rulebook: Rulebook) -> None:
+    story, expected = exporter(), []
+    for number, namespace in enumerate(("vision", "speech")):
+        uuid, mig = f"MIG-{number}", "1g.10gb"
+        story += node("mig", gpu(idle=0.0, busy=0.4, low_samples=1.0, mig=mig, uuid=uuid))
+        labels = {"gpu": "0", "uuid": uuid, "mig": mig, "namespace": namespace, "pod": "train-0"}
+        story.append(series("stallscope_gpu_owner_info", steady(1), job="stallscope", instance="mig", **labels))
+        words = f" It is held by pod {namespace}/train-0."
+        expected.append(underused("mig", words, uuid=uuid, mig=mig, namespace=namespace))
+    rulebook.check_texts(story, "GpuUnderused", expected)
+
+
+def test_an_idle_gpu_that_a_run_claims_is_its_alert_alone(rulebook: Rulebook) -> None:
+    story = node("claimed", rank(run="c", user="ada") + gpu(idle=1.0, busy=0.0, low_samples=1.0), owner(user="root"))
+    rulebook.check(
+        long(story),
+        {
+            "count by (instance, run, user) (ALERTS{alertname='GpuIdleAllocated', alertstate='firing'})": [
+                ({"instance": "claimed", "run": "c", "user": "ada"}, 1)
+            ]
+        },
+        at="100m",
+        rule_files=FILES,
+    )
 
 
 def test_a_gpu_with_room_is_told_with_how_many_more_jobs_fit(rulebook: Rulebook) -> None:

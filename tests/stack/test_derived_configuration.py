@@ -111,6 +111,12 @@ def test_nobody_is_notified_unless_asked_for(tmp_path: Path) -> None:
     assert [list(receiver) for receiver in silent["receivers"]] == [["name"]] * len(silent["receivers"])
 
 
+def test_nobody_else_can_read_the_file_that_may_hold_a_webhooks_password(tmp_path: Path) -> None:
+    (tmp_path / "alertmanager.yml").touch(mode=0o644)
+    file = write_alertmanager(bundle_folder("alerts"), tmp_path, webhook="http://ada:s3cret@127.0.0.1:1234/")
+    assert file.stat().st_mode & 0o077 == 0
+
+
 def test_a_webhook_takes_the_place_of_whom_the_bundle_notifies(tmp_path: Path) -> None:
     original = load(bundle_folder("alerts") / "alertmanager.yml")
     told = load(write_alertmanager(bundle_folder("alerts"), tmp_path, webhook="http://127.0.0.1:1234/"))

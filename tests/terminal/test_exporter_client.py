@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import socket
-import threading
 
 import pytest
 
 from stallscope.clients.exporter import ExporterClient, ExporterError
-from tests.analysis.servers import talking
+from tests.analysis.servers import DRIPS, HANDSHAKE, talking
 from tests.free_ports import free_port
 from tests.terminal.servers import exporter, speaking
 
@@ -104,16 +102,15 @@ def test_half_an_answer() -> None:
         assert problem_of(url, timeout=0.1) == "no answer within 0.1 s"
 
 
-@pytest.mark.parametrize("begun", [b"X: ", b"Content-Length: 99999\r\n\r\n", b"\r\na 1\n"])
-def test_an_answer_that_comes_byte_by_byte(begun: bytes) -> None:
-    def drip(connection: socket.socket, over: threading.Event) -> None:
-        connection.recv(65_536)
-        connection.sendall(b"HTTP/1.1 200 OK\r\n" + begun)
-        while not over.wait(0.01):
-            connection.sendall(b"x")
-
-    with talking(drip) as url:
+@pytest.mark.parametrize("drip", DRIPS)
+def test_an_answer_that_comes_byte_by_byte(drip: str) -> None:
+    with talking(DRIPS[drip]) as url:
         assert problem_of(url, timeout=0.2) == "no answer within 0.2 s"
+
+
+def test_a_handshake_that_comes_byte_by_byte() -> None:
+    with talking(HANDSHAKE) as url:
+        assert problem_of(url.replace("http:", "https:"), timeout=0.2) == "no answer within 0.2 s"
 
 
 @pytest.mark.parametrize(

@@ -227,7 +227,7 @@ def test_a_proxy_on_this_machine_does_not_speak_for_it(node: Node, header: str) 
 
 
 def test_another_machine_may_report_only_where_that_is_allowed(node: Node, caplog: pytest.LogCaptureFixture) -> None:
-    request = Request("POST", "/api/v1/report", {}, json.dumps(REPORT).encode(), keep_alive=True)
+    request = Request("POST", "/api/v1/report", {}, json.dumps(REPORT).encode())
     refused = node.application.answer(request, "192.0.2.7")
     assert refused.status == 403
     assert "--web.allow-remote-reports" in json.loads(refused.body)["message"]
@@ -244,7 +244,7 @@ def test_traces_are_asked_for_with_post_by_those_who_may_report(node: Node) -> N
     body = b'{"run": "resnet50", "steps": 2}'
     assert node.ask("/api/v1/trace")[0].status == 405
     assert node.ask("/api/v1/trace", "POST", {"Origin": "http://evil.example"}, body)[0].status == 403
-    request = Request("POST", "/api/v1/trace", {}, body, keep_alive=True)
+    request = Request("POST", "/api/v1/trace", {}, body)
     assert node.application.answer(request, "192.0.2.7").status == 403
     reply, answer = node.ask("/api/v1/trace", "POST", body=body)
     assert (reply.status, json.loads(answer)["steps"]) == (202, 2)
@@ -292,7 +292,7 @@ def test_looking_at_the_way_to_release_releases_nothing(node: Node, path: str, m
 @pytest.mark.parametrize("path", ["/-/release", "/-/resume"])
 def test_gpus_are_released_only_for_those_who_may_report(node: Node, path: str) -> None:
     assert node.ask(path, "POST", {"Origin": "http://evil.example"})[0].status == 403
-    request = Request("POST", path, {}, b"", keep_alive=True)
+    request = Request("POST", path, {}, b"")
     refused = node.application.answer(request, "192.0.2.7")
     assert refused.status == 403
     assert b"--web.allow-remote-reports" in refused.body
@@ -312,7 +312,7 @@ def test_with_signed_reports_another_machine_may_send_nothing_else(node: Node) -
         signed_reports=True,
     )
     statuses = {
-        path: application.answer(Request("POST", path, {}, json.dumps(REPORT).encode(), keep_alive=True), "192.0.2.7")
+        path: application.answer(Request("POST", path, {}, json.dumps(REPORT).encode()), "192.0.2.7")
         for path in ("/api/v1/report", "/api/v1/trace", "/-/release", "/-/resume")
     }
     assert [answer.status for answer in statuses.values()] == [204, 403, 403, 403]
@@ -388,6 +388,6 @@ def test_the_page_is_where_the_telemetry_path_says(tmp_path: Path) -> None:
         release=lambda _seconds: "",
         telemetry_path="/telemetry",
     )
-    request = Request("GET", "/telemetry", {}, b"", keep_alive=True)
+    request = Request("GET", "/telemetry", {}, b"")
     assert application.answer(request, "127.0.0.1").status == 200
     assert application.answer(request._replace(path="/metrics"), "127.0.0.1").status == 404

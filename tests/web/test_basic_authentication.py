@@ -104,6 +104,9 @@ def test_a_proven_user_is_not_checked_again_after_a_reload_unless_the_hash_chang
     assert users.judge(basic("alice", "new"), CLIENT) == "allowed"
     users.set_users({"bob": HASHED})
     assert users.judge(basic("alice", "new"), CLIENT) == "refused"
+    assert users.judge(basic("carol", "right"), CLIENT) == "refused"
+    users.set_users({"carol": HASHED})
+    assert users.judge(basic("carol", "right"), CLIENT) == "allowed"
 
 
 def test_a_user_with_many_right_passwords_does_not_make_another_one_forgotten(checks: Checks) -> None:
@@ -202,6 +205,24 @@ def test_guesses_from_one_address_keep_no_other_from_being_checked(users: BasicA
     second = in_a_thread(lambda: found.append(users.judge(basic("alice", "right"), CLIENT)))
     checks.go_on.set()
     for thread in (first, second):
+        thread.join(60)
+    assert found == ["allowed"]
+
+
+def test_many_addresses_that_guess_leave_room_for_a_user_from_another_one(
+    users: BasicAuthentication, checks: Checks
+) -> None:
+    guessers = [f"192.0.2.{number}" for number in range(5)]
+    for client in guessers:
+        assert users.judge(basic("eve", client), client) == "refused"
+    checks.go_on.clear()
+    guess = in_a_thread(partial(users.judge, basic("eve", "again"), guessers[0]))
+    asked_by(checks, 6)
+    assert [users.judge(basic("eve", "again"), client) for client in guessers[1:]] == ["busy"] * 4
+    found: list[str] = []
+    user = in_a_thread(lambda: found.append(users.judge(basic("alice", "right"), CLIENT)))
+    checks.go_on.set()
+    for thread in (guess, user):
         thread.join(60)
     assert found == ["allowed"]
 

@@ -154,6 +154,18 @@ def test_the_user_who_trains_may_request_traces_of_the_own_run_alone(node: Node)
 
 
 @as_root
+def test_a_user_who_trains_under_anothers_name_requests_no_traces_of_both(node: Node) -> None:
+    """Their processes look for requests under the name that they were given, not the one that is shown."""
+    node.intake.registry.accept(json.dumps(REPORT).encode(), "unix", uid=STRANGER)
+    node.intake.registry.accept(json.dumps({**REPORT, "session": "b1"}).encode(), "unix", uid=TRAINER)
+    for uid in (STRANGER, TRAINER):
+        for run in ("resnet50", f"resnet50-{TRAINER}"):
+            status, answer = node.post_as(uid, "/api/v1/trace", json.dumps({"run": run, "steps": 1}))
+            assert (status, json.loads(answer)["error"]) == (403, "not_owner")
+    assert node.post_as(0, "/api/v1/trace", '{"run": "resnet50", "steps": 1}')[0] == 202
+
+
+@as_root
 def test_members_of_the_control_group_may_release_and_request_traces(node: Node) -> None:
     member = pwd.getpwnam("daemon")
     node.intake.registry.accept(json.dumps(REPORT).encode(), "unix", uid=TRAINER)
@@ -185,7 +197,7 @@ def test_who_is_not_seen_by_the_kernel_needs_a_user_of_the_web_configuration(
     node.application.allow_remote_reports = True
     node.intake.post(json.dumps(REPORT).encode())
     headers = {"x-forwarded-for": "192.0.2.7"} if client == "127.0.0.1" else {}
-    request = Request("POST", path, headers, b'{"run": "resnet50", "steps": 1}', keep_alive=True)
+    request = Request("POST", path, headers, b'{"run": "resnet50", "steps": 1}')
     refused = node.application.answer(request, client)
     assert refused.status == 403
     assert b"need a user or a client certificate of --web.config.file" in refused.body
@@ -205,7 +217,7 @@ def test_a_password_proves_a_client_but_a_spared_request_does_not(tmp_path: Path
 
     guarded = Security(file).guard(answer, lambda _request: not user)
     headers = {"authorization": f"Basic {base64.b64encode(user.encode()).decode()}"} if user else {}
-    guarded(Request("POST", "/-/release", headers, b"", keep_alive=True), "192.0.2.7")
+    guarded(Request("POST", "/-/release", headers, b""), "192.0.2.7")
     assert seen == [bool(user)]
 
 

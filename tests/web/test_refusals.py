@@ -87,13 +87,13 @@ def test_a_request_that_is_too_long_is_one_beyond_limits(serve: Serve) -> None:
 
 def test_what_is_no_http_is_malformed_and_tls_is_called_so(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
     server, refusals = serve(USERS)
-    for garbage in (b"SSH-2.0-OpenSSH\r\n", b"\x16\x03\x01\x02\x00\x01", b"\x16\x03\x01\x02\x00\x01"):
+    for garbage in (b"SSH-2.0-OpenSSH\r\n\r\n", b"\x16\x03\x01\x02\x00\x01", b"\x16\x03\x01\x02\x00\x01"):
         with socket.create_connection(("127.0.0.1", server.address.port), timeout=60) as connection:
             connection.sendall(garbage)
             assert connection.recv(1000).startswith(b"HTTP/1.1 400 ")
     assert counts(refusals) == {"malformed": 3}
     assert caplog.messages == [
-        "refused a client at 127.0.0.1: this is no HTTP request line",
+        "refused a client at 127.0.0.1: this is no HTTP/1.1 request",
         "refused a client at 127.0.0.1: TLS came where plain HTTP is spoken; ask by http://, or set --web.config.file",
     ]
 
@@ -103,7 +103,7 @@ def test_a_request_that_never_ends_is_one_beyond_limits_and_a_silent_client_is_n
 ) -> None:
     server, refusals = serve(USERS)
     place = ("127.0.0.1", server.address.port)
-    whole = f"GET / HTTP/1.1\r\nAuthorization: {ALICE}\r\n\r\n".encode()
+    whole = f"GET / HTTP/1.1\r\nHost: h\r\nAuthorization: {ALICE}\r\n\r\n".encode()
     with socket.create_connection(place, timeout=60) as slow:
         slow.sendall(whole + b"GET / HTTP/1.1\r\nHos")
         assert slow.recv(1000).startswith(b"HTTP/1.1 200 ")  # what came with it is there too
@@ -133,5 +133,5 @@ def test_clients_without_a_certificate_and_without_tls_are_told_apart(serve: Ser
 
     server, refusals = serve(TLS)
     with socket.create_connection(("127.0.0.1", server.address.port), timeout=60) as plain:
-        plain.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        plain.sendall(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
         await_count(refusals, "handshake", 1)

@@ -1,63 +1,93 @@
+"""Requests as clients send them, on a real connection: whole, in pieces, malformed and too large."""
+
 from __future__ import annotations
 
+import socket
+from collections.abc import Iterator
+
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stallscope.web.http.request import MAX_HEAD_BYTES, Malformed, Request, take_request
+from stallscope.common.address import Address
+from stallscope.protocol.report import MAX_BYTES
+from stallscope.web.http.request import MAX_HEAD_BYTES, Request
+from stallscope.web.http.response import TEXT, Response
+from stallscope.web.http.server import Server
 
-GET = b"GET /metrics?name=x HTTP/1.1\r\nHost: h\r\nAccept: a\r\nACCEPT: b\r\n\r\n"
-
-
-def take(data: bytes, max_body: int = 100) -> Request | None:
-    return take_request(bytearray(data), max_body)
-
-
-def test_a_whole_request_is_taken_with_its_path_and_lower_case_headers() -> None:
-    request = take(GET)
-    headers = {"host": "h", "accept": "a,b"}
-    assert request == Request("GET", "/metrics", headers, b"", keep_alive=True, query="name=x")
+GET = b"GET /metrics?name=x HTTP/1.1\r\nHost: h\r\nAccept: a\r\nACCEPT: b\r\nConnection: close\r\n\r\n"
 
 
-@pytest.mark.parametrize("length", range(len(GET)))
-def test_a_part_of_a_request_waits_for_the_rest(length: int) -> None:
-    received = bytearray(GET[:length])
-    assert take_request(received, 100) is None
-    received += GET[length:]
-    request = take_request(received, 100)
-    assert request is not None
-    assert request.path == "/metrics"
-    assert not received
+@pytest.fixture(scope="module")
+def requests() -> list[Request]:
+    """What has been answered."""
+    return []
 
 
-def test_pipelined_requests_come_out_one_after_another() -> None:
-    received = bytearray(b"POST /a HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc" + GET)
-    first, second, third = (take_request(received, 100) for _ in range(3))
-    assert first is not None
-    assert second is not None
-    assert (first.path, first.body, second.path, third) == ("/a", b"abc", "/metrics", None)
+@pytest.fixture(scope="module")
+def server(requests: list[Request]) -> Iterator[Server]:
+    def answer(request: Request, _client: str) -> Response:
+        requests.append(request)
+        return Response(413 if request.oversized else 200, TEXT, b"answered")
+
+    made = Server(Address("127.0.0.1", 0), answer)
+    made.start()
+    yield made
+    made.stop()
+
+
+def responses(server: Server, *pieces: bytes) -> bytes:
+    with socket.create_connection(("127.0.0.1", server.address.port), timeout=60) as connection:
+        for piece in pieces:
+            connection.sendall(piece)
+        connection.shutdown(socket.SHUT_WR)
+        received = bytearray()
+        while data := connection.recv(65_536):
+            received += data
+    return bytes(received)
+
+
+def test_a_request_has_its_path_query_and_lower_case_headers(server: Server, requests: list[Request]) -> None:
+    assert responses(server, GET).startswith(b"HTTP/1.1 200 OK\r\n")
+    request = requests[-1]
+    assert (request.method, request.path, request.query, request.body) == ("GET", "/metrics", "name=x", b"")
+    assert request.headers == {"host": "h", "accept": "a,b", "connection": "close"}
+
+
+def test_a_request_may_come_byte_by_byte(server: Server) -> None:
+    assert responses(server, *(GET[at : at + 1] for at in range(len(GET)))).startswith(b"HTTP/1.1 200 OK\r\n")
+
+
+def test_a_body_may_come_in_chunks(server: Server, requests: list[Request]) -> None:
+    head = b"POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n"
+    assert responses(server, head, b"3\r\nabc\r\n", b"2\r\nde\r\n0\r\n\r\n").startswith(b"HTTP/1.1 200 OK\r\n")
+    assert requests[-1].body == b"abcde"
+
+
+def test_a_client_that_waits_for_a_go_ahead_gets_it(server: Server) -> None:
+    with socket.create_connection(("127.0.0.1", server.address.port), timeout=60) as connection:
+        connection.sendall(b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\n")
+        assert connection.recv(1000).startswith(b"HTTP/1.1 100 ")
+        connection.sendall(b"{}")
+        assert connection.recv(1000).startswith(b"HTTP/1.1 200 ")
 
 
 @pytest.mark.parametrize(
-    ("version", "header", "keep_alive"),
+    ("version", "header", "answers"),
     [
-        (b"1.1", b"", True),
-        (b"1.1", b"Connection: close\r\n", False),
-        (b"1.0", b"", False),
-        (b"1.0", b"Connection: keep-alive\r\n", True),
+        (b"1.1", b"", 2),
+        (b"1.1", b"Connection: close\r\n", 1),
+        (b"1.0", b"", 1),
     ],
 )
-def test_the_connection_stays_as_version_and_header_say(version: bytes, header: bytes, keep_alive: bool) -> None:
-    request = take(b"GET / HTTP/" + version + b"\r\n" + header + b"\r\n")
-    assert request is not None
-    assert request.keep_alive is keep_alive
+def test_the_connection_is_kept_as_version_and_header_say(
+    version: bytes, header: bytes, answers: int, server: Server
+) -> None:
+    request = b"GET / HTTP/" + version + b"\r\nHost: h\r\n" + header + b"\r\n"
+    assert responses(server, request * 2).count(b"HTTP/1.1 200 OK") == answers
 
 
-def test_a_body_over_the_limit_is_told_before_it_arrives() -> None:
-    request = take(b"POST /a HTTP/1.1\r\nContent-Length: 101\r\n\r\n")
-    assert request is not None
-    assert request.oversized
-    assert not request.keep_alive
+HOST = b" / HTTP/1.1\r\nHost: h\r\n"
 
 
 @pytest.mark.parametrize(
@@ -65,37 +95,32 @@ def test_a_body_over_the_limit_is_told_before_it_arrives() -> None:
     [
         (b"nonsense\r\n\r\n", 400),
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\n", 400),
-        (b"\x16\x03\x01", 400),  # what can't become a request is not waited for
+        (b"\x16\x03\x01", 400),
         (b"\x00", 400),
-        (b"GOSSIP-PROTOCOL", 400),
-        (b"get / HTTP/1.1\r\n\r\n", 400),
-        (b"GET http://elsewhere/ HTTP/1.1\r\n\r\n", 400),
-        (b"GET /a b HTTP/1.1\r\n\r\n", 400),
-        (b"GET / HTTP/1.1\r\nno colon\r\n\r\n", 400),
-        (b"GET / HTTP/1.1\r\nA: b\r\n folded\r\n\r\n", 400),
-        (b"GET / HTTP/1.1\r\nSpace : b\r\n\r\n", 400),
-        (b"GET / HTTP/1.1\r\nA: b\nC: d\r\n\r\n", 400),
-        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 505),
-        (b"POST / HTTP/1.1\r\nContent-Length: -1\r\n\r\n", 400),
-        (b"POST / HTTP/1.1\r\nContent-Length: 1, 2\r\n\r\n", 400),
-        (b"POST / HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n", 400),
-        (b"POST / HTTP/1.1\r\nContent-Length: \xb2\r\n\r\n", 400),
-        (b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n", 411),
-        (b"GET /" + b"a" * MAX_HEAD_BYTES, 431),
-        (b"GET / HTTP/1.1\r\nA: " + b"a" * MAX_HEAD_BYTES, 431),
+        (b"GET http://elsewhere/ HTTP/1.1\r\nHost: h\r\n\r\n", 400),
+        (b"GET /a b HTTP/1.1\r\nHost: h\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\n\r\n", 400),
+        (b"GET" + HOST + b"no colon\r\n\r\n", 400),
+        (b"GET" + HOST + b"Space : b\r\n\r\n", 400),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
+        (b"POST" + HOST + b"Content-Length: -1\r\n\r\n", 400),
+        (b"POST" + HOST + b"Content-Length: 1, 2\r\n\r\n", 400),
+        (b"POST" + HOST + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\n", 400),
+        (b"POST" + HOST + b"Transfer-Encoding: gzip\r\n\r\n", 501),
+        (b"POST" + HOST + b"Transfer-Encoding: chunked\r\n\r\nnothing\r\n", 400),
+        (b"POST" + HOST + b"Content-Length: %d\r\n\r\n" % (MAX_BYTES + 1), 413),
+        (b"POST" + HOST + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n" % (2 * MAX_BYTES) + bytes(2 * MAX_BYTES), 413),
+        (b"GET /" + b"a" * 2 * MAX_HEAD_BYTES, 431),
+        (b"GET" + HOST + b"A: " + b"a" * 2 * MAX_HEAD_BYTES, 431),
     ],
 )
-def test_what_is_no_request_or_breaks_a_limit_is_refused(data: bytes, status: int) -> None:
-    with pytest.raises(Malformed) as refusal:
-        take(data)
-    assert refusal.value.status == status
+def test_what_is_no_request_or_breaks_a_limit_is_refused(data: bytes, status: int, server: Server) -> None:
+    assert responses(server, data).startswith(b"HTTP/1.1 %d " % status)
+    assert responses(server, GET).startswith(b"HTTP/1.1 200 OK\r\n")
 
 
 @given(st.binary(max_size=300))
-@settings(max_examples=300, deadline=None)
-def test_no_bytes_bring_anything_but_a_request_a_wait_or_a_refusal(data: bytes) -> None:
-    try:
-        request = take(b"POST / HTTP/1.1\r\n" + data)
-    except Malformed:
-        return
-    assert request is None or request.method == "POST"
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_no_bytes_bring_anything_but_a_response_or_an_end(server: Server, data: bytes) -> None:
+    received = responses(server, b"POST" + HOST + data)
+    assert not received or received.startswith(b"HTTP/1.1 ")

@@ -183,7 +183,7 @@ def test_a_look_finds_nothing_before_its_time_but_a_reload_does(tmp_path: Path) 
     security = Security(file, look_seconds=3600.0)
     guarded = security.guard(answer)
     file.write_text(USERS)
-    request = Request("GET", "/", {}, b"", keep_alive=True)
+    request = Request("GET", "/", {}, b"")
     assert guarded(request, "127.0.0.1").status == 200
     security.look_now()
     assert guarded(request, "127.0.0.1").status == 401
@@ -323,6 +323,7 @@ def test_no_beginning_of_the_file_in_force_lets_anyone_in(
         ("rate_limit:\n  interval: 100ms\n  burst: 100\n", "rate_limit"),
         (STRICT[STRICT.index("basic_auth_users") :], "basic_auth_users"),
     ],
+    ids=("kind", "authorities", "names", "list of names", "version", "curves", "rate", "users"),
 )
 @needs_openssl
 def test_a_setting_that_keeps_clients_out_is_removed_by_a_restart_alone(

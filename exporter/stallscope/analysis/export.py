@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from stallscope.analysis.runs import Run
 from stallscope.common.whole_files import whole_files
 
 FORMATS = ("parquet", "csv")
+_FORMULA = re.compile(r"^'*[=+\-@\t\r\n]")
+"""Start of a cell that a spreadsheet executes, also after apostrophes, so that two words never become equal."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +111,8 @@ class _Sheet:
                 if self._form == "csv"
                 else pyarrow.parquet.ParquetWriter(self._file, self._schema, compression="zstd")
             )
+        if self._form == "csv":
+            frame = _without_formulas(frame)
         self._writer.write_table(pa.Table.from_pandas(frame, schema=self._schema))
         self.rows += len(frame)
 
@@ -115,6 +120,17 @@ class _Sheet:
         """Write what stands at a file's end."""
         if self._writer is not None:
             self._writer.close()
+
+
+def _without_formulas(frame: pd.DataFrame) -> pd.DataFrame:
+    """Prefix words that a spreadsheet would execute as formulas with an apostrophe; numbers are unchanged."""
+    plain = {
+        name: frame[name].cat.rename_categories([_FORMULA.sub(r"'\g<0>", word) for word in frame[name].cat.categories])
+        for name in frame.columns
+        if isinstance(frame[name].dtype, pd.CategoricalDtype)
+    }
+    harmless: pd.DataFrame = frame.assign(**plain)
+    return harmless
 
 
 def _schema(frame: pd.DataFrame) -> Any:

@@ -824,13 +824,7 @@ CAUSES: dict[str, Cause] = {
                         time()
                       -
                         (
-                            min by ({run}) (
-                                rank:live:info
-                              * on (cluster, job, instance, run, rank) group_left ()
-                                max by (cluster, job, instance, run, rank) (stallscope_training_start_timestamp_seconds)
-                            )
-                          <
-                            min_over_time(run:clock:seconds[2h])
+                            run:start:timestamp_seconds < min_over_time(run:clock:seconds[2h])
                           or
                             min_over_time(run:clock:seconds[2h])
                         )
@@ -1298,9 +1292,9 @@ CAUSES: dict[str, Cause] = {
                 ),
                 "GPU is underused, and no training report tells why.",
                 """{gpu} is held but not busy for {share} of its time, and 95 % of its utilisation samples are at or
-                under 70 %. Add `stallscope.track` around the training loop's data loader to learn why; until then
-                compare with the host's processors, disks and network, and try more loader workers or a larger
-                batch.""",
+                under 70 %.{held_by} Add `stallscope.track` around the training loop's data loader to learn why;
+                until then compare with the host's processors, disks and network, and try more loader workers or a
+                larger batch.""",
                 wait="15m",
             ),
             is_slowness=True,
@@ -1355,7 +1349,7 @@ CAUSES: dict[str, Cause] = {
                 "GPU is held, and nothing runs on it.",
                 """{gpu} has had no work for {{ with printf "gpu:idle_allocated:seconds{instance=%q,gpu=%q,uuid=%q}"
                 $labels.instance $labels.gpu $labels.uuid | query }}{{ . | first | value | humanizeDuration }}{{
-                else }}over an hour{{ end }}, though somebody holds it: {share} of its time is lost.{used_by}
+                else }}over an hour{{ end }}, though somebody holds it: {share} of its time is lost.{held_by}
                 Release it, or start the stage that needs it earlier; if the job has several GPUs, check that it
                 uses them all.""",
                 wait="1m",
@@ -1394,7 +1388,7 @@ CAUSES: dict[str, Cause] = {
                 Value("gpu:sharers:count", "gpu_holder:pair:info"),
                 "Jobs share a GPU while another one is free.",
                 """{value} jobs or owners compute on {gpu}, which is meant for one, and another GPU of the node is
-                free: each slows the other.{used_by} Check CUDA_VISIBLE_DEVICES of all of them, or ask the scheduler
+                free: each slows the other.{held_by} Check CUDA_VISIBLE_DEVICES of all of them, or ask the scheduler
                 for one GPU each.""",
                 wait="2m",
                 keep="5m",

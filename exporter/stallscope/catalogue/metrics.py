@@ -927,7 +927,7 @@ EXPORTER_FAMILIES = (
         "were last read, else 0; the last valid ones stay in force.",
         labels=("file",),
         values={"file": ("config", "web_config")},
-        provider="cli.exporter",
+        provider="web.reloads",
     ),
     _exporter("exporter_runs", _GAUGE, "Runs held.", provider="intake.runs"),
     _exporter("exporter_series", _GAUGE, "Series on the newest page."),

@@ -21,6 +21,8 @@ import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
+from stallscope.common.formatting import without_password
+
 USAGE_ERROR = 2
 """Exit status after a wrong command line."""
 
@@ -70,7 +72,8 @@ class Parser(argparse.ArgumentParser):
                 self.error(f"unknown flag {flag}{nearest(flag, self.flags)}")
         parsed, rest = self.parse_known_args(told, namespace)
         if rest:
-            self.error(f"{'unknown flag' if rest[0].startswith('-') else 'unexpected argument'} {rest[0]}")
+            kind = "unknown flag" if rest[0].startswith("-") else "unexpected argument"
+            self.error(f"{kind} {without_password(rest[0])}")
         try:
             for each in self.afterwards:
                 each(parsed)

@@ -9,6 +9,7 @@ from stallscope.cli import _client_certificate
 from stallscope.cli._durations import duration
 from stallscope.cli._parser import Parser
 from stallscope.clients.address import LOCAL, VARIABLE, default_url
+from stallscope.common.formatting import without_password
 from stallscope.configuration import parse_server
 
 if TYPE_CHECKING:
@@ -80,5 +81,6 @@ def address(text: str) -> str:
     except ValueError:
         url = ""
     if not url:
-        raise argparse.ArgumentTypeError(f"{text!r} is no address; expected http://HOST:PORT or https://HOST:PORT")
+        shown = without_password(text)
+        raise argparse.ArgumentTypeError(f"{shown!r} is no address; expected http://HOST:PORT or https://HOST:PORT")
     return url

@@ -245,14 +245,12 @@ class Exporter:
 
     def _collect_reloads(self) -> list[Sample]:
         """Whether the configuration files were valid when they were last read."""
-        from stallscope.catalogue.metrics import family
-        from stallscope.sampling.reading import Sample
+        from stallscope.web.reloads import reload_samples
 
-        reloaded = {"config": self._is_reloaded}
+        validity = {"config": self._is_reloaded}
         if self._security is not None:
-            reloaded["web_config"] = self._security.is_current
-        successful = family("stallscope_exporter_config_last_reload_successful")
-        return [Sample(successful, (file,), int(is_valid)) for file, is_valid in reloaded.items()]
+            validity["web_config"] = self._security.is_current
+        return reload_samples(validity)
 
     def _hears_others(self) -> bool:
         """Whether reports may come from other machines."""

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import base64
 import json
-import ssl
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import Sequence
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 from stallscope.cli import _client_certificate
-from stallscope.cli._exporter import DEFAULT_EXPORTER
+from stallscope.cli._exporter import DEFAULT_EXPORTER, exporter_url
 from stallscope.cli._parser import Parser
-from stallscope.clients.client_certificate import ClientCertificate, ClientCertificateError, tls_trouble
-from stallscope.common.formatting import readable
+from stallscope.clients.client_certificate import ClientCertificate
+from stallscope.clients.exporter import Answer, ExporterClient, ExporterError
+from stallscope.common.formatting import readable, without_password
 from stallscope.protocol.trace_request import MAX_RANKS, MAX_STEPS
 
 _PATH = "/api/v1/trace"
@@ -91,10 +88,10 @@ def main(arguments: Sequence[str]) -> int:
     wish = {"run": told.run, "steps": told.steps, "ranks": told.rank}
     first = told.first_step
     answers: list[dict[str, Any]] = []
-    for url in told.exporter or [DEFAULT_EXPORTER]:
-        exporter, headers = _without_login(url)
+    for address in told.exporter or [DEFAULT_EXPORTER]:
+        exporter = without_password(address)
         try:
-            answer = _ask(exporter, headers, wish if first is None else {**wish, "first_step": first}, told.certificate)
+            answer = _ask(address, wish if first is None else {**wish, "first_step": first}, told.certificate)
         except _Refused as refused:
             answer = {"problem": str(refused)}
         else:
@@ -109,50 +106,30 @@ def main(arguments: Sequence[str]) -> int:
     return int(any(answer.get("problem") for answer in answers))
 
 
-def _without_login(url: str) -> tuple[str, dict[str, str]]:
-    """Return the address without user and password, and the headers that send these."""
-    parts = urlsplit(url)
-    if parts.username is None:
-        return url, {}
-    login = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
-    return (
-        parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl(),
-        {"Authorization": f"Basic {base64.b64encode(login).decode()}"},
-    )
-
-
-def _ask(
-    exporter: str, headers: dict[str, str], wish: dict[str, Any], certificate: ClientCertificate | None
-) -> dict[str, Any]:
-    request = urllib.request.Request(  # noqa: S310 - the scheme is checked
-        exporter + _PATH, json.dumps(wish).encode(), {"Content-Type": "application/json", **headers}, method="POST"
-    )
+def _ask(exporter: str, wish: dict[str, Any], certificate: ClientCertificate | None) -> dict[str, Any]:
     try:
-        context = None if certificate is None else certificate.context()
-        with urllib.request.urlopen(request, timeout=_TIMEOUT, context=context) as reply:  # noqa: S310
-            answer: dict[str, Any] = json.loads(reply.read(_LONGEST_ANSWER))
-            if type(answer) is not dict or type(answer.get("first_step")) is not int:
-                raise _Refused("what answers there is no exporter of Stallscope")
-            return answer
-    except urllib.error.HTTPError as error:
-        raise _Refused(_message(error)) from None
-    except ClientCertificateError as error:
+        client = ExporterClient(exporter, timeout=_TIMEOUT, max_bytes=_LONGEST_ANSWER, certificate=certificate)
+        path = urlsplit(exporter).path.rstrip("/") + _PATH
+        answer = client.request("POST", path, json.dumps(wish).encode(), {"Content-Type": "application/json"})
+        client.close()
+    except (ExporterError, ValueError) as error:
         raise _Refused(str(error)) from None
-    except ValueError:
-        raise _Refused("what answers there is no exporter of Stallscope") from None
-    except OSError as error:
-        reason = error.reason if isinstance(error, urllib.error.URLError) else error  # TLS has another `reason`
-        if isinstance(reason, ssl.SSLError):
-            raise _Refused(tls_trouble(reason, certificate, "SSL_CERT_FILE")) from None
-        raise _Refused(f"no answer ({reason}); is the exporter running there?") from None
+    document = _document(answer)
+    if not 200 <= answer.status < 300:
+        words = document.get("message") if isinstance(document, dict) else None
+        if isinstance(words, str):
+            raise _Refused(readable(words, _SHOWN))
+        raise _Refused(f"HTTP status {answer.status}; is this an exporter that takes requests for traces?")
+    if not isinstance(document, dict) or type(document.get("first_step")) is not int:
+        raise _Refused("what answers there is no exporter of Stallscope")
+    return document
 
 
-def _message(error: urllib.error.HTTPError) -> str:
-    with error:
-        try:
-            return readable(str(json.loads(error.read(_LONGEST_ANSWER))["message"]), _SHOWN)
-        except (ValueError, KeyError, TypeError, OSError):
-            return f"HTTP status {error.code}; is this an exporter that takes requests for traces?"
+def _document(answer: Answer) -> Any:
+    try:
+        return json.loads(answer.body)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _summary(exporter: str, answer: dict[str, Any]) -> str:
@@ -192,6 +169,4 @@ def _ranks(text: str) -> list[int]:
 
 def _url(text: str) -> str:
     url = text if "://" in text else f"http://{text}"
-    if not url.startswith(("http://", "https://")) or not url.isprintable() or " " in url:
-        raise argparse.ArgumentTypeError(f"{text!r} is no address of an exporter; expected http://host:port")
-    return url.rstrip("/")
+    return exporter_url(url).rstrip("/")

@@ -1,4 +1,4 @@
-"""Pages of metrics from an exporter, with every way in which it may fail told in one line.
+"""Requests to an exporter, with every way in which they may fail told in one line.
 
 The standard library's client on one connection: half a millisecond a page, where requests would take three and 10 MB.
 """
@@ -6,16 +6,17 @@ The standard library's client on one connection: half a millisecond a page, wher
 from __future__ import annotations
 
 import base64
-import contextlib
 import http.client
 import re
 import socket
 import ssl
-import threading
-import time
+from collections.abc import Mapping
+from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from stallscope.clients.client_certificate import ClientCertificate, ClientCertificateError, tls_trouble
+from stallscope.clients.deadline import deadline_after, watch
+from stallscope.common.formatting import without_password
 from stallscope.common.version import __version__
 
 TIMEOUT_SECONDS = 5.0
@@ -24,11 +25,31 @@ MAX_BYTES = 64 << 20
 DEFAULT_PATH = "/metrics"
 DEFAULT_PORT = 19400
 _PIECE_BYTES = 262_144
+_NONE: Mapping[str, str] = {}
 _SHOWN = 200
 
 
 class ExporterError(Exception):
     """No page came; the message is one line with what was wrong and what to do, without the address."""
+
+
+class Answer(NamedTuple):
+    """A whole answer."""
+
+    status: int
+    location: str
+    """Target of a redirection."""
+    body: bytes
+
+
+class _Connection(http.client.HTTPConnection):
+    def connect(self) -> None:
+        super().connect()
+        watch(self.sock)
+
+
+class _SecureConnection(http.client.HTTPSConnection, _Connection):
+    """Its handshake follows the connect of the class behind it."""
 
 
 class ExporterClient:
@@ -46,8 +67,8 @@ class ExporterClient:
 
         Args:
             url: `HOST`, `HOST:PORT` or a whole address; a user and a password in it are sent.
-            timeout: seconds that a page may take altogether.
-            max_bytes: longest page that is read.
+            timeout: seconds that an answer may take altogether.
+            max_bytes: longest answer that is read.
             certificate: is shown to it, where it wants one.
 
         Raises:
@@ -60,7 +81,8 @@ class ExporterClient:
         except ValueError:
             sound = False
         if not sound or not re.fullmatch(r"[\x21-\x7e]+", url):
-            raise ValueError(f"{url!r} is no address of an exporter; one is http://localhost:{DEFAULT_PORT}")
+            shown = without_password(url)
+            raise ValueError(f"{shown!r} is no address of an exporter; one is http://localhost:{DEFAULT_PORT}")
         self._host: str = parts.hostname or ""
         self._secure = parts.scheme == "https"
         # A port left out is the web's own only where the scheme says that this is the web.
@@ -93,17 +115,36 @@ class ExporterClient:
         Raises:
             ExporterError: there is none.
         """
-        path = path or self._path
-        kept = self._connection is not None
+        answer = self.request("GET", path or self._path)
+        try:
+            if answer.status != http.HTTPStatus.OK:
+                raise ExporterError(_refusal(answer.status, answer.location))
+            return answer.body.decode()
+        except UnicodeDecodeError:
+            raise ExporterError("its answer is no page of metrics; see what listens at that address") from None
+
+    def request(self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] = _NONE) -> Answer:
+        """Return the answer, whatever its status.
+
+        Args:
+            method: of HTTP.
+            path: of the page.
+            body: of the request.
+            headers: further ones.
+
+        Raises:
+            ExporterError: there is none.
+        """
+        is_kept = self._connection is not None
         try:
             try:
-                return self._read(path)
+                return self._exchange(method, path, body, headers)
             except ConnectionError:
-                if not kept:
+                if not is_kept:
                     raise
                 # The server had closed a connection that nobody used, as it may.
                 self.close()
-                return self._read(path)
+                return self._exchange(method, path, body, headers)
         except (OSError, http.client.HTTPException, ExporterError) as problem:
             self.close()
             raise ExporterError(self._reason(problem)) from None
@@ -114,39 +155,32 @@ class ExporterClient:
             self._connection.close()
             self._connection = None
 
-    def _read(self, path: str) -> str:
-        deadline = time.monotonic() + self.timeout
-        connection = self._connection
-        if connection is None:
-            connection = self._connection = self._connected()
-        connection.request("GET", path, headers=self._headers)
-        # The socket's own timeout is for each piece of an answer, which may come byte by byte.
-        alarm = threading.Timer(self.timeout, _shut, [connection.sock])
-        alarm.daemon = True
-        alarm.start()
-        problem: Exception | None = None
-        page = ""
-        try:
-            page = self._answer(connection)
-        except (OSError, http.client.HTTPException, ExporterError) as found:
-            problem = found
-        alarm.cancel()
-        if time.monotonic() >= deadline:  # whatever seemed to end there was cut off
-            raise TimeoutError
-        if problem is not None:
-            raise problem
-        return page
+    def _exchange(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]) -> Answer:
+        with deadline_after(self.timeout) as deadline:
+            try:
+                if self._connection is None:
+                    self._connection = self._connected()
+                watch(self._connection.sock)
+                self._connection.request(method, path, body, headers={**self._headers, **headers})
+                answer = self._answer(self._connection)
+            except (OSError, http.client.HTTPException, ExporterError):
+                if deadline.is_over:
+                    raise TimeoutError from None
+                raise
+            if deadline.is_over:  # whatever seemed to end there was cut off
+                raise TimeoutError
+            return answer
 
     def _connected(self) -> http.client.HTTPConnection:
         if not self._secure:
-            return http.client.HTTPConnection(self._host, self._port, timeout=self.timeout)
+            return _Connection(self._host, self._port, timeout=self.timeout)
         try:
             context = None if self._certificate is None else self._certificate.context()
         except ClientCertificateError as problem:
             raise ExporterError(str(problem)) from None
-        return http.client.HTTPSConnection(self._host, self._port, timeout=self.timeout, context=context)
+        return _SecureConnection(self._host, self._port, timeout=self.timeout, context=context)
 
-    def _answer(self, connection: http.client.HTTPConnection) -> str:
+    def _answer(self, connection: http.client.HTTPConnection) -> Answer:
         with connection.getresponse() as response:
             body = bytearray()
             while piece := response.read1(_PIECE_BYTES):
@@ -155,12 +189,7 @@ class ExporterClient:
                     raise ExporterError(f"its page is longer than {self._max_bytes} bytes")
             if response.length:
                 raise ExporterError("it broke off in the middle of its page")
-            if response.status != http.HTTPStatus.OK:
-                raise ExporterError(_refusal(response.status, response.headers.get("Location", "")))
-        try:
-            return body.decode()
-        except UnicodeDecodeError:
-            raise ExporterError("its answer is no page of metrics; see what listens at that address") from None
+            return Answer(response.status, response.headers.get("Location", ""), bytes(body))
 
     def _reason(self, problem: Exception) -> str:
         if isinstance(problem, ExporterError):
@@ -177,17 +206,11 @@ class ExporterClient:
         return "it broke off the connection, or is no web server"
 
 
-def _shut(connection: socket.socket) -> None:
-    """Let whoever reads from it come back."""
-    with contextlib.suppress(OSError):
-        connection.shutdown(socket.SHUT_RDWR)
-
-
 def _refusal(status: int, target: str) -> str:
     if status in (http.HTTPStatus.UNAUTHORIZED, http.HTTPStatus.FORBIDDEN):
         return f"it wants another user or password (HTTP {status}): http://USER:PASSWORD@HOST:PORT"
     if 300 <= status < 400:
-        return f"it sends the question on to {target[:_SHOWN]!a}; use that address"
+        return f"it sends the question on to {without_password(target)[:_SHOWN]!a}; use that address"
     if status == http.HTTPStatus.NOT_FOUND:
         return "it has no metrics there (HTTP 404); see address and path"
     return f"it answers with HTTP {status}"

@@ -8,24 +8,22 @@ from __future__ import annotations
 import json
 import re
 import ssl
-import time
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from math import ceil, isnan
 from typing import Any, NamedTuple, TypeVar
-from urllib.parse import quote, urlsplit, urlunsplit
+from urllib.parse import quote, urlsplit
 
 import requests
-from urllib3.exceptions import HTTPError, ReadTimeoutError
 
 from stallscope.clients.client_certificate import ClientCertificate, tls_trouble
-from stallscope.common.formatting import readable
+from stallscope.clients.http_session import HttpSession, TooLongError
+from stallscope.common.formatting import readable, without_password
 from stallscope.common.version import __version__
 
 TIMEOUT_SECONDS = 5.0
 MAX_BYTES = 16 << 20
-_PIECE_BYTES = 65_536
 _SHOWN = 200
 """Characters that are shown of what a server said."""
 _MOST_WARNINGS = 8
@@ -35,6 +33,7 @@ _HERE = frozenset({"localhost", "127.0.0.1", "::1"})
 _TOO_LARGE = re.compile(r"too many|too large|too long|exceed|limit|maximum|timed out|max[A-Z]", re.ASCII)
 """In the words of servers that would answer a smaller question: Prometheus, Thanos, Mimir and VictoriaMetrics."""
 _TOO_LARGE_STATUSES = frozenset({408, 413, 504})
+_REDIRECTIONS = frozenset({301, 302, 303, 307, 308})
 _PASSING_STATUSES = frozenset({429, 500, 502, 503, 504})
 
 _Answer = TypeVar("_Answer")
@@ -62,10 +61,6 @@ class PrometheusError(Exception):
 
 class _Unusable(requests.RequestException):
     """An answer came that can't be used; in words."""
-
-
-class _TooLong(_Unusable):
-    """An answer is longer than is read."""
 
 
 class Series(NamedTuple):
@@ -105,17 +100,18 @@ class Prometheus:
             max_bytes: longest answer that is read.
             certificate: is shown to it, where it wants one.
         """
-        self.name = without_password(url)
+        self.name = without_password(url).rstrip("/")
         self._api = url.rstrip("/") + "/api/v1/"
         self._timeout = timeout
         self._max_bytes = max_bytes
         self._warnings: dict[str, None] = {}
-        self._session = requests.Session()
         self._certificate = certificate
-        self._session.cert = certificate
-        self._session.headers["User-Agent"] = f"stallscope/{__version__}"
+        self._http = HttpSession()
+        session = self._http.session
+        session.cert = certificate
+        session.headers["User-Agent"] = f"stallscope/{__version__}"
         if urlsplit(url).hostname in _HERE:
-            self._session.headers["Accept-Encoding"] = "identity"  # to pack an answer takes longer than to hand it over
+            session.headers["Accept-Encoding"] = "identity"  # to pack an answer takes longer than to hand it over
 
     def query(self, expression: str, at: float | None = None) -> list[Series]:
         """The series that an expression has at a moment.
@@ -208,7 +204,7 @@ class Prometheus:
 
     def close(self) -> None:
         """Let the connection go."""
-        self._session.close()
+        self._http.close()
 
     def _asked(
         self, path: str, form: Mapping[str, str], read: Callable[[Any], _Answer], *, method: str = "POST"
@@ -218,8 +214,7 @@ class Prometheus:
             form = {**form, "timeout": f"{ceil(self._timeout)}s"}  # whose durations know no fractions
         try:
             status, body = self._answer(method, path, form)
-        # The second while an answer is read, and the third where a file of certificates can't be.
-        except (requests.RequestException, HTTPError, OSError) as problem:
+        except OSError as problem:  # the library's own errors, and others where a file of certificates can't be read
             raise PrometheusError(f"{self.name}: {self._reason(problem)}", **_remedies(problem)) from None
         document = _document(body)
         if status != requests.codes.ok:
@@ -243,33 +238,23 @@ class Prometheus:
 
     def _answer(self, method: str, path: str, form: Mapping[str, str]) -> tuple[int, bytes]:
         """Ask with POST where it is taken, since names of runs may make a question longer than an address may be."""
-        deadline = time.monotonic() + self._timeout
-        with self._session.request(
+        answer = self._http.request(
             method,
             self._api + path,
+            timeout=self._timeout,
+            max_bytes=self._max_bytes,
             data=form if method == "POST" else None,
             params=form if method == "GET" else None,
-            timeout=self._timeout,
-            stream=True,
-            allow_redirects=False,
-        ) as response:
-            body = bytearray()
-            # Piece by piece as they come: the library's timeout is for each of them, not for all.
-            while piece := response.raw.read1(_PIECE_BYTES, decode_content=True):
-                body += piece
-                if len(body) > self._max_bytes:
-                    raise _TooLong(f"its answer is longer than {self._max_bytes} bytes")
-                if time.monotonic() > deadline:
-                    raise requests.Timeout
-            if response.is_redirect:
-                target = readable(without_password(response.headers["Location"]), _SHOWN)
-                raise _Unusable(f"it sends the question on to {target}; use that address")
-            return response.status_code, bytes(body)
+        )
+        if answer.status in _REDIRECTIONS and "Location" in answer.headers:
+            target = readable(without_password(answer.headers["Location"]), _SHOWN)
+            raise _Unusable(f"it sends the question on to {target}; use that address")
+        return answer.status, answer.body
 
     def _reason(self, problem: Exception) -> str:
-        if isinstance(problem, _Unusable):
+        if isinstance(problem, (_Unusable, TooLongError)):
             return str(problem)
-        if isinstance(problem, (requests.Timeout, ReadTimeoutError)):
+        if isinstance(problem, requests.Timeout):
             return f"no answer within {self._timeout:g} s"
         tls = _tls_error(problem)
         if tls is not None:
@@ -279,15 +264,9 @@ class Prometheus:
             if isinstance(deeper, OSError) and deeper.strerror:
                 return f"it can't be reached: {deeper.strerror}"
             deeper = deeper.__context__
-        if not isinstance(problem, (requests.RequestException, HTTPError)):
+        if not isinstance(problem, requests.RequestException):
             return f"it can't be asked: {problem}"
         return "it broke off the connection, or is no web server"
-
-
-def without_password(url: str) -> str:
-    """The address as it may be shown."""
-    parts = urlsplit(url)
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2])).rstrip("/")
 
 
 def _moment(name: str, moment: float | None) -> dict[str, str]:
@@ -377,11 +356,11 @@ def _numbers(series: RangeSeries) -> RangeSeries:
 
 def _remedies(problem: Exception) -> dict[str, bool]:
     """What may help against a question that got no answer."""
-    slow = isinstance(problem, (requests.Timeout, ReadTimeoutError))
+    slow = isinstance(problem, requests.Timeout)
     return {
-        "too_large": slow or isinstance(problem, _TooLong),
-        "passing": isinstance(problem, (requests.RequestException, HTTPError))
-        and not isinstance(problem, (_Unusable, requests.exceptions.SSLError, ValueError)),
+        "too_large": slow or isinstance(problem, TooLongError),
+        "passing": isinstance(problem, requests.RequestException)
+        and not isinstance(problem, (_Unusable, TooLongError, requests.exceptions.SSLError, ValueError)),
         "unreachable": isinstance(problem, requests.ConnectionError)
         and not isinstance(problem, requests.exceptions.SSLError),
     }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -45,6 +44,8 @@ def parse_address(text: str) -> Address:
 @lru_cache(1024)
 def sender_of(client: str) -> str:
     """Return the part of a client's address by which clients are told apart: of IPv6, a network has 2^64 addresses."""
+    import ipaddress  # which commands that only read addresses do not need
+
     try:
         address = ipaddress.ip_address(client)
     except ValueError:

@@ -18,6 +18,15 @@ def readable(text: str, longest: int = NAME_LENGTH) -> str:
     return text
 
 
+def without_password(address: str) -> str:
+    """Return the address of a server as it may be shown: without user and password, however malformed it is.
+
+    An `@` in the path is taken for the end of a password: rather too little is shown than too much.
+    """
+    scheme, separator, rest = address.partition("://")
+    return f"{scheme}{separator}{rest.rpartition('@')[2]}" if separator else address.rpartition("@")[2]
+
+
 def capitalised(text: str) -> str:
     """Return a text as it stands at the beginning of a sentence."""
     return text[:1].upper() + text[1:]

@@ -6,12 +6,19 @@ import json
 import logging
 import re
 import sys
+import threading
 import time
+from collections.abc import Callable
 from typing import TextIO
 
 LEVELS = ("debug", "info", "warning", "error")
 FORMATS = ("plain", "json")
 
+_CLIENTS_DO = ("stallscope.cli", "stallscope.intake", "stallscope.web")
+"""Loggers of events that a client can cause."""
+_BURST = 20
+_WINDOW = 60.0
+"""Each of their call sites logs at most this many messages in this many seconds."""
 _PLAIN_VALUE = re.compile(r"[^\s\"=\\\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 
 
@@ -30,6 +37,32 @@ class _Formatter(logging.Formatter):
         if record.exc_info:
             pairs["exception"] = self.formatException(record.exc_info)
         return pairs
+
+
+class RateLimit(logging.Filter):
+    """Drops what clients cause again and again, whatever names they give; the next message says how many it dropped."""
+
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._monotonic = monotonic
+        self._counting = threading.Lock()
+        self._windows: dict[tuple[str, int], tuple[float, int]] = {}
+        """Begin of the window and messages in it, by place in the code: clients can't add to these."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether the message is logged."""
+        if not record.name.startswith(_CLIENTS_DO):
+            return True
+        site, now = (record.pathname, record.lineno), self._monotonic()
+        with self._counting:
+            began, number = self._windows.get(site, (now, 0))
+            if now - began < _WINDOW:
+                self._windows[site] = began, number + 1
+                return number < _BURST
+            self._windows[site] = now, 1
+        if number > _BURST:
+            record.fields = {**getattr(record, "fields", {}), "dropped": number - _BURST}
+        return True
 
 
 class PlainFormatter(_Formatter):
@@ -58,6 +91,7 @@ def configure(level: str, form: str, stream: TextIO | None = None) -> None:
     """
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter() if form == "json" else PlainFormatter())
+    handler.addFilter(RateLimit())
     # A log that nobody reads any more (a closed pipe) must not cost the exporter anything.
     logging.raiseExceptions = False
     root = logging.getLogger()

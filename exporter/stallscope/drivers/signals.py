@@ -48,7 +48,7 @@ SIGNALS = (
     Signal("memory_used_bytes", "memory", EVERY_READING, 0, "memory_total_bytes"),
     Signal("memory_reserved_bytes", "memory", EVERY_READING, 0, "memory_total_bytes"),
     Signal("power_watts", "power", EVERY_READING, 0, 10_000),
-    Signal("temperature_celsius", "temperature", SECONDS_2, -40, 150),
+    Signal("temperature_celsius", "temperature", SECONDS_2, 1, 150),
     Signal("clock_hertz", "clocks", SECONDS_5, 0, 50e9),
     Signal("fan_speed_ratio", "fans", SECONDS_10, 0, 2),  # over the maximum that the board was designed for
     Signal("ecc_errors_total", "health", SECONDS_10, 0, _MOST_COUNT, most_per_second=1e6),

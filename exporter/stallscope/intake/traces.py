@@ -125,12 +125,12 @@ class TraceRequests:
             raise Refusal(400, "bad_request", str(problem)) from None
         run = document["run"]
         ranks = self._ranks(run, wanted)
-        if owner is not None and {held.uid for held in ranks if held.uid is not None} != {owner}:
+        if owner is not None and self._users(ranks) != {owner}:
             raise Refusal(
                 403,
                 "not_owner",
-                f"run {run!r} has no process of user {owner} that reports through the UNIX socket; request traces as "
-                "the user who trains, as root, or as a member of the group in --web.control-group",
+                f"run {run!r}: user {owner} is not the only one who reports under this name through the UNIX socket; "
+                "request traces as the user who trains, as root, or as a member of the group in --web.control-group",
             )
         known, step_seconds = self._next_step(ranks)
         first = known if first is None else first
@@ -148,6 +148,12 @@ class TraceRequests:
             "seconds": round(left, 1),
             "problem": self._write(wish),
         }
+
+    def _users(self, ranks: list[Held]) -> set[int]:
+        """Return the users whose processes would hear: two users' runs of one name are held under two."""
+        names = {held.told_run or held.report.run for held in ranks}
+        alive = [held for held in self._registry.held if held.ended is None]
+        return {held.uid for held in alive if held.uid is not None and (held.told_run or held.report.run) in names}
 
     def _ranks(self, run: str, wanted: Collection[int]) -> list[Held]:
         alive = [held for held in self._registry.held if held.report.run == run and held.ended is None]

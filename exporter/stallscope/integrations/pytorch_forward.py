@@ -13,6 +13,10 @@ from typing import Any, Protocol
 
 import torch
 
+_USED_BY_CALL = ("_compiled_call_impl", "_call_impl")
+"""Attributes that PyTorch's `Module.__call__` uses: it calls the former if it is set, else the latter. The observed
+call does the same for inner modules, which saves a frame for each."""
+
 
 class Listener(Protocol):
     """Observes the outermost calls of modules."""
@@ -63,10 +67,13 @@ class ModuleCalls:
 
     def _observing(self, original: Callable[..., Any]) -> Any:
         calls = self
+        is_known = getattr(getattr(original, "__code__", None), "co_names", ()) == _USED_BY_CALL
 
         @functools.wraps(original)
         def call(module: Any, *arguments: Any, **options: Any) -> Any:
             if calls.ignored or (listener := calls.listener) is None:
+                if is_known and module._compiled_call_impl is None:  # noqa: SLF001 - as the original does
+                    return module._call_impl(*arguments, **options)  # noqa: SLF001
                 return original(module, *arguments, **options)
             if not listener.begin_forward(module, arguments, options):
                 return original(module, *arguments, **options)

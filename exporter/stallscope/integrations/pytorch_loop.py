@@ -44,6 +44,9 @@ _MOST_AHEAD = 2
 _MOST_MODULES = 4096
 _PATIENCE = 16
 """Updates by the program after which an optimizer that was never seen to step is held not to be in use."""
+_OF_ONE_BATCH = 16
+"""Steps for one batch after which the step of another optimizer is a step of its own: the program trains one layer
+after another. After fewer steps it belongs to the last of them, as a generator's step after several of its critic."""
 _BY_HAND = 0
 """Stands for an optimizer where the program updates its parameters itself."""
 _PRECISIONS = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
@@ -195,6 +198,7 @@ class Loop:
             self._input.functions |= before.functions
         # Optimizers
         self._cycle: set[int] = set()  # that stepped since the boundary
+        self._of_one_batch = 0  # boundaries since the loop fetched a batch
         self._newest = 0  # that stepped
         self._stepped = 0.0  # seconds of the step by then
         self._closing = 0  # the one that was the last of its cycle
@@ -278,7 +282,7 @@ class Loop:
             self.fail_fetch(found, iterator, error)
             raise
         self.calls.ignored = False
-        self.end_fetch((found, found.dimension(batch)))
+        self.end_fetch(found, found.dimension(batch))
         return batch
 
     def begin_fetch(self, found: Pass) -> None:
@@ -286,13 +290,13 @@ class Loop:
         self._exhausted = True
         self._begin_wait(self._wait)
 
-    def end_fetch(self, fetched: tuple[Pass, int]) -> None:
-        """End the wait with a batch, and the batch's leading dimension."""
-        found, dimension = fetched
+    def end_fetch(self, found: Pass, dimension: int) -> None:
+        """End the wait with a batch of this leading dimension."""
         self._end_wait()
         self._timeline.held = True
         self._exhausted = False
         self._batches += 1
+        self._of_one_batch = 0
         self._take(found, dimension)
 
     def fail_fetch(self, found: Pass, iterator: Any, error: BaseException) -> None:
@@ -864,7 +868,8 @@ class Loop:
             if self._updates is not None:
                 self._updates = None
                 self._look_for_gpu()
-            if key in self._cycle and self._backwards and not self.run.claimed_by:
+            is_next = key in self._cycle or (self._cycle and self._of_one_batch >= _OF_ONE_BATCH)
+            if is_next and self._backwards and not self.run.claimed_by:
                 self._mark_within_batch()
             self._backwards_before = self._backwards
             self.optimizer_span = self._enter(self._optimizing)
@@ -1076,7 +1081,7 @@ class Loop:
 
     def _mark_within_batch(self) -> None:
         """Mark a boundary although the loop has not asked for another batch: several steps use one."""
-        batches = min(self._batches, 1)
+        batches, self._of_one_batch = min(self._batches, 1), self._of_one_batch + 1
         self._mark()
         self._batches = batches
 

@@ -9,6 +9,7 @@ ends the noting.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 from math import inf
@@ -24,10 +25,10 @@ if TYPE_CHECKING:
     from stallscope.integrations.pytorch_device import Span
     from stallscope.integrations.pytorch_loop import Loop
 
-_ENOUGH_EVENTS = 256
-"""Events after which they are processed."""
-_MOST_EVENTS = 4096
-"""Events at most, where no optimizer steps."""
+_ENOUGH_EVENTS = 3 * 256
+"""Length of the list of events, with three values each, at which they are processed."""
+_MOST_EVENTS = 3 * 4096
+"""Its length at most, where no optimizer steps."""
 SHORT = 0.5
 """Length of a step, as a share of the time between reports, up to which its events are noted. During a longer step,
 reports are sent between its phases."""
@@ -53,10 +54,12 @@ class SteadyLoop:
 
     Its methods run between the operations of the training, so each does as little as it can. That is why the ends of
     fetches, forward and backward passes append their events themselves, without a call of `_note`, and why the class
-    has slots and no `__getattr__`, which makes each access to an attribute slower.
+    has slots and no `__getattr__`, which makes each access to an attribute slower. An event is three values of one flat
+    list: a tuple that is kept takes memory that is not in the caches, and is work for the garbage collector.
     """
 
     __slots__ = (
+        "_add",
         "_all_optimizers",
         "_began",
         "_begin_fetch",
@@ -127,7 +130,8 @@ class SteadyLoop:
         self._clock = self._timeline.now
         self._calls = loop.calls
         self._modules = loop.modules
-        self._events: list[tuple[float, Callable[[Any], object], Any]] = []
+        self._events: list[Any] = []  # time, function that processes the event, its argument; time, …
+        self._add = self._events.extend
         self._moment = 0.0
         self._waiting = 0  # optimizer steps that are noted and not processed
         self._began = 0  # steps when the noting began
@@ -140,7 +144,8 @@ class SteadyLoop:
         self._span: Span | None = None
         self._optimizer_span: Span | None = None
         self._stepping = 0  # id of the outermost optimizer that steps
-        self._begin_fetch, self._end_fetch = loop.begin_fetch, loop.end_fetch
+        self._begin_fetch: Callable[[Any], None] = loop.begin_fetch
+        self._end_fetch: Callable[[int], None] = _nothing
         self._open_forward, self._close_forward = loop.open_forward, loop.close_forward
         self._open_backward, self._close_backward = loop.open_backward, loop.close_backward
         self._open_optimizer, self._close_optimizer = loop.open_optimizer, loop.close_optimizer
@@ -156,6 +161,7 @@ class SteadyLoop:
         self._thread = get_ident()
         self._pass = training
         self._iterator = training.iterator
+        self._end_fetch = functools.partial(self._loop.end_fetch, training)
         self._gradients_off = gradients_off
         self._began = self.steps
         self._clock = self._timeline.now
@@ -195,7 +201,7 @@ class SteadyLoop:
             or self._timeline.listener is not None
         ):
             return self.live().next_batch(iterator, following)
-        self._events.append((self._clock(), self._begin_fetch, found))
+        self._add((self._clock(), self._begin_fetch, found))
         calls = self._calls
         calls.ignored = True
         try:
@@ -206,11 +212,11 @@ class SteadyLoop:
             self._loop.fail_fetch(found, iterator, error)
             raise
         calls.ignored = False
-        fetched = (found, found.dimension(batch))
+        dimension = found.dimension(batch)
         if self.is_open:
-            self._events.append((self._clock(), self._end_fetch, fetched))
+            self._add((self._clock(), self._end_fetch, dimension))
         else:
-            self._end_fetch(fetched)
+            self._end_fetch(dimension)
         return batch
 
     def begin_forward(self, module: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> bool:
@@ -223,7 +229,7 @@ class SteadyLoop:
         if not known.trains or len(self._events) > _MOST_EVENTS:
             return bool(self.live().begin_forward(module, arguments, options))
         self._calls.ignored = True
-        self._events.append((self._clock(), self._open_forward, None))
+        self._add((self._clock(), self._open_forward, None))
         if self._device is not None:
             self._span = None if self._timeline.current.outside else self._device.begin("forward")
         return True
@@ -234,7 +240,7 @@ class SteadyLoop:
         if self._device is not None:
             self._device.end(self._span)
         if self.is_open:
-            self._events.append((self._clock(), self._close_forward, None))
+            self._add((self._clock(), self._close_forward, None))
         else:
             self._close_forward(None)
 
@@ -245,7 +251,7 @@ class SteadyLoop:
         calls, device = self._calls, self._device
         ignored = calls.ignored
         calls.ignored = True
-        self._events.append((self._clock(), self._open_backward, ()))
+        self._add((self._clock(), self._open_backward, ()))
         span = None if device is None else device.begin("backward")
         try:
             return function(*arguments, **options)
@@ -254,7 +260,7 @@ class SteadyLoop:
             if device is not None:
                 device.end(span)
             if self.is_open:
-                self._events.append((self._clock(), self._close_backward, None))
+                self._add((self._clock(), self._close_backward, None))
             else:
                 self._close_backward(None)
 
@@ -263,7 +269,7 @@ class SteadyLoop:
         if get_ident() != self._thread or not (self._all_optimizers or self._loop.counts(optimizer)):
             return
         key = id(optimizer)
-        self._events.append((self._clock(), self._open_optimizer, key))
+        self._add((self._clock(), self._open_optimizer, key))
         if not self._stepping:  # else the optimizer is a part of another
             self._stepping = key
             if self._device is not None:
@@ -282,7 +288,7 @@ class SteadyLoop:
                 self._device.end(self._optimizer_span)
                 self._optimizer_span = None
         now = self._clock()
-        self._events.append((now, self._close_optimizer, key))
+        self._add((now, self._close_optimizer, key))
         if len(self._events) >= _ENOUGH_EVENTS:
             self.settle()
         if now >= self._timeline.due:
@@ -338,7 +344,7 @@ class SteadyLoop:
     def _note(self, process: Callable[[Any], object], argument: Any) -> None:
         """Note an event; if the noting has ended since it was checked, process it at once."""
         if self.is_open:
-            self._events.append((self._clock(), process, argument))
+            self._add((self._clock(), process, argument))
         else:
             process(argument)
 
@@ -356,7 +362,8 @@ class SteadyLoop:
         device, ignored, due, clock = loop.device, calls.ignored, timeline.due, timeline.now
         loop.device, timeline.due, timeline.now, self.is_replaying = None, inf, self._now, True
         try:
-            for self._moment, process, argument in events:
+            values = iter(events)
+            for self._moment, process, argument in zip(values, values, values, strict=True):
                 process(argument)
         except Exception as error:
             tolerate(error, "observing a loop")
@@ -374,5 +381,5 @@ class SteadyLoop:
         return self._moment
 
 
-def _nothing() -> None:
-    """Stand for an iterator that is not known."""
+def _nothing(*_: object) -> None:
+    """Stand for an iterator that is not known, and for the end of its fetches."""

@@ -49,10 +49,14 @@ def write(document: Document) -> str:
 
 def escaped(text: str) -> str:
     """A text from outside as Markdown that says just that, on one line."""
-    text = re.sub(r"[\\`*\[\]<>|~$&]", r"\\\g<0>", readable(text, LONGEST_TEXT))
+    text = re.sub(r"[\\`*\[\]<>|~$&]", r"\\\g<0>", readable(text.strip(), LONGEST_TEXT))
     text = re.sub(r"(?<![^\W_])_|_(?![^\W_])", r"\\_", text)  # within a word it means nothing
-    # At its beginning it might be a heading, a rule or an item of a list.
-    return re.sub(r"^(\d+(?=[.)](?:\s|$))|(?=[#+-](?:[#\s-]|$)))", r"\1\\", text)
+    # Addresses become links by themselves.
+    text = re.sub(r"(?<=[a-zA-Z])(?=://)|(?<=www)(?=\.)", r"\\", text, flags=re.IGNORECASE)
+    # GitHub and GitLab notify `@name` and close issues by `fixes #1`, whatever is escaped.
+    text = re.sub(r"[@#!](?=\w)", r"\g<0>&#8203;", text)
+    # At its beginning it might be a heading, a rule, an item of a list, or one of GitLab's commands.
+    return re.sub(r"^(\d+(?=[.)](?:\s|$))|(?=[#+=-](?:[#=\s-]|$)|/))", r"\1\\", text)
 
 
 def sparkline(values: Sequence[float | None]) -> str:

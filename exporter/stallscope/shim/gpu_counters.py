@@ -33,10 +33,12 @@ class Exporter:
             OSError: the host is not found.
         """
         scheme, _, rest = url.partition("://")
+        rest = rest.rpartition("@")[2]  # a password is neither sent nor shown
         place, slash, path = rest.partition("/")
         host, colon, port = place.rpartition(":")
         if scheme != "http" or not (place.isprintable() and path.isprintable()) or " " in place + path:
-            raise ValueError(f"{url!r:.200} is no address to ask for counters; expected http://host:port")
+            shown = f"{scheme.rpartition('@')[2]}://{rest}"
+            raise ValueError(f"{shown!r:.200} is no address to ask for counters; expected http://host:port")
         if not colon:
             host, port = place, "80"
         self._targets = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)

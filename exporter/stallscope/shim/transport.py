@@ -260,8 +260,9 @@ def transport(environment: Mapping[str, str]) -> Datagrams | Post:
             return _post(scheme, host, port, path, environment.get("STALLSCOPE_CA_FILE", "").strip(), sign)
     except ValueError:
         pass
+    shown = scheme.rpartition("@")[2] + separator + rest.rpartition("@")[2]  # without a password
     complain(
-        f"STALLSCOPE_ADDRESS is {address!r:.200}; expected unix:///path (of at most {_LONGEST_PATH} bytes),"
+        f"STALLSCOPE_ADDRESS is {shown!r:.200}; expected unix:///path (of at most {_LONGEST_PATH} bytes),"
         " udp://host:port, http://host:port or https://host:port; nothing is reported"
     )
     return Datagrams([])
@@ -312,7 +313,7 @@ def _host_and_port(place: str, default: int) -> tuple[str, int]:
     else:
         host, _, port = place.partition(":")
     number = int(port) if port else default
-    if not host or not 0 < number < 65536:
+    if not host or "@" in host or not 0 < number < 65536:
         raise ValueError(place)
     return host, number
 

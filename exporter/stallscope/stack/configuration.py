@@ -149,5 +149,7 @@ def _load(file: Path) -> dict[str, Any]:
 
 def _write(file: Path, content: dict[str, Any]) -> Path:
     text = "# Derived by `stallscope up` from the bundle's file of this name; written anew at every start.\n"
+    file.touch()
+    file.chmod(0o600)  # the address of a webhook may hold a password
     file.write_text(text + yaml.safe_dump(content, sort_keys=False, allow_unicode=True), encoding="utf-8")
     return file

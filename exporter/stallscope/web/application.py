@@ -194,7 +194,7 @@ class Application:
     def _controls(self, request: Request, client: str) -> tuple[bool, int | None]:
         """Return whether the client may control the exporter, and its user, where it is one of this machine."""
         peer = request.peer
-        if request.proven or (peer is not None and peer.has_certificate()):
+        if request.proven or (peer is not None and peer.has_certificate):
             return True, None
         uid = peer.uid() if peer is not None and _is_direct(request, client) else None
         return uid is not None and self._control.includes(uid), uid

@@ -55,8 +55,8 @@ def test_an_implausible_answer_is_absent_and_counted(function: str, answer: obje
     assert all(each["out_of_range"] > 0 for each in rejected)
 
 
-@pytest.mark.parametrize("celsius", [151, 999])
-def test_a_temperature_above_what_silicon_survives_is_absent(celsius: int) -> None:
+@pytest.mark.parametrize("celsius", [0, 151, 255, 999, 65_535, 0x7FFF_FFF0, 0xFFFF_FFFF])
+def test_a_temperature_that_no_sensor_measures_is_absent(celsius: int) -> None:
     node = Node()
     node.library.answers["nvmlDeviceGetTemperature"] = celsius
     assert not [name for name in named(node.after(3), "temperature_celsius") if 'sensor="gpu"' in name]

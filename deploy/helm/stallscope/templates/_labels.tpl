@@ -7,6 +7,6 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 
 {{- define "stallscope.objectLabels" -}}
 {{ include "stallscope.labels" . }}
-app.kubernetes.io/managed-by: {{ .Release.Service }}
-helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
+app.kubernetes.io/managed-by: {{ .Release.Service | quote }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | quote }}
 {{- end }}

@@ -12,12 +12,13 @@ import hashlib
 import os
 import threading
 from collections.abc import Callable, Mapping
-from typing import Literal
+from typing import Literal, TypeVar
 
 from stallscope.common.address import sender_of
 from stallscope.configuration import ConfigurationError
 
 Verdict = Literal["allowed", "refused", "busy"]
+_Key = TypeVar("_Key")
 
 _MOST_BYTES = 72
 """Bytes of a password that bcrypt looks at."""
@@ -25,6 +26,8 @@ _REMEMBERED = 100
 """Wrong credentials that are remembered."""
 _AT_ONCE = 2
 """Worker threads that check passwords: one works, one waits for it."""
+_GUESSERS = 1_000
+"""Addresses that are remembered for a wrong password."""
 _SLOW_COST = 13
 """Cost from which a hash is checked on a thread of its own: one check takes about half a second or longer."""
 _MAX_SLOW = 16
@@ -54,6 +57,8 @@ class BasicAuthentication:
         self._entering = threading.Lock()
         self._inside: set[str] = set()
         """Addresses for which a worker thread checks a password."""
+        self._guessers: dict[str, None] = {}
+        """Addresses whose last password was wrong: only one at a time is checked, and leaves room for the others."""
         self._working = threading.Lock()
         self._slow: dict[str, Callable[[], bool]] = {}
         """Checks of hashes of high cost by address: the first one is under way."""
@@ -76,17 +81,18 @@ class BasicAuthentication:
             return "refused"
         users = self._users
         password = password[:_MOST_BYTES]
-        hashed = users.get(user) or self._decoy(users, user)
+        is_user = user in users
+        hashed = users[user] if is_user else self._decoy(users, user)
         # Keyed, so that the time of the look-up tells nothing, and no password is kept.
-        known = self._digest(b"\0".join((user.hex().encode(), hashed, password)))
-        if user in users and self._right.get(user) == known:
+        known = self._digest(b"\0".join((b"%d" % is_user, user.hex().encode(), hashed, password)))
+        if self._right.get(user) == known:
             return "allowed"
         if known in self._wrong:
             return "refused"
 
         def check() -> bool:
-            right = self._matches(password, hashed) and user in users
-            self._remember(user, known, right=right)
+            right = self._matches(password, hashed) and is_user
+            self._remember(user, known, client, right=right)
             return right
 
         if int(hashed[4:6]) >= _SLOW_COST:
@@ -94,6 +100,8 @@ class BasicAuthentication:
             return "busy"
         with self._entering:
             if client in self._inside or len(self._inside) >= _AT_ONCE:
+                return "busy"
+            if client in self._guessers and not self._inside.isdisjoint(self._guessers):
                 return "busy"
             self._inside.add(client)
         try:
@@ -139,14 +147,22 @@ class BasicAuthentication:
         except ValueError:  # a byte that bcrypt has no password with
             return False
 
-    def _remember(self, user: bytes, known: bytes, *, right: bool) -> None:
+    def _remember(self, user: bytes, known: bytes, client: str, *, right: bool) -> None:
         with self._entering:
             if right:
                 self._right[user] = known
-                return
-            while len(self._wrong) >= _REMEMBERED:
-                del self._wrong[next(iter(self._wrong))]
-            self._wrong[known] = None
+                self._guessers.pop(client, None)
+            else:
+                _keep(self._wrong, known, _REMEMBERED)
+                _keep(self._guessers, client, _GUESSERS)
+
+
+def _keep(among: dict[_Key, None], key: _Key, limit: int) -> None:
+    """Add the key as the newest one, and drop the oldest beyond the limit."""
+    among.pop(key, None)
+    among[key] = None
+    while len(among) > limit:
+        del among[next(iter(among))]
 
 
 def _credentials(authorization: str) -> tuple[bytes, bytes]:

@@ -18,10 +18,17 @@ _MAPPED = bytes(10) + b"\xff\xff"
 class Peer:
     """The other end of one connection. Nothing is read before it is needed."""
 
-    def __init__(self, connection: Any, network: Path = _NETWORK) -> None:
-        """Take the accepted socket, and the folder with the kernel's tables of connections."""
+    def __init__(self, connection: Any, network: Path = _NETWORK, *, has_certificate: bool = False) -> None:
+        """Describe the other end of an accepted socket.
+
+        Args:
+            connection: the socket.
+            network: the folder with the kernel's tables of connections.
+            has_certificate: True if the client has shown a certificate that an authority of this server has signed.
+        """
         self._connection = connection
         self._network = network
+        self.has_certificate = has_certificate
 
     def uid(self) -> int | None:
         """Return the user that opened the client's socket, where that socket is in the same network namespace."""
@@ -34,13 +41,6 @@ class Peer:
         except OSError:
             return None
         return found if state == _TCP_ESTABLISHED else None
-
-    def has_certificate(self) -> bool:
-        """Return True if the client has shown a certificate that an authority of this server has signed."""
-        certificate = getattr(self._connection, "getpeercert", dict)
-        with suppress(ValueError, OSError):  # the connection is over
-            return bool(certificate())
-        return False
 
     def _find(self, client: dict[str, bytes], own: dict[str, bytes]) -> int | None:
         for table, entry in client.items():

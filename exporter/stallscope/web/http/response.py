@@ -1,9 +1,10 @@
-"""HTTP answers, as the bytes that go out in one piece."""
+"""HTTP responses."""
 
 from __future__ import annotations
 
 import json
 import time
+from email.utils import formatdate
 from http import HTTPStatus
 from typing import NamedTuple
 
@@ -31,48 +32,29 @@ def problem(status: int, reason: str, message: str, *headers: str) -> Response:
     return Response(status, JSON, json.dumps({"error": reason, "message": message}).encode(), headers)
 
 
-_date = (0, b"")
-_LONG = 65_536
-"""Bytes of a body from which it is not copied."""
+_date = (0, "")
 
 
-def encode(response: Response, *, keep_alive: bool, head_only: bool = False) -> tuple[bytes, bytes]:
-    """Return the bytes to send, and those that follow; after HEAD without the body, but with its length.
+def headers(response: Response, *, keep: bool) -> list[tuple[str, str]]:
+    """Return the headers to send.
 
-    The second part is a long body as it is, so that clients that take a page slowly share one copy. Otherwise it is
-    empty, so that most answers are one piece.
+    Args:
+        response: the response.
+        keep: False if the connection ends after it.
     """
-    start = _start(response.status, response.content_type, response.headers, keep_alive)
-    if response.status == HTTPStatus.NO_CONTENT:  # which has no length either
-        return b"%sDate: %s\r\n\r\n" % (start, _now()), b""
-    head = b"%sDate: %s\r\nContent-Length: %d\r\n\r\n" % (start, _now(), len(response.body))
-    if head_only:
-        return head, b""
-    return (head, response.body) if len(response.body) >= _LONG else (head + response.body, b"")
+    found = [(name, value) for name, _colon, value in (line.partition(": ") for line in response.headers)]
+    if response.content_type:
+        found += [("Content-Type", response.content_type), ("X-Content-Type-Options", "nosniff")]
+    if response.status != HTTPStatus.NO_CONTENT:
+        found.append(("Content-Length", str(len(response.body))))
+    if not keep:
+        found.append(("Connection", "close"))
+    return [*found, ("Date", _now())]
 
 
-_starts: dict[tuple[int, str, tuple[str, ...], bool], bytes] = {}
-
-
-def _start(status: int, content_type: str, headers: tuple[str, ...], keep_alive: bool) -> bytes:
-    key = (status, content_type, headers, keep_alive)
-    known = _starts.get(key)
-    if known is None:
-        lines = [
-            f"HTTP/1.1 {status} {HTTPStatus(status).phrase}",
-            *([f"Content-Type: {content_type}", "X-Content-Type-Options: nosniff"] if content_type else []),
-            *headers,
-        ]
-        if not keep_alive:
-            lines.append("Connection: close")
-        # Every combination is written somewhere in this folder, so there are only a few.
-        known = _starts[key] = "".join(f"{line}\r\n" for line in lines).encode("latin-1")
-    return known
-
-
-def _now() -> bytes:
+def _now() -> str:
     global _date
     second = int(time.time())
     if _date[0] != second:
-        _date = (second, time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime(second)).encode())
+        _date = (second, formatdate(second, usegmt=True))
     return _date[1]

@@ -23,10 +23,8 @@ from stallscope.web.http.request import Request
 from stallscope.web.http.response import Response, text
 
 if TYPE_CHECKING:
-    import ssl
-
     from stallscope.web.http.basic_authentication import BasicAuthentication
-    from stallscope.web.http.tls import TlsAdapter
+    from stallscope.web.http.tls import ServerContext, TlsAdapter
 
     Answer = Callable[[Request, str], Response]
 
@@ -45,7 +43,7 @@ class _Rules(NamedTuple):
     limiter: _RateLimiter | None
     headers: tuple[tuple[str, str], ...]
     """Names in lower case, and whole lines."""
-    context: ssl.SSLContext | None
+    context: ServerContext | None
     outside_its_time: str
     """Whether the certificate is good for nobody now, in words."""
 

@@ -1,396 +1,238 @@
-"""The HTTP server: one listening address, a few worker threads, connections that are kept alive.
+"""The HTTP server: one listening address, an event loop in a thread of its own, and a few worker threads.
 
-The library (cheroot) accepts, polls idle connections, and keeps the pool of workers. What this file changes is who
-waits: a connection goes to a worker only when bytes have arrived, and the worker takes what is there and never waits
-for more; what a client does not take of an answer waits for it with the poller. So a client that is silent, sends a
-byte a second or never reads costs a file descriptor and no thread.
+asyncio holds the connections and h11 speaks HTTP/1.1. Workers compute the answers. So a client that is silent, sends a
+byte a second or never reads holds no worker, and an answer that takes long delays only those that wait for a worker.
 """
 
 from __future__ import annotations
 
+import asyncio
 import errno
-import importlib
 import logging
-import os
 import resource
 import socket
-import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from selectors import EVENT_READ, EVENT_WRITE
-from typing import Any
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
+
+import h11
 
 from stallscope.common.address import Address, sender_of
 from stallscope.protocol.report import MAX_BYTES
 from stallscope.web.http import response
 from stallscope.web.http.peer import Peer
 from stallscope.web.http.refusals import Reason, Refusals
-from stallscope.web.http.request import MAX_HEAD_BYTES, Malformed, Request, take_request
+from stallscope.web.http.request import MAX_HEAD_BYTES, Request, request_of
 from stallscope.web.http.response import Response
+from stallscope.web.http.stream import Stream
+
+if TYPE_CHECKING:
+    from stallscope.web.http.tls import TlsAdapter
 
 _logger = logging.getLogger(__name__)
 
 REQUEST_SECONDS = 10.0
-"""How long a request may take to arrive, and an answer to be taken."""
-IDLE_SECONDS = 90
+"""How long a request may take to arrive, and a response to be taken."""
+IDLE_SECONDS = 90.0
 """How long a connection stays open between two requests: longer than the usual scrape interval."""
 MAX_CONNECTIONS = 256
 """Connections that one listener holds at once, where the limit of open files (`ulimit -n`) allows it."""
 _MIN_CONNECTIONS = 8
 _OTHER_FILES = 128
 """Open files that everything else in the process may need."""
-_CLOSING = 2
-"""Times the limit: connections of the busiest client, those that are about to be closed included."""
-_CLOSING_OR_NEW = 3
-"""Times the limit: all connections with those of other clients."""
-_WAITING_REQUESTS = 128
-_RECEIVE_BYTES = MAX_HEAD_BYTES + MAX_BYTES
+_LONG = 65_536
+"""Bytes of a body from which it is not copied."""
 _OUT_OF_MEANS = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 _OUT_OF_MEANS_PAUSE = 0.05
-_AT_A_TIME = 16
-"""Requests of one connection that are answered before it is the others' turn."""
-_BEYOND_LIMITS = frozenset((408, 431))
-"""Statuses of requests that take too long, or are too long."""
+_LOG_SECONDS = 60.0
+"""Seconds between two log lines that no connection can be accepted."""
+_STOP_SECONDS = 1.0
+"""How long responses that are being computed or sent may take when the server stops."""
 _TOO_SLOW = f"the request took longer than {REQUEST_SECONDS:g} s to arrive"
 _NEVER_TAKEN = f"the answer was not taken within {REQUEST_SECONDS:g} s"
 _TOO_MANY = "more connections at once than the limit; the client with the most loses the one silent for longest"
-_COMPLAINT_SECONDS = 60.0
+_TLS_IN_PLAIN = "TLS came where plain HTTP is spoken; ask by http://, or set --web.config.file"
+_TLS_RECORD = b"\x16\x03"
 
 Answer = Callable[[Request, str], Response]
-"""What answers a request from that client address."""
+"""Returns the response to a request from that client address."""
 
 
 class ListenError(Exception):
-    """An address can't be listened on; the message is one line with the reason and the remedy."""
+    """The server can't listen on an address; the message is one line with the reason and the remedy."""
 
 
-@contextmanager
-def _spared() -> Iterator[None]:
-    """Keep out two modules that the library imports only to look at versions, six megabytes in every exporter.
+class _Connection:
+    """One client. Only the event loop's thread uses it."""
 
-    A Python without TLS and an installation without metadata are cases that it handles.
-    """
-    no_ssl = "ssl" not in sys.modules
-    no_metadata = not hasattr(importlib, "metadata")
-    if no_ssl:
-        sys.modules["ssl"] = None  # type: ignore[assignment]
-    if no_metadata:
-        setattr(importlib, "metadata", None)  # noqa: B010 - the type checker knows it as a module
-    try:
-        yield
-    finally:
-        if no_ssl:
-            del sys.modules["ssl"]
-        if no_metadata:
-            delattr(importlib, "metadata")
-
-
-with _spared():
-    from cheroot.server import HTTPConnection, HTTPServer
-    from cheroot.workers.threadpool import ThreadPool
-
-
-class _Connection(HTTPConnection):
-    """One client. Only one thread at a time has it: a worker, or the poller between two requests."""
-
-    server: _Listener
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        # Caches that nothing here asks, and circles that would keep each closed connection until a garbage collection.
-        del self.resolve_peer_creds, self.get_peer_creds
-        self.received = bytearray()
-        self.unfinished_since: float | None = time.time()
-        """When the request began that has not wholly arrived; None between two requests."""
-        self.refused = False
-        self.more = False
-        """Whether requests that have arrived wait for their turn: no others are received before."""
-        self.unsent = memoryview(b"")
-        """What the client has not taken yet of an answer."""
-        self._rest = memoryview(b"")
-        """The part of the answer that follows `unsent`."""
-        self.unsent_since = 0.0
-        self._last_answer = False
-
-    @property
-    def awaited_since(self) -> float | None:
-        """Since when the client has something to do: take an answer, or send the rest of a request; None for neither.
-
-        An answer of which the kernel holds all, and has no room for the next, is to be taken too.
-        """
-        return self.unsent_since if self.unsent or self.more else self.unfinished_since
-
-    def communicate(self) -> bool:
-        """Answer every request that has wholly arrived; tells whether to keep the connection."""
-        try:
-            if self.unsent and not self._send_on():
-                return time.time() - self.unsent_since < REQUEST_SECONDS
-            if self._last_answer or not (self.more or self._receive()):
-                return False
-            if self.refused:
-                self.received.clear()
-                return time.time() - (self.unfinished_since or 0.0) < REQUEST_SECONDS
-            return self._answer_all()
-        except Malformed as problem:
-            return self._refuse(problem)
-        except OSError as problem:  # the client is gone, takes nothing, or speaks no TLS
-            words = self.server.failed(problem, self.remote_addr or "")
-            return bool(words) and self._tell_plainly(words)
+    def __init__(self, server: Server, client_socket: socket.socket, client: str) -> None:
+        self._server = server
+        self._socket = client_socket
+        self._loop = asyncio.get_running_loop()
+        self._stream: Stream = Stream(client_socket)
+        self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD_BYTES)
+        self._timer: asyncio.TimerHandle | None = None
+        self.client = client
+        self.sender = sender_of(client)
+        self.last_used = time.monotonic()
+        self.is_waiting = True
+        """True unless a response is being computed or sent."""
+        self.in_request = False
+        """True while a request has arrived in part."""
+        self.task = self._loop.create_task(self._run())
+        self.task.add_done_callback(self._end)
 
     def close(self) -> None:
-        """Close, and count a client that was too slow."""
-        began = self.awaited_since if self.unsent or self.received else None
-        if began is not None and time.time() - began >= REQUEST_SECONDS:
-            self._count("limits", _NEVER_TAKEN if self.unsent or self.more else _TOO_SLOW)
-        super().close()
+        """Close at once."""
+        self.task.cancel()
 
-    def _count(self, reason: Reason, why: str) -> None:
-        self.server.refusals.count(reason, self.remote_addr or "", why)
-
-    def _receive(self) -> bool:
-        """Take what has arrived; False at the end of the stream."""
-        self.socket.settimeout(0)
+    async def _run(self) -> None:
+        self._limit(REQUEST_SECONDS)
         try:
-            data = self.socket.recv(_RECEIVE_BYTES)
-            self.received += data
-            # TLS hands over one record at a time, and the poller can't see what it still holds.
-            while data and getattr(self.socket, "pending", _nothing)():
-                data = self.socket.recv(_RECEIVE_BYTES)
-                self.received += data
-        except self.server.not_yet:
-            return True
-        return bool(data)
+            await self._open()
+            while await self._answer_next():
+                self._http.start_next_cycle()
+            await self._stream.end()
+        except OSError:  # the client is gone, or speaks no TLS
+            pass
 
-    def _answer_all(self) -> bool:
-        self.more = False
-        answered = 0
-        while (request := take_request(self.received, MAX_BYTES)) is not None:
-            kept = self._respond(request)
-            answered += 1
-            self.unfinished_since = None
-            if self.unsent:
-                self._last_answer = not kept
-                self.more = bool(self.received)
-                return True
-            if request.oversized:
-                self._count("limits", f"the body is longer than {MAX_BYTES} bytes")
-                return self._run_dry()
-            if not kept:
-                return False
-            if answered == _AT_A_TIME and self.received:
-                self.more = True
-                return True
-        if self.received:
-            now = time.time()
-            self.unfinished_since = self.unfinished_since or now
-            if now - self.unfinished_since > REQUEST_SECONDS:
-                raise Malformed(408, "too_slow", _TOO_SLOW)
-        return True
+    def _end(self, _task: asyncio.Task[None]) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._socket.close()
+        self._server.forget(self)
 
-    def _refuse(self, problem: Malformed) -> bool:
-        self._count("limits" if problem.status in _BEYOND_LIMITS else "malformed", str(problem))
-        self.received.clear()
-        answer = response.problem(problem.status, problem.reason, str(problem))
-        try:
-            self._send(*response.encode(answer, keep_alive=False))
-            return not self.unsent and self._run_dry()
-        except OSError:
-            return False
-
-    def _tell_plainly(self, words: str) -> bool:
-        """Answer a client that speaks no TLS past the TLS of the socket."""
-        answer, _rest = response.encode(response.text(400, words), keep_alive=False)
-        try:
-            socket.socket.send(self.socket, answer)
-            return self._run_dry()
-        except OSError:
-            return False
-
-    def _run_dry(self) -> bool:
-        """Take and forget what the client still sends: closing at once would take the answer back from it."""
-        self.received.clear()
-        self.refused = True
-        self.unfinished_since = time.time()
-        self.socket.shutdown(socket.SHUT_WR)
-        return True
-
-    def _respond(self, request: Request) -> bool:
-        keep = request.keep_alive and self.server.ready
-        try:
-            answer = self.server.answer(request._replace(peer=Peer(self.socket)), self.remote_addr or "")
-        except Exception:
-            _logger.exception("%s %s could not be answered", request.method, request.path)
-            answer = response.text(500, "internal error; the exporter's log tells more")
-        self._send(*response.encode(answer, keep_alive=keep, head_only=request.method == "HEAD"))
-        return keep
-
-    def _send(self, data: bytes, rest: bytes) -> None:
-        self.unsent, self._rest = memoryview(data), memoryview(rest)
-        # For the whole of it, not for every piece: a client that reads a byte a second is cut off too.
-        self.unsent_since = time.time()
-        self._send_on()
-
-    def _send_on(self) -> bool:
-        """Hand over as much as the client takes now; tells whether that was all."""
-        self.socket.settimeout(0)
-        try:
-            while self.unsent:
-                self.unsent = self.unsent[self.socket.send(self.unsent) :]
-                if not self.unsent:  # an empty view of a page would keep all of it
-                    self.unsent, self._rest = self._rest, memoryview(b"")
-        except self.server.not_yet:
-            return False
-        return True
-
-
-def connection_limit(listeners: int) -> int:
-    """Return the number of connections that each listener may hold, which leaves open files for everything else."""
-    files, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if files == resource.RLIM_INFINITY:
-        return MAX_CONNECTIONS
-    return max(_MIN_CONNECTIONS, min(MAX_CONNECTIONS, (files - _OTHER_FILES) // (_CLOSING_OR_NEW * listeners)))
-
-
-def _nothing() -> int:
-    return 0
-
-
-def _forget(_problem: OSError, _client: str) -> str:
-    return ""
-
-
-class _ListeningSocket(socket.socket):
-    """Accepts; where the machine has no means for one more connection, nobody comes in and all others go on."""
-
-    _complained_at = -_COMPLAINT_SECONDS
-
-    def accept(self) -> tuple[socket.socket, Any]:
-        """Accept as any socket does.
+    async def _open(self) -> None:
+        """Shake hands where TLS is spoken.
 
         Raises:
-            TimeoutError: not possible now; the library goes on with the other connections.
-            OSError: anything else.
+            OSError: the client is gone, or is refused.
         """
-        try:
-            return super().accept()
-        except OSError as problem:
-            if problem.errno not in _OUT_OF_MEANS:
+        tls = self._server.tls
+        if tls is not None:
+            self._stream = stream = tls.stream(self._socket)
+            try:
+                await stream.shake_hands()
+            except OSError as problem:
+                if words := tls.failed(problem, self.client):
+                    await self._loop.sock_sendall(self._socket, _plain(400, words))
                 raise
-            now = time.monotonic()
-            if now - self._complained_at >= _COMPLAINT_SECONDS:
-                self._complained_at = now
-                _logger.error("no new connection can be taken: %s; raise the limit (ulimit -n)", problem.strerror)
-            time.sleep(_OUT_OF_MEANS_PAUSE)  # who waits outside keeps the poller awake
-            raise TimeoutError from None
+        self._peer = Peer(self._socket, has_certificate=self._stream.has_certificate)
 
+    def _limit(self, seconds: float, why: str = "") -> None:
+        """Close after that time, unless another limit is set before; with a reason, count the client as refused."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(seconds, self._expire, why)
 
-class _Listener(HTTPServer):
-    """The library's server, with our connections."""
+    def _expire(self, why: str) -> None:
+        if why:
+            self._count("limits", why)
+        self.close()
 
-    ConnectionClass = _Connection
-    timeout = IDLE_SECONDS
-    request_queue_size = 128
-    shutdown_timeout = 1
-    expiration_interval = 0.25
-    """Seconds between two looks for expired connections, and the longest that a stop waits for the poller."""
-    keep_alive_conn_limit: int
-    _connections: Any
-    """The library's poller."""
-    not_yet: tuple[type[OSError], ...] = (BlockingIOError,)
-    """What a socket raises that has nothing to hand over at the moment."""
-    failed: Callable[[OSError, str], str]
-    """Told why a connection ended, and whose it was; returns what the client should hear of it in plain HTTP."""
+    def _count(self, reason: Reason, why: str) -> None:
+        self._server.refusals.count(reason, self.client, why)
 
-    def __init__(
-        self, bind_addr: tuple[str, int], answer: Answer, threads: int, refusals: Refusals, max_connections: int
-    ) -> None:
-        super().__init__(bind_addr, None, minthreads=threads, maxthreads=threads)
-        self.keep_alive_conn_limit = max_connections
-        self.requests = ThreadPool(
-            self, min=threads, max=threads, accepted_queue_size=_WAITING_REQUESTS, accepted_queue_timeout=0
-        )
-        self.answer = answer
-        self.refusals = refusals
-        self.failed = _forget
-        self.bind_problem: OSError | None = None
-
-    def process_conn(self, conn: _Connection) -> None:
-        """Give a connection to a worker, but a new one to the poller until it says something."""
-        if conn.last_used is not None:
-            super().process_conn(conn)
-        elif self.can_add_keepalive_connection or self._make_room(conn):
-            self.put_conn(conn)
-        else:
-            self.refusals.count("limits", conn.remote_addr or "", _TOO_MANY)
-            conn.close()
-
-    def _make_room(self, newcomer: _Connection) -> bool:
-        """Drop a connection of the client that has most: the one silent for longest, or in a request for longest.
-
-        The poller closes it up to a quarter of a second later. Until then there are more connections than the limit;
-        one client alone never takes all of that room.
-        """
-        connections = [each for _number, each in self._connections._selector.connections if each is not self]  # noqa: SLF001 - as above
-        waiting = [each for each in connections if each.last_used]
-        numbers = Counter(sender_of(each.remote_addr or "") for each in (*connections, newcomer))
-        most = max(numbers.values())
-        is_busiest = numbers[sender_of(newcomer.remote_addr or "")] == most
-        room = self.keep_alive_conn_limit * (_CLOSING if is_busiest else _CLOSING_OR_NEW)
-        if not waiting or len(connections) >= room:
+    async def _answer_next(self) -> bool:
+        """Answer the next request; returns True if the connection is kept."""
+        try:
+            found = await self._request()
+        except h11.RemoteProtocolError as problem:
+            return await self._refuse(problem)
+        if found is None:
             return False
-        candidates = [each for each in waiting if numbers[sender_of(each.remote_addr or "")] == most] or waiting
-        dropped = min(candidates, key=lambda each: each.last_used)
-        self.refusals.count("limits", dropped.remote_addr or "", _TOO_MANY)
-        dropped.last_used = 0.0
-        return True
+        self.is_waiting = self.in_request = False
+        answer = await self._loop.run_in_executor(self._server.workers, self._server.answer_safely, found, self.client)
+        if found.oversized:
+            self._count("limits", f"the body is longer than {MAX_BYTES} bytes")
+        keep = not found.oversized and not self._server.is_stopping
+        await self._send(answer, keep=keep, head_only=found.method == "HEAD")
+        self.is_waiting, self.last_used = True, time.monotonic()
+        if self._http.our_state is h11.DONE and keep:
+            self._limit(IDLE_SECONDS)
+            return True
+        if found.oversized:
+            await self._run_dry()
+        return False
 
-    def put_conn(self, conn: _Connection) -> None:
-        """Give a connection to the poller; one in the middle of a request expires sooner than an idle one.
+    async def _request(self) -> Request | None:
+        """Return the next request once it has wholly arrived; None at the end of the connection.
 
-        One with answers to take comes back as soon as it can take more, behind those that came before.
+        Raises:
+            h11.RemoteProtocolError: the client sends something else.
         """
-        if not self.ready:
-            conn.close()
-            return
-        began = conn.awaited_since
-        # Before the poller has it: from then on another worker may, and what is written here would be of the past.
-        conn.last_used = time.time() if began is None else began - (IDLE_SECONDS - REQUEST_SECONDS)
-        awaited = EVENT_WRITE if conn.unsent or conn.more else EVENT_READ
-        try:
-            self._connections._selector.register(conn.socket.fileno(), awaited, data=conn)  # noqa: SLF001 - its own registers to read only
-        except ValueError:  # the poller has been closed by now
-            conn.close()
+        head = await self._event()
+        if not isinstance(head, h11.Request):
+            return None
+        found = request_of(head, self._peer)
+        body = bytearray()
+        while not found.oversized:
+            event = await self._event()
+            if not isinstance(event, h11.Data):
+                return found._replace(body=bytes(body)) if isinstance(event, h11.EndOfMessage) else None
+            body += event.data
+            if len(body) > MAX_BYTES:
+                found = found._replace(oversized=True)
+        return found
 
-    def error_log(self, msg: str = "", level: int = logging.INFO, traceback: bool = False) -> None:
-        """Send the library's messages where ours go; what a client does wrong is no event for the operator."""
-        _logger.log(level if level >= logging.ERROR else logging.DEBUG, "%s", msg, exc_info=traceback)
+    async def _event(self) -> Any:
+        while (event := self._http.next_event()) is h11.NEED_DATA:
+            if self._http.they_are_waiting_for_100_continue:
+                await self._stream.write(self._http.send(h11.InformationalResponse(status_code=100, headers=[])) or b"")
+            data = await self._stream.read()
+            if not self.in_request and data:
+                if data.startswith(_TLS_RECORD):
+                    raise h11.RemoteProtocolError(_TLS_IN_PLAIN)
+                self.in_request, self.last_used = True, time.monotonic()
+                self._limit(REQUEST_SECONDS, _TOO_SLOW)
+            self._http.receive_data(data)
+        return event
 
-    def bind(self, family: int, type: int, proto: int = 0) -> socket.socket:  # noqa: A002 - the library's word
-        """Bind, and remember why not: the library only tells that no address worked."""
-        try:
-            bound: socket.socket = super().bind(family, type, proto)
-        except OSError as problem:
-            self.bind_problem = problem
-            raise
-        listening = self.socket = _ListeningSocket(fileno=bound.detach())
-        return listening
+    async def _refuse(self, problem: h11.RemoteProtocolError) -> bool:
+        status = problem.error_status_hint
+        # Never the library's words, which may hold the client's: the log remembers each.
+        if status == HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE:
+            self._count("limits", f"the request's head is longer than {MAX_HEAD_BYTES} bytes")
+        else:
+            self._count("malformed", _TLS_IN_PLAIN if str(problem) == _TLS_IN_PLAIN else "this is no HTTP/1.1 request")
+        if self._http.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            await self._send(response.problem(status, "malformed_request", str(problem)), keep=False, head_only=False)
+            await self._run_dry()
+        return False
 
-    @staticmethod
-    def bind_socket(socket_: socket.socket, bind_addr: tuple[str, int]) -> socket.socket:
-        """Bind, and don't leave the socket open where that fails."""
-        try:
-            socket_.bind(bind_addr)
-        except OSError:
-            socket_.close()
-            raise
-        return socket_
+    async def _send(self, answer: Response, *, keep: bool, head_only: bool) -> None:
+        self._limit(REQUEST_SECONDS, _NEVER_TAKEN)
+        head = h11.Response(
+            status_code=answer.status,
+            headers=response.headers(answer, keep=keep),
+            reason=HTTPStatus(answer.status).phrase,
+        )
+        data = self._http.send(head) or b""
+        body = b"" if head_only else answer.body
+        if body:
+            self._http.send(h11.Data(data=body))
+        self._http.send(h11.EndOfMessage())
+        if len(body) < _LONG:  # most responses are one packet
+            await self._stream.write(data + body)
+        else:  # clients that take a page slowly share one copy
+            await self._stream.write(data)
+            await self._stream.write(body)
+
+    async def _run_dry(self) -> None:
+        """Read and drop what the client still sends: closing at once would take the response back from it."""
+        self._limit(REQUEST_SECONDS)
+        await self._stream.end()
+        while await self._stream.read():
+            pass
 
 
 class Server:
-    """Listens on one address and answers with what it is given."""
+    """Listens on one address and answers requests."""
 
     def __init__(
         self,
@@ -399,7 +241,7 @@ class Server:
         *,
         threads: int = 4,
         max_connections: int = MAX_CONNECTIONS,
-        tls: Any = None,
+        tls: TlsAdapter | None = None,
         refusals: Refusals | None = None,
     ) -> None:
         """Bind, so that a wrong or busy address is known at once; `start` answers.
@@ -409,34 +251,26 @@ class Server:
             answer: called by worker threads for each request with the client's address.
             threads: worker threads.
             max_connections: connections that are held at once.
-            tls: an adapter of `stallscope.web.http.tls`, or None for plain HTTP.
+            tls: the TLS to speak; None for plain HTTP.
             refusals: counts requests and connections beyond the limits.
 
         Raises:
-            ListenError: the address can't be had.
+            ListenError: the address can't be listened on.
         """
-        self._listener = _Listener(
-            (address.host or _all_interfaces(), address.port),
-            answer,
-            threads,
-            refusals or Refusals(),
-            max_connections,
-        )
-        if tls is not None:
-            self._listener.ssl_adapter = tls
-            self._listener.not_yet = tls.not_yet
-            self._listener.failed = tls.failed
-        # The library would take the socket of a service manager that handed one to a parent of this process.
-        os.environ.pop("LISTEN_PID", None)
-        try:
-            self._listener.prepare()
-        except OSError as problem:
-            raise ListenError(_explanation(address, self._listener.bind_problem or problem)) from None
-        except UnicodeError:
-            raise ListenError(f"can't listen on {address}: {address.host} is no name of a host") from None
-        self.address = Address(address.host, int(self._listener.bind_addr[1]))
+        self.tls = tls
+        self.refusals = refusals or Refusals()
+        self.is_stopping = False
+        self._answer = answer
+        self._max_connections = max_connections
+        self._connections: set[_Connection] = set()
+        self._listening = _listen(address)
+        self._logged_at = -_LOG_SECONDS
+        self.address = Address(address.host, int(self._listening.getsockname()[1]))
         self.scheme = "http" if tls is None else "https"
-        self._thread = threading.Thread(target=self._listener.serve, name=f"http {self.address}", daemon=True)
+        self.workers = ThreadPoolExecutor(threads, f"http {self.address}")
+        self._loop = asyncio.new_event_loop()
+        self._stop = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, name=f"http {self.address}", daemon=True)
 
     @property
     def url(self) -> str:
@@ -449,9 +283,131 @@ class Server:
 
     def stop(self) -> None:
         """Answer what has arrived and close; takes up to two seconds."""
-        self._listener.stop()
-        if self._thread.ident is not None:
-            self._thread.join(2)
+        if self._thread.ident is None:
+            self._listening.close()
+            self._loop.close()
+        else:
+            with suppress(RuntimeError):  # stopped already
+                self._loop.call_soon_threadsafe(self._stop.set)
+            self._thread.join(2 * _STOP_SECONDS)
+        self.workers.shutdown(wait=False)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        # A client that breaks off is no event for the operator.
+        self._loop.set_exception_handler(lambda _loop, context: _logger.debug("%s", context.get("message")))
+        try:
+            self._loop.run_until_complete(self._serve())
+        finally:
+            self._loop.close()
+
+    async def _serve(self) -> None:
+        accepting = self._loop.create_task(self._accept())
+        await self._stop.wait()
+        self.is_stopping = True
+        accepting.cancel()
+        with suppress(asyncio.CancelledError):
+            await accepting
+        self._listening.close()
+        for connection in [each for each in self._connections if each.is_waiting]:
+            connection.close()
+        if tasks := [each.task for each in self._connections]:
+            await asyncio.wait(tasks, timeout=_STOP_SECONDS)
+        for connection in list(self._connections):
+            connection.close()
+        await asyncio.sleep(0)
+
+    async def _accept(self) -> None:
+        while True:
+            try:
+                client_socket, address = await self._loop.sock_accept(self._listening)
+            except OSError as problem:
+                await self._wait_for_means(problem)
+                continue
+            client = str(address[0])
+            if len(self._connections) < self._max_connections or self._make_room(sender_of(client)):
+                self._connections.add(_Connection(self, client_socket, client))
+            else:
+                self.refusals.count("limits", client, _TOO_MANY)
+                client_socket.close()
+            await asyncio.sleep(0)  # a crowd of new clients waits for those that are connected
+
+    async def _wait_for_means(self, problem: OSError) -> None:
+        if problem.errno not in _OUT_OF_MEANS:  # a client that is gone already
+            return
+        now = time.monotonic()
+        if now - self._logged_at >= _LOG_SECONDS:
+            self._logged_at = now
+            _logger.error("no new connection can be taken: %s; raise the limit (ulimit -n)", problem.strerror)
+        await asyncio.sleep(_OUT_OF_MEANS_PAUSE)
+
+    def _make_room(self, newcomer: str) -> bool:
+        """Close a connection of the client that has most: first those in the middle of a request, then the idlest."""
+        numbers = Counter([newcomer, *(each.sender for each in self._connections)])
+        most = max(numbers.values())
+        waiting = [each for each in self._connections if each.is_waiting]
+        candidates = [each for each in waiting if numbers[each.sender] == most] or waiting
+        if not candidates:
+            return False
+        dropped = min(candidates, key=lambda each: (not each.in_request, each.last_used))
+        self.refusals.count("limits", dropped.client, _TOO_MANY)
+        self._connections.discard(dropped)
+        dropped.close()
+        return True
+
+    def forget(self, connection: _Connection) -> None:
+        """Drop a connection that has ended."""
+        self._connections.discard(connection)
+
+    def answer_safely(self, request: Request, client: str) -> Response:
+        """Return the response, also where computing it fails."""
+        try:
+            return self._answer(request, client)
+        except Exception:
+            _logger.exception("%s %s could not be answered", request.method, request.path)
+            return response.text(500, "internal error; the exporter's log tells more")
+
+
+def connection_limit(listeners: int) -> int:
+    """Return the number of connections that each listener may hold, which leaves open files for everything else."""
+    files, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files == resource.RLIM_INFINITY:
+        return MAX_CONNECTIONS
+    return max(_MIN_CONNECTIONS, min(MAX_CONNECTIONS, (files - _OTHER_FILES) // listeners))
+
+
+def _plain(status: int, words: str) -> bytes:
+    """Return a whole response for a client that speaks no TLS."""
+    body = f"{words}\n".encode()
+    head = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    return head.encode() + body
+
+
+def _listen(address: Address) -> socket.socket:
+    """Return a socket that listens.
+
+    Raises:
+        ListenError: the address can't be listened on.
+    """
+    host = address.host or _all_interfaces()
+    problem: OSError | None = None
+    try:
+        found = socket.getaddrinfo(host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, *_, place in found:
+            try:
+                listening = socket.create_server(
+                    place[:2], family=family, backlog=128, dualstack_ipv6=host == "::" and family == socket.AF_INET6
+                )
+            except OSError as refused:  # noqa: PERF203 - a name has few addresses
+                problem = problem or refused
+            else:
+                listening.setblocking(False)
+                return listening
+    except UnicodeError:
+        raise ListenError(f"can't listen on {address}: {address.host} is no name of a host") from None
+    except OSError as unknown:
+        problem = unknown
+    raise ListenError(_explanation(address, problem or OSError("no address found"))) from None
 
 
 def _all_interfaces() -> str:

@@ -1,4 +1,4 @@
-"""TLS as the web configuration file sets it, for the server's library."""
+"""TLS as the web configuration file sets it."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from stallscope.configuration import ConfigurationError
 from stallscope.web.http import openssl
 from stallscope.web.http.configuration_file import Pem, Tls
 from stallscope.web.http.refusals import Refusals
+from stallscope.web.http.stream import TlsStream
 
 _SECTION = "tls_server_config"
 _VERSIONS = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}
@@ -35,7 +36,14 @@ _OF_CERTIFICATES = ("CERTIFICATE_VERIFY_FAILED", "PEER_DID_NOT_RETURN_A_CERTIFIC
 """OpenSSL's words for clients without a certificate that is trusted."""
 
 
-def context_of(tls: Tls) -> ssl.SSLContext:
+class ServerContext(ssl.SSLContext):
+    """The TLS of a server."""
+
+    allowed_names: frozenset[str] | None = None
+    """Names of which a client's certificate needs one; None for any."""
+
+
+def context_of(tls: Tls) -> ServerContext:
     """Load certificate, key and authorities.
 
     Raises:
@@ -43,7 +51,7 @@ def context_of(tls: Tls) -> ssl.SSLContext:
             not support a setting.
     """
     # As bare as Go's, whose files these are: `create_default_context` refuses some authorities that it takes.
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context = ServerContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = _VERSIONS[tls.lowest]
     context.maximum_version = _VERSIONS[tls.highest]
     context.options |= ssl.OP_NO_RENEGOTIATION  # work that a client could ask for without end
@@ -51,8 +59,7 @@ def context_of(tls: Tls) -> ssl.SSLContext:
         context.options |= ssl.OP_CIPHER_SERVER_PREFERENCE
     else:
         context.options &= ~ssl.OP_CIPHER_SERVER_PREFERENCE
-    if tls.allowed_names is not None:
-        context.sslsocket_class = _socket_that_checks(tls.allowed_names)
+    context.allowed_names = tls.allowed_names
     try:
         if tls.cipher_suites:
             context.set_ciphers(":".join(tls.cipher_suites))
@@ -133,23 +140,6 @@ class _NameRefused(ssl.SSLError):
     reason = "CERTIFICATE_VERIFY_FAILED"
 
 
-def _socket_that_checks(allowed: frozenset[str]) -> type[ssl.SSLSocket]:
-    """Return the class of a server's sockets that hand over nothing from clients without an allowed name."""
-
-    class CheckingSocket(ssl.SSLSocket):
-        is_checked = False
-
-        def recv(self, buflen: int = 1024, flags: int = 0) -> bytes:
-            data = super().recv(buflen, flags)  # the handshake is a part of it
-            if data and not self.is_checked:
-                if allowed.isdisjoint(_alternative_names(self.getpeercert())):
-                    raise _NameRefused("client_allowed_sans has none of the names of the client's certificate")
-                self.is_checked = True
-            return data
-
-    return CheckingSocket
-
-
 def _alternative_names(certificate: Any) -> Iterator[str]:
     """Yield the DNS names, e-mail addresses, IP addresses and URIs, as the toolkit writes them."""
     for kind, name in (certificate or {}).get("subjectAltName", ()):
@@ -192,17 +182,29 @@ def _iso(time: bytes) -> str:
     return f"{text[:4]}-{text[4:6]}-{text[6:8]}T{text[8:10]}:{text[10:12]}:{text[12:]}"
 
 
+class CheckingStream(TlsStream):
+    """A connection of a client that needs one of the allowed names."""
+
+    def __init__(self, connection: socket.socket, context: ServerContext) -> None:
+        super().__init__(connection, context)
+        self._allowed = context.allowed_names
+
+    async def shake_hands(self) -> None:
+        """Agree on keys, and check the names in the client's certificate.
+
+        Raises:
+            ssl.SSLError: the client speaks no TLS, or is refused.
+        """
+        await super().shake_hands()
+        if self._allowed is not None and self._allowed.isdisjoint(_alternative_names(self._tls.getpeercert())):
+            raise _NameRefused("client_allowed_sans has none of the names of the client's certificate")
+
+
 class TlsAdapter:
-    """What the server's library wants of TLS, with handshakes that keep nobody waiting.
-
-    The library's own adapter shakes hands in the one thread that accepts: a client that connects and is silent would
-    stop all others. Here the handshake is a part of the first reads.
-    """
-
-    not_yet = (ssl.SSLWantReadError, ssl.SSLWantWriteError, BlockingIOError)
+    """The TLS of each new connection."""
 
     def __init__(
-        self, context: ssl.SSLContext, before: Callable[[], None] | None = None, refusals: Refusals | None = None
+        self, context: ServerContext, before: Callable[[], None] | None = None, refusals: Refusals | None = None
     ) -> None:
         """Take the context, what to call before each connection, and what counts those that fail.
 
@@ -212,23 +214,11 @@ class TlsAdapter:
         self._before = before
         self._refusals = refusals or Refusals()
 
-    def bind(self, sock: socket.socket) -> socket.socket:
-        """Leave the listening socket as it is."""
-        return sock
-
-    def wrap(self, sock: socket.socket) -> tuple[ssl.SSLSocket, dict[str, str]]:
-        """Wrap an accepted connection; the handshake comes with its first reads.
-
-        Raises:
-            TimeoutError: the client is gone already; the library goes on with the others.
-        """
+    def stream(self, connection: socket.socket) -> CheckingStream:
+        """Return the TLS of a new connection."""
         if self._before is not None:
             self._before()
-        try:
-            return self.context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False), {}
-        except OSError:  # which the library would log each time, with all its stack
-            sock.close()
-            raise TimeoutError from None
+        return CheckingStream(connection, self.context)
 
     def failed(self, problem: OSError, client: str) -> str:
         """Say why a connection ended, where TLS was why.
@@ -246,12 +236,6 @@ class TlsAdapter:
             "certificate" if problem.reason in _OF_CERTIFICATES else "handshake", client, f"no TLS: {_reason(problem)}"
         )
         return ""
-
-    def makefile(self, sock: socket.socket, mode: str, bufsize: int) -> Any:
-        """The library's buffered file on the connection."""
-        from cheroot.makefile import MakeFile
-
-        return MakeFile(sock, mode, bufsize)
 
 
 def _reason(problem: OSError) -> str:

@@ -1,0 +1,15 @@
+"""Whether configuration files were valid when they were last read, as a metric."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from stallscope.catalogue.metrics import family
+from stallscope.sampling.reading import Sample
+
+SUCCESSFUL = family("stallscope_exporter_config_last_reload_successful")
+
+
+def reload_samples(validity: Mapping[str, bool]) -> list[Sample]:
+    """Return a sample for each file."""
+    return [Sample(SUCCESSFUL, (file,), int(is_valid)) for file, is_valid in validity.items()]
