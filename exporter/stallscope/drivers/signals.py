@@ -33,7 +33,7 @@ class Signal:
     most_per_second: float | None = None
     """For counters: the fastest plausible growth. The exported total never goes back, whatever the driver counts."""
     combined: bool = False
-    """Whether a module of `collectors/gpu` makes the series from this and other sources."""
+    """True if a module of `collectors/gpu` makes the series from this and other sources."""
 
 
 SIGNALS = (

@@ -35,11 +35,11 @@ class Events:
         self._retry: Retry = Retry()
         """Refusals: by the driver (`_ALL`), and for single GPUs by UUID."""
         self._reports: dict[str, bool] = {}
-        """Whether a GPU reports events by UUID, as last logged."""
+        """True where the GPU reports events, by UUID, as last logged."""
 
     @property
     def due(self) -> bool:
-        """Whether the driver may be queried for events now."""
+        """True if the driver may be queried for events now."""
         return self._retry.due(_ALL, self._clock.monotonic())
 
     def forget(self) -> None:

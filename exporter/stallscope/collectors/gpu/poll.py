@@ -93,7 +93,7 @@ class Session:
 
     @property
     def counters_failed(self) -> bool:
-        """Whether the driver's counters are merely unknown at this reading."""
+        """True if the driver's counters are merely unknown at this reading."""
         return "counters" not in self.readings and "counters" not in self.retry
 
     def require_counters(self) -> None:

@@ -28,7 +28,7 @@ from stallscope.sampling.reading import Sample
 
 
 @dataclass(frozen=True)
-class Signal:
+class SurveyedSignal:
     """One optional signal of one GPU."""
 
     family: Family
@@ -50,7 +50,7 @@ class SurveyedGpu:
     trouble: str
     """Why it could not be read; empty where all is well."""
     hung: bool
-    signals: tuple[Signal, ...]
+    signals: tuple[SurveyedSignal, ...]
     calls: int
     """Driver calls of the newest reading."""
 
@@ -149,7 +149,7 @@ def _surveyed(
         else ": ".join((*reasons, *([str(error)] if error else ()))),
         hung=hung,
         signals=tuple(
-            Signal(
+            SurveyedSignal(
                 family=each,
                 supported=supported.get(each.signal),
                 call=served.get(each.signal, "") if supported.get(each.signal) else "",

@@ -168,13 +168,13 @@ class AmdDevice(Device):
             "health": self._errors,
             "fans": self._fans,
         }
-        """What takes more than a table, by query."""
+        """Signals that take more than a table, by query."""
         self._retry = Retry(early=EARLY)
         """Of the firmware's table, where it holds no counters."""
         self._monotonic = monotonic
         self._uuid = ""
         self._implausible = False
-        """Whether an answer to the query being made was implausible."""
+        """True once an answer to the query being made was implausible."""
         self._refusal = ""
         """The newest refusal of it, in words."""
         self._link = ""

@@ -84,7 +84,7 @@ _MOST_PID = 1 << 30
 _NO_MEMORY_TOLD = (1 << 64) - 1
 """NVML_VALUE_NOT_AVAILABLE, which nvmlProcessInfo_t.usedGpuMemory is documented to hold."""
 _LINKS: Mapping[str, type[LinkTraffic | LinkHealth]] = {"counters": LinkTraffic, "health": LinkHealth}
-"""What makes signals of the fields of NVLinks, by query."""
+"""Readers of the fields of NVLinks, by query."""
 
 
 class Surroundings(NamedTuple):

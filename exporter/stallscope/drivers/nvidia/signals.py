@@ -43,7 +43,7 @@ class Call:
     take: Callable[[Any], Any] = _itself
     """Takes the number out of the answer."""
     lasting: bool = False
-    """Whether the value stays the same while the driver is loaded: then it is read once."""
+    """True if the value stays the same while the driver is loaded: then it is read once."""
     zero_is_none: bool = False
 
 
