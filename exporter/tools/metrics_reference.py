@@ -60,17 +60,6 @@ _TOLD = {
     Kind.LABEL: "whichever is 1; the last",
 }
 
-_PACKAGE = Path(__file__).parents[1] / "stallscope"
-
-
-def _filled_by(family: Family) -> str:
-    """The family's provider, unless that does not read it yet: then it does not name it."""
-    if family not in GPU_FAMILIES:
-        return f"`{family.provider}`"
-    module = _PACKAGE.joinpath(*family.provider.split(".")).with_suffix(".py")
-    named = module.is_file() and f'"{family.name}"' in module.read_text(encoding="utf-8")
-    return f"`{family.provider}`" if named else "not yet"
-
 
 def _row(family: Family) -> str:
     closed = dict(family.values)
@@ -81,9 +70,7 @@ def _row(family: Family) -> str:
     kind = family.type.value
     if family.buckets:
         kind += "; `le` " + ", ".join(f"{bound:g}" for bound in family.buckets)
-    return (
-        f"| `{family.name}` | {kind} | {family.unit} | {labels} | {optional} | {family.help} | {_filled_by(family)} |"
-    )
+    return f"| `{family.name}` | {kind} | {family.unit} | {labels} | {optional} | {family.help} | `{family.provider}` |"
 
 
 def page() -> str:
@@ -95,7 +82,7 @@ def page() -> str:
             "Generated from `stallscope/catalogue/metrics.py` by `make generate`; do not edit. Names, labels and "
             "units are frozen: they are added to, never renamed. The last column is the module under "
             "`exporter/stallscope/` that "
-            "fills the family; where it says *not yet*, the name is reserved and has no series so far."
+            "fills the family."
         ),
         "",
         "A value that is unsupported, stale or unknown is absent, never zero.",

@@ -16,15 +16,13 @@ from stallscope.drivers.device import (
     DriverError,
     DriverUnavailable,
     GpuProcess,
-    Health,
-    Memory,
     TimedSample,
     Utilization,
 )
-from tests.collectors.gpu.scripted_driver import ScriptedDevice, ScriptedDriver
+from tests.collectors.gpu.scripted_driver import ScriptedDevice, ScriptedDriver, memory
 
 GIB = 1 << 30
-MEMORY = Memory(80 * GIB, 10 * GIB, GIB)
+MEMORY = memory(80 * GIB, 10 * GIB, GIB)
 
 
 def looked_at(*devices: ScriptedDevice, root: Path = Path("/nowhere"), limit: float = 60.0) -> list[GpuNow]:
@@ -74,7 +72,7 @@ def test_room_is_what_is_neither_used_nor_reserved() -> None:
 
 def test_health_mode_and_slowdown_are_told() -> None:
     device = ScriptedDevice(
-        health=Health(row_remap_pending=True, row_remap_failed=True),
+        health={"row_remap_pending": 1, "row_remap_failed": 1},
         compute_mode="exclusive_process",
         throttle_reasons=frozenset({"hw_thermal", "power_cap"}),
     )
@@ -90,7 +88,7 @@ def test_health_mode_and_slowdown_are_told() -> None:
 def test_instances_are_told_with_what_ails_their_gpu() -> None:
     instance = ScriptedDevice(memory=MEMORY, activity=Activity(2.0, graphics=0.5, sm=0.4))
     instance.uuid, instance.mig, instance.parent_uuid = "MIG-0", "1g.10gb", "GPU-0"
-    whole = ScriptedDevice(instances=[instance], health=Health(row_remap_failed=True))
+    whole = ScriptedDevice(instances=[instance], health={"row_remap_failed": 1})
     parent, part = looked_at(whole)
     assert (parent.cut, part.cut) == (True, False)
     assert (part.identity.mig, part.busy, part.busy_seconds, part.sm_active) == ("1g.10gb", 0.5, 2.0, 0.4)

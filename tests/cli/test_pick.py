@@ -17,8 +17,8 @@ import pytest
 from stallscope.capacity.claims import Claims
 from stallscope.cli import pick as command
 from stallscope.cli._picker import Picker, PickFailed
-from stallscope.drivers.device import DriverUnavailable, GpuProcess, Memory, Utilization
-from tests.collectors.gpu.scripted_driver import ScriptedDevice, ScriptedDriver
+from stallscope.drivers.device import DriverUnavailable, GpuProcess, Utilization
+from tests.collectors.gpu.scripted_driver import ScriptedDevice, ScriptedDriver, memory
 from tests.nvml_library.stand_in import DriverState, GpuState, NvmlStandIn
 
 GIB = 1 << 30
@@ -246,7 +246,7 @@ class TestWaiting:
     @pytest.fixture
     def device(self, monkeypatch: pytest.MonkeyPatch) -> ScriptedDevice:
         scripted = ScriptedDevice(
-            memory=Memory(80 * GIB, 60 * GIB, None), processes=[GpuProcess(1, None)], utilization=Utilization(0, 0)
+            memory=memory(80 * GIB, 60 * GIB), processes=[GpuProcess(1, None)], utilization=Utilization(0, 0)
         )
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         return scripted
@@ -271,7 +271,7 @@ class TestWaiting:
         def pause(seconds: float) -> None:
             pauses.append(seconds)
             if len(pauses) == 6:
-                device.answers["memory"] = Memory(80 * GIB, 20 * GIB, None)
+                device.answers["memory"] = memory(80 * GIB, 20 * GIB)
 
         look = self.picker(device, tmp_path, pause, "--memory", "30GiB").until_found(None)
         assert [gpu.identity.uuid for gpu in look.chosen] == ["GPU-0"]
@@ -305,7 +305,7 @@ class TestWaiting:
             if looks == 2:
                 raise DriverUnavailable("driver_not_loaded", "the driver is gone")
             if looks == 3:
-                device.answers["memory"] = Memory(80 * GIB, 20 * GIB, None)
+                device.answers["memory"] = memory(80 * GIB, 20 * GIB)
             return ScriptedDriver(device)
 
         look = self.picker(device, tmp_path, lambda _: None, "--memory", "30GiB", driver=driver).until_found(None)

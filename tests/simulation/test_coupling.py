@@ -13,6 +13,7 @@ from stallscope.shim.run import Run
 from stallscope.simulation import Simulation
 from stallscope.simulation.coupling import DELAY_SECONDS
 from stallscope.simulation.driver import SimulatedDevice
+from tests.simulation.numbers import memory, number, watts
 
 STEP = {"data_wait": 0.1, "forward": 0.1, "backward": 0.15, "optimizer": 0.05}
 
@@ -120,10 +121,10 @@ def test_a_wait_longer_than_the_drivers_samples_shows_as_idle_samples(node: Node
 
 def test_power_clocks_and_units_follow_the_work(node: Node, run: Run) -> None:
     node.train(run, 20, forward=0.5)
-    working = node.gpus[0].power()
+    working = watts(node.gpus[0])
     activity = node.gpus[0].activity()
     node.spend(run, data_wait=5.0)
-    assert working > 3 * node.gpus[0].power()
+    assert working > 3 * watts(node.gpus[0])
     assert activity is not None
     assert activity.sm is not None
     assert activity.sm > 0.8
@@ -139,10 +140,10 @@ def test_a_silent_rank_leaves_its_gpu_idle_after_the_delay(node: Node, run: Run)
 
 
 def test_counters_never_fall_and_time_is_never_made_up(node: Node, run: Run) -> None:
-    energy = node.gpus[0].counters().energy or 0.0
-    for number in range(200):
-        node.train(run, 1, forward=0.05 + number % 7, data_wait=number % 3)
-        now = node.gpus[0].counters().energy or 0.0
+    energy = number(node.gpus[0], "counters", "energy_joules_total")
+    for turn in range(200):
+        node.train(run, 1, forward=0.05 + turn % 7, data_wait=turn % 3)
+        now = number(node.gpus[0], "counters", "energy_joules_total")
         assert now >= energy
         energy = now
         activity = node.gpus[0].activity()
@@ -168,9 +169,9 @@ def test_a_claim_of_hardware_drives_no_simulated_gpu(node: Node) -> None:
 
 def test_a_claimed_gpu_holds_the_ranks_own_process_and_memory(node: Node, run: Run) -> None:
     assert [process.pid for process in node.gpus[0].processes()] == [4711]
-    assert node.gpus[0].memory().used > 0.5 * node.gpus[0].memory().total
+    assert memory(node.gpus[0], "used") > 0.5 * memory(node.gpus[0], "total")
     assert node.gpus[1].processes() == []
-    assert node.gpus[1].memory().used < 0.01 * node.gpus[1].memory().total
+    assert memory(node.gpus[1], "used") < 0.01 * memory(node.gpus[1], "total")
 
 
 def test_a_rank_that_ended_lets_its_gpu_go(node: Node, run: Run) -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import pytest
 
@@ -15,30 +15,31 @@ from stallscope.simulation.gpu import POWER_LIMIT_WATTS
 from stallscope.simulation.node import Node
 from stallscope.simulation.scenarios import scenario
 from stallscope.simulation.workload import EFFECTS, Step
+from tests.simulation.numbers import celsius, clock, highest_clock, memory, number, watts
 
 CALLS: tuple[Callable[[Device], object], ...] = (
     lambda device: device.identity(),
     lambda device: device.utilization(),
     lambda device: device.utilization_samples("gpu", 0),
-    lambda device: device.memory(),
-    lambda device: device.bar1(),
-    lambda device: device.power(),
-    lambda device: device.power_limits(),
-    lambda device: device.counters(),
-    lambda device: device.health(),
+    lambda device: device.read("memory"),
+    lambda device: device.read("bar1"),
+    lambda device: device.read("power"),
+    lambda device: device.read("power_limits"),
+    lambda device: device.read("counters"),
+    lambda device: device.read("health"),
     lambda device: device.activity(),
-    lambda device: device.temperature(),
-    lambda device: device.temperature_limits(),
-    lambda device: device.fans(),
-    lambda device: device.clocks(),
-    lambda device: device.clocks_max(),
-    lambda device: device.clocks_configured(),
+    lambda device: device.read("temperature"),
+    lambda device: device.read("temperature_limits"),
+    lambda device: device.read("fans"),
+    lambda device: device.read("clocks"),
+    lambda device: device.read("clocks_max"),
+    lambda device: device.read("clocks_configured"),
     lambda device: device.throttle_reasons(),
-    lambda device: device.pcie_link(),
+    lambda device: device.read("pcie_link"),
     lambda device: device.pcie_throughput(),
     lambda device: device.processes(),
     lambda device: device.process_utilization(0),
-    lambda device: device.persistence_mode(),
+    lambda device: device.read("persistence_mode"),
     lambda device: device.instances(),
 )
 
@@ -57,9 +58,7 @@ class World:
 
 
 def energy(device: Device) -> float:
-    joules = device.counters().energy
-    assert joules is not None
-    return joules
+    return number(device, "counters", "energy_joules_total")
 
 
 def readings(world: World) -> list[object]:
@@ -69,12 +68,12 @@ def readings(world: World) -> list[object]:
             device.identity(),
             device.utilization(),
             tuple(device.utilization_samples("memory", 0)),
-            device.memory(),
-            device.power(),
-            device.counters(),
-            device.health(),
+            device.read("memory"),
+            device.read("power"),
+            device.read("counters"),
+            device.read("health"),
             device.activity(),
-            device.temperature(),
+            device.read("temperature"),
             tuple(device.process_utilization(0)),
         )
         for device in world.devices
@@ -85,11 +84,11 @@ def test_eight_gpus_look_like_h100s() -> None:
     world = World("healthy")
     assert [device.identity().index for device in world.devices] == list(range(8))
     device = world.devices[0]
-    assert device.memory().total == 81_559 * 1024**2
-    assert device.power_limits().enforced == 700.0
-    assert device.clocks_max()["sm"] == 1_980e6
-    assert device.clocks_max()["memory"] == 2_619e6
-    assert device.pcie_link() == (5, 5, 16, 16)
+    assert device.read("memory")["memory_total_bytes"] == 81_559 * 1024**2
+    assert device.read("power_limits")["power_limit_watts"] == 700.0
+    assert highest_clock(device, "sm") == 1_980e6
+    assert highest_clock(device, "memory") == 2_619e6
+    assert list(device.read("pcie_link").values()) == [5, 5, 16, 16]
 
 
 def test_nobody_can_take_a_simulated_gpu_for_a_real_one() -> None:
@@ -124,10 +123,10 @@ def test_readings_do_not_depend_on_how_often_one_asks() -> None:
     for _ in range(300):
         often.clock.advance(1.0)
         for device in often.devices:
-            device.power()
+            watts(device)
     seldom.clock.advance(300.0)
     assert [energy(device) for device in often.devices] == [energy(device) for device in seldom.devices]
-    assert [device.temperature() for device in often.devices] == [device.temperature() for device in seldom.devices]
+    assert [celsius(device) for device in often.devices] == [celsius(device) for device in seldom.devices]
 
 
 def test_energy_is_the_integral_of_power() -> None:
@@ -137,7 +136,7 @@ def test_energy_is_the_integral_of_power() -> None:
     before, integral, tick = energy(device), 0.0, 0.005
     for _ in range(4000):
         world.clock.advance(tick)
-        integral += device.power() * tick
+        integral += watts(device) * tick
     assert energy(device) - before == pytest.approx(integral, rel=0.005)
 
 
@@ -193,7 +192,7 @@ def test_a_node_that_has_only_begun_answers_every_call() -> None:
     world = World("healthy")
     assert world.devices[0].utilization() == (0.0, 0.0)
     assert world.devices[0].utilization_samples("gpu", 0) == []
-    assert 60 < world.devices[0].power() < 700
+    assert 60 < watts(world.devices[0]) < 700
 
 
 def test_a_healthy_node_is_busy_warm_and_not_throttled() -> None:
@@ -201,27 +200,29 @@ def test_a_healthy_node_is_busy_warm_and_not_throttled() -> None:
     world.clock.advance(1800.0)
     for device in world.devices:
         assert device.utilization().gpu > 0.9
-        assert 55 < device.temperature() < 75
+        assert 55 < celsius(device) < 75
         assert device.throttle_reasons() == frozenset()
-        assert set(device.counters().throttled.values()) == {0.0}
-        assert device.clocks()["sm"] == device.clocks_max()["sm"]
+        throttled = device.read("counters")["throttled_seconds_total"]
+        assert isinstance(throttled, Mapping)
+        assert set(throttled.values()) == {0.0}
+        assert clock(device, "sm") == highest_clock(device, "sm")
 
 
 def test_a_gpu_without_cooling_gets_hot_slows_down_and_counts_it() -> None:
     world = World("thermal_throttle", onset=300.0)
     hot, peer = world.devices[3], world.devices[2]
     world.clock.advance(299.0)
-    before = hot.temperature()
+    before = celsius(hot)
     assert hot.throttle_reasons() == frozenset()
     world.clock.advance(301.0)
-    assert hot.temperature() > before + 15
-    assert hot.temperature() < hot.temperature_limits()["slowdown"]
+    assert celsius(hot) > before + 15
+    assert celsius(hot) < number(hot, "temperature_limits", "temperature_limit_celsius", "slowdown")
     assert hot.throttle_reasons() == {"sw_thermal"}
-    assert hot.clocks()["sm"] < 0.85 * peer.clocks()["sm"]
-    assert hot.clocks()["memory"] == peer.clocks()["memory"]
-    counted = hot.counters().throttled["sw_thermal"]
+    assert clock(hot, "sm") < 0.85 * clock(peer, "sm")
+    assert clock(hot, "memory") == clock(peer, "memory")
+    counted = number(hot, "counters", "throttled_seconds_total", "sw_thermal")
     world.clock.advance(100.0)
-    assert hot.counters().throttled["sw_thermal"] - counted == pytest.approx(100.0)
+    assert number(hot, "counters", "throttled_seconds_total", "sw_thermal") - counted == pytest.approx(100.0)
 
 
 def test_throttling_of_one_gpu_leaves_the_others_clocks_alone() -> None:
@@ -237,7 +238,7 @@ def test_heat_comes_with_inertia() -> None:
     temperatures = []
     for _ in range(30):
         world.clock.advance(1.0)
-        temperatures.append(world.devices[3].temperature())
+        temperatures.append(celsius(world.devices[3]))
     assert temperatures == sorted(temperatures)
     assert max(b - a for a, b in itertools.pairwise(temperatures)) <= 4
 
@@ -257,7 +258,7 @@ def test_a_lost_gpu_fails_every_call_and_the_others_none(call: Callable[[Device]
 def test_a_lost_gpu_is_well_before_its_time() -> None:
     world = World("gpu_lost", onset=10.0)
     world.clock.advance(9.0)
-    assert world.devices[5].power() > 0
+    assert watts(world.devices[5]) > 0
     assert len(world.driver.devices()) == 8
 
 
@@ -272,7 +273,7 @@ def test_while_one_gpu_is_lost_the_others_spin_at_little_power() -> None:
     world = World("gpu_lost", onset=0.0)
     world.clock.advance(120.0)
     assert world.devices[0].utilization().gpu == 1.0
-    assert world.devices[0].power() < 0.5 * POWER_LIMIT_WATTS
+    assert watts(world.devices[0]) < 0.5 * POWER_LIMIT_WATTS
 
 
 @pytest.mark.parametrize(("name", "busy"), [("stalled", 0.0), ("hang_spin", 1.0)])
@@ -281,8 +282,8 @@ def test_a_job_that_stands_still_idles_or_spins(name: str, busy: float) -> None:
     world.clock.advance(200.0)
     for device in world.devices:
         assert device.utilization().gpu == busy
-        assert device.power() < 0.5 * POWER_LIMIT_WATTS
-        assert device.memory().used > 0.5 * device.memory().total
+        assert watts(device) < 0.5 * POWER_LIMIT_WATTS
+        assert memory(device, "used") > 0.5 * memory(device, "total")
     assert world.steps[-1].end < 23.0
 
 
@@ -296,13 +297,13 @@ def test_an_underused_gpu_is_low_in_every_sample() -> None:
 
 def test_fans_are_unsupported_on_a_module_without_them() -> None:
     with pytest.raises(Unsupported):
-        World("healthy").devices[0].fans()
+        World("healthy").devices[0].read("fans")
 
 
 def test_processes_hold_the_memory_in_use_under_a_pid_that_no_kernel_hands_out() -> None:
     device = World("healthy").devices[0]
     (process,) = device.processes()
-    assert process.memory == device.memory().used
+    assert process.memory == memory(device, "used")
     assert process.pid > 2**22
     assert process.kind == "compute"
 
@@ -313,7 +314,7 @@ def test_a_closed_driver_is_unavailable() -> None:
     with pytest.raises(DriverUnavailable, match="open"):
         world.driver.devices()
     with pytest.raises(DriverUnavailable):
-        world.devices[0].power()
+        watts(world.devices[0])
 
 
 def test_connections_live_apart() -> None:
@@ -321,16 +322,16 @@ def test_connections_live_apart() -> None:
     other = SimulatedDriver(world.node)
     other.open()
     other.close()
-    assert world.devices[0].power() > 0
+    assert watts(world.devices[0]) > 0
 
 
 def test_a_hanging_gpu_blocks_its_caller_until_released_and_nobody_else() -> None:
     world = World("healthy")
     world.node.answering[4].clear()
     answers: list[float] = []
-    caller = threading.Thread(target=lambda: answers.append(world.devices[4].power()))
+    caller = threading.Thread(target=lambda: answers.append(watts(world.devices[4])))
     caller.start()
-    assert world.devices[3].power() > 0
+    assert watts(world.devices[3]) > 0
     assert not answers
     world.node.answering[4].set()
     caller.join(timeout=60)
@@ -346,7 +347,7 @@ def phase_seconds(world: World, gpu: int, until: float, *phases: str) -> float:
 def test_bytes_from_the_host_follow_the_copies() -> None:
     world = World("healthy")
     world.clock.advance(600.0)
-    received = world.devices[2].counters().pcie_received
+    received = number(world.devices[2], "counters", "pcie_receive_bytes_total")
     assert received is not None
     copied = phase_seconds(world, 2, 600.0, "host_copy")
     assert received == pytest.approx(copied * EFFECTS["host_copy"].pcie_received, rel=0.01)
@@ -355,7 +356,7 @@ def test_bytes_from_the_host_follow_the_copies() -> None:
 def test_bytes_between_gpus_follow_the_collective_and_not_the_wait_for_slower_ranks() -> None:
     world = World("thermal_throttle", onset=0.0)
     world.clock.advance(1200.0)
-    moved = [device.counters().nvlink_received for device in world.devices]
+    moved = [number(device, "counters", "nvlink_receive_bytes_total") for device in world.devices]
     waits = [phase_seconds(world, gpu, 1200.0, "communication") for gpu in range(8)]
     assert max(waits) > 1.5 * min(waits)
     assert all(each == pytest.approx(moved[0], rel=0.01) for each in moved)
@@ -365,17 +366,14 @@ def test_counters_only_grow_and_count_what_throughput_measures() -> None:
     world = World("healthy", gpus=1)
     device, tick = world.devices[0], 0.02
     world.clock.advance(10.0)
-    before, measured = device.counters(), 0.0
+    before, measured = number(device, "counters", "pcie_receive_bytes_total"), 0.0
+    joules = energy(device)
     for _ in range(500):
         world.clock.advance(tick)
         measured += device.pcie_throughput()[0] * tick
-    after = device.counters()
-    assert before.pcie_received is not None
-    assert after.pcie_received is not None
-    assert after.pcie_received - before.pcie_received == pytest.approx(measured, rel=1e-6)
-    assert after.energy is not None
-    assert before.energy is not None
-    assert after.energy > before.energy
+    after = number(device, "counters", "pcie_receive_bytes_total")
+    assert after - before == pytest.approx(measured, rel=1e-6)
+    assert energy(device) > joules
 
 
 def test_activity_is_the_mean_since_it_was_last_asked_for() -> None:
@@ -427,10 +425,10 @@ def test_a_job_that_spins_keeps_its_gpu_busy_and_its_tensor_pipes_idle() -> None
 
 
 def test_a_simulated_gpu_is_in_good_health_with_all_links_up() -> None:
-    health = World("healthy").devices[0].health()
-    assert health.nvlink_links == health.nvlink_links_active == 18
-    assert health.row_remap_pending is False
-    assert set(health.ecc_errors.values()) == {0}
+    health = World("healthy").devices[0].read("health")
+    assert health["nvlink_links"] == health["nvlink_links_active"] == 18
+    assert health["row_remap_pending"] == 0
+    assert health["ecc_errors_total"] == {"corrected": 0, "uncorrected": 0}
 
 
 def test_the_process_did_all_that_its_gpu_did() -> None:

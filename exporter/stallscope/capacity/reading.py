@@ -24,8 +24,8 @@ from stallscope.drivers.device import (
     DriverError,
     DriverUnavailable,
     GpuProcess,
-    Health,
     Identity,
+    Readings,
     TimedSample,
 )
 from stallscope.owners.processes import Processes
@@ -119,13 +119,13 @@ class _Look:
 
     def end(self) -> list[GpuNow]:
         whole, *instances = [part.now() for part in self._parts]
-        health = _told(self._device.health)
+        health = _told(lambda: self._device.read("health")) or {}
         whole = replace(
             whole,
             cut=self._cut,
             compute_mode=_told(self._device.compute_mode),
             throttled=(_told(self._device.throttle_reasons) or frozenset()) & _SLOWED,
-            ills=tuple(_ills(health)) if health is not None else (),
+            ills=tuple(_ills(health)),
         )
         # What ails the whole ails its parts.
         return [
@@ -151,15 +151,16 @@ class _Part:
     def now(self) -> GpuNow:
         device = self._device
         activity = _told(device.activity) or Activity(0.0)
-        memory = _told(device.memory)
+        memory = _told(lambda: device.read("memory")) or {}
+        total, used, reserved = (_bytes(memory, kind) for kind in ("total", "used", "reserved"))
         busy = self._busy()
         if busy is None and activity.graphics is not None:
             busy = _Busy(activity.graphics, activity.seconds, activity.graphics)
         processes: Iterable[GpuProcess] = _told(device.processes) or ()
         return GpuNow(
             identity=device.identity(),
-            memory_total=memory.total if memory is not None else None,
-            memory_free=max(0, memory.total - memory.used - (memory.reserved or 0)) if memory is not None else None,
+            memory_total=total,
+            memory_free=None if total is None or used is None else max(0, total - used - (reserved or 0)),
             holders=tuple(Holder(each.pid, each.memory, each.kind) for each in processes),
             busy=busy.ratio if busy is not None else None,
             busy_seconds=busy.seconds if busy is not None else 0.0,
@@ -215,10 +216,15 @@ def _told(ask: Callable[[], _Answer]) -> _Answer | None:
         return None
 
 
-def _ills(health: Health) -> Iterable[str]:
-    if health.row_remap_pending:
+def _bytes(memory: Readings, kind: str) -> int | None:
+    value = memory.get(f"memory_{kind}_bytes")
+    return int(value) if isinstance(value, (int, float)) else None
+
+
+def _ills(health: Readings) -> Iterable[str]:
+    if health.get("row_remap_pending"):
         yield "a memory row waits to be remapped: reset the GPU when nobody uses it"
-    if health.row_remap_failed:
+    if health.get("row_remap_failed"):
         yield "a memory row could not be remapped: have the GPU replaced"
 
 

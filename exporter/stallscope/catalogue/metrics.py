@@ -121,7 +121,7 @@ def _gpu(
     values: _Values | None = None,
     buckets: tuple[float, ...] = (),
     optional: bool = False,
-    provider: str = "collectors.gpu.gpu",
+    provider: str = "collectors.gpu",
 ) -> Family:
     return Family(
         name=f"stallscope_gpu_{name}",

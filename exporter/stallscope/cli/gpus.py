@@ -14,7 +14,7 @@ from stallscope.cli._extras import missing
 from stallscope.cli._parser import Parser
 
 if TYPE_CHECKING:
-    from stallscope.collectors.gpu.survey import Signal, Survey, SurveyedGpu
+    from stallscope.collectors.gpu.survey import Survey, SurveyedGpu, SurveyedSignal
     from stallscope.drivers.device import Driver
     from stallscope.drivers.nvidia.record import RecordingLibrary
     from stallscope.sampling.reading import Sample
@@ -248,7 +248,7 @@ def _table(gpu: SurveyedGpu, alike: SurveyedGpu | None) -> str:
     return "\n".join([*lines, ""])
 
 
-def _now(signal: Signal) -> str:
+def _now(signal: SurveyedSignal) -> str:
     if not signal.samples:
         return "none"
     if len(signal.samples) > 1:

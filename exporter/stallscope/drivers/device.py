@@ -1,4 +1,4 @@
-"""The narrow interface to a GPU driver: what sources may ask, in base units, and how it may fail.
+"""The narrow interface to a GPU driver: what collectors may query, in base units, and how it may fail.
 
 Implemented by `drivers.nvidia.nvml` (through pynvml), `drivers.amd.kernel` (through the kernel's files) and
 `simulation.driver`. A method raises `Unsupported` where this GPU or driver lacks the signal, `DeviceLost` where this
@@ -12,13 +12,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
-ClockKind = Literal["sm", "memory", "graphics", "video"]
 SampleKind = Literal["gpu", "memory", "encoder", "decoder", "jpeg", "ofa"]
 ENGINES: tuple[SampleKind, ...] = ("encoder", "decoder", "jpeg", "ofa")
 """Fixed-function engines, a kind of samples each."""
 ProcessKind = Literal["compute", "graphics", "mps"]
 ComputeMode = Literal["default", "exclusive_thread", "prohibited", "exclusive_process"]
 """Who may compute on a GPU: anybody, one thread, nobody, one process."""
+Readings = Mapping[str, "float | Mapping[str, float]"]
+"""Values of a query's signals by name, for a signal with a label of its own by label; unknown values are missing."""
 Rejection = Literal[
     "sentinel", "not_a_number", "out_of_range", "zero_timestamp", "future_timestamp", "backwards", "malformed_text"
 ]
@@ -102,37 +103,6 @@ class TimedSample(NamedTuple):
     """A ratio 0-1."""
 
 
-class Memory(NamedTuple):
-    """Frame buffer in bytes. `reserved` is None where only the first version of the call exists."""
-
-    total: int
-    used: int
-    reserved: int | None
-
-
-class Bar1(NamedTuple):
-    """BAR1 aperture in bytes."""
-
-    total: int
-    used: int
-
-
-class PowerLimits(NamedTuple):
-    """Watts; None where the driver does not tell."""
-
-    enforced: float | None
-    default: float | None
-
-
-class PcieLink(NamedTuple):
-    """Generation and lanes, now and at most; None where they are unknown."""
-
-    generation: int | None
-    generation_max: int | None
-    width: int | None
-    width_max: int | None
-
-
 class GpuProcess(NamedTuple):
     """A process with a context on the GPU; `memory` in bytes, None where the driver does not tell."""
 
@@ -149,41 +119,6 @@ class ProcessUtilization(NamedTuple):
     """The driver's clock, as in `TimedSample`."""
     gpu: float
     memory: float
-
-
-class Counters(NamedTuple):
-    """What the driver counts by itself and one call tells, raw: counters may wrap, and start again with the driver."""
-
-    energy: float | None = None
-    """Joules."""
-    throttled: Mapping[str, float] = {}
-    """Seconds by throttle reason."""
-    memory_temperature: float | None = None
-    """Celsius: no counter, but it comes with the same call."""
-    pcie_received: int | None = None
-    """Bytes, host to device."""
-    pcie_transmitted: int | None = None
-    nvlink_received: int | None = None
-    """Bytes over all links."""
-    nvlink_transmitted: int | None = None
-
-
-class Health(NamedTuple):
-    """Error counts and the state of links and memory: slow to change, one or two calls."""
-
-    ecc_errors: Mapping[str, int] = {}
-    """`corrected` and `uncorrected`, since the driver was loaded."""
-    remapped_rows: Mapping[str, int] = {}
-    """`corrected` and `uncorrected`."""
-    row_remap_pending: bool | None = None
-    row_remap_failed: bool | None = None
-    retired_pages: Mapping[str, int] = {}
-    """`single_bit` and `double_bit`."""
-    pcie_replays: int | None = None
-    nvlink_errors: Mapping[str, int] = {}
-    """`replay`, `recovery` and `crc`, over all links."""
-    nvlink_links: int | None = None
-    nvlink_links_active: int | None = None
 
 
 class Activity(NamedTuple):
@@ -230,92 +165,75 @@ class Listener(Protocol):
         """Stop listening; never raises."""
 
 
-class Device(Protocol):
-    """One GPU. Calls may block as long as the driver pleases; only sampling threads make them."""
+class Device:
+    """One GPU. A driver overrides what its GPUs have; all else is unsupported.
+
+    Calls may block for as long as the driver pleases; only sampling threads make them.
+    """
 
     def identity(self) -> Identity:
         """What this GPU is."""
+        raise NotImplementedError
+
+    def read(self, query: str) -> Readings:
+        """The signals of a query of `signals.QUERIES`.
+
+        Raises:
+            Unsupported: the GPU has none of them.
+            DriverError: it has, but none could be read now.
+        """
+        raise Unsupported(f"this driver does not report {query}")
 
     def utilization(self) -> Utilization:
         """The snapshot utilisation."""
+        raise Unsupported("this driver does not report utilisation")
 
-    def utilization_samples(self, kind: SampleKind, newer_than_us: int) -> Sequence[TimedSample]:
+    def utilization_samples(self, kind: SampleKind, newer_than_us: int) -> Sequence[TimedSample]:  # noqa: ARG002
         """Buffered utilisation samples newer than the timestamp, oldest first; empty when there is nothing new."""
-
-    def memory(self) -> Memory:
-        """Frame buffer."""
-
-    def bar1(self) -> Bar1:
-        """BAR1 aperture."""
-
-    def power(self) -> float:
-        """Board power in watts."""
-
-    def power_limits(self) -> PowerLimits:
-        """Power limits in watts."""
-
-    def counters(self) -> Counters:
-        """Everything that the driver counts, in one call where it can."""
-
-    def health(self) -> Health:
-        """Error counts and states."""
+        raise Unsupported(f"this driver keeps no samples of {kind} utilisation")
 
     def activity(self) -> Activity | None:
         """Activity since the call before; None where another GPU's turn was in the way: ask again later."""
-
-    def temperature(self) -> float:
-        """The GPU's own sensor, celsius."""
-
-    def temperature_limits(self) -> Mapping[str, float]:
-        """Celsius by limit (`slowdown`, `shutdown`, `gpu_max`, `memory_max`); unknown limits are missing."""
-
-    def fans(self) -> Mapping[int, float]:
-        """Speed of each fan as a ratio, by its number; missing where it is unknown."""
-
-    def clocks(self) -> Mapping[ClockKind, float]:
-        """Hertz by clock; missing where the GPU does not tell."""
-
-    def clocks_max(self) -> Mapping[ClockKind, float]:
-        """Hertz by clock."""
-
-    def clocks_configured(self) -> Mapping[ClockKind, float]:
-        """Hertz by clock, only clocks that are set below their maximum."""
+        raise Unsupported("this driver does not report which units are active")
 
     def throttle_reasons(self) -> frozenset[str]:
         """The throttle reasons in force, in the catalogue's words; idle and application clocks are not among them."""
-
-    def pcie_link(self) -> PcieLink:
-        """The PCIe link."""
+        raise Unsupported("this driver does not report throttle reasons")
 
     def pcie_throughput(self) -> tuple[float, float]:
         """Bytes a second received and transmitted, measured on the spot: takes tens of milliseconds."""
+        raise Unsupported("this driver does not measure PCIe throughput")
 
     def processes(self) -> Sequence[GpuProcess]:
         """Processes with a context; one that has several kinds stands there once for each."""
+        raise Unsupported("this driver does not list processes")
 
-    def process_utilization(self, newer_than_us: int) -> Sequence[ProcessUtilization]:
+    def process_utilization(self, newer_than_us: int) -> Sequence[ProcessUtilization]:  # noqa: ARG002
         """Samples by process newer than the timestamp, oldest first; idle processes have none."""
-
-    def persistence_mode(self) -> bool:
-        """Whether the driver keeps the GPU initialised while nobody uses it."""
+        raise Unsupported("this driver does not report utilisation by process")
 
     def compute_mode(self) -> ComputeMode:
         """Who may compute on it, as its administrator has set."""
+        raise Unsupported("this driver has no compute mode")
 
     def instances(self) -> Sequence[Device] | None:
         """The MIG instances cut from this GPU, the same objects as long as they are; None where MIG is off."""
+        return None
 
     @property
     def served(self) -> Mapping[str, str]:
         """Which call of the driver serves what was asked so far, by signal (a family's name without its prefix)."""
+        return {}
 
     @property
     def calls(self) -> int:
         """Driver calls made for this GPU so far."""
+        return 0
 
     @property
     def rejected(self) -> Mapping[Rejection, int]:
-        """What this GPU said and can't have meant, counted by reason."""
+        """Implausible values that this GPU reported, counted by reason."""
+        return {}
 
 
 class Driver(Protocol):

@@ -39,6 +39,8 @@ class Retry:
         Args:
             early: seconds by which every retry is due earlier.
         """
+        self.refusal = ""
+        """The driver's words at the newest refusal of an optional query."""
         self._early = early
         self._refused: dict[Hashable, _Refusal] = {}
         self._recovered: dict[Hashable, _Refusal] = {}
@@ -60,13 +62,14 @@ class Retry:
         refused = self._refused
         return tuple([key for key in keys if key not in refused or now >= refused[key].due_at])
 
-    def optional(self, key: Hashable, now: float, query: Callable[[], _Answer]) -> _Answer | None:
+    def optional(self, key: Hashable, now: float, query: Callable[..., _Answer], *arguments: object) -> _Answer | None:
         """Make the query if it is due. Return its answer, or None while the driver refuses it."""
         if not self.due(key, now):
             return None
         try:
-            answer = query()
-        except Unsupported:
+            answer = query(*arguments)
+        except Unsupported as refusal:
+            self.refusal = str(refusal)
             self.refused(key, now)
             return None
         self.answered(key)

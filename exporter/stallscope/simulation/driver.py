@@ -11,23 +11,16 @@ from collections.abc import Mapping, Sequence
 
 from stallscope.drivers.device import (
     Activity,
-    Bar1,
-    ClockKind,
     ComputeMode,
-    Counters,
     Device,
     DeviceLost,
     DriverUnavailable,
     Event,
     GpuProcess,
-    Health,
     Identity,
     Listener,
-    Memory,
-    PcieLink,
-    PowerLimits,
     ProcessUtilization,
-    Rejection,
+    Readings,
     SampleKind,
     SystemInfo,
     TimedSample,
@@ -44,9 +37,35 @@ _MIB = 1024**2
 _MEMORY_TOTAL = 81_559 * _MIB
 _MEMORY_RESERVED = 479 * _MIB
 _BAR1_TOTAL = 131_072 * _MIB
-_SM_HERTZ, _MEMORY_HERTZ, _VIDEO_HERTZ = 1_980e6, 2_619e6, 1_545e6
+_CLOCKS = {"sm": 1_980e6, "memory": 2_619e6, "graphics": 1_980e6, "video": 1_545e6}
 _CLOCK_STEP_HERTZ = 15e6
-_NVLINKS = 18
+_NONE_OF_EITHER = {"corrected": 0, "uncorrected": 0}
+_CONSTANT: Mapping[str, Readings] = {
+    "health": {
+        "ecc_errors_total": _NONE_OF_EITHER,
+        "remapped_rows": _NONE_OF_EITHER,
+        "row_remap_pending": 0,
+        "row_remap_failed": 0,
+        "pcie_replays_total": 0,
+        "nvlink_errors_total": {"replay": 0, "recovery": 0, "crc": 0},
+        "nvlink_links": 18,
+        "nvlink_links_active": 18,
+    },
+    "pcie_link": {
+        "pcie_link_generation": 5,
+        "pcie_link_generation_max": 5,
+        "pcie_link_width": 16,
+        "pcie_link_width_max": 16,
+    },
+    "power_limits": {"power_limit_watts": POWER_LIMIT_WATTS, "power_limit_default_watts": POWER_LIMIT_WATTS},
+    "clocks_configured": {"clock_configured_hertz": {}},  # none is set below its maximum
+    "temperature_limits": {
+        "temperature_limit_celsius": {"slowdown": 89.0, "shutdown": 95.0, "gpu_max": 87.0, "memory_max": 95.0}
+    },
+    "clocks_max": {"clock_max_hertz": _CLOCKS},
+    "persistence_mode": {"persistence_mode": 1},
+}
+"""What never changes, by query."""
 _THROUGHPUT_SECONDS = 0.02
 _SAMPLE_SIGNALS: Mapping[SampleKind, str] = {"gpu": "busy_seconds_total", "memory": "memory_busy_seconds_total"}
 _LOST_XID = 79
@@ -130,7 +149,7 @@ class SimulatedListener:
         return any(self._node.lost(index) for index in self._awaited)
 
 
-class SimulatedDevice:
+class SimulatedDevice(Device):
     """One simulated GPU. Every call fails while it is lost and blocks while the driver is told to hang."""
 
     def __init__(self, driver: SimulatedDriver, node: Node, index: int) -> None:
@@ -150,11 +169,6 @@ class SimulatedDevice:
     def calls(self) -> int:
         """Questions so far."""
         return self._calls
-
-    @property
-    def rejected(self) -> Mapping[Rejection, int]:
-        """A simulated GPU talks no nonsense."""
-        return {}
 
     def identity(self) -> Identity:
         """Labelled as simulated wherever a text is shown."""
@@ -191,75 +205,47 @@ class SimulatedDevice:
             for at_us, busy, memory in self._samples(newer_than_us)
         ]
 
-    def memory(self) -> Memory:
-        """What the job holds of the frame buffer."""
-        self._require_answer("memory_total_bytes", "memory_used_bytes", "memory_reserved_bytes")
-        return Memory(_MEMORY_TOTAL, self._memory_used(), _MEMORY_RESERVED)
+    def read(self, query: str) -> Readings:
+        """Everything that an H100 SXM reports; it has no fans of its own."""
+        self._require_answer()
+        found = self._readings(query)
+        self._served.update(dict.fromkeys(found, "simulation"))
+        return found
 
-    def bar1(self) -> Bar1:
-        """The aperture maps what is in use, and a little more."""
-        self._require_answer("bar1_total_bytes", "bar1_used_bytes")
-        return Bar1(_BAR1_TOTAL, self._memory_used() + _MIB)
-
-    def power(self) -> float:
-        """Board power, to the milliwatt like the driver's."""
-        return round(self._state("power_watts").watts, 3)
-
-    def power_limits(self) -> PowerLimits:
-        """The factory's limit is in force."""
-        self._require_answer("power_limit_watts", "power_limit_default_watts")
-        return PowerLimits(POWER_LIMIT_WATTS, POWER_LIMIT_WATTS)
-
-    def counters(self) -> Counters:
-        """Since the simulation began: the units in which an H100's driver counts."""
-        self._require_answer(
-            "energy_joules_total",
-            "throttled_seconds_total",
-            "pcie_receive_bytes_total",
-            "pcie_transmit_bytes_total",
-            "nvlink_receive_bytes_total",
-            "nvlink_transmit_bytes_total",
-        )
+    def _readings(self, query: str) -> Readings:
         state = self._node.state(self.index)
-        nvlink = int(state.totals.nvlink)
-        return Counters(
-            energy=round(state.joules, 3),
-            throttled={
-                "sw_thermal": round(state.throttled_seconds, 6),
-                "hw_thermal": 0.0,
-                "power_cap": 0.0,
-                "power_brake": 0.0,
-                "sync_boost": 0.0,
-            },
-            memory_temperature=float(round(30.0 + 0.45 * state.celsius)),
-            pcie_received=int(state.totals.pcie_received),
-            pcie_transmitted=int(state.totals.pcie_transmitted),
-            nvlink_received=nvlink,
-            nvlink_transmitted=nvlink,
-        )
-
-    def health(self) -> Health:
-        """Nothing is wrong with memory and links."""
-        self._require_answer(
-            "ecc_errors_total",
-            "remapped_rows",
-            "row_remap_pending",
-            "row_remap_failed",
-            "pcie_replays_total",
-            "nvlink_errors_total",
-            "nvlink_links",
-            "nvlink_links_active",
-        )
-        return Health(
-            ecc_errors={"corrected": 0, "uncorrected": 0},
-            remapped_rows={"corrected": 0, "uncorrected": 0},
-            row_remap_pending=False,
-            row_remap_failed=False,
-            pcie_replays=0,
-            nvlink_errors={"replay": 0, "recovery": 0, "crc": 0},
-            nvlink_links=_NVLINKS,
-            nvlink_links_active=_NVLINKS,
-        )
+        if query == "counters":
+            return {
+                "energy_joules_total": round(state.joules, 3),
+                "throttled_seconds_total": {
+                    "sw_thermal": round(state.throttled_seconds, 6),
+                    **dict.fromkeys(("hw_thermal", "power_cap", "power_brake", "sync_boost"), 0.0),
+                },
+                "temperature_celsius": {"memory": round(30.0 + 0.45 * state.celsius)},
+                "pcie_receive_bytes_total": int(state.totals.pcie_received),
+                "pcie_transmit_bytes_total": int(state.totals.pcie_transmitted),
+                "nvlink_receive_bytes_total": int(state.totals.nvlink),
+                "nvlink_transmit_bytes_total": int(state.totals.nvlink),
+            }
+        if query == "memory":
+            return {
+                "memory_total_bytes": _MEMORY_TOTAL,
+                "memory_used_bytes": self._memory_used(),
+                "memory_reserved_bytes": _MEMORY_RESERVED,
+            }
+        if query == "bar1":  # the aperture maps what is in use, and a little more
+            return {"bar1_total_bytes": _BAR1_TOTAL, "bar1_used_bytes": self._memory_used() + _MIB}
+        if query == "power":
+            return {"power_watts": round(state.watts, 3)}
+        if query == "temperature":
+            return {"temperature_celsius": {"gpu": round(state.celsius)}}
+        if query == "clocks":  # down while throttled; memory keeps its clock
+            down = {clock: _CLOCKS[clock] * (1.0 - state.clock_ratio) for clock in ("sm", "graphics", "video")}
+            steps = {clock: _CLOCK_STEP_HERTZ * round(hertz / _CLOCK_STEP_HERTZ) for clock, hertz in down.items()}
+            return {"clock_hertz": {clock: hertz - steps.get(clock, 0.0) for clock, hertz in _CLOCKS.items()}}
+        if query in _CONSTANT:
+            return _CONSTANT[query]
+        raise Unsupported(f"{MODEL} does not report {query}")
 
     def activity(self) -> Activity | None:
         """What the phases ask of the units, as means since the call before."""
@@ -298,47 +284,9 @@ class SimulatedDevice:
             nvlink_transmitted=moved.nvlink,
         )
 
-    def temperature(self) -> float:
-        """Whole degrees like the driver's."""
-        return float(round(self._state("temperature_celsius").celsius))
-
-    def temperature_limits(self) -> Mapping[str, float]:
-        """The limits of an H100 SXM."""
-        self._require_answer("temperature_limit_celsius")
-        return {"slowdown": 89.0, "shutdown": 95.0, "gpu_max": 87.0, "memory_max": 95.0}
-
-    def fans(self) -> Mapping[int, float]:
-        """SXM modules have none of their own."""
-        self._require_answer()
-        raise Unsupported(f"{MODEL} has no fans")
-
-    def clocks(self) -> Mapping[ClockKind, float]:
-        """Down while throttled, in the driver's steps of 15 MHz; memory keeps its clock."""
-        ratio = self._state("clock_hertz").clock_ratio
-        sm = _SM_HERTZ - _CLOCK_STEP_HERTZ * round(_SM_HERTZ * (1.0 - ratio) / _CLOCK_STEP_HERTZ)
-        video = _VIDEO_HERTZ - _CLOCK_STEP_HERTZ * round(_VIDEO_HERTZ * (1.0 - ratio) / _CLOCK_STEP_HERTZ)
-        return {"sm": sm, "memory": _MEMORY_HERTZ, "graphics": sm, "video": video}
-
-    def clocks_max(self) -> Mapping[ClockKind, float]:
-        """The highest clocks of an H100 SXM."""
-        self._require_answer("clock_max_hertz")
-        return {"sm": _SM_HERTZ, "memory": _MEMORY_HERTZ, "graphics": _SM_HERTZ, "video": _VIDEO_HERTZ}
-
-    def clocks_configured(self) -> Mapping[ClockKind, float]:
-        """None is set below its maximum."""
-        self._require_answer("clock_configured_hertz")
-        return {}
-
     def throttle_reasons(self) -> frozenset[str]:
         """Heat is the only reason that is simulated."""
         return frozenset({"sw_thermal"} if self._state("throttled_seconds_total").throttled else ())
-
-    def pcie_link(self) -> PcieLink:
-        """Generation 5 with 16 lanes, both at their maximum."""
-        self._require_answer(
-            "pcie_link_generation", "pcie_link_generation_max", "pcie_link_width", "pcie_link_width_max"
-        )
-        return PcieLink(5, 5, 16, 16)
 
     def pcie_throughput(self) -> tuple[float, float]:
         """The mean over the driver's 20 ms."""
@@ -364,11 +312,6 @@ class SimulatedDevice:
             for at_us, busy, memory in self._samples(newer_than_us)
             if busy or memory
         ]
-
-    def persistence_mode(self) -> bool:
-        """On."""
-        self._require_answer("persistence_mode")
-        return True
 
     def compute_mode(self) -> ComputeMode:
         """Anybody may compute."""

@@ -7,21 +7,15 @@ from typing import Any
 
 from stallscope.drivers.device import (
     Activity,
-    Bar1,
-    ClockKind,
     ComputeMode,
-    Counters,
     Device,
     DriverUnavailable,
     Event,
     GpuProcess,
-    Health,
     Identity,
     Listener,
-    Memory,
-    PcieLink,
-    PowerLimits,
     ProcessUtilization,
+    Readings,
     Rejection,
     SampleKind,
     SystemInfo,
@@ -29,9 +23,31 @@ from stallscope.drivers.device import (
     Unsupported,
     Utilization,
 )
+from stallscope.drivers.signals import QUERIES
+
+_COUNTERS = {
+    "energy": "energy_joules_total",
+    "throttled": "throttled_seconds_total",
+    "pcie_received": "pcie_receive_bytes_total",
+    "pcie_transmitted": "pcie_transmit_bytes_total",
+    "nvlink_received": "nvlink_receive_bytes_total",
+    "nvlink_transmitted": "nvlink_transmit_bytes_total",
+    "temperature": "temperature_celsius",
+}
 
 
-class ScriptedDevice:
+def counters(**values: Any) -> Readings:
+    """Return an answer to the query `counters`."""
+    return {_COUNTERS[name]: value for name, value in values.items()}
+
+
+def memory(total: int, used: int, reserved: int | None = None) -> Readings:
+    """Return an answer to the query `memory`."""
+    more = {} if reserved is None else {"memory_reserved_bytes": reserved}
+    return {"memory_total_bytes": total, "memory_used_bytes": used, **more}
+
+
+class ScriptedDevice(Device):
     """Lacks everything that the test did not set. `answers` holds values, exceptions, or functions of the arguments."""
 
     def __init__(self, index: int = 0, /, **answers: Any) -> None:
@@ -72,64 +88,20 @@ class ScriptedDevice:
         answer: Sequence[TimedSample] = self._answer(f"{kind} samples", newer_than_us)
         return answer
 
-    def memory(self) -> Memory:
-        answer: Memory = self._answer("memory")
-        return answer
-
-    def bar1(self) -> Bar1:
-        answer: Bar1 = self._answer("bar1")
-        return answer
-
-    def power(self) -> float:
-        answer: float = self._answer("power")
-        return answer
-
-    def power_limits(self) -> PowerLimits:
-        answer: PowerLimits = self._answer("power_limits")
-        return answer
-
-    def counters(self) -> Counters:
-        answer: Counters = self._answer("counters")
-        return answer
-
-    def health(self) -> Health:
-        answer: Health = self._answer("health")
-        return answer
+    def read(self, query: str) -> Readings:
+        answer = self._answer(query)
+        names = QUERIES[query].keys()
+        if isinstance(answer, Mapping) and answer.keys() <= names:
+            return answer
+        (name,) = names
+        return {name: answer}
 
     def activity(self) -> Activity | None:
         answer: Activity | None = self._answer("activity")
         return answer
 
-    def temperature(self) -> float:
-        answer: float = self._answer("temperature")
-        return answer
-
-    def temperature_limits(self) -> Mapping[str, float]:
-        answer: Mapping[str, float] = self._answer("temperature_limits")
-        return answer
-
-    def fans(self) -> Mapping[int, float]:
-        answer: Mapping[int, float] = self._answer("fans")
-        return answer
-
-    def clocks(self) -> Mapping[ClockKind, float]:
-        answer: Mapping[ClockKind, float] = self._answer("clocks")
-        return answer
-
-    def clocks_max(self) -> Mapping[ClockKind, float]:
-        answer: Mapping[ClockKind, float] = self._answer("clocks_max")
-        return answer
-
-    def clocks_configured(self) -> Mapping[ClockKind, float]:
-        answer: Mapping[ClockKind, float] = self._answer("clocks_configured")
-        return answer
-
     def throttle_reasons(self) -> frozenset[str]:
         answer: frozenset[str] = self._answer("throttle_reasons")
-        return answer
-
-    def pcie_link(self) -> PcieLink:
-        answer: PcieLink = self._answer("pcie_link")
         return answer
 
     def pcie_throughput(self) -> tuple[float, float]:
@@ -144,10 +116,6 @@ class ScriptedDevice:
         answer: Sequence[ProcessUtilization] = self._answer("process_utilization", newer_than_us)
         return answer
 
-    def persistence_mode(self) -> bool:
-        answer: bool = self._answer("persistence_mode")
-        return answer
-
     def compute_mode(self) -> ComputeMode:
         answer: ComputeMode = self._answer("compute_mode")
         return answer
@@ -155,10 +123,6 @@ class ScriptedDevice:
     def instances(self) -> Sequence[Device] | None:
         answer: Sequence[Device] | None = self._answer("instances")
         return answer
-
-    @property
-    def served(self) -> Mapping[str, str]:
-        return {}
 
     @property
     def calls(self) -> int:

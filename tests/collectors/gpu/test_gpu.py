@@ -11,14 +11,10 @@ import pytest
 from stallscope.catalogue.metrics import family
 from stallscope.drivers.device import (
     Activity,
-    Bar1,
-    Counters,
     DeviceLost,
     DriverError,
     DriverUnavailable,
     GpuProcess,
-    Health,
-    Memory,
     ProcessUtilization,
     SystemInfo,
     TimedSample,
@@ -26,7 +22,7 @@ from stallscope.drivers.device import (
     Utilization,
 )
 from tests.collectors.gpu.readings import Readings
-from tests.collectors.gpu.scripted_driver import ScriptedDevice
+from tests.collectors.gpu.scripted_driver import ScriptedDevice, counters, memory
 
 
 def growing(per_second: float, first: float = 0.0) -> Any:
@@ -37,7 +33,7 @@ def growing(per_second: float, first: float = 0.0) -> Any:
 
 def counters_of(**answers: Any) -> Any:
     """Counters whose fields are functions or values."""
-    return lambda: Counters(**{name: each() if callable(each) else each for name, each in answers.items()})
+    return lambda: counters(**{name: each() if callable(each) else each for name, each in answers.items()})
 
 
 def test_energy_is_the_drivers_counter_where_it_counts() -> None:
@@ -47,7 +43,7 @@ def test_energy_is_the_drivers_counter_where_it_counts() -> None:
 
 
 def test_energy_is_integrated_power_where_nothing_counts() -> None:
-    readings = Readings(ScriptedDevice(power=500.0, counters=Counters()))
+    readings = Readings(ScriptedDevice(power=500.0, counters=counters()))
     readings.after(1)
     assert readings.after(10)["energy_joules_total",] == pytest.approx(5000)
     assert readings.gpu.served["energy_joules_total"] == "integrated power"
@@ -70,7 +66,7 @@ def test_counters_that_fail_once_are_absent_once_and_never_replaced_by_integrals
 
 
 def test_a_counter_that_is_missing_once_is_absent_once_and_never_replaced_by_integrals() -> None:
-    told = iter([Counters(energy=1000.0, throttled={"power_cap": 3.0}), Counters(memory_temperature=40.0)])
+    told = iter([counters(energy=1000.0, throttled={"power_cap": 3.0}), counters(temperature={"memory": 40.0})])
     device = ScriptedDevice(power=500.0, throttle_reasons=frozenset({"power_cap"}), counters=lambda: next(told))
     readings = Readings(device)
     assert readings.after(1)["energy_joules_total",] == 1000
@@ -82,7 +78,7 @@ def test_a_counter_that_is_missing_once_is_absent_once_and_never_replaced_by_int
 
 def test_a_counter_that_goes_back_adds_nothing_and_is_counted() -> None:
     told = iter([1000.0, 1600.0, 3.0, 2200.0])
-    readings = Readings(ScriptedDevice(power=500.0, counters=lambda: Counters(energy=next(told))))
+    readings = Readings(ScriptedDevice(power=500.0, counters=lambda: counters(energy=next(told))))
     values = [readings.after(1)["energy_joules_total",] for _ in range(4)]
     assert values == sorted(values)
     assert values[-1] - values[0] <= 1200
@@ -94,7 +90,7 @@ def test_a_new_session_forgets_what_was_lacking_and_keeps_what_was_integrated() 
     readings = Readings(device)
     before = readings.after(5)
     assert ("memory_used_bytes",) not in before
-    device.answers["memory"] = Memory(100, 40, None)
+    device.answers["memory"] = memory(100, 40)
     assert ("memory_used_bytes",) not in readings.after(5)
     readings.gpu.meet(device.identity(), SystemInfo("600.1", "13.2"), device)
     after = readings.after(1)
@@ -105,7 +101,7 @@ def test_a_new_session_forgets_what_was_lacking_and_keeps_what_was_integrated() 
 def test_throttling_is_timed_by_bits_only_for_reasons_that_nobody_counts() -> None:
     readings = Readings(
         ScriptedDevice(
-            counters=Counters(throttled={"power_cap": 7.0}), throttle_reasons=frozenset({"power_cap", "hw_slowdown"})
+            counters=counters(throttled={"power_cap": 7.0}), throttle_reasons=frozenset({"power_cap", "hw_slowdown"})
         )
     )
     readings.after(1)
@@ -160,7 +156,7 @@ def test_pcie_bytes_come_from_the_counters_before_activity_and_activity_before_t
     both = Readings(
         ScriptedDevice(
             activity=lambda: next(counted),
-            counters=Counters(pcie_received=1 << 40, pcie_transmitted=1 << 40),
+            counters=counters(pcie_received=1 << 40, pcie_transmitted=1 << 40),
             **slow,
         ),
         pcie_throughput=True,
@@ -175,7 +171,7 @@ def test_pcie_bytes_come_from_the_counters_before_activity_and_activity_before_t
 
 
 def test_the_slow_throughput_is_never_asked_unless_wanted() -> None:
-    readings = Readings(ScriptedDevice(pcie_throughput=(7.0, 7.0), power=1.0, counters=Counters()))
+    readings = Readings(ScriptedDevice(pcie_throughput=(7.0, 7.0), power=1.0, counters=counters()))
     page = readings.after(60)
     assert "pcie_throughput" not in readings.device.asked
     assert page["signal_supported", "pcie_receive_bytes_total"] == 0
@@ -221,7 +217,7 @@ def test_processes_are_credited_with_the_time_that_they_kept_the_gpu_busy() -> N
         return [ProcessUtilization(11, now, 0.6, 0.1), ProcessUtilization(12, now, 0.2, 0.1)]
 
     device = ScriptedDevice(
-        memory=Memory(100, 40, None), process_utilization=utilization, processes=[GpuProcess(11, 30), GpuProcess(12, 5)]
+        memory=memory(100, 40), process_utilization=utilization, processes=[GpuProcess(11, 30), GpuProcess(12, 5)]
     )
     readings = Readings(device)
     readings.after(21)
@@ -257,7 +253,7 @@ def test_a_process_sample_from_the_future_neither_counts_nor_silences_those_that
 
 def test_what_a_gpu_was_asked_and_refused_stays_counted_over_sessions() -> None:
     told = iter([1000.0, 1600.0, 3.0])
-    first = ScriptedDevice(counters=lambda: Counters(energy=next(told)))
+    first = ScriptedDevice(counters=lambda: counters(energy=next(told)))
     first.rejections["sentinel"] = 2
     readings = Readings(first)
     readings.after(3)
@@ -289,7 +285,7 @@ def test_how_a_gpu_is_shared_is_told_by_mig_then_the_orchestrator() -> None:
 
 
 def test_what_a_gpu_has_is_known_at_once_after_it_was_cut_up() -> None:
-    device = ScriptedDevice(power=1.0, bar1=Bar1(2, 1), instances=None)
+    device = ScriptedDevice(power=1.0, bar1={"bar1_total_bytes": 2, "bar1_used_bytes": 1}, instances=None)
     readings = Readings(device)
     readings.after(1)
     device.answers["instances"] = []
@@ -299,7 +295,7 @@ def test_what_a_gpu_has_is_known_at_once_after_it_was_cut_up() -> None:
 
 
 def test_no_reading_mixes_what_a_gpu_told_before_it_was_cut_up_with_what_it_tells_since() -> None:
-    device = ScriptedDevice(power=1.0, counters=Counters(pcie_received=1 << 40), utilization=Utilization(0.5, 0.1))
+    device = ScriptedDevice(power=1.0, counters=counters(pcie_received=1 << 40), utilization=Utilization(0.5, 0.1))
     device.answers["instances"] = None
     readings = Readings(device)
     readings.after(9)
@@ -331,7 +327,7 @@ def test_time_that_activity_spoke_for_while_a_gpu_was_cut_up_is_not_credited_aga
 
 
 def test_a_mig_instance_carries_its_profile_on_every_series_and_no_peak() -> None:
-    device = ScriptedDevice(memory=Memory(100, 40, None))
+    device = ScriptedDevice(memory=memory(100, 40))
     device.mig, device.uuid = "1g.10gb", "MIG-1"
     readings = Readings(device)
     readings.after(1)
@@ -341,7 +337,7 @@ def test_a_mig_instance_carries_its_profile_on_every_series_and_no_peak() -> Non
 
 
 def test_persistence_mode_that_is_off_is_said_once_with_its_cost(caplog: pytest.LogCaptureFixture) -> None:
-    readings = Readings(ScriptedDevice(persistence_mode=False))
+    readings = Readings(ScriptedDevice(persistence_mode=0))
     with caplog.at_level(logging.WARNING):
         page = readings.after(200)
     assert page["persistence_mode",] == 0
@@ -350,7 +346,7 @@ def test_persistence_mode_that_is_off_is_said_once_with_its_cost(caplog: pytest.
 
 
 def test_persistence_mode_is_said_again_only_where_it_was_on_meanwhile(caplog: pytest.LogCaptureFixture) -> None:
-    device = ScriptedDevice(persistence_mode=False)
+    device = ScriptedDevice(persistence_mode=0)
     readings = Readings(device)
     readings.after(2)
     caplog.clear()
@@ -358,15 +354,20 @@ def test_persistence_mode_is_said_again_only_where_it_was_on_meanwhile(caplog: p
         readings.gpu.meet(device.identity(), SystemInfo("590.48.01", "13.1"), device)
         readings.after(2)
         assert not caplog.records, "a new session with the driver is no news"
-        device.answers["persistence_mode"] = True
+        device.answers["persistence_mode"] = 1
         readings.after(61)
-        device.answers["persistence_mode"] = False
+        device.answers["persistence_mode"] = 0
         readings.after(61)
     assert len(caplog.records) == 1
 
 
 def test_health_that_is_not_told_is_absent_and_flags_are_numbers() -> None:
-    health = Health(ecc_errors={"corrected": 2}, row_remap_pending=True, nvlink_links=18, nvlink_links_active=17)
+    health = {
+        "ecc_errors_total": {"corrected": 2},
+        "row_remap_pending": 1,
+        "nvlink_links": 18,
+        "nvlink_links_active": 17,
+    }
     page = Readings(ScriptedDevice(health=health)).after(1)
     assert page["ecc_errors_total", "corrected"] == 2
     assert ("ecc_errors_total", "uncorrected") not in page
@@ -377,7 +378,7 @@ def test_health_that_is_not_told_is_absent_and_flags_are_numbers() -> None:
 
 
 def test_slow_questions_keep_their_own_cadence() -> None:
-    device = ScriptedDevice(power=1.0, temperature=40.0, processes=[], bar1=Unsupported("no"), fans={0: 0.5})
+    device = ScriptedDevice(power=1.0, temperature={"gpu": 40.0}, processes=[], bar1=Unsupported("no"), fans={"0": 0.5})
     readings = Readings(device)
     readings.after(60)
     asked = {name: device.asked.count(name) for name in ("power", "temperature", "processes", "fans")}
@@ -385,7 +386,7 @@ def test_slow_questions_keep_their_own_cadence() -> None:
 
 
 def test_a_lost_gpu_ends_the_reading_and_a_failing_call_only_its_own_series() -> None:
-    device = ScriptedDevice(power=1.0, memory=Memory(10, 1, None), utilization=Utilization(0.5, 0.1))
+    device = ScriptedDevice(power=1.0, memory=memory(10, 1), utilization=Utilization(0.5, 0.1))
     readings = Readings(device)
     readings.after(1)
     device.answers["memory"] = DriverError("driver_error", "Unknown Error")
@@ -398,7 +399,7 @@ def test_a_lost_gpu_ends_the_reading_and_a_failing_call_only_its_own_series() ->
 
 
 def test_a_gpu_that_lacks_all_at_once_has_lost_its_session_and_one_that_lacks_some_has_not() -> None:
-    device = ScriptedDevice(power=500.0, temperature=40.0)
+    device = ScriptedDevice(power=500.0, temperature={"gpu": 40.0})
     readings = Readings(device)
     readings.after(3)
     del device.answers["temperature"]

@@ -76,7 +76,7 @@ def source_up(page: dict[str, float]) -> float | None:
 
 
 def instance(parent: ScriptedDevice, number: int, profile: str = "1g.10gb") -> ScriptedDevice:
-    made = ScriptedDevice(parent.index, temperature=1.0)
+    made = ScriptedDevice(parent.index, temperature={"gpu": 1.0})
     made.uuid, made.mig, made.parent_uuid = f"MIG-{number}", profile, parent.uuid
     return made
 
@@ -386,7 +386,7 @@ def test_a_gpu_that_reports_no_events_beside_others_that_do_lacks_the_signal() -
 
 
 def test_a_gpu_that_was_away_is_asked_everything_again() -> None:
-    device = ScriptedDevice(power=1.0, fans={0: 0.5})
+    device = ScriptedDevice(power=1.0, fans={"0": 0.5})
     node = Node(device, ScriptedDevice(1, power=1.0))
     fan = 'stallscope_gpu_fan_speed_ratio{gpu="0",uuid="GPU-0",fan="0"}'
     assert node.after(2)[fan] == 0.5

@@ -3,22 +3,20 @@ from __future__ import annotations
 import errno
 import shutil
 import struct
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from stallscope.drivers.amd.kernel import AmdDriver
 from stallscope.drivers.device import (
-    Bar1,
     Device,
     DeviceLost,
     Driver,
     DriverError,
     DriverUnavailable,
     GpuProcess,
-    Memory,
-    PcieLink,
-    PowerLimits,
     Unsupported,
     Utilization,
 )
@@ -26,6 +24,14 @@ from tests.drivers.amd.trees import TREES, copy_of, device_folder, gpus, refusin
 
 MI300X = TREES / "amd_mi300x"
 RADEON = TREES / "amd_rx_7900"
+
+
+def limits(gpu: Device) -> object:
+    return gpu.read("temperature_limits")["temperature_limit_celsius"]
+
+
+def query(gpu: Device, name: str) -> Callable[[], object]:
+    return partial(gpu.read, name)
 
 
 @pytest.fixture
@@ -134,38 +140,47 @@ class TestSignals:
     def test_of_a_server_gpu(self) -> None:
         gpu = gpus(MI300X)[0]
         assert gpu.utilization() == Utilization(1.0, 0.38)
-        assert gpu.memory() == Memory(206141652992, 187904819200, None)
-        assert gpu.bar1() == Bar1(206141652992, 187904819200)
-        assert gpu.power() == 612
-        assert gpu.power_limits() == PowerLimits(750, 750)
-        assert gpu.temperature() == 71
-        assert gpu.temperature_limits() == {"slowdown": 100, "shutdown": 105, "memory_max": 105}
-        assert gpu.clocks() == {"sm": 1788e6, "memory": 900e6}
-        assert gpu.clocks_max() == {"sm": 2100e6, "memory": 1300e6}
-        assert gpu.pcie_link() == PcieLink(5, 5, 16, 16)
-        assert gpu.health().ecc_errors == {"corrected": 42, "uncorrected": 1}, "links' errors are not memory's"
-        assert gpu.health().pcie_replays == 3
-        counters = gpu.counters()
-        assert counters.energy == pytest.approx(15250000.5, abs=1e-4)
-        assert counters.memory_temperature == 58
-        assert counters.throttled == {"power_cap": 0, "sw_thermal": 0, "hw_thermal": 0}
+        assert gpu.read("memory") == {"memory_total_bytes": 206141652992, "memory_used_bytes": 187904819200}
+        assert gpu.read("bar1") == {"bar1_total_bytes": 206141652992, "bar1_used_bytes": 187904819200}
+        assert gpu.read("power") == {"power_watts": 612}
+        assert gpu.read("power_limits") == {"power_limit_watts": 750, "power_limit_default_watts": 750}
+        assert gpu.read("temperature") == {"temperature_celsius": {"gpu": 71}}
+        assert limits(gpu) == {
+            "slowdown": 100,
+            "shutdown": 105,
+            "memory_max": 105,
+        }
+        assert gpu.read("clocks")["clock_hertz"] == {"sm": 1788e6, "memory": 900e6}
+        assert gpu.read("clocks_max")["clock_max_hertz"] == {"sm": 2100e6, "memory": 1300e6}
+        assert set(gpu.read("pcie_link").values()) == {5, 16}
+        assert gpu.read("health")["ecc_errors_total"] == {"corrected": 42, "uncorrected": 1}, (
+            "links' errors are not memory's"
+        )
+        assert gpu.read("health")["pcie_replays_total"] == 3
+        counters = gpu.read("counters")
+        assert counters["energy_joules_total"] == pytest.approx(15250000.5, abs=1e-4)
+        assert counters["temperature_celsius"] == {"memory": 58}
+        assert counters["throttled_seconds_total"] == {"power_cap": 0, "sw_thermal": 0, "hw_thermal": 0}
 
     def test_of_a_desktop_card(self) -> None:
         gpu = gpus(RADEON)[0]
         assert gpu.utilization() == Utilization(0.97, 0.41)
-        assert gpu.bar1() == Bar1(268435456, 101711872)
-        assert gpu.power() == 258
-        assert gpu.temperature() == 60, "the hottest spot, not the edge"
-        assert gpu.temperature_limits() == {"slowdown": 110, "shutdown": 115, "memory_max": 108}
-        assert gpu.fans() == {0: 1420 / 3550}
-        assert gpu.clocks_max() == {"sm": 2525e6, "memory": 1249e6}
+        assert gpu.read("bar1") == {"bar1_total_bytes": 268435456, "bar1_used_bytes": 101711872}
+        assert gpu.read("power") == {"power_watts": 258}
+        assert gpu.read("temperature") == {"temperature_celsius": {"gpu": 60}}, "the hottest spot, not the edge"
+        assert limits(gpu) == {
+            "slowdown": 110,
+            "shutdown": 115,
+            "memory_max": 108,
+        }
+        assert gpu.read("fans") == {"fan_speed_ratio": {"0": 1420 / 3550}}
+        assert gpu.read("clocks_max")["clock_max_hertz"] == {"sm": 2525e6, "memory": 1249e6}
         assert gpu.throttle_reasons() == {"power_cap", "sw_thermal"}
-        assert gpu.counters().energy is None
-        assert gpu.counters().memory_temperature == 64
+        assert gpu.read("counters") == {"temperature_celsius": {"memory": 64}}
 
     def test_what_a_server_gpu_has_not(self) -> None:
         gpu = gpus(MI300X)[0]
-        for ask in (gpu.fans, gpu.throttle_reasons):
+        for ask in (query(gpu, "fans"), gpu.throttle_reasons):
             with pytest.raises(Unsupported):
                 ask()
 
@@ -173,12 +188,12 @@ class TestSignals:
         for gpu in (*gpus(MI300X), *gpus(RADEON)):
             for ask in (
                 gpu.activity,
-                gpu.clocks_configured,
+                query(gpu, "clocks_configured"),
                 gpu.pcie_throughput,
-                gpu.persistence_mode,
+                query(gpu, "persistence_mode"),
                 gpu.compute_mode,
-                lambda gpu=gpu: gpu.utilization_samples("gpu", 0),
-                lambda gpu=gpu: gpu.process_utilization(0),
+                partial(gpu.utilization_samples, "gpu", 0),
+                partial(gpu.process_utilization, 0),
             ):
                 with pytest.raises(Unsupported):
                     ask()
@@ -186,20 +201,25 @@ class TestSignals:
     def test_the_link_of_a_card_with_a_switch_is_the_switchs(self) -> None:
         inner = device_folder(RADEON) / "current_link_width"
         assert inner.read_text() == "16\n"
-        assert gpus(RADEON)[0].pcie_link() == PcieLink(3, 4, 8, 16)
+        assert gpus(RADEON)[0].read("pcie_link") == {
+            "pcie_link_generation": 3,
+            "pcie_link_generation_max": 4,
+            "pcie_link_width": 8,
+            "pcie_link_width_max": 16,
+        }
 
     def test_a_fan_without_a_speed_tells_its_drive(self, radeon: Path) -> None:
         (sensor_folder(radeon) / "fan1_input").unlink()
         gpu = gpus(radeon)[0]
-        assert gpu.fans()[0] == pytest.approx(101 / 255)
+        assert gpu.read("fans")["fan_speed_ratio"] == pytest.approx({"0": 101 / 255})
         assert gpu.served["fan_speed_ratio"] == "pwm1"
 
     def test_an_old_card_has_one_sensor(self, radeon: Path) -> None:
         for path in sensor_folder(radeon).glob("temp[23]_*"):
             path.unlink()
         gpu = gpus(radeon)[0]
-        assert gpu.temperature() == 52
-        assert gpu.temperature_limits() == {"slowdown": 100, "shutdown": 105}
+        assert gpu.read("temperature") == {"temperature_celsius": {"gpu": 52}}
+        assert limits(gpu) == {"slowdown": 100, "shutdown": 105}
 
     def test_memory_activity_comes_from_the_firmware_where_it_has_no_file(self, mi300x: Path) -> None:
         (device_folder(mi300x) / "mem_busy_percent").unlink()
@@ -209,11 +229,11 @@ class TestSignals:
 
     def test_a_limit_of_zero_is_none(self, mi300x: Path) -> None:
         (sensor_folder(mi300x) / "power1_cap").write_text("0\n")
-        assert gpus(mi300x)[0].power_limits() == PowerLimits(None, 750)
+        assert gpus(mi300x)[0].read("power_limits") == {"power_limit_default_watts": 750}
 
     def test_throttled_time_grows_with_the_firmwares_rounds(self, mi300x: Path) -> None:
         gpu = gpus(mi300x)[0]
-        gpu.counters()
+        gpu.read("counters")
         path = device_folder(mi300x) / "gpu_metrics"
         table = bytearray(path.read_bytes())
         (clock,), rounds = struct.unpack_from("<Q", table, 32), list(struct.unpack_from("<6I", table, 40))
@@ -221,18 +241,20 @@ class TestSignals:
         struct.pack_into("<Q", table, 32, clock + 2_000_000_000)
         struct.pack_into("<6I", table, 40, *rounds)
         path.write_bytes(table)
-        assert gpu.counters().throttled == pytest.approx({"power_cap": 0.5, "sw_thermal": 0.2, "hw_thermal": 0})
+        assert gpu.read("counters")["throttled_seconds_total"] == pytest.approx(
+            {"power_cap": 0.5, "sw_thermal": 0.2, "hw_thermal": 0}
+        )
 
     def test_pcie_traffic_is_never_measured_since_that_takes_a_second(self, radeon: Path) -> None:
         (device_folder(radeon) / "pcie_bw").mkdir()  # reading it would fail
         gpu = gpus(radeon)[0]
-        assert gpu.counters().pcie_received is None
+        assert "pcie_receive_bytes_total" not in gpu.read("counters")
 
     def test_which_file_serves_a_signal(self) -> None:
         gpu = gpus(MI300X)[0]
-        gpu.power()
+        gpu.read("power")
         gpu.utilization()
-        gpu.counters()
+        gpu.read("counters")
         assert gpu.served["power_watts"] == "power1_input"
         assert gpu.served["busy_seconds_total"] == "gpu_busy_percent"
         assert gpu.served["energy_joules_total"] == "gpu_metrics"
@@ -240,17 +262,17 @@ class TestSignals:
     def test_files_read_are_counted(self) -> None:
         gpu = gpus(MI300X)[0]
         before = gpu.calls
-        gpu.memory()
+        gpu.read("memory")
         assert gpu.calls - before == 3  # whether it sleeps, total, used
 
     def test_a_second_of_sampling_stays_within_twelve_files(self) -> None:
         for gpu in (*gpus(MI300X), *gpus(RADEON)):
-            gpu.counters()
+            gpu.read("counters")
             before = gpu.calls
             gpu.utilization()
-            gpu.memory()
-            gpu.counters()
-            gpu.power()
+            gpu.read("memory")
+            gpu.read("counters")
+            gpu.read("power")
             assert gpu.calls - before <= 12
 
 
@@ -302,42 +324,58 @@ class TestFailures:
     def test_a_file_that_refuses_now_is_asked_again(self, code: int, reason: str) -> None:
         gpu = gpus(RADEON)[0]
         with refusing(code, "mem_info_vram_total"), pytest.raises(DriverError) as caught:
-            gpu.memory()
+            gpu.read("memory")
         assert not isinstance(caught.value, (Unsupported, DeviceLost))
         assert caught.value.reason == reason
-        assert gpu.memory().total == 21458059264
+        assert gpu.read("memory")["memory_total_bytes"] == 21458059264
 
     def test_a_missing_file_is_unsupported(self, radeon: Path) -> None:
         (sensor_folder(radeon) / "power1_average").unlink()
         with pytest.raises(Unsupported):
-            gpus(radeon)[0].power()
+            gpus(radeon)[0].read("power")
 
     def test_a_file_of_a_dead_device_is_a_lost_gpu(self) -> None:
         gpu = gpus(RADEON)[0]
         with refusing(errno.ENODEV, "power1_average"), pytest.raises(DeviceLost) as caught:
-            gpu.power()
+            gpu.read("power")
         assert caught.value.reason == "gpu_lost"
 
     def test_a_vanished_folder_is_a_lost_gpu_for_every_question(self, radeon: Path) -> None:
         gpu = gpus(radeon)[0]
         shutil.rmtree(device_folder(radeon))
-        for ask in (gpu.identity, gpu.utilization, gpu.memory, gpu.power, gpu.counters, gpu.health, gpu.processes):
+        for ask in (
+            gpu.identity,
+            gpu.utilization,
+            query(gpu, "memory"),
+            query(gpu, "power"),
+            query(gpu, "counters"),
+            query(gpu, "health"),
+            gpu.processes,
+        ):
             with pytest.raises(DeviceLost) as caught:
                 ask()
             assert caught.value.reason == "gpu_not_found"
 
     def test_sensors_are_found_again_under_another_number(self, radeon: Path) -> None:
         gpu = gpus(radeon)[0]
-        assert gpu.power() == 258
+        assert gpu.read("power") == {"power_watts": 258}
         sensor_folder(radeon).rename(sensor_folder(radeon).with_name("hwmon7"))
-        assert gpu.power() == 258
+        assert gpu.read("power") == {"power_watts": 258}
 
     def test_a_sleeping_gpu_is_not_woken_and_still_says_what_it_is(self, radeon: Path) -> None:
         (device_folder(radeon) / "power/runtime_status").write_text("suspended\n")
         gpu = gpus(radeon)[0]
         assert gpu.identity().uuid == "GPU-91d5e43bcfbb8da1"
         before = gpu.calls
-        for ask in (gpu.utilization, gpu.memory, gpu.power, gpu.counters, gpu.health, gpu.clocks, gpu.pcie_link):
+        for ask in (
+            gpu.utilization,
+            query(gpu, "memory"),
+            query(gpu, "power"),
+            query(gpu, "counters"),
+            query(gpu, "health"),
+            query(gpu, "clocks"),
+            query(gpu, "pcie_link"),
+        ):
             with pytest.raises(DeviceLost) as caught:
                 ask()
             assert caught.value.reason == "suspended"
@@ -353,28 +391,34 @@ class TestFailures:
         ):
             path.write_text(content)
         gpu = gpus(radeon)[0]
-        for ask in (gpu.utilization, gpu.power, gpu.temperature, gpu.memory):
+        for ask in (
+            gpu.utilization,
+            query(gpu, "power"),
+            query(gpu, "temperature"),
+        ):
             with pytest.raises(DriverError) as caught:
                 ask()
             assert caught.value.reason == "implausible"
+        assert gpu.read("memory").keys() == {"memory_total_bytes"}
         assert gpu.rejected == {"out_of_range": 2, "sentinel": 1, "not_a_number": 1}
 
     def test_more_memory_in_use_than_there_is_can_not_be_meant(self, radeon: Path) -> None:
         (device_folder(radeon) / "mem_info_vram_used").write_text("99999999999999\n")
-        with pytest.raises(DriverError):
-            gpus(radeon)[0].memory()
+        gpu = gpus(radeon)[0]
+        assert gpu.read("memory").keys() == {"memory_total_bytes"}
+        assert gpu.rejected == {"out_of_range": 1}
 
     def test_one_bad_part_costs_only_itself(self, radeon: Path) -> None:
         (sensor_folder(radeon) / "freq1_input").write_text("-5\n")
         gpu = gpus(radeon)[0]
-        assert gpu.clocks() == {"memory": 1249e6}
+        assert gpu.read("clocks")["clock_hertz"] == {"memory": 1249e6}
         assert gpu.rejected == {"out_of_range": 1}
 
     def test_only_bad_parts_are_a_passing_failure_not_a_lack(self, radeon: Path) -> None:
         for name in ("freq1_input", "freq2_input"):
             (sensor_folder(radeon) / name).write_text("x\n")
         with pytest.raises(DriverError) as caught:
-            gpus(radeon)[0].clocks()
+            gpus(radeon)[0].read("clocks")
         assert not isinstance(caught.value, Unsupported)
 
     @pytest.mark.parametrize("table", [b"", b"\x04\x00\x01\x03", b"\xff" * 120, b"\x78\x00\x09\x03" + bytes(116)])
@@ -383,16 +427,17 @@ class TestFailures:
         gpu = gpus(radeon)[0]
         with pytest.raises(Unsupported):
             gpu.throttle_reasons()
-        assert gpu.counters().memory_temperature == 64
+        assert gpu.read("counters") == {"temperature_celsius": {"memory": 64}}
 
     def test_an_unknown_link_speed_is_no_generation(self, radeon: Path) -> None:
         (radeon / "sys/devices/pci0000:00/0000:00:03.1/0000:09:00.0/current_link_speed").write_text("Unknown\n")
-        with pytest.raises(DriverError):
-            gpus(radeon)[0].pcie_link()
+        gpu = gpus(radeon)[0]
+        assert "pcie_link_generation" not in gpu.read("pcie_link")
+        assert gpu.rejected == {"not_a_number": 1}
 
     def test_a_block_that_can_not_be_asked_during_a_reset_adds_nothing(self, mi300x: Path) -> None:
         (device_folder(mi300x) / "ras/gfx_err_count").write_text("Query currently inaccessible\n")
-        assert gpus(mi300x)[0].health().ecc_errors == {"corrected": 40, "uncorrected": 1}
+        assert gpus(mi300x)[0].read("health")["ecc_errors_total"] == {"corrected": 40, "uncorrected": 1}
 
 
 def test_other_gpus_go_on_under_their_number_when_one_is_gone(mi300x: Path) -> None:

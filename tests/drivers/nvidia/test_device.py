@@ -11,21 +11,21 @@ from tests.nvml_library.stand_in import GpuState, Group, Nonsense, NvmlStandIn
 
 QUESTIONS = (
     "utilization()",
-    "memory()",
-    "bar1()",
-    "power()",
-    "power_limits()",
-    "counters()",
-    "health()",
-    "temperature()",
-    "temperature_limits()",
-    "clocks()",
-    "clocks_max()",
+    "read('memory')",
+    "read('bar1')",
+    "read('power')",
+    "read('power_limits')",
+    "read('counters')",
+    "read('health')",
+    "read('temperature')",
+    "read('temperature_limits')",
+    "read('clocks')",
+    "read('clocks_max')",
     "throttle_reasons()",
-    "pcie_link()",
+    "read('pcie_link')",
     "processes()",
     "process_utilization(0)",
-    "persistence_mode()",
+    "read('persistence_mode')",
     "compute_mode()",
 )
 
@@ -47,65 +47,63 @@ def test_a_gpu_in_trouble_fails_with_its_own_kind_of_error(
     assert child.ask(f"gpu.{question}") == outcome
 
 
-@pytest.mark.parametrize("question", ["memory()", "bar1()", "power()", "power_limits()", "clocks()", "temperature()"])
-def test_nonsense_is_an_error_of_this_time_and_counted(
-    shared_asking: tuple[NvmlStandIn, Asking], question: str
-) -> None:
+@pytest.mark.parametrize("query", ["memory", "bar1", "power", "power_limits", "clocks", "temperature"])
+def test_nonsense_is_an_error_of_this_time_and_counted(shared_asking: tuple[NvmlStandIn, Asking], query: str) -> None:
     node, child = shared_asking
     node.gpu[0].state = GpuState.NONSENSE
     before = child.ask("gpu.rejected").get("sentinel", 0)
-    assert child.ask(f"gpu.{question}") == ["DriverError", "implausible"]
+    assert child.ask(f"gpu.read('{query}')") == ["DriverError", "implausible"]
     assert child.ask("gpu.rejected")["sentinel"] > before
     node.gpu[0].state = GpuState.OK
-    assert child.ask(f"gpu.{question}")
+    assert child.ask(f"gpu.read('{query}')")
 
 
 def test_what_a_gpu_lacks_is_unsupported_and_not_counted_as_nonsense(
     asking: Asking, nvml_stand_in: NvmlStandIn
 ) -> None:
     nvml_stand_in.gpu[0].lack(Group.POWER, Group.BAR1)
-    assert asking.ask("gpu.power()") == ["Unsupported", "not_supported"]
-    assert asking.ask("gpu.bar1()") == ["Unsupported", "not_supported"]
+    assert asking.ask("gpu.read('power')") == ["Unsupported", "not_supported"]
+    assert asking.ask("gpu.read('bar1')") == ["Unsupported", "not_supported"]
     assert asking.ask("gpu.rejected") == {}
 
 
 def test_handles_and_identities_are_asked_for_once(asking: Asking, nvml_stand_in: NvmlStandIn) -> None:
     for _ in range(5):
-        asking.do("for each in driver.devices():\n    each.identity(); each.power()")
+        asking.do("for each in driver.devices():\n    each.identity(); each.read('power')")
     assert nvml_stand_in.calls("nvmlDeviceGetHandleByIndex_v2") == 8
     assert nvml_stand_in.calls("nvmlDeviceGetUUID") == 8
     assert nvml_stand_in.calls("nvmlDeviceGetPowerUsage") == 40
 
 
 def test_a_gpu_that_was_lost_gets_a_new_handle(asking: Asking, nvml_stand_in: NvmlStandIn) -> None:
-    asking.ask("gpu.power()")
+    asking.ask("gpu.read('power')")
     nvml_stand_in.gpu[0].state = GpuState.LOST
-    asking.ask("gpu.power()")
+    asking.ask("gpu.read('power')")
     nvml_stand_in.gpu[0].state = GpuState.OK
-    assert asking.ask("gpu.power()") == 69.85
+    assert asking.ask("gpu.read('power')")["power_watts"] == 69.85
     assert nvml_stand_in.calls("nvmlDeviceGetHandleByIndex_v2") == 2
 
 
 def test_a_gpu_whose_place_another_took_stays_lost_and_shows_nothing_of_the_other(
     asking: Asking, nvml_stand_in: NvmlStandIn
 ) -> None:
-    asking.do("gpu.identity(); gpu.power()")
+    asking.do("gpu.identity(); gpu.read('power')")
     gone, other = nvml_stand_in.uuid(0), nvml_stand_in.uuid(1)
     nvml_stand_in.remove(0)
-    assert asking.ask("gpu.power()") == ["DeviceLost", "gpu_lost"]
-    assert asking.ask("gpu.power()") == ["DeviceLost", "gpu_lost"], "index 0 is another GPU's now"
+    assert asking.ask("gpu.read('power')") == ["DeviceLost", "gpu_lost"]
+    assert asking.ask("gpu.read('power')") == ["DeviceLost", "gpu_lost"], "index 0 is another GPU's now"
     assert asking.ask("gpu.identity().uuid") == gone
     nvml_stand_in.add()  # as many as before: only the place that was taken tells of the change
     asking.do("now = driver.devices()")
     assert asking.ask("now[0].identity().uuid") == other
-    assert asking.ask("now[0].power()") == 69.85
+    assert asking.ask("now[0].read('power')")["power_watts"] == 69.85
 
 
 def test_a_gpu_whose_place_nobody_took_stays_lost(asking: Asking, nvml_stand_in: NvmlStandIn) -> None:
-    asking.do("last = driver.devices()[7]; last.identity(); last.power()")
+    asking.do("last = driver.devices()[7]; last.identity(); last.read('power')")
     nvml_stand_in.remove(7)
-    assert asking.ask("last.power()") == ["DeviceLost", "gpu_lost"]
-    assert asking.ask("last.power()") == ["DeviceLost", "gpu_lost"], "not that its index is an invalid argument"
+    assert asking.ask("last.read('power')") == ["DeviceLost", "gpu_lost"]
+    assert asking.ask("last.read('power')") == ["DeviceLost", "gpu_lost"], "not that its index is an invalid argument"
 
 
 def test_a_gpu_says_what_it_is(asking: Asking) -> None:
@@ -137,7 +135,7 @@ def test_a_missing_function_is_asked_for_once_and_its_forerunner_answers(tmp_pat
     node.gpu[0].throttle_reasons = 0x80 | 0x8 | 0x1
     with Asking(node) as child:
         child.meet()
-        assert child.ask("[gpu.memory().reserved, gpu.memory().reserved]") == [None, None]
+        assert child.ask("['memory_reserved_bytes' in gpu.read('memory') for _ in range(2)]") == [False, False]
         assert child.ask("gpu.throttle_reasons()") == ["hw_slowdown", "power_brake"]
     assert node.calls("nvmlDeviceGetMemoryInfo") == 2
 
@@ -246,9 +244,9 @@ def test_no_process_at_work_has_no_samples(asking: Asking) -> None:
 
 
 def test_persistence_mode_is_told(asking: Asking, nvml_stand_in: NvmlStandIn) -> None:
-    assert asking.ask("gpu.persistence_mode()") is True
+    assert asking.ask("gpu.read('persistence_mode')") == {"persistence_mode": 1}
     nvml_stand_in.gpu[0].persistence = 0
-    assert asking.ask("gpu.persistence_mode()") is False
+    assert asking.ask("gpu.read('persistence_mode')") == {"persistence_mode": 0}
 
 
 def test_the_compute_mode_is_told_by_name(asking: Asking, nvml_stand_in: NvmlStandIn) -> None:
@@ -259,7 +257,7 @@ def test_the_compute_mode_is_told_by_name(asking: Asking, nvml_stand_in: NvmlSta
 
 def test_what_serves_a_signal_is_named_once_it_was_asked(asking: Asking) -> None:
     assert "energy_joules_total" not in asking.ask("gpu.served")
-    asking.do('gpu.utilization_samples("gpu", 0); gpu.counters()')
+    asking.do("gpu.utilization_samples('gpu', 0); gpu.read('counters')")
     served = asking.ask("gpu.served")
     assert served["busy_seconds_total"] == "nvmlDeviceGetSamples"
     assert served["energy_joules_total"] == "nvmlDeviceGetFieldValues(83)"

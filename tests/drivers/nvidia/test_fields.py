@@ -10,18 +10,18 @@ from tests.nvml_library.stand_in import GpuState, Group, Nonsense, NvmlStandIn
 
 def test_all_counters_come_with_one_call(asking: Asking, nvml_stand_in: NvmlStandIn) -> None:
     nvml_stand_in.gpu[0].throttle_ns[:] = [1_000_000_000, 0, 2_500_000_000, 0, 0]
-    asking.ask("gpu.counters()")
+    asking.ask("gpu.read('counters')")
     nvml_stand_in.reset_counts()
-    counters = asking.ask("gpu.counters()")
-    assert counters["throttled"] == {
+    counters = asking.ask("gpu.read('counters')")
+    assert counters["throttled_seconds_total"] == {
         "power_cap": 1.0,
         "sync_boost": 0.0,
         "sw_thermal": 2.5,
         "hw_thermal": 0.0,
         "power_brake": 0.0,
     }
-    assert counters["memory_temperature"] == 48.0
-    assert 1000 <= counters["energy"] < 2000
+    assert counters["temperature_celsius"] == {"memory": 48}
+    assert 1000 <= counters["energy_joules_total"] < 2000
     assert nvml_stand_in.counts() == {"nvmlDeviceGetFieldValues": 1}
 
 
@@ -29,18 +29,18 @@ def test_bytes_received_and_sent_are_told_apart(asking: Asking, nvml_stand_in: N
     gpu = nvml_stand_in.gpu[0]
     gpu.accrued_pcie_received, gpu.accrued_pcie_transmitted = 2e12, 1e12
     gpu.accrued_nvlink_received, gpu.accrued_nvlink_transmitted = 4e15, 3e15
-    counters = asking.ask("gpu.counters()")
-    assert 2e12 <= counters["pcie_received"] < 2.1e12
-    assert 1e12 <= counters["pcie_transmitted"] < 1.1e12
-    assert 4e15 <= counters["nvlink_received"] < 4.1e15
-    assert 3e15 <= counters["nvlink_transmitted"] < 3.1e15
+    counters = asking.ask("gpu.read('counters')")
+    assert 2e12 <= counters["pcie_receive_bytes_total"] < 2.1e12
+    assert 1e12 <= counters["pcie_transmit_bytes_total"] < 1.1e12
+    assert 4e15 <= counters["nvlink_receive_bytes_total"] < 4.1e15
+    assert 3e15 <= counters["nvlink_transmit_bytes_total"] < 3.1e15
 
 
 def test_links_that_are_counted_one_by_one_are_summed(asking: Asking, nvml_stand_in: NvmlStandIn) -> None:
     gpu = nvml_stand_in.gpu[0]
     gpu.nvlink_per_link_only, gpu.absent_from_model = 1, 0
     gpu.accrued_nvlink_received = 18e12
-    assert 17.9e12 < asking.ask("gpu.counters()")["nvlink_received"] < 18.1e12
+    assert 17.9e12 < asking.ask("gpu.read('counters')")["nvlink_receive_bytes_total"] < 18.1e12
     assert asking.ask("gpu.served")["nvlink_receive_bytes_total"] == "nvmlDeviceGetFieldValues(204)"
 
 
@@ -48,7 +48,7 @@ def test_the_energy_has_a_call_of_its_own_where_fields_are_lacking(tmp_path: Pat
     node = NvmlStandIn(tmp_path, old_driver=True)
     with Asking(node) as child:
         child.meet()
-        assert child.ask("gpu.counters()")["energy"] >= 1000
+        assert child.ask("gpu.read('counters')")["energy_joules_total"] >= 1000
         assert child.ask("gpu.served")["energy_joules_total"] == "nvmlDeviceGetTotalEnergyConsumption"
 
 
@@ -57,9 +57,9 @@ def test_a_gpu_that_counts_nothing_has_no_counters(asking: Asking, nvml_stand_in
         *(Group.ENERGY, Group.THROTTLE_COUNTERS, Group.MEMORY_TEMPERATURE, Group.PCIE_COUNTERS),
         *(Group.NVLINK, Group.NVLINK_BYTES),
     )
-    assert asking.ask("gpu.counters()") == ["Unsupported", "not_supported"]
+    assert asking.ask("gpu.read('counters')") == ["Unsupported", "not_supported"]
     nvml_stand_in.reset_counts()
-    asking.ask("gpu.counters()")
+    asking.ask("gpu.read('counters')")
     assert nvml_stand_in.calls() == 0
 
 
@@ -67,15 +67,15 @@ def test_counters_that_cannot_be_meant_are_absent_and_come_back(asking: Asking, 
     gpu = nvml_stand_in.gpu[0]
     for nonsense in (Nonsense.ALL_BITS_SET, Nonsense.HUGE_NUMBERS):
         gpu.state, gpu.nonsense = GpuState.NONSENSE, nonsense
-        assert asking.ask("gpu.counters()") == ["DriverError", "implausible"]
+        assert asking.ask("gpu.read('counters')") == ["DriverError", "implausible"]
     assert asking.ask("gpu.rejected")["sentinel"] > 10
     gpu.state = GpuState.OK
-    assert asking.ask("gpu.counters()")["energy"] >= 1000
+    assert asking.ask("gpu.read('counters')")["energy_joules_total"] >= 1000
 
 
 def test_a_memory_sensor_that_reads_zero_is_none(asking: Asking, nvml_stand_in: NvmlStandIn) -> None:
     nvml_stand_in.gpu[0].memory_temperature = 0
-    assert asking.ask("gpu.counters()")["memory_temperature"] is None
+    assert "temperature_celsius" not in asking.ask("gpu.read('counters')")
     assert asking.ask("gpu.rejected") == {}
 
 
@@ -87,16 +87,16 @@ def test_health_comes_with_one_call(asking: Asking, nvml_stand_in: NvmlStandIn) 
     gpu.retired_pages[:] = [5, 6]
     gpu.nvlink_errors[:] = [7, 8, 9]
     gpu.nvlinks_down = 0b101
-    asking.ask("gpu.health()")
+    asking.ask("gpu.read('health')")
     nvml_stand_in.reset_counts()
-    assert asking.ask("gpu.health()") == {
-        "ecc_errors": {"corrected": 3, "uncorrected": 1},
+    assert asking.ask("gpu.read('health')") == {
+        "ecc_errors_total": {"corrected": 3, "uncorrected": 1},
         "remapped_rows": {"corrected": 2, "uncorrected": 1},
-        "row_remap_pending": True,
-        "row_remap_failed": False,
+        "row_remap_pending": 1,
+        "row_remap_failed": 0,
         "retired_pages": {"single_bit": 5, "double_bit": 6},
-        "pcie_replays": 9,
-        "nvlink_errors": {"replay": 7, "recovery": 8, "crc": 9},
+        "pcie_replays_total": 9,
+        "nvlink_errors_total": {"replay": 7, "recovery": 8, "crc": 9},
         "nvlink_links": 18,
         "nvlink_links_active": 16,
     }
@@ -112,12 +112,12 @@ def test_older_calls_tell_what_the_fields_do_not_have(tmp_path: Path) -> None:
     node.gpu[0].nvlinks_down = 0b1
     with Asking(node) as child:
         child.meet()
-        health = child.ask("gpu.health()")
-        assert health["ecc_errors"] == {"corrected": 3, "uncorrected": 1}
+        health = child.ask("gpu.read('health')")
+        assert health["ecc_errors_total"] == {"corrected": 3, "uncorrected": 1}
         assert health["remapped_rows"] == {"corrected": 2, "uncorrected": 1}
-        assert health["row_remap_pending"] is True
+        assert health["row_remap_pending"] == 1
         assert health["retired_pages"] == {"single_bit": 5, "double_bit": 6}
-        assert health["pcie_replays"] == 9
+        assert health["pcie_replays_total"] == 9
         assert (health["nvlink_links"], health["nvlink_links_active"]) == (18, 17)
 
 
@@ -125,16 +125,16 @@ def test_a_gaming_card_asks_no_more_for_what_it_lacks(tmp_path: Path) -> None:
     node = NvmlStandIn(tmp_path, profile="rtx_4080_super")
     with Asking(node) as child:
         child.meet()
-        health = child.ask("gpu.health()")
-        assert health["pcie_replays"] == 0
-        assert health["nvlink_links"] is None
-        assert health["ecc_errors"] == {}
+        health = child.ask("gpu.read('health')")
+        assert health["pcie_replays_total"] == 0
+        assert "nvlink_links" not in health
+        assert "ecc_errors_total" not in health
         node.reset_counts()
-        child.ask("gpu.health()")
+        child.ask("gpu.read('health')")
         assert node.counts() == {"nvmlDeviceGetFieldValues": 1}
 
 
 def test_a_flag_that_is_neither_yes_nor_no_is_absent(asking: Asking, nvml_stand_in: NvmlStandIn) -> None:
     nvml_stand_in.gpu[0].remapped_rows[:] = [0, 0, 7, 0]
-    assert asking.ask("gpu.health()")["row_remap_pending"] is None
+    assert "row_remap_pending" not in asking.ask("gpu.read('health')")
     assert asking.ask("gpu.rejected") == {"out_of_range": 1}

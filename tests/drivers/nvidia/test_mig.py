@@ -57,8 +57,8 @@ def test_an_instance_tells_its_own_memory_and_processes(sliced: Asking, nvml_sta
     gpu.run_on(0, 0)
     gpu.run_on(1, 1)
     gpu.instance[1].memory_used = GIBIBYTE
-    assert sliced.ask("instances[1].memory().total") == 10 * GIBIBYTE
-    assert sliced.ask("instances[1].memory().used") == GIBIBYTE
+    assert sliced.ask("instances[1].read('memory')")["memory_total_bytes"] == 10 * GIBIBYTE
+    assert sliced.ask("instances[1].read('memory')")["memory_used_bytes"] == GIBIBYTE
     assert [each["pid"] for each in sliced.ask("instances[1].processes()")] == [78]
     assert sliced.ask("instances[1].instances()") is None
 
@@ -68,14 +68,14 @@ def test_an_instance_tells_its_own_memory_and_processes(sliced: Asking, nvml_sta
     [
         "utilization()",
         "utilization_samples('gpu', 0)",
-        "power()",
-        "counters()",
-        "health()",
-        "temperature()",
-        "clocks()",
+        "read('power')",
+        "read('counters')",
+        "read('health')",
+        "read('temperature')",
+        "read('clocks')",
         "process_utilization(0)",
-        "persistence_mode()",
-        "pcie_link()",
+        "read('persistence_mode')",
+        "read('pcie_link')",
     ],
 )
 def test_what_is_the_whole_gpus_is_never_asked_of_an_instance(
@@ -108,13 +108,14 @@ def test_what_a_gpu_lacks_in_mig_mode_comes_back_without_it(asking: Asking, nvml
     gpu = nvml_stand_in.gpu[0]
     gpu.cut(("1g.10gb", 10 * GIBIBYTE))
     asking.do("gpu.instances()")
-    assert asking.ask("gpu.counters()")["nvlink_received"] is None
+    assert "nvlink_receive_bytes_total" not in asking.ask("gpu.read('counters')")
     gpu.uncut()
     asking.do("gpu.instances()")
-    assert asking.ask("gpu.counters()")["nvlink_received"] is not None
+    assert asking.ask("gpu.read('counters')")["nvlink_receive_bytes_total"] is not None
 
 
 def test_an_instance_names_only_what_it_has(sliced: Asking) -> None:
+    sliced.do("instances[0].read('memory')")
     served = sliced.ask("instances[0].served")
     assert served["memory_used_bytes"] == "nvmlDeviceGetMemoryInfo"
     assert "power_watts" not in served

@@ -60,18 +60,18 @@ def test_nothing_is_asked_of_a_driver_that_is_not_open(nvml_stand_in: NvmlStandI
 def test_devices_of_a_session_that_was_closed_answer_no_more(asking: Asking, nvml_stand_in: NvmlStandIn) -> None:
     asking.do("driver.close()")
     nvml_stand_in.reset_counts()
-    assert asking.ask("gpu.power()") == ["DriverUnavailable", "uninitialized"]
+    assert asking.ask("gpu.read('power')") == ["DriverUnavailable", "uninitialized"]
     asking.do("driver.open()")
-    assert asking.ask("gpu.power()") == ["DriverUnavailable", "uninitialized"]
+    assert asking.ask("gpu.read('power')") == ["DriverUnavailable", "uninitialized"]
     assert nvml_stand_in.calls("nvmlDeviceGetPowerUsage") == 0
 
 
 def test_a_reloaded_driver_works_again_after_open(asking: Asking, nvml_stand_in: NvmlStandIn) -> None:
-    assert asking.ask("gpu.power()") == 69.85
+    assert asking.ask("gpu.read('power')")["power_watts"] == 69.85
     nvml_stand_in.reload_driver()
-    assert asking.ask("gpu.power()") == ["DriverUnavailable", "uninitialized"]
+    assert asking.ask("gpu.read('power')") == ["DriverUnavailable", "uninitialized"]
     asking.meet()
-    assert asking.ask("gpu.power()") == 69.85
+    assert asking.ask("gpu.read('power')")["power_watts"] == 69.85
 
 
 def test_opening_an_open_driver_calls_nothing(asking: Asking, nvml_stand_in: NvmlStandIn) -> None:
@@ -81,7 +81,7 @@ def test_opening_an_open_driver_calls_nothing(asking: Asking, nvml_stand_in: Nvm
 
 def test_what_the_driver_is_asked_for_no_certain_gpu_is_counted(asking: Asking, nvml_stand_in: NvmlStandIn) -> None:
     before = asking.ask("driver.calls")
-    asking.do("driver.system(); driver.devices(); gpu.power()")
+    asking.do("driver.system(); driver.devices(); gpu.read('power')")
     assert asking.ask("driver.calls") - before == 3
     assert asking.ask("gpu.calls") == nvml_stand_in.calls() - 3
 

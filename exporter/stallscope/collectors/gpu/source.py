@@ -16,18 +16,15 @@ from typing import ClassVar, NoReturn
 
 from stallscope.catalogue.metrics import family
 from stallscope.collectors.base import Environment, NotPresent, Source, SourceState
-from stallscope.collectors.gpu.gpu import LONGEST_INTERVAL, SIGNAL_SUPPORTED, XID_EVENTS, XID_LAST, Gpu
+from stallscope.collectors.gpu.events import Events
+from stallscope.collectors.gpu.gpu import LONGEST_INTERVAL, Gpu
+from stallscope.collectors.gpu.introductions import Introductions
 from stallscope.drivers.device import (
-    Device,
     DeviceLost,
     Driver,
     DriverError,
     DriverUnavailable,
-    Identity,
-    Listener,
-    Unsupported,
 )
-from stallscope.drivers.retry import Retry
 from stallscope.sampling.reader import ReaderState
 from stallscope.sampling.reading import Sample
 
@@ -42,10 +39,6 @@ VALUES_REJECTED = family("stallscope_exporter_values_rejected_total")
 _ENUMERATION_SECONDS = 10.0
 _INCOMPLETE_SECONDS = 2.0
 """The same while some GPU does not say what it is."""
-_INTRODUCTION_SECONDS = 1.0
-"""How long new GPUs together may take to say what they are; who takes longer comes in at a later enumeration."""
-_INTRODUCTIONS_AT_MOST = 64
-"""Threads that may wait for devices to say what they are: those that hang never end."""
 _RETRY_KNOWN_SECONDS = 5.0
 """Longest pause between two attempts to reach a driver that was there before, and ..."""
 _RETRY_ABSENT_SECONDS = 30.0
@@ -60,8 +53,6 @@ _GPU_REMEMBERED_SECONDS = 7 * 86400.0
 """The same for a GPU that left the driver's list: long enough that nobody misses it over a weekend."""
 _GONE_AT_MOST = 64
 """How many that are gone are shown at all: where ever new ones come and go, the newest of them."""
-_EVENT_WAIT_SECONDS = 0.001
-"""Events queue up in the driver, so that a short look at every reading misses none, and passes for no long reading."""
 _EVENTS = "events"
 
 RELEASED = "released"
@@ -81,7 +72,8 @@ class GpuSource(Source):
         self._calls_forgotten = 0
         self._rejected_forgotten: Counter[str] = Counter()
         """What GPUs that were forgotten had counted."""
-        self._introductions: dict[int, _Introduction] = {}
+        self._introductions = Introductions(environment.clock)
+        self._events = Events(self._driver, environment.clock)
         self._open = False
         self._session = 0
         """Number of the newest session with the driver."""
@@ -104,16 +96,6 @@ class GpuSource(Source):
         self._held_by: frozenset[str] = frozenset()
         """Whose calls keep the driver from being let go."""
         self._complaint = ""
-        self._listener: Listener | None = None
-        self._listener_session = 0
-        self._offered: frozenset[str] = frozenset()
-        """GPUs that the listener was told of, and ..."""
-        self._listened: frozenset[str] = frozenset()
-        """... those of them that it hears of."""
-        self._event_retry: Retry = Retry()
-        """Refusals of events: by the driver (`_EVENTS`), and for single GPUs by UUID."""
-        self._reports_events: dict[str, bool] = {}
-        """By UUID, as last logged."""
 
     @property
     def gpus(self) -> Mapping[str, Gpu]:
@@ -161,7 +143,7 @@ class GpuSource(Source):
         if self._released_until is not None:
             return {}
         readers = {uuid: self._reader(gpu) for uuid, gpu in self._gpus.items() if gpu.listed}
-        if readers and self._event_retry.due(_EVENTS, self.environment.clock.monotonic()):
+        if readers and self._events.due:
             readers[_EVENTS] = self._read_events
         return readers
 
@@ -190,9 +172,7 @@ class GpuSource(Source):
                 yield from reader.samples
                 if not gpu.instances:  # what runs on a GPU that is cut up is held by the instances' owners
                     occupancies[uuid] = gpu.occupancy
-                if not gpu.identity.mig and (uuid in self._offered or _EVENTS in self._event_retry):
-                    for each in (XID_EVENTS, XID_LAST):
-                        yield from gpu.one(SIGNAL_SUPPORTED, int(uuid in self._listened), each.signal)
+                yield from self._events.support(gpu)
         self.environment.occupancies.publish(self.name, occupancies)
         if calls:
             yield Sample(DRIVER_CALLS, (self.name,), calls)
@@ -277,90 +257,14 @@ class GpuSource(Source):
             raise DriverUnavailable(reason, "there is no session with the driver now")
 
     def _read_events(self) -> Iterable[Sample]:
-        """Hear what the driver has to report. The listener belongs to this thread alone."""
+        """Take what the driver reports of its own accord."""
         self._reading[_EVENTS] = True
         try:
-            if not self._admitted.is_set():
-                return ()
-            self._listen()
-            self._hear()
-        except Unsupported as refusal:
-            self._event_retry.refused(_EVENTS, self.environment.clock.monotonic())
-            self._log_events({uuid: False for uuid, gpu in self._gpus.items() if not gpu.identity.mig}, refusal)
-        except DriverError:
-            # Whatever it was, a set that failed once is not to be trusted; the next reading makes a new one.
-            self._stop_listening()
-            raise
+            if self._admitted.is_set():
+                self._events.read(self._gpus, self._session)
         finally:
             self._reading[_EVENTS] = False
         return ()
-
-    def _log_events(self, reports: Mapping[str, bool], refusal: object = "none") -> None:
-        """Log which GPUs report events, where that has changed."""
-        for uuid, does in reports.items():
-            before = self._reports_events.get(uuid)
-            if does and before is False:
-                _logger.info("GPU %s: the driver reports events again", uuid)
-            elif before and not does:
-                _logger.warning("GPU %s: the driver no longer reports events; the newest refusal: %s", uuid, refusal)
-            elif before is None and not does:
-                _logger.info("GPU %s: the driver reports no events; the refusal: %s", uuid, refusal)
-        self._reports_events = {
-            uuid: does for uuid, does in {**self._reports_events, **reports}.items() if uuid in self._gpus
-        }
-
-    def _listen(self) -> None:
-        """See to it that the listener hears of every GPU that is well."""
-        now = self.environment.clock.monotonic()
-        well = {
-            gpu.identity.uuid: gpu.session.device
-            for gpu in self._gpus.values()
-            if gpu.listed and gpu.met_in == self._session and not gpu.identity.mig and not gpu.lost_reason
-        }
-        due = any(self._event_retry.due(uuid, now) for uuid in self._offered - self._listened)
-        if self._listener_session == self._session and well.keys() <= self._offered and not due:
-            return
-        if self._listener_session == self._session:
-            self._hear()  # what it has not told yet would go with it
-            self._stop_listening()
-        self._listener, self._offered, self._listened = None, frozenset(), frozenset()
-        if well:
-            self._listener = self._driver.listen(list(well.values()))
-            heard = {id(device) for device in self._listener.devices}
-            self._offered = frozenset(well)
-            self._listened = frozenset(uuid for uuid, device in well.items() if id(device) in heard)
-        self._event_retry.answered(_EVENTS, *self._listened)
-        for uuid in self._offered - self._listened:
-            self._event_retry.refused(uuid, now)
-        self._log_events({uuid: uuid in self._listened for uuid in self._offered})
-        self._listener_session = self._session
-
-    def _hear(self) -> None:
-        if self._listener is None:
-            return
-        for event in self._listener.wait(_EVENT_WAIT_SECONDS):
-            if event.xid is None:
-                self._look_again()
-            elif event.device is not None:
-                self._note_xid(event.device, event.xid)
-
-    def _stop_listening(self) -> None:
-        listener, self._listener = self._listener, None
-        self._offered, self._listened, self._listener_session = frozenset(), frozenset(), 0
-        if listener is not None:
-            listener.close()
-
-    def _look_again(self) -> None:
-        """The MIG configuration of some GPU has changed."""
-        for gpu in self._gpus.values():
-            gpu.look_again = True
-
-    def _note_xid(self, device: Device, xid: int) -> None:
-        when = self.environment.clock.time()
-        for gpu in self._gpus.values():
-            if gpu.met_in and gpu.session.device is device:
-                gpu.note_xid(xid, when)
-                _logger.warning("GPU %s (%s): Xid %s", *gpu.labels, xid)
 
     def _stay_released(self, now: float) -> None:
         """Let the driver go where that was asked for.
@@ -440,13 +344,13 @@ class GpuSource(Source):
         self._problem = None
         self._pause = 0.0
         self._session += 1
-        self._event_retry.forget()
+        self._events.forget()
         self._hardware = self.hardware()
         self._enumerate_at = now
 
     def _disconnect(self) -> None:
         if self._quiet():
-            self._stop_listening()  # nobody is in it now, and it must not outlive the session
+            self._events.stop()  # nobody is in it now, and it must not outlive the session
         self._open = False
         self._driver.close()
 
@@ -481,7 +385,7 @@ class GpuSource(Source):
         for gpu in self._gpus.values():
             if gpu.met_in == self._session and any(device is gpu.session.device for device in devices[:whole]):
                 devices += gpu.instances or ()
-        met, silent = self._introduce({place: each for place, each in enumerate(devices) if id(each) not in known})
+        met, silent = self._introductions.make([each for each in devices if id(each) not in known])
         listed = {known[id(device)].identity.uuid for device in devices if id(device) in known}
         gpus = dict(self._gpus)
         for device, identity in met:
@@ -531,50 +435,6 @@ class GpuSource(Source):
         if not self._reading.get(uuid):
             self._reading.pop(uuid, None)
 
-    def _introduce(self, strangers: Mapping[int, Device]) -> tuple[list[tuple[Device, Identity]], list[str]]:
-        """Ask devices who they are, side by side.
-
-        Returns:
-            Who said so in time, and why the others did not.
-        """
-        pending = {id(asked.device): asked for asked in self._introductions.values() if asked.thread.is_alive()}
-        room = _INTRODUCTIONS_AT_MOST - len(pending)
-        new = [device for device in strangers.values() if id(device) not in pending]
-        asked = {id(device): _Introduction(device) for device in new[:room]}
-        asked.update(
-            {key: each for key, each in pending.items() if any(each.device is one for one in strangers.values())}
-        )
-        self._introductions = {**pending, **asked}
-        clock = self.environment.clock
-        deadline = clock.monotonic() + _INTRODUCTION_SECONDS
-        met: list[tuple[Device, Identity]] = []
-        for key, introduction in asked.items():
-            if key not in pending:  # who let the first deadline pass is not waited for again
-                introduction.thread.join(max(0.0, deadline - clock.monotonic()))
-            if isinstance(introduction.error, DriverUnavailable):
-                raise introduction.error
-            if introduction.identity is not None:
-                met.append((introduction.device, introduction.identity))
-        silent = [str(each.error or "no answer") for each in asked.values() if each.identity is None]
-        return met, silent + ["too many GPUs have not answered before"] * len(new[room:])
-
 
 def _remembered_seconds(gpu: Gpu) -> float:
     return _INSTANCE_REMEMBERED_SECONDS if gpu.identity.mig else _GPU_REMEMBERED_SECONDS
-
-
-class _Introduction:
-    """One device asked for its identity on a thread of its own, since it may never answer."""
-
-    def __init__(self, device: Device) -> None:
-        self.device = device
-        self.identity: Identity | None = None
-        self.error: Exception | None = None
-        self.thread = threading.Thread(target=self._ask, name="identify GPU", daemon=True)
-        self.thread.start()
-
-    def _ask(self) -> None:
-        try:
-            self.identity = self.device.identity()
-        except Exception as problem:  # noqa: BLE001 - the main reader says what became of it
-            self.error = problem

@@ -15,7 +15,6 @@ from stallscope.collectors.base import NotPresent
 from stallscope.collectors.gpu.gpu import (
     INFO,
     PEAK_FLOPS,
-    PERSISTENCE_MODE,
     SIGNAL_SUPPORTED,
     XID_EVENTS,
     XID_LAST,
@@ -29,7 +28,7 @@ from stallscope.sampling.reading import Sample
 
 
 @dataclass(frozen=True)
-class Signal:
+class SurveyedSignal:
     """One optional signal of one GPU."""
 
     family: Family
@@ -51,7 +50,7 @@ class SurveyedGpu:
     trouble: str
     """Why it could not be read; empty where all is well."""
     hung: bool
-    signals: tuple[Signal, ...]
+    signals: tuple[SurveyedSignal, ...]
     calls: int
     """Driver calls of the newest reading."""
 
@@ -59,7 +58,10 @@ class SurveyedGpu:
     def persistence_off(self) -> bool:
         """Whether the driver lets the GPU go when nobody uses it."""
         return any(
-            sample.value == 0 for each in self.signals if each.family is PERSISTENCE_MODE for sample in each.samples
+            sample.value == 0
+            for each in self.signals
+            if each.family.signal == "persistence_mode"
+            for sample in each.samples
         )
 
 
@@ -147,7 +149,7 @@ def _surveyed(
         else ": ".join((*reasons, *([str(error)] if error else ()))),
         hung=hung,
         signals=tuple(
-            Signal(
+            SurveyedSignal(
                 family=each,
                 supported=supported.get(each.signal),
                 call=served.get(each.signal, "") if supported.get(each.signal) else "",

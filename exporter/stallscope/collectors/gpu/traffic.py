@@ -36,6 +36,11 @@ class Traffic:
         self._counted = False
 
     @property
+    def backwards(self) -> int:
+        """Readings of the counter that were lower than the one before."""
+        return self.counter.backwards
+
+    @property
     def out_of_range(self) -> int:
         """Readings of the counter and of activity that moved implausibly much."""
         return self.counter.out_of_range + self._rejected
@@ -47,7 +52,7 @@ class Traffic:
         return self.total
 
     def take(
-        self, counted: int | None, moved: float | None, now: float, session: int = 0, seconds: float = 0.0
+        self, counted: float | None, moved: float | None, now: float, session: int = 0, seconds: float = 0.0
     ) -> None:
         """Take in what one reading told.
 

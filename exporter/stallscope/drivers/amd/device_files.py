@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from stallscope.drivers.device import DeviceLost, DriverError, Unsupported
 from stallscope.drivers.plausibility import Scrutiny
@@ -67,8 +67,8 @@ class DeviceFiles:
             raise Unsupported(f"{self.folder}/{name} is empty")
         return found
 
-    def number(self, name: str, most: float, least: float = 0) -> int:
-        """The number in the file.
+    def number(self, name: str, most: float, least: float = 0, parse: Callable[[bytes], int] = int) -> int:
+        """The number in the file, as `parse` finds it, which raises ValueError where there is none.
 
         Raises:
             As `read` does, and:
@@ -79,18 +79,20 @@ class DeviceFiles:
         if not text:
             raise Unsupported(f"{self.folder}/{name} is empty")
         try:
-            value = int(text)
+            value = parse(text)
         except ValueError:
             self.scrutiny.reject("not_a_number")
             raise DriverError("implausible", f"{self.folder}/{name} holds {text[:40]!r}, which is no number") from None
         return self.scrutiny.needed(f"{self.folder}/{name}", value, most, least)
 
-    def number_of(self, names: Iterable[str], most: float, least: float = 0) -> tuple[str, int]:
+    def number_of(
+        self, names: Iterable[str], most: float, least: float = 0, parse: Callable[[bytes], int] = int
+    ) -> tuple[str, int]:
         """The first of these files that this GPU has, and the number in it. Raises as `number` does."""
         lacking = Unsupported(f"{self.folder} has no such file")
         for name in names:
             try:
-                return name, self.number(name, most, least)
+                return name, self.number(name, most, least, parse)
             except Unsupported as problem:  # noqa: PERF203 - two files at most
                 lacking = problem
         raise lacking

@@ -18,53 +18,35 @@ from typing import TypeVar
 from stallscope.drivers.amd.compute_nodes import ComputeNodes, compute_nodes, compute_processes
 from stallscope.drivers.amd.device_files import DeviceFiles
 from stallscope.drivers.amd.gpu_metrics import GpuMetrics, ThrottledTime, parse
+from stallscope.drivers.amd.signals import FILES, File
 from stallscope.drivers.device import (
-    Activity,
-    Bar1,
-    ClockKind,
-    ComputeMode,
-    Counters,
     Device,
     DriverError,
     DriverUnavailable,
     GpuProcess,
-    Health,
     Identity,
     Listener,
-    Memory,
-    PcieLink,
-    PowerLimits,
-    ProcessUtilization,
+    Readings,
     Rejection,
-    SampleKind,
     SystemInfo,
-    TimedSample,
     Unsupported,
     Utilization,
 )
 from stallscope.drivers.retry import EARLY, Retry
+from stallscope.drivers.signals import QUERIES, Signal
 
 _Answer = TypeVar("_Answer")
 _COUNTERS = "counters of gpu_metrics"
 
 _VENDOR = "1002"
 _NO_NODES = ComputeNodes((), "")
-_GENERATIONS = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}
-"""PCIe generation by gigatransfers a second."""
 _ECC_BLOCKS = ("umc", "gfx", "sdma", "mmhub")
 """Blocks whose errors are those of memory: the frame buffer, and what lies in front of it."""
 _ERROR_KINDS = {"ce": "corrected", "ue": "uncorrected"}
 
-# Bounds beyond which a number is implausible: sixteen tebibytes, ten kilowatts, 150 degrees, ten gigahertz.
-_LEAST_BYTES, _MOST_BYTES = 1 << 20, 1 << 44
-_MOST_MICROWATTS = 10**10
-_MOST_MILLIDEGREES = 150_000
-_LEAST_MILLIDEGREES = -40_000
-_MOST_HERTZ = 10**10
+_MOST_ERRORS = 1 << 60
 _MOST_TURNS = 100_000
 _MOST_PWM = 255
-_MOST_LANES = 32
-_MOST_ERRORS = 1 << 60
 
 
 class AmdDriver:
@@ -167,8 +149,8 @@ class AmdDriver:
         return found
 
 
-class AmdDevice:
-    """One GPU; implements `stallscope.drivers.device.Device`."""
+class AmdDevice(Device):
+    """One GPU."""
 
     def __init__(self, root: str, folder: str, address: str, index: int, monotonic: Callable[[], float]) -> None:
         """Read nothing yet."""
@@ -181,12 +163,22 @@ class AmdDevice:
         self._files = DeviceFiles(folder)
         self._served: dict[str, str] = {}
         self._throttled = ThrottledTime()
+        self._special: Mapping[str, Callable[[], Readings]] = {
+            "counters": self._counters,
+            "health": self._errors,
+            "fans": self._fans,
+        }
+        """Signals that take more than a table, by query."""
         self._retry = Retry(early=EARLY)
         """Of the firmware's table, where it holds no counters."""
         self._monotonic = monotonic
         self._uuid = ""
         self._implausible = False
-        """Whether an answer to the question being asked could not be meant."""
+        """True once an answer to the query being made was implausible."""
+        self._refusal = ""
+        """The newest refusal of it, in words."""
+        self._link = ""
+        """The folder of the link's end, once this query needs it."""
 
     @property
     def served(self) -> Mapping[str, str]:
@@ -236,148 +228,85 @@ class AmdDevice:
             self._served["memory_busy_seconds_total"] = "gpu_metrics"
         return Utilization(gpu, memory)
 
-    def utilization_samples(self, kind: SampleKind, newer_than_us: int) -> Sequence[TimedSample]:  # noqa: ARG002
-        """Not kept."""
-        raise Unsupported("amdgpu keeps no samples of utilisation")
-
-    def memory(self) -> Memory:
-        """Frame buffer."""
+    def read(self, query: str) -> Readings:
+        """Return the signals of a query: what its table has, and what takes more than a table."""
+        if query not in FILES and query not in self._special:
+            return super().read(query)
         self._begin()
-        total, used = self._pair("mem_info_vram_total", "mem_info_vram_used")
-        self._served.update(memory_total_bytes="mem_info_vram_total", memory_used_bytes="mem_info_vram_used")
-        return Memory(total, used, None)
+        signals = QUERIES[query]
+        found: dict[str, float | Mapping[str, float]] = {}
+        for name, entry in FILES.get(query, {}).items():
+            if isinstance(entry, File):
+                value = self._if_told(self._number, entry, signals[name], found)
+                if value is not None:
+                    found[name] = value
+            else:
+                told = {label: self._if_told(self._number, each, signals[name], found) for label, each in entry.items()}
+                values = {label: value for label, value in told.items() if value is not None}
+                if values:
+                    found[name] = values
+        if query in self._special:
+            found |= self._special[query]()
+        if not found:
+            message = f"this GPU reports no {query}"
+            raise DriverError("implausible", message) if self._implausible else Unsupported(self._refusal or message)
+        return found
 
-    def bar1(self) -> Bar1:
-        """The part of the frame buffer that the processor sees: all of it, with a resizable BAR."""
-        self._begin()
-        total, used = self._pair("mem_info_vis_vram_total", "mem_info_vis_vram_used")
-        self._served.update(bar1_total_bytes="mem_info_vis_vram_total", bar1_used_bytes="mem_info_vis_vram_used")
-        return Bar1(total, used)
+    def _number(self, file: File, signal: Signal, found: Readings) -> float | None:
+        """Return the number of the first file that there is, in base units; None for a zero that is none."""
+        limit = found.get(signal.most) if isinstance(signal.most, str) else signal.most
+        if not isinstance(limit, (int, float)):
+            raise Unsupported(f"{signal.name} is unknown without {signal.most}")
+        least = 0 if file.zero_is_none else signal.least
+        name, number = self._files.number_of(
+            self._paths(file), limit * file.per_unit, least * file.per_unit, file.parse
+        )
+        if file.zero_is_none and not number:
+            return None
+        self._served[signal.name] = name.rpartition("/")[2]
+        return number / file.per_unit if file.per_unit > 1 else number
 
-    def power(self) -> float:
-        """Watts: the mean of the last milliseconds, where the firmware makes one, else the newest value."""
-        self._begin()
-        names = self._sensors("power1_average", "power1_input")
-        name, microwatts = self._files.number_of(names, _MOST_MICROWATTS)
-        self._note("power_watts", name)
-        return microwatts / 1e6
-
-    def power_limits(self) -> PowerLimits:
-        """Watts; a limit of zero, as partitions show it, is none."""
-        self._begin()
-        limits = []
-        for name, signal in (
-            ("power1_cap", "power_limit_watts"),
-            ("power1_cap_default", "power_limit_default_watts"),
-        ):
-            limit = self._if_told(self._sensor, name, _MOST_MICROWATTS)
-            if limit:
-                self._served[signal] = name
-            limits.append(limit / 1e6 if limit else None)
-        if limits == [None, None]:
-            raise self._nothing("this GPU tells no power limit")
-        return PowerLimits(*limits)
-
-    def counters(self) -> Counters:
-        """Energy and throttled time of MI300 and later, and the memory's temperature."""
-        self._begin()
-        temperature = self._if_told(self._temperature, 3, "input")
+    def _counters(self) -> Readings:
+        """Energy and throttled time of MI300 and later."""
         now = self._monotonic()
         metrics = self._if_told(self._metrics) if self._retry.due(_COUNTERS, now) else None
-        energy, throttled = None, dict[str, float]()
-        if metrics is not None:
-            energy = metrics.energy
-            if metrics.residencies is not None:
-                throttled = dict(self._throttled.add(metrics.residencies))
-                self._served["throttled_seconds_total"] = "gpu_metrics"
-            if energy is not None:
-                self._served["energy_joules_total"] = "gpu_metrics"
-            if energy is None and metrics.residencies is None:
-                self._retry.refused(_COUNTERS, now)
-            else:
-                self._retry.answered(_COUNTERS)
-        if temperature is None and (metrics is None or _COUNTERS in self._retry):
-            raise self._nothing("this GPU counts nothing by itself")
-        return Counters(energy=energy, throttled=throttled, memory_temperature=temperature)
+        found: dict[str, float | Mapping[str, float]] = {}
+        if metrics is None:
+            return found
+        if metrics.residencies is not None:
+            found["throttled_seconds_total"] = self._throttled.add(metrics.residencies)
+        if metrics.energy is not None:
+            found["energy_joules_total"] = metrics.energy
+        self._served.update(dict.fromkeys(found, "gpu_metrics"))
+        if found:
+            self._retry.answered(_COUNTERS)
+        else:
+            self._retry.refused(_COUNTERS, now)
+        return found
 
-    def health(self) -> Health:
-        """Errors in memory, corrected and not, and PCIe packets sent again."""
-        self._begin()
-        errors: dict[str, int] = {}
+    def _errors(self) -> Readings:
+        """Errors in memory, corrected and not, over all blocks."""
+        errors: dict[str, float] = {}
         for block in _ECC_BLOCKS:
             for kind, count in (self._if_told(self._block_errors, block) or {}).items():
                 errors[kind] = errors.get(kind, 0) + count
-        replays = self._if_told(self._files.number, "pcie_replay_count", _MOST_ERRORS)
-        if errors:
-            self._served["ecc_errors_total"] = "ras/*_err_count"
-        if replays is not None:
-            self._served["pcie_replays_total"] = "pcie_replay_count"
-        if not errors and replays is None:
-            raise self._nothing("this GPU counts no errors")
-        return Health(ecc_errors=errors, pcie_replays=replays)
+        return self._from("ecc_errors_total", "ras/*_err_count", errors)
 
-    def activity(self) -> Activity | None:
-        """Not told."""
-        raise Unsupported("amdgpu does not tell which parts of the GPU are active")
-
-    def temperature(self) -> float:
-        """The hottest spot of the chip (junction), which is what clocks are held down for; else its edge."""
-        self._begin()
-        name, millidegrees = self._files.number_of(
-            self._sensors("temp2_input", "temp1_input"), _MOST_MILLIDEGREES, _LEAST_MILLIDEGREES
-        )
-        self._note("temperature_celsius", name)
-        return millidegrees / 1000
-
-    def temperature_limits(self) -> Mapping[str, float]:
-        """Critical and emergency temperature of the same sensor, and the memory's critical one."""
-        self._begin()
-        sensor = 2 if self._has("temp2_input") else 1
-        told = {
-            "slowdown": self._if_told(self._temperature, sensor, "crit"),
-            "shutdown": self._if_told(self._temperature, sensor, "emergency"),
-            "memory_max": self._if_told(self._temperature, 3, "crit"),
-        }
-        limits = {limit: celsius for limit, celsius in told.items() if celsius is not None and celsius > 0}
-        if not limits:
-            raise self._nothing("this GPU tells no temperature limits")
-        self._served["temperature_limit_celsius"] = "temp*_crit, temp*_emergency"
-        return limits
-
-    def fans(self) -> Mapping[int, float]:
+    def _fans(self) -> Readings:
         """The one fan controller's speed over its maximum."""
-        self._begin()
         try:
             speed, most = self._sensor("fan1_input", _MOST_TURNS), self._sensor("fan1_max", _MOST_TURNS)
             name = "fan1_input"
         except Unsupported:
             speed, most, name = self._sensor("pwm1", _MOST_PWM), _MOST_PWM, "pwm1"
-        if not most:
-            raise Unsupported("this GPU's fan has no maximum")
-        self._served["fan_speed_ratio"] = name
-        return {0: speed / most}
+        return self._from("fan_speed_ratio", name, {"0": speed / most} if most else {})
 
-    def clocks(self) -> Mapping[ClockKind, float]:
-        """Of the compute units and of memory, hertz."""
-        self._begin()
-        told: Mapping[ClockKind, int | None] = {
-            "sm": self._if_told(self._sensor, "freq1_input", _MOST_HERTZ),
-            "memory": self._if_told(self._sensor, "freq2_input", _MOST_HERTZ),
-        }
-        return self._clocks(told, "clock_hertz", "freq*_input")
-
-    def clocks_max(self) -> Mapping[ClockKind, float]:
-        """The highest level of each clock, hertz."""
-        self._begin()
-        told: Mapping[ClockKind, int | None] = {
-            "sm": self._if_told(self._highest_level, "pp_dpm_sclk"),
-            "memory": self._if_told(self._highest_level, "pp_dpm_mclk"),
-        }
-        return self._clocks(told, "clock_max_hertz", "pp_dpm_sclk, pp_dpm_mclk")
-
-    def clocks_configured(self) -> Mapping[ClockKind, float]:
-        """Not told in one way for all GPUs."""
-        raise Unsupported("amdgpu does not tell configured clocks")
+    def _from(self, signal: str, file: str, values: Mapping[str, float]) -> Readings:
+        """Return the values of a signal, if there are any, and note which file serves it."""
+        if not values:
+            return {}
+        self._served[signal] = file
+        return {signal: values}
 
     def throttle_reasons(self) -> frozenset[str]:
         """As the firmware's table tells them up to MI200 and on Radeon; later ones count the time instead."""
@@ -388,25 +317,6 @@ class AmdDevice:
         self._served["throttled_seconds_total"] = "gpu_metrics"
         return reasons
 
-    def pcie_link(self) -> PcieLink:
-        """The link to the machine: that of the card's own switch, where it has one."""
-        self._begin()
-        folder = self._link_folder()
-        link = PcieLink(
-            generation=self._generation(f"{folder}/current_link_speed"),
-            generation_max=self._generation(f"{folder}/max_link_speed"),
-            width=self._files.number(f"{folder}/current_link_width", _MOST_LANES, 1),
-            width_max=self._files.number(f"{folder}/max_link_width", _MOST_LANES, 1),
-        )
-        for signal, name in (("generation", "speed"), ("width", "width")):
-            self._served[f"pcie_link_{signal}"] = f"current_link_{name}"
-            self._served[f"pcie_link_{signal}_max"] = f"max_link_{name}"
-        return link
-
-    def pcie_throughput(self) -> tuple[float, float]:
-        """Never asked."""
-        raise Unsupported("amdgpu measures PCIe traffic for a whole second each time it is asked")
-
     def processes(self) -> Sequence[GpuProcess]:
         """Processes that compute; those that draw are not told."""
         self._begin()
@@ -414,42 +324,23 @@ class AmdDevice:
         self._served["processes"] = "kfd/proc/*/vram_*"
         return found
 
-    def process_utilization(self, newer_than_us: int) -> Sequence[ProcessUtilization]:  # noqa: ARG002
-        """Not told."""
-        raise Unsupported("amdgpu does not tell how busy a process keeps the GPU")
-
-    def persistence_mode(self) -> bool:
-        """There is no such mode."""
-        raise Unsupported("amdgpu keeps every GPU initialised")
-
-    def compute_mode(self) -> ComputeMode:
-        """There is no such mode."""
-        raise Unsupported("amdgpu lets every process compute that may open the GPU")
-
-    def instances(self) -> Sequence[Device] | None:
-        """Never any: a partition has no sensors of its own."""
-        return None
-
     def _begin(self) -> None:
-        """Begin with a question. Raises DeviceLost where the GPU sleeps or is gone."""
+        """Begin a query. Raises DeviceLost where the GPU sleeps or is gone."""
         self._files.stay_asleep()
-        self._implausible = False
+        self._implausible, self._refusal, self._link = False, "", ""
 
     def _if_told(self, ask: Callable[..., _Answer], *arguments: object) -> _Answer | None:
         """The answer; None where there is none, or none that can be meant, and others may be well."""
         try:
             return ask(*arguments)
-        except Unsupported:
+        except Unsupported as refusal:
+            self._refusal = str(refusal)
             return None
         except DriverError as problem:
             if problem.reason != "implausible":
                 raise
             self._implausible = True
             return None
-
-    def _nothing(self, message: str) -> DriverError:
-        """The error where no part of a question was answered: for good, or only until the next sound answer."""
-        return DriverError("implausible", message) if self._implausible else Unsupported(message)
 
     def _sensor(self, name: str, most: float) -> int:
         return self._files.number(self._sensors(name)[0], most)
@@ -459,10 +350,13 @@ class AmdDevice:
         self._served[signal] = name
         return percent / 100
 
-    def _pair(self, total: str, used: str) -> tuple[int, int]:
-        """Two sizes, the second part of the first."""
-        whole = self._files.number(total, _MOST_BYTES, _LEAST_BYTES)
-        return whole, self._files.number(used, whole)
+    def _paths(self, file: File) -> Sequence[str]:
+        if file.folder == "sensors":
+            return self._sensors(*file.names)
+        if file.folder == "device":
+            return file.names
+        self._link = self._link or self._link_folder()
+        return [f"{self._link}/{name}" for name in file.names]
 
     def _sensors(self, *names: str) -> list[str]:
         """Paths in the folder of sensors, whose number changes when the driver is loaded anew."""
@@ -474,27 +368,6 @@ class AmdDevice:
             self._files.read("uevent")  # tells a GPU that is gone from one without sensors
             raise Unsupported(f"{self._folder} has no sensors")
         return [f"hwmon/{min(folders)}/{name}" for name in names]
-
-    def _has(self, name: str) -> bool:
-        return os.path.exists(f"{self._folder}/{self._sensors(name)[0]}")  # noqa: PTH110 - as in device_files
-
-    def _temperature(self, sensor: int, what: str) -> float:
-        path = self._sensors(f"temp{sensor}_{what}")[0]
-        return self._files.number(path, _MOST_MILLIDEGREES, _LEAST_MILLIDEGREES) / 1000
-
-    def _highest_level(self, name: str) -> int:
-        """From lines such as `1: 2100Mhz *`."""
-        levels = re.findall(rb"^\w+:\s*(\d+)Mhz", self._files.read(name), re.MULTILINE | re.IGNORECASE)
-        if not levels:
-            raise Unsupported(f"{self._folder}/{name} names no levels")
-        return self._files.scrutiny.needed(name, max(map(int, levels)) * 10**6, _MOST_HERTZ, 1)
-
-    def _clocks(self, told: Mapping[ClockKind, int | None], signal: str, names: str) -> Mapping[ClockKind, float]:
-        clocks: dict[ClockKind, float] = {clock: float(hertz) for clock, hertz in told.items() if hertz is not None}
-        if not clocks:
-            raise self._nothing(f"this GPU tells no clocks ({names})")
-        self._served[signal] = names
-        return clocks
 
     def _block_errors(self, block: str) -> dict[str, int]:
         """From lines such as `ue: 0`; nothing while the driver can't ask the block."""
@@ -516,22 +389,11 @@ class AmdDevice:
         except Unsupported:
             return False
 
-    def _generation(self, path: str) -> int:
-        text = self._files.text(path)
-        speed = re.match(r"(\d+(\.\d+)?) GT/s", text)
-        generation = _GENERATIONS.get(float(speed[1])) if speed else None
-        if generation is None:
-            raise DriverError("implausible", f"{path} holds {text!r}, which is no link speed")
-        return generation
-
     def _metrics(self) -> GpuMetrics:
         found = parse(self._files.read("gpu_metrics"))
         if found is None:
             raise Unsupported(f"the version of {self._folder}/gpu_metrics is not known")
         return found
-
-    def _note(self, signal: str, path: str) -> None:
-        self._served[signal] = path.rpartition("/")[2]
 
 
 def _told(files: DeviceFiles, name: str) -> str:

@@ -1,4 +1,4 @@
-"""One NVIDIA GPU behind the driver interface: what each question costs in driver calls, and in which order they go."""
+"""One NVIDIA GPU behind the driver interface: which driver calls a query makes, and in which order."""
 
 from __future__ import annotations
 
@@ -7,41 +7,26 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stallscope.drivers.device import (
     Activity,
-    Bar1,
-    ClockKind,
     ComputeMode,
-    Counters,
     Device,
     DeviceLost,
     DriverError,
     GpuProcess,
-    Health,
     Identity,
-    Memory,
-    PcieLink,
-    PowerLimits,
     ProcessKind,
     ProcessUtilization,
+    Readings,
     Rejection,
     SampleKind,
     TimedSample,
     Unsupported,
     Utilization,
 )
-from stallscope.drivers.nvidia.fields import (
-    MOST_CELSIUS,
-    MOST_COUNT,
-    MOST_MILLIJOULES,
-    MOST_ROWS,
-    NVLINKS,
-    CounterFields,
-    Field,
-    FieldBatch,
-    HealthFields,
-)
+from stallscope.drivers.nvidia.fields import NVLINKS, Answers, FieldBatch, LinkHealth, LinkTraffic
 from stallscope.drivers.nvidia.gpm import ActivityMeter
 from stallscope.drivers.nvidia.library import Handle
 from stallscope.drivers.nvidia.session import NotFound, Session
+from stallscope.drivers.nvidia.signals import Call, fields, rows
 from stallscope.drivers.plausibility import Scrutiny
 from stallscope.drivers.retry import Retry
 
@@ -60,45 +45,21 @@ _ARCHITECTURES = {
     10: "Blackwell",
     13: "Rubin",
 }
-_CLOCKS: Mapping[ClockKind, int] = {"graphics": 0, "sm": 1, "memory": 2, "video": 3}
-_TEMPERATURE_LIMITS = {"shutdown": 0, "slowdown": 1, "memory_max": 2, "gpu_max": 3}
 _SAMPLES: Mapping[SampleKind, int] = {"gpu": 1, "memory": 2, "encoder": 3, "decoder": 4, "jpeg": 8, "ofa": 9}
 _SAMPLE_SIGNALS: Mapping[SampleKind, str] = {"gpu": "busy_seconds_total", "memory": "memory_busy_seconds_total"}
 _ONLY_CALLS: Mapping[str, str] = {
-    "memory_total_bytes": "nvmlDeviceGetMemoryInfo",
-    "memory_used_bytes": "nvmlDeviceGetMemoryInfo",
-    "memory_reserved_bytes": "nvmlDeviceGetMemoryInfo",
-    "bar1_total_bytes": "nvmlDeviceGetBAR1MemoryInfo",
-    "bar1_used_bytes": "nvmlDeviceGetBAR1MemoryInfo",
-    "power_watts": "nvmlDeviceGetPowerUsage",
-    "power_limit_watts": "nvmlDeviceGetEnforcedPowerLimit",
-    "power_limit_default_watts": "nvmlDeviceGetPowerManagementDefaultLimit",
-    "temperature_celsius": "nvmlDeviceGetTemperature",
-    "temperature_limit_celsius": "nvmlDeviceGetTemperatureThreshold",
-    "fan_speed_ratio": "nvmlDeviceGetFanSpeed",
-    "clock_hertz": "nvmlDeviceGetClockInfo",
-    "clock_max_hertz": "nvmlDeviceGetMaxClockInfo",
-    "clock_configured_hertz": "nvmlDeviceGetApplicationsClock",
-    "pcie_link_generation": "nvmlDeviceGetCurrPcieLinkGeneration",
-    "pcie_link_generation_max": "nvmlDeviceGetMaxPcieLinkGeneration",
-    "pcie_link_width": "nvmlDeviceGetCurrPcieLinkWidth",
-    "pcie_link_width_max": "nvmlDeviceGetMaxPcieLinkWidth",
     "processes": "nvmlDeviceGetComputeRunningProcesses",
-    "persistence_mode": "nvmlDeviceGetPersistenceMode",
     "xid_events_total": "nvmlEventSetWait",
     "xid_last_timestamp_seconds": "nvmlEventSetWait",
 }
-"""Calls of the signals that there is one call for, whatever the GPU and driver."""
+"""Calls of signals that are more than numbers and have one call, whatever the GPU and driver."""
 _PROCESS_LISTS: Mapping[ProcessKind, str] = {
     "compute": "nvmlDeviceGetComputeRunningProcesses",
     "graphics": "nvmlDeviceGetGraphicsRunningProcesses",
     "mps": "nvmlDeviceGetMPSComputeRunningProcesses",
 }
-_ECC_KINDS = {"corrected": 0, "uncorrected": 1}
-_VOLATILE = 0
 _COMPUTE_MODES: Sequence[ComputeMode] = ("default", "exclusive_thread", "prohibited", "exclusive_process")
 """By the number of nvmlComputeMode_t."""
-_RETIREMENT_CAUSES = {"single_bit": 0, "double_bit": 1}
 _PCIE_TRANSMITTED, _PCIE_RECEIVED = 0, 1
 
 # Bits of nvmlClocksEventReasons. The general slowdown bit stands beside the one that names its cause; idle (0x1),
@@ -115,18 +76,15 @@ _NO_THROTTLING = 0x1 | 0x2 | 0x100
 _NAMED_BITS = sum(_THROTTLE_BITS) | _NO_THROTTLING
 _MOST_REASONS = (1 << 48) - 1
 
-# Bounds beyond which a number is implausible, by far: ten kilowatts, fifty gigahertz, sixteen tebibytes.
-_MOST_MILLIWATTS = 10**7
-_MOST_MEGAHERTZ = 50_000
-_LEAST_BYTES, _MOST_BYTES = 1 << 20, 1 << 44
+_MOST_BYTES = 1 << 44
 _MOST_FANS = 64
-_MOST_FAN_PERCENT = 200  # NVML allows more than 100: relative to the maximum the board was designed for
-_MOST_GENERATION = 16
-_MOST_LANES = 32
+_MOST_FAN_PERCENT = 200
 _MOST_KILOBYTES = 5 * 10**8
 _MOST_PID = 1 << 30
 _NO_MEMORY_TOLD = (1 << 64) - 1
 """NVML_VALUE_NOT_AVAILABLE, which nvmlProcessInfo_t.usedGpuMemory is documented to hold."""
+_LINKS: Mapping[str, type[LinkTraffic | LinkHealth]] = {"counters": LinkTraffic, "health": LinkHealth}
+"""Readers of the fields of NVLinks, by query."""
 
 
 class Surroundings(NamedTuple):
@@ -137,8 +95,8 @@ class Surroundings(NamedTuple):
     wall: Callable[[], float]
 
 
-class NvmlDevice:
-    """One GPU; implements `stallscope.drivers.device.Device`."""
+class NvmlDevice(Device):
+    """One GPU."""
 
     def __init__(self, surroundings: Surroundings, index: int, retry: Retry) -> None:
         """Note which GPU is meant; the driver is not asked yet.
@@ -157,13 +115,14 @@ class NvmlDevice:
         self._identity: Identity | None = None
         self._texts: dict[str, str] = {}
         """Fields of the identity that the driver has answered."""
-        self._links = 0
+        self._links_seen = 0
         """NVLinks whose state was ever read by the older call."""
         self.replaced = False
         """Whether another GPU was found in its place."""
         self._scrutiny = Scrutiny(surroundings.monotonic, surroundings.wall)
         self._served: dict[str, str] = {}
-        self._constants: dict[str, int] = {}
+        self._lasting: dict[tuple[Any, ...], float] = {}
+        """Values that stay the same, by their call."""
         self._instances: MigInstances | None = None
         self._meter: ActivityMeter | None = None
         self._retired = False
@@ -172,8 +131,7 @@ class NvmlDevice:
     def forget(self) -> None:
         """Forget what it was found to lack, such as when MIG is switched, which changes what there is."""
         self._retry.forget()
-        self._counters = CounterFields(self._batch, self._scrutiny, self._served)
-        self._health = HealthFields(self._batch, self._scrutiny, self._served)
+        self._batches: dict[str, tuple[FieldBatch | None, LinkTraffic | LinkHealth | None]] = {}
         if self._meter is not None:
             self._meter.release()
             self._meter = None
@@ -222,63 +180,25 @@ class NvmlDevice:
                 found.append(TimedSample(timestamp, percent / 100))
         return found
 
-    def memory(self) -> Memory:
-        """Frame buffer; the first version of the call, where there is no second, counts reserved memory as used."""
-        answer = self.call("nvmlDeviceGetMemoryInfo")
-        needed = self._scrutiny.needed
-        total = needed("memory", answer.total, _MOST_BYTES, _LEAST_BYTES)
-        return Memory(
-            total=total,
-            used=needed("memory in use", answer.used, total),
-            reserved=self._scrutiny.number(answer.reserved, total),
-        )
-
-    def bar1(self) -> Bar1:
-        """BAR1 aperture."""
-        answer = self.call("nvmlDeviceGetBAR1MemoryInfo")
-        needed = self._scrutiny.needed
-        total = needed("BAR1", answer.bar1Total, _MOST_BYTES, _LEAST_BYTES)
-        return Bar1(total=total, used=needed("BAR1 in use", answer.bar1Used, total))
-
-    def power(self) -> float:
-        """Board power in watts."""
-        milliwatts: int = self.call("nvmlDeviceGetPowerUsage")
-        return self._scrutiny.needed("power", milliwatts, _MOST_MILLIWATTS) / 1000
-
-    def power_limits(self) -> PowerLimits:
-        """Limit in force and limit from the factory, in watts."""
-        rejected = self._scrutiny.total
-        number = self._optional_number
-        enforced = number("nvmlDeviceGetEnforcedPowerLimit", least=1, most=_MOST_MILLIWATTS)
-        default = number("nvmlDeviceGetPowerManagementDefaultLimit", least=1, most=_MOST_MILLIWATTS)
-        if enforced is None and default is None:
-            raise self._nothing("power limits", rejected)
-        return PowerLimits(
-            enforced=None if enforced is None else enforced / 1000,
-            default=None if default is None else default / 1000,
-        )
-
-    def counters(self) -> Counters:
-        """One call for all; the energy by its own call where the fields do not have it."""
-        rejected = self._scrutiny.total
-        found = self._counters.read()
-        if found.energy is None:
-            name = "nvmlDeviceGetTotalEnergyConsumption"
-            energy = self._optional_number(name, most=MOST_MILLIJOULES)
-            if energy is not None:
-                self._served["energy_joules_total"] = name
-                found = found._replace(energy=energy / 1000)
-        if found == Counters():
-            raise self._nothing("counters", rejected)
-        return found
-
-    def health(self) -> Health:
-        """One call for most; older calls for what the fields do not have."""
-        rejected = self._scrutiny.total
-        found = self._classic_health(self._health.read())
-        if found == Health():
-            raise self._nothing("health", rejected)
-        return found
+    def read(self, query: str) -> Readings:
+        """Return the signals of a query: what its table has, and what takes more than a table."""
+        rejected, self._retry.refusal = self._scrutiny.total, ""
+        batch, links = self._batch(query)
+        answers = batch.ask() if batch is not None else {}
+        found = self._read_table(query, answers)
+        if batch is not None and links is not None:
+            found |= links.read(answers, batch, self._scrutiny, self._served)
+        if isinstance(links, LinkHealth) and "nvlink_links" not in found and not links.counts_links:
+            found |= self._link_states()
+        elif query == "fans":
+            found |= self._fans()
+        elif query == "clocks_configured" and found:
+            found = self._lowered_clocks(found)
+        if found:
+            return found
+        if self._scrutiny.total > rejected:
+            raise DriverError("implausible", f"this GPU reported no plausible {query}")
+        raise Unsupported(self._retry.refusal or f"this GPU does not report {query}")
 
     def activity(self) -> Activity | None:
         """GPM since the call before; None where another GPU's turn was in the way."""
@@ -287,53 +207,6 @@ class NvmlDevice:
         if self._meter is None:
             self._meter = self._activity_meter()
         return self._meter.read()
-
-    def temperature(self) -> float:
-        """The GPU's own sensor."""
-        celsius = self._optional("nvmlDeviceGetTemperature", 0)
-        if celsius is None:  # the older call is announced to go with CUDA 14
-            celsius = self.call("nvmlDeviceGetTemperatureV", 0)
-        return float(self._scrutiny.needed("temperature", celsius, MOST_CELSIUS, 1))
-
-    def temperature_limits(self) -> Mapping[str, float]:
-        """Celsius by limit."""
-        rejected = self._scrutiny.total
-        found: dict[str, float] = {}
-        for name, threshold in _TEMPERATURE_LIMITS.items():
-            limit = self._optional_number("nvmlDeviceGetTemperatureThreshold", threshold, most=MOST_CELSIUS)
-            if limit:
-                found[name] = limit
-        if not found:
-            raise self._nothing("temperature limits", rejected)
-        return found
-
-    def fans(self) -> Mapping[int, float]:
-        """Speed of each fan over its maximum."""
-        rejected = self._scrutiny.total
-        count = self._optional_number("nvmlDeviceGetNumFans", most=_MOST_FANS)
-        if count is None:
-            speeds = [self._optional_number("nvmlDeviceGetFanSpeed", most=_MOST_FAN_PERCENT)]
-        else:
-            each = "nvmlDeviceGetFanSpeed_v2"
-            speeds = [self._optional_number(each, fan, most=_MOST_FAN_PERCENT) for fan in range(count)]
-        found = {fan: percent / 100 for fan, percent in enumerate(speeds) if percent is not None}
-        if not found:
-            raise self._nothing("fan speed", rejected)
-        return found
-
-    def clocks(self) -> Mapping[ClockKind, float]:
-        """Clocks now."""
-        return self._clocks("nvmlDeviceGetClockInfo")
-
-    def clocks_max(self) -> Mapping[ClockKind, float]:
-        """Highest clocks."""
-        return self._clocks("nvmlDeviceGetMaxClockInfo")
-
-    def clocks_configured(self) -> Mapping[ClockKind, float]:
-        """Application clocks below the maximum."""
-        configured = self._clocks("nvmlDeviceGetApplicationsClock")
-        highest = self._clocks("nvmlDeviceGetMaxClockInfo")
-        return {name: hertz for name, hertz in configured.items() if 0 < hertz < highest.get(name, 0.0)}
 
     def throttle_reasons(self) -> frozenset[str]:
         """Throttle reasons in force."""
@@ -344,20 +217,6 @@ class NvmlDevice:
         self._served.setdefault("throttled_seconds_total", "nvmlDeviceGetCurrentClocksEventReasons")
         found = {reason for bit, reason in _THROTTLE_BITS.items() if bits & bit}
         return frozenset(found | {"other"} if bits & ~_NAMED_BITS else found)
-
-    def pcie_link(self) -> PcieLink:
-        """The PCIe link."""
-        rejected = self._scrutiny.total
-        number = self._optional_number
-        found = PcieLink(
-            generation=number("nvmlDeviceGetCurrPcieLinkGeneration", least=1, most=_MOST_GENERATION),
-            generation_max=self._constant("nvmlDeviceGetMaxPcieLinkGeneration", _MOST_GENERATION),
-            width=number("nvmlDeviceGetCurrPcieLinkWidth", least=1, most=_MOST_LANES),
-            width_max=self._constant("nvmlDeviceGetMaxPcieLinkWidth", _MOST_LANES),
-        )
-        if found == PcieLink(None, None, None, None):
-            raise self._nothing("PCIe link", rejected)
-        return found
 
     def pcie_throughput(self) -> tuple[float, float]:
         """Received and transmitted; the driver counts for 20 ms a direction. NVML's KB are taken as KiB."""
@@ -397,10 +256,6 @@ class NvmlDevice:
             and number(gpu, 100) is not None
             and number(memory, 100) is not None
         ]
-
-    def persistence_mode(self) -> bool:
-        """Whether the driver keeps the GPU initialised."""
-        return bool(self._scrutiny.needed("persistence mode", self.call("nvmlDeviceGetPersistenceMode"), 1))
 
     def compute_mode(self) -> ComputeMode:
         """Who may compute on it."""
@@ -509,94 +364,96 @@ class NvmlDevice:
             self._session, self.ask, take, self._scrutiny, self._served, self.surroundings.monotonic, self._retry
         )
 
-    def _classic_health(self, found: Health) -> Health:
-        """The same with what older calls tell."""
-        if not found.ecc_errors:
-            name = "nvmlDeviceGetTotalEccErrors"
-            errors = {
-                kind: self._optional_number(name, number, _VOLATILE, most=MOST_COUNT)
-                for kind, number in _ECC_KINDS.items()
-            }
-            found = found._replace(ecc_errors=self._told("ecc_errors_total", name, errors))
-        if not found.remapped_rows:
-            name = "nvmlDeviceGetRemappedRows"
-            rows = self._optional(name)
-            if rows is not None:
-                corrected, uncorrected = (self._scrutiny.number(count, MOST_ROWS) for count in rows[:2])
-                pending, failed = (self._scrutiny.number(flag, 1) for flag in rows[2:])
-                kinds = {"corrected": corrected, "uncorrected": uncorrected}
-                found = found._replace(
-                    remapped_rows=self._told("remapped_rows", name, kinds),
-                    row_remap_pending=None if pending is None else bool(pending),
-                    row_remap_failed=None if failed is None else bool(failed),
-                )
-                self._served["row_remap_pending"] = self._served["row_remap_failed"] = name
-        if not found.retired_pages:
-            name = "nvmlDeviceGetRetiredPages"
-            pages: dict[str, int | None] = {}
-            for cause, number in _RETIREMENT_CAUSES.items():
-                addresses = self._optional(name, number)
-                pages[cause] = None if addresses is None else len(addresses)
-            found = found._replace(retired_pages=self._told("retired_pages", name, pages))
-        if found.pcie_replays is None:
-            name = "nvmlDeviceGetPcieReplayCounter"
-            replays = self._optional_number(name, most=MOST_COUNT)
-            if replays is not None:
-                self._served["pcie_replays_total"] = name
-                found = found._replace(pcie_replays=replays)
-        if found.nvlink_links is None and not self._health.counts_links:
-            name = "nvmlDeviceGetNvLinkState"
-            states: list[int] = []
-            for link in range(NVLINKS):
-                state = self._optional_number(name, link, most=1)
-                if state is None:
-                    break  # links are numbered without gaps
-                states.append(state)
-            self._links = max(self._links, len(states))
-            if states and len(states) == self._links:
-                self._served["nvlink_links"] = self._served["nvlink_links_active"] = name
-                found = found._replace(nvlink_links=len(states), nvlink_links_active=sum(states))
+    def _read_table(self, query: str, fields: Answers) -> dict[str, float | Mapping[str, float]]:
+        """Return what the sources in `signals.py` answer: a field, or else a call.
+
+        Args:
+            query: the query.
+            fields: answers of its batch of fields.
+        """
+        number, served = self._scrutiny.number, self._served
+        answers: dict[tuple[Any, ...], Any] = {}
+        found: dict[str, Any] = {}
+        for signal, label, limit, origins in rows(query):
+            if limit and limit not in found:
+                continue
+            for key, call, (times, over), zero_is_none, least, most, source in origins:
+                answer = fields.get(key) if call is None else self._answer(call, key, answers)
+                if answer is None:
+                    continue  # an older driver may know it by the next source
+                value = number(answer, found[limit] if limit else most, least)
+                if value is None or (zero_is_none and not value):
+                    break
+                if call is not None and call.lasting:
+                    self._lasting[key] = value
+                served[signal] = source
+                value = value * times if over == 1 else value * times / over
+                if label:
+                    found.setdefault(signal, {})[label] = value
+                else:
+                    found[signal] = value
+                break
         return found
 
-    def _told(self, signal: str, name: str, values: Mapping[str, int | None]) -> dict[str, int]:
-        found = {key: value for key, value in values.items() if value is not None}
-        if found:
-            self._served[signal] = name
-        return found
+    def _answer(self, call: Call, key: tuple[Any, ...], answers: dict[tuple[Any, ...], Any]) -> Any:
+        """Return the number of a call, which is made once for all that it holds; None while it is refused."""
+        if key in self._lasting:
+            return self._lasting[key]
+        if key not in answers:
+            answers[key] = self._optional(*key)
+        return None if answers[key] is None else call.take(answers[key])
 
-    def _nothing(self, what: str, rejected_before: int) -> DriverError:
-        """Why there is nothing: the GPU does not have it, or this time said only what can't be meant."""
-        if self._scrutiny.total > rejected_before:
-            return DriverError("implausible", f"this GPU told no {what} that can be meant")
-        return Unsupported(f"this GPU tells no {what}")
+    def _batch(self, query: str) -> tuple[FieldBatch | None, LinkTraffic | LinkHealth | None]:
+        """Return the batch of a query's fields, and what makes signals of those of NVLinks."""
+        known = self._batches.get(query)
+        if known is None:
+            links = _LINKS[query]() if query in _LINKS else None
+            wanted = (*fields(query), *(links.fields if links is not None else ()))
+            batch = FieldBatch(self.call, wanted, self._retry, self.surroundings.monotonic) if wanted else None
+            known = self._batches[query] = (batch, links)
+        return known
+
+    def _link_states(self) -> dict[str, float]:
+        """Count NVLinks by the call of older drivers, a call for each link."""
+        name = "nvmlDeviceGetNvLinkState"
+        states: list[int] = []
+        for link in range(NVLINKS):
+            state = self._optional_number(name, link, most=1)
+            if state is None:
+                break  # links are numbered without gaps
+            states.append(state)
+        self._links_seen = max(self._links_seen, len(states))
+        if not states or len(states) < self._links_seen:
+            return {}
+        self._served["nvlink_links"] = self._served["nvlink_links_active"] = name
+        return {"nvlink_links": len(states), "nvlink_links_active": sum(states)}
+
+    def _fans(self) -> dict[str, Mapping[str, float]]:
+        """Speed of each fan over its maximum."""
+        count = self._optional_number("nvmlDeviceGetNumFans", most=_MOST_FANS)
+        if count is None:
+            name = "nvmlDeviceGetFanSpeed"
+            speeds = [self._optional_number(name, most=_MOST_FAN_PERCENT)]
+        else:
+            name = "nvmlDeviceGetFanSpeed_v2"
+            speeds = [self._optional_number(name, fan, most=_MOST_FAN_PERCENT) for fan in range(count)]
+        found = {str(fan): percent / 100 for fan, percent in enumerate(speeds) if percent is not None}
+        self._served["fan_speed_ratio"] = name
+        return {"fan_speed_ratio": found} if found else {}
+
+    def _lowered_clocks(self, configured: Readings) -> dict[str, float | Mapping[str, float]]:
+        """Return application clocks below the maximum; that there are none is an answer too."""
+        name = "clock_configured_hertz"
+        highest = self._read_table("clocks_max", {}).get("clock_max_hertz", {})
+        clocks = configured[name]
+        assert isinstance(clocks, Mapping)
+        assert isinstance(highest, Mapping)
+        return {name: {clock: hertz for clock, hertz in clocks.items() if 0 < hertz < highest.get(clock, 0)}}
 
     def _optional(self, name: str, *arguments: Any) -> Any:
         """Return the answer, or None while the GPU refuses it."""
         key = (name, *arguments)
-        return self._retry.optional(key, self.surroundings.monotonic(), lambda: self.call(*key))
+        return self._retry.optional(key, self.surroundings.monotonic(), self.call, *key)
 
     def _optional_number(self, name: str, *arguments: Any, most: int, least: int = 0) -> int | None:
         return self._scrutiny.number(self._optional(name, *arguments), most, least)
-
-    def _constant(self, name: str, most: int) -> int | None:
-        """Return a small number that stays the same while the session lasts; None while the GPU refuses it."""
-        known = self._constants.get(name)
-        if known is None:
-            known = self._optional_number(name, least=1, most=most)
-            if known is not None:
-                self._constants[name] = known
-        return known
-
-    def _batch(self, fields: tuple[Field, ...]) -> FieldBatch:
-        return FieldBatch(self.call, fields, self._retry, self.surroundings.monotonic)
-
-    def _clocks(self, name: str) -> Mapping[ClockKind, float]:
-        rejected = self._scrutiny.total
-        found: dict[ClockKind, float] = {}
-        for clock, number in _CLOCKS.items():
-            megahertz = self._optional_number(name, number, most=_MOST_MEGAHERTZ)
-            if megahertz is not None:
-                found[clock] = megahertz * 1e6
-        if not found:
-            raise self._nothing(f"clock ({name})", rejected)
-        return found

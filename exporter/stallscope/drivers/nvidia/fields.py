@@ -1,12 +1,16 @@
-"""Batches of field values: one driver call for many numbers, each with a return code of its own."""
+"""Batches of field values: one driver call for many numbers, each with a return code of its own.
+
+NVLinks are here too: drivers report them in two ways, over all links and by link, of which one is kept to.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from stallscope.drivers.device import Counters, Health, Unsupported
-from stallscope.drivers.nvidia.library import NOT_SUPPORTED
+from stallscope.drivers.device import Unsupported
+from stallscope.drivers.nvidia.library import NOT_SUPPORTED, constant
 from stallscope.drivers.nvidia.session import INVALID_ARGUMENT, UNSUPPORTED
+from stallscope.drivers.nvidia.signals import called
 from stallscope.drivers.plausibility import Scrutiny
 from stallscope.drivers.retry import Retry
 
@@ -19,75 +23,28 @@ FieldCall = Callable[..., list[tuple[int, "int | float | None"]]]
 ALL_LINKS = 0xFFFF_FFFF
 """The scope that sums an NVLink field over all links."""
 NVLINKS = 18
-"""NVML_NVLINK_MAX_LINKS."""
+"""Links that are queried before their number is known."""
 _MOST_NVLINKS = 72
+_MOST_COUNT = 1 << 62
 
-MOST_MILLIJOULES = 10**16
-MOST_CELSIUS = 150
-MOST_COUNT = 1 << 62
-_MOST_NANOSECONDS = 10**18
-MOST_ROWS = 1 << 24
-
-_ENERGY: Field = (83, 0)
-_THROTTLED: Mapping[Field, str] = {
-    (74, 0): "power_cap",
-    (76, 0): "sync_boost",
-    (269, 0): "sw_thermal",
-    (270, 0): "hw_thermal",
-    (271, 0): "power_brake",
+# Newer field first, then the older ones that it stands for.
+_ERRORS: Mapping[str, tuple[tuple[str, int], ...]] = {
+    "replay": (
+        ("NVML_FI_DEV_NVLINK_ERROR_DL_REPLAY", ALL_LINKS),
+        ("NVML_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL", 0),
+    ),
+    "recovery": (
+        ("NVML_FI_DEV_NVLINK_ERROR_DL_RECOVERY", ALL_LINKS),
+        ("NVML_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL", 0),
+    ),
+    "crc": (
+        ("NVML_FI_DEV_NVLINK_ERROR_DL_CRC", ALL_LINKS),
+        ("NVML_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL", 0),
+        ("NVML_FI_DEV_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL", 0),
+    ),
 }
-"""Cumulative nanoseconds. The general hardware slowdown has no counter."""
-_MEMORY_TEMPERATURE: Field = (82, 0)
-# Bytes, going by their names (NVML_FI_DEV_PCIE_COUNT_TX_BYTES and RX_BYTES): NVIDIA documents no unit. TX is what the
-# GPU sends, as in GPM's "PCIe traffic from this GPU".
-_PCIE_TRANSMITTED: Field = (197, 0)
-_PCIE_RECEIVED: Field = (198, 0)
-# KiB of data since the driver was loaded, over all links; where they are lacking, bytes of each NVLink 5 link.
-_NVLINK_TRANSMITTED: Field = (138, ALL_LINKS)
-_NVLINK_RECEIVED: Field = (139, ALL_LINKS)
-_NVLINK5_TRANSMITTED = tuple((202, link) for link in range(NVLINKS))
-_NVLINK5_RECEIVED = tuple((204, link) for link in range(NVLINKS))
-# POWER_AVERAGE (185) is never asked: it was seen to take 3 ms.
-_COUNTER_FIELDS = (
-    _ENERGY,
-    *_THROTTLED,
-    _MEMORY_TEMPERATURE,
-    _PCIE_TRANSMITTED,
-    _PCIE_RECEIVED,
-    _NVLINK_TRANSMITTED,
-    _NVLINK_RECEIVED,
-    *_NVLINK5_TRANSMITTED,
-    *_NVLINK5_RECEIVED,
-)
-
-_ECC: Mapping[Field, str] = {(3, 0): "corrected", (4, 0): "uncorrected"}
-_RETIRED: Mapping[Field, str] = {(29, 0): "single_bit", (30, 0): "double_bit"}
-_PCIE_REPLAYS: Field = (94, 0)
-_REMAPPED: Mapping[Field, str] = {(142, 0): "corrected", (143, 0): "uncorrected"}
-_REMAP_PENDING: Field = (144, 0)
-_REMAP_FAILED: Field = (145, 0)
-# Newer id first, then the older ones that it stands for.
-_NVLINK_ERRORS: Mapping[str, tuple[Field, ...]] = {
-    "replay": ((161, ALL_LINKS), (52, 0)),
-    "recovery": ((162, ALL_LINKS), (59, 0)),
-    "crc": ((163, ALL_LINKS), (38, 0), (45, 0)),
-}
-_NVLINK_ERROR_FIELDS = tuple(field for fields in _NVLINK_ERRORS.values() for field in fields)
-_NVLINK_COUNT: Field = (91, 0)
-_NVLINK_STATE = 165
-_NVLINK_UP = frozenset({1, 2})
+_UP = frozenset({1, 2})
 """Active, and asleep to save power; inactive and "traffic disabled" are down."""
-_HEALTH_FIELDS = (
-    *_ECC,
-    *_RETIRED,
-    _PCIE_REPLAYS,
-    *_REMAPPED,
-    _REMAP_PENDING,
-    _REMAP_FAILED,
-    *_NVLINK_ERROR_FIELDS,
-    _NVLINK_COUNT,
-    *((_NVLINK_STATE, link) for link in range(NVLINKS)),
-)
 
 
 class FieldBatch:
@@ -148,140 +105,91 @@ class FieldBatch:
         self._fields = (*self._fields, *fields)
 
 
-BatchOf = Callable[[tuple[Field, ...]], FieldBatch]
-"""Makes a batch for one GPU."""
+class LinkTraffic:
+    """Bytes over all NVLinks in both directions, by name of the signal."""
+
+    def __init__(self) -> None:
+        """Look up the fields; they follow those of the query's table."""
+        self._directions = {
+            f"nvlink_{direction}_bytes_total": _LinkBytes(
+                (constant(f"NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_{short}"), ALL_LINKS),
+                tuple((constant(f"NVML_FI_DEV_NVLINK_COUNT_{long}_BYTES"), link) for link in range(NVLINKS)),
+            )
+            for direction, short, long in (("transmit", "TX", "XMIT"), ("receive", "RX", "RCV"))
+        }
+        both = self._directions.values()
+        self.fields = (*(each.total for each in both), *(link for each in both for link in each.links))
+
+    def read(self, answers: Answers, batch: FieldBatch, scrutiny: Scrutiny, served: dict[str, str]) -> dict[str, float]:
+        """Return what is known of both directions, and note in `served` which field it is from."""
+        found: dict[str, float] = {}
+        for signal, direction in self._directions.items():
+            count = direction.read(answers, batch, scrutiny)
+            if count is not None:
+                found[signal], served[signal] = count, direction.call
+        return found
 
 
-class CounterFields:
-    """What the driver counts by itself, in one call."""
+class LinkHealth:
+    """Errors and states of NVLinks."""
 
-    def __init__(self, batch_of: BatchOf, scrutiny: Scrutiny, served: dict[str, str]) -> None:
-        """Prepare for one GPU; `served` receives the field that serves each signal."""
-        self._batch = batch_of(_COUNTER_FIELDS)
-        self._scrutiny = scrutiny
-        self._served = served
-        self._received = _LinkBytes(_NVLINK_RECEIVED, _NVLINK5_RECEIVED)
-        self._transmitted = _LinkBytes(_NVLINK_TRANSMITTED, _NVLINK5_TRANSMITTED)
-
-    def read(self) -> Counters:
-        """Ask, and take what can be meant."""
-        answers = self._batch.ask()
-        number, served = self._scrutiny.number, self._served
-        energy = number(answers.get(_ENERGY), MOST_MILLIJOULES)
-        throttled: dict[str, float] = {}
-        for field, reason in _THROTTLED.items():
-            nanoseconds = number(answers.get(field), _MOST_NANOSECONDS)
-            if nanoseconds is not None:
-                throttled[reason] = nanoseconds / 1e9
-        # GPUs without that sensor were seen to answer 0 instead of "not supported".
-        celsius = number(answers.get(_MEMORY_TEMPERATURE), MOST_CELSIUS) or None
-        pcie_received = number(answers.get(_PCIE_RECEIVED), MOST_COUNT)
-        pcie_transmitted = number(answers.get(_PCIE_TRANSMITTED), MOST_COUNT)
-        nvlink_received = self._received.of(answers, self._batch, self._scrutiny)
-        nvlink_transmitted = self._transmitted.of(answers, self._batch, self._scrutiny)
-        if energy is not None:
-            served["energy_joules_total"] = _ENERGY_CALL
-        if throttled:
-            served["throttled_seconds_total"] = _THROTTLED_CALL
-        if pcie_received is not None:
-            served["pcie_receive_bytes_total"] = _PCIE_RECEIVED_CALL
-        if pcie_transmitted is not None:
-            served["pcie_transmit_bytes_total"] = _PCIE_TRANSMITTED_CALL
-        if nvlink_received is not None:
-            served["nvlink_receive_bytes_total"] = self._received.call
-        if nvlink_transmitted is not None:
-            served["nvlink_transmit_bytes_total"] = self._transmitted.call
-        return Counters(
-            energy=None if energy is None else energy / 1000,
-            throttled=throttled,
-            memory_temperature=None if celsius is None else float(celsius),
-            pcie_received=_whole(pcie_received),
-            pcie_transmitted=_whole(pcie_transmitted),
-            nvlink_received=nvlink_received,
-            nvlink_transmitted=nvlink_transmitted,
-        )
-
-
-class HealthFields:
-    """Error counts and states, in one call; what is missing here may have an older call of its own."""
-
-    def __init__(self, batch_of: BatchOf, scrutiny: Scrutiny, served: dict[str, str]) -> None:
-        """As `CounterFields`."""
-        self._batch = batch_of(_HEALTH_FIELDS)
-        self._scrutiny = scrutiny
-        self._served = served
+    def __init__(self) -> None:
+        """Look up the fields; they follow those of the query's table."""
+        self._errors = {
+            kind: tuple((constant(name), scope) for name, scope in fields) for kind, fields in _ERRORS.items()
+        }
+        self._count: Field = (constant("NVML_FI_DEV_NVLINK_LINK_COUNT"), 0)
+        self._state = constant("NVML_FI_DEV_NVLINK_GET_STATE")
         self._links: list[Field] = []
+        self.fields = (
+            *(field for fields in self._errors.values() for field in fields),
+            self._count,
+            *((self._state, link) for link in range(NVLINKS)),
+        )
 
     @property
     def counts_links(self) -> bool:
         """True once the state of an NVLink was answered."""
         return bool(self._links)
 
-    def read(self) -> Health:
-        """Ask, and take what can be meant."""
-        answers = self._batch.ask()
-        states = self._states(answers)
-        found = Health(
-            ecc_errors=self._several(answers, _ECC, MOST_COUNT),
-            remapped_rows=self._several(answers, _REMAPPED, MOST_ROWS),
-            row_remap_pending=self._flag(answers, _REMAP_PENDING),
-            row_remap_failed=self._flag(answers, _REMAP_FAILED),
-            retired_pages=self._several(answers, _RETIRED, MOST_ROWS),
-            pcie_replays=_whole(self._scrutiny.number(answers.get(_PCIE_REPLAYS), MOST_COUNT)),
-            nvlink_errors=self._link_errors(answers),
-            nvlink_links=len(states) or None,
-            nvlink_links_active=sum(state in _NVLINK_UP for state in states) if states else None,
-        )
-        for signal, told, fields in (
-            ("ecc_errors_total", found.ecc_errors, _ECC),
-            ("remapped_rows", found.remapped_rows, _REMAPPED),
-            ("row_remap_pending", found.row_remap_pending is not None, (_REMAP_PENDING,)),
-            ("row_remap_failed", found.row_remap_failed is not None, (_REMAP_FAILED,)),
-            ("retired_pages", found.retired_pages, _RETIRED),
-            ("pcie_replays_total", found.pcie_replays is not None, (_PCIE_REPLAYS,)),
-            ("nvlink_errors_total", found.nvlink_errors, [f for f in _NVLINK_ERROR_FIELDS if f in answers]),
-            ("nvlink_links", states, ((_NVLINK_STATE, 0),)),
-            ("nvlink_links_active", states, ((_NVLINK_STATE, 0),)),
-        ):
-            if told:
-                self._served[signal] = _call_of(*fields)
+    def read(
+        self, answers: Answers, batch: FieldBatch, scrutiny: Scrutiny, served: dict[str, str]
+    ) -> dict[str, float | Mapping[str, float]]:
+        """Return what is known by name of the signal, and note in `served` which fields it is from."""
+        found: dict[str, float | Mapping[str, float]] = {}
+        states = self._states(answers, batch, scrutiny)
+        errors = self._counts(answers, batch, scrutiny)
+        if errors:
+            ids = [field[0] for fields in self._errors.values() for field in fields if field in answers]
+            found["nvlink_errors_total"], served["nvlink_errors_total"] = errors, called(*ids)
+        if states:
+            found |= {"nvlink_links": len(states), "nvlink_links_active": sum(state in _UP for state in states)}
+            served["nvlink_links"] = served["nvlink_links_active"] = called(self._state)
         return found
 
-    def _several(self, answers: Answers, fields: Mapping[Field, str], most: int) -> dict[str, int]:
-        found: dict[str, int] = {}
-        for field, name in fields.items():
-            value = self._scrutiny.number(answers.get(field), most)
-            if value is not None:
-                found[name] = int(value)
-        return found
-
-    def _flag(self, answers: Answers, field: Field) -> bool | None:
-        value = self._scrutiny.number(answers.get(field), 1)
-        return None if value is None else bool(value)
-
-    def _link_errors(self, answers: Answers) -> dict[str, int]:
-        found: dict[str, int] = {}
-        for kind, (newer, *older) in _NVLINK_ERRORS.items():
+    def _counts(self, answers: Answers, batch: FieldBatch, scrutiny: Scrutiny) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for kind, (newer, *older) in self._errors.items():
             # Whichever answers first is kept to: the two need not count alike.
             if newer in answers:
-                self._batch.leave_out(older)
+                batch.leave_out(older)
                 fields = [newer]
             else:
-                fields = self._batch.answered(older)
+                fields = batch.answered(older)
                 if all(field in answers for field in fields) and fields:
-                    self._batch.leave_out([newer])
-            count = _sum(fields, answers, self._scrutiny)
+                    batch.leave_out([newer])
+            count = _sum(fields, answers, scrutiny)
             if count is not None:
                 found[kind] = count
         return found
 
-    def _states(self, answers: Answers) -> list[int | float]:
-        links = self._scrutiny.number(answers.get(_NVLINK_COUNT), _MOST_NVLINKS)
+    def _states(self, answers: Answers, batch: FieldBatch, scrutiny: Scrutiny) -> list[int | float]:
+        links = scrutiny.number(answers.get(self._count), _MOST_NVLINKS)
         if links is not None:
-            self._batch.leave_out([_NVLINK_COUNT])  # it does not change
-            self._batch.include((_NVLINK_STATE, link) for link in range(NVLINKS, int(links)))
-        self._links += [field for field in answers if field[0] == _NVLINK_STATE and field not in self._links]
-        states = [self._scrutiny.number(answers.get(link), 0xFF) for link in self._links]
+            batch.leave_out([self._count])  # it does not change
+            batch.include((self._state, link) for link in range(NVLINKS, int(links)))
+        self._links += [field for field in answers if field[0] == self._state and field not in self._links]
+        states = [scrutiny.number(answers.get(link), 0xFF) for link in self._links]
         found = [state for state in states if state is not None]
         return found if len(found) == len(states) else []  # a part of the links would look like fewer links
 
@@ -290,47 +198,35 @@ class _LinkBytes:
     """Bytes over all NVLinks in one direction: by the total or else summed; whichever answers first is kept to."""
 
     def __init__(self, total: Field, links: tuple[Field, ...]) -> None:
-        self._total: Field | None = total
-        self._links = links
+        # KiB since the driver was loaded, over all links; where they are lacking, bytes of each NVLink 5 link.
+        self.total = total
+        self.links = links
+        self._by_total = self._by_link = True
+        """Which of the two may still answer."""
 
     @property
     def call(self) -> str:
         """What serves it."""
-        return _call_of(*self._links[:1] if self._total is None else [self._total])
+        return called(self.total[0] if self._by_total else self.links[0][0])
 
-    def of(self, answers: Answers, batch: FieldBatch, scrutiny: Scrutiny) -> int | None:
-        """The bytes; None unless every link's are told and sound."""
-        if self._total is not None and self._total in answers:
-            if self._links:
-                batch.leave_out(self._links)
-                self._links = ()
-            kibibytes = scrutiny.number(answers[self._total], MOST_COUNT)
+    def read(self, answers: Answers, batch: FieldBatch, scrutiny: Scrutiny) -> int | None:
+        """Return the bytes; None unless every link's are reported and sound."""
+        if self._by_total and self.total in answers:
+            if self._by_link:
+                batch.leave_out(self.links)
+                self._by_link = False
+            kibibytes = scrutiny.number(answers[self.total], _MOST_COUNT)
             return None if kibibytes is None else int(kibibytes) * 1024
-        count = _sum(batch.answered(self._links), answers, scrutiny)
-        if count is not None and self._total is not None:
-            batch.leave_out([self._total])
-            self._total = None
+        count = _sum(batch.answered(self.links), answers, scrutiny) if self._by_link else None
+        if count is not None and self._by_total:
+            batch.leave_out([self.total])
+            self._by_total = False
         return count
 
 
 def _sum(fields: Sequence[Field], answers: Answers, scrutiny: Scrutiny) -> int | None:
-    """The sum over fields; None where one is missing or can't be meant, since a sum without it would go back."""
+    """Return the sum over fields; None where one is missing or implausible, since a sum without it would go back."""
     if not fields or any(field not in answers for field in fields):
         return None
-    counts = [scrutiny.number(answers[field], MOST_COUNT) for field in fields]
+    counts = [scrutiny.number(answers[field], _MOST_COUNT) for field in fields]
     return None if None in counts else sum(int(count) for count in counts if count is not None)
-
-
-def _call_of(*fields: Field) -> str:
-    ids = dict.fromkeys(str(field) for field, _ in fields)
-    return f"nvmlDeviceGetFieldValues({', '.join(ids)})"
-
-
-def _whole(value: float | None) -> int | None:
-    return None if value is None else int(value)
-
-
-_ENERGY_CALL = _call_of(_ENERGY)
-_THROTTLED_CALL = _call_of(*_THROTTLED)
-_PCIE_RECEIVED_CALL = _call_of(_PCIE_RECEIVED)
-_PCIE_TRANSMITTED_CALL = _call_of(_PCIE_TRANSMITTED)

@@ -17,7 +17,7 @@ from ctypes import byref, c_char_p, c_int, c_uint, c_ulonglong, c_void_p
 from types import SimpleNamespace
 from typing import Any, Protocol
 
-from stallscope.drivers.device import DriverUnavailable
+from stallscope.drivers.device import DriverUnavailable, Unsupported
 
 UNINITIALIZED = 1
 NOT_SUPPORTED = 3
@@ -345,6 +345,19 @@ class PynvmlLibrary:
         function = self._symbol(f"{name}_v2", name)
         self._check(name, function(event_set, byref(event), c_uint(milliseconds)))
         return Handle(event.device), event.type, event.data
+
+
+def constant(name: str) -> int:
+    """Return a constant of NVML by its name in the binding.
+
+    Raises:
+        Unsupported: this version of the binding does not have it.
+        DriverUnavailable: there is no binding.
+    """
+    value = getattr(_import_binding(), name, None)
+    if not isinstance(value, int):
+        raise Unsupported(f"this version of nvidia-ml-py has no {name}")
+    return value
 
 
 class _Memory(ctypes.Structure):
