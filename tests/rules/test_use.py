@@ -26,7 +26,9 @@ from tests.rules.rulebook import (
 )
 
 FILES = tuple(
-    path for path in RULE_FILES if path.stem in (*SHARED, "input", "device", "hours", "use", "verdicts", "gpu_use")
+    path
+    for path in RULE_FILES
+    if path.stem in (*SHARED, "input", "device", "goodput", "hours", "use", "verdicts", "gpu_use")
 )
 """What judges the use of GPUs, and what a run waits for."""
 MIB = 2**20
