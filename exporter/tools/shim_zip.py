@@ -12,7 +12,15 @@ from pathlib import Path
 
 EXPORTER = Path(__file__).parents[1]
 OUTPUT = EXPORTER.parent / "dist" / "stallscope_shim.zip"
-_PARTS = ("__init__.py", "common/__init__.py", "common/version.py", "integrations", "protocol", "shim")
+_PARTS = (
+    "__init__.py",
+    "common/__init__.py",
+    "common/file_trust.py",
+    "common/version.py",
+    "integrations",
+    "protocol",
+    "shim",
+)
 
 
 def write(output: Path) -> None:

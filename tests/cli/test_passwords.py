@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,18 @@ def problem_of(act: Callable[..., object], *arguments: object) -> str:
     except (ConfigurationError, OSError, ValueError) as error:
         return str(error)
     return ""
+
+
+@pytest.fixture(autouse=True)
+def signals() -> Iterator[None]:
+    """Restore what the exporter's command does to signals: programs that later tests start would inherit it."""
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    handlers = [signal.getsignal(number) for number in numbers]
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    yield
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    for number, handler in zip(numbers, handlers, strict=True):
+        signal.signal(number, handler)
 
 
 @pytest.mark.parametrize("command", COMMANDS)

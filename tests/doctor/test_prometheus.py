@@ -303,5 +303,5 @@ def test_a_server_that_is_not_there_fails_only_where_it_was_named(make_subject: 
 
 def test_the_bundle_is_read_whole() -> None:
     assert {"stallscope-thresholds", "stallscope-alerts-stallscope"} <= bundled_groups().keys()
-    assert "Watchdog" in bundled_groups()["stallscope-watchdog"]
+    assert "Watchdog" in bundled_groups()["stallscope-alerts-stallscope"]
     assert {"warmup_steps", "input_notice"} <= set(bundled_thresholds())

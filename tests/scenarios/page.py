@@ -112,4 +112,8 @@ def _read_by(name: str, source: str) -> bool:
     family = FAMILIES.get(base)
     if family is None:
         return False
-    return family.provider.startswith("gpus.") if source == "nvidia" else family.provider == f"sources.{source}"
+    return (
+        family.provider.startswith("collectors.gpu")
+        if source == "nvidia"
+        else family.provider == f"collectors.{source}"
+    )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import os
 import resource
 import socket
 import threading
@@ -421,10 +422,13 @@ def _all_interfaces() -> str:
 
 
 def _explanation(address: Address, problem: OSError) -> str:
+    code = problem.errno or 0
     remedies = {
         errno.EADDRINUSE: "stop the program that holds it, or choose another with --web.listen-address",
         errno.EACCES: "ports under 1024 need a privilege; choose a higher one with --web.listen-address",
         errno.EADDRNOTAVAIL: "no interface of this machine has it; choose another with --web.listen-address",
     }
-    remedy = remedies.get(problem.errno or 0, "choose another with --web.listen-address")
-    return f"can't listen on {address}: {problem.strerror or problem}; {remedy}"
+    remedy = remedies.get(code, "choose another with --web.listen-address")
+    # The system's own words: the library adds the address, which is here already.
+    reason = os.strerror(code) if code in errno.errorcode else problem.strerror or problem
+    return f"can't listen on {address}: {reason}; {remedy}"
