@@ -20,7 +20,7 @@ from typing import Any
 from stallscope.integrations.pytorch_batches import tensors
 from stallscope.shim.run import Run
 
-_FIRST = 8
+_FIRST = 64
 """Intervals that are all observed, to learn what usually happens in them."""
 _SHARE = 0.005
 """Share of the loop's time that observing may take."""
