@@ -10,7 +10,9 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
@@ -174,6 +176,16 @@ class Machine:
             return self.fetch(path, method=method, accept=accept)  # an idle connection that the server closed
         assert answer.status in {200, 202}, f"{path}: {answer.status} {text}"
         return text
+
+    def fetch_at_once(self, number: int) -> None:
+        """Fetch the metrics on many connections at once."""
+
+        def fetch(url: str) -> None:
+            with urllib.request.urlopen(url, timeout=DEADLINE) as answer:
+                answer.read()
+
+        with ThreadPoolExecutor(16) as pool:
+            list(pool.map(fetch, [f"http://{self._address}/metrics"] * number))
 
     def post(self, path: str) -> str:
         """Ask the exporter to do something."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -48,8 +47,7 @@ def test_a_thousand_faults_leave_no_thread_no_file_and_no_memory_behind(new_mach
     machine.start()
     page = machine.until_healthy()
     xid_heard = machine.until(lambda page: len(page.series("signal_supported", signal="xid_events_total")) == 8)
-    with ThreadPoolExecutor(16) as pool:  # the server starts its threads as it needs them
-        list(pool.map(lambda _: machine.page(), range(64)))
+    machine.fetch_at_once(64)  # the server starts its threads as it needs them
     base = Resources(machine.process.pid)
     read_at = xid_heard.read_at(machine.uuid(WELL))
 

@@ -303,12 +303,10 @@ class Server:
             self._loop.close()
 
     async def _serve(self) -> None:
-        accepting = self._loop.create_task(self._accept())
+        self._loop.add_reader(self._listening, self._accept)
         await self._stop.wait()
         self.is_stopping = True
-        accepting.cancel()
-        with suppress(asyncio.CancelledError):
-            await accepting
+        self._loop.remove_reader(self._listening)
         self._listening.close()
         for connection in [each for each in self._connections if each.is_waiting]:
             connection.close()
@@ -316,31 +314,37 @@ class Server:
             await asyncio.wait(tasks, timeout=_STOP_SECONDS)
         for connection in list(self._connections):
             connection.close()
-        await asyncio.sleep(0)
+        if tasks := [each.task for each in self._connections]:
+            await asyncio.wait(tasks)
 
-    async def _accept(self) -> None:
-        while True:
-            try:
-                client_socket, address = await self._loop.sock_accept(self._listening)
-            except OSError as problem:
-                await self._wait_for_means(problem)
-                continue
-            client = str(address[0])
-            if len(self._connections) < self._max_connections or self._make_room(sender_of(client)):
-                self._connections.add(_Connection(self, client_socket, client))
-            else:
-                self.refusals.count("limits", client, _TOO_MANY)
-                client_socket.close()
-            await asyncio.sleep(0)  # a crowd of new clients waits for those that are connected
+    def _accept(self) -> None:
+        """Accept one client. The loop calls this again while others wait."""
+        try:
+            client_socket, address = self._listening.accept()
+        except OSError as problem:
+            if problem.errno in _OUT_OF_MEANS:
+                self._pause(problem)
+            return  # else the client is gone already
+        client_socket.setblocking(False)
+        client = str(address[0])
+        if len(self._connections) < self._max_connections or self._make_room(sender_of(client)):
+            self._connections.add(_Connection(self, client_socket, client))
+        else:
+            self.refusals.count("limits", client, _TOO_MANY)
+            client_socket.close()
 
-    async def _wait_for_means(self, problem: OSError) -> None:
-        if problem.errno not in _OUT_OF_MEANS:  # a client that is gone already
-            return
+    def _pause(self, problem: OSError) -> None:
+        """Accept nobody for a moment: the machine has no means for one more connection."""
         now = time.monotonic()
         if now - self._logged_at >= _LOG_SECONDS:
             self._logged_at = now
             _logger.error("no new connection can be taken: %s; raise the limit (ulimit -n)", problem.strerror)
-        await asyncio.sleep(_OUT_OF_MEANS_PAUSE)
+        self._loop.remove_reader(self._listening)
+        self._loop.call_later(_OUT_OF_MEANS_PAUSE, self._resume)
+
+    def _resume(self) -> None:
+        if not self.is_stopping:
+            self._loop.add_reader(self._listening, self._accept)
 
     def _make_room(self, newcomer: str) -> bool:
         """Close a connection of the client that has most: first those in the middle of a request, then the idlest."""
