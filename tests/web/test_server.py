@@ -271,6 +271,32 @@ def test_a_client_that_never_reads_is_cut_off(
         assert get(server) == (200, BODY)
 
 
+def test_a_response_that_takes_long_to_compute_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "REQUEST_SECONDS", 0.2)
+    began, go_on = threading.Event(), threading.Event()
+
+    def answer_late(_request: Request, _client: str) -> Response:
+        began.set()
+        assert go_on.wait(60)
+        return Response(200, TEXT, b"late")
+
+    server = Server(Address("127.0.0.1", 0), answer_late)
+    server.start()
+    try:
+        with connected(server) as connection:
+            connection.sendall(b"GET / HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n")
+            assert began.wait(60)
+            connection.settimeout(0.5)
+            with pytest.raises(TimeoutError):  # neither a response nor an end
+                connection.recv(1)
+            go_on.set()
+            connection.settimeout(60)
+            assert everything(connection).endswith(b"late")
+    finally:
+        go_on.set()
+        server.stop()
+
+
 def greedy_client(server: Server) -> socket.socket:
     client = socket.socket()
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

@@ -103,8 +103,7 @@ class _Connection:
             pass
 
     def _end(self, _task: asyncio.Task[None]) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        self._lift_limit()
         self._socket.close()
         self._server.forget(self)
 
@@ -127,9 +126,12 @@ class _Connection:
 
     def _limit(self, seconds: float, why: str = "") -> None:
         """Close after that time, unless another limit is set before; with a reason, count the client as refused."""
+        self._lift_limit()
+        self._timer = self._loop.call_later(seconds, self._expire, why)
+
+    def _lift_limit(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._loop.call_later(seconds, self._expire, why)
 
     def _expire(self, why: str) -> None:
         if why:
@@ -148,6 +150,7 @@ class _Connection:
         if found is None:
             return False
         self.is_waiting = self.in_request = False
+        self._lift_limit()  # the client does not answer for the time that the response takes to compute
         answer = await self._loop.run_in_executor(self._server.workers, self._server.answer_safely, found, self.client)
         if found.oversized:
             self._count("limits", f"the body is longer than {MAX_BYTES} bytes")
