@@ -244,7 +244,7 @@ class Exporter:
             _logger.warning("%s changed too, which needs a restart", ", ".join(waiting))
 
     def _collect_reloads(self) -> list[Sample]:
-        """Whether the configuration files were valid when they were last read."""
+        """Return the metric of configuration files that were valid when they were last read."""
         from stallscope.web.reloads import reload_samples
 
         validity = {"config": self._is_reloaded}

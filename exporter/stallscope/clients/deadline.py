@@ -36,7 +36,7 @@ class Deadline:
 
     @property
     def is_over(self) -> bool:
-        """Whether the time is over: an answer that ended then may have been cut off."""
+        """True once the time is over: an answer that ended then may have been cut off."""
         return time.monotonic() >= self._ends
 
     def _watch(self, connection: socket.socket) -> None:

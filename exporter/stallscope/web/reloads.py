@@ -1,4 +1,4 @@
-"""Whether configuration files were valid when they were last read, as a metric."""
+"""The metric of configuration files that were valid when they were last read."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ class Tls(NamedTuple):
     cipher_suites: tuple[str, ...] = ()
     """OpenSSL's names of suites of TLS 1.2; empty for its own choice."""
     server_chooses: bool = True
-    """Whether the server's order of cipher suites counts."""
+    """True if the server's order of cipher suites counts."""
     curves: tuple[str, ...] = ()
     """OpenSSL's names of curves in the order of preference; empty for its own choice."""
     allowed_names: frozenset[str] | None = None
@@ -122,7 +122,7 @@ class WebConfiguration(NamedTuple):
     """Password hashes by user; empty where no user is required."""
     rate_limit: RateLimit | None = None
     ends_with_newline: bool = False
-    """Whether the file's last line is complete."""
+    """True if the file's last line is complete."""
 
     @property
     def restrictions(self) -> frozenset[str]:

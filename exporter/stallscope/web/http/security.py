@@ -103,7 +103,7 @@ class Security:
 
     @property
     def is_current(self) -> bool:
-        """Whether the file was valid when it was last read."""
+        """True if the file was valid when it was last read."""
         return not self._problem
 
     def guard(self, answer: Answer, spared: Callable[[Request], bool] = lambda _request: False) -> Answer:
