@@ -94,8 +94,11 @@ def test_provisioning_that_is_no_mapping_is_named(tmp_path: Path) -> None:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """What it is started with: a program that prints its environment stands in Grafana's place."""
-    started = component(folder, program="/usr/bin/env")
+    """Return the variables that Grafana is started with: the program prints them, whatever its arguments are."""
+    program = folder / "print-environment"
+    program.write_text("#!/bin/sh\nexec env\n", encoding="utf-8")
+    program.chmod(0o755)
+    started = component(folder, program=str(program))
     (folder / "logs").mkdir()
     started.start()
     started.reap()
