@@ -88,7 +88,6 @@ generate: $(STAMP) ## write again what is generated and committed
 	$(BIN)/python -m exporter.tools.causes_reference
 	$(BIN)/python -m alerts.alert_rules
 	$(BIN)/python -m alerts.inhibition_rules
-	$(BIN)/python -m exporter.tools.manual
 	$(BIN)/python -m grafana
 	$(BIN)/python -m prometheus.canonical_rules
 	$(BIN)/python -m deploy.generate

@@ -1,4 +1,4 @@
-"""What holds for every command: help, complaints, ways to end, completion, and the manual page."""
+"""Help, error messages, exit codes and completion: the same for every command."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from typing import NoReturn
 
 import pytest
 
-from exporter.tools import manual
 from stallscope.cli import GROUPS, commands, main
 from stallscope.cli._progress import progress
 from stallscope.cli.completion import SHELLS
@@ -153,8 +152,8 @@ def test_shells_that_tell_of_commands_show_their_summaries(scripts: Path) -> Non
         ("stallscope up --scenario thermal", ["thermal_throttle"]),
         ("stallscope exporter --collector.nv", ["--collector.nvidia"]),
         ("stallscope help rec", ["record"]),
-        (f"stallscope exporter --config.file {EXPORTER}/stallscope.", [f"{EXPORTER}/stallscope.1"]),
-        (f"stallscope pick -n 2 -- python {EXPORTER}/stallscope.", [f"{EXPORTER}/stallscope.1"]),
+        (f"stallscope exporter --config.file {EXPORTER}/METR", [f"{EXPORTER}/METRICS.md"]),
+        (f"stallscope pick -n 2 -- python {EXPORTER}/METR", [f"{EXPORTER}/METRICS.md"]),
         ("stallscope run --name a -- mapfil", ["mapfile"]),
     ],
 )
@@ -166,20 +165,6 @@ def test_bash_completes_what_is_begun(line: str, offered: list[str], scripts: Pa
     )
     told = subprocess.run(["bash", "-c", asked], capture_output=True, text=True, timeout=120, check=True)
     assert (sorted(told.stdout.split()), told.stderr) == (sorted(offered), "")
-
-
-def test_the_manual_page_is_what_the_parsers_say() -> None:
-    printed = manual.page()
-    assert (EXPORTER / "stallscope.1").read_text(encoding="utf-8") == printed, "run `make generate`"
-    assert r"\fIuuids|indices|env\fR" in printed, "what a flag takes is named"
-
-
-@pytest.mark.skipif(shutil.which("groff") is None, reason="groff is not installed")
-def test_the_manual_page_is_set_without_a_warning() -> None:
-    page = EXPORTER / "stallscope.1"
-    done = subprocess.run(["groff", "-man", "-Tutf8", "-ww", page], capture_output=True, timeout=120, check=True)
-    assert done.stderr == b""
-    assert b"doctor" in done.stdout
 
 
 class TestProgress:

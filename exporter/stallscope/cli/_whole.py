@@ -1,4 +1,4 @@
-"""All commands as one parser: what completion scripts and the man page are made of, and no command line is read by."""
+"""All commands as one parser, for completion scripts. Command lines are parsed by the commands' own parsers."""
 
 from __future__ import annotations
 
