@@ -8,6 +8,8 @@ STAMP := $(VENV)/.installed
 STALLSCOPE_FRAMEWORKS ?= 1
 # How many tests run at once, each file's own one after the other; what takes the whole machine follows alone.
 JOBS ?= 4
+# What `make matrix` checks with.
+PYTHONS ?= python3.10 python3.11 python3.12 python3.13 python3.14
 # Tests that start no server, browser or framework.
 UNIT := $(wildcard tests/test_*.py) $(addprefix tests/,alerting/test_routes.py analysis capacity catalogue clients collectors \
   common doctor drivers grafana/test_dashboard_lint.py grafana/test_lint.py intake owners protocol report sampling simulation \
@@ -30,7 +32,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --only-b
 # most of which nobody imports, that is done at their first use.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: up audit sbom check prepare prepare-all test test-all test-gpu lint bench score generate lock clean help tools frameworks vendor screenshots
+.PHONY: up audit sbom check matrix coverage prepare prepare-all test test-all test-gpu lint bench score generate lock clean help tools frameworks vendor screenshots
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -60,6 +62,17 @@ prepare-all: prepare $(if $(filter-out 0,$(STALLSCOPE_FRAMEWORKS)),$(FRAMEWORKS)
 
 check: lint ## lint, types, and the tests that start no server
 	$(call BESIDE,$(or $(ARGS),$(UNIT) --ignore=tests/intake/test_fuzz.py -m "not alone and not slow"))
+
+matrix: ## `make check` with each supported Python that is installed, in an environment of its own
+	@for python in $(PYTHONS); do \
+	  if $$python -c '' 2>/dev/null; then $(MAKE) check PYTHON=$$python VENV=.venv-$$python || failed="$$failed $$python"; \
+	  else echo "$$python: not installed, skipped"; fi; \
+	done; [ -z "$$failed" ] || { echo "make check fails with$$failed" >&2; exit 1; }
+
+coverage: prepare ## the lines of the package that `make test` does not reach
+	rm -f .coverage
+	-PYTEST_ADDOPTS='--cov --cov-append --cov-report=' $(MAKE) test
+	$(BIN)/coverage report
 
 test: prepare ## the tests with real Prometheus, Alertmanager, Chromium and the stand-in driver library
 	$(call BESIDE,$(LONG:%=--ignore=%) $(ARGS))
