@@ -32,7 +32,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --only-b
 # most of which nobody imports, that is done at their first use.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: up audit sbom check matrix coverage prepare prepare-all test test-all test-gpu lint bench score generate lock clean help tools frameworks vendor screenshots
+.PHONY: up audit sbom check unit matrix coverage prepare prepare-all test test-all test-gpu lint bench score generate lock clean help tools frameworks vendor screenshots
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -60,14 +60,16 @@ prepare: $(STAMP) tools ## install what the tests need, frameworks apart
 
 prepare-all: prepare $(if $(filter-out 0,$(STALLSCOPE_FRAMEWORKS)),$(FRAMEWORKS)) ## install what all tests need
 
-check: lint ## lint, types, and the tests that start no server
+check: lint unit ## lint, types, and the tests that start no server
+
+unit: $(STAMP) ## the tests that start no server
 	$(call BESIDE,$(or $(ARGS),$(UNIT) --ignore=tests/intake/test_fuzz.py -m "not alone and not slow"))
 
-matrix: ## `make check` with each supported Python that is installed, in an environment of its own
+matrix: ## `make unit` with each supported Python that is installed, in an environment of its own
 	@for python in $(PYTHONS); do \
-	  if $$python -c '' 2>/dev/null; then $(MAKE) check PYTHON=$$python VENV=.venv-$$python || failed="$$failed $$python"; \
+	  if $$python -c '' 2>/dev/null; then $(MAKE) unit PYTHON=$$python VENV=.venv-$$python || failed="$$failed $$python"; \
 	  else echo "$$python: not installed, skipped"; fi; \
-	done; [ -z "$$failed" ] || { echo "make check fails with$$failed" >&2; exit 1; }
+	done; [ -z "$$failed" ] || { echo "make unit fails with$$failed" >&2; exit 1; }
 
 coverage: prepare ## the lines of the package that `make test` does not reach
 	rm -f .coverage

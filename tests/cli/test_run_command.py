@@ -52,6 +52,9 @@ def main():
 if __name__ == "__main__":
     main()
 """
+# Without DistributedDataParallel: with it, Gloo's threads outlive destroy_process_group() in PyTorch 2.13,
+# with or without the shim. They can end the process with "terminate called without an active exception"
+# (pytorch/pytorch#190489).
 RANK = """
 import sys
 import torch
@@ -60,12 +63,12 @@ from torch.utils.data import DataLoader, TensorDataset
 
 def work(rank=-1, world_size=-1, meeting=None):
     dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=world_size)
-    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 2))
+    model = torch.nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for (inputs,) in DataLoader(TensorDataset(torch.ones(12, 4)), batch_size=2):
         model(inputs).sum().backward()
+        dist.all_reduce(model.weight.grad)
         optimizer.step()
-        dist.all_reduce(torch.ones(1))
     dist.destroy_process_group()
 
 if __name__ == "__main__":
