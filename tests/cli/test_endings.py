@@ -357,7 +357,7 @@ def intake(folder: Path) -> Iterator[Intake]:
 def state_at_end(running: Intake) -> str:
     """The rank's state once all has been read and its process was looked for."""
     running.stop(timeout=60)
-    running.keep_house()
+    running.run_housekeeping()
     (held,) = running.registry.held
     return held.state
 

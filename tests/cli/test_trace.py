@@ -127,7 +127,7 @@ def test_an_exporter_that_does_not_allow_it_says_how_it_would(
 def test_an_unknown_run_is_told_with_those_that_are_known(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with exporter(tmp_path, "--report.allow-trace-requests") as url:
         assert trace.main(["bert", "--exporter", url]) == 1
-    assert "no run 'bert' is alive here; runs that are: none" in capsys.readouterr().err
+    assert "no run 'bert' is alive here; live runs: none" in capsys.readouterr().err
 
 
 def test_a_program_is_told_what_each_exporter_answered(capsys: pytest.CaptureFixture[str]) -> None:

@@ -98,7 +98,7 @@ def test_a_training_ends_as_without_us(name: str, tmp_path: Path) -> None:
     with intake(tmp_path) as running:
         assert play(("-m", "stallscope", "run", "program.py"), ending, tmp_path) == alone
         running.stop(timeout=60)
-        running.keep_house()
+        running.run_housekeeping()
         (held,) = running.registry.held
         assert (held.state, held.restarts) == (ending.state, 0)
 
@@ -114,7 +114,7 @@ def test_ranks_of_torchrun_where_one_fails(restarts: int, status: int, states: l
         command = ("-m", "stallscope", "run", "--name", "job", sys.executable, *arguments)
         assert play(command, Ending(""), tmp_path).status == status
         running.stop(timeout=60)
-        running.keep_house()
+        running.run_housekeeping()
         held = sorted(running.registry.held, key=lambda each: each.report.rank)
         assert [each.state for each in held] == states
         assert [each.restarts for each in held] == [restarts] * 2
@@ -134,7 +134,7 @@ def test_ranks_of_a_torchrun_that_is_terminated(tmp_path: Path) -> None:
             started.send_signal(signal.SIGTERM)
             started.communicate(timeout=120)
         running.stop(timeout=60)
-        running.keep_house()
+        running.run_housekeeping()
         assert [each.state for each in running.registry.held] == ["terminated"] * 2
 
 

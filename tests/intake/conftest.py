@@ -15,12 +15,6 @@ MakeReport = Callable[..., bytes]
 """Makes a report's bytes; keyword arguments replace fields, `steps` says how many there were."""
 
 
-@pytest.fixture(autouse=True)
-def no_waiting_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take each report in as it comes, so that a test doesn't wait for what it sent."""
-    monkeypatch.setattr("stallscope.intake.door_keeper._LONGEST_WAIT", 0.0)
-
-
 @pytest.fixture(scope="session")
 def make_report() -> MakeReport:
     def make(steps: int = 10, **changes: Any) -> bytes:

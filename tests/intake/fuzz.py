@@ -2,7 +2,7 @@
 
     python -m tests.intake.fuzz 1000000 [SEED [PROCESSES]]
 
-takes so many documents in: legal ones, ones with a wrong part anywhere, broken text and bytes, signed and replayed
+sends this many documents: legal ones, ones with a wrong part anywhere, broken text and bytes, signed and replayed
 ones, from local users, processes and the network. Between them come notices of signals, requests for traces, expiry,
 pages in both formats, and restarts from the state file. The end prints what was seen; the exit status is 1 after a
 crash, or where it took more memory than the exporter may.
@@ -27,9 +27,9 @@ from typing import Any, NamedTuple
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from stallscope.intake.pending import Datagram, newest
 from stallscope.intake.runs import STEP_SECONDS, Limits, Transport
 from stallscope.intake.service import Intake, IntakeSettings
-from stallscope.intake.waiting import Datagram, newest
 from stallscope.protocol import signature
 from stallscope.protocol.report import (
     COUNTERS,
@@ -62,7 +62,7 @@ _BROKEN = [b"", b"{", b"[" * 20_000, b'{"version":1,' * 100, b"\xff\xfe", b"null
 
 
 class Result(NamedTuple):
-    """What one process has seen."""
+    """Counts of one process."""
 
     outcomes: Counter[str]
     crash: str
@@ -95,7 +95,7 @@ class Fuzzer:
         self.intake = self._start()
 
     def run(self, documents: int) -> None:
-        """Take so many documents in."""
+        """Send this many documents."""
         for number in range(1, documents + 1):
             self._deliver(self._document())
             if number % _CHECK_EVERY == 0:
@@ -153,7 +153,7 @@ class Fuzzer:
             self.outcomes[f"trace {status}"] += 1
         self._clock.advance(self._random.choice((0.0, 0.01, 0.1, 0.5)))
         if chosen() < 0.002:
-            self.intake.keep_house()
+            self.intake.run_housekeeping()
         if chosen() < 0.001:
             self._set_process(self._random.choice(_PIDS))
         if chosen() < 0.05:

@@ -1,4 +1,4 @@
-"""Signed reports, through real doors: forged, copied, late, rotated."""
+"""Signed reports through real receivers: forged, replayed, late, with rotated tokens."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 
 from stallscope.intake import runs
 from stallscope.intake.authentication import REASONS, Authentication, TokenError
-from stallscope.intake.doors import UdpDoor
+from stallscope.intake.receivers import UdpReceiver
 from stallscope.intake.runs import REJECTION_REASONS
 from stallscope.intake.service import Intake, IntakeSettings
 from stallscope.protocol import signature
@@ -119,7 +119,7 @@ class TestReplay:
         over = signed(make_report(sequence=2, state="finished"), clock.time())
         assert [intake.post(running)[0], intake.post(over)[0]] == [204, 204]
         clock.advance(60.0)
-        intake.keep_house()
+        intake.run_housekeeping()
         assert intake.registry.held == ()
         assert refusal(intake.post(running)) == (403, "replayed")
         clock.advance(61.0)
@@ -144,10 +144,9 @@ class TestReplay:
         assert len(authentication._newest) == 100
 
     def test_no_number_of_sessions_takes_more_than_its_room(
-        self, file: Path, make_report: MakeReport, clock: ScriptedClock, monkeypatch: pytest.MonkeyPatch
+        self, file: Path, make_report: MakeReport, clock: ScriptedClock
     ) -> None:
-        monkeypatch.setattr("stallscope.intake.authentication._MOST_SESSIONS", 10)
-        authentication = Authentication(file, clock=clock)
+        authentication = Authentication(file, max_sessions=10, clock=clock)
         for number in range(30):
             authentication.refuse_replay(parse(make_report(session=f"s{number}")))
         assert len(authentication._newest) == 10
@@ -209,7 +208,7 @@ class TestTokens:
         clock.advance(2.0)
         assert intake.post(signed(make_report(), clock.time(), OTHER))[0] == 403
         assert intake.post(signed(make_report(), clock.time()))[0] == 204
-        assert "those in force stay" in caplog.text
+        assert "the former tokens stay valid" in caplog.text
         file.chmod(0o600)
         clock.advance(2.0)
         assert intake.post(signed(make_report(sequence=2), clock.time(), OTHER))[0] == 204
@@ -227,7 +226,7 @@ class TestTokens:
             clock.advance(2.0)
             assert intake.post(signed(make_report(sequence=sequence), clock.time()))[0] == 204
         (line,) = caplog.messages
-        assert "tokens not read again, those in force stay" in line
+        assert "token file not reloaded, the former tokens stay valid" in line
         file.write_text(OTHER)
         clock.advance(2.0)
         assert intake.post(signed(make_report(sequence=9), clock.time(), OTHER))[0] == 204
@@ -235,13 +234,13 @@ class TestTokens:
     @pytest.mark.parametrize(
         ("content", "message"),
         [
-            ("", "holds 0 tokens; expected 1 to 16"),
-            ("# none\n\n", "holds 0 tokens"),
+            ("", "has 0 tokens; expected 1 to 16"),
+            ("# none\n\n", "has 0 tokens"),
             ("short\n", r"tokens:1: a token needs at least 16 printable ASCII characters; `openssl rand -hex 32`"),
             (f"{TOKEN}\nwith\ta tab in the middle", "tokens:2: a token needs"),
             ("ein Wörtchen, lang genug\n", "a token needs at least 16 printable ASCII"),
             ("x" * 70_000, "a token needs"),
-            ("\n".join(f"{TOKEN} {number}" for number in range(17)), "holds 17 tokens"),
+            ("\n".join(f"{TOKEN} {number}" for number in range(17)), "has 17 tokens"),
             (None, "can't be read: No such file"),
         ],
     )
@@ -284,12 +283,12 @@ def eventually(condition: Callable[[], bool]) -> None:
         time.sleep(0.002)
 
 
-def test_udp_takes_signed_reports_alone_and_the_log_tells_where_others_come_from(
+def test_udp_accepts_only_signed_reports_and_the_log_names_where_others_come_from(
     file: Path, make_report: MakeReport, make_intake: Callable[..., Intake], caplog: pytest.LogCaptureFixture
 ) -> None:
     intake = make_intake(IntakeSettings(socket=None, udp=("127.0.0.1", 0), token_file=file))
-    (door,) = intake.doors
-    assert isinstance(door, UdpDoor)
+    (door,) = intake.receivers
+    assert isinstance(door, UdpReceiver)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
         for _ in range(20):
             sender.sendto(make_report(run="forged"), ("127.0.0.1", door.port))
@@ -310,7 +309,7 @@ def test_the_unix_socket_asks_for_signatures_only_where_told_to(
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
         sender.sendto(make_report(rank=0), str(path))
         sender.sendto(signed(make_report(rank=1), time.time()), str(path))
-        # One who signs without need is heard too, with whatever token.
+        # A signature that is not required is ignored, whatever its token.
         sender.sendto(signed(make_report(rank=2), time.time(), OTHER), str(path))
     eventually(lambda: value(intake, "stallscope_exporter_reports_total", "unix") == 3)
     eventually(lambda: len(intake.registry.held) + len(rejected(intake)) == 3)

@@ -42,7 +42,7 @@ def holdings(make_report: MakeReport, clock: ScriptedClock) -> list[Held]:
             clock.monotonic(),
             2,
             Process(7, 5000),
-            told_run="job",
+            reported_run="job",
             former=("a", "b"),
         ),
         Held(parse(make_report(rank=1, run="größe", state="finished")), clock.time(), clock.monotonic(), ended=0.0),
@@ -151,7 +151,7 @@ def test_nothing_is_written_into_another_users_folder(
     os.chown(path.parent, 54321, -1)
     assert not journal.save(holdings)
     assert not list(path.parent.iterdir())
-    assert "can't be written: its folder is another user's: it belongs to user 54321" in caplog.text
+    assert "can't be written: its folder belongs to another user: it belongs to user 54321" in caplog.text
 
 
 def test_a_file_that_cannot_be_written_is_told_once(
@@ -180,7 +180,7 @@ def test_ranks_before_a_broken_line_are_kept_and_the_file_moved_aside(
     assert list(journal.load()) == holdings[:2]
     assert path.with_name("runs.jsonl.broken").read_bytes() == torn
     assert not path.exists()
-    assert "is broken (after 2 ranks" in caplog.text
+    assert "is corrupt (after 2 ranks" in caplog.text
 
 
 @pytest.mark.parametrize(

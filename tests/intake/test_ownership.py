@@ -1,4 +1,4 @@
-"""A run belongs to the user whose processes report it: nobody else takes it over, ends it or hides it."""
+"""A run belongs to the user whose processes report it: no other user can take it over, end it or hide it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ TAKEOVERS: dict[str, dict[str, object]] = {
 
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_a_session_of_another_user_is_refused(owned: RunRegistry, make_report: MakeReport, attack: str) -> None:
-    with pytest.raises(ReportError, match="belongs to a process of user 1001") as refused:
+    with pytest.raises(ReportError, match="belongs to a live process of user 1001") as refused:
         owned.accept(make_report(**ATTACKS[attack]), "unix", 51, uid=OTHER)
     assert refused.value.reason == "not_owner"
     assert states(owned) == MINE
@@ -174,7 +174,7 @@ def test_no_run_is_shown_under_a_name_that_is_another_users(
 def test_a_notice_of_a_signal_from_another_user_ends_nothing(
     registry: RunRegistry, make_report: MakeReport, uid: int | None
 ) -> None:
-    """Where the processes of the node are hidden, no pid tells the sender of a notice."""
+    """Where /proc hides processes, no pid identifies the sender of a notice."""
     registry.accept(make_report(), "unix", None, uid=OWNER)
     registry.terminate(("first",), None, uid)
     assert states(registry) == {(RUN, 0): ("first", "running")}
@@ -294,8 +294,8 @@ def test_a_local_session_does_not_start_in_the_future(
 SEND = """
 import os, socket, sys
 os.setuid(int(sys.argv[2]))
-with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as door:
-    door.sendto(sys.stdin.buffer.read(), sys.argv[1])
+with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+    sender.sendto(sys.stdin.buffer.read(), sys.argv[1])
 """
 
 
@@ -311,8 +311,8 @@ def _sent_by_two_users(path: Path, make_report: MakeReport) -> dict[str, tuple[s
     intake = Intake(IntakeSettings(socket=path, udp=None))
     intake.start()
     try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as door:
-            door.sendto(make_report(start=1_600_000_000.0), str(path))
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+            sender.sendto(make_report(start=1_600_000_000.0), str(path))
         stolen = make_report(session="evil", start=1_600_000_050.0)
         subprocess.run([sys.executable, "-c", SEND, str(path), "65534"], input=stolen, check=True)
     finally:

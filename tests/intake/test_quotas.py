@@ -346,7 +346,7 @@ class TestShares:
     ) -> None:
         self.squat(registry, make_report, ATTACKER)
         send(registry, make_report(run="mine"), HONEST)
-        assert "run 'squatted7' rank 0 of user 1001 makes room for run 'mine' of user 1002" in caplog.text
+        assert "dropped run 'squatted7' rank 0 of user 1001 for run 'mine' of user 1002" in caplog.text
 
 
 class TestRestore:

@@ -24,7 +24,7 @@ def values(registry: RunRegistry, name: str) -> dict[tuple[str, ...], float | Di
 
 
 def state(registry: RunRegistry, run: str = "resnet50", rank: str = "0") -> str | None:
-    """The state that the series tell; None for a rank that is not held."""
+    """Return the state in the series; None for a rank that is not held."""
     told = values(registry, "stallscope_training_state")
     present = [word for word in RUN_STATES if told.get((run, rank, word)) == 1]
     assert len(present) <= 1
@@ -295,7 +295,7 @@ class TestAnotherSession:
         registry.accept(make_report(session="second", start=1_700_000_050.0), "unix", 42)
         for sequence in range(2, 5):
             registry.accept(make_report(session="second", sequence=sequence), "unix", 42)
-            with pytest.raises(ReportError, match="two names"):
+            with pytest.raises(ReportError, match="different names"):
                 registry.accept(make_report(sequence=sequence), "unix", 41)
         assert self.sessions(registry) == {self.RUN: "second"}
         assert self.restarts(registry) == {(self.RUN, "0"): 0}
@@ -652,7 +652,7 @@ def test_collecting_reads_memory_only(make_report: MakeReport, tmp_path: Path, s
     set_process(7)
     registry.accept(make_report(), "unix", 7)
     set_process(7, None)
-    assert state(registry) == "running"  # nobody has looked yet
+    assert state(registry) == "running"  # not checked yet
 
 
 def test_the_registry_s_own_series_come_before_the_ranks_that_may_fill_the_page(

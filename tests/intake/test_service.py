@@ -1,4 +1,4 @@
-"""The report path as a whole: answers over HTTP, a restart without loss, fuzzing through every door."""
+"""The report path as a whole: answers over HTTP, a restart without loss, fuzzing through every receiver."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stallscope.intake.doors import UdpDoor
+from stallscope.intake.dispatcher import BatchLimits
+from stallscope.intake.receivers import UdpReceiver
 from stallscope.intake.runs import REJECTION_REASONS, Limits
 from stallscope.intake.service import Intake, IntakeSettings
 from stallscope.protocol.report import MAX_BYTES
@@ -38,7 +39,11 @@ def make_intake(tmp_path: Path, socket_path: Path, clock: ScriptedClock, root: P
     def make(limits: Limits | None = None) -> Intake:
         intake = Intake(
             IntakeSettings(
-                socket=socket_path, udp=("127.0.0.1", 0), state_file=tmp_path / "runs", limits=limits or Limits()
+                socket=socket_path,
+                udp=("127.0.0.1", 0),
+                state_file=tmp_path / "runs",
+                limits=limits or Limits(),
+                batches=BatchLimits(interval=0.0),
             ),
             clock=clock,
             root=root,
@@ -56,7 +61,7 @@ def value(intake: Intake, name: str, *labels: str) -> float | Distribution | Non
 
 
 def arrived(intake: Intake) -> int:
-    """Reports that came in through the UNIX door."""
+    """Reports that came in through the UNIX receiver."""
     number = value(intake, "stallscope_exporter_reports_total", "unix")
     assert isinstance(number, (int, float))
     return int(number)
@@ -134,7 +139,7 @@ class TestRestart:
         assert second.post(make_report(sequence=3, steps=9))[0] == 400  # still knows what came before
         set_process(7, None)
         clock.advance(300)
-        second.keep_house()
+        second.run_housekeeping()
         assert value(second, "stallscope_training_state", "resnet50", "0", "lost") == 1
         assert value(second, "stallscope_training_state", "resnet50", "1", "failed") is None  # its time is over
 
@@ -147,7 +152,7 @@ class TestRestart:
         killed = make_intake()
         killed.registry.accept(make_report(counters={"samples": 100.0}), "unix", 7)
         clock.advance(11)
-        killed.keep_house()  # writes the state file
+        killed.run_housekeeping()  # writes the state file
         killed.registry.accept(make_report(sequence=2, counters={"samples": 200.0}), "unix", 7)
         assert value(killed, name, "resnet50", "0") == 200
         again = make_intake()
@@ -165,7 +170,7 @@ class TestRestart:
         killed = make_intake()
         killed.post(make_report(state="finished", counters={"samples": 1000.0}))
         clock.advance(11)
-        killed.keep_house()  # writes the state file
+        killed.run_housekeeping()  # writes the state file
         killed.post(make_report(session="next", start=1_700_000_050.0, counters={"samples": 10.0}))
         assert value(killed, name, "resnet50", "0") == 10
         again = make_intake()
@@ -196,9 +201,9 @@ class TestRestart:
     ) -> None:
         killed = make_intake()
         killed.post(make_report())
-        killed.keep_house()
+        killed.run_housekeeping()
         clock.advance(10)
-        killed.keep_house()
+        killed.run_housekeeping()
         killed.post(make_report(sequence=2))  # comes after the last save
         after = make_intake()
         after.start()
@@ -209,7 +214,7 @@ class TestRestart:
     ) -> None:
         def save() -> int:
             clock.advance(10)
-            intake.keep_house()
+            intake.run_housekeeping()
             return (tmp_path / "runs").stat().st_ino  # each is written beside the one before, and takes its place
 
         intake = make_intake()
@@ -251,7 +256,7 @@ def test_reports_come_in_through_both_sockets(
     intake.start()
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
         sender.sendto(make_report(), str(socket_path))
-    port = next(door.port for door in intake.doors if isinstance(door, UdpDoor))
+    port = next(receiver.port for receiver in intake.receivers if isinstance(receiver, UdpReceiver))
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
         sender.sendto(make_report(rank=1), ("127.0.0.1", port))
     wait_for(lambda: len(intake.registry.held) == 2)
@@ -275,7 +280,11 @@ def test_stopping_ends_every_thread_and_may_come_first(make_intake: MakeIntake, 
     before = set(threading.enumerate())
     intake = make_intake()
     intake.start()
-    assert {thread.name for thread in set(threading.enumerate()) - before} == {"door-unix", "door-udp", "intake"}
+    assert {thread.name for thread in set(threading.enumerate()) - before} == {
+        "receiver-unix",
+        "receiver-udp",
+        "intake",
+    }
     intake.stop(timeout=60)
     assert not set(threading.enumerate()) - before
     assert not socket_path.exists()
@@ -357,7 +366,7 @@ class TestFuzz:
             status, answer = intake.post(body[: len(body) - cut])
             assert status in (204, 400, 409, 413, 429)
             assert (status == 204) == (answer == b"")
-        intake.keep_house()
+        intake.run_housekeeping()
         self.check(intake)
 
     @given(garbage=st.lists(GARBAGE, max_size=4), changes=st.lists(CHANGES, max_size=6))

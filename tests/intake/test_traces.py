@@ -27,7 +27,7 @@ def requests(registry: RunRegistry, tmp_path: Path, clock: ScriptedClock) -> Tra
 
 @pytest.fixture
 def report(registry: RunRegistry, make_report: MakeReport, clock: ScriptedClock) -> Callable[..., Report]:
-    """Reports a rank that has done so many steps of 0.075 s, with two reports a second."""
+    """Report a rank that has made `steps` steps of 0.075 s, with two reports a second."""
 
     def send(step: int = 1000, **changes: Any) -> Report:
         counts = [0] * STEP_BUCKET_COUNT
@@ -45,8 +45,8 @@ def report(registry: RunRegistry, make_report: MakeReport, clock: ScriptedClock)
     return send
 
 
-def ask(requests: TraceRequests, **wish: Any) -> tuple[int, dict[str, Any]]:
-    status, answer = requests.post(json.dumps(wish).encode())
+def ask(requests: TraceRequests, **request: Any) -> tuple[int, dict[str, Any]]:
+    status, answer = requests.post(json.dumps(request).encode())
     return status, json.loads(answer)
 
 
@@ -55,11 +55,11 @@ def test_the_first_step_lies_ahead_of_the_furthest_rank_by_the_time_of_two_repor
 ) -> None:
     report(step=1000)
     report(step=1010, rank=1)
-    status, wish = ask(requests, run="resnet50", steps=5)
-    assert (status, wish["steps"], wish["ranks"], wish["problem"]) == (202, 5, [0, 1], "")
+    status, request = ask(requests, run="resnet50", steps=5)
+    assert (status, request["steps"], request["ranks"], request["problem"]) == (202, 5, [0, 1], "")
     # Three seconds of steps of 0.05 s, which is where the bucket begins.
-    assert wish["first_step"] == 1010 + 60 + 1
-    assert wish["seconds"] == pytest.approx(3.05, abs=0.1)
+    assert request["first_step"] == 1010 + 60 + 1
+    assert request["seconds"] == pytest.approx(3.05, abs=0.1)
 
 
 def test_steps_done_since_the_last_report_are_reckoned_with(
@@ -80,20 +80,20 @@ def test_ranks_that_report_over_http_get_longer_notice(requests: TraceRequests, 
     assert ask(requests, run="resnet50", steps=1)[1]["first_step"] == 1000 + 12 * 20 + 1
 
 
-def test_the_wish_stands_beside_the_socket_readable_for_all_and_writable_for_its_owner(
+def test_the_request_is_next_to_the_socket_readable_for_all_and_writable_for_its_owner(
     requests: TraceRequests, report: Callable[..., Report], tmp_path: Path
 ) -> None:
     report()
     _status, told = ask(requests, run="resnet50", steps=2, ranks=[0], first_step=7000)
     file = tmp_path / trace_request.file_name("resnet50")
-    wish = trace_request.parse(file.read_bytes())
-    assert (wish.run, wish.first_step, wish.steps, wish.ranks) == ("resnet50", 7000, 2, (0,))
-    assert wish.expires == told["expires"]
+    request = trace_request.parse(file.read_bytes())
+    assert (request.run, request.first_step, request.steps, request.ranks) == ("resnet50", 7000, 2, (0,))
+    assert request.expires == told["expires"]
     assert stat.S_IMODE(file.stat().st_mode) == 0o644
     assert [each.name for each in tmp_path.glob("*.part")] == []
 
 
-def test_a_report_is_answered_with_the_wish_for_its_rank_alone(
+def test_a_report_is_answered_with_the_request_for_its_rank_alone(
     requests: TraceRequests, report: Callable[..., Report]
 ) -> None:
     first, second = report(), report(rank=1)
@@ -104,20 +104,22 @@ def test_a_report_is_answered_with_the_wish_for_its_rank_alone(
     assert requests.answer(report(run="other")) == b""
 
 
-def test_a_wish_expires_with_its_file(
+def test_a_request_expires_with_its_file(
     requests: TraceRequests, report: Callable[..., Report], clock: ScriptedClock, tmp_path: Path
 ) -> None:
     told = report()
     ask(requests, run="resnet50", steps=2)
-    requests.let_go_of_expired()
+    requests.drop_expired()
     assert list(tmp_path.glob("trace-*"))
     clock.advance(700)
     assert requests.answer(told) == b""
-    requests.let_go_of_expired()
+    requests.drop_expired()
     assert not list(tmp_path.glob("trace-*"))
 
 
-def test_no_wish_outlives_the_exporter(requests: TraceRequests, report: Callable[..., Report], tmp_path: Path) -> None:
+def test_no_request_outlives_the_exporter(
+    requests: TraceRequests, report: Callable[..., Report], tmp_path: Path
+) -> None:
     report()
     ask(requests, run="resnet50", steps=2)
     requests.close()
@@ -153,7 +155,7 @@ def test_no_request_is_written_into_a_folder_that_is_not_trusted(
         tmp_path.chmod(0o777)
         expected = "every user may replace files in it"
     problem = ask(requests, run="resnet50", steps=2)[1]["problem"]
-    assert f"({tmp_path}: {expected}): ranks that report by datagrams won't hear" in problem
+    assert f"({tmp_path}: {expected}): only ranks that use HTTP get the request" in problem
     assert not list(tmp_path.glob("trace-*"))
     tmp_path.chmod(0o1777)
     os.chown(tmp_path, os.getuid(), -1)
@@ -172,31 +174,31 @@ def test_nothing_is_taken_unless_it_is_allowed(
 
 
 @pytest.mark.parametrize(
-    ("wish", "status", "message"),
+    ("fields", "status", "message"),
     [
-        ({}, 400, "run, a text"),
+        ({}, 400, "run, a string"),
         ({"run": "resnet50"}, 400, "steps is None"),
         ({"run": "resnet50", "steps": 101}, 400, "from 1 to 100"),
         ({"run": "resnet50", "steps": True}, 400, "steps is True"),
         ({"run": "resnet50", "steps": 1, "ranks": "0"}, 400, "ranks"),
         ({"run": "resnet50", "steps": 1, "ranks": [-1]}, 400, "a rank is -1"),
         ({"run": "resnet50", "steps": 1, "first_step": -1}, 400, "first_step is -1"),
-        ({"run": "bert", "steps": 1}, 404, "runs that are: resnet50"),
-        ({"run": "resnet50", "steps": 1, "ranks": [9]}, 404, "it has 0"),
+        ({"run": "bert", "steps": 1}, 404, "live runs: resnet50"),
+        ({"run": "resnet50", "steps": 1, "ranks": [9]}, 404, "its ranks: 0"),
     ],
 )
-def test_a_wrong_wish_is_refused_with_what_is_expected(
-    requests: TraceRequests, report: Callable[..., Report], wish: dict[str, Any], status: int, message: str
+def test_a_wrong_request_is_refused_with_what_is_expected(
+    requests: TraceRequests, report: Callable[..., Report], fields: dict[str, Any], status: int, message: str
 ) -> None:
     report()
-    refused, answer = ask(requests, **wish)
+    refused, answer = ask(requests, **fields)
     assert refused == status
     assert message in answer["message"]
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"\xff", b"[" * 100_000, b'{"run": 3, "steps": 1}'])
 @pytest.mark.usefixtures("nothing_collected")
-def test_what_is_no_wish_is_refused(requests: TraceRequests, body: bytes) -> None:
+def test_what_is_no_request_is_refused(requests: TraceRequests, body: bytes) -> None:
     assert requests.post(body)[0] == 400
 
 
@@ -209,8 +211,8 @@ def test_a_folder_that_can_t_be_written_is_told(
     registry: RunRegistry, report: Callable[..., Report], clock: ScriptedClock
 ) -> None:
     report()
-    status, wish = ask(
+    status, request = ask(
         TraceRequests(registry, Path("/proc/nowhere"), allowed=True, clock=clock), run="resnet50", steps=1
     )
-    assert status == 202  # ranks that report over HTTP hear all the same
-    assert "can't be written" in wish["problem"]
+    assert status == 202  # ranks that report over HTTP still receive the request
+    assert "can't be written" in request["problem"]

@@ -17,7 +17,7 @@ import pytest
 from exporter.tools.shim_zip import write
 from stallscope.common.address import Address
 from stallscope.common.version import __version__
-from stallscope.intake.doors import UdpDoor
+from stallscope.intake.receivers import UdpReceiver
 from stallscope.intake.service import Intake, IntakeSettings
 from stallscope.protocol.report import Report
 from stallscope.web.application import Application
@@ -88,7 +88,7 @@ class Doors:
         self.server = Server(Address("127.0.0.1", 0), application.answer)
         self.intake.start()
         self.server.start()
-        (udp,) = (door for door in self.intake.doors if isinstance(door, UdpDoor))
+        (udp,) = (door for door in self.intake.receivers if isinstance(door, UdpReceiver))
         self.addresses = {
             "unix": f"unix://{folder}/report.sock",
             "udp": f"udp://127.0.0.1:{udp.port}",

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 import stallscope
-from stallscope.intake.doors import UdpDoor
+from stallscope.intake.pending import sessions_terminated
+from stallscope.intake.receivers import UdpReceiver
 from stallscope.intake.service import Intake, IntakeSettings
-from stallscope.intake.waiting import sessions_terminated
 from stallscope.protocol.report import parse
 from stallscope.shim import lifetime
 
@@ -252,8 +252,8 @@ def test_over_udp_the_notice_comes_from_the_address_of_the_reports(
         IntakeSettings(socket=None, udp=("127.0.0.1", 0), token_file=tokens if signed else None),
     )
     intake.start()
-    (door,) = intake.doors
-    assert isinstance(door, UdpDoor)
+    (door,) = intake.receivers
+    assert isinstance(door, UdpReceiver)
     monkeypatch.setenv("STALLSCOPE_ADDRESS", f"udp://127.0.0.1:{door.port}")
     if signed:
         monkeypatch.setenv("STALLSCOPE_TOKEN_FILE", str(tokens))

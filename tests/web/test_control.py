@@ -150,7 +150,7 @@ def test_the_user_who_trains_may_request_traces_of_the_own_run_alone(node: Node)
     assert set(statuses.values()) == {202, 403}
     status, answer = node.post_as(STRANGER, "/api/v1/trace", '{"run": "resnet50", "steps": 1}')
     assert (status, json.loads(answer)["error"]) == (403, "not_owner")
-    assert "request traces as the user who trains" in json.loads(answer)["message"]
+    assert "request traces as the owner of the training" in json.loads(answer)["message"]
 
 
 @as_root

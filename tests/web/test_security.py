@@ -185,7 +185,7 @@ def test_a_look_finds_nothing_before_its_time_but_a_reload_does(tmp_path: Path) 
     file.write_text(USERS)
     request = Request("GET", "/", {}, b"")
     assert guarded(request, "127.0.0.1").status == 200
-    security.look_now()
+    security.read_if_changed()
     assert guarded(request, "127.0.0.1").status == 401
 
 
@@ -212,7 +212,7 @@ def test_a_certificate_outside_its_time_is_told_of_when_it_is_read(
     (line,) = caplog.messages
     assert line.startswith(f"clients will refuse this exporter: {tmp_path / 'node.crt'} counts from 20")
     authority.sign("node")
-    served.security.look_now()
+    served.security.read_if_changed()
     assert len(caplog.messages) == 1
 
 
@@ -295,7 +295,7 @@ def test_no_beginning_of_the_file_in_force_lets_anyone_in(
     context = served.security.tls.context
     for length in range(len(STRICT)):
         served.file.write_text(STRICT[:length])
-        served.security.look_now()
+        served.security.read_if_changed()
         assert served.security.tls.context is context, STRICT[:length]
         assert not served.security.is_current
     assert caplog.records
@@ -306,7 +306,7 @@ def test_no_beginning_of_the_file_in_force_lets_anyone_in(
         with pytest.raises((ssl.SSLError, ConnectionError)):
             served.get(user="alice:right", context=stranger)
     served.file.write_text(STRICT.replace("alice", "carol"))
-    served.security.look_now()
+    served.security.read_if_changed()
     assert served.security.is_current
     assert served.get(user="carol:right", context=client).status == 200
 
@@ -336,7 +336,7 @@ def test_a_setting_that_keeps_clients_out_is_removed_by_a_restart_alone(
     served = serve(text)
     for _ in range(3):
         served.change(text.replace(removed, ""))
-        served.security.look_now()
+        served.security.read_if_changed()
         assert not served.security.is_current
     (line,) = caplog.messages
     assert name in line
@@ -396,7 +396,7 @@ def test_a_reload_does_not_fill_the_bucket_of_the_rate_limit(serve: Callable[[st
     served = serve("rate_limit: {interval: 24h, burst: 2}\n")
     assert [served.get().status for _ in range(2)] == [200, 200]
     served.change("rate_limit: {interval: 24h, burst: 2}\n# again\n")
-    served.security.look_now()
+    served.security.read_if_changed()
     assert served.get().status == 429
     served.change("rate_limit: {interval: 24h, burst: 3}\n")
     assert served.get().status == 200

@@ -234,11 +234,11 @@ class Exporter:
         self.intake.registry.expiry = self.configuration.report_expiry
         if self.intake.authentication is not None:
             self.intake.authentication.window = self.configuration.report_token_window
-            self.intake.authentication.look_now()
+            self.intake.authentication.read_if_changed()
         self.intake.traces.allowed = self.configuration.allow_trace_requests
         self._switch_sources()
         if self._security is not None:
-            self._security.look_now()
+            self._security.read_if_changed()
         _logger.info("configuration read again", extra={"fields": {"changed": ",".join(sorted(live)) or "nothing"}})
         if waiting:
             _logger.warning("%s changed too, which needs a restart", ", ".join(waiting))

@@ -1,1 +1,1 @@
-"""The doors for training reports, what is admitted, and the runs that they tell of."""
+"""Receives training reports, admits them, and holds the runs."""

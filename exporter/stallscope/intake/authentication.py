@@ -1,12 +1,12 @@
-"""Who may report: those who sign with a token of the token file, for a short time, and each report once.
+"""Verifies signed reports: each must be signed with a token of the token file, recent, and not a replay.
 
-The checks stand in the order of what they cost, so that what is forged is refused before it is read: the line's form,
-its time, the key's name, the signature. Only then is the document decoded, and its place in its session's sequence
-compared with the newest that came, which a copy of an older report can't pass.
+Cheap checks come first, so that a forged report is refused before it is parsed: the form of the signature line, its
+time, the name of the key, the signature. Then the document is decoded, and its sequence number compared with the newest
+one of its session, which refuses copies of older reports.
 
-The file has a token in each line; all of them count, so that a new one can be made known everywhere before it is used.
-It is read again when it changes. A broken one changes nothing but the log, and one that others may read is broken.
-Links are followed, since Kubernetes mounts a Secret by one: what counts is the file that they lead to.
+The file has one token on each line. All of them are valid, so that a new token can be deployed before it is used. A
+changed file is read again. An invalid file, or one that other users can read, is logged and otherwise ignored. Symbolic
+links are followed, because Kubernetes mounts a Secret as one; the target's mode and owner count.
 """
 
 from __future__ import annotations
@@ -27,53 +27,63 @@ from stallscope.sampling.clock import Clock, SystemClock
 _logger = logging.getLogger(__name__)
 
 REASONS = ("unsigned", "unknown_token", "expired", "bad_signature", "replayed")
-"""Why a report is refused that may not be its sender's."""
+"""Reasons to refuse a report whose sender is not verified."""
 DEFAULT_WINDOW = 120.0
-_SHORTEST_TOKEN = 16
-_MOST_TOKENS = 16
+_MIN_TOKEN_LENGTH = 16
+_MAX_TOKENS = 16
 _MAX_FILE_BYTES = 65_536
-_LOOK_SECONDS = 2.0
-"""Fewest seconds between two looks at whether the file has changed."""
-_MOST_SESSIONS = 8192
-"""Sessions whose newest report is remembered."""
+_CHECK_INTERVAL = 2.0
+"""Minimum seconds between two checks if the file has changed."""
+MAX_SESSIONS = 8192
+"""Sessions whose newest sequence number is remembered."""
 
 
 class TokenError(ValueError):
-    """The token file can't be used; the message is one line with the reason and the remedy."""
+    """The token file is unusable; the message has the reason and the remedy in one line."""
 
 
 class Authentication:
-    """Knows the tokens and what came last. Any thread may call."""
+    """Tokens, and the newest sequence number of each session. Thread-safe."""
 
-    def __init__(self, file: Path, *, window: float = DEFAULT_WINDOW, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        file: Path,
+        *,
+        window: float = DEFAULT_WINDOW,
+        max_sessions: int = MAX_SESSIONS,
+        clock: Clock | None = None,
+    ) -> None:
         """Read the file.
 
         Args:
-            file: a token in each line; empty lines and those that begin with # don't count.
-            window: seconds by which a signature's time may differ from this machine's; may be replaced later.
+            file: one token on each line; empty lines and lines that begin with # are ignored.
+            window: largest difference between a signature's time and this machine's clock in seconds; may be
+                replaced later.
+            max_sessions: sessions whose newest sequence number is remembered.
             clock: the machine's own if left out.
 
         Raises:
-            TokenError: the file can't be read, or holds no token.
+            TokenError: the file can't be read, or has no valid token.
         """
         self.window = window
         self._file = file
+        self._max_sessions = max_sessions
         self._clock = clock or SystemClock()
         self._mark = mark(file)
         self._keys = _read(file)
-        self._looked = self._clock.monotonic()
+        self._checked = self._clock.monotonic()
         self._problem = ""
         self._changing = threading.Lock()
         self._newest: dict[int, tuple[int, float]] = {}
-        """Sequence number and arrival of the newest report, by a hash of the session, which is smaller."""
+        """Sequence number and arrival of the newest report, by the session's hash, which takes less memory."""
 
     def opened(self, data: bytes) -> bytes:
-        """The document of a signed report.
+        """Verify the signature of a report, and return the document.
 
         Raises:
-            ReportError: with one of `REASONS` but the last.
+            ReportError: with one of `REASONS` except the last.
         """
-        self._look()
+        self._check()
         if not signature.is_signed(data):
             raise ReportError("unsigned", "the report is not signed; set STALLSCOPE_TOKEN or STALLSCOPE_TOKEN_FILE")
         claim = signature.claim(data)
@@ -84,8 +94,8 @@ class Authentication:
         if abs(ahead) > self.window:
             raise ReportError(
                 "expired",
-                f"the signature is {abs(ahead):.0f} s {'ahead' if ahead > 0 else 'old'}, and {self.window:g} s are "
-                "allowed; set both clocks right, or somebody sends old reports again",
+                f"the signature is {abs(ahead):.0f} s {'ahead' if ahead > 0 else 'old'}, more than {self.window:g} s; "
+                "synchronize both clocks; otherwise someone is replaying old reports",
             )
         secret = self._keys.get(name)
         if secret is None:
@@ -93,14 +103,14 @@ class Authentication:
                 "unknown_token", "the report is signed with a token that is not in the exporter's token file"
             )
         if not signature.is_genuine(data, secret):
-            raise ReportError("bad_signature", "the report is not what was signed")
+            raise ReportError("bad_signature", "the signature does not match the report")
         return data[signature.LENGTH :]
 
     def refuse_replay(self, report: Report) -> None:
-        """Remember a report whose signature is genuine.
+        """Refuse a report with a genuine signature if it is a replay; otherwise remember it.
 
         Raises:
-            ReportError: it came before, or a newer one of its session did.
+            ReportError: this report, or a newer one of its session, has been received before.
         """
         key = hash((report.run, report.rank, report.session))
         now = self._clock.monotonic()
@@ -110,15 +120,15 @@ class Authentication:
                 self._newest[key] = newest
                 raise ReportError(
                     "replayed",
-                    f"run {report.run!r} rank {report.rank} sent report {report.sequence} of its session again, after "
+                    f"run {report.run!r} rank {report.rank} sent report {report.sequence} of its session after report "
                     f"{newest[0]}",
                 )
             self._newest[key] = (report.sequence, now)
             self._forget(now)
 
-    def look_now(self) -> None:
-        """Read the file again where it has changed."""
-        self._looked = self._clock.monotonic()
+    def read_if_changed(self) -> None:
+        """Read the file again if it has changed."""
+        self._checked = self._clock.monotonic()
         present = mark(self._file)
         if present == self._mark and not self._problem:
             return
@@ -127,24 +137,24 @@ class Authentication:
         except TokenError as problem:
             if str(problem) != self._problem:
                 self._problem = str(problem)
-                _logger.error("tokens not read again, those in force stay: %s", problem)
+                _logger.error("token file not reloaded, the former tokens stay valid: %s", problem)
             return
         self._problem, self._mark, self._keys = "", present, keys
-        _logger.info("tokens read again", extra={"fields": {"file": self._file, "tokens": len(keys)}})
+        _logger.info("token file reloaded", extra={"fields": {"file": self._file, "tokens": len(keys)}})
 
-    def _look(self) -> None:
-        if self._clock.monotonic() - self._looked >= _LOOK_SECONDS:
-            self.look_now()
+    def _check(self) -> None:
+        if self._clock.monotonic() - self._checked >= _CHECK_INTERVAL:
+            self.read_if_changed()
 
     def _forget(self, now: float) -> None:
-        """Let go of sessions so old that their time refuses every copy, and of the oldest where there are too many."""
+        """Drop sessions whose reports would be refused as expired, and the oldest ones above the limit."""
         for key, (_sequence, arrived) in list(islice(self._newest.items(), 2)):
-            if now - arrived > 2.0 * self.window or len(self._newest) > _MOST_SESSIONS:
+            if now - arrived > 2.0 * self.window or len(self._newest) > self._max_sessions:
                 del self._newest[key]
 
 
 def _read(file: Path) -> Mapping[bytes, bytes]:
-    """The keys by name."""
+    """Return the keys by name."""
     try:
         with file.open("rb") as opened:
             exposed = secret_problem(os.fstat(opened.fileno()))
@@ -154,7 +164,7 @@ def _read(file: Path) -> Mapping[bytes, bytes]:
     if exposed:
         raise TokenError(
             f"{file} is not private: {exposed}; make root or this user its owner, and set its mode to 0600, 0400, or "
-            "0640 with a group of its own"
+            "0640 with a dedicated group"
         )
     try:
         lines = content.decode("ascii").splitlines() if len(content) <= _MAX_FILE_BYTES else ["\0"]
@@ -165,13 +175,13 @@ def _read(file: Path) -> Mapping[bytes, bytes]:
         token = line.strip()
         if not token or token.startswith("#"):
             continue
-        if len(token) < _SHORTEST_TOKEN or not token.isprintable():
+        if len(token) < _MIN_TOKEN_LENGTH or not token.isprintable():
             raise TokenError(
-                f"{file}:{number}: a token needs at least {_SHORTEST_TOKEN} printable ASCII characters; "
+                f"{file}:{number}: a token needs at least {_MIN_TOKEN_LENGTH} printable ASCII characters; "
                 "`openssl rand -hex 32` prints a good one"
             )
         name, secret = signature.key(token)
         tokens[name] = secret
-    if not 0 < len(tokens) <= _MOST_TOKENS:
-        raise TokenError(f"{file} holds {len(tokens)} tokens; expected 1 to {_MOST_TOKENS}, one in each line")
+    if not 0 < len(tokens) <= _MAX_TOKENS:
+        raise TokenError(f"{file} has {len(tokens)} tokens; expected 1 to {_MAX_TOKENS}, one on each line")
     return tokens

@@ -1,7 +1,7 @@
-"""What is held, on disk, so that a restart of the exporter loses no run.
+"""State file that keeps the runs over a restart of the exporter.
 
-A file of JSON lines: first the file's own facts, then one line a rank. Written beside and renamed, so that it is
-always whole; links are not followed, and files and folders of other users than root and this one are not used.
+The file has JSON lines: a header, then one line for each rank. It is written to a temporary file and renamed, so that
+it is always complete. Symbolic links are not followed; files and folders must belong to root or to this user.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ _logger = logging.getLogger(__name__)
 
 _VERSION = 1
 _MAX_LINE = 1 << 20
-"""Longest line in bytes that is believed; escaped text makes lines longer than the reports were."""
+"""Longest valid line in bytes; escaping makes lines longer than the reports."""
 
 
 class Journal:
-    """One state file."""
+    """A state file."""
 
     def __init__(self, path: Path, *, clock: Clock | None = None, root: Path = Path("/")) -> None:
-        """Take the file's path, the clock, and where `proc` lies."""
+        """Take the path of the file, the clock, and the folder that contains `proc`."""
         self._path = path
         self._clock = clock or SystemClock()
         self._boot_id = Processes(root).boot_id()
         self._problem = ""
 
     def save(self, holdings: Iterable[Held]) -> bool:
-        """Write everything anew; a failure is logged once and told by the answer."""
+        """Write all ranks, and return True on success. A repeated failure is logged once."""
         new = self._path.with_name(f"{self._path.name}.tmp")
         head = {"version": _VERSION, "boot_id": self._boot_id}
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            # Everybody may write to a pod's emptyDir; that only `open_own` trusts what is read makes up for it.
+            # A pod's emptyDir is writable for everyone. Reading is safe nevertheless: `open_own` checks the owner.
             if problem := file_trust.owner_problem(self._path.parent.stat()):
-                raise PermissionError(EPERM, f"its folder is another user's: {problem}")
-            # For this user alone: it tells who trains what.
+                raise PermissionError(EPERM, f"its folder belongs to another user: {problem}")
+            # Private, because it shows who trains what.
             with open(file_trust.create(new, 0o600), "wb") as file:
                 for line in (head, *map(self._entry, holdings)):
                     file.write(encode(line) + b"\n")
@@ -55,15 +55,15 @@ class Journal:
                 os.fsync(file.fileno())
             new.replace(self._path)
         except OSError as error:
-            self._log(f"the state file {self._path} can't be written: {error.strerror}; runs won't outlive a restart")
+            self._log(f"the state file {self._path} can't be written: {error.strerror}; a restart will lose all runs")
             return False
         self._problem = ""
         return True
 
     def load(self) -> Iterator[Held]:
-        """Read what was held, one rank at a time.
+        """Read the ranks, one at a time.
 
-        A broken file is moved aside; the ranks before the damage are returned.
+        A corrupt file is renamed; the ranks before the corruption are returned.
         """
         number = 0
         try:
@@ -91,7 +91,7 @@ class Journal:
             "uid": held.uid,
             "lost": held.lost,
             "ended": None if held.ended is None else held.ended + to_wall,
-            "told_run": held.told_run,
+            "told_run": held.reported_run,
             "former": held.former,
         }
 
@@ -107,14 +107,14 @@ class Journal:
         held = Held(
             report=from_document(content["report"]),
             arrived=arrived,
-            # Silence goes on while the exporter is away: a restart every few minutes must not keep a rank for ever.
+            # Silence continues while the exporter is down; otherwise frequent restarts would keep a rank forever.
             heard=now - (wall - arrived),
             restarts=int(_amount(content["restarts"])),
             process=None if process is None else Process(int(process[0]), int(process[1])),
             uid=None if content.get("uid") is None else int(_amount(content["uid"])),
             lost=content["lost"] is True,
             ended=None if ended is None else now - max(0.0, wall - _amount(ended)),
-            told_run=str(content.get("told_run", "")),  # which earlier versions didn't write
+            reported_run=str(content.get("told_run", "")),  # absent in files of older versions
             former=tuple(map(str, content.get("former", ()))),
             admitted=now - max(0.0, wall - _amount(content.get("admitted", arrived))),
         )
@@ -124,11 +124,11 @@ class Journal:
 
     def _set_aside(self, problem: str) -> None:
         broken = self._path.with_name(f"{self._path.name}.broken")
-        _logger.warning("the state file %s is broken (%s); it is kept as %s", self._path, problem, broken)
+        _logger.warning("the state file %s is corrupt (%s); it is kept as %s", self._path, problem, broken)
         try:
             self._path.replace(broken)
         except OSError as error:
-            self._log(f"the state file {self._path} can't be moved aside: {error.strerror}")
+            self._log(f"the state file {self._path} can't be renamed: {error.strerror}")
 
     def _log(self, problem: str) -> None:
         if problem != self._problem:
@@ -139,5 +139,5 @@ class Journal:
 def _amount(value: Any) -> float:
     number = float(value)
     if not (isfinite(number) and number >= 0):
-        raise ValueError(f"{value!r} is no number from 0 on")
+        raise ValueError(f"{value!r} is not a number of at least 0")
     return number

@@ -1,43 +1,41 @@
-"""The runs held: what each rank last reported, what became of it, and the series that follow.
+"""Registry of runs: the last report of each rank, its state, and the resulting series.
 
-A rank is known by run and rank number; each life of its process is a session. Reports of one session that arrive late
-or twice are accepted and change nothing, since a newer one says all that they say.
+A rank is identified by run and rank number; each process that reports it is a session. Late and duplicate reports of a
+session are accepted and have no effect, because newer reports are cumulative.
 
-Another session under a name that is held
+A different session for a rank that is held
 
-- is the rank's next life, a restart, where the session held has ended or its process is gone, whatever their clocks
-  say; and where its process can't be seen, if it started later.
-- is a run of its own where both processes are seen alive and each is alone in its world, as in a sweep: it is held as
-  `<run>-<pid>`.
-- takes the name, without counting as a restart, where both are seen alive and are ranks of several: only the session
-  that started later counts, on every exporter alike.
+- is the rank's next session, a restart, if the held session has ended or its process is gone, whatever their clocks
+  say; or, if its process is not visible, if the new session started later.
+- becomes a run of its own, `<run>-<pid>`, if both processes are seen alive and each has a world size of one, as in a
+  sweep.
+- replaces the held session, without counting as a restart, if both processes are seen alive and belong to larger runs:
+  only the session that started later counts, on every exporter alike.
 
-A session whose place was taken is refused as `superseded` for as long as the name is held, or until the one that took
-it is over and its own process is seen alive. So what is told under one name neither changes to and fro nor mixes two
-runs.
+A replaced session is refused as `superseded` while the name is held, or until its successor has ended and its own
+process is seen alive. Therefore the series of one name neither alternate between two runs nor mix them.
 
-A run belongs to the user of its ranks that are seen alive: to the uid that the kernel reports for the socket. Another
-user's run of that name is held as `<run>-<uid>`, and a report under the session of another user is refused as
-`not_owner`. A sender whom the kernel does not see (UDP, HTTP) adds ranks to a run, and never takes the place of one
-that is seen alive; that one takes the place of such a sender, whenever each of them started. The sender's run is held
-as `<run>-network` where both are alone in their world; otherwise its rank is refused as `not_owner`. A run is never
-held under a name that is another user's.
+A run belongs to the user of its ranks that are seen alive: the uid that the kernel reports for the socket. A run of the
+same name by another user is held as `<run>-<uid>`. A report for another user's session is refused as `not_owner`. A
+sender without a uid (UDP, HTTP) can add ranks to a run, but never replaces a rank that is seen alive. A rank that is
+seen alive replaces one of such a sender, whichever started first. The sender's run is held as `<run>-network` if both
+have a world size of one; otherwise its rank is refused as `not_owner`. A run never gets a name that belongs to another
+user.
 
-A state is what the shim reported, except for two that are decided here. A rank is `lost` if its process is known to be
-gone, or can't be seen from here and has been silent for the expiry time. A rank is `terminated` as soon as its process
-sends the notice of SIGTERM or SIGHUP (see `shim.termination`), and also if its process is gone within ten minutes of
-that notice: a container's first process ignores SIGTERM, reports on, and is killed after the grace period. A newer
-report replaces both states. Series of a finished, failed, terminated or lost rank stay for the expiry time.
+States come from the shim's reports, except two. A rank is `lost` if its process is known to be gone, or if its process
+is not visible and the rank has been silent for the expiry time. A rank is `terminated` when its process sends the
+notice of SIGTERM or SIGHUP (see `shim.termination`), and also if its process is gone within ten minutes of that notice:
+process 1 of a container ignores SIGTERM, continues to report, and is killed after the grace period. A newer report
+replaces both states. The series of a finished, failed, terminated or lost rank stay for the expiry time.
 
-Runs, ranks, series and memory are limited: of all, of each run, and for each sender (see `quotas`). A new rank beyond a
-limit is refused. New names in the reports of a rank that is held are left out, and the rank goes on. Where a limit of
-all is reached,
+Runs, ranks, series and memory are limited: in total, for each run, and for each sender (see `quotas`). A new rank above
+a limit is refused. New names in reports of a held rank are dropped, and the rank stays. At a limit of the total,
 
-- a local user displaces ranks of the sender that holds most, where it still holds as much as this user afterwards:
-  first what has ended, then what the network has reported only once, then what was admitted last.
-- a sender on the network displaces ranks of the network alone that were reported only once, more than a minute ago.
+- a local user displaces ranks of the largest sender, if that sender still holds at least as much as this user
+  afterwards: first ended ranks, then ranks that the network reported only once, then the newest.
+- a sender on the network displaces only ranks of the network that were reported once, more than a minute ago.
 
-Nobody creates more series within an expiry time than the exporter may hold.
+No sender creates more series within an expiry time than the exporter may hold.
 """
 
 from __future__ import annotations
@@ -107,52 +105,53 @@ REJECTION_REASONS = (
 )
 DEFAULT_EXPIRY = 900.0
 MAX_CLOCK_LEAD = 3600.0
-"""Seconds by which a session's start may lie ahead of this machine's clock; one far ahead could never be superseded."""
+"""Seconds that a session's start may be ahead of this machine's clock. Later sessions could never replace one far
+ahead."""
 
 _LOCAL_CLOCK_LEAD = 60.0
-"""The same for a session on this machine, which has the same clock."""
+"""The limit for a session on this machine, which has the same clock."""
 _NETWORK = "network"
-"""Stands for the user in the name of a run whose sender the kernel does not see."""
+"""Suffix of a run's name, in place of the uid, for a sender without one."""
 _GRACE_PERIOD = 600.0
 """Seconds after the notice of a signal within which the end of a process counts as caused by the signal."""
 _CUMULATIVE = (MetricType.COUNTER, MetricType.HISTOGRAM)
 _MAX_FORMER = 8
-"""Sessions that are remembered of those that once held a name."""
+"""Former sessions of a rank to remember."""
 _MAX_KNOWN_NAMES = 256
-"""Names that are remembered of a rank; those of one report are at most 145."""
+"""Names of a rank to remember; a report has at most 145."""
 _RESTORED_SECONDS = 60.0
-"""Seconds that a restored rank has for a report before its silence counts."""
+"""Seconds in which a restored rank must report before it counts as silent."""
 _PROOF_SECONDS = 10.0
-"""Seconds for which a sender on the network must have reported a rank; before, the rank is unproven."""
+"""Seconds of reports after which a rank of the network is proven."""
 _UNPROVEN_SILENCE = 60.0
-"""Seconds of silence after which an unproven rank makes room for another one of the network."""
+"""Seconds of silence after which an unproven rank can be displaced by another one of the network."""
 
 _logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Most runs, ranks, series and memory of what is held."""
+    """Limits of runs, ranks, series and memory."""
 
     runs: int = 64
     ranks_per_run: int = 256
     ranks: int = 1024
     value_names_per_run: int = MAX_VALUES
     series: int = 40_000
-    """Series of all ranks; the page has room for 50,000, of which the node's own come first."""
+    """Series of all ranks. A page has up to 50,000, and the node's own series come first."""
     series_per_run: int = 36_000
     memory: int = 96 << 20
-    """Bytes for all ranks, pages included."""
+    """Bytes for all ranks, including pages."""
     memory_per_run: int = 72 << 20
 
     @property
     def all(self) -> Usage:
-        """Most of all ranks together."""
+        """Limits of all ranks together."""
         return Usage(self.runs, self.ranks, self.series, self.memory)
 
     @property
     def run(self) -> Usage:
-        """Most of one run."""
+        """Limits of one run."""
         return Usage(1, self.ranks_per_run, self.series_per_run, self.memory_per_run)
 
 
@@ -166,31 +165,32 @@ class _Shortage(NamedTuple):
 
 
 class Held(NamedTuple):
-    """What is known of one rank. Replaced as a whole."""
+    """State of one rank. Replaced as a whole."""
 
     report: Report
     arrived: float
-    """Unix time at which the report came."""
+    """Unix time of the report's arrival."""
     heard: float
-    """The same on the monotonic clock."""
+    """Monotonic time of the report's arrival."""
     restarts: int = 0
     process: Process | None = None
-    """The sender, where it can be seen from here."""
+    """The sender's process, if visible."""
     lost: bool = False
     ended: float | None = None
-    """Monotonic time at which it was first known to be finished, failed, terminated or lost."""
-    told_run: str = ""
-    """The run's name as its reports tell it, where it is held under another."""
+    """Monotonic time when the rank was first known to be finished, failed, terminated or lost."""
+    reported_run: str = ""
+    """Name of the run in its reports, if it is held under another name."""
     former: tuple[str, ...] = ()
-    """Sessions whose place this one took, directly or not, oldest first."""
+    """Sessions that this one replaced, directly or indirectly, oldest first."""
     signalled: float | None = None
-    """Monotonic time at which its process sent the notice of SIGTERM or SIGHUP."""
+    """Monotonic time of the notice of SIGTERM or SIGHUP."""
     uid: int | None = None
-    """User of the sender, where the kernel reports it."""
+    """User of the sender, if the kernel reports it."""
     admitted: float = 0.0
-    """Monotonic time of its first report."""
+    """Monotonic time of the first report."""
     restored: bool = False
-    """Read from the state file, and not heard of since: its counters may be below those that were scraped."""
+    """True until the first report after a restart of the exporter: the counters in the state file may be below scraped
+    ones."""
 
     @property
     def state(self) -> str:
@@ -199,7 +199,7 @@ class Held(NamedTuple):
 
 
 class RunRegistry:
-    """Admits reports and exposes them. Every method may be called from any thread; `collect` waits for none."""
+    """Admits reports and exposes their series. Thread-safe; `collect` takes no lock."""
 
     def __init__(
         self,
@@ -213,22 +213,22 @@ class RunRegistry:
 
         Args:
             limits: the defaults if left out; the attribute may be replaced later.
-            expiry: seconds for which an ended rank's series stay; the attribute may be replaced later.
+            expiry: seconds that the series of an ended rank stay; the attribute may be replaced later.
             clock: the machine's own if left out.
-            root: where `proc` lies.
+            root: folder that contains `proc`.
         """
         self.limits = limits or Limits()
         self.expiry = expiry
         self._clock = clock or SystemClock()
         self._processes = Processes(root)
         self._writing = threading.Lock()
-        # Keys come and go by replacing the dictionary; replacing one value is safe under a reader's feet.
+        # A reader may iterate at any time: keys are added or removed by replacing the dictionary, values in place.
         self._held: dict[Key, Held] = {}
         self._totals = Totals()
         self._created: dict[Sender, tuple[float, int]] = {}
-        """Beginning of a sender's present expiry time, and the series that it has created since."""
+        """Start of a sender's current expiry time, and the series it has created since."""
         self._known_names: dict[Key, set[int]] = {}
-        """Hashes of the names that a rank had in this session or before it."""
+        """Hashes of all names of a rank, in this and former sessions."""
         self._value_names: dict[str, set[str]] = {}
         self._own_names: dict[tuple[str, int, str], str] = {}
         self._arrived: dict[str, int] = dict.fromkeys(TRANSPORTS, 0)
@@ -240,12 +240,12 @@ class RunRegistry:
 
     @property
     def held(self) -> tuple[Held, ...]:
-        """Every rank, as of now."""
+        """Every rank."""
         return tuple(self._held.values())
 
     @property
     def changes(self) -> int:
-        """Grows whenever something that is held changes."""
+        """Number of changes so far."""
         return self._changes
 
     def accept(
@@ -256,17 +256,17 @@ class RunRegistry:
         authentication: Authentication | None = None,
         uid: int | None = None,
     ) -> Report:
-        """Take in one report; one of `TRIAL_RUN` is refused or counted as any other, but nothing is held of it.
+        """Accept one report. A report of `TRIAL_RUN` is checked and counted, but not held.
 
         Args:
             data: the document's bytes.
-            transport: the door.
-            pid_seen: the sender's pid as the kernel tells it in this process' pid namespace, where it does.
-            authentication: refuses what it finds not to be its sender's; without it signatures are not looked at.
-            uid: the sender's user as the kernel reports it, where it does.
+            transport: transport of the report.
+            pid_seen: pid of the sender in this process' pid namespace, if the kernel reports it.
+            authentication: verifies the signature; without it, signatures are ignored.
+            uid: user of the sender, if the kernel reports it.
 
         Raises:
-            ReportError: with a reason of `REJECTION_REASONS`; it is counted, and nothing held has changed.
+            ReportError: with a reason of `REJECTION_REASONS`. It is counted, and no rank has changed.
         """
         with self._writing:
             self._arrived[transport] += 1
@@ -288,19 +288,19 @@ class RunRegistry:
         return report
 
     def count_overtaken(self, transport: Transport, number: int) -> None:
-        """Count reports that arrived and need not be read, since a newer one of their session has."""
+        """Count reports that were skipped because a newer one of their session had arrived."""
         with self._writing:
             self._arrived[transport] += number
 
     def terminate(
         self, sessions: Collection[str], pid_seen: int | None, uid: int | None = None, *, pid_required: bool = False
     ) -> None:
-        """Take in the notice that SIGTERM or SIGHUP reached the process of these sessions.
+        """Accept the notice that SIGTERM or SIGHUP reached the process of these sessions.
 
         Args:
-            sessions: as the sender's address names them.
-            pid_seen: the sender's pid as the kernel reports it; a forked child has another than its parent.
-            uid: the sender's user, where the kernel reports it: the same as in the reports, or the notice is ignored.
+            sessions: from the sender's address.
+            pid_seen: pid of the sender, if the kernel reports it; a forked child has a different one.
+            uid: user of the sender, if the kernel reports it; the notice of another user is ignored.
             pid_required: ignore a notice that the kernel can't attribute to the process of the session.
         """
         now = self._clock.monotonic()
@@ -316,7 +316,7 @@ class RunRegistry:
                 self._changes += 1
 
     def check_processes(self) -> None:
-        """Find out which ranks are lost or terminated, and drop expired ones. Reads `/proc`."""
+        """Mark lost and terminated ranks, and drop expired ones. Reads `/proc`."""
         now = self._clock.monotonic()
         lost = [
             (key, held)
@@ -326,22 +326,21 @@ class RunRegistry:
         ]
         with self._writing:
             for key, held in lost:
-                if self._held.get(key) is held:  # else it has reported since, and lives
+                if self._held.get(key) is held:  # otherwise it has reported since
                     ended = now if held.process else held.heard
                     signalled = held.signalled is not None and ended - held.signalled <= _GRACE_PERIOD
                     self._held[key] = _terminated(held, now) if signalled else held._replace(lost=True, ended=now)
                     self._changes += 1
-            self._let_go_of_expired(now)
+            self._drop_expired(now)
 
     def restore(self, holdings: Iterable[Held]) -> None:
-        """Take back what an earlier life of the exporter held, within the limits; what has reported since stays.
+        """Restore ranks from before a restart of the exporter, within the limits; ranks that have reported since stay.
 
-        Silence goes on while the exporter is away. A rank that can't be seen has a minute for its next report, since
-        earlier ones found no exporter, but is left out after a silence of twice the expiry time.
+        Silence continues while the exporter is down. A rank whose process is not visible has a minute for its next
+        report, because earlier reports found no exporter. It is dropped after a silence of twice the expiry time.
 
-        The counters and histograms of a rank are absent until its next report. The file may be older than the last
-        scrape, also than the next session of a rank that has ended in the file. Prometheus takes a counter that falls
-        for one that begins again, and counts it twice.
+        The counters and histograms of a rank are absent until its next report, because the file may be older than the
+        last scrape: Prometheus treats a lower counter as a reset, and would count the difference twice.
         """
         now = self._clock.monotonic()
         with self._writing:
@@ -358,15 +357,15 @@ class RunRegistry:
                         self._totals.set(key, held.uid, usage_of(report))
                         self._known_names[key] = set(names_of(report))
                         self._held = {**self._held, key: held._replace(report=report, restored=True)}
-                        if held.told_run:
-                            self._own_names[(held.told_run, key[1], report.session)] = report.run
+                        if held.reported_run:
+                            self._own_names[(held.reported_run, key[1], report.session)] = report.run
                         self._changes += 1
                 except ReportError as error:
                     self._rejected[error.reason] += 1
-            self._let_go_of_expired(now)
+            self._drop_expired(now)
 
     def collect(self) -> list[Sample]:
-        """Every series of every rank held, and of this registry. Memory only."""
+        """Return every series of every rank, and of the registry itself. Reads memory only."""
         known = self._collected
         collected: dict[Key, tuple[Held, tuple[Sample, ...]]] = {}
         ranks: list[Sample] = []
@@ -380,7 +379,7 @@ class RunRegistry:
             collected[key] = entry
             ranks += entry[1]
         self._collected = collected
-        # This registry's own come first: where the page is full, they are what tells of it.
+        # The registry's own series come first: they must be on a page that is full.
         samples = [Sample(REPORTS, (transport,), number) for transport, number in self._arrived.items()]
         samples += [Sample(REPORTS_REJECTED, (reason,), number) for reason, number in self._rejected.items()]
         samples.append(Sample(RUNS, (), len({run for run, _rank in collected})))
@@ -390,7 +389,7 @@ class RunRegistry:
 
     def _admit(self, report: Report, pid_seen: int | None, uid: int | None) -> None:
         now, wall = self._clock.monotonic(), self._clock.time()
-        told_run = report.run
+        reported_run = report.run
         report = self._under_own_name(report, uid)
         report, held, process = self._find(report, pid_seen, uid)
         key = (report.run, report.rank)
@@ -399,23 +398,23 @@ class RunRegistry:
         if held is not None and held.report.session == report.session:
             if report.sequence <= held.report.sequence:
                 return
-            report = _growing(held.report, report)
+            report = _monotonic(held.report, report)
             restarts, former, signalled = held.restarts, held.former, held.signalled
-            if not held.lost:  # else whatever was known of the process was wrong
+            if not held.lost:  # otherwise the known process was wrong
                 process, ended = held.process or process, held.ended
-        # Not asked of a session that is held: a clock set back would silence it.
+        # Only for new sessions: a held one must not fall silent because a clock was set back.
         elif report.start > wall + (MAX_CLOCK_LEAD if uid is None else _LOCAL_CLOCK_LEAD):
             raise ReportError(
-                "future", f"start is {report.start - wall:.0f} s ahead of this machine's clock; set the clocks right"
+                "future", f"start is {report.start - wall:.0f} s ahead of this machine's clock; synchronize the clocks"
             )
         elif held is None:
             usage = usage_of(report)
             self._make_room(key, uid, usage, usage.series)
-            if report.run != told_run:
+            if report.run != reported_run:
                 _logger.warning(
-                    "run %r rank %d is reported by two processes that live; the second one is shown as run %r: "
-                    "give them two names",
-                    told_run,
+                    "run %r rank %d is reported by two live processes; the second one is shown as run %r: "
+                    "give the runs different names",
+                    reported_run,
                     report.rank,
                     report.run,
                 )
@@ -423,18 +422,18 @@ class RunRegistry:
             restarts = max(restarts, self._succeed(held, report, process, uid))
             former = (*held.former, held.report.session)
             for forgotten in former[:-_MAX_FORMER]:
-                self._own_names.pop((told_run, report.rank, forgotten), None)
+                self._own_names.pop((reported_run, report.rank, forgotten), None)
             former = former[-_MAX_FORMER:]
-            self._forget_value_names(key)
+            self._reset_value_names(key)
         if report.state not in LAST_STATES:
             ended = None
         elif ended is None:
             ended = now
             if report.failure:
                 _logger.info("run %r rank %d failed with %s", report.run, report.rank, report.failure)
-        if report.run != told_run:
-            self._own_names[(told_run, report.rank, report.session)] = report.run
-        told_run = told_run if told_run != report.run else ""
+        if report.run != reported_run:
+            self._own_names[(reported_run, report.rank, report.session)] = report.run
+        reported_run = reported_run if reported_run != report.run else ""
         report = self._within_value_names(report)
         if held is not None:
             report = self._within_quota(key, uid, held.report, report)
@@ -449,7 +448,7 @@ class RunRegistry:
             process,
             lost=False,
             ended=ended,
-            told_run=told_run,
+            reported_run=reported_run,
             former=former,
             signalled=signalled,
             uid=uid,
@@ -464,7 +463,7 @@ class RunRegistry:
     def _find(
         self, report: Report, pid_seen: int | None, uid: int | None
     ) -> tuple[Report, Held | None, Process | None]:
-        """The report under the name that it goes by here, what is held under that, and the sender where it is seen."""
+        """Return the report under the name it is held by, the held rank, and the sender's process if visible."""
         held = self._held.get((report.run, report.rank))
         if held is not None and held.report.session == report.session and held.process is not None and not held.lost:
             return report, held, held.process
@@ -475,8 +474,8 @@ class RunRegistry:
             and held.report.session != report.session
             and report.session not in held.former
             and self._both_live(held, process)
-            and _alone(held.report)
-            and _alone(report)
+            and _is_single(held.report)
+            and _is_single(report)
         ):
             report = _renamed(report, str(process.pid))
             self._refuse_foreign(report, uid)
@@ -484,10 +483,10 @@ class RunRegistry:
         return report, held, process
 
     def _under_own_name(self, report: Report, uid: int | None) -> Report:
-        """Return the report under the name that its run goes by here: another one where a user's run has its name.
+        """Return the report under the name its run is held by, which differs if the name belongs to another user.
 
         Raises:
-            ReportError: its session, its rank or that name is one of a run that is not the sender's.
+            ReportError: the session, the rank or that name belongs to another user's run.
         """
         own_name = self._own_names.get((report.run, report.rank, report.session))
         if own_name is not None:
@@ -500,9 +499,10 @@ class RunRegistry:
             return report
         if uid is None and held is not None and not self._seen_alive(held):
             return report
-        # A session has one sender; and ranks of a larger run that clash would be torn from those that do not.
+        # A session has one sender. Renaming one rank of a larger run would separate it from the others.
         if held is not None and (
-            held.report.session == report.session or (uid is None and not (_alone(held.report) and _alone(report)))
+            held.report.session == report.session
+            or (uid is None and not (_is_single(held.report) and _is_single(report)))
         ):
             self._refuse_foreign(report, uid)
         report = _renamed(report, _NETWORK if uid is None else str(uid))
@@ -510,31 +510,31 @@ class RunRegistry:
         return report
 
     def _refuse_foreign(self, report: Report, uid: int | None) -> None:
-        """Refuse a report under the name of a run that is another user's.
+        """Check that the run's name does not belong to another user.
 
         Raises:
-            ReportError: it is one.
+            ReportError: it does.
         """
         owner = self._owner(report.run)
         if owner is not None and owner.uid not in (None, uid):
             raise ReportError(
                 "not_owner",
-                f"run {report.run!r} rank {report.rank} belongs to a process of user {owner.uid} that is alive; "
-                "give two runs that live at once two names",
+                f"run {report.run!r} rank {report.rank} belongs to a live process of user {owner.uid}; "
+                "give concurrent runs different names",
             )
 
     def _owner(self, name: str) -> Held | None:
-        """Return a rank of the run that is seen alive, if there is one: all of them are one user's."""
+        """Return a rank of the run that is seen alive, or None; all such ranks belong to one user."""
         return next((each for (run, _rank), each in self._held.items() if run == name and self._seen_alive(each)), None)
 
     def _seen_alive(self, held: Held) -> bool:
-        """Return True for a rank of this machine that is not known to be over, also where `/proc` hides its process."""
+        """Return True for a rank of this machine that has not ended, even if `/proc` hides its process."""
         if held.ended is not None or held.process is None:
             return held.ended is None and held.uid is not None
         return not self._processes.gone(held.process)
 
     def _both_live(self, held: Held, process: Process | None) -> bool:
-        """Whether the sender that is held and this one are seen to be two processes that live."""
+        """Return True if the held sender and this one are seen to be two live processes."""
         return (
             held.ended is None
             and held.process is not None
@@ -545,10 +545,10 @@ class RunRegistry:
         )
 
     def _succeed(self, held: Held, report: Report, process: Process | None, uid: int | None) -> int:
-        """Let a session take the place of the one that is held; how many restarts that makes.
+        """Check that a session may replace the held one, and return the resulting number of restarts.
 
         Raises:
-            ReportError: it has had its time.
+            ReportError: the session was replaced, or started before the held one.
         """
         over = held.ended is not None or (
             held.process is not None and (held.process == process or self._processes.gone(held.process))
@@ -561,35 +561,35 @@ class RunRegistry:
             raise ReportError(
                 "superseded",
                 f"run {report.run!r} rank {report.rank} has a session that started later; "
-                "give two runs that live at once two names",
+                "give concurrent runs different names",
             )
         if report.session in held.former:
             return held.restarts
         if not self._both_live(held, process):
             return held.restarts + 1
         _logger.warning(
-            "run %r rank %d is told by two processes that live; only the one that started later counts: "
-            "give two runs that live at once two names",
+            "run %r rank %d is reported by two live processes; only the one that started later counts: "
+            "give concurrent runs different names",
             report.run,
             report.rank,
         )
         return held.restarts
 
     def _make_room(self, key: Key, sender: Sender, usage: Usage, new_series: int) -> None:
-        """Displace what a new or growing rank may displace, where it would exceed a limit.
+        """Displace ranks for a new or growing rank that would exceed a limit.
 
         Args:
             key: the rank.
             sender: its sender.
-            usage: what it would take in all.
+            usage: total usage of the rank.
             new_series: series that are not exposed yet.
 
         Raises:
-            ReportError: it would still exceed a limit; nothing is displaced.
+            ReportError: the rank would still exceed a limit; no rank is displaced.
         """
         now = self._clock.monotonic()
         if self._shortage(key, usage) is not None:
-            self._let_go_of_expired(now)
+            self._drop_expired(now)
         displaced: list[tuple[Key, Sender, Usage]] = []
         try:
             while (shortage := self._shortage(key, usage)) is not None:
@@ -607,17 +607,17 @@ class RunRegistry:
         if displaced:
             for (run, rank), owner, _usage in displaced:
                 _logger.warning(
-                    "run %r rank %d of %s makes room for run %r of %s",
+                    "dropped run %r rank %d of %s for run %r of %s",
                     *(run, rank, _name_of(owner), key[0], _name_of(sender)),
                 )
             gone = {victim for victim, _owner, _usage in displaced}
             self._keep({each: held for each, held in self._held.items() if each not in gone})
 
     def _count_created(self, sender: Sender, number: int, now: float) -> None:
-        """Count series that a sender creates.
+        """Count the series that a sender creates.
 
         Raises:
-            ReportError: they would be more within an expiry time than the exporter may hold.
+            ReportError: the sender would create more series within an expiry time than the exporter may hold.
         """
         if not number:
             return
@@ -628,7 +628,7 @@ class RunRegistry:
             raise ReportError(
                 "series_limit",
                 f"{_name_of(sender)} has created {before} series within {self.expiry:g} s, the limit is "
-                f"{self.limits.series}; keep the names of runs, phases and values",
+                f"{self.limits.series}; use the same names of runs, phases and values again",
             )
         self._created[sender] = (since, before + number)
 
@@ -643,12 +643,12 @@ class RunRegistry:
         return None
 
     def _displaceable(self, key: Key, sender: Sender, usage: Usage, resource: str, now: float) -> Sequence[Key]:
-        """Return the ranks to displace next: those of one run where runs are short, else one; none if none may be."""
+        """Return the ranks to displace next: all of one run at the limit of runs, else one; empty if none may be."""
         more = usage.minus(self._totals.rank(key))._replace(runs=1)
         needed = getattr(self._totals.sender(sender).plus(more), resource)
-        # A flood of refused reports must not cost a look at every rank each.
+        # During a flood of refused reports, the loop over all ranks would be too expensive.
         if sender is None:
-            if not any(_gives_way(held, now) for held in self._held.values()):
+            if not any(_displaceable_by_network(held, now) for held in self._held.values()):
                 return ()
         elif not any(getattr(other, resource) > needed for other in self._totals.senders_except(sender)):
             return ()
@@ -660,12 +660,12 @@ class RunRegistry:
         for group in groups.values():
             owner = self._totals.sender_of(group[0])
             held = getattr(self._totals.sender(owner), resource)
-            standing = max(_standing(self._held[each]) for each in group)
-            order = (-held, *standing)
+            order_of_group = max(_displacement_order(self._held[each]) for each in group)
+            order = (-held, *order_of_group)
             if order >= first[0] or any(self._totals.sender_of(each) != owner for each in group):
                 continue
             if owner == sender:
-                allowed = all(_gives_way(self._held[each], now) for each in group)
+                allowed = all(_displaceable_by_network(self._held[each], now) for each in group)
             else:
                 lost = 1 if resource == "runs" else getattr(self._totals.rank(group[0]), resource)
                 allowed = sender is not None and held - lost >= needed
@@ -674,7 +674,7 @@ class RunRegistry:
         return first[1]
 
     def _within_quota(self, key: Key, sender: Sender, before: Report, after: Report) -> Report:
-        """Leave out names that are new in the report of a rank that is held, where a limit is reached."""
+        """Drop new names in the report of a held rank at a limit."""
         if not has_new_names(before, after):
             return after
         known = self._known_names.get(key, set())
@@ -689,7 +689,7 @@ class RunRegistry:
         self._known_names[key] = known
         return after
 
-    def _let_go_of_expired(self, now: float) -> None:
+    def _drop_expired(self, now: float) -> None:
         kept = {key: held for key, held in self._held.items() if held.ended is None or now - held.ended < self.expiry}
         self._created = {
             sender: (since, number) for sender, (since, number) in self._created.items() if now - since < self.expiry
@@ -698,24 +698,24 @@ class RunRegistry:
             self._keep(kept)
 
     def _keep(self, kept: dict[Key, Held]) -> None:
-        """Drop every rank except these."""
+        """Drop all other ranks."""
         for key in self._held.keys() - kept.keys():
             self._totals.remove(key)
             self._known_names.pop(key, None)
         self._held = kept
         runs = {run for run, _rank in kept}
         self._value_names = {run: names for run, names in self._value_names.items() if run in runs}
-        self._own_names = {told: run for told, run in self._own_names.items() if (run, told[1]) in kept}
+        self._own_names = {reported: run for reported, run in self._own_names.items() if (run, reported[1]) in kept}
         self._changes += 1
 
-    def _forget_value_names(self, key: Key) -> None:
-        """A new session brings its own names: leave the run those of its other ranks."""
+    def _reset_value_names(self, key: Key) -> None:
+        """Reset the run's value names to those of its other ranks, for a new session."""
         run = key[0]
         others = [held.report.values for other, held in self._held.items() if other != key and other[0] == run]
         self._value_names[run] = set().union(*others)
 
     def _within_value_names(self, report: Report) -> Report:
-        """Leave out values whose names are beyond what the run may have over all of its ranks."""
+        """Drop values whose names exceed the limit of the run over all of its ranks."""
         names = self._value_names.setdefault(report.run, set())
         if report.values.keys() <= names:
             return report
@@ -728,13 +728,13 @@ class RunRegistry:
 
 
 _ENDED, _UNPROVEN, _REMOTE, _LOCAL = range(4)
-"""Order in which ranks of one sender are displaced."""
+"""Order of displacement of one sender's ranks."""
 
 
-def _standing(held: Held) -> tuple[int, float]:
-    """Return the order of a rank among those that may be displaced: the lowest goes first.
+def _displacement_order(held: Held) -> tuple[int, float]:
+    """Return the sort key of a rank: the lowest is displaced first.
 
-    Of ended and unproven ranks the oldest goes first, of the others the newest.
+    Among ended and unproven ranks the oldest goes first, among the others the newest.
     """
     if held.ended is not None:
         return _ENDED, held.ended
@@ -745,9 +745,9 @@ def _standing(held: Held) -> tuple[int, float]:
     return _REMOTE, -held.admitted
 
 
-def _gives_way(held: Held, now: float) -> bool:
-    """Return True for a rank that makes room for another one of the same sender."""
-    return now - held.heard >= _UNPROVEN_SILENCE and _standing(held)[0] == _UNPROVEN
+def _displaceable_by_network(held: Held, now: float) -> bool:
+    """Return True for an unproven rank that has been silent for long enough."""
+    return now - held.heard >= _UNPROVEN_SILENCE and _displacement_order(held)[0] == _UNPROVEN
 
 
 def _name_of(sender: Sender) -> str:
@@ -755,7 +755,7 @@ def _name_of(sender: Sender) -> str:
 
 
 def _limit_error(resource: str, limit: int, run: str) -> ReportError:
-    """Return the refusal of a rank that would exceed a limit of all ranks, or of a run where one is named."""
+    """Return the error for a rank that would exceed a limit of all ranks, or of `run` if it is not empty."""
     subject, place = (f"run {run!r} has", " on this exporter") if run else ("this exporter holds", "")
     more_ranks = "report some of them to another exporter" if run else "raise --report.max-ranks"
     reason, amount, remedy = {
@@ -775,30 +775,30 @@ def _terminated(held: Held, now: float) -> Held:
 
 
 def _renamed(report: Report, suffix: str) -> Report:
-    """Return the report as one of a run `<run>-<suffix>`, as far as the length of names allows."""
+    """Return the report with the run's name `<run>-<suffix>`, shortened to the longest valid name."""
     name = f"-{suffix}"
     return report._replace(run=report.run[: MAX_NAME_LENGTH - len(name)] + name)
 
 
-def _alone(report: Report) -> bool:
+def _is_single(report: Report) -> bool:
     return report.info.get("world_size", "") in ("", "0", "1")
 
 
-def _growing(old: Report, new: Report) -> Report:
-    """The newer report of one session, with no cumulative number below the older one's.
+def _monotonic(old: Report, new: Report) -> Report:
+    """Return the newer report of a session, with each cumulative number at least that of the older one.
 
-    Clocks read at different moments make single numbers step back a little, which Prometheus would take for a restart:
-    those stay where they are. Fewer steps than before are no such slip.
+    Clocks that are read at different moments can make a number decrease slightly. Prometheus would treat that as a
+    counter reset, so such numbers keep their former value. A lower number of steps is an error.
 
     Raises:
-        ReportError: the steps went backwards.
+        ReportError: the number of steps decreased.
     """
     if old.step_seconds is not None:
         before, after = old.step_seconds, new.step_seconds
         if after is None or any(map(int.__lt__, after.counts, before.counts)):
             raise ReportError(
                 "bad_field",
-                f"step_seconds tells of {after.count if after else 0} steps after {before.count} in one session; "
+                f"step_seconds has {after.count if after else 0} steps after {before.count} in one session; "
                 "expected cumulative numbers: start a new session with a new process",
             )
         if after.sum < before.sum:
@@ -811,29 +811,29 @@ def _growing(old: Report, new: Report) -> Report:
             or phase.occurrences < former.occurrences
             or (phase.gpu_seconds or 0.0) < (former.gpu_seconds or 0.0)
         ):
-            phases = {**phases, name: _growing_phase(former, phase)}
+            phases = {**phases, name: _monotonic_phase(former, phase)}
     return new._replace(
         phases=phases,
-        counters=_growing_numbers(old.counters, new.counters),
-        dropped=_growing_numbers(old.dropped, new.dropped),
+        counters=_monotonic_numbers(old.counters, new.counters),
+        dropped=_monotonic_numbers(old.dropped, new.dropped),
     )
 
 
-def _growing_phase(old: Phase, new: Phase) -> Phase:
+def _monotonic_phase(old: Phase, new: Phase) -> Phase:
     gpu_seconds = new.gpu_seconds
     if gpu_seconds is not None and old.gpu_seconds is not None:
         gpu_seconds = max(gpu_seconds, old.gpu_seconds)
     return Phase(max(new.seconds, old.seconds), max(new.occurrences, old.occurrences), new.max, gpu_seconds)
 
 
-def _growing_numbers(old: Mapping[str, float], new: Mapping[str, float]) -> Mapping[str, float]:
+def _monotonic_numbers(old: Mapping[str, float], new: Mapping[str, float]) -> Mapping[str, float]:
     if all(number >= old.get(key, 0.0) for key, number in new.items()):
         return new
     return {key: max(number, old.get(key, 0.0)) for key, number in new.items()}
 
 
 def samples_of(held: Held) -> Iterator[Sample]:
-    """Return every series of a rank."""
+    """Yield every series of a rank."""
     report = held.report
     rank = (report.run, str(report.rank))
     yield Sample(RANK_INFO, (*rank, *[report.info.get(key, "") for key in INFO_KEYS]), 1)

@@ -1,4 +1,4 @@
-"""The report path as a whole: doors, runs and journal, started and stopped together.
+"""The whole report path: receivers, runs and journal, started and stopped together.
 
 intake = Intake(IntakeSettings(state_file=Path("/var/lib/stallscope/runs.jsonl")))
 intake.start()
@@ -17,10 +17,10 @@ from pathlib import Path
 
 from stallscope.intake.authentication import DEFAULT_WINDOW, Authentication
 from stallscope.intake.authentication import REASONS as AUTHENTICATION_REASONS
-from stallscope.intake.complaints import Complaints
-from stallscope.intake.door_keeper import DoorKeeper
-from stallscope.intake.doors import Door, UdpDoor, UnixDoor
+from stallscope.intake.dispatcher import BatchLimits, Dispatcher
 from stallscope.intake.journal import Journal
+from stallscope.intake.receivers import Receiver, UdpReceiver, UnixReceiver
+from stallscope.intake.refusal_log import RefusalLog
 from stallscope.intake.runs import DEFAULT_EXPIRY, Limits, RunRegistry, Transport
 from stallscope.intake.traces import TraceRequests
 from stallscope.protocol.report import DEFAULT_PORT, DEFAULT_SOCKET, Report, ReportError
@@ -41,72 +41,74 @@ _STATUS = {
     "series_limit": 429,
     "memory_limit": 429,
 }
-"""HTTP status by reason; 400 for every other."""
+"""HTTP status by reason; 400 for all others."""
 _LOGGED = frozenset((*AUTHENTICATION_REASONS, "superseded", "not_owner"))
-"""Reasons that are logged although the sender gets an answer: the run that is shown is another one."""
+"""Reasons that are logged although the sender gets a response: the run shown is another one."""
 
 
 @dataclass(frozen=True)
 class IntakeSettings:
-    """What the report path is told at its start."""
+    """Settings of the report path."""
 
     socket: Path | None = Path(DEFAULT_SOCKET)
-    """UNIX datagram door; None for none."""
+    """UNIX datagram receiver; None for none."""
     socket_mode: int = 0o666
     udp: tuple[str, int] | None = ("127.0.0.1", DEFAULT_PORT)
-    """UDP door; None for none."""
+    """UDP receiver; None for none."""
     state_file: Path | None = None
-    """Where runs outlive a restart of the exporter; None for nowhere."""
+    """File that keeps runs over a restart of the exporter; None for none."""
     limits: Limits = field(default_factory=Limits)
     expiry: float = DEFAULT_EXPIRY
-    """Seconds for which an ended rank's series stay, and of silence until an unseen one is lost."""
+    """Seconds that the series of an ended rank stay. A rank whose process is not visible is lost after this silence."""
     token_file: Path | None = None
-    """Tokens that reports must be signed with; None where anybody may report who reaches a door."""
+    """File of the tokens that sign reports; None accepts unsigned reports."""
     token_window: float = DEFAULT_WINDOW
-    """Seconds by which a signature's time may differ from this machine's."""
+    """Largest difference between a signature's time and this machine's clock, in seconds."""
     socket_needs_token: bool = False
-    """Whether reports through the UNIX socket must be signed too, and not only those over networks."""
+    """True if reports through the UNIX socket must be signed too."""
     trace_requests: bool = False
-    """Whether requests for traces are taken."""
+    """True if requests for traces are accepted."""
+    batches: BatchLimits = field(default_factory=BatchLimits)
 
 
 class Intake:
-    """See the module."""
+    """The report path."""
 
     def __init__(self, settings: IntakeSettings, *, clock: Clock | None = None, root: Path = Path("/")) -> None:
         """Prepare; nothing is opened yet.
 
         Args:
-            settings: see there.
+            settings: receivers, limits and files.
             clock: the machine's own if left out.
-            root: where `proc` lies, of the same pid namespace as this process.
+            root: folder that contains `proc`, of this process' pid namespace.
 
         Raises:
             TokenError: the token file can't be used.
         """
         clock = clock or SystemClock()
         self.authentication: Authentication | None = None
-        """Who may report over networks; None for anybody."""
+        """Verifies reports over networks; None accepts unsigned ones."""
         if settings.token_file is not None:
             self.authentication = Authentication(settings.token_file, window=settings.token_window, clock=clock)
         self._socket_needs_token = settings.socket_needs_token
-        self._complaints = Complaints(clock)
+        self._refusals = RefusalLog(clock)
         self.registry = RunRegistry(settings.limits, expiry=settings.expiry, clock=clock, root=root)
         folder = None if settings.socket is None else settings.socket.parent
         self.traces = TraceRequests(self.registry, folder, allowed=settings.trace_requests, clock=clock)
-        doors: list[Door] = []
+        receivers: list[Receiver] = []
         if settings.socket is not None:
-            doors.append(UnixDoor(settings.socket, settings.socket_mode))
+            receivers.append(UnixReceiver(settings.socket, settings.socket_mode))
         if settings.udp is not None:
-            # A notice has no signature, so there is none where reports over UDP require one.
-            doors.append(UdpDoor(*settings.udp, notices=self.authentication is None))
-        self._doors = DoorKeeper(
-            tuple(doors),
+            # A notice has no signature, so UDP can't carry one where reports must be signed.
+            receivers.append(UdpReceiver(*settings.udp, notices=self.authentication is None))
+        self._dispatcher = Dispatcher(
+            tuple(receivers),
             self._accept,
             self.registry.count_overtaken,
             self._terminate,
             clock=clock,
-            complaints=self._complaints,
+            limits=settings.batches,
+            refusals=self._refusals,
         )
         self._journal = None if settings.state_file is None else Journal(settings.state_file, clock=clock, root=root)
         self._clock = clock
@@ -116,23 +118,23 @@ class Intake:
         self._thread: threading.Thread | None = None
 
     @property
-    def doors(self) -> tuple[Door, ...]:
-        """The datagram doors; a `problem` says which are not open and why."""
-        return self._doors.doors
+    def receivers(self) -> tuple[Receiver, ...]:
+        """The datagram receivers; `problem` of a closed one has the reason."""
+        return self._dispatcher.receivers
 
     def start(self) -> None:
-        """Read the state file, open the doors, and keep house once a second."""
+        """Read the state file, open the receivers, and start the housekeeping, once a second."""
         if self._journal is not None:
             self.registry.restore(self._journal.load())
             self._saved_changes = self.registry.changes
-            self.registry.check_processes()  # so that the first page shows no rank that has ended meanwhile as running
-        self._doors.start()
-        self._thread = threading.Thread(target=self._keep_house_for_ever, name="intake", daemon=True)
+            self.registry.check_processes()  # the first page must not show a rank as running that has ended since
+        self._dispatcher.start()
+        self._thread = threading.Thread(target=self._run, name="intake", daemon=True)
         self._thread.start()
 
     def stop(self, timeout: float = 1.0) -> None:
-        """Close the doors and write the state file."""
-        self._doors.stop(timeout)
+        """Close the receivers and write the state file."""
+        self._dispatcher.stop(timeout)
         self.traces.close()
         self._stopping.set()
         if self._thread is not None:
@@ -141,51 +143,51 @@ class Intake:
             self._save()
 
     def collect(self) -> list[Sample]:
-        """Every series of the report path. Memory only; any thread."""
+        """Return every series of the report path. Reads memory only; thread-safe."""
         return self.registry.collect()
 
     def post(self, body: bytes, client: str = "") -> tuple[int, bytes]:
-        """Take in a report that came as a POST body.
+        """Accept a report from a POST request.
 
         Args:
             body: the report.
-            client: the address that it came from, for the log.
+            client: address of the client, for the log.
 
         Returns:
-            HTTP status and body: 204 and nothing; 200 and a wish for traces, where there is one; or 4xx and a JSON
-            object with `error`, the reason's word, and `message`.
+            HTTP status and body: 204 without a body; 200 with a request for traces; or 4xx with a JSON object of
+            `error`, the reason, and `message`.
         """
         try:
             report = self._accept(body, "http")
         except ReportError as error:
             if error.reason in _LOGGED:
-                self._complaints.tell(f"HTTP from {client}" if client else "HTTP", error)
+                self._refusals.log(f"HTTP from {client}" if client else "HTTP", error)
             answer = json.dumps({"error": error.reason, "message": error.message})
             return _STATUS.get(error.reason, 400), answer.encode()
-        wish = self.traces.answer(report)
-        return (200, wish) if wish else (204, b"")
+        request = self.traces.answer(report)
+        return (200, request) if request else (204, b"")
 
-    def keep_house(self) -> None:
-        """One round of what the background thread does: find lost ranks, let go of old ones, save now and then."""
+    def run_housekeeping(self) -> None:
+        """Find lost ranks, drop expired ones, and save the runs every ten seconds."""
         try:
             self.registry.check_processes()
-            self.traces.let_go_of_expired()
+            self.traces.drop_expired()
             if self._clock.monotonic() - self._saved_at >= _SAVE_INTERVAL:
                 self._save()
         except Exception:
-            _logger.exception("the runs could not be checked; trying again")
+            _logger.exception("checking the runs failed; trying again")
 
     def _accept(self, data: bytes, transport: Transport, pid_seen: int | None = None, uid: int | None = None) -> Report:
-        spared = transport == "unix" and not self._socket_needs_token
-        return self.registry.accept(data, transport, pid_seen, None if spared else self.authentication, uid)
+        exempt = transport == "unix" and not self._socket_needs_token
+        return self.registry.accept(data, transport, pid_seen, None if exempt else self.authentication, uid)
 
     def _terminate(self, sessions: tuple[str, ...], pid_seen: int | None, uid: int | None) -> None:
         # A notice has no signature. Where the UNIX socket requires one, the kernel must name the session's process.
         self.registry.terminate(sessions, pid_seen, uid, pid_required=self._socket_needs_token)
 
-    def _keep_house_for_ever(self) -> None:
+    def _run(self) -> None:
         while not self._stopping.wait(_CHECK_INTERVAL):
-            self.keep_house()
+            self.run_housekeeping()
 
     def _save(self) -> None:
         changes = self.registry.changes

@@ -1,7 +1,7 @@
-"""Wishes for traces: taken from whoever may ask, kept until they expire, handed to the ranks.
+"""Trace requests: accepted from authorized users, kept until they expire, passed to the ranks.
 
-Ranks that report over HTTP get the wish as the answer to a report; for those that send datagrams it stands in a file
-beside the socket. The first step lies far enough ahead for every rank to have heard of it by then.
+Ranks that report over HTTP receive the request in the response to a report. Ranks that send datagrams read it from a
+file next to the socket. The first step is far enough ahead for every rank to receive the request in time.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from stallscope.sampling.clock import Clock, SystemClock
 _logger = logging.getLogger(__name__)
 
 _ALLOWANCE = 2.0
-"""Seconds added to the time of two reports, by when every rank should have heard."""
+"""Seconds added to two report intervals, after which every rank should have the request."""
 _LONGEST_NOTICE = 300.0
 _HTTP_INTERVAL = 5.0
-"""Fewest seconds between two reports over HTTP, as the shim has it."""
-_PATIENCE = 600.0
-"""Seconds for which a wish lives on after its steps should be over."""
+"""Minimum seconds between two reports over HTTP, as in the shim."""
+_GRACE_SECONDS = 600.0
+"""Seconds that a request stays valid after its steps should have ended."""
 _HIGHEST_STEP = 2**52
 
 
 class Refusal(ValueError):
-    """A wish can't be granted: HTTP status, one word, and a sentence that says what to do."""
+    """A refused trace request: HTTP status, reason, and a message with the remedy."""
 
     def __init__(self, status: int, reason: str, message: str) -> None:
         super().__init__(message)
@@ -48,63 +48,63 @@ class Refusal(ValueError):
 
 
 class TraceRequests:
-    """At most one wish for each run. Any thread may call; each change replaces the whole."""
+    """At most one request for each run. Thread-safe: each change replaces the dictionary."""
 
     def __init__(
         self, registry: RunRegistry, folder: Path | None, *, allowed: bool = False, clock: Clock | None = None
     ) -> None:
-        """Start without a wish.
+        """Start without a request.
 
         Args:
             registry: the runs.
-            folder: where the socket lies; None where there is no socket.
-            allowed: whether wishes are taken; the attribute may be replaced later.
+            folder: folder of the socket; None without a socket.
+            allowed: accept requests; the attribute may be replaced later.
             clock: the machine's own if left out.
         """
         self.allowed = allowed
         self._registry = registry
         self._folder = folder
         self._clock = clock or SystemClock()
-        self._wishes: dict[str, TraceRequest] = {}
+        self._requests: dict[str, TraceRequest] = {}
         self._over_http: set[Key] = set()
 
     def post(self, body: bytes, owner: int | None = None) -> tuple[int, bytes]:
-        """Take in `{"run": …, "steps": …, "ranks": […], "first_step": …}`; the last two may be left out.
+        """Accept `{"run": …, "steps": …, "ranks": […], "first_step": …}`; the last two are optional.
 
         Args:
             body: the request.
-            owner: the user whose processes the ranks must be; None for ranks of everybody.
+            owner: uid that must own the ranks' processes; None for any.
 
         Returns:
-            HTTP status and JSON: 202 and the wish as it goes to the ranks, with `seconds`, the time until its first
-            step, and `problem`, empty unless ranks that report through the socket won't hear; or 4xx with `error`, the
-            reason's word, and `message`.
+            HTTP status and JSON: 202 and the request as sent to the ranks, with `seconds`, the time until its first
+            step, and `problem`, the reason why ranks that report through the socket will not receive it, or empty; or
+            4xx with `error`, the reason, and `message`.
         """
         try:
-            return 202, json.dumps(self._take(body, owner)).encode()
+            return 202, json.dumps(self._accept(body, owner)).encode()
         except Refusal as refusal:
             answer = json.dumps({"error": refusal.reason, "message": refusal.message})
             return refusal.status, answer.encode()
 
     def answer(self, report: Report) -> bytes:
-        """The wish that the sender of a report over HTTP should hear; empty where there is none."""
+        """Return the request for the sender of a report over HTTP; empty without one."""
         self._over_http.add((report.run, report.rank))
-        wish = self._wishes.get(report.run)
-        if wish is None or (wish.ranks and report.rank not in wish.ranks) or self._clock.time() > wish.expires:
+        request = self._requests.get(report.run)
+        if request is None or (request.ranks and report.rank not in request.ranks):
             return b""
-        return trace_request.encode(wish)
+        return b"" if self._clock.time() > request.expires else trace_request.encode(request)
 
-    def let_go_of_expired(self) -> None:
-        """Forget wishes whose time is over, and remove their files."""
+    def drop_expired(self) -> None:
+        """Drop expired requests, and remove their files."""
         now = self._clock.time()
         self._over_http &= {(held.report.run, held.report.rank) for held in self._registry.held}
-        self._forget([run for run, wish in self._wishes.items() if now > wish.expires])
+        self._drop([run for run, request in self._requests.items() if now > request.expires])
 
     def close(self) -> None:
-        """Forget every wish."""
-        self._forget(list(self._wishes))
+        """Drop every request."""
+        self._drop(list(self._requests))
 
-    def _take(self, body: bytes, owner: int | None) -> dict[str, Any]:
+    def _accept(self, body: bytes, owner: int | None) -> dict[str, Any]:
         if not self.allowed:
             raise Refusal(
                 403, "off", "requests for traces are off; start the exporter with --report.allow-trace-requests"
@@ -114,7 +114,7 @@ class TraceRequests:
         except (ValueError, RecursionError):
             document = None
         if type(document) is not dict or type(document.get("run")) is not str:
-            raise Refusal(400, "bad_request", "expected a JSON object with run, a text, and steps, a number")
+            raise Refusal(400, "bad_request", "expected a JSON object with run, a string, and steps, a number")
         try:
             steps = trace_request.whole(document.get("steps"), "steps", 1, MAX_STEPS)
             wanted = trace_request.rank_numbers(document.get("ranks", []))
@@ -129,54 +129,54 @@ class TraceRequests:
             raise Refusal(
                 403,
                 "not_owner",
-                f"run {run!r}: user {owner} is not the only one who reports under this name through the UNIX socket; "
-                "request traces as the user who trains, as root, or as a member of the group in --web.control-group",
+                f"run {run!r}: user {owner} is not the only user who reports under this name through the UNIX socket; "
+                "request traces as the owner of the training, as root, or as a member of --web.control-group",
             )
         known, step_seconds = self._next_step(ranks)
         first = known if first is None else first
         left = max(first - max(_done(held) for held in ranks), 0) * step_seconds
-        expires = self._clock.time() + left + steps * step_seconds + _PATIENCE
-        wish = TraceRequest(run, first, steps, wanted, round(expires, 3))
-        self._wishes = {**self._wishes, run: wish}
+        expires = self._clock.time() + left + steps * step_seconds + _GRACE_SECONDS
+        request = TraceRequest(run, first, steps, wanted, round(expires, 3))
+        self._requests = {**self._requests, run: request}
         _logger.info(
-            "traces asked for",
+            "traces requested",
             extra={"fields": {"run": run, "first_step": first, "steps": steps, "ranks": len(ranks)}},
         )
         return {
-            **wish._asdict(),
+            **request._asdict(),
             "ranks": sorted(held.report.rank for held in ranks),
             "seconds": round(left, 1),
-            "problem": self._write(wish),
+            "problem": self._write(request),
         }
 
     def _users(self, ranks: list[Held]) -> set[int]:
-        """Return the users whose processes would hear: two users' runs of one name are held under two."""
-        names = {held.told_run or held.report.run for held in ranks}
+        """Return the users whose processes would receive the request: runs of two users may share a reported name."""
+        names = {held.reported_run or held.report.run for held in ranks}
         alive = [held for held in self._registry.held if held.ended is None]
-        return {held.uid for held in alive if held.uid is not None and (held.told_run or held.report.run) in names}
+        return {held.uid for held in alive if held.uid is not None and (held.reported_run or held.report.run) in names}
 
     def _ranks(self, run: str, wanted: Collection[int]) -> list[Held]:
         alive = [held for held in self._registry.held if held.report.run == run and held.ended is None]
         if not alive:
             runs = sorted({held.report.run for held in self._registry.held if held.ended is None})
             named = ", ".join(runs[:10]) or "none"
-            raise Refusal(404, "unknown_run", f"no run {run!r:.150} is alive here; runs that are: {named}")
+            raise Refusal(404, "unknown_run", f"no run {run!r:.150} is alive here; live runs: {named}")
         ranks = [held for held in alive if not wanted or held.report.rank in wanted]
         if not ranks:
             numbers = ", ".join(str(number) for number in sorted(held.report.rank for held in alive)[:20])
-            raise Refusal(404, "unknown_rank", f"run {run!r} has none of these ranks here; it has {numbers}")
+            raise Refusal(404, "unknown_rank", f"run {run!r} has none of these ranks here; its ranks: {numbers}")
         return ranks
 
     def _next_step(self, ranks: list[Held]) -> tuple[int, float]:
-        """The first step that all can be told of in time, and the seconds of a step, rather too few than too many."""
+        """Return the first step that every rank can be notified of in time, and a low estimate of a step's seconds."""
         now = self._clock.monotonic()
         timed = [held.report.step_seconds for held in ranks if held.report.step_seconds is not None]
-        step_seconds = min([_usual(steps) for steps in timed if steps.count], default=1.0)
+        step_seconds = min([_typical(steps) for steps in timed if steps.count], default=1.0)
         furthest = 0
         notice = 0.0
         for held in ranks:
             report = held.report
-            # How often a rank reports is how often it hears: by datagrams each half second, or each step.
+            # A rank receives requests when it reports: every half second by datagrams, or every step if that is longer.
             interval = max(report.sent - report.start, 0.0) / max(report.sequence, 1)
             if (report.run, report.rank) in self._over_http:
                 interval = max(interval, _HTTP_INTERVAL)
@@ -185,29 +185,29 @@ class TraceRequests:
             furthest = max(furthest, _done(held) + ceil(silent / step_seconds))
         return furthest + ceil(notice / step_seconds) + 1, step_seconds
 
-    def _write(self, wish: TraceRequest) -> str:
-        """Put the file beside the socket; tells what went wrong."""
+    def _write(self, request: TraceRequest) -> str:
+        """Write the file next to the socket; return the problem, or the empty string."""
         if self._folder is None:
             return ""
-        path = self._folder / trace_request.file_name(wish.run)
+        path = self._folder / trace_request.file_name(request.run)
         draft = path.with_suffix(".part")
         try:
             if problem := file_trust.folder_problem(self._folder.stat()):
                 raise PermissionError(EPERM, f"{self._folder}: {problem}")
-            # Readable for training of any user, writable for nobody else: that is what makes it trusted.
+            # Readable for every user's training, writable for this user only, so that it can be trusted.
             with open(file_trust.create(draft, 0o644), "wb") as file:
                 os.fchmod(file.fileno(), 0o644)
-                file.write(trace_request.encode(wish))
+                file.write(trace_request.encode(request))
             draft.replace(path)
         except OSError as error:
             _logger.warning("%s can't be written: %s", path, error.strerror or error)
-            return f"{path} can't be written ({error.strerror or error}): ranks that report by datagrams won't hear"
+            return f"{path} can't be written ({error.strerror or error}): only ranks that use HTTP get the request"
         return ""
 
-    def _forget(self, runs: Collection[str]) -> None:
+    def _drop(self, runs: Collection[str]) -> None:
         if not runs:
             return
-        self._wishes = {run: wish for run, wish in self._wishes.items() if run not in runs}
+        self._requests = {run: request for run, request in self._requests.items() if run not in runs}
         if self._folder is not None:
             for run in runs:
                 with contextlib.suppress(OSError):
@@ -215,12 +215,12 @@ class TraceRequests:
 
 
 def _done(held: Held) -> int:
-    """Steps done, as the rank numbers them."""
+    """Return the number of the rank's latest step."""
     return int(max(held.report.gauges.get("step", 0.0), 0.0))
 
 
-def _usual(steps: StepSeconds) -> float:
-    """The lower bound of the bucket that the middle step lies in, since first steps spoil the mean."""
+def _typical(steps: StepSeconds) -> float:
+    """Return the lower bound of the median's bucket; the mean would include slow first steps."""
     passed = 0
     for position, count in enumerate(steps.counts):
         passed += count

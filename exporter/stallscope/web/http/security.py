@@ -138,7 +138,7 @@ class Security:
             finally:
                 self._looking.release()
 
-    def look_now(self) -> None:
+    def read_if_changed(self) -> None:
         """As `look`, at once."""
         with self._looking:
             self._reload_if_changed()

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import stallscope
+from stallscope.intake.pending import Datagram, is_last, newest
 from stallscope.intake.service import Intake, IntakeSettings
-from stallscope.intake.waiting import Datagram, is_last, newest
 from stallscope.sampling.clock import ScriptedClock
 from tests.intake.conftest import MakeReport
 
@@ -61,9 +61,9 @@ def test_one_that_comes_late_does_not_overtake() -> None:
     [
         pytest.param(datagram(report(1)), datagram(report(2, session="second")), id="of another session"),
         pytest.param(datagram(report(1)), datagram(report(2), sender=4343), id="from another sender"),
-        pytest.param(datagram(report(1)), datagram(report(2, restarts=1)), id="that tells more ahead of its number"),
+        pytest.param(datagram(report(1)), datagram(report(2, restarts=1)), id="with another field before its number"),
         pytest.param(datagram(b"1 line\n" + report(1)), datagram(b"2 line\n" + report(2)), id="that is signed"),
-        pytest.param(datagram(late_rank(0)), datagram(late_rank(1)), id="that tells its rank after its number"),
+        pytest.param(datagram(late_rank(0)), datagram(late_rank(1)), id="with its rank after its number"),
         pytest.param(datagram(endless(b"1")), datagram(endless(b"2")), id="whose number has no end"),
         pytest.param(datagram(b'{"sequence":1}'), datagram(b'{"sequence":2}'), id="that names no session"),
         pytest.param(datagram(report(1)), datagram(report(2)[:-1]), id="that is cut off"),

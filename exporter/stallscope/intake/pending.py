@@ -1,4 +1,4 @@
-"""Reports that wait to be taken in: of each session only the newest, since it tells all that those before it told."""
+"""Datagrams of a batch: only the newest report of each session counts, because reports are cumulative."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ _LAST = tuple(b'"state":"%s"' % state.encode() for state in LAST_STATES)
 
 
 class Datagram(NamedTuple):
-    """What came through a door."""
+    """A datagram from a receiver."""
 
     data: bytes
     pid: int | None
-    """The sender's, where the kernel tells it."""
+    """Pid of the sender, where the kernel reports it."""
     origin: str
-    """Where it came from, as far as the door tells."""
+    """Address of the sender, or the empty string."""
     sender: Hashable
-    """Tells senders apart, so that none can take another's place."""
+    """Identity of the sender, so that its reports replace only its own."""
     terminated: tuple[str, ...] = ()
-    """Sessions of a process that SIGTERM or SIGHUP ends; not empty only for the notice of it, which is no report."""
+    """Sessions of a process that SIGTERM or SIGHUP ends: only a notice has them, never a report."""
     uid: int | None = None
-    """The sender's user, where the kernel reports it."""
+    """User of the sender, where the kernel reports it."""
 
 
 def sessions_terminated(address: object) -> tuple[str, ...]:
-    """Return the sessions that a socket address names if a notice of SIGTERM or SIGHUP comes from it."""
+    """Return the sessions in the sender's address of a notice of SIGTERM or SIGHUP; none for other addresses."""
     if not isinstance(address, bytes) or not address.startswith(TERMINATION_ADDRESS):
         return ()
     names = address[len(TERMINATION_ADDRESS) :].decode("ascii", "replace")
@@ -38,24 +38,25 @@ def sessions_terminated(address: object) -> tuple[str, ...]:
 
 
 def newest(datagrams: Iterable[Datagram]) -> list[Datagram]:
-    """Leave out those that another one of their session has overtaken, in the order in which sessions first came."""
+    """Return the newest datagram of each session, in the order of the sessions' first datagrams."""
     found: dict[Hashable, tuple[int, Datagram]] = {}
     for datagram in datagrams:
-        session, number = _told(datagram)
+        session, number = _session_and_number(datagram)
         if session not in found or number >= found[session][0]:
             found[session] = number, datagram
     return [datagram for _number, datagram in found.values()]
 
 
 def is_last(data: bytes) -> bool:
-    """Whether a report says that its session is over, as far as can be told without reading it."""
+    """Return True if a report seems to be the last of its session, without parsing it."""
     return any(words in data for words in _LAST)
 
 
-def _told(datagram: Datagram) -> tuple[Hashable, int]:
-    """The session and the report's number there, where it is written as the shim does; else a session of its own.
+def _session_and_number(datagram: Datagram) -> tuple[Hashable, int]:
+    """Return the session of a datagram and the report's sequence number.
 
-    All that comes before the number has to be equal: what a shim tells there changes seldom, and is then taken in.
+    A report in another format than the shim's gets a unique session, so that it is never skipped. The session is
+    everything before the number: if any of it changes, both reports count.
     """
     data = datagram.data
     if datagram.terminated:

@@ -1,4 +1,4 @@
-"""The datagram doors, through real sockets."""
+"""The datagram receivers, through real sockets."""
 
 from __future__ import annotations
 
@@ -12,17 +12,24 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from stallscope.intake.door_keeper import DoorKeeper
-from stallscope.intake.doors import Door, UdpDoor, UnixDoor
+from stallscope.intake.dispatcher import BatchLimits, Dispatcher
+from stallscope.intake.receivers import Receiver, UdpReceiver, UnixReceiver
 from stallscope.intake.runs import Transport
 from stallscope.protocol.report import MAX_BYTES, ReportError
 from stallscope.sampling.clock import ScriptedClock
+from tests.waiting import until
 
 Arrival = tuple[bytes, Transport, int | None]
+
+AT_ONCE = BatchLimits(interval=0.0)
+PATIENT = BatchLimits(cpu_share=1e-9, interval=60.0)
+"""After the first report, batches take longer than a test."""
+CHECK_INTERVAL = 0.02
 
 
 class Reception:
@@ -48,13 +55,18 @@ def reception() -> Reception:
 
 
 @contextmanager
-def opened(reception: Reception, *doors: Door) -> Iterator[DoorKeeper]:
-    keeper = DoorKeeper(doors, reception.accept)
-    keeper.start()
+def opened(
+    reception: Reception,
+    *receivers: Receiver,
+    limits: BatchLimits = AT_ONCE,
+    check_interval: float = 1.0,
+) -> Iterator[Dispatcher]:
+    dispatcher = Dispatcher(receivers, reception.accept, limits=limits, check_interval=check_interval)
+    dispatcher.start()
     try:
-        yield keeper
+        yield dispatcher
     finally:
-        keeper.stop(timeout=60)
+        dispatcher.stop(timeout=60)
 
 
 def send(path: Path, *datagrams: bytes) -> None:
@@ -74,33 +86,33 @@ def path(tmp_path: Path) -> Path:
 
 def test_a_unix_datagram_arrives_with_the_senders_pid(reception: Reception, path: Path) -> None:
     code = f"import socket; socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM).sendto(b'hello', {str(path)!r})"
-    with opened(reception, UnixDoor(path)), subprocess.Popen([sys.executable, "-c", code]) as child:
+    with opened(reception, UnixReceiver(path)), subprocess.Popen([sys.executable, "-c", code]) as child:
         assert reception.next() == (b"hello", "unix", child.pid)
 
 
 def test_a_udp_datagram_arrives_without_pid(reception: Reception) -> None:
-    door = UdpDoor("127.0.0.1", 0)
-    with opened(reception, door), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
-        sender.sendto(b"hello", ("127.0.0.1", door.port))
+    receiver = UdpReceiver("127.0.0.1", 0)
+    with opened(reception, receiver), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+        sender.sendto(b"hello", ("127.0.0.1", receiver.port))
         assert reception.next() == (b"hello", "udp", None)
 
 
 def test_the_longest_report_arrives_whole_and_a_longer_one_is_seen_to_be_longer(
     reception: Reception, path: Path
 ) -> None:
-    door = UdpDoor("127.0.0.1", 0)
-    with opened(reception, UnixDoor(path), door), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+    receiver = UdpReceiver("127.0.0.1", 0)
+    with opened(reception, UnixReceiver(path), receiver), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
         for size in (MAX_BYTES, MAX_BYTES + 1, MAX_BYTES + 1000):
             send(path, b"x" * size)
             assert len(reception.next()[0]) == min(size, MAX_BYTES + 1)
-            sender.sendto(b"x" * size, ("127.0.0.1", door.port))
+            sender.sendto(b"x" * size, ("127.0.0.1", receiver.port))
             assert len(reception.next()[0]) == min(size, MAX_BYTES + 1)
 
 
 def test_neither_a_refusal_nor_a_fault_nor_an_empty_datagram_stops_the_doors(
     reception: Reception, path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with opened(reception, UnixDoor(path)):
+    with opened(reception, UnixReceiver(path)):
         send(path, b"refuse", b"break", b"", b"hello")
         assert [reception.next()[0] for _ in range(4)] == [b"refuse", b"break", b"", b"hello"]
     assert "refused a report through" in caplog.text
@@ -109,14 +121,14 @@ def test_neither_a_refusal_nor_a_fault_nor_an_empty_datagram_stops_the_doors(
 
 def test_refusals_are_logged_once_a_minute_and_reason(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     reception, clock = Reception(), ScriptedClock()
-    keeper = DoorKeeper((UnixDoor(path),), reception.accept, clock=clock)
-    keeper.start()
+    dispatcher = Dispatcher((UnixReceiver(path),), reception.accept, clock=clock)
+    dispatcher.start()
     send(path, b"refuse one", b"refuse one", b"refuse two", b"end")
     while reception.next()[0] != b"end":
         pass
     clock.advance(60)
     send(path, b"refuse one")
-    keeper.stop(timeout=60)  # takes in what has arrived
+    dispatcher.stop(timeout=60)  # takes in what has arrived
     assert [record.args[1] for record in caplog.records if isinstance(record.args, tuple)] == [
         "refuse one",
         "refuse two",
@@ -125,9 +137,9 @@ def test_refusals_are_logged_once_a_minute_and_reason(path: Path, caplog: pytest
 
 
 def test_file_descriptors_sent_along_do_not_get_in(reception: Reception, path: Path) -> None:
-    with opened(reception, UnixDoor(path)):
+    with opened(reception, UnixReceiver(path)):
         send(path, b"first")
-        reception.next()  # from here on the doors' thread has every file that it needs
+        reception.next()  # from here on the receivers' thread has every file that it needs
         before = open_files()
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender, open("/dev/null") as null:
             sender.connect(str(path))
@@ -138,16 +150,16 @@ def test_file_descriptors_sent_along_do_not_get_in(reception: Reception, path: P
 
 
 def test_the_socket_is_open_to_every_user_by_default_and_its_mode_settable(reception: Reception, path: Path) -> None:
-    with opened(reception, UnixDoor(path)):
+    with opened(reception, UnixReceiver(path)):
         assert stat.S_IMODE(path.stat().st_mode) == 0o666
-    with opened(reception, UnixDoor(path, 0o660)):
+    with opened(reception, UnixReceiver(path, 0o660)):
         assert stat.S_IMODE(path.stat().st_mode) == 0o660
 
 
 def test_a_folder_made_for_the_socket_lets_every_user_through(reception: Reception, path: Path) -> None:
     usual = os.umask(0o077)
     try:
-        with opened(reception, UnixDoor(path)):
+        with opened(reception, UnixReceiver(path)):
             assert stat.S_IMODE(path.parent.stat().st_mode) == 0o755
             assert stat.S_IMODE(path.stat().st_mode) == 0o666
     finally:
@@ -156,7 +168,7 @@ def test_a_folder_made_for_the_socket_lets_every_user_through(reception: Recepti
 
 def test_a_folder_that_was_there_keeps_its_mode(reception: Reception, path: Path) -> None:
     path.parent.mkdir(mode=0o700)
-    with opened(reception, UnixDoor(path)):
+    with opened(reception, UnixReceiver(path)):
         assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
 
 
@@ -164,8 +176,8 @@ def test_a_socket_left_behind_is_replaced(reception: Reception, path: Path) -> N
     path.parent.mkdir()
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as left_behind:
         left_behind.bind(str(path))
-    with opened(reception, UnixDoor(path)) as keeper:
-        assert keeper.doors[0].problem == ""
+    with opened(reception, UnixReceiver(path)) as dispatcher:
+        assert dispatcher.receivers[0].problem == ""
         send(path, b"hello")
         assert reception.next()[0] == b"hello"
 
@@ -179,27 +191,27 @@ def test_a_socket_that_somebody_answers_is_left_alone(
         other.bind(str(path))
         if kind == socket.SOCK_STREAM:
             other.listen()
-        with opened(reception, UnixDoor(path)) as keeper:
-            assert str(path) in keeper.doors[0].problem
-            assert "answers there; stop the other one or choose another path" in keeper.doors[0].problem
+        with opened(reception, UnixReceiver(path)) as dispatcher:
+            assert str(path) in dispatcher.receivers[0].problem
+            assert "listens there; stop it or choose another path" in dispatcher.receivers[0].problem
         assert path.is_socket()
-    assert keeper.doors[0].problem in caplog.text
+    assert dispatcher.receivers[0].problem in caplog.text
 
 
 def test_a_file_that_is_no_socket_is_left_alone(reception: Reception, path: Path) -> None:
     path.parent.mkdir()
     path.write_text("precious")
-    with opened(reception, UnixDoor(path)) as keeper:
-        assert "is no socket; choose another path" in keeper.doors[0].problem
+    with opened(reception, UnixReceiver(path)) as dispatcher:
+        assert "is not a socket; choose another path" in dispatcher.receivers[0].problem
     assert path.read_text() == "precious"
 
 
 def test_a_path_that_cannot_be_is_told_and_the_other_door_works(reception: Reception, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    udp = UdpDoor("127.0.0.1", 0)
-    too_long, below_a_file = UnixDoor(tmp_path / ("x" * 120)), UnixDoor(tmp_path / "file/report.sock")
-    with opened(reception, too_long, below_a_file, udp) as keeper:
-        assert [bool(door.problem) for door in keeper.doors] == [True, True, False]
+    udp = UdpReceiver("127.0.0.1", 0)
+    too_long, below_a_file = UnixReceiver(tmp_path / ("x" * 120)), UnixReceiver(tmp_path / "file/report.sock")
+    with opened(reception, too_long, below_a_file, udp) as dispatcher:
+        assert [bool(receiver.problem) for receiver in dispatcher.receivers] == [True, True, False]
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
             sender.sendto(b"hello", ("127.0.0.1", udp.port))
         assert reception.next()[0] == b"hello"
@@ -208,41 +220,36 @@ def test_a_path_that_cannot_be_is_told_and_the_other_door_works(reception: Recep
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_folder_without_permission_is_told_with_the_remedy(reception: Reception, path: Path) -> None:
     path.parent.mkdir(mode=0o500)
-    with opened(reception, UnixDoor(path)) as keeper:
-        assert "choose a path in a folder that this user may write to" in keeper.doors[0].problem
+    with opened(reception, UnixReceiver(path)) as dispatcher:
+        assert "choose a path in a folder that this user may write to" in dispatcher.receivers[0].problem
 
 
 @pytest.mark.parametrize("host", ["a..b", "no.such.host.invalid"])
 def test_a_name_that_is_no_host_is_told(reception: Reception, host: str) -> None:
-    with opened(reception, UdpDoor(host, 0)) as keeper:
-        assert f"UDP {host}:0" in keeper.doors[0].problem
+    with opened(reception, UdpReceiver(host, 0)) as dispatcher:
+        assert f"UDP {host}:0" in dispatcher.receivers[0].problem
 
 
 def test_a_busy_port_and_a_foreign_address_are_told(reception: Reception) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
         other.bind(("127.0.0.1", 0))
         port = other.getsockname()[1]
-        with opened(reception, UdpDoor("127.0.0.1", port), UdpDoor("192.0.2.1", 0)) as keeper:
-            busy, foreign = keeper.doors
+        with opened(reception, UdpReceiver("127.0.0.1", port), UdpReceiver("192.0.2.1", 0)) as dispatcher:
+            busy, foreign = dispatcher.receivers
             assert f"UDP 127.0.0.1:{port}" in busy.problem
             assert "choose a free port" in busy.problem
             assert "choose an address of this machine" in foreign.problem
 
 
 def test_closing_removes_the_socket_but_not_one_that_took_its_place(reception: Reception, path: Path) -> None:
-    with opened(reception, UnixDoor(path)):
+    with opened(reception, UnixReceiver(path)):
         assert path.exists()
     assert not path.exists()
-    with opened(reception, UnixDoor(path)):
+    with opened(reception, UnixReceiver(path)):
         other = path.with_name("other")
         other.write_text("another's")
-        other.replace(path)  # at once, or the door might be made anew in between
+        other.replace(path)  # at once, or the receiver might create it again in between
     assert path.read_text() == "another's"
-
-
-@pytest.fixture
-def quick_mending(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stallscope.intake.door_keeper._MENDING_INTERVAL", 0.02)
 
 
 def await_arrival(reception: Reception, path: Path, data: bytes) -> None:
@@ -257,9 +264,8 @@ def await_arrival(reception: Reception, path: Path, data: bytes) -> None:
     pytest.fail("nothing arrived")
 
 
-@pytest.mark.usefixtures("quick_mending")
 def test_a_socket_whose_file_was_removed_is_made_anew(reception: Reception, path: Path) -> None:
-    with opened(reception, UnixDoor(path)):
+    with opened(reception, UnixReceiver(path), check_interval=CHECK_INTERVAL):
         path.unlink()
         await_arrival(reception, path, b"hello")
         path.parent.rename(path.parent.with_name("gone"))
@@ -267,7 +273,6 @@ def test_a_socket_whose_file_was_removed_is_made_anew(reception: Reception, path
     assert not path.exists()
 
 
-@pytest.mark.usefixtures("quick_mending")
 def test_a_door_that_was_taken_opens_when_it_is_free_and_says_so(
     reception: Reception, path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -275,70 +280,57 @@ def test_a_door_that_was_taken_opens_when_it_is_free_and_says_so(
     path.parent.mkdir()
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as other:
         other.bind(str(path))
-        keeper = DoorKeeper((UnixDoor(path),), reception.accept)
-        keeper.start()
-        assert "another exporter answers there" in keeper.doors[0].problem
+        dispatcher = Dispatcher((UnixReceiver(path),), reception.accept, check_interval=CHECK_INTERVAL)
+        dispatcher.start()
+        assert "another exporter listens there" in dispatcher.receivers[0].problem
     await_arrival(reception, path, b"hello")
-    keeper.stop(timeout=60)
-    assert keeper.doors[0].problem == ""
+    dispatcher.stop(timeout=60)
+    assert dispatcher.receivers[0].problem == ""
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
 
 
-@pytest.mark.usefixtures("quick_mending")
 def test_a_socket_that_another_took_the_place_of_is_left_to_it(reception: Reception, path: Path) -> None:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as other, opened(reception, UnixDoor(path)) as keeper:
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as other,
+        opened(reception, UnixReceiver(path), check_interval=CHECK_INTERVAL) as dispatcher,
+    ):
         other.bind(f"{path}.other")
         Path(f"{path}.other").replace(path)
-        deadline = time.monotonic() + 60
-        while not keeper.doors[0].problem and time.monotonic() < deadline:
-            time.sleep(0.02)
-        assert "another exporter answers there" in keeper.doors[0].problem
+        until(lambda: dispatcher.receivers[0].problem)
+        assert "another exporter listens there" in dispatcher.receivers[0].problem
         send(path, b"theirs")
         assert other.recv(10) == b"theirs"
     assert path.exists()
 
 
 def test_stopping_takes_in_what_arrived_and_ends_the_thread(reception: Reception, path: Path) -> None:
-    with opened(reception, UnixDoor(path)):
+    with opened(reception, UnixReceiver(path)):
         send(path, b"hello")
     assert reception.next()[0] == b"hello"
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("door-")]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("receiver-")]
 
 
-def test_reports_wait_for_others_but_not_long(
-    reception: Reception, path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("stallscope.intake.door_keeper._LONGEST_WAIT", 0.05)
-    with opened(reception, UnixDoor(path)):
+def test_reports_wait_for_a_batch_but_not_long(reception: Reception, path: Path) -> None:
+    with opened(reception, UnixReceiver(path), limits=BatchLimits(interval=0.05)):
         send(path, b"one", b"two")
         assert [reception.next()[0] for _ in range(2)] == [b"one", b"two"]
         send(path, *[b"many"] * 200)
         assert [reception.next()[0] for _ in range(200)] == [b"many"] * 200
 
 
-@pytest.fixture
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After the first one, reports wait for others for longer than a test lasts."""
-    monkeypatch.setattr("stallscope.intake.door_keeper._SHARE", 1e-9)
-    monkeypatch.setattr("stallscope.intake.door_keeper._LONGEST_WAIT", 60.0)
-
-
-@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("state", ["finished", "failed"])
 def test_the_last_report_of_a_session_waits_for_none(reception: Reception, path: Path, state: str) -> None:
-    with opened(reception, UnixDoor(path)):
+    with opened(reception, UnixReceiver(path), limits=PATIENT):
         for told in (b"first", b"running", b'{"state":"%s"}' % state.encode()):
             send(path, told)
         assert [reception.next()[0] for _ in range(3)] == [b"first", b"running", b'{"state":"%s"}' % state.encode()]
 
 
-@pytest.mark.usefixtures("patient")
-@pytest.mark.parametrize(("limit", "value"), [("_MOST_WAITING", 3), ("_MOST_BYTES", 2_000)])
+@pytest.mark.parametrize("limits", [replace(PATIENT, datagrams=3), replace(PATIENT, size=2_000)])
 def test_reports_wait_neither_in_large_numbers_nor_when_they_are_long_together(
-    reception: Reception, path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, value: int
+    reception: Reception, path: Path, limits: BatchLimits
 ) -> None:
-    monkeypatch.setattr(f"stallscope.intake.door_keeper.{limit}", value)
-    with opened(reception, UnixDoor(path)):
+    with opened(reception, UnixReceiver(path), limits=limits):
         send(path, *[b"x" * 900] * 4)
         assert [len(reception.next()[0]) for _ in range(4)] == [900] * 4
 
@@ -354,11 +346,11 @@ def test_reports_that_come_while_one_is_taken_in_find_room_however_many(path: Pa
                 for _ in range(6):
                     others.sendto(b"quick", str(path))
 
-    keeper = DoorKeeper((UnixDoor(path),), hear_six_more)
-    keeper.start()
+    dispatcher = Dispatcher((UnixReceiver(path),), hear_six_more, limits=AT_ONCE)
+    dispatcher.start()
     send(path, b"slow", b"slow", b"slow")
     assert [arrived.get(timeout=60) for _ in range(21)].count(b"quick") == 18
-    keeper.stop(timeout=60)
+    dispatcher.stop(timeout=60)
 
 
 def test_a_flood_through_one_door_does_not_shut_the_other(path: Path) -> None:
@@ -373,14 +365,14 @@ def test_a_flood_through_one_door_does_not_shut_the_other(path: Path) -> None:
             while True:
                 flood.sendto(b"more", str(path))
 
-    door = UdpDoor("127.0.0.1", 0)
-    keeper = DoorKeeper((UnixDoor(path), door), ask_for_more)
-    keeper.start()
+    receiver = UdpReceiver("127.0.0.1", 0)
+    dispatcher = Dispatcher((UnixReceiver(path), receiver), ask_for_more, limits=AT_ONCE)
+    dispatcher.start()
     send(path, b"first")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
-        sender.sendto(b"hello", ("127.0.0.1", door.port))
+        sender.sendto(b"hello", ("127.0.0.1", receiver.port))
     assert heard.wait(60)
-    keeper.stop(timeout=60)
+    dispatcher.stop(timeout=60)
 
 
 def test_a_flood_does_not_hold_up_a_stop(path: Path) -> None:
@@ -389,16 +381,16 @@ def test_a_flood_does_not_hold_up_a_stop(path: Path) -> None:
     def ask_for_more(*arrival: object) -> None:
         received.set()
         with suppress(OSError):
-            send(path, b"more")  # so that the door is never empty
+            send(path, b"more")  # so that the receiver is never empty
 
-    keeper = DoorKeeper((UnixDoor(path),), ask_for_more)
-    keeper.start()
+    dispatcher = Dispatcher((UnixReceiver(path),), ask_for_more, limits=AT_ONCE)
+    dispatcher.start()
     send(path, b"first")
     assert received.wait(60)
-    keeper.stop(timeout=60)
-    assert not [each for each in threading.enumerate() if each.name.startswith("door-")]
+    dispatcher.stop(timeout=60)
+    assert not [each for each in threading.enumerate() if each.name.startswith("receiver-")]
 
 
-def test_a_keeper_that_never_started_stops_and_leaves_no_socket(reception: Reception, path: Path) -> None:
-    DoorKeeper((UnixDoor(path),), reception.accept).stop()
+def test_a_dispatcher_that_never_started_stops_and_leaves_no_socket(reception: Reception, path: Path) -> None:
+    Dispatcher((UnixReceiver(path),), reception.accept).stop()
     assert not path.exists()

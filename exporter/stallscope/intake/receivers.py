@@ -1,4 +1,4 @@
-"""The two doors for datagrams: sockets that are bound, read from, and looked after."""
+"""Receivers of datagrams: a UNIX socket and a UDP socket."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from stallscope.intake.pending import Datagram, sessions_terminated
 from stallscope.intake.runs import Transport
-from stallscope.intake.waiting import Datagram, sessions_terminated
 from stallscope.protocol.report import MAX_BYTES
 from stallscope.protocol.signature import is_signed
 
@@ -19,52 +19,52 @@ Received = tuple[bytes, list[tuple[int, int, bytes]], int, Any]
 """Data, ancillary data, flags and the sender's address, as `recvmsg` returns them."""
 
 _SHUT: Received = (b"", [], 0, None)
-"""No datagram at all: the socket was shut."""
+"""The result of `recvmsg` on a socket that was shut down."""
 _CREDENTIALS = struct.Struct("iII")
-"""Process, user and group of the sender."""
+"""Pid, uid and gid of the sender."""
 _CONTROL_BYTES = socket.CMSG_SPACE(_CREDENTIALS.size)
-"""Room for the sender's credentials alone: file descriptors that somebody sends along never get in."""
+"""Space for the sender's credentials only, so that passed file descriptors are dropped."""
 _RECEIVE_BUFFER = 4 << 20
 _MAX_SENDERS = 4096
-"""Addresses of which a UDP endpoint remembers the session."""
-_PATIENCE = struct.pack("@ll", 0, 250_000)
-"""A quarter of a second, as the kernel reads it: how long a read waits at most."""
+"""Sender addresses whose session a UDP receiver remembers."""
+_RECEIVE_TIMEOUT = struct.pack("@ll", 0, 250_000)
+"""Longest blocking read: a quarter of a second, as a `timeval`."""
 
 
-class Door:
-    """One datagram socket."""
+class Receiver:
+    """A datagram socket."""
 
     def __init__(self, transport: Transport, address: str) -> None:
-        """Take the name and the address as a person would write it."""
+        """Take the transport's name, and the address for messages."""
         self.transport: Transport = transport
         self.address = address
         self.problem = ""
-        """Why the door is not open, or the empty string."""
+        """Reason why the receiver is closed and what to do, or the empty string."""
         self.socket: socket.socket | None = None
-        self.hopeless = False
-        """Whether it is not worth another try: each look for a host asks the network, and may take long."""
+        self.unresolvable = False
+        """True if the host name can't be resolved: retries would query DNS again and again, which may take long."""
 
     def open(self) -> bool:
-        """Bind; tells whether it worked, and leaves the reason in `problem` if not."""
+        """Bind the socket, and return True on success; `problem` has the reason for a failure."""
         try:
             self.socket = self._bind()
             self.problem = ""
         except OSError as error:
-            self.hopeless = isinstance(error, socket.gaierror)
+            self.unresolvable = isinstance(error, socket.gaierror)
             self.problem = f"no reports through {self.address}: {error.strerror or error}; {self._remedy(error)}"
         return self.socket is not None
 
     def receive(self, *, wait: bool) -> Received | None:
-        """What came next, or None when there is nothing; waits for it, but not for ever, if told to."""
+        """Return the next datagram, or None; with `wait`, block for up to a quarter of a second."""
         assert self.socket is not None
         try:
             received = self.socket.recvmsg(MAX_BYTES + 1, _CONTROL_BYTES, 0 if wait else socket.MSG_DONTWAIT)
-        except OSError:  # nothing there, or an error that a datagram socket reports once and forgets
+        except OSError:  # no datagram, or a socket error, which the kernel reports only once
             return None
         return None if received == _SHUT else received
 
     def read(self, received: Received) -> Datagram:
-        """The datagram that was received; apart from that, since it has time until it is taken in."""
+        """Return the parsed datagram. Separate from `receive`, so that the socket is emptied quickly."""
         data, control, _flags, sender = received
         for level, kind, content in control:
             if level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS and len(content) == _CREDENTIALS.size:
@@ -72,17 +72,17 @@ class Door:
                 return Datagram(data, pid, self._origin(sender), pid, sessions_terminated(sender), uid)
         return Datagram(data, None, self._origin(sender), sender)
 
-    def note(self, datagram: Datagram, session: str) -> None:
-        """Note that this datagram was a report of this session."""
+    def remember(self, datagram: Datagram, session: str) -> None:
+        """Remember that the sender of this datagram reports this session."""
 
     def shut(self) -> None:
-        """End a read that waits; what has arrived can still be read."""
+        """Unblock a waiting read; datagrams that have arrived can still be read."""
         if self.socket is not None:
-            with suppress(OSError):  # it says that it is not connected, and does it
+            with suppress(OSError):  # ENOTCONN, but the read is unblocked
                 self.socket.shutdown(socket.SHUT_RD)
 
     def in_place(self) -> bool:
-        """Whether senders can find the open socket."""
+        """Return True if senders can still reach the socket."""
         return True
 
     def close(self) -> None:
@@ -101,22 +101,22 @@ class Door:
         raise NotImplementedError
 
 
-class UnixDoor(Door):
-    """A UNIX datagram socket; the kernel tells who sends."""
+class UnixReceiver(Receiver):
+    """A UNIX datagram socket; the kernel reports pid and uid of each sender."""
 
     def __init__(self, path: Path, mode: int = 0o666) -> None:
-        """Take the socket's path and its file mode."""
+        """Take the path and the file mode of the socket."""
         super().__init__("unix", str(path))
         self._path = path
         self._mode = mode
         self._identity = (0, 0)
 
     def in_place(self) -> bool:
-        """Whether the file is still there, and still this socket's."""
+        """Return True if the path still refers to this socket."""
         return _identity(self._path) == self._identity
 
     def close(self) -> None:
-        """Unbind, and remove the file unless another's stands in its place."""
+        """Close the socket, and remove its file unless another program has replaced it."""
         if self.socket is not None and self.in_place():
             self._path.unlink(missing_ok=True)
         super().close()
@@ -125,11 +125,11 @@ class UnixDoor(Door):
         folder = self._path.parent
         if not folder.is_dir():
             folder.mkdir(parents=True, exist_ok=True)
-            folder.chmod(0o755)  # whatever the umask: who may send is for the socket's own mode to say
+            folder.chmod(0o755)  # regardless of the umask: the mode of the socket itself controls who may send
         self._remove_stale()
         bound = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         try:
-            bound.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _PATIENCE)
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _RECEIVE_TIMEOUT)
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
             bound.bind(str(self._path))
             self._identity = _identity(self._path)
@@ -145,7 +145,7 @@ class UnixDoor(Door):
         except FileNotFoundError:
             return
         if not stat.S_ISSOCK(mode):
-            raise OSError(errno.EEXIST, "the file exists and is no socket")
+            raise OSError(errno.EEXIST, "the file exists and is not a socket")
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as caller:
             try:
                 caller.connect(str(self._path))
@@ -156,28 +156,28 @@ class UnixDoor(Door):
             except OSError as error:
                 if error.errno != errno.EPROTOTYPE:
                     raise
-                raise OSError(errno.EADDRINUSE, "another program answers there") from None
+                raise OSError(errno.EADDRINUSE, "another program listens there") from None
             else:
-                raise OSError(errno.EADDRINUSE, "another exporter answers there")
+                raise OSError(errno.EADDRINUSE, "another exporter listens there")
 
     def _remedy(self, error: OSError) -> str:
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            return "choose a path in a folder that this user may write to"
+            return "choose a path in a folder that this user can write to"
         if error.errno == errno.EADDRINUSE:
-            return "stop the other one or choose another path"
+            return "stop it or choose another path"
         return "choose another path"
 
 
-class UdpDoor(Door):
+class UdpReceiver(Receiver):
     """A UDP socket."""
 
     def __init__(self, host: str, port: int, *, notices: bool = True) -> None:
-        """Take the address; a port of 0 lets the kernel choose.
+        """Take the address.
 
         Args:
             host: name or address of this machine.
-            port: number of the port.
-            notices: take text that is no report, from the sender of reports, as notice of SIGTERM or SIGHUP.
+            port: 0 lets the kernel choose.
+            notices: treat text from a known sender that is not a report as its notice of SIGTERM or SIGHUP.
         """
         super().__init__("udp", f"UDP {host}:{port}")
         self._host = host
@@ -186,15 +186,15 @@ class UdpDoor(Door):
         self._sessions: dict[Any, str] = {}
 
     def read(self, received: Received) -> Datagram:
-        """Return the datagram; the notice of a signal is the text that faulthandler writes."""
+        """Return the parsed datagram; the notice of a signal is a traceback written by faulthandler."""
         datagram = super().read(received)
         data, session = datagram.data, self._sessions.get(datagram.sender)
         if session is None or data.startswith(b"{") or is_signed(data):
             return datagram
         return datagram._replace(terminated=(session,))
 
-    def note(self, datagram: Datagram, session: str) -> None:
-        """Note which session reports from this address."""
+    def remember(self, datagram: Datagram, session: str) -> None:
+        """Remember the session that reports from this address."""
         if self._notices and self._sessions.get(datagram.sender) != session:
             self._sessions.pop(datagram.sender, None)
             while len(self._sessions) >= _MAX_SENDERS:
@@ -203,17 +203,17 @@ class UdpDoor(Door):
 
     @property
     def port(self) -> int:
-        """The port bound."""
+        """Port of the socket."""
         assert self.socket is not None
         return int(self.socket.getsockname()[1])
 
     def _bind(self) -> socket.socket:
-        # As bytes: text would load Python's tables of international names, a megabyte for nothing.
+        # Bytes, because text would load Python's IDNA tables, which take a megabyte.
         found = socket.getaddrinfo(self._host.encode(), self._port, type=socket.SOCK_DGRAM)
         kind, _type, protocol, _name, address = found[0]
         bound = socket.socket(kind, socket.SOCK_DGRAM, protocol)
         try:
-            bound.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _PATIENCE)
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _RECEIVE_TIMEOUT)
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER)
             bound.bind(address)
         except OSError:
