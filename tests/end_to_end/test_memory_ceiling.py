@@ -1,4 +1,4 @@
-"""No report makes the exporter take more memory than the README states: measured by the kernel, in a cgroup."""
+"""No report makes the exporter take more memory than exporter/COST.md states: measured by the kernel, in a cgroup."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.nvml_library.stand_in import NvmlStandIn
 
 ROOT = Path(__file__).parents[2]
 CEILING = 160
-"""Megabytes, as the README and SECURITY.md state."""
+"""Megabytes, as exporter/COST.md and SECURITY.md state."""
 RANKS = 1024
 SLOW_SCRAPES = 16
 FORMATS = [
@@ -134,7 +134,7 @@ def test_the_heaviest_reports_stay_below_the_stated_ceiling(
 
 
 def test_the_ceiling_is_stated_and_the_deployments_permit_it() -> None:
-    for file in ("README.md", "SECURITY.md"):
+    for file in ("exporter/COST.md", "SECURITY.md"):
         assert f"{CEILING} MB" in (ROOT / file).read_text()
     limits = {
         "deploy/systemd/stallscope-exporter.service": r"MemoryMax=(\d+)M",
