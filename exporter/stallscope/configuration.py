@@ -38,20 +38,20 @@ _NUMBER = re.compile(r"-?\d+(\.\d+)?")
 _SERVICE_VARIABLE = re.compile(
     ENVIRONMENT_PREFIX + r"(SERVICE_(HOST|PORT(_[A-Z0-9_]+)?)|PORT(_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
 )
-"""What Kubernetes puts into every pod beside a Service that is called `stallscope-exporter`."""
+"""Variables that Kubernetes sets in every pod next to a Service named `stallscope-exporter`."""
 
 
 class ConfigurationError(Exception):
     """A setting is wrong; the message is one line with what, where and what is expected."""
 
     def __init__(self, message: str) -> None:
-        # It may quote what somebody wrote, line breaks and control characters included.
+        # It may quote user input, including line breaks and control characters.
         super().__init__(message if message.isprintable() else message.encode("unicode_escape").decode())
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What the flags, the file, the environment and the documentation need to know of one setting."""
+    """One setting, for the flags, the file, the environment and the documentation."""
 
     name: str
     parse: Callable[[str], Any]
@@ -61,7 +61,7 @@ class Setting:
     metavar: str
     repeatable: bool = False
     live: bool = False
-    """Whether a reload applies it; else it waits for a restart."""
+    """True if a reload applies it; otherwise a restart is needed."""
 
     @property
     def variable(self) -> str:
@@ -70,7 +70,7 @@ class Setting:
 
     @property
     def switch(self) -> bool:
-        """Whether it is on or off, with a `--no-` form of its flag."""
+        """True for a switch, with a `--no-` form of its flag."""
         return self.parse is parse_switch
 
 
@@ -182,7 +182,7 @@ def _duration(low: str, high: str) -> Callable[[str], float]:
 
 
 parse_release_time = _duration("1s", "1d")
-"""Read for how long GPUs are let go of."""
+"""Parse the time of a release of GPUs."""
 
 
 def _integer(low: int, high: int) -> Callable[[str], int]:
@@ -291,7 +291,7 @@ class Configuration:
             parse_switch,
             "true",
             "",
-            "Let go of GPUs and take them up again at POST /-/release and /-/resume; signals do so in any case.",
+            "Release and acquire GPUs at POST /-/release and /-/resume; signals do so in any case.",
             live=True,
         )
     )
@@ -340,8 +340,8 @@ class Configuration:
             _duration("0s", "1d"),
             "0s",
             "DURATION",
-            "Exit with status 75 once a reading has been stuck for so long, so that a supervisor starts the exporter "
-            "anew: a driver call that hangs can only be ended with its process. 0s for never.",
+            "Exit with status 75 once a reading has been stuck for this long, so that a supervisor restarts the "
+            "exporter: a driver call that hangs can only be ended with its process. 0s for never.",
             live=True,
         )
     )
@@ -351,7 +351,7 @@ class Configuration:
             parse_release_time,
             "60s",
             "DURATION",
-            "How long SIGUSR1, or POST /-/release without a time, lets go of the GPUs' device files, 1s to 1d.",
+            "How long SIGUSR1, or POST /-/release without a time, releases the GPUs' device files, 1s to 1d.",
             live=True,
         )
     )
@@ -361,11 +361,11 @@ class Configuration:
             parse_switch,
             "false",
             "",
-            "Ask GPUs that have no PCIe byte counter for their throughput, which takes 40 ms per GPU each time.",
+            "Query the throughput of GPUs that have no PCIe byte counter, which takes 40 ms per GPU each time.",
         )
     )
     root: Path = field(
-        metadata=_setting("path.rootfs", _parse_path, "/", "PATH", "Where the machine's proc and sys lie.")
+        metadata=_setting("path.rootfs", _parse_path, "/", "PATH", "Folder that contains the machine's proc and sys.")
     )
     report_unix_socket: Path | None = field(
         metadata=_setting(
@@ -440,7 +440,7 @@ class Configuration:
             parse_switch,
             "false",
             "",
-            "Ask for signatures on the UNIX socket too, not only over UDP and HTTP.",
+            "Require signatures on the UNIX socket too, not only over UDP and HTTP.",
         )
     )
     allow_trace_requests: bool = field(
@@ -449,8 +449,7 @@ class Configuration:
             parse_switch,
             "false",
             "",
-            "Hand on to training jobs what `stallscope trace` asks for; each job must allow it too "
-            "(STALLSCOPE_TRACE_DIR).",
+            "Pass requests of `stallscope trace` to training jobs; each job must allow it too (STALLSCOPE_TRACE_DIR).",
             live=True,
         )
     )
@@ -460,7 +459,7 @@ class Configuration:
             parse_server,
             "",
             "URL",
-            "Prometheus with Stallscope's rules, asked for the verdicts on the status page while somebody looks at it; "
+            "Prometheus with Stallscope's rules, queried for the verdicts on the status page while a browser shows it; "
             "takes 10 MB of memory more.",
         )
     )
@@ -496,11 +495,11 @@ class Configuration:
     """Sources that are switched on or off explicitly, by name."""
 
     def enabled(self, name: str, *, by_default: bool) -> bool:
-        """Whether the source of that name runs."""
+        """Return True if the collector of that name runs."""
         return self.collectors.get(name, by_default and not self.disable_default_collectors)
 
     def changes(self, newer: Configuration) -> tuple[dict[str, Any], list[str]]:
-        """What differs in a newer configuration.
+        """Differences in a newer configuration.
 
         Returns:
             New values of what a reload applies, by field; and the names of settings that need a restart.
@@ -530,7 +529,7 @@ def settings(sources: Mapping[str, str]) -> dict[str, Setting]:
     """Every setting by name, with a switch for each of the sources.
 
     Args:
-        sources: what each source tells, by the source's name.
+        sources: the summary of each collector, by its name.
     """
     collectors = [
         Setting(f"{_COLLECTOR}{name}", parse_switch, "", summary, "", live=True) for name, summary in sources.items()
@@ -539,7 +538,7 @@ def settings(sources: Mapping[str, str]) -> dict[str, Setting]:
 
 
 class _Given(NamedTuple):
-    """A value as somebody wrote it."""
+    """A value as the user wrote it."""
 
     texts: tuple[str, ...]
     place: str
@@ -555,7 +554,7 @@ def load(arguments: Sequence[str], environment: Mapping[str, str], sources: Mapp
 
     Raises:
         ConfigurationError: something is not understood.
-        SystemExit: help was asked for, and printed.
+        SystemExit: help was printed.
     """
     table = settings(sources)
     flags = _from_flags(arguments, table)
@@ -615,14 +614,14 @@ _GROUPS = {
     "prometheus": "verdicts on the status page",
     "simulation": "simulation",
 }
-"""What help calls the settings that begin with these words."""
+"""Titles in the help, by the first words of settings."""
 _NOTES = f"""\
 A switch ([BOOLEAN]) is turned off by its --no- form. A flag beats the file of
 --config.file, the file beats the environment variable
 ({ENVIRONMENT_PREFIX}LOG_LEVEL for --log.level), and that the default.
 SIGHUP reads file and environment again. SIGUSR1, or POST /-/release?for=2m,
-lets go of the GPUs' device files so that their driver can be reloaded; SIGUSR2,
-or POST /-/resume, takes them up again at once. A driver call that hangs can
+closes the GPUs' device files so that their driver can be reloaded; SIGUSR2,
+or POST /-/resume, opens them again at once. A driver call that hangs can
 only be ended with the process: --sampling.exit-after-hang does so.
 
 Exit status: 0 after SIGTERM or SIGINT, 1 when it can't be served, 2 for a wrong
@@ -718,10 +717,10 @@ def _from_file(path: Path, table: Mapping[str, Setting]) -> dict[str, _Given]:
 
 
 def read_yaml(path: Path) -> yaml.Node | None:
-    """Read a YAML file as a tree of nodes, whose scalars are still the texts that somebody wrote.
+    """Read a YAML file as a tree of nodes, whose scalars are still the user's texts.
 
     Raises:
-        ConfigurationError: the file can't be read, is too long or is no YAML.
+        ConfigurationError: the file can't be read, is too long or is not valid YAML.
     """
     return parse_yaml(read_bytes(path), path)
 
@@ -746,7 +745,7 @@ def parse_yaml(content: bytes, path: Path) -> yaml.Node | None:
     """Return the tree of nodes of a file's content.
 
     Raises:
-        ConfigurationError: the content is no YAML.
+        ConfigurationError: the content is not valid YAML.
     """
     import yaml  # a megabyte that most exporters never need
 
@@ -755,9 +754,9 @@ def parse_yaml(content: bytes, path: Path) -> yaml.Node | None:
     except yaml.MarkedYAMLError as problem:
         mark = problem.problem_mark or problem.context_mark
         line = f":{mark.line + 1}" if mark else ""
-        raise ConfigurationError(f"{path}{line}: is no valid YAML: {problem.problem or problem.context}") from None
+        raise ConfigurationError(f"{path}{line}: is not valid YAML: {problem.problem or problem.context}") from None
     except (yaml.YAMLError, UnicodeDecodeError):
-        raise ConfigurationError(f"{path}: is no valid YAML: it holds characters that YAML doesn't allow") from None
+        raise ConfigurationError(f"{path}: is not valid YAML: it contains characters that YAML doesn't allow") from None
     except RecursionError:
         raise ConfigurationError(f"{path}: is nested too deeply") from None
     return node

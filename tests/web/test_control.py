@@ -113,7 +113,7 @@ def test_root_may_release_and_another_user_may_not(node: Node, host: str) -> Non
         assert (status, node.released) == (403, [])
         assert answer == (
             "requests to release GPUs are taken from root, this exporter's user and the members of "
-            f"--web.control-group; user {STRANGER} is none of them\n"
+            f"--web.control-group; user {STRANGER} is not one of them\n"
         )
     assert node.post_as(0, PATHS[0], host=host)[0] == 202
     assert node.released == [120.0]

@@ -113,7 +113,7 @@ def test_a_client_that_names_no_user_is_logged_too(
     served = serve(USERS)
     assert [served.get().status for _ in range(3)] == [401] * 3
     (line,) = caplog.messages
-    assert re.fullmatch(r"refused a client at 127\.0\.0\.1: it named no user, and \S+ asks for one", line)
+    assert re.fullmatch(r"refused a client at 127\.0\.0\.1: the request names no user, and \S+ requires one", line)
 
 
 def test_a_storm_of_guesses_keeps_no_known_user_waiting(serve: Callable[[str], Served]) -> None:

@@ -10,7 +10,7 @@ from stallscope.sampling.clock import ScriptedClock
 from stallscope.sampling.reading import Distribution, Sample
 from stallscope.view.model import Recent
 from stallscope.view.observer import node_of
-from stallscope.web.status.history import MARK_SECONDS, MAX_GPUS, NOT_TOLD, POINT_SECONDS, POINTS, History
+from stallscope.web.status.history import MARK_SECONDS, MAX_GPUS, POINT_SECONDS, POINTS, UNKNOWN, History
 from stallscope.web.status.look import SnapshotSamples
 from tests.web.status_page import NOW, held, ranks
 
@@ -27,7 +27,7 @@ def test_a_point_is_the_mean_of_what_the_driver_saw_since_the_last() -> None:
     for total, count in ((100.0, 200), (102.5, 210), (103.5, 220)):
         history.note(samples(total, count))
         clock.advance(POINT_SECONDS)
-    assert history.activity("GPU-0") == bytes((NOT_TOLD, 25, 10))
+    assert history.activity("GPU-0") == bytes((UNKNOWN, 25, 10))
 
 
 def test_pages_in_between_change_nothing() -> None:
@@ -45,7 +45,7 @@ def test_a_counter_that_begins_anew_is_no_activity() -> None:
     for total, count in ((100.0, 200), (1.0, 10)):
         history.note(samples(total, count))
         clock.advance(POINT_SECONDS)
-    assert history.activity("GPU-0") == bytes((NOT_TOLD, NOT_TOLD))
+    assert history.activity("GPU-0") == bytes((UNKNOWN, UNKNOWN))
 
 
 def test_it_holds_five_minutes_and_forgets_gpus_that_are_gone_for_so_long() -> None:

@@ -114,7 +114,7 @@ def test_a_run_that_told_nothing_lately_is_told_since_its_start() -> None:
 def test_a_rank_that_counts_nothing_yet_claims_no_phases() -> None:
     article = run(held(state="starting", phases={"forward": 0.0}, steps=0))
     assert "Phases: nothing was reported yet." in article.text
-    assert facts(article)["Step time"] == "not told"
+    assert facts(article)["Step time"] == "unknown"
 
 
 def test_several_ranks_are_told_one_by_one() -> None:
@@ -253,7 +253,7 @@ def test_verdicts_without_a_row_in_the_table_are_told_as_they_are(cause: str, wo
 
 
 def test_where_verdicts_come_from_is_told_with_their_age() -> None:
-    assert "Verdicts: http://prometheus:9090, told 12 s ago." in shown(verdicts=judged()).text
+    assert "Verdicts: http://prometheus:9090, 12 s ago." in shown(verdicts=judged()).text
     assert "Asking http://prometheus:9090 for verdicts." in shown(verdicts=judged(age=None)).text
     assert "--prometheus.url" in shown().text
 
@@ -263,7 +263,7 @@ def test_a_prometheus_that_does_not_answer_is_told_with_the_age_of_what_is_shown
         runs={RunName("resnet50", ""): Verdict("input_disk_bound", 0.42)}, age=95.0, problem="no answer within 5 s"
     )
     page = shown(held=(held(),), verdicts=told)
-    assert "Verdicts can't be had. no answer within 5 s. The verdicts shown were told 1 min 35 s ago." in page.text
+    assert "Verdicts can't be had. no answer within 5 s. The verdicts shown are from 1 min 35 s ago." in page.text
     assert "Verdict: Waiting for data: disk." in page.text
     page = shown(verdicts=judged(age=None, problem="no answer within 5 s"))
     assert "no answer within 5 s. No verdict is known meanwhile." in page.text

@@ -1,4 +1,4 @@
-"""What a source is, and the register that each source file enters itself into.
+"""The base class of collectors, and the registry that each collector's module adds itself to.
 
 To add a source: one file in this folder with a class under `@register`, its families in the catalogue, its test. The
 flag `--collector.<name>` and its `--no-` form come by themselves.
@@ -25,21 +25,21 @@ __all__ = ["Environment", "NotPresent", "Source", "SourceState", "available", "r
 
 @dataclass(frozen=True)
 class Environment:
-    """What a source may touch; tests hand over recorded trees and scripted clocks."""
+    """Everything that a collector may access; tests pass recorded trees and scripted clocks."""
 
     root: Path = Path("/")
-    """Where `proc` and `sys` lie."""
+    """Folder that contains `proc` and `sys`."""
     clock: Clock = field(default_factory=SystemClock)
     interval: float = 1.0
     """Seconds between two readings."""
     driver: Callable[[], Driver] | None = None
     """Makes the GPU driver; None for the real one."""
     occupancies: Occupancies = field(default_factory=Occupancies)
-    """Where GPU sources tell which processes they see."""
+    """Processes on GPUs, as the GPU collectors see them."""
     processes_elsewhere: bool = False
-    """Whether processes on GPUs are not to be found under `root`: those on simulated GPUs of a real host."""
+    """True if processes on GPUs are not under `root`: those on simulated GPUs of a real host."""
     pcie_throughput: bool = False
-    """Whether GPUs that count no PCIe bytes are asked for their throughput, which takes 40 ms each time."""
+    """True to query the throughput of GPUs without a PCIe byte counter, which takes 40 ms each time."""
 
 
 class Source(ABC):
@@ -51,9 +51,9 @@ class Source(ABC):
     """One line for `--help`."""
     enabled_by_default: ClassVar[bool] = True
     harmless: ClassVar[tuple[type[Exception], ...]] = ()
-    """Errors of a part that its own series tell of (a GPU is lost), and that are no failure of the source."""
+    """Errors of a part that its own series report (a lost GPU), and that are not failures of the collector."""
     longest_interval: ClassVar[float | None] = None
-    """Seconds after which what is read would be lost (a driver keeps samples for so long); read at least so often."""
+    """Longest interval in seconds that loses no data: a driver keeps samples only this long."""
 
     def __init__(self, environment: Environment) -> None:
         self.environment = environment
@@ -63,28 +63,31 @@ class Source(ABC):
         """Read once.
 
         Raises:
-            NotPresent: the machine has no such part; asked again at the next interval.
+            NotPresent: the machine has no such part; read again at the next interval.
             Exception: anything else is a failure of this source, counted and logged, and retried.
         """
 
     def parts(self) -> Mapping[str, Callable[[], Iterable[Sample]]]:
-        """Readers that need a thread of their own (one a GPU), by key; asked after every reading, memory only."""
+        """Return readers that need their own thread (one a GPU), by key.
+
+        Called after every reading; reads memory only.
+        """
         return {}
 
     def collect(self, state: SourceState) -> Iterable[Sample]:
-        """What to expose now. Looks at memory only: the page waits for it."""
+        """Return the samples to expose. Reads memory only, because a scrape waits for it."""
         for reader in (state.main, *state.parts.values()):
             if reader.fresh(state.now, state.stale_after) and reader.present:
                 yield from reader.samples
 
     def release(self, seconds: float) -> None:  # noqa: B027 - most sources hold nothing
-        """Let go of device files for so long, so that a driver can be changed; 0 takes them up again.
+        """Close device files for `seconds` seconds, so that a driver can be changed; 0 opens them again.
 
         Returns at once: the source's own thread does it at its next reading.
         """
 
     def close(self) -> None:  # noqa: B027 - most sources hold nothing
-        """Let go of files and handles."""
+        """Close files and handles."""
 
 
 _SourceClass = TypeVar("_SourceClass", bound=type[Source])

@@ -99,7 +99,7 @@ def _folders(path: str) -> list[str]:
 
 
 def _kills(path: str) -> int | None:
-    """Return the counter in the file, or None where there is none."""
+    """Return the counter in the file, or None without one."""
     try:
         text = read_if_answered(path)
     except (OSError, ValueError):

@@ -1,6 +1,6 @@
-"""Reading the kernel's small text files, for the sources of this folder.
+"""Reads the kernel's small text files, for the collectors.
 
-Nothing is held open: a file is opened anew at every reading, since a device behind it may go and come back.
+Files are opened for each reading, because a device behind one may disappear and return.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 
 _CHUNK = 65536
 _NO_ANSWER = frozenset((errno.ENOENT, errno.ENOTDIR, errno.ENODEV, errno.ENXIO, errno.EINVAL, errno.EOPNOTSUPP))
-"""No such file, or the kernel has the file and says that it has nothing to tell in it."""
+"""Errors that mean no file, or no value in it."""
 _SHOWN = 80
 """Characters of an offending line that a message repeats."""
 
@@ -39,7 +39,7 @@ def read_text(path: str) -> str:
 
 
 def read_if_answered(path: str) -> str | None:
-    """Return the whole file, or None where there is no such file or the kernel has no answer in it.
+    """Return the whole file, or None if it does not exist or has no value.
 
     Raises:
         OSError: it can't be read for another reason, such as missing rights.
@@ -54,12 +54,12 @@ def read_if_answered(path: str) -> str | None:
 
 
 def exists(path: str) -> bool:
-    """Whether there is anything at the path, or where it links to."""
+    """Return True if the path, or its link's target, exists."""
     return os.path.exists(path)  # noqa: PTH110 - making a Path costs several times the look itself
 
 
 def entries(folder: str) -> list[str]:
-    """Return the names in a folder in order; none where there is no such folder."""
+    """Return the sorted names in a folder; none without such a folder."""
     try:
         return sorted(os.listdir(folder))  # noqa: PTH208 - as above
     except (FileNotFoundError, NotADirectoryError):

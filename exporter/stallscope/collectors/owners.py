@@ -1,8 +1,8 @@
-"""Who holds each GPU: pod and container, Slurm job, container, user; and what of it they use.
+"""Owners of each GPU (pod and container, Slurm job, container, user), and their use of it.
 
-Joins three accounts: the processes that the driver lists on each GPU, what `/proc` tells of them, and what the kubelet
-handed out. What each of them needs in a container is said in `owners.processes` (`hostPID: true`) and
-`owners.pod_resources` (the folder of the kubelet's socket). Slurm needs nothing but `/proc`: a job is told as soon as
+Joins three sources: the driver's list of processes on each GPU, their entries in `/proc`, and the kubelet's
+allocations. Their requirements in a container are in `owners.processes` (`hostPID: true`) and
+`owners.pod_resources` (the folder of the kubelet's socket). Slurm needs only `/proc`: a job is known as soon as
 one of its processes is on a GPU, and not before.
 """
 
@@ -33,30 +33,30 @@ ERRORS = family("stallscope_exporter_attribution_errors_total")
 _ADVICE = {
     "pod_resources_unavailable": "see that the kubelet runs, that the folder of its socket (not the socket itself) is "
     "mounted, and that the exporter may open it",
-    "pod_resources_malformed": "see that the socket is the kubelet's; pods are told as before for a minute",
+    "pod_resources_malformed": "check that the socket is the kubelet's; the former pods are shown for a minute",
     "unknown_device": "the orchestrator gave a pod a GPU that the driver does not show, or by a name that fits none",
     "pid_not_visible": "run the exporter in the host's PID namespace (hostPID: true, or docker run --pid=host), and "
     "where /proc is mounted with hidepid, as root",
     "pid_reused": "a process number came back for another process between two readings; nothing to do",
-    "memory_not_told": "the driver does not tell this process' memory, so its owner has no memory series",
-    "too_many_owners": "what owners over the number of 64 a GPU hold is shown as nobody's",
+    "memory_not_told": "the driver does not report this process' memory, so its owner has no memory series",
+    "too_many_owners": "owners above the limit of 64 a GPU are shown without a name",
 }
 _PODS_SECONDS = 10.0
-"""Between two questions to the kubelet, while nothing happens, ..."""
+"""Seconds between two queries of the kubelet without new processes."""
 _PODS_SOON_SECONDS = 1.0
-"""... and when a process has come."""
+"""Seconds between two queries of the kubelet with a new process."""
 _PODS_HELD_SECONDS = 60.0
-"""How long the last answer counts while the kubelet gives none: as long as it takes to start again."""
+"""Seconds that the last response stays valid while the kubelet does not respond: as long as its restart takes."""
 _PODS_DEADLINE = (2.0, 1.5)
-"""How long the kubelet may take: seconds, and intervals, so that owners never go stale for it."""
-_SAID_AGAIN_SECONDS = 300.0
-"""A problem that was away for so long is worth a line again."""
+"""Timeout of the kubelet: the lower of these seconds and these intervals, so that owners never become stale."""
+_LOG_AGAIN_SECONDS = 300.0
+"""Seconds without a problem after which it is logged again."""
 _EXAMPLES = 3
 
 
 @register
 class Owners(Source):
-    """Attributes GPUs. What can't be found out is counted by reason and is no failure of the source."""
+    """Attributes GPUs. Missing information is counted by reason; it is not a failure of the collector."""
 
     name = "owners"
     summary = "Who holds each GPU: pod, Slurm job, container, user (kubelet, /proc)."
@@ -68,13 +68,13 @@ class Owners(Source):
         self._busy = BusyAccounts()
         self._errors: Counter[str] = Counter(dict.fromkeys(_ADVICE, 0))
         self._problems: frozenset[Problem] = frozenset()
-        self._said: dict[str, float] = {}
+        self._logged: dict[str, float] = {}
         self._pids: frozenset[int] = frozenset()
         self._unseen: frozenset[int] = frozenset()
         self._identities: dict[str, Identity] = {}
         self._allocations: tuple[Allocation, ...] = ()
-        self._pods_asked_at: float | None = None
-        self._pods_told_at = 0.0
+        self._pods_queried_at: float | None = None
+        self._pods_read_at = 0.0
         self._pods_due = True
         self._placed_for: tuple[object, object] | None = None
         self._holders: dict[str, list[Container]] = {}
@@ -82,10 +82,10 @@ class Owners(Source):
         self._unplaced: frozenset[Problem] = frozenset()
 
     def read(self) -> Iterable[Sample]:
-        """Look up new processes, ask the kubelet when it is time, and say who holds what.
+        """Look up new processes, query the kubelet when due, and return the owners.
 
         Raises:
-            NotPresent: there is no GPU, and was none; or GPUs are simulated on a real host.
+            NotPresent: there is no GPU, now or before; or GPUs are simulated on a real host.
         """
         if self.environment.processes_elsewhere:
             raise NotPresent("the GPUs are simulated: their processes are not on this machine")
@@ -93,15 +93,15 @@ class Owners(Source):
         occupancies = self.environment.occupancies.current()
         self._remember({uuid: each.identity for uuid, each in occupancies.items()})
         if not self._identities:
-            raise NotPresent("no GPU to be held by anybody")
+            raise NotPresent("no GPU that could be held")
         pids = frozenset(process.pid for each in occupancies.values() for process in each.processes)
         self._pods_due = self._pods_due or bool(pids - self._pids)
-        self._ask_kubelet(now)
+        self._query_kubelet(now)
         self._place()
         processes = self._processes.look_up(pids)
         pods = pods_by_uid({each.container for each in self._allocations}, processes.values())
         unseen = pids - processes.keys()
-        # A process that has just come or gone may be out of step with the driver's list for a moment.
+        # A process that has just started or ended may differ from the driver's list for a moment.
         brief = {("pid_not_visible", str(pid)) for pid in unseen - self._unseen}
         self._pids, self._unseen = pids, unseen
         problems: set[Problem] = {("pid_reused", str(pid)) for pid in self._processes.reused} | self._unplaced
@@ -118,19 +118,19 @@ class Owners(Source):
         return samples
 
     def close(self) -> None:
-        """Leave the kubelet alone, and take back what was said of how GPUs are shared."""
+        """Close the connection to the kubelet, and reset how GPUs are shared."""
         self._kubelet.close()
         self.environment.occupancies.tell_sharing({})
 
     def _remember(self, present: Mapping[str, Identity]) -> None:
-        """A GPU that is lost is still held by the pod that has it."""
+        """Remember identities: a lost GPU is still held by its pod."""
         kept = {uuid: each for uuid, each in self._identities.items() if uuid in present or uuid in self._holders}
         identities = {**kept, **present}
         if identities != self._identities:
             self._identities = identities
 
     def _whole(self, occupancies: Mapping[str, Occupancy]) -> dict[str, Occupancy]:
-        """Everything that can be held: a GPU that is cut into instances is held through these only."""
+        """Return the GPUs that can be held: of a GPU with MIG instances only these."""
         cut = {each.parent_uuid for each in self._identities.values() if each.parent_uuid}
         return {
             uuid: occupancies.get(uuid) or Occupancy(identity, None, (), {})
@@ -138,28 +138,28 @@ class Owners(Source):
             if uuid not in cut
         }
 
-    def _ask_kubelet(self, now: float) -> None:
-        asked = self._pods_asked_at
-        if asked is not None and now - asked < (_PODS_SOON_SECONDS if self._pods_due else _PODS_SECONDS):
+    def _query_kubelet(self, now: float) -> None:
+        queried = self._pods_queried_at
+        if queried is not None and now - queried < (_PODS_SOON_SECONDS if self._pods_due else _PODS_SECONDS):
             return
-        self._pods_asked_at, self._pods_due = now, False
+        self._pods_queried_at, self._pods_due = now, False
         seconds, intervals = _PODS_DEADLINE
         try:
             if self._kubelet.present():
                 self._allocations = self._kubelet.allocations(min(seconds, intervals * self.environment.interval))
-                self._pods_told_at = now
+                self._pods_read_at = now
                 return
             if self._allocations:
                 raise PodResourcesFailed("unavailable", "the kubelet's socket is gone")
         except PodResourcesFailed as problem:
             reason = f"pod_resources_{problem.reason}"
             self._errors[reason] += 1
-            self._say(reason, str(problem), now)
-        if now - self._pods_told_at >= _PODS_HELD_SECONDS:
+            self._log(reason, str(problem), now)
+        if now - self._pods_read_at >= _PODS_HELD_SECONDS:
             self._allocations = ()
 
     def _place(self) -> None:
-        """Find the GPU behind each device that was handed out; anew only when either has changed."""
+        """Find the GPU behind each allocated device, if either has changed."""
         if self._placed_for == (self._allocations, self._identities):
             return
         devices = Devices(self.environment.root, self._identities.values())
@@ -179,7 +179,7 @@ class Owners(Source):
         self._placed_for = (self._allocations, self._identities)
 
     def _tell_sharing(self, occupancies: Mapping[str, Occupancy]) -> None:
-        """The names are the same for both ways of sharing: only MPS puts its own kind of process on the GPU."""
+        """Publish how GPUs are shared. Device names do not show it; only MPS has its own kind of process."""
         told = {}
         for uuid in self._replicated:
             occupancy = occupancies.get(uuid)
@@ -204,20 +204,20 @@ class Owners(Source):
             yield Sample(BUSY, labels(owner), seconds)
 
     def _note(self, problems: frozenset[Problem], now: float) -> None:
-        """Count what was not there at the reading before."""
+        """Count and log problems that are new since the last reading."""
         for reason, _ in problems - self._problems:
             self._errors[reason] += 1
         self._problems = problems
-        befallen: dict[str, list[str]] = {}
+        affected: dict[str, list[str]] = {}
         for reason, subject in sorted(problems):
-            befallen.setdefault(reason, []).append(subject)
-        for reason, subjects in befallen.items():
+            affected.setdefault(reason, []).append(subject)
+        for reason, subjects in affected.items():
             more = f" and {len(subjects) - _EXAMPLES} more" if len(subjects) > _EXAMPLES else ""
-            self._say(reason, ", ".join(subjects[:_EXAMPLES]) + more, now)
+            self._log(reason, ", ".join(subjects[:_EXAMPLES]) + more, now)
 
-    def _say(self, reason: str, what: str, now: float) -> None:
+    def _log(self, reason: str, what: str, now: float) -> None:
         """Log a problem when it begins, not while it lasts."""
-        said = self._said.get(reason)
-        self._said[reason] = now
-        if said is None or now - said > _SAID_AGAIN_SECONDS:
+        logged = self._logged.get(reason)
+        self._logged[reason] = now
+        if logged is None or now - logged > _LOG_AGAIN_SECONDS:
             _logger.warning("owners of GPUs: %s: %s; %s", reason, what, _ADVICE[reason])

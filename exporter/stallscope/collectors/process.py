@@ -25,13 +25,13 @@ MAX_FILES = family("process_max_fds")
 
 @register
 class Process(Source):
-    """Processor time, memory and descriptors of this process.
+    """CPU time, memory and descriptors of this process.
 
     Read from the real `/proc` whatever the root is: a recorded tree has no such process in it.
     """
 
     name = "process"
-    summary = "The exporter's own processor time, memory and open files (process_*)."
+    summary = "The exporter's own CPU time, memory and open files (process_*)."
 
     def __init__(self, environment: Environment) -> None:
         super().__init__(environment)

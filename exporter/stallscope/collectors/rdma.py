@@ -36,7 +36,7 @@ class Rdma(Source):
         """Read each port's two counters once.
 
         Raises:
-            NotPresent: there is no port that counts.
+            NotPresent: no port has counters.
             ValueError: a counter is not as the kernel writes it.
         """
         samples = [

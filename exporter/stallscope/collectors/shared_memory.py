@@ -25,11 +25,11 @@ class SharedMemory(Source):
         self._path = str(environment.root / "dev/shm")
 
     def read(self) -> Iterable[Sample]:
-        """Ask the file system once.
+        """Query the file system once.
 
         Raises:
             NotPresent: there is no `/dev/shm`, or it has no limit of its own.
-            OSError: it can't be asked.
+            OSError: the query fails.
         """
         try:
             status = os.statvfs(self._path)

@@ -43,7 +43,7 @@ def parse_address(text: str) -> Address:
 
 @lru_cache(1024)
 def sender_of(client: str) -> str:
-    """Return the part of a client's address by which clients are told apart: of IPv6, a network has 2^64 addresses."""
+    """Return the part of a client's address that identifies the client: for IPv6 its network of 2^64 addresses."""
     import ipaddress  # which commands that only read addresses do not need
 
     try:

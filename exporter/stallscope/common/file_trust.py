@@ -32,7 +32,7 @@ def open_own(path: str | os.PathLike[str]) -> int:
     status = os.fstat(descriptor)
     problem = owner_problem(status)
     if not stat.S_ISREG(status.st_mode):
-        problem = "it is no plain file"
+        problem = "it is not a regular file"
     elif not problem and status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         problem = "other users may write it"
     if problem:
@@ -58,7 +58,7 @@ def folder_problem(status: os.stat_result) -> str:
 def secret_problem(status: os.stat_result) -> str:
     """Return why a file keeps no secret; empty where only its owner, and a group without writing, may read it."""
     if not stat.S_ISREG(status.st_mode):
-        return "it is no plain file"
+        return "it is not a regular file"
     if status.st_mode & (stat.S_IRWXO | stat.S_IWGRP):
         return f"its mode is {stat.S_IMODE(status.st_mode):04o}, expected at most 0640"
     return owner_problem(status)

@@ -28,7 +28,7 @@ def without_password(address: str) -> str:
 
 
 def capitalised(text: str) -> str:
-    """Return a text as it stands at the beginning of a sentence."""
+    """Return a text with a capital first letter."""
     return text[:1].upper() + text[1:]
 
 
@@ -55,7 +55,7 @@ def rate(number: float) -> str:
 
 
 def count(number: float) -> str:
-    """A number of things, with few digits where it can't be meant."""
+    """Format a count, with few digits if it is implausible."""
     return f"{number:,.0f}" if abs(number) < _MOST_DIGITS else f"{number:.3g}"
 
 
@@ -77,7 +77,7 @@ def size_of(used: float, total: float) -> str:
 
 def duration(seconds: float) -> str:
     """A time as two units at most."""
-    if not seconds < _CENTURY:  # what somebody reported, or a quotient of it
+    if not seconds < _CENTURY:  # a reported value, or a quotient of one
         return "over a century"
     if seconds < 1:
         return f"{1000 * seconds:.3g} ms" if seconds > 0 else "0 s"

@@ -1,4 +1,4 @@
-"""What the exporter writes to standard error: one line an event, as key=value pairs or as JSON."""
+"""The exporter's log on standard error: one line an event, as key=value pairs or as JSON."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def configure(level: str, form: str, stream: TextIO | None = None) -> None:
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter() if form == "json" else PlainFormatter())
     handler.addFilter(RateLimit())
-    # A log that nobody reads any more (a closed pipe) must not cost the exporter anything.
+    # A log without a reader (a closed pipe) must not cost the exporter anything.
     logging.raiseExceptions = False
     root = logging.getLogger()
     root.handlers[:] = [handler]

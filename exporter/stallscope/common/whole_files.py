@@ -1,4 +1,4 @@
-"""Files that nobody ever finds half of: written beside their place, and put there when they are complete."""
+"""Atomic file writes: files are written next to their place, and renamed when complete."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def whole_files(paths: Sequence[Path]) -> Iterator[list[BinaryIO]]:
             yield list(files)
             for file in files:
                 file.flush()
-                os.fsync(file.fileno())  # here a full disk tells, before anything is replaced
+                os.fsync(file.fileno())  # a full disk fails here, before anything is replaced
         for draft, place in zip(drafts, places, strict=True):
             draft.replace(place)
     except BaseException as problem:
@@ -52,7 +52,7 @@ def whole_files(paths: Sequence[Path]) -> Iterator[list[BinaryIO]]:
             with suppress(OSError):
                 draft.unlink(missing_ok=True)
             if isinstance(problem, OSError) and str(problem.filename) == str(draft):
-                problem.filename = str(place)  # the name that somebody knows
+                problem.filename = str(place)  # the name that the user knows
         raise
 
 

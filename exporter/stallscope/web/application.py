@@ -1,4 +1,4 @@
-"""What the exporter answers over HTTP: which path and method gets what."""
+"""The exporter's HTTP application: paths, methods and responses."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _PLAIN = (_VARY,)
 _OVERSIZED = bytes(MAX_BYTES + 1)
 """Stands for a body too long to be taken, so that the intake counts and words the refusal."""
 REFRESH_SECONDS = 10
-"""After so long a browser asks for the status page again, unless the reader has paused it."""
+"""Seconds after which a browser reloads the status page, unless the reader has paused it."""
 _PAUSED = "refresh=off"
 _PROXIED = frozenset(("forwarded", "x-forwarded-for"))
-"""Headers of a proxy, which may stand on this machine and ask for another."""
+"""Headers of a proxy, which may run on this machine and forward requests of others."""
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 _STATUS_HEADERS = ("Cache-Control: no-store", f"Content-Security-Policy: {_POLICY}", "Referrer-Policy: no-referrer")
 _REFRESHING_HEADERS = (*_STATUS_HEADERS, f"Refresh: {REFRESH_SECONDS}")
@@ -43,7 +43,7 @@ class Pages(Protocol):
 
     @property
     def ready(self) -> bool:
-        """Whether a first round of readings is on the page."""
+        """True if the first readings are on the page."""
 
     def page(self, *, openmetrics: bool, gzip: bool) -> bytes:
         """The newest page."""
@@ -74,16 +74,16 @@ class Application:
             post_report: takes a report's body and the client's address; returns status and JSON.
             post_trace: takes the body of a request for traces, and the uid whose runs alone it may name, or None;
                 returns the same.
-            status_page: makes the status page; told whether browsers are to ask for it again by themselves.
-            release: lets go of GPUs for so many seconds, the configured time for None, takes them up again for 0;
-                tells what happens next.
+            status_page: renders the status page; its argument is true if browsers should reload it.
+            release: releases GPUs for this many seconds, the configured time for None, acquires them again for 0;
+                returns a message.
             telemetry_path: where the metrics are.
             allow_remote_reports: whether other machines may post reports and, with a user or a client certificate,
                 request traces and release GPUs; may be changed later.
-            signed_reports: whether reports tell by a signature who sends them; then other machines may post nothing
+            signed_reports: true if signatures identify the senders of reports; then other machines may post nothing
                 else, since nothing else has one.
             switched_off: paths that are not answered, with the setting that would answer them; may be replaced later.
-            refusals: counts those who may not do what they ask for.
+            refusals: counts refused requests.
             control: the users that may release GPUs and request traces; root and this process's by default.
         """
         self.allow_remote_reports = allow_remote_reports
@@ -159,7 +159,7 @@ class Application:
 
     def _answer_trace(self, request: Request, client: str) -> Response:
         if request.method != "POST":
-            return problem(405, "method", "traces are asked for with POST", "Allow: POST")
+            return problem(405, "method", "traces are requested with POST", "Allow: POST")
         if (refusal := self._refusal(request, client, "requests for traces")) is not None:
             return problem(403, *refusal)
         controls, uid = self._controls(request, client)
@@ -172,7 +172,7 @@ class Application:
 
     def _answer_release(self, request: Request, client: str) -> Response:
         if request.method != "POST":
-            return text(405, f"{request.path} is asked for with POST", "Allow: POST")
+            return text(405, f"{request.path} is requested with POST", "Allow: POST")
         if (refusal := self._refusal(request, client, "requests to release GPUs")) is not None:
             return text(403, refusal[1])
         controls, uid = self._controls(request, client)
@@ -207,7 +207,7 @@ class Application:
             why = f"{what} through a proxy or from another machine need a user or a client certificate of "
             why += "--web.config.file"
         self._refusals.count("forbidden", client, why)
-        return "not_permitted", why if uid is None else f"{why}; user {uid} is none of them"
+        return "not_permitted", why if uid is None else f"{why}; user {uid} is not one of them"
 
     def _refusal(self, request: Request, client: str, what: str) -> tuple[str, str] | None:
         """Why this client may not change anything: the reason's word and a sentence; None where it may."""
@@ -233,5 +233,5 @@ def _is_direct(request: Request, client: str) -> bool:
 
 
 def is_loopback(client: str) -> bool:
-    """Whether the address, as a socket tells it, is this machine's own."""
+    """Return True if a socket's peer address is this machine's own."""
     return client == "::1" or client.removeprefix("::ffff:").startswith("127.")

@@ -1,1 +1,1 @@
-"""What is the same for every maker's GPUs: the driver interface, the questions that are asked, the life of a GPU."""
+"""Collection from GPUs of every vendor: polls, events, and the life of a GPU."""

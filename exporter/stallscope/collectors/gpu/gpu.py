@@ -57,7 +57,7 @@ class Gpu:
 
     def __init__(self, environment: Environment) -> None:
         self.listed = True
-        """Whether the newest enumeration showed it."""
+        """True if the newest enumeration listed it."""
         self.lost_reason = ""
         """Why it is down, as last known; empty while it is up."""
         self.lost_at: float | None = None
@@ -71,7 +71,7 @@ class Gpu:
         self.instances: tuple[Device, ...] | None = None
         """MIG instances as last read; None where MIG is off."""
         self.look_again = False
-        """Whether to ask for MIG instances at the next reading, due or not."""
+        """True to query MIG instances at the next reading, due or not."""
         self.memory_used: int | None = None
         self.xids: Mapping[int, tuple[int, float]] = {}
         """Number of events and wall clock of the newest, by code; replaced by the listener's thread, not edited."""
@@ -172,7 +172,7 @@ class Gpu:
 
     @property
     def served(self) -> Mapping[str, str]:
-        """Which call serves each signal, as far as asked."""
+        """Return the driver call of each signal queried so far."""
         return {**self.session.device.served, **self.session.served}
 
     @property
@@ -215,7 +215,7 @@ class Gpu:
         return known
 
     def xid_samples(self) -> list[Sample]:
-        """The Xid events heard of."""
+        """Return the series of Xid events."""
         found: list[Sample] = []
         for xid, (count, when) in self.xids.items():
             found += self.one(XID_EVENTS, count, str(xid)) + self.one(XID_LAST, when, str(xid))
@@ -281,7 +281,7 @@ class Gpu:
         if failure is not None and not answered:
             raise failure
         if refused and not answered:
-            # No GPU loses all that it has at once: the session is to blame, and only a new one tells what for.
+            # A GPU does not lose everything at once: the session has failed, and only a new one shows the reason.
             raise DriverUnavailable("no_permission", "the GPU refuses everything that it answered before")
         self._note_readings(session.readings)
         samples = [sample for answer in session.answers.values() for sample in answer]
@@ -300,7 +300,7 @@ class Gpu:
             return
         if not persistent and not self._persistence_off_logged:
             _logger.warning(
-                "GPU %s (%s): persistence mode is off: each first use of the idle GPU initialises it anew, which was "
+                "GPU %s (%s): persistence mode is off: each first use of the idle GPU initialises it again, which was "
                 "seen to take tens of milliseconds to seconds and holds up every other call; while this exporter runs "
                 "it keeps the GPU open. Turn it on with nvidia-persistenced, or nvidia-smi -pm 1",
                 *self.labels,
@@ -356,7 +356,7 @@ class Gpu:
         ]
 
     def one(self, which: Family, value: float | Distribution | None, *labels: str) -> list[Sample]:
-        """A sample of this GPU, or none where there is no value."""
+        """Return a sample of this GPU, or nothing without a value."""
         return [] if value is None else [Sample(which, (*self.labels, *labels, *self._mig), value)]
 
     def _samples(self, answer: Answer) -> list[Sample]:

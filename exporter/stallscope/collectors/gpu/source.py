@@ -38,7 +38,7 @@ VALUES_REJECTED = family("stallscope_exporter_values_rejected_total")
 
 _ENUMERATION_SECONDS = 10.0
 _INCOMPLETE_SECONDS = 2.0
-"""The same while some GPU does not say what it is."""
+"""Seconds between enumerations while a GPU is not identified."""
 _RETRY_KNOWN_SECONDS = 5.0
 """Longest pause between two attempts to reach a driver that was there before, and ..."""
 _RETRY_ABSENT_SECONDS = 30.0
@@ -50,7 +50,7 @@ _REOPEN_LOST_SECONDS = (60.0, 600.0)
 _INSTANCE_REMEMBERED_SECONDS = 600.0
 """How long a MIG instance that was taken apart is still shown, as down."""
 _GPU_REMEMBERED_SECONDS = 7 * 86400.0
-"""The same for a GPU that left the driver's list: long enough that nobody misses it over a weekend."""
+"""Seconds that a GPU which left the driver's list is still shown as down: at least a weekend."""
 _GONE_AT_MOST = 64
 """How many that are gone are shown at all: where ever new ones come and go, the newest of them."""
 _EVENTS = "events"
@@ -71,7 +71,7 @@ class GpuSource(Source):
         self._gpus: dict[str, Gpu] = {}
         self._calls_forgotten = 0
         self._rejected_forgotten: Counter[str] = Counter()
-        """What GPUs that were forgotten had counted."""
+        """Counts of GPUs that have been dropped."""
         self._introductions = Introductions(environment.clock)
         self._events = Events(self._driver, environment.clock)
         self._open = False
@@ -80,7 +80,7 @@ class GpuSource(Source):
         self._session_over = 0
         """Number of the newest session that a GPU's reader found at its end."""
         self._admitted = threading.Event()
-        """Set while GPUs may be read: the session stands and every GPU has met its device."""
+        """Set while GPUs may be read: the session is open and every GPU has its device."""
         self._reopening = False
         self._reading: dict[str, bool] = {}
         """Which threads are in a reading now; each writes its own entry only."""
@@ -94,7 +94,7 @@ class GpuSource(Source):
         self._reopen_at = 0.0
         self._released_until: float | None = None
         self._held_by: frozenset[str] = frozenset()
-        """Whose calls keep the driver from being let go."""
+        """Keys of the calls that prevent the release of the driver."""
         self._complaint = ""
 
     @property
@@ -114,14 +114,14 @@ class GpuSource(Source):
         """Keep the session with the driver, and the list of GPUs.
 
         Raises:
-            NotPresent: this machine has, and had, no driver that answers; or it was let go on request.
+            NotPresent: no driver responds, now or before; or the driver is released on request.
             DriverUnavailable: the driver is gone; tried again after a pause.
-            DriverError: a GPU does not say what it is, and so has no series that could tell of it.
+            DriverError: a GPU can't be identified, and therefore has no series that could report it.
         """
         now = self.environment.clock.monotonic()
         self._stay_released(now)
         if self._open:
-            self._admitted.set()  # also where the driver was to be let go, and a call held it
+            self._admitted.set()  # also if a pending call has prevented a release
         if self._open and self._session_over == self._session:
             self._disconnect()
         if self._open and self._reopen_due(now):
@@ -180,7 +180,7 @@ class GpuSource(Source):
             yield Sample(VALUES_REJECTED, (self.name, why), count)
 
     def release(self, seconds: float) -> None:
-        """Let go of the driver's device files at the next reading, and take them up again after so many seconds."""
+        """Close the driver's device files at the next reading, and open them again after this many seconds."""
         self._released_until = self.environment.clock.monotonic() + seconds if seconds else None
 
     def close(self) -> None:
@@ -241,9 +241,9 @@ class GpuSource(Source):
         return read
 
     def _admit(self, gpu: Gpu) -> None:
-        """Go on only while the session stands; a moment's patience while it is merely renewed."""
+        """Return while the session is open; wait briefly while it is only renewed."""
         if self._released_until is not None:
-            raise NotPresent("the driver was let go on request")
+            raise NotPresent("the driver is released on request")
         if not self._admitted.is_set() and not (self._reopening and self._admitted.wait(2 * _QUIET_SECONDS)):
             self._require_session()
         if gpu.met_in != self._session:
@@ -254,7 +254,7 @@ class GpuSource(Source):
     def _require_session(self) -> None:
         if not self._admitted.is_set():
             reason = self._problem.reason if self._problem is not None else "uninitialized"
-            raise DriverUnavailable(reason, "there is no session with the driver now")
+            raise DriverUnavailable(reason, "there is no open session with the driver")
 
     def _read_events(self) -> Iterable[Sample]:
         """Take what the driver reports of its own accord."""
@@ -267,10 +267,10 @@ class GpuSource(Source):
         return ()
 
     def _stay_released(self, now: float) -> None:
-        """Let the driver go where that was asked for.
+        """Release the driver if requested.
 
         Raises:
-            NotPresent: it is let go.
+            NotPresent: it is released.
             DriverError: a call that has not come back holds it.
         """
         until = self._released_until
@@ -285,11 +285,11 @@ class GpuSource(Source):
             if not self._quiet(0.0 if self._held_by else _QUIET_SECONDS):
                 self._held_by = frozenset(key for key, busy in list(self._reading.items()) if busy)
                 stuck = ", ".join(sorted(self._held_by))
-                raise DriverError("busy", f"the driver can't be let go: calls have not come back: {stuck}")
+                raise DriverError("busy", f"the driver can't be released: calls have not returned: {stuck}")
             self._held_by = frozenset()
             self._disconnect()
-            _logger.info("the driver was let go for %.0f s", until - now)
-        raise NotPresent("the driver was let go on request")
+            _logger.info("the driver was released for %.0f s", until - now)
+        raise NotPresent("the driver is released on request")
 
     def _quiet(self, seconds: float = _QUIET_SECONDS) -> bool:
         """Wait for the calls that are under way, but not for those that hang."""
@@ -304,7 +304,7 @@ class GpuSource(Source):
         return False
 
     def _reopen_due(self, now: float) -> bool:
-        """Whether only a new session can show what has changed: a GPU that came, or one that is lost for long."""
+        """Return True if only a new session can show a change: a GPU that appeared, or one lost for long."""
         if now >= self._enumerate_at and self.hardware() != self._hardware:
             return True
         lost = [gpu.lost_at for gpu in self._gpus.values() if gpu.listed and gpu.lost_at is not None]
@@ -321,7 +321,7 @@ class GpuSource(Source):
         self._reopening = True
         try:
             if self._quiet():
-                _logger.info("opening the driver anew to see which GPUs there are")
+                _logger.info("opening the driver again to list its GPUs")
                 self._disconnect()
                 self._connect(now)
                 self._enumerate(now)
@@ -350,7 +350,7 @@ class GpuSource(Source):
 
     def _disconnect(self) -> None:
         if self._quiet():
-            self._events.stop()  # nobody is in it now, and it must not outlive the session
+            self._events.stop()  # no thread uses it now, and it must not outlive the session
         self._open = False
         self._driver.close()
 
@@ -367,7 +367,7 @@ class GpuSource(Source):
         raise DriverUnavailable(problem.reason, str(problem))
 
     def _instances(self) -> frozenset[int]:
-        """The MIG instances that GPUs told of since the driver was opened."""
+        """Return the MIG instances that GPUs reported since the driver was opened."""
         return frozenset(
             id(instance)
             for gpu in self._gpus.values()
@@ -392,7 +392,7 @@ class GpuSource(Source):
             listed.add(identity.uuid)
             each = gpus.get(identity.uuid) or Gpu(self.environment)
             gpus[identity.uuid] = each
-            # Another object for the same GPU in the same session has nothing new to tell.
+            # Another object for the same GPU in the same session has no news.
             if each.met_in != self._session or each.identity != identity:
                 each.meet(identity, system, device)
                 each.met_in = self._session
@@ -400,7 +400,7 @@ class GpuSource(Source):
             if gpu.met_in == self._session:
                 gpu.identify(gpu.identity, system)
         for uuid, gpu in gpus.items():
-            # While somebody does not say who it is, it may be any of those that are missing.
+            # An unidentified GPU may be any of the missing ones.
             gpu.listed = uuid in listed or (gpu.listed and bool(silent))
             if not gpu.listed and gpu.gone_at is None:
                 gpu.rest()
@@ -410,7 +410,7 @@ class GpuSource(Source):
             self._forget(uuid, gpus[uuid])
         self._gpus = remembered
         missing = sum(not gpu.identity.mig and uuid not in listed for uuid, gpu in self._gpus.items())
-        # Silence is explained where a known GPU is missing: its own series tell of it.
+        # A missing known GPU explains the silence: its own series report it.
         self._complaint = (
             f"{len(silent)} of the GPUs do not say what they are: {'; '.join(silent)}" if len(silent) > missing else ""
         )
@@ -419,7 +419,7 @@ class GpuSource(Source):
         self._admitted.set()
 
     def _remembered(self, gpus: Mapping[str, Gpu], now: float) -> dict[str, Gpu]:
-        """Those without the ones that have been gone for so long, or with so many others, that they are forgotten."""
+        """Drop GPUs that have been missing longer than the retention time, oldest first once over the limit."""
         since = {uuid: gpu.gone_at for uuid, gpu in gpus.items() if gpu.gone_at is not None}
         newest = set(sorted(since, key=since.__getitem__, reverse=True)[:_GONE_AT_MOST])
         return {

@@ -1,6 +1,6 @@
-"""Reads every GPU of a source a few times, here and now, and tells what came of it: for a person who asks.
+"""Reads every GPU of a source a few times, and reports the result: for `stallscope gpus`.
 
-The exporter's own readers do the asking, so that what is told is what the exporter will serve. Each runs on a thread
+The exporter's own readers are used, so that the result is what the exporter will expose. Each runs on a thread
 of its own with a time limit, since a GPU that hangs never answers.
 """
 
@@ -35,7 +35,7 @@ class SurveyedSignal:
     supported: bool | None
     """None where it did not turn out."""
     call: str
-    """The driver's call that serves it, or what else does; empty where that is not told."""
+    """The driver's call that serves it, or another origin; empty if unknown."""
     samples: tuple[Sample, ...]
 
 
@@ -56,7 +56,7 @@ class SurveyedGpu:
 
     @property
     def persistence_off(self) -> bool:
-        """Whether the driver lets the GPU go when nobody uses it."""
+        """True if the driver releases the GPU while no process uses it."""
         return any(
             sample.value == 0
             for each in self.signals
@@ -67,13 +67,13 @@ class SurveyedGpu:
 
 @dataclass(frozen=True)
 class Survey:
-    """What one source found."""
+    """Result of one source."""
 
     source: str
     problem: str = ""
-    """Why there is no list of GPUs, or an incomplete one; empty where all is well."""
+    """Reason why the list of GPUs is missing or incomplete; empty without a problem."""
     hung: bool = False
-    """Whether the driver itself did not answer."""
+    """True if the driver itself did not respond."""
     gpus: tuple[SurveyedGpu, ...] = ()
 
 
@@ -97,7 +97,7 @@ def survey(source: GpuSource, *, readings: int = 3, pause: float = 1.0, limit: f
             return Survey(source.name, f"the driver did not answer within {limit:g} s", hung=True)
         problem = str(main.error or "")
         if isinstance(main.error, NotPresent):
-            break  # a driver that isn't there does not come while somebody waits for it
+            break  # a missing driver does not appear while a person waits for it
         before = {uuid: gpu.calls for uuid, gpu in source.gpus.items()}
         hanging = {key: each for key, each in attempts.items() if not each.ended.is_set()}
         readers = {key: read for key, read in source.parts().items() if key not in hanging}
@@ -124,7 +124,7 @@ def survey(source: GpuSource, *, readings: int = 3, pause: float = 1.0, limit: f
 
 
 def _state(attempt: Attempt[Iterable[Sample]], now: float) -> ReaderState:
-    """The same as the sampler would tell of a reader."""
+    """Return the state of a reader as the sampler would report it."""
     if not attempt.ended.is_set():
         return ReaderState(busy_since=now, attempts=1)
     if attempt.error is not None:

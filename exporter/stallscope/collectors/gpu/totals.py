@@ -139,7 +139,7 @@ class TrafficPoll(Poll):
             )
             session.served.pop(each.signal, None)
             if traffic.moved_at is None or session.now - traffic.moved_at > session.longest or traffic.total is None:
-                continue  # a total that stands still would look like an idle link
+                continue  # a constant total would look like an idle link
             found[each] = traffic.total
             if traffic.by_activity:
                 session.served[each.signal] = "activity (GPM)"

@@ -15,16 +15,16 @@ class Traffic:
     """
 
     def __init__(self, *, most_per_second: float, may_be_narrow: bool = False) -> None:
-        """Begin with nothing told.
+        """Start without a total.
 
         Args:
             most_per_second: bytes; more is implausible.
             may_be_narrow: whether the counter may wrap after 32 bits.
         """
         self.total: float | None = None
-        """Bytes; None before anything was told."""
+        """Bytes; None before the first value."""
         self.by_activity = False
-        """Whether activity is what is believed now."""
+        """True while the total follows activity."""
         self.moved_at: float | None = None
         """When the counter or activity was last read, monotonic seconds."""
         self.counter = DriverCounter(
@@ -54,13 +54,13 @@ class Traffic:
     def take(
         self, counted: float | None, moved: float | None, now: float, session: int = 0, seconds: float = 0.0
     ) -> None:
-        """Take in what one reading told.
+        """Add the values of one reading.
 
         Args:
             counted: the driver's counter.
             moved: bytes since the reading before, by activity.
             now: monotonic seconds.
-            session: another number than before says that the driver was opened anew, and perhaps loaded anew.
+            session: a new number means that the driver was opened again, and perhaps loaded again.
             seconds: the time over which activity moved them.
         """
         if moved is not None and not 0 <= moved <= self._most_per_second * (seconds + COUNTER_SLACK):

@@ -30,7 +30,7 @@ MEMORY_UTILIZATION = family("stallscope_gpu_memory_utilization_ratio")
 
 
 class UtilizationPoll(Poll):
-    """Integrates the driver's samples; its snapshot where it keeps none, and activity where there is no snapshot."""
+    """Integrates the driver's samples; without samples its snapshot, and without a snapshot the activity."""
 
     name = "utilization"
     families = (BUSY, MEMORY_BUSY)
@@ -40,7 +40,7 @@ class UtilizationPoll(Poll):
         """Begin with nothing known.
 
         Args:
-            activity: stands in on MIG instances.
+            activity: used for MIG instances.
             interval: seconds between two readings.
             longest: seconds after which a reading is stale.
         """

@@ -83,7 +83,7 @@ class BasicAuthentication:
         password = password[:_MOST_BYTES]
         is_user = user in users
         hashed = users[user] if is_user else self._decoy(users, user)
-        # Keyed, so that the time of the look-up tells nothing, and no password is kept.
+        # Keyed, so that the time of the look-up reveals nothing, and no password is kept.
         known = self._digest(b"\0".join((b"%d" % is_user, user.hex().encode(), hashed, password)))
         if self._right.get(user) == known:
             return "allowed"
@@ -134,7 +134,7 @@ class BasicAuthentication:
         """Return the hash that an unknown user's password is compared with.
 
         Each unknown name gets the hash of some user, always the same: neither the time of an answer nor how it varies
-        from name to name tells which users exist.
+        from name to name reveals which users exist.
         """
         hashes = list(users.values())
         return hashes[int.from_bytes(self._digest(user)[:8], "big") % len(hashes)]

@@ -12,7 +12,7 @@ _NETWORK = Path("/proc/self/net")
 _ESTABLISHED = b"01"
 _TCP_ESTABLISHED = 1
 _MAPPED = bytes(10) + b"\xff\xff"
-"""What comes before an IPv4 address that is written as one of IPv6."""
+"""Prefix of an IPv4 address in IPv6 notation."""
 
 
 class Peer:

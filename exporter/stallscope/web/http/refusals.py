@@ -1,4 +1,4 @@
-"""How often the web server sent somebody away, by reason: a log line comes once a minute, a counter each time."""
+"""Counts refused requests by reason; logs each reason once a minute."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ REFUSED = family("stallscope_exporter_requests_refused_total")
 Reason = Literal["credentials", "certificate", "forbidden", "handshake", "malformed", "limits"]
 REASONS: tuple[Reason, ...] = ("credentials", "certificate", "forbidden", "handshake", "malformed", "limits")
 _COMPLAINT_SECONDS = 60.0
-"""Seconds between two log lines that say the same: anybody may try."""
+"""Seconds between two log lines with the same reason: any client can cause them."""
 
 
 class Refusals:
-    """Counts, and tells the log. Any thread may call."""
+    """Counter and log of refusals. Thread-safe."""
 
     def __init__(self) -> None:
         """Start at zero."""

@@ -26,7 +26,7 @@ class Request(NamedTuple):
     oversized: bool = False
     """True if the body is over the limit; then it is not here, and the connection ends after the response."""
     query: str = ""
-    """What follows the question mark, as it came."""
+    """The query string, unparsed."""
     peer: Peer | None = None
     """The client's end of the connection."""
     proven: bool = False
@@ -37,7 +37,7 @@ def request_of(head: h11.Request, peer: Peer | None = None) -> Request:
     """Return the request without its body.
 
     Raises:
-        h11.RemoteProtocolError: its target is no path.
+        h11.RemoteProtocolError: its target is not a path.
     """
     path, _mark, query = head.target.decode().partition("?")
     if not path.startswith("/"):

@@ -1,4 +1,4 @@
-"""What the web configuration file asks for, applied to every request and connection, and read again when it changes.
+"""Applies the web configuration file to every request and connection, and reads it again when it changes.
 
 As in the exporter-toolkit, users have to say who they are everywhere, `/-/healthy` and `/-/ready` included, and a
 certificate or password that was changed counts from the next connection or request on. An invalid file changes
@@ -35,17 +35,17 @@ LOOK_SECONDS = 2.0
 
 
 class _Rules(NamedTuple):
-    """What is in force. Replaced as a whole."""
+    """The settings in force. Replaced as a whole."""
 
     marks: Mapping[Path, Mark]
-    """What tells whether a file that was read has changed since."""
+    """Marks of the files that were read, to detect changes."""
     configuration: WebConfiguration
     limiter: _RateLimiter | None
     headers: tuple[tuple[str, str], ...]
     """Names in lower case, and whole lines."""
     context: ServerContext | None
     outside_its_time: str
-    """Whether the certificate is good for nobody now, in words."""
+    """Reason why the certificate is currently invalid, in words."""
 
 
 class _RateLimiter:
@@ -59,7 +59,7 @@ class _RateLimiter:
         self._filled = monotonic()
 
     def is_allowed(self) -> bool:
-        """Take a token; False if there is none."""
+        """Take a token; return False if there is none."""
         with self._taking:
             now = self._monotonic()
             self._tokens = min(self.limit.burst, self._tokens + (now - self._filled) / self.limit.interval)
@@ -106,22 +106,22 @@ class Security:
         """True if the file was valid when it was last read."""
         return not self._problem
 
-    def guard(self, answer: Answer, spared: Callable[[Request], bool] = lambda _request: False) -> Answer:
-        """Let nobody to the answers who must not have them.
+    def guard(self, answer: Answer, exempt: Callable[[Request], bool] = lambda _request: False) -> Answer:
+        """Return the refusal of a request that is not permitted.
 
         Args:
             answer: what answers.
-            spared: tells which requests need no user, since they say otherwise who sends them.
+            exempt: returns True for requests that need no user, because they identify their sender otherwise.
         """
 
         def guarded(request: Request, client: str) -> Response:
             self.look()
             rules = self._rules
-            is_spared = spared(request)
-            if (refusal := self._refusal(rules, request, client, is_spared=is_spared)) is not None:
+            is_exempt = exempt(request)
+            if (refusal := self._refusal(rules, request, client, is_exempt=is_exempt)) is not None:
                 response = refusal
             else:
-                response = answer(request._replace(proven=self._users is not None and not is_spared), client)
+                response = answer(request._replace(proven=self._users is not None and not is_exempt), client)
             own = {line.partition(":")[0].lower() for line in response.headers}
             if response.content_type:
                 own.add("x-content-type-options")  # which goes with every content
@@ -198,11 +198,11 @@ class Security:
         if self._rules.outside_its_time:
             _logger.warning("clients will refuse this exporter: %s", self._rules.outside_its_time)
 
-    def _refusal(self, rules: _Rules, request: Request, client: str, *, is_spared: bool) -> Response | None:
+    def _refusal(self, rules: _Rules, request: Request, client: str, *, is_exempt: bool) -> Response | None:
         if rules.limiter is not None and not rules.limiter.is_allowed():
             self._refusals.count("limits", client, "more requests than rate_limit allows")
             return text(429, "more requests than rate_limit allows; send fewer", "Retry-After: 1")
-        if self._users is None or is_spared:
+        if self._users is None or is_exempt:
             return None
         authorization = request.headers.get("authorization", "")
         verdict = self._users.judge(authorization, client)
@@ -210,8 +210,8 @@ class Security:
             return None
         if verdict == "busy":
             self._refusals.count("limits", client, "passwords are being checked")
-            return text(429, "passwords are being checked; ask again", "Retry-After: 1")
-        why = "no user of {} with that password" if authorization else "it named no user, and {} asks for one"
+            return text(429, "passwords are being checked; try again", "Retry-After: 1")
+        why = "no user of {} with that password" if authorization else "the request names no user, and {} requires one"
         self._refusals.count("credentials", client, why.format(self._file))
         return text(401, "Unauthorized", "WWW-Authenticate: Basic")
 

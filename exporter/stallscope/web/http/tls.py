@@ -56,7 +56,7 @@ def context_of(tls: Tls) -> ServerContext:
     context = ServerContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = _VERSIONS[tls.lowest]
     context.maximum_version = _VERSIONS[tls.highest]
-    context.options |= ssl.OP_NO_RENEGOTIATION  # work that a client could ask for without end
+    context.options |= ssl.OP_NO_RENEGOTIATION  # a client could request it without end
     if tls.server_chooses:
         context.options |= ssl.OP_CIPHER_SERVER_PREFERENCE
     else:
@@ -74,11 +74,11 @@ def context_of(tls: Tls) -> ServerContext:
         ) from None
     with _file_of(tls.certificate, "cert") as certificate, _file_of(tls.key, "key") as key:
         try:
-            # An encrypted key would ask at a terminal for its password, and there may be none.
+            # An encrypted key would prompt for its password at a terminal, and there may be none.
             context.load_cert_chain(certificate, key, password="")
         except (ssl.SSLError, OSError) as problem:
             raise ConfigurationError(
-                f"{_SECTION}: {_named(tls.certificate, 'cert')} and {_named(tls.key, 'key')} are no PEM certificate "
+                f"{_SECTION}: {_named(tls.certificate, 'cert')} and {_named(tls.key, 'key')} are not a PEM certificate "
                 f"with its unencrypted key ({_reason(problem)}); write both in PEM, without a password"
             ) from None
     _authenticate_clients(context, tls)
@@ -229,12 +229,12 @@ class TlsAdapter:
         """Say why a connection ended, where TLS was why.
 
         Returns:
-            What to tell the client in plain HTTP, where that is what it speaks.
+            Message for a client that speaks plain HTTP.
         """
         if not isinstance(problem, ssl.SSLError) or isinstance(problem, (ssl.SSLEOFError, ssl.SSLZeroReturnError)):
             return ""
         if problem.reason == "HTTP_REQUEST":
-            why = "plain HTTP came where TLS is spoken; ask by https://"
+            why = "plain HTTP came where TLS is served; use https://"
             self._refusals.count("handshake", client, why)
             return why
         self._refusals.count(

@@ -1,4 +1,4 @@
-"""What the status page remembers of the last minutes: a byte for five seconds of a GPU, a rank's counters twice.
+"""History of the last minutes for the status page: a byte for five seconds of a GPU, a rank's counters twice.
 
 The publisher's thread notes, the page reads; what is kept is replaced, so that neither waits for the other.
 """
@@ -16,10 +16,10 @@ OBSERVED = family("stallscope_gpu_utilization_samples")
 
 POINT_SECONDS = 5.0
 POINTS = 60
-NOT_TOLD = 255
-"""Stands for a point that no reading told of; all others are percent."""
+UNKNOWN = 255
+"""Marks a point without a reading; all other values are percent."""
 MARK_SECONDS = 150.0
-"""Between two marks: the older of two lies 2.5 to 5 minutes back, about as far as verdicts look."""
+"""Seconds between two marks: the older one is 2.5 to 5 minutes old, about as long as verdicts look back."""
 MAX_GPUS = 128
 
 
@@ -46,7 +46,7 @@ class History:
             self._marks = (*self._marks[-1:], counters_of(SnapshotSamples(samples)))
 
     def activity(self, uuid: str) -> bytes:
-        """Percent by POINT_SECONDS, oldest first, or NOT_TOLD."""
+        """Percent by POINT_SECONDS, oldest first, or UNKNOWN."""
         return self._activity.get(uuid, b"")
 
     @property
@@ -62,14 +62,14 @@ class History:
         }
         activity = {}
         for uuid in [*observed, *(self._activity.keys() - observed.keys())][:MAX_GPUS]:
-            point = NOT_TOLD
+            point = UNKNOWN
             if uuid in observed and uuid in self._observed:
                 # The mean of the driver's own samples since the last point: no clock in it that could be off.
                 total, count = (new - old for new, old in zip(observed[uuid], self._observed[uuid], strict=True))
                 if count > 0:
                     point = min(100, max(0, round(100 * total / count)))
             points = (self._activity.get(uuid, b"") + bytes((point,)))[-POINTS:]
-            if points.count(NOT_TOLD) < len(points) or uuid in observed:
+            if points.count(UNKNOWN) < len(points) or uuid in observed:
                 activity[uuid] = points
         self._observed = observed
         self._activity = activity

@@ -1,4 +1,4 @@
-"""What Prometheus says of a run or GPU, in the words of the table of causes."""
+"""Prometheus' verdict on a run or GPU, in the words of the table of causes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def verdict_line(verdict: Verdict, *, with_gpus: bool = True) -> str:
 
 
 def gpu_verdict_line(verdict: Verdict) -> str:
-    """The same of a GPU. Where the cause is that of its run, the run says what to change, perhaps on another GPU."""
+    """Return the verdict on a GPU. If its cause is its run's, the run has the remedy, perhaps for another GPU."""
     words = words_of(verdict)
     if words.of_run:
         return f'<p class="quiet">Verdict of its run: {words.title}, {percent(verdict.share)}.</p>'
@@ -31,7 +31,7 @@ def gpu_verdict_line(verdict: Verdict) -> str:
 
 
 def provenance(verdicts: Verdicts | None) -> str:
-    """Where verdicts come from and how old they are, or why there are none."""
+    """Return the origin and age of the verdicts, or the reason why there are none."""
     if verdicts is None:
         return (
             '<p class="quiet">Verdicts and remedies are shown here where the exporter knows a Prometheus with '
@@ -42,11 +42,11 @@ def provenance(verdicts: Verdicts | None) -> str:
         if verdicts.age is None:
             rest = "No verdict is known meanwhile."
         else:
-            rest = f"The verdicts shown were told {ago(verdicts.age)}."
+            rest = f"The verdicts shown are from {ago(verdicts.age)}."
         return (
             f'<p class="verdict warn" role="status"><strong>Verdicts can\'t be had.</strong> '
             f"{foreign(verdicts.problem, _REASON_LENGTH)}. {rest}</p>"
         )
     if verdicts.age is None:
-        return f'<p class="quiet">Asking {server} for verdicts.</p>'
-    return f'<p class="quiet">Verdicts: {server}, told {ago(verdicts.age)}.</p>'
+        return f'<p class="quiet">Querying {server} for verdicts.</p>'
+    return f'<p class="quiet">Verdicts: {server}, {ago(verdicts.age)}.</p>'

@@ -1,4 +1,4 @@
-"""A look at the exporter's memory. Everything in it is replaced, not edited, so that nobody waits for it."""
+"""A snapshot of the exporter's memory. Everything in it is replaced, not edited, so that readers take no lock."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ _MOST = 1e100
 
 
 class Look(NamedTuple):
-    """What the status page shows at one moment."""
+    """Contents of the status page at one moment."""
 
     at: float
     """Unix time of the newest page of metrics."""
     ready: bool
-    """Whether a first round of readings is on it."""
+    """True if the first readings are on it."""
     samples: tuple[Sample, ...]
     """Everything on that page."""
     statuses: tuple[SourceStatus, ...]
     failures: Mapping[RankKey, str] = {}
-    """What a rank's process failed with, where it reported that."""
+    """Failure of a rank's process, if it reported one."""
     reads_gpus: bool = True
-    """Whether a source of GPUs is switched on."""
+    """True if a GPU collector is enabled."""
     simulated: str = ""
     """The scenario, where GPUs are simulated."""
 

@@ -7,10 +7,10 @@ from html import escape
 from typing import NamedTuple
 
 from stallscope.common.formatting import NAME_LENGTH, duration, readable
-from stallscope.web.status.history import NOT_TOLD, POINT_SECONDS, POINTS
+from stallscope.web.status.history import POINT_SECONDS, POINTS, UNKNOWN
 
-NOT_TOLD_TEXT = '<span class="none">not told</span>'
-"""Where there is no value: absent must not look like zero."""
+UNKNOWN_TEXT = '<span class="none">unknown</span>'
+"""Text without a value: absent must not look like zero."""
 _LINE_HEIGHT = 24
 
 
@@ -32,14 +32,14 @@ def attribute(text: str, longest: int = NAME_LENGTH) -> str:
 
 
 def bar(ratio: float | None, css: str = "fill") -> str:
-    """A bar beside a number that says the same; a dashed empty one where there is none."""
+    """A bar next to a number with the same value; dashed and empty without one."""
     if ratio is None:
         return '<svg class="bar untold" aria-hidden="true"></svg>'
     return stacked((Part(css, ratio),))
 
 
 def stacked(parts: Iterable[Part]) -> str:
-    """Parts of a whole, side by side; what they are stands beside it as text."""
+    """Parts of a whole, next to each other, with their names as text."""
     rectangles = []
     left = 0.0
     for part in parts:
@@ -54,20 +54,20 @@ def stacked(parts: Iterable[Part]) -> str:
 
 
 def line(points: bytes) -> str:
-    """A line of percentages over the last minutes with gaps where nothing was told, and beneath it what it shows."""
-    told = [point for point in points if point != NOT_TOLD]
-    if len(told) < 2:
+    """A line of percentages over the last minutes, with gaps where no value is known, and its caption."""
+    known = [point for point in points if point != UNKNOWN]
+    if len(known) < 2:
         return ""
     path = []
     drawing = False
     for place, point in enumerate(points, POINTS - len(points)):
-        if point != NOT_TOLD:
+        if point != UNKNOWN:
             # A line of no length after each beginning, so that a point alone is seen too.
             path.append(f"{'L' if drawing else 'M'}{place} {_LINE_HEIGHT - point * _LINE_HEIGHT / 100:.3g}")
             path.append("" if drawing else "h0")
-        drawing = point != NOT_TOLD
+        drawing = point != UNKNOWN
     minutes = duration(len(points) * POINT_SECONDS)
-    words = f"{minutes}: mean {sum(told) / len(told):.0f} %, {min(told)} to {max(told)} %"
+    words = f"{minutes}: mean {sum(known) / len(known):.0f} %, {min(known)} to {max(known)} %"
     return (
         f'<svg class="line" viewBox="0 -1 {POINTS - 1} {_LINE_HEIGHT + 2}" preserveAspectRatio="none" '
         f'aria-hidden="true"><path d="{"".join(path)}"/></svg><p class="under">{words}</p>'

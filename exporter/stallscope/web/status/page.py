@@ -17,14 +17,14 @@ from stallscope.web.status.gpus import MAX_GPUS, gpu_section, shown_first
 from stallscope.web.status.history import History
 from stallscope.web.status.judgement import provenance
 from stallscope.web.status.look import Look, SnapshotSamples
-from stallscope.web.status.markup import NOT_TOLD_TEXT, attribute, entry, foreign
+from stallscope.web.status.markup import UNKNOWN_TEXT, attribute, entry, foreign
 from stallscope.web.status.runs import run_section
 from stallscope.web.status.selection import Selection, select
 from stallscope.web.status.sources import source_section
 from stallscope.web.status.style import STYLE
 
 SHARED_SECONDS = 1.0
-"""For so long one rendering is good for everybody."""
+"""Seconds for which one rendering serves every client."""
 
 
 class _Rendered(NamedTuple):
@@ -51,7 +51,7 @@ class StatusPage:
             host: the machine's name.
             telemetry_path: where the metrics are.
             history: what is remembered of the last minutes.
-            verdicts: whom to ask for verdicts, where a Prometheus is known.
+            verdicts: source of verdicts, if a Prometheus is known.
         """
         self._look = look
         self._host = host
@@ -80,7 +80,7 @@ class StatusPage:
             self._rendering.release()
 
     def render(self, refreshing: bool, now: float | None = None) -> bytes:
-        """Render anew, as of that Unix time."""
+        """Render again, as of that Unix time."""
         look = self._look()
         now = time.time() if now is None else now
         node = node_of(SnapshotSamples(look.samples), before=self._history.before, time=look.at)
@@ -122,7 +122,7 @@ class StatusPage:
 
 _FOOT = (
     f'<p class="quiet">To reload a GPU driver under the exporter: <code>POST {RELEASE_PATH}?for=2m</code> or SIGUSR1 '
-    f"lets go of the device files for a while, <code>POST {RESUME_PATH}</code> or SIGUSR2 takes them up again.</p>"
+    f"closes the device files for a while, <code>POST {RESUME_PATH}</code> or SIGUSR2 opens them again.</p>"
     f'<p class="quiet">Stallscope {attribute(__version__)}. Where does my GPU time go, and what do I change?</p>'
 )
 
@@ -165,8 +165,8 @@ def _tiles(look: Look, node: Node, selection: Selection) -> str:
         down = sum(gpu.up is False for gpu in whole)
         lost = f' <small class="bad">{down} down</small>' if down else ""
         tiles.append(entry("GPUs up", f"{len(up)} <small>of {len(whole)}</small>{lost}"))
-        tiles.append(entry("Mean activity", percent(sum(activity) / len(activity)) if activity else NOT_TOLD_TEXT))
-        tiles.append(entry("Power", f"{sum(power):,.0f} W" if power else NOT_TOLD_TEXT))
+        tiles.append(entry("Mean activity", percent(sum(activity) / len(activity)) if activity else UNKNOWN_TEXT))
+        tiles.append(entry("Power", f"{sum(power):,.0f} W" if power else UNKNOWN_TEXT))
     live = sum(not run.ended for run, _ranks in selection.runs)
     over = f" <small>and {selection.left_out:,} more</small>" if selection.left_out else ""
     tiles.append(entry("Runs under way", f"{live}{over}"))

@@ -14,12 +14,12 @@ MAX_RANKS = 48
 
 
 class Selection(NamedTuple):
-    """What is shown."""
+    """Contents of the page."""
 
     runs: tuple[tuple[Run, tuple[Rank, ...]], ...]
     """Runs with those of their ranks that there is room for, by number."""
     left_out: int
-    """Runs that there is no room for."""
+    """Number of runs above the limit."""
 
 
 def select(runs: Sequence[Run]) -> Selection:

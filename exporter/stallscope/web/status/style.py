@@ -103,6 +103,6 @@ _PHASES = {
     "own2": "#0284c7",
     "rest": "#8a8f98",
 }
-"""Colours of phases: of middling lightness, so that they stand out from light and from dark."""
+"""Colours of phases: of medium lightness, visible on light and on dark backgrounds."""
 
 STYLE += "".join(f".p-{name}{{fill:{colour};background:{colour}}}" for name, colour in _PHASES.items())
