@@ -14,7 +14,7 @@ from stallscope.simulation.scenarios import SCENARIOS
         (["--scenari", "x"], "unknown flag --scenari; did you mean --scenario?"),
         (["--no-instal"], "unknown flag --no-instal; did you mean --no-install?"),
         (["now"], "unexpected argument now"),
-        (["--scenario", "gpu_lst"], "--scenario: there is no scenario 'gpu_lst'; did you mean gpu_lost?"),
+        (["--scenario", "gpu_lst"], "--scenario: unknown scenario 'gpu_lst'; did you mean gpu_lost?"),
         (["--grafana.port", "x"], "argument --grafana.port: 'x' is no port"),
         (["--timeout", "soon"], "argument --timeout: 'soon' is no time above 0"),
         (["--timeout", "2d"], "argument --timeout: '2d' is no time above 0 and at most 1d"),

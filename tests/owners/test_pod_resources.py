@@ -346,8 +346,8 @@ def test_an_answer_in_pieces_is_put_together(serve: Callable[[Script], PodResour
 @pytest.mark.parametrize(
     ("script", "problem"),
     [
-        (b"\0\0\5\4\0\0\0\0\0hello", "no HTTP/2"),
-        (only_headers((":status", "404"), ("content-type", "text/html")), "no gRPC: HTTP status 404"),
+        (b"\0\0\5\4\0\0\0\0\0hello", "not HTTP/2"),
+        (only_headers((":status", "404"), ("content-type", "text/html")), "not gRPC: HTTP status 404"),
         (only_headers((":status", "200"), ("content-type", "text/html")), "content type 'text/html'"),
         (answered(b"\0\0\0\0\0"), "without a status"),
         (answered(b"\0\0\0\0\0", ("grpc-status", "well")), "without a status"),

@@ -17,12 +17,12 @@ def test_the_scenarios_of_the_first_verdicts_are_there() -> None:
 
 
 def test_an_unknown_name_is_refused_with_the_nearest_one_and_the_list() -> None:
-    with pytest.raises(ValueError, match=r"'thermal_trottle'; did you mean thermal_throttle\? \(there are healthy, "):
+    with pytest.raises(ValueError, match=r"'thermal_trottle'; did you mean thermal_throttle\? \(known: healthy, "):
         scenario("thermal_trottle")
 
 
 def test_a_name_near_to_nothing_gets_no_guess() -> None:
-    with pytest.raises(ValueError, match=r"no scenario 'xyzzy' \(there are"):
+    with pytest.raises(ValueError, match=r"unknown scenario 'xyzzy' \(known:"):
         scenario("xyzzy")
 
 

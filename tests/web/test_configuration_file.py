@@ -127,13 +127,19 @@ BAD = {
         r"basic_auth_users\.alice: is not a bcrypt hash of a password; write the hash that `htpasswd -nBC 10 alice` ",
     ),
     "no hash": ("basic_auth_users: {alice: }", "is not a bcrypt hash"),
-    "a hash that costs nothing": (f"basic_auth_users: {{alice: {HASH.replace('$10$', '$03$')}}}", "is not a bcrypt hash"),
+    "a hash that costs nothing": (
+        f"basic_auth_users: {{alice: {HASH.replace('$10$', '$03$')}}}",
+        "is not a bcrypt hash",
+    ),
     "a header that can't be set": ("http_server_config: {headers: {Server: x}}", r"headers\.Server: is unknown; use"),
     "a header's wrong value": (
         "http_server_config: {headers: {X-Frame-Options: x}}",
         "X-Frame-Options: 'x' is not allowed; write deny or sameorigin",
     ),
-    "an interval in no unit": ("rate_limit: {interval: 1x}", "interval: '1x' is not a duration; write one such as 500ms"),
+    "an interval in no unit": (
+        "rate_limit: {interval: 1x}",
+        "'1x' is not a duration; write one such as 500ms",
+    ),
     "a burst that is no number": (
         "rate_limit: {burst: many}",
         "burst: 'many' is not a number of requests; write an integer",

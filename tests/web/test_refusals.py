@@ -30,6 +30,9 @@ ALICE = "Basic YWxpY2U6cmlnaHQ="
 MALLORY = "Basic bWFsbG9yeTpndWVzcw=="
 
 
+TLS_IN_PLAIN = "a TLS handshake came where plain HTTP is served; use http://, or set --web.config.file"
+
+
 def counts(refusals: Refusals) -> dict[str, float]:
     """Those that are not zero."""
     found = {sample.labels[0]: sample.value for sample in refusals.collect()}
@@ -94,7 +97,7 @@ def test_what_is_no_http_is_malformed_and_tls_is_called_so(serve: Serve, caplog:
     assert counts(refusals) == {"malformed": 3}
     assert caplog.messages == [
         "refused a client at 127.0.0.1: this is not an HTTP/1.1 request",
-        "refused a client at 127.0.0.1: a TLS handshake came where plain HTTP is served; use http://, or set --web.config.file",
+        f"refused a client at 127.0.0.1: {TLS_IN_PLAIN}",
     ]
 
 

@@ -254,7 +254,7 @@ def test_verdicts_without_a_row_in_the_table_are_told_as_they_are(cause: str, wo
 
 def test_where_verdicts_come_from_is_told_with_their_age() -> None:
     assert "Verdicts: http://prometheus:9090, 12 s ago." in shown(verdicts=judged()).text
-    assert "Asking http://prometheus:9090 for verdicts." in shown(verdicts=judged(age=None)).text
+    assert "Querying http://prometheus:9090 for verdicts." in shown(verdicts=judged(age=None)).text
     assert "--prometheus.url" in shown().text
 
 

@@ -178,7 +178,10 @@ REFUSED = {
     "neither file": (f"{TLS.replace('node.crt', 'x').replace('node.key', 'x')}", "x can't be read: No such file"),
     "authorities of nobody": (f"{TLS}  client_ca_file: /dev/null\n", "client_ca_file: has no effect, .*; set"),
     "authorities that are not there": (f"{TLS}  client_ca_file: missing\n", "client_ca_file: has no effect, .*; set"),
-    "a password for a hash": (f"{TLS}basic_auth_users:\n  john: doe\n", "john: is not a bcrypt hash of a password; write"),
+    "a password for a hash": (
+        f"{TLS}basic_auth_users:\n  john: doe\n",
+        "john: is not a bcrypt hash .*; write",
+    ),
     "an invented suite": (
         OPTIONAL + suites("TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA2048"),
         "SHA2048 is not supported; use some of",

@@ -1,4 +1,4 @@
-"""What each GPU's driver says of the processes on it, for whoever finds out whose they are.
+"""Processes on each GPU as its driver reports them, for the collector of owners.
 
 GPU sources write, the source of owners reads, and the other way round for how GPUs are shared; neither waits for the
 other.
@@ -17,10 +17,10 @@ class Occupancy(NamedTuple):
 
     identity: Identity
     memory_used: int | None
-    """Bytes of frame buffer in use, driver's own share excluded; None where the GPU does not tell."""
+    """Bytes of frame buffer in use, without the driver's own share; None if the GPU does not report it."""
     processes: tuple[GpuProcess, ...]
     busy: Mapping[int, float]
-    """Seconds for which a process kept the GPU busy, by pid, since it was first seen; empty where not told."""
+    """Seconds that a process kept the GPU busy, by pid, since it was first seen; empty if unknown."""
 
 
 class Occupancies:

@@ -1,8 +1,8 @@
-"""Peak arithmetic by GPU model: a dated table, since no driver tells it.
+"""Peak arithmetic by GPU model: a dated table, because no driver reports it.
 
 A figure is the maker's own for one device as the driver shows it, dense (no structured sparsity), at boost clock, on
 tensor or matrix cores where the GPU has them for that precision. Consumer cards that add up 32-bit sums at half speed
-stand here with that half, since training sums in 32 bits. What could not be verified, and names that stand for
+are listed with that half, since training sums in 32 bits. Unverified models, and names that stand for
 several boards, are left out: absent beats wrong.
 """
 

@@ -1,4 +1,4 @@
-"""Judges what a driver says: what can't be meant is left out, and counted by reason."""
+"""Checks the plausibility of a driver's values: implausible ones are left out, and counted by reason."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _Number = TypeVar("_Number", int, float)
 _Entry = TypeVar("_Entry", bound=Sequence[float])
 
 # All bits set, or all but the sign, in 32 and 64 bits, and DCGM's blanks above the latter. A counter that happens to
-# stand at one of them loses one reading and no count.
+# that stays at one of them loses one reading and no count.
 _SENTINELS = frozenset({0xFFFF_FFFF, 0x7FFF_FFFF, 0xFFFF_FFFF_FFFF_FFFF, -1})
 _BLANKS_FROM, _BLANKS_TO = 0x7FFF_FFFF_FFFF_FFF0, 1 << 63  # the latter is what doubles make of them
 _MINUTE_US = 60_000_000
@@ -24,7 +24,7 @@ class Scrutiny:
     """Of one GPU. Belongs to one thread; anyone may read the counts."""
 
     def __init__(self, monotonic: Callable[[], float], wall: Callable[[], float]) -> None:
-        """Begin with nothing rejected; the clocks tell seconds."""
+        """Start with nothing rejected; the clocks return seconds."""
         self.total = 0
         """How much was rejected so far."""
         self._counts: dict[Rejection, int] = {}
@@ -46,7 +46,7 @@ class Scrutiny:
         self.total += 1
 
     def number(self, value: _Number | None, most: float, least: float = 0) -> _Number | None:
-        """The value itself, or None, counted, where it can't be meant."""
+        """Return the value, or None and count it if it is implausible."""
         if value is None:
             return None
         if value in _SENTINELS or _BLANKS_FROM <= value <= _BLANKS_TO:
@@ -61,7 +61,7 @@ class Scrutiny:
         """The value itself.
 
         Raises:
-            DriverError: it can't be meant; there may be a sound one next time.
+            DriverError: the value is implausible; the next one may be valid.
         """
         sound = self.number(value, most, least)
         if sound is None:
@@ -69,7 +69,7 @@ class Scrutiny:
         return sound
 
     def text(self, value: str | bytes | None) -> str:
-        """Text fit for a label: what is no UTF-8 is replaced, control characters go; empty where there is none."""
+        """Return a text fit for a label: invalid UTF-8 is replaced, control characters are removed; may be empty."""
         if value is None:
             return ""
         decoded = value.decode(errors="replace") if isinstance(value, bytes) else value
@@ -79,12 +79,12 @@ class Scrutiny:
         return clean.strip()
 
     def timely(self, entries: Sequence[_Entry], place: int = 0) -> list[_Entry]:
-        """The entries whose timestamp, in microseconds at that place, can be meant; oldest first.
+        """Return the entries whose timestamp, in microseconds at that place, is plausible; oldest first.
 
         The driver's clock need not be wall clock, so a timestamp is judged by the driver's own: it is from the future
-        where it lies more than an hour beyond the newest one believed before plus the time since (in the first answer
+        if it is more than an hour beyond the newest valid one plus the time since (in the first response
         of a session: beyond the middle one), unless the wall clock shows that same hour, as after a step or a suspend.
-        A first answer with one or two entries has no middle: the wall clock stands in, since clocks start in 1970 or
+        A first response with one or two entries has no median: the wall clock is used, since clocks start in 1970 or
         later, at boot for instance. Where a whole answer is from the future, and the next one goes on from it as time
         did, the driver's clock was set forward.
         """

@@ -1,7 +1,7 @@
-"""Whose a GPU is: joins what the driver, the orchestrator and `/proc` know. No state, no files.
+"""Attributes GPUs to owners: joins the data of the driver, the orchestrator and `/proc`. No state, no files.
 
-Only what can be told apart is split. Memory goes with its process; a figure of the whole GPU is never given to each of
-several owners. What nobody is found for remains under empty labels.
+Only separable values are split. Memory belongs to its process; a value of the whole GPU is never assigned to each of
+several owners. Values without an owner have empty labels.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from stallscope.owners.pod_resources import Container
 from stallscope.owners.processes import Process
 
 MOST_OWNERS = 64
-"""Owners of one GPU that are shown; what further ones hold counts as nobody's."""
+"""Owners of one GPU that are shown; values of further ones have no owner."""
 _TOLERANCE = 2**20
-"""Bytes in use beyond those of all processes that are no memory worth a series."""
+"""Bytes in use beyond those of all processes that are too few for a series."""
 _SHORT_ID = 12
 """Digits of a container's id, as its runtime shows it."""
 _LONGEST_HOST_NAME = 63
@@ -34,19 +34,19 @@ class Owner(NamedTuple):
 
 
 NOBODY = Owner()
-"""The owner of what nobody is found for."""
+"""The owner of values without a known owner."""
 
 Problem = tuple[str, str]
 """A reason, as in `attribution_errors_total`, and what it befell."""
 
 
 class Share(NamedTuple):
-    """What one owner has of one GPU."""
+    """One owner's use of one GPU."""
 
     owner: Owner
     pids: tuple[int, ...]
     memory: int | None
-    """Bytes; None where the owner has no process, or the driver does not tell one's memory."""
+    """Bytes; None if the owner has no process, or the driver does not report the memory of one."""
 
 
 class Attribution(NamedTuple):
@@ -63,7 +63,7 @@ def pods_by_uid(containers: Iterable[Container], processes: Iterable[Process]) -
     """Learn which pod an id in cgroups stands for, from those processes that say their pod's name.
 
     Returns:
-        The pod's containers by its id; pods that can't be told apart are left out.
+        The pod's containers by its id; ambiguous pods are left out.
     """
     containers = tuple(containers)
     named: dict[str, tuple[Container, ...]] = {}
@@ -133,7 +133,7 @@ def _memory_by_pid(occupancy: Occupancy) -> dict[int, int | None]:
 def _owner(
     process: Process | None, holders: Sequence[Container], pods: Mapping[str, tuple[Container, ...]]
 ) -> Owner | None:
-    """Return a pod's owner without its user, or any other with; None where nobody can tell."""
+    """Return a pod's owner without its user, or any other with it; None if unknown."""
     if len({holder[:2] for holder in holders}) == 1 and (process is None or not process.outside_kubernetes):
         return _of_pod(holders)
     if process is None:
@@ -156,7 +156,7 @@ def _of_pod(containers: Sequence[Container]) -> Owner:
 
 
 def _says(process: Process, container: Container) -> bool:
-    """Whether the process' environment names the pod."""
+    """Return True if the process' environment names the pod."""
     if process.pod_namespace and process.pod_namespace != container.namespace:
         return False
     if process.pod_name:

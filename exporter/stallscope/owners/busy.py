@@ -12,7 +12,7 @@ _REMEMBERED_SECONDS = 300.0
 
 
 class _Account:
-    """What one owner has used of one GPU."""
+    """One owner's use of one GPU."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -21,7 +21,7 @@ class _Account:
 
 
 class _Reading(NamedTuple):
-    """What was last told of a process."""
+    """Last values of a process."""
 
     seconds: float
     at: float
@@ -51,7 +51,7 @@ class BusyAccounts:
         for pid, seconds in occupancy.busy.items():
             before = self._readings.get((uuid, pid))
             self._readings[uuid, pid] = _Reading(seconds, now)
-            # One that fell was begun anew: for another process of that number, or by a driver that was loaded again.
+            # A counter that fell was restarted: for another process with this pid, or by a reloaded driver.
             grown = seconds - before.seconds if before is not None and seconds >= before.seconds else seconds
             owner = owners.get(pid, NOBODY)
             account = self._accounts.setdefault((uuid, _key(owner)), _Account())
@@ -59,7 +59,7 @@ class BusyAccounts:
             account.owner, account.seen_at = owner, now
 
     def forget(self, now: float) -> None:
-        """Drop what has not been heard of for long."""
+        """Drop owners that have not been seen for long."""
         since = now - _REMEMBERED_SECONDS
         self._accounts = {key: each for key, each in self._accounts.items() if each.seen_at >= since}
         self._readings = {key: each for key, each in self._readings.items() if each.at >= since}
@@ -70,5 +70,5 @@ class BusyAccounts:
 
 
 def _key(owner: Owner) -> Owner:
-    """What makes an owner the same: a pod stays one whoever its processes run as."""
+    """Identity of an owner: a pod stays the same for every user of its processes."""
     return owner._replace(user="") if owner.pod else owner

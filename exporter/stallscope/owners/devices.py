@@ -29,7 +29,7 @@ _PciAddress = tuple[int, ...]
 
 
 def handed_out_again(name: str) -> bool:
-    """Whether the name stands for one of several replicas of a GPU."""
+    """Return True if the name is one of several replicas of a GPU."""
     return "::" in name or "/vgpu" in name
 
 
@@ -40,7 +40,7 @@ class Devices:
         """Take stock.
 
         Args:
-            root: where `proc` lies: NVIDIA's driver tells there which GPU has which device file.
+            root: folder that contains `proc`, where NVIDIA's driver lists each GPU's device file.
             identities: the GPUs and MIG instances.
         """
         self._root = root
@@ -60,7 +60,7 @@ class Devices:
                     self._by_pci[address] = identity.uuid
 
     def find(self, names: Sequence[str]) -> str | None:
-        """Return the UUID of the GPU or MIG instance that one of the names tells, or None where none does."""
+        """Return the UUID of the GPU or MIG instance that one of the names identifies, or None."""
         return next((uuid for name in names if (uuid := self._find(name.partition("::")[0])) is not None), None)
 
     def _find(self, name: str) -> str | None:
@@ -90,11 +90,11 @@ class Devices:
         return self._in_gpu_instance(whole, int(told[2])) if told and whole else None
 
     def _in_gpu_instance(self, whole: str, number: int) -> str | None:
-        """The instance that lies in the GPU instance, unless several do."""
+        """Return the instance in the GPU instance, unless there are several."""
         return _only(each for each in self._instances.get(whole, ()) if each.gpu_instance in (number, None))
 
     def _allocated(self, whole: str, told: str) -> str | None:
-        """The instance of that profile, unless there are several: the driver does not tell where each starts."""
+        """Return the instance of that profile, unless there are several: the driver does not report their positions."""
         profile = _PROFILED.fullmatch(told)
         instances = self._instances.get(whole, ())
         return _only(each for each in instances if profile is None or _bare(each.mig) == _bare(profile[1]))

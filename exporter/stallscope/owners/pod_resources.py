@@ -2,7 +2,7 @@
 
 The kubelet serves it on `/var/lib/kubelet/pod-resources/kubelet.sock` (Kubernetes 1.20 and newer). In a container,
 mount that folder from the host, read-only, and not the socket itself: the kubelet makes a new one when it starts again.
-Connecting takes root, or the socket's group. Devices that pods got by dynamic resource allocation (DRA) are told where
+Connecting takes root, or the socket's group. Devices from dynamic resource allocation (DRA) are reported where
 the kubelet's feature gate KubeletPodResourcesDynamicResources is on.
 """
 
@@ -26,9 +26,9 @@ _GPU_RESOURCE = re.compile(r"(?:nvidia\.com/(?:gpu|mig-)|amd\.com/gpu)")
 _GPU_DEVICE = re.compile(r"(?:GPU|MIG)-")
 """Resources may be renamed in a device plugin's configuration, which leaves the ids as they are."""
 _GPU_CLAIM = re.compile(r"(?:.*\.)?gpu\.(?:nvidia|amd)\.com(?:/.*)?|(?:nvidia|amd)\.com/gpu=.*")
-"""Drivers of DRA, and CDI names where the kubelet is too old to tell the driver."""
+"""Drivers of DRA, and CDI names for kubelets that are too old to report the driver."""
 _LONGEST_NAME = 253
-"""Characters of a name in Kubernetes; names become labels, and nobody may make those long."""
+"""Longest name in Kubernetes; names become labels, which must not be longer."""
 
 
 class Container(NamedTuple):
@@ -44,7 +44,7 @@ class Allocation(NamedTuple):
 
     container: Container
     names: tuple[str, ...]
-    """What the device is called; several names for the same device under DRA."""
+    """Names of the device; several for the same device under DRA."""
 
 
 class PodResourcesFailed(Exception):
@@ -56,13 +56,13 @@ class PodResourcesFailed(Exception):
 
 
 class PodResources:
-    """Asks the kubelet. For one thread."""
+    """Client of the kubelet. Not thread-safe."""
 
     def __init__(self, root: Path) -> None:
         """Prepare; nothing is opened before the first question.
 
         Args:
-            root: where `var` lies.
+            root: folder that contains `var`.
         """
         self._path = str(root / SOCKET)
         self._channel: UnixChannel | None = None
@@ -70,7 +70,7 @@ class PodResources:
         self._allocations: tuple[Allocation, ...] = ()
 
     def present(self) -> bool:
-        """Whether there is a kubelet's socket, or something that only some may look into."""
+        """Return True if the kubelet's socket exists, or its folder is not readable."""
         try:
             os.stat(self._path)  # noqa: PTH116 - the cheap way
         except (FileNotFoundError, NotADirectoryError):
@@ -114,7 +114,7 @@ def decoded(answer: bytes) -> tuple[Allocation, ...]:
     """Return the GPUs in a `ListPodResourcesResponse`.
 
     Raises:
-        Malformed: it is none.
+        Malformed: it is not one.
     """
     found: list[Allocation] = []
     for number, content in fields(answer):
@@ -188,7 +188,7 @@ def _name(number: int, content: bytes | None) -> str:
     """A name of Kubernetes' own.
 
     Raises:
-        Malformed: Kubernetes has none so long.
+        Malformed: the name is longer than Kubernetes allows.
     """
     name = text(number, content)
     if len(name) > _LONGEST_NAME:

@@ -1,4 +1,4 @@
-"""What `/proc` tells of a process that a driver names: whose it is, and in which container or Slurm job.
+"""Reads the owner of a process from `/proc`: user, and container or Slurm job.
 
 Drivers name processes by the host's numbers, or by those of the exporter's own PID namespace. In a container the
 exporter therefore needs the host's: `hostPID: true` in Kubernetes, `--pid=host` with Docker. User names come from
@@ -38,7 +38,7 @@ class Process(NamedTuple):
     """A process on a GPU. Unknown texts are empty."""
 
     started: int
-    """Clock ticks since the machine started: tells a process from a later one of the same number."""
+    """Clock ticks since the machine started: distinguishes processes with the same pid."""
     user: str
     """Name of the real user on the host, or the number as text."""
     container: str
@@ -47,22 +47,22 @@ class Process(NamedTuple):
     """Kubernetes' id of the pod, in lower case with dashes."""
     slurm_job: str
     host_name: str
-    """What the process thinks that its machine is called; in Kubernetes, the pod."""
+    """Host name of the process; in Kubernetes, the pod."""
     pod_name: str
     """`POD_NAME` and `POD_NAMESPACE`, which many pods are given by the downward API."""
     pod_namespace: str
     outside_kubernetes: bool
-    """Whether the cgroup says that this is no process of a pod."""
+    """True if the cgroup shows that this is not a process of a pod."""
 
 
 class Processes:
-    """Looks processes up and remembers them as long as they are asked for. For one thread."""
+    """Looks up processes, and caches them while they are requested. Not thread-safe."""
 
     def __init__(self, root: Path) -> None:
         """Prepare.
 
         Args:
-            root: where `proc` and `etc` lie.
+            root: folder that contains `proc` and `etc`.
         """
         self._proc = str(root / "proc")
         self._passwd = str(root / "etc/passwd")
@@ -75,7 +75,7 @@ class Processes:
     def look_up(self, pids: Iterable[int]) -> Mapping[int, Process]:
         """Return what is known of each process that can be seen.
 
-        One that has ended is still told as long as it is asked for: the driver lists it for a little longer.
+        An ended process is returned while it is requested: the driver lists it for a little longer.
         """
         found: dict[int, Process] = {}
         reused: set[int] = set()

@@ -1,6 +1,6 @@
 """Just enough of the protobuf wire format to walk through an answer of the kubelet.
 
-A generated reader needs the protobuf runtime, several megabytes in a process that is meant to take 26. What is read
+A generated reader needs the protobuf runtime, several megabytes in a process of 26 MB. The messages read
 here are texts inside messages inside messages.
 """
 
@@ -13,11 +13,11 @@ _MOST_SHIFT = 63
 
 
 class Malformed(ValueError):
-    """The bytes are no protobuf message, or not the one that was expected."""
+    """The bytes are not a valid protobuf message, or not the expected one."""
 
 
 def fields(message: bytes) -> Iterator[tuple[int, bytes | None]]:
-    """Yield number and content of each field in order; content is None for numbers, which nobody here asks for.
+    """Yield number and content of each field in order; content is None for numbers, which are not needed here.
 
     Raises:
         Malformed: the message breaks off or holds an unknown wire type.
@@ -58,7 +58,7 @@ def inner(number: int, content: bytes | None) -> bytes:
 
 
 def text(number: int, content: bytes | None) -> str:
-    """Return the content of a text field; what is no UTF-8 in it is replaced.
+    """Return the content of a text field; invalid UTF-8 is replaced.
 
     Raises:
         Malformed: it holds a number.

@@ -25,7 +25,7 @@ from h2.exceptions import ProtocolError
 
 _CHUNK = 65536
 _PREFIX = struct.Struct(">BI")
-"""Whether compressed, and the length, before each message."""
+"""Prefix of each message: compression flag, and length."""
 _SHOWN = 200
 """Characters of the server's own words that an error repeats."""
 _STATUS_NAMES = (
@@ -39,12 +39,12 @@ _Headers = dict[str, str]
 
 
 class CallFailed(Exception):
-    """A call brought no answer. The message says who was asked and what happened."""
+    """A call failed. The message names the server and the reason."""
 
     def __init__(self, reason: Literal["unavailable", "malformed"], message: str) -> None:
         super().__init__(message)
         self.reason = reason
-        """`unavailable`: nobody answers, or they decline; `malformed`: the answer is no gRPC, or too large."""
+        """`unavailable`: no response, or a refusal; `malformed`: the response is not gRPC, or too large."""
 
 
 class _Closed(Exception):
@@ -52,7 +52,7 @@ class _Closed(Exception):
 
 
 class UnixChannel:
-    """One connection, kept between calls and made anew when it is over. For one thread."""
+    """A connection, kept between calls and reopened when it has ended. Not thread-safe."""
 
     def __init__(self, path: str, max_bytes: int = 16 * 2**20) -> None:
         """Prepare; nothing is opened before the first call.
@@ -77,7 +77,7 @@ class UnixChannel:
             seconds: how long it may take in all.
 
         Raises:
-            CallFailed: there is no answer; the next call begins with a new connection.
+            CallFailed: there is no response; the next call opens a new connection.
         """
         self._seconds = seconds
         self._deadline = time.monotonic() + seconds
@@ -103,7 +103,7 @@ class UnixChannel:
             raise CallFailed("unavailable", f"{self._path}: {problem.strerror or problem}") from None
         except ProtocolError as problem:
             self.close()
-            raise CallFailed("malformed", f"{self._path}: the answer is no HTTP/2: {problem}") from None
+            raise CallFailed("malformed", f"{self._path}: the response is not HTTP/2: {problem}") from None
 
     def close(self) -> None:
         """Close the connection, if there is one."""
@@ -154,7 +154,7 @@ class UnixChannel:
         """Return the one message of an answer that has come to its end."""
         if headers.get(":status") != "200" or not headers.get("content-type", "").startswith("application/grpc"):
             told = f"HTTP status {headers.get(':status')}, content type {headers.get('content-type', '')[:_SHOWN]!r}"
-            raise CallFailed("malformed", f"{self._path}: the answer is no gRPC: {told}")
+            raise CallFailed("malformed", f"{self._path}: the response is not gRPC: {told}")
         status = headers.get("grpc-status", "")
         if not (status.isdecimal() and len(status) <= _STATUS_DIGITS):
             raise CallFailed("malformed", f"{self._path}: the answer ends without a status")
@@ -169,7 +169,7 @@ class UnixChannel:
         compressed, length = _PREFIX.unpack_from(body)
         if compressed or length != len(body) - _PREFIX.size:
             told = f"{len(body) - _PREFIX.size} bytes came, {length} were announced, compressed: {bool(compressed)}"
-            raise CallFailed("malformed", f"{self._path}: the answer is not one plain message: {told}")
+            raise CallFailed("malformed", f"{self._path}: the response is not one uncompressed message: {told}")
         return body[_PREFIX.size :]
 
     def _request_headers(self, method: str) -> list[tuple[str, str]]:

@@ -22,7 +22,7 @@ of several. Unknown keys are ignored, so that an older exporter understands a ne
       "gauges": {"loss": 0.3, …},              keys: GAUGES
       "values": {"accuracy": 0.9},             the user's own gauges
       "precision": ["bf16"],
-      "restarts": 1,                           how often the launcher started this rank anew, where it tells
+      "restarts": 1,                           how often the launcher restarted this rank, if it reports that
       "failure": "OutOfMemoryError",           type of the exception that ended it; left out where none did
       "dropped": {"queue_full": 2}             reports that could not be sent, by cause
     }
@@ -151,7 +151,7 @@ class StepSeconds(NamedTuple):
 
     counts: tuple[int, ...]
     sum: float
-    count: int  # type: ignore[assignment]  # the document's word; nobody counts inside this tuple
+    count: int  # type: ignore[assignment]  # the document's key; the tuple's method is not used
 
 
 class Phase(NamedTuple):
@@ -227,7 +227,7 @@ def parse(data: bytes) -> Report:
     except RecursionError:
         raise ReportError("not_json", "the report is nested too deeply") from None
     except ValueError as error:
-        raise ReportError("not_json", f"the report is no JSON in UTF-8: {str(error)[:100]}") from None
+        raise ReportError("not_json", f"the report is not JSON in UTF-8: {str(error)[:100]}") from None
     return from_document(document)
 
 
@@ -280,7 +280,7 @@ def from_document(document: object) -> Report:
 
 
 def _refuse_constant(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no number; leave the key out")
+    raise ValueError(f"{constant} is not a number; leave the key out")
 
 
 _DECODER = json.JSONDecoder(parse_constant=_refuse_constant)

@@ -1,12 +1,12 @@
-"""The signature of a report: who knows a token proves it without telling it.
+"""The signature of a report: proves the knowledge of a token without revealing it.
 
 A signed report has one line before the document, in a datagram as in a POST body:
 
     hmac-sha256 1a2b3c4d 1700000100.250 5f0c…
     {"version": 1, …}
 
-The line tells the name of the key, so that of several tokens the right one is known; the Unix time of the signature;
-and, in hexadecimal digits, the HMAC-SHA256 of what stands before it in the line, and of the document. Both ends share
+The line has the name of the key, to select one of several tokens; the Unix time of the signature;
+and, in hexadecimal digits, the HMAC-SHA256 of the line before it, and of the document. Both ends share
 this file; it needs the standard library alone.
 """
 
@@ -18,7 +18,7 @@ LENGTH = len(SCHEME) + 8 + 1 + 14 + 1 + 64 + 1
 
 
 def key(token: str) -> tuple[bytes, bytes]:
-    """The name and the secret that follow from a token; the name tells nothing of a token that is long and random."""
+    """Return the name and the secret of a token; the name reveals nothing of a token that is long and random."""
     import hashlib  # here, for those who sign nothing: it loads a library of three megabytes
 
     secret = hashlib.sha256(b"stallscope report\0" + token.encode()).digest()
@@ -32,7 +32,7 @@ def signed(document: bytes, name: bytes, secret: bytes, at: float) -> bytes:
 
 
 def is_signed(data: bytes) -> bool:
-    """Whether this looks like a signed document."""
+    """Return True if this looks like a signed document."""
     return data.startswith(SCHEME)
 
 
@@ -55,7 +55,7 @@ def claim(data: bytes) -> tuple[bytes, float] | None:
 
 
 def is_genuine(data: bytes, secret: bytes) -> bool:
-    """Whether whoever signed the document knew the secret, and nothing has changed since."""
+    """Return True if the signer of the document knew the secret, and nothing has changed since."""
     start, digits = data[: LENGTH - 65], data[LENGTH - 65 : LENGTH - 1]
     import hmac
 

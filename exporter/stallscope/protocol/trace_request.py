@@ -1,7 +1,7 @@
-"""The wish for traces of some steps, as it travels from the exporter to the training.
+"""The request for traces of some steps, in the form that travels from the exporter to the training.
 
 Training that reports over UNIX or UDP datagrams gets no answer, so it looks at a file beside the exporter's socket;
-training that reports over HTTP finds the wish in the answer to its report. Both hold the same JSON object:
+training that reports over HTTP finds the request in the response to its report. Both have the same JSON object:
 
     {"version": 1, "run": "resnet50", "first_step": 20012, "steps": 5, "ranks": [0, 3], "expires": 1700000700.0}
 
@@ -17,11 +17,11 @@ from zlib import crc32
 
 VERSION = 1
 MAX_BYTES = 8192
-"""Longest wish."""
+"""Longest request."""
 MAX_STEPS = 100
-"""Most steps that one wish may have."""
+"""Largest number of steps in a request."""
 MAX_RANKS = 1024
-"""Most ranks that one wish may name."""
+"""Largest number of ranks in a request."""
 _HIGHEST = 2**53
 
 
@@ -34,19 +34,19 @@ class TraceRequest(NamedTuple):
     ranks: tuple[int, ...]
     """Empty for all ranks."""
     expires: float
-    """Unix time after which nobody needs to act on it."""
+    """Unix time after which the request is void."""
 
 
 def encode(request: TraceRequest) -> bytes:
-    """Write the wish as it travels."""
+    """Encode a request."""
     return json.dumps({"version": VERSION, **request._asdict()}, separators=(",", ":")).encode()
 
 
 def parse(data: bytes) -> TraceRequest:
-    """Read and check a wish.
+    """Parse and check a request.
 
     Raises:
-        ValueError: it is none; the message says what is wrong.
+        ValueError: it is invalid; the message has the reason.
     """
     if len(data) > MAX_BYTES:
         raise ValueError(f"longer than {MAX_BYTES} bytes")
@@ -58,9 +58,9 @@ def parse(data: bytes) -> TraceRequest:
         raise ValueError(f"no JSON object of version {VERSION}")
     run, expires = document.get("run"), document.get("expires")
     if type(run) is not str or not run:
-        raise ValueError("run is no text")
+        raise ValueError("run is not a string")
     if not isinstance(expires, (int, float)) or not 0 < expires < _HIGHEST:
-        raise ValueError("expires is no Unix time")
+        raise ValueError("expires is not a Unix time")
     return TraceRequest(
         run=run,
         first_step=whole(document.get("first_step"), "first_step", 0, _HIGHEST),
@@ -74,7 +74,7 @@ def whole(value: Any, name: str, lowest: int, highest: int) -> int:
     """Take a whole number within bounds.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not one.
     """
     if type(value) is not int or not lowest <= value <= highest:
         raise ValueError(f"{name} is {value!r:.80}; expected a whole number from {lowest} to {highest}")
@@ -85,14 +85,14 @@ def rank_numbers(value: Any) -> tuple[int, ...]:
     """Take a list of ranks.
 
     Raises:
-        ValueError: it is none, or too long.
+        ValueError: it is not one, or too long.
     """
     if type(value) is not list or len(value) > MAX_RANKS:
-        raise ValueError(f"ranks is no list of at most {MAX_RANKS} numbers")
+        raise ValueError(f"ranks is not a list of at most {MAX_RANKS} numbers")
     return tuple([whole(rank, "a rank", 0, _HIGHEST) for rank in value])
 
 
 def file_name(run: str) -> str:
-    """Name the file beside the socket in which a wish for this run stands; run names hold slashes and worse."""
+    """Return the name of the file next to the socket with a run's request; run names may contain slashes and worse."""
     name = run.encode(errors="replace")
     return f"trace-{crc32(name):08x}{crc32(name[::-1]):08x}.json"

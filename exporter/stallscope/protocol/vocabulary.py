@@ -1,6 +1,6 @@
 """Words and limits of the report, as both ends have them.
 
-They stand apart from `report`, which reads reports, since the training process imports them: nothing is imported here.
+They are separate from `report`, because the training process imports them: nothing is imported here.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_DROP_CAUSES = 16
 MAX_RANK = 1_000_000
 MAX_RESTARTS = 1_000_000
 MAX_TIMESTAMP = 1e11
-"""Latest Unix time that is believed; milliseconds told as seconds lie beyond it."""
+"""Latest valid Unix time; milliseconds in place of seconds exceed it."""
 STEP_BUCKET_COUNT = 20
 """Buckets of `step_seconds`: the catalogue's bounds, and the one above the highest."""
 

@@ -1,11 +1,11 @@
-"""GPUs that follow real ranks: training on processors, with a GPU that does what its phases would have made it do.
+"""GPUs that follow real ranks: training on CPUs, with a GPU that does what its phases would make it do.
 
 A rank that claims simulated GPU 3 (`gpus=[{"gpu": "3", "uuid": ""}]`) drives it by what it reports: kernels run during
 forward, backward, communication, optimizer and evaluation, and in every other phase the GPU idles; power, clocks,
-memory traffic and the units' activity follow. Reports tell how long each phase took since the report before, not when,
+memory traffic and the units' activity follow. Reports contain how long each phase took since the last report, not when,
 so a GPU plays them two seconds late: the steps of a report one like the other, then what happened beside them, such as
 a checkpoint. Where neither forward nor backward is measured, the GPU computes in what is left of a step. From a rank of
-which nothing is heard a GPU has no work, and idles; where a phase was only longer than those two seconds, that idle
+without reports a GPU has no work, and idles; where a phase was only longer than those two seconds, that idle
 time is taken from the phases in which the GPU would have idled anyway.
 """
 
@@ -25,7 +25,7 @@ DELAY_SECONDS = 2.0
 """How late a GPU plays what was reported: four reports of a loop that keeps their shortest interval."""
 _IDLE_SLICE_SECONDS = 0.25
 _MOST_SLICES = 8
-"""Steps that are told apart within a report: finer than the driver's samples."""
+"""Resolution of steps within a report: finer than the driver's samples."""
 _UNCLAIMED_MEMORY_SHARE = 0.005
 _EFFECTS = {**EFFECTS, "evaluation": EFFECTS["forward"]}
 _MEASURED = {"forward", "backward"}
@@ -54,7 +54,7 @@ class CoupledNode(Node):
         self._players = [_Player(gpu) for gpu in self._gpus]
 
     def memory_share(self, gpu: int) -> float:
-        """What the scenario's job holds, where there is one."""
+        """The scenario's job, if it has one."""
         return super().memory_share(gpu) if self._claims.get(gpu) else _UNCLAIMED_MEMORY_SHARE
 
     def pids(self, gpu: int) -> tuple[int, ...]:
@@ -125,7 +125,7 @@ class _Player:
 
 
 def _stretches(before: Report, after: Report) -> list[_Stretch]:
-    """What the GPU did between two reports of one session."""
+    """The GPU's work between two reports of one session."""
     passed = {
         name: phase.seconds - (before.phases[name].seconds if name in before.phases else 0.0)
         for name, phase in after.phases.items()

@@ -65,7 +65,7 @@ _CONSTANT: Mapping[str, Readings] = {
     "clocks_max": {"clock_max_hertz": _CLOCKS},
     "persistence_mode": {"persistence_mode": 1},
 }
-"""What never changes, by query."""
+"""Constant values, by query."""
 _THROUGHPUT_SECONDS = 0.02
 _SAMPLE_SIGNALS: Mapping[SampleKind, str] = {"gpu": "busy_seconds_total", "memory": "memory_busy_seconds_total"}
 _LOST_XID = 79
@@ -80,7 +80,7 @@ class SimulatedDriver:
         self._devices: tuple[SimulatedDevice, ...] = ()
         self._calls = 0
         self.is_open = False
-        """Whether the connection stands."""
+        """True while the connection is open."""
 
     @property
     def simulated(self) -> bool:
@@ -99,11 +99,11 @@ class SimulatedDriver:
         self.is_open = True
 
     def close(self) -> None:
-        """Let go; devices handed out stop answering."""
+        """Close; devices stop responding."""
         self.is_open = False
 
     def system(self) -> SystemInfo:
-        """A driver version that nobody mistakes for a real one."""
+        """A driver version that can't be mistaken for a real one."""
         self._require_open()
         return SystemInfo(driver_version="simulated", cuda_version="13.1")
 
@@ -113,7 +113,7 @@ class SimulatedDriver:
         return [device for device in self._devices if not self._node.lost(device.index)]
 
     def listen(self, devices: Sequence[Device]) -> Listener:
-        """Hear of GPUs that fall off the bus."""
+        """Receive GPUs that fall off the bus."""
         self._require_open()
         return SimulatedListener(self._node, {device.index: device for device in self._devices if device in devices})
 
@@ -124,18 +124,18 @@ class SimulatedDriver:
 
 
 class SimulatedListener:
-    """Tells the Xid event of each GPU that is lost from now on."""
+    """Reports the Xid event of each GPU that is lost from now on."""
 
     def __init__(self, node: Node, devices: Mapping[int, Device]) -> None:
         self._node = node
         self.devices = list(devices.values())
-        """The GPUs that it hears of."""
+        """The GPUs with events."""
         self._awaited = {index: device for index, device in devices.items() if not node.lost(index)}
         self._closed = threading.Event()
 
     def wait(self, timeout: float) -> Sequence[Event]:
         """The GPUs that were lost since the call before; scripted time does not pass while one waits for it."""
-        # A GPU that is lost while we wait is told of at the end of the wait, which is short.
+        # A GPU that is lost during the wait is reported at its end, which is soon.
         if not self._any_lost() and not isinstance(self._node.clock, ScriptedClock):
             self._closed.wait(timeout)
         lost = [index for index in self._awaited if self._node.lost(index)]
@@ -150,7 +150,7 @@ class SimulatedListener:
 
 
 class SimulatedDevice(Device):
-    """One simulated GPU. Every call fails while it is lost and blocks while the driver is told to hang."""
+    """A simulated GPU. Every call fails while the GPU is lost, and blocks while the driver hangs."""
 
     def __init__(self, driver: SimulatedDriver, node: Node, index: int) -> None:
         self.index = index
@@ -158,11 +158,11 @@ class SimulatedDevice(Device):
         self._node = node
         self._calls = 0
         self._served: dict[str, str] = {}
-        self._activity: tuple[float, PhaseEffect] | None = None  # when it was last asked for, and the totals then
+        self._activity: tuple[float, PhaseEffect] | None = None  # time of the last query, and the totals then
 
     @property
     def served(self) -> Mapping[str, str]:
-        """Every signal asked for comes from the simulation."""
+        """The simulation serves every signal."""
         return dict(self._served)
 
     @property
@@ -248,7 +248,7 @@ class SimulatedDevice(Device):
         raise Unsupported(f"{MODEL} does not report {query}")
 
     def activity(self) -> Activity | None:
-        """What the phases ask of the units, as means since the call before."""
+        """Return the phases' use of the units, as means since the last call."""
         self._require_answer(
             "sm_active_seconds_total",
             "sm_occupancy_seconds_total",
@@ -314,7 +314,7 @@ class SimulatedDevice(Device):
         ]
 
     def compute_mode(self) -> ComputeMode:
-        """Anybody may compute."""
+        """Every process may compute."""
         self._require_answer()
         return "default"
 

@@ -54,17 +54,17 @@ class GpuState(NamedTuple):
     clock_ratio: float
     joules: float
     totals: PhaseEffect
-    """Integrals of what the work asked for: seconds, and bytes."""
+    """Integrals of the work's load: seconds, and bytes."""
     throttled_seconds: float
 
     @property
     def throttled(self) -> bool:
-        """Whether clocks are held down for heat."""
+        """True if heat limits the clocks."""
         return self.clock_ratio < 1.0
 
 
 class SimulatedGpu:
-    """A piecewise history that is appended to, and can be asked about any moment of its last seconds."""
+    """A piecewise history that grows, with queries for any moment of its last seconds."""
 
     def __init__(self, thermal_spread: float) -> None:
         self._resistance = THERMAL_RESISTANCE * thermal_spread

@@ -1,7 +1,7 @@
-"""A simulated host: a small `/proc` and `/sys` whose counters tell the same story as the scenario.
+"""A simulated host: a small `/proc` and `/sys` whose counters match the scenario.
 
 Started with `root` at this tree, the exporter's host sources read it as they would the machine's own. The kernel and
-the processor are named as simulated, so that nobody takes it for a real host.
+the CPU have "simulated" in their names, so that it can't be mistaken for a real host.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from stallscope.simulation.scenarios import GpuLoss, HostLoad, LoadChange, Scena
 
 CPUS = 64
 SLURM_JOB = "4242"
-"""The simulated job, as owners of GPUs are told."""
+"""The simulated job, as the owner of the GPUs."""
 USER = "simulated"
 _USER_NUMBER = 4242
 _LoadSeconds = tuple[tuple[HostLoad, float], ...]
@@ -27,7 +27,7 @@ _SECTOR = 512
 _ASLEEP = HostLoad(cpu=0.01, disk=0.0)
 """No step is made and nothing is loaded."""
 _POLLING = HostLoad(cpu=8 / CPUS, disk=0.0)
-"""The same, with each rank's main thread polling for a collective's end."""
+"""Utilisation while each rank's main thread polls for the end of a collective."""
 _SHARES_OF_BUSY = (0.88, 0.12)
 """User and system time."""
 
@@ -38,7 +38,7 @@ class SimulatedHost:
     def __init__(self, root: Path, node: Node) -> None:
         self._root = root
         self._node = node
-        # No dev/shm: it would show the size and use of whatever disk the tree lies on.
+        # No dev/shm: it would show the size and use of the disk under the tree.
         for folder in ("sys/block/nvme0n1/device", "sys/class/net/eth0/device"):
             (root / folder).mkdir(parents=True, exist_ok=True)
         for path, text in _constant_files(node).items():
@@ -64,7 +64,7 @@ class SimulatedHost:
         now = sum(part for _load, part in seconds)
         rows = []
         for cpu in range(CPUS):
-            # Loaders are spread over all processors, some of them a little busier than others.
+            # Loaders are spread over all CPUs, some of them slightly busier than others.
             lean = 1.0 + 0.03 * (cpu % 3 - 1)
             shares = [(min(load.cpu * lean, 1.0 - load.iowait), load.iowait, part) for load, part in seconds]
             busy = sum(share * part for share, _waiting, part in shares)
@@ -95,7 +95,7 @@ class SimulatedHost:
 
 
 def busy_cpu_seconds(scenario: Scenario, now: float) -> float:
-    """Processor time that the job has used by then, summed over processors."""
+    """Return the CPU time of the job until then, summed over CPUs."""
     return CPUS * sum(load.cpu * seconds for load, seconds in _load_seconds(scenario, now))
 
 

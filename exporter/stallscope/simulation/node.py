@@ -35,7 +35,7 @@ def pid(gpu: int) -> int:
 
 
 class Node:
-    """Eight GPUs (or as many as asked for) under one job. Every reading brings it up to the present first."""
+    """Eight GPUs (or another number) under one job. Every reading first advances it to the present."""
 
     def __init__(self, scenario: Scenario, clock: Clock, *, seed: int, gpus: int) -> None:
         # Its own generator, so that the workload's draws do not depend on the number of constants drawn here.
@@ -69,7 +69,7 @@ class Node:
         return self.clock.monotonic() - self._origin
 
     def listen(self, listener: Callable[[Step], None]) -> None:
-        """Hear of every step when it begins to run; before the first reading."""
+        """Subscribe to the start of each step, before the first reading."""
         self._listeners.append(listener)
 
     def advance(self) -> None:
@@ -78,7 +78,7 @@ class Node:
             self._advance(self.now())
 
     def lost(self, gpu: int) -> bool:
-        """Whether the GPU has fallen off the bus by now."""
+        """Return True if the GPU has fallen off the bus by then."""
         fault = self.scenario.fault
         return isinstance(fault, GpuLoss) and gpu in fault.gpus and self.now() >= self.scenario.onset
 

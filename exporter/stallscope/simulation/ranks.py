@@ -91,7 +91,7 @@ class _Rank:
 
 
 class _Process:
-    """What one rank's process costs the host, loader workers included, as the scenario has it."""
+    """Return the scenario's cost of one rank's process for the host, loader workers included."""
 
     def __init__(self, node: Node, clock: ScriptedClock) -> None:
         self._node = node

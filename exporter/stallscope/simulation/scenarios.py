@@ -32,13 +32,13 @@ class Workload:
 
 @dataclass(frozen=True)
 class HostLoad:
-    """What the simulated host's counters say, all as shares of time."""
+    """Load of the simulated host, all as shares of time."""
 
     cpu: float
-    """Processors busy."""
+    """CPUs busy."""
     iowait: float = 0.005
     cpu_waiting: float = 0.01
-    """Some task waited for a processor."""
+    """Some task waited for a CPU."""
     io_waiting: float = 0.005
     disk: float = 0.1
     """The data disk had work."""
@@ -94,7 +94,7 @@ class Scenario:
     instrumented: bool = True
     """The job uses the shim; without it there are GPU signals alone."""
     coupled: bool = False
-    """There is no simulated job: the GPUs work for the real ranks that claim them."""
+    """No simulated job: the GPUs work for the real ranks that claim them."""
 
     @property
     def faulty_gpus(self) -> tuple[int, ...]:
@@ -118,8 +118,8 @@ SCENARIOS: dict[str, Scenario] = {
         Scenario(
             name="input_cpu_saturated",
             description=(
-                "Decoding needs more processors than the host has: GPUs wait about a third of each step for data. "
-                "The cause can only be told with the simulated host; beside a real one it is plain input_bound."
+                "Decoding needs more CPUs than the host has: GPUs wait about a third of each step for data. "
+                "The cause is visible only with the simulated host; next to a real one it is plain input_bound."
             ),
             expected="input_cpu_saturated",
             workload=_STEADY,
@@ -181,7 +181,7 @@ SCENARIOS: dict[str, Scenario] = {
         Scenario(
             name="coupled",
             description="No job is simulated: each GPU does what the phases of the real rank that claims it by its "
-            "index would have made it do, so that training on processors shows how a GPU would fare.",
+            "index would make it do, so that training on CPUs shows how a GPU would perform.",
             expected="healthy",
             workload=_STEADY,
             host=_CALM,
@@ -197,13 +197,13 @@ def scenario(name: str, *, onset: float | None = None) -> Scenario:
     """Look up a scenario, with the fault at another time where `onset` (seconds after the start) is given.
 
     Raises:
-        ValueError: there is no such scenario, or the onset is negative.
+        ValueError: the scenario is unknown, or the onset is negative.
     """
     found = SCENARIOS.get(name)
     if found is None:
         near = difflib.get_close_matches(name, SCENARIOS, n=1)
         guess = f"; did you mean {near[0]}?" if near else ""
-        raise ValueError(f"there is no scenario {name!r}{guess} (there are {', '.join(SCENARIOS)})")
+        raise ValueError(f"unknown scenario {name!r}{guess} (known: {', '.join(SCENARIOS)})")
     if onset is None:
         return found
     if not 0 <= onset < float("inf"):

@@ -1,4 +1,4 @@
-"""A whole simulated node: GPUs, the ranks of a training job, and its host where asked for."""
+"""A whole simulated node: GPUs, the ranks of a training job, and optionally its host."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class Simulation:
         """Set up a scenario by its name, with the fault `onset` seconds after the start where that is given.
 
         Raises:
-            ValueError: there is no such scenario (with the nearest name), or an argument does not fit.
+            ValueError: the scenario is unknown (with the nearest name), or an argument is invalid.
         """
         story = scenario(name, onset=onset)
         return cls(
@@ -147,7 +147,7 @@ class Simulation:
             self._thread.start()
 
     def stop(self) -> None:
-        """End the thread, wait for it, and let go of calls that hang."""
+        """End the thread, wait for it, and end calls that hang."""
         self._stopping.set()
         if self._thread is not None:
             self._thread.join()

@@ -130,7 +130,7 @@ def test_another_version_of_the_format_is_refused_with_the_stallscope_that_wrote
 
 @pytest.mark.parametrize("first", ["", "hello", "[]", "17", '{"at":1}'])
 def test_what_has_no_header_is_no_capture(first: str) -> None:
-    with pytest.raises(CaptureError, match=r"line 1 is no header"):
+    with pytest.raises(CaptureError, match=r"line 1 is not a header"):
         parse([first])
 
 
@@ -155,5 +155,5 @@ def test_a_binary_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_only_plain_data_is_written() -> None:
-    with pytest.raises(TypeError, match="no plain data"):
+    with pytest.raises(TypeError, match="not plain data"):
         text(Capture(HEADER, (), (call(object()),)))

@@ -15,12 +15,12 @@ _MOST_BYTES = 1 << 60
 
 
 class ComputeNodes(NamedTuple):
-    """What KFD calls one GPU: a node, or one for each of its partitions."""
+    """A GPU in KFD: one node, or one for each partition."""
 
     ids: tuple[str, ...]
     """The `gpu_id` of each node."""
     instruction_set: str
-    """Such as `gfx942`; empty where it is not told."""
+    """Such as `gfx942`; empty if unknown."""
 
 
 def compute_nodes(root: str, files: DeviceFiles) -> Mapping[str, ComputeNodes]:
@@ -34,7 +34,7 @@ def compute_nodes(root: str, files: DeviceFiles) -> Mapping[str, ComputeNodes]:
         except DriverError:
             continue  # hidden from this container, or gone this moment
         if not identifier.isdecimal() or identifier == "0" or "location_id" not in properties:
-            continue  # a processor
+            continue  # a CPU
         address = _address(properties)
         known = found.get(address, ComputeNodes((), ""))
         found[address] = ComputeNodes(
@@ -51,7 +51,7 @@ def compute_processes(root: str, files: DeviceFiles, ids: tuple[str, ...]) -> li
     """
     folder = f"{root}/{_KFD}/proc"
     if not ids or not os.path.isdir(folder):  # noqa: PTH112 - on the sampling path
-        raise Unsupported("the compute driver (KFD) does not tell which processes use this GPU")
+        raise Unsupported("the compute driver (KFD) does not report which processes use this GPU")
     found = []
     for name in _entries(folder):
         if not name.isdecimal():

@@ -41,7 +41,7 @@ class DeviceFiles:
             name: Relative to the device's folder, or absolute.
 
         Raises:
-            Unsupported: this GPU has no such file, or nothing to tell in it.
+            Unsupported: this GPU has no such file, or no value in it.
             DeviceLost: the GPU is gone.
             DriverError: it can't be read now.
         """
@@ -61,19 +61,19 @@ class DeviceFiles:
         return content
 
     def text(self, name: str) -> str:
-        """What is in the file, fit for a label. Raises as `read` does, and Unsupported where it is empty."""
+        """Return the file's text, fit for a label. Raises as `read` does, and Unsupported for an empty file."""
         found = self.scrutiny.text(self.read(name).rstrip(b"\n\0"))
         if not found:
             raise Unsupported(f"{self.folder}/{name} is empty")
         return found
 
     def number(self, name: str, most: float, least: float = 0, parse: Callable[[bytes], int] = int) -> int:
-        """The number in the file, as `parse` finds it, which raises ValueError where there is none.
+        """Return the number in the file. `parse` extracts it, and raises ValueError without one.
 
         Raises:
             As `read` does, and:
             Unsupported: the file is empty.
-            DriverError: it holds no number, or one that can't be meant.
+            DriverError: the file has no number, or an implausible one.
         """
         text = self.read(name).strip()
         if not text:
@@ -82,7 +82,7 @@ class DeviceFiles:
             value = parse(text)
         except ValueError:
             self.scrutiny.reject("not_a_number")
-            raise DriverError("implausible", f"{self.folder}/{name} holds {text[:40]!r}, which is no number") from None
+            raise DriverError("implausible", f"{self.folder}/{name} has {text[:40]!r}, which is not a number") from None
         return self.scrutiny.needed(f"{self.folder}/{name}", value, most, least)
 
     def number_of(
@@ -108,7 +108,7 @@ class DeviceFiles:
         except Unsupported:
             return
         if state == b"suspended":
-            raise DeviceLost("suspended", f"{self.folder}: the GPU sleeps, and asking it anything would wake it")
+            raise DeviceLost("suspended", f"{self.folder}: the GPU is suspended, and reading any file would wake it")
 
     def _meaning(self, problem: OSError, path: str) -> DriverError:
         code = problem.errno

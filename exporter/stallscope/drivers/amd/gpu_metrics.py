@@ -57,7 +57,7 @@ class Residencies(NamedTuple):
 
 
 class GpuMetrics(NamedTuple):
-    """What is taken from the table; None where it does not tell."""
+    """Values of the table; None where unknown."""
 
     memory_activity: float | None = None
     """How busy the memory controller is, a ratio."""
@@ -97,7 +97,7 @@ class ThrottledTime:
         self._last: Residencies | None = None
 
     def add(self, now: Residencies) -> Mapping[str, float]:
-        """Seconds by reason since the first table. Time over which the firmware started anew is left out."""
+        """Seconds by reason since the first table. Time during which the firmware restarted is left out."""
         last, self._last = self._last, now
         if last is not None:
             rounds = _grown(last.rounds, now.rounds)

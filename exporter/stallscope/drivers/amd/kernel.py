@@ -41,7 +41,7 @@ _COUNTERS = "counters of gpu_metrics"
 _VENDOR = "1002"
 _NO_NODES = ComputeNodes((), "")
 _ECC_BLOCKS = ("umc", "gfx", "sdma", "mmhub")
-"""Blocks whose errors are those of memory: the frame buffer, and what lies in front of it."""
+"""Blocks whose errors are memory errors: the frame buffer, and the blocks in front of it."""
 _ERROR_KINDS = {"ce": "corrected", "ue": "uncorrected"}
 
 _MOST_ERRORS = 1 << 60
@@ -98,7 +98,7 @@ class AmdDriver:
         """The GPUs, numbered in the order of their PCI bus addresses; one that comes later is the last.
 
         Raises:
-            DriverUnavailable: there is none, or no longer.
+            DriverUnavailable: the driver is missing, now or again.
         """
         found = self._cards()
         if not found:
@@ -156,7 +156,7 @@ class AmdDevice(Device):
         """Read nothing yet."""
         self.index = index
         self.nodes = _NO_NODES
-        """What the compute driver calls it; the driver replaces it at every enumeration."""
+        """The GPU in the compute driver; replaced at every enumeration."""
         self._root = root
         self._folder = folder
         self._address = address
@@ -182,7 +182,7 @@ class AmdDevice(Device):
 
     @property
     def served(self) -> Mapping[str, str]:
-        """Which file serves each signal asked so far."""
+        """File that serves each signal queried so far."""
         return dict(self._served)
 
     @property
@@ -192,11 +192,11 @@ class AmdDevice(Device):
 
     @property
     def rejected(self) -> Mapping[Rejection, int]:
-        """What could not be meant, by reason."""
+        """Implausible values, by reason."""
         return self._files.scrutiny.counts
 
     def identity(self) -> Identity:
-        """What it is; needs no GPU that is awake. Its UUID stays the one that was first found."""
+        """Identity of the GPU, readable while the GPU is suspended. The first UUID stays."""
         event = self._files.read("uevent").decode(errors="replace")
         device_id = re.search(r"^PCI_ID=\w+:(\w+)$", event, re.MULTILINE)
         if not self._uuid:
@@ -220,7 +220,7 @@ class AmdDevice(Device):
         try:
             memory = self._percent("mem_busy_percent", "memory_busy_seconds_total")
         except Unsupported:
-            # An MI300A has no such file, as a processor with graphics.
+            # An MI300A has no such file, because it is a CPU with graphics.
             told = self._metrics().memory_activity
             if told is None:
                 raise
@@ -253,7 +253,7 @@ class AmdDevice(Device):
         return found
 
     def _number(self, file: File, signal: Signal, found: Readings) -> float | None:
-        """Return the number of the first file that there is, in base units; None for a zero that is none."""
+        """Return the number in the first existing file, in base units; None for a zero that means unknown."""
         limit = found.get(signal.most) if isinstance(signal.most, str) else signal.most
         if not isinstance(limit, (int, float)):
             raise Unsupported(f"{signal.name} is unknown without {signal.most}")
@@ -309,16 +309,16 @@ class AmdDevice(Device):
         return {signal: values}
 
     def throttle_reasons(self) -> frozenset[str]:
-        """As the firmware's table tells them up to MI200 and on Radeon; later ones count the time instead."""
+        """Throttle reasons from the firmware's table, up to MI200 and on Radeon; later GPUs count the time instead."""
         self._begin()
         reasons = self._metrics().throttle_reasons
         if reasons is None:
-            raise Unsupported("this GPU does not tell why its clocks are down")
+            raise Unsupported("this GPU does not report why its clocks are down")
         self._served["throttled_seconds_total"] = "gpu_metrics"
         return reasons
 
     def processes(self) -> Sequence[GpuProcess]:
-        """Processes that compute; those that draw are not told."""
+        """Processes that compute; processes that draw are not reported."""
         self._begin()
         found = compute_processes(self._root, self._files, self.nodes.ids)
         self._served["processes"] = "kfd/proc/*/vram_*"
@@ -330,7 +330,7 @@ class AmdDevice(Device):
         self._implausible, self._refusal, self._link = False, "", ""
 
     def _if_told(self, ask: Callable[..., _Answer], *arguments: object) -> _Answer | None:
-        """The answer; None where there is none, or none that can be meant, and others may be well."""
+        """Return the value; None without one, or with an implausible one, so that other values stay."""
         try:
             return ask(*arguments)
         except Unsupported as refusal:
@@ -359,18 +359,18 @@ class AmdDevice(Device):
         return [f"{self._link}/{name}" for name in file.names]
 
     def _sensors(self, *names: str) -> list[str]:
-        """Paths in the folder of sensors, whose number changes when the driver is loaded anew."""
+        """Paths in the folder of sensors, whose number changes when the driver is loaded again."""
         try:
             folders = os.listdir(f"{self._folder}/hwmon")  # noqa: PTH208 - as in device_files
         except OSError:
             folders = []
         if not folders:
-            self._files.read("uevent")  # tells a GPU that is gone from one without sensors
+            self._files.read("uevent")  # distinguishes a lost GPU from one without sensors
             raise Unsupported(f"{self._folder} has no sensors")
         return [f"hwmon/{min(folders)}/{name}" for name in names]
 
     def _block_errors(self, block: str) -> dict[str, int]:
-        """From lines such as `ue: 0`; nothing while the driver can't ask the block."""
+        """Parse lines such as `ue: 0`; empty if the driver can't query the block."""
         name = f"ras/{block}_err_count"
         lines = re.findall(rb"^(ue|ce): (\d+)$", self._files.read(name), re.MULTILINE)
         counts = {_ERROR_KINDS[kind.decode()]: int(count) for kind, count in lines}
@@ -397,7 +397,7 @@ class AmdDevice(Device):
 
 
 def _told(files: DeviceFiles, name: str) -> str:
-    """The text in a file; empty where there is none for us. A passing failure is one, lest a GPU change its name."""
+    """Return a file's text; empty without it. A temporary failure raises, so that a GPU never changes its name."""
     try:
         return files.text(name)
     except DriverError as problem:

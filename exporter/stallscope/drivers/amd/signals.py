@@ -24,7 +24,7 @@ class File:
     folder: Folder = "device"
     zero_is_none: bool = False
     parse: Callable[[bytes], int] = int
-    """Finds the number in the file's text; raises ValueError where there is none."""
+    """Extracts the number from the file's text; raises ValueError without one."""
 
 
 def _sensor(*names: str, per_unit: int = 1, zero_is_none: bool = False) -> File:

@@ -34,7 +34,7 @@ _HEADER = {
     "hardware": bool,
     "note": str,
 }
-"""What a header holds besides the format's version, with its types."""
+"""Keys of a header, in addition to the format's version, with their types."""
 
 
 class CaptureError(Exception):
@@ -78,7 +78,7 @@ class Header:
     date: str
     """UTC, such as `2026-02-01T12:00:00Z`."""
     start: float
-    """The same as Unix time in seconds: the wall clock of offset 0."""
+    """Unix time in seconds: the wall clock of offset 0."""
     driver: str
     cuda: str
     models: list[str]
@@ -88,15 +88,15 @@ class Header:
     interval: float
     """Seconds between two rounds."""
     masked: bool
-    """Whether identifiers were replaced."""
+    """True if identifiers were replaced."""
     hardware: bool
-    """Whether a real driver answered."""
+    """True if a real driver responded."""
     note: str = ""
 
 
 @dataclass(frozen=True)
 class Capture:
-    """What a driver answered, in order."""
+    """The driver's responses, in order."""
 
     header: Header
     rounds: tuple[float, ...] = ()
@@ -113,7 +113,7 @@ def read(file: Path) -> Capture:
     """Read a capture.
 
     Raises:
-        CaptureError: it is none, or one of another version.
+        CaptureError: the file is not a capture, or one of another version.
         OSError: the file can't be read.
     """
     try:
@@ -203,7 +203,7 @@ def _header(line: str) -> Header:
         entry = json.loads(line)
         version = entry.pop("format")
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise CaptureError("line 1 is no header of a capture: this is no file of `stallscope record`") from None
+        raise CaptureError("line 1 is not a header of a capture: this is not a file of `stallscope record`") from None
     if version != FORMAT:
         raise CaptureError(
             f"format version {version!r}, but this stallscope reads only {FORMAT}: use the version of stallscope that "
@@ -245,10 +245,10 @@ def _compact(value: object) -> str:
 
 
 def _encoded(value: Any) -> Any:
-    """What JSON can hold of a value.
+    """Return a value's form in JSON.
 
     Raises:
-        TypeError: it is no plain data.
+        TypeError: the value is not plain data.
     """
     if isinstance(value, Handle):
         return {"handle": value.token}
@@ -266,7 +266,7 @@ def _encoded(value: Any) -> Any:
         return [_encoded(each) for each in value]
     if isinstance(value, list):
         return {"steps": _steps(value)} if _are_samples(value) else {"list": [_encoded(each) for each in value]}
-    raise TypeError(f"{type(value).__name__} is no plain data")
+    raise TypeError(f"{type(value).__name__} is not plain data")
 
 
 def _decoded(value: Any) -> Any:

@@ -62,8 +62,8 @@ _COMPUTE_MODES: Sequence[ComputeMode] = ("default", "exclusive_thread", "prohibi
 """By the number of nvmlComputeMode_t."""
 _PCIE_TRANSMITTED, _PCIE_RECEIVED = 0, 1
 
-# Bits of nvmlClocksEventReasons. The general slowdown bit stands beside the one that names its cause; idle (0x1),
-# application clocks (0x2) and display (0x100) are nobody's trouble. Bits that only newer drivers have are `other`.
+# Bits of nvmlClocksEventReasons. The general slowdown bit is set next to the one with the cause; idle (0x1),
+# application clocks (0x2) and display (0x100) are harmless. Bits that only newer drivers have are `other`.
 _THROTTLE_BITS = {
     0x4: "power_cap",
     0x8: "hw_slowdown",
@@ -88,7 +88,7 @@ _LINKS: Mapping[str, type[LinkTraffic | LinkHealth]] = {"counters": LinkTraffic,
 
 
 class Surroundings(NamedTuple):
-    """What all GPUs of a session share."""
+    """State shared by all GPUs of a session."""
 
     session: Session
     monotonic: Callable[[], float]
@@ -99,7 +99,7 @@ class NvmlDevice(Device):
     """One GPU."""
 
     def __init__(self, surroundings: Surroundings, index: int, retry: Retry) -> None:
-        """Note which GPU is meant; the driver is not asked yet.
+        """Take the GPU's index; the driver is not queried yet.
 
         Args:
             surroundings: the session.
@@ -118,7 +118,7 @@ class NvmlDevice(Device):
         self._links_seen = 0
         """NVLinks whose state was ever read by the older call."""
         self.replaced = False
-        """Whether another GPU was found in its place."""
+        """True if another GPU has taken its place."""
         self._scrutiny = Scrutiny(surroundings.monotonic, surroundings.wall)
         self._served: dict[str, str] = {}
         self._lasting: dict[tuple[Any, ...], float] = {}
@@ -184,7 +184,7 @@ class NvmlDevice(Device):
         """Return the signals of a query: what its table has, and what takes more than a table."""
         rejected, self._retry.refusal = self._scrutiny.total, ""
         batch, links = self._batch(query)
-        answers = batch.ask() if batch is not None else {}
+        answers = batch.query() if batch is not None else {}
         found = self._read_table(query, answers)
         if batch is not None and links is not None:
             found |= links.read(answers, batch, self._scrutiny, self._served)
@@ -288,19 +288,19 @@ class NvmlDevice(Device):
 
     @property
     def handle(self) -> Handle:
-        """The driver's word for this GPU: milliseconds to get, so asked once, and again when the GPU was lost."""
+        """Return the driver's handle, which takes milliseconds: queried once, and again after the GPU was lost."""
         if self._handle is None:
             try:
-                handle = self.ask("nvmlDeviceGetHandleByIndex", self._index)
+                handle = self.query("nvmlDeviceGetHandleByIndex", self._index)
             except DriverError as problem:
                 if problem.reason == "invalid_argument" and self._identity is not None:
-                    raise DeviceLost("gpu_lost", f"no GPU stands at index {self._index} any more") from None
+                    raise DeviceLost("gpu_lost", f"there is no GPU at index {self._index} any more") from None
                 raise
             if self._identity is not None:
-                # Where the GPU was lost, another may stand in its place by now: its figures are not this one's.
-                self.replaced = self._scrutiny.text(self.ask("nvmlDeviceGetUUID", handle)) != self._identity.uuid
+                # After a loss, another GPU may have this index: its values belong to another UUID.
+                self.replaced = self._scrutiny.text(self.query("nvmlDeviceGetUUID", handle)) != self._identity.uuid
                 if self.replaced:
-                    raise DeviceLost("gpu_lost", f"another GPU stands at index {self._index} now")
+                    raise DeviceLost("gpu_lost", f"another GPU is at index {self._index} now")
             self._handle = handle
         return self._handle
 
@@ -316,12 +316,12 @@ class NvmlDevice(Device):
     def call(self, name: str, *arguments: Any) -> Any:
         """Call a function of this GPU's."""
         try:
-            return self.ask(name, self.handle, *arguments)
+            return self.query(name, self.handle, *arguments)
         except DeviceLost:
             self._handle = None
             raise
 
-    def ask(self, name: str, *arguments: Any) -> Any:
+    def query(self, name: str, *arguments: Any) -> Any:
         """Call any function, on this GPU's account."""
         self._calls += 1
         return self._session.call(name, *arguments)
@@ -361,7 +361,7 @@ class NvmlDevice(Device):
 
     def _meter_of(self, take: Callable[[Handle], None]) -> ActivityMeter:
         return ActivityMeter(
-            self._session, self.ask, take, self._scrutiny, self._served, self.surroundings.monotonic, self._retry
+            self._session, self.query, take, self._scrutiny, self._served, self.surroundings.monotonic, self._retry
         )
 
     def _read_table(self, query: str, fields: Answers) -> dict[str, float | Mapping[str, float]]:
@@ -442,7 +442,7 @@ class NvmlDevice(Device):
         return {"fan_speed_ratio": found} if found else {}
 
     def _lowered_clocks(self, configured: Readings) -> dict[str, float | Mapping[str, float]]:
-        """Return application clocks below the maximum; that there are none is an answer too."""
+        """Return application clocks below the maximum; an empty result is valid too."""
         name = "clock_configured_hertz"
         highest = self._read_table("clocks_max", {}).get("clock_max_hertz", {})
         clocks = configured[name]

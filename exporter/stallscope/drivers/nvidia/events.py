@@ -24,7 +24,7 @@ _MOST_AT_ONCE = 64
 class NvmlListener:
     """An event set; implements `stallscope.drivers.device.Listener`. The driver allows one thread to use it."""
 
-    def __init__(self, session: Session, ask: Callable[..., Any], devices: Sequence[NvmlDevice]) -> None:
+    def __init__(self, session: Session, query: Callable[..., Any], devices: Sequence[NvmlDevice]) -> None:
         """Register for what each GPU can report; one that reports nothing is passed over.
 
         Raises:
@@ -32,10 +32,10 @@ class NvmlListener:
             DriverError: the driver gives no event set.
         """
         self._session = session
-        self._ask = ask
+        self._query = query
         self._using = threading.Lock()
         self._devices: dict[Handle, NvmlDevice] = {}
-        self._set: Handle | None = ask("nvmlEventSetCreate")
+        self._set: Handle | None = query("nvmlEventSetCreate")
         self._failure: DriverError | None = None
         session.keep(self, self.close)
         try:
@@ -57,7 +57,7 @@ class NvmlListener:
         """See `Listener`.
 
         Raises:
-            DriverError: the set is of no more use, and freed; listen anew.
+            DriverError: the set is unusable, and freed; listen again.
         """
         with self._using:
             found: list[Event] = []
@@ -66,7 +66,7 @@ class NvmlListener:
                 if self._set is None:
                     raise DriverUnavailable("uninitialized", "the listener is closed")
                 try:
-                    heard = self._ask("nvmlEventSetWait", self._set, milliseconds)
+                    heard = self._query("nvmlEventSetWait", self._set, milliseconds)
                 except DriverError as problem:
                     if problem.reason == TIMEOUT:
                         break
@@ -95,16 +95,16 @@ class NvmlListener:
 
     def _register(self, device: NvmlDevice) -> None:
         try:
-            kinds = self._ask("nvmlDeviceGetSupportedEventTypes", device.handle) & (_XID | _MIG_CONFIGURATION)
+            kinds = self._query("nvmlDeviceGetSupportedEventTypes", device.handle) & (_XID | _MIG_CONFIGURATION)
             if not kinds:
                 raise Unsupported("it reports neither Xid errors nor changes of the MIG configuration")
             try:
-                self._ask("nvmlDeviceRegisterEvents", device.handle, kinds, self._set)
+                self._query("nvmlDeviceRegisterEvents", device.handle, kinds, self._set)
             except Unsupported:
-                # Some drivers let only root hear of MIG.
+                # Some drivers report MIG events only to root.
                 if kinds == _XID or not kinds & _XID:
                     raise
-                self._ask("nvmlDeviceRegisterEvents", device.handle, _XID, self._set)
+                self._query("nvmlDeviceRegisterEvents", device.handle, _XID, self._set)
         except DriverUnavailable:
             raise
         except (DeviceLost, DriverError) as problem:

@@ -67,7 +67,7 @@ class FieldBatch:
         self._monotonic = monotonic
         self._answered: set[Field] = set()
 
-    def ask(self) -> dict[Field, int | float]:
+    def query(self) -> dict[Field, int | float]:
         """Return the values of those fields whose own return code says success; no call where no field is due.
 
         Raises:
@@ -206,7 +206,7 @@ class _LinkBytes:
 
     @property
     def call(self) -> str:
-        """What serves it."""
+        """The calls that serve it."""
         return called(self.total[0] if self._by_total else self.links[0][0])
 
     def read(self, answers: Answers, batch: FieldBatch, scrutiny: Scrutiny) -> int | None:

@@ -17,7 +17,7 @@ from stallscope.drivers.nvidia.session import INVALID_ARGUMENT, UNSUPPORTED, Ses
 from stallscope.drivers.plausibility import Scrutiny
 from stallscope.drivers.retry import Retry
 
-# Metric ids (NVML_GPM_METRIC_*). Percentages first, each with the counter of active cycles that tells the same.
+# Metric ids (NVML_GPM_METRIC_*). Percentages first, each with the counter of active cycles of the same unit.
 _GRAPHICS = 1
 _SM = 2
 _OCCUPANCY = 3
@@ -55,11 +55,11 @@ _LATER = frozenset(
         _PCIE_RECEIVED_BYTES,
     )
 )
-"""What drivers learnt later; an older one may refuse the whole call for them."""
+"""Metrics of newer drivers; an older one may refuse the whole call because of them."""
 _LATER_KEY = "GPM metrics of later drivers"
 
 _MOST_PERCENT = 100.5
-"""Rounding may carry a share a little over the whole; more can't be meant."""
+"""Highest plausible percentage: rounding may exceed 100 slightly."""
 _MOST_MIB = float(1 << 24)
 _MOST_COUNT = 2.0**64
 _MEBIBYTE = 1 << 20
@@ -67,14 +67,14 @@ _CONTRADICTION = 0.1
 """A share by cycles that is so far from the same share in percent counts something else than we think."""
 _TURN_SECONDS = 0.2
 
-Ask = Callable[..., Any]
+Query = Callable[..., Any]
 
 
 class Turns:
-    """Lets one GPU at a time make GPM calls: made side by side they were seen to crash the library."""
+    """Lets one GPU at a time make GPM calls: concurrent calls were seen to crash the library."""
 
     def __init__(self, longest: float = _TURN_SECONDS) -> None:
-        """`longest` is how many seconds a turn is waited for."""
+        """Take the longest wait for a turn in seconds."""
         self._lock = threading.Lock()
         self._longest = longest
         self._number = 0
@@ -82,7 +82,7 @@ class Turns:
 
     @contextmanager
     def take(self) -> Iterator[bool]:
-        """Whether it is our turn. Nobody waits for a turn that somebody else waited for in vain."""
+        """Yield True if this GPU may call now. After a wait in vain for a turn, later callers do not wait for it."""
         number = self._number
         wait = 0 if number == self._waited_in_vain_for else self._longest
         if not (self._lock.acquire(timeout=wait) if wait else self._lock.acquire(blocking=False)):
@@ -97,7 +97,7 @@ class Turns:
 
 
 TURNS = Turns()
-"""Of this process."""
+"""The turns of this process."""
 
 
 class ActivityMeter:
@@ -106,7 +106,7 @@ class ActivityMeter:
     def __init__(
         self,
         session: Session,
-        ask: Ask,
+        query: Query,
         take: Callable[[Handle], None],
         scrutiny: Scrutiny,
         served: dict[str, str],
@@ -117,15 +117,15 @@ class ActivityMeter:
 
         Args:
             session: what ends with it is freed before.
-            ask: makes a driver call that needs no device.
+            query: makes a driver call that needs no device.
             take: has the driver fill a GPM sample for this device.
-            scrutiny: judges what is told.
-            served: is told which metric serves which signal.
+            scrutiny: checks the plausibility of values.
+            served: receives the metric that serves each signal.
             monotonic: clock, seconds.
             retry: keeps the refusals of metrics.
         """
         self._session = session
-        self._ask = ask
+        self._query = query
         self._take = take
         self._scrutiny = scrutiny
         self._served = served
@@ -134,7 +134,7 @@ class ActivityMeter:
         self._closed = False
         self._samples: tuple[Handle, Handle] | None = None
         self._taken: float | None = None
-        """When the older sample was taken; None where there is none."""
+        """Time of the older sample; None without one."""
         self._retry = retry
         self._wanted = sorted(_BASE | _LATER)
         self._silent = True
@@ -174,8 +174,8 @@ class ActivityMeter:
 
     def _read(self) -> Activity | None:
         if self._samples is None:
-            first = self._ask("nvmlGpmSampleAlloc")
-            self._samples = (first, self._ask("nvmlGpmSampleAlloc"))
+            first = self._query("nvmlGpmSampleAlloc")
+            self._samples = (first, self._query("nvmlGpmSampleAlloc"))
             self._session.keep(self, self.release)
         older, newer = self._samples
         before = self._monotonic()
@@ -230,11 +230,11 @@ class ActivityMeter:
         if not self._retry.due(_LATER_KEY, now):
             ids = base
         try:
-            return zip(ids, self._ask("nvmlGpmMetricsGet", older, newer, ids) if ids else (), strict=True)
+            return zip(ids, self._query("nvmlGpmMetricsGet", older, newer, ids) if ids else (), strict=True)
         except DriverError as problem:
             if problem.reason != "invalid_argument" or ids == base or not base:
                 raise
-        answers = self._ask("nvmlGpmMetricsGet", older, newer, base)
+        answers = self._query("nvmlGpmMetricsGet", older, newer, base)
         self._retry.refused(_LATER_KEY, now)
         return zip(base, answers, strict=True)
 
@@ -267,13 +267,13 @@ class ActivityMeter:
         if pipes:
             serve("pipe_active_seconds_total", f"GPM {', '.join(sources)}")
         engines: dict[str, float] = {}
-        for engine, numbers in _ENGINES.items():
-            shares = [share for metric in numbers if (share := percent(metrics, metric)) is not None]
+        for engine, metrics_of_engine in _ENGINES.items():
+            shares = [share for metric in metrics_of_engine if (share := percent(metrics, metric)) is not None]
             if shares:
                 engines[engine] = sum(shares) / len(shares)
         if engines:
-            told = [str(metric) for engine in engines for metric in _ENGINES[engine] if metric in metrics]
-            serve("engine_busy_seconds_total", f"GPM {', '.join(told)}")
+            numbers = [str(metric) for engine in engines for metric in _ENGINES[engine] if metric in metrics]
+            serve("engine_busy_seconds_total", f"GPM {', '.join(numbers)}")
         pcie_received = self._bytes(metrics, grown, seconds, _PCIE_RECEIVED, (_PCIE_RECEIVED_BYTES,))
         pcie_transmitted = self._bytes(metrics, grown, seconds, _PCIE_TRANSMITTED, (_PCIE_TRANSMITTED_BYTES,))
         nvlink_received = self._rate(metrics, seconds, _NVLINK_RECEIVED)
@@ -311,7 +311,7 @@ class ActivityMeter:
         return None if value is None else min(value / 100, 1.0)
 
     def _share(self, metrics: Mapping[int, float], grown: Mapping[int, float], metric: int) -> tuple[float | None, str]:
-        """The share of cycles in which the unit worked, and which metrics tell it."""
+        """Return the share of cycles in which the unit worked, and the metrics it comes from."""
         share = self._percent(metrics, metric)
         counter = _CYCLES_ACTIVE[metric]
         active, elapsed = grown.get(counter), grown.get(_CYCLES_ELAPSED)
@@ -331,7 +331,7 @@ class ActivityMeter:
     ) -> float | None:
         counted = self._grown(grown, totals)
         told = self._rate(metrics, seconds, rate)
-        # A counter that stands still while the rate tells of traffic is not one.
+        # A constant counter next to a rate with traffic is invalid.
         return told if counted is None or (counted == 0 and told) else counted
 
     def _rate(self, metrics: Mapping[int, float], seconds: float, metric: int) -> float | None:

@@ -1,6 +1,6 @@
-"""Takes out of a capture what tells one machine from another: UUIDs, serials, bus ids, processes.
+"""Masks a machine's identifiers in a capture: UUIDs, serials, bus ids, process ids.
 
-Each is replaced by one made of its number, the same one wherever it stands, so that a masked capture replays as well.
+Each identifier is replaced consistently by one made of its number, so that a masked capture replays as well.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class _Mask:
         )
 
     def text(self, text: str) -> str:
-        """A text with every identifier that can be told by its form replaced."""
+        """Return a text with every identifier of a known form replaced."""
         return _PATTERN.sub(self._substitute, text)
 
     def _answer(self, call: Call) -> Any:

@@ -49,7 +49,7 @@ _SUPPORT_VERSION = 1
 _WHOLE_NUMBERS = {1: (32, False), 2: (64, False), 3: (64, False), 4: (64, True), 5: (32, True), 6: (16, False)}
 
 _TEXT_BYTES = 128
-"""Longer than any text that is asked for (UUIDs of 80, names of 96)."""
+"""Longer than any text that is queried (UUIDs of 80, names of 96)."""
 _TEXTS = ("nvmlDeviceGetName", "nvmlDeviceGetUUID", "nvmlDeviceGetSerial", "nvmlDeviceGetVbiosVersion")
 _WHOLE = ("nvmlDeviceGetPowerUsage", "nvmlDeviceGetPersistenceMode")
 _PROCESS_LISTS = (
@@ -102,14 +102,14 @@ class Library(Protocol):
         - `nvmlDeviceGetFieldValues(handle, ((id, scope), ...)) -> [(code, number or None)]`
         - `nvmlDeviceGet{Compute,Graphics,MPSCompute}RunningProcesses(handle) -> [(pid, memory)]`
         - `nvmlDeviceGetProcessUtilization(handle, newer_than) -> [(pid, timestamp, sm, memory, encoder, decoder)]`
-        - `nvmlDeviceGetMemoryInfo(handle)`: of the second version where there is one, else `reserved` is None
+        - `nvmlDeviceGetMemoryInfo(handle)`: the second version if available, else `reserved` is None
         - `nvmlGpmQueryDeviceSupport(handle) -> int`
         - `nvmlGpmMetricsGet(sample, newer_sample, (id, ...)) -> [(code, float)]`
         - `nvmlEventSetWait(event_set, milliseconds) -> (device handle, event type, event data)`
 
         Raises:
             NvmlFailure: the driver answered with another code than success.
-            MissingFunction: there is no such function.
+            MissingFunction: the library has no such function.
         """
 
 
@@ -264,10 +264,10 @@ class PynvmlLibrary:
         value_type = c_uint()
         since = c_ulonglong(newer_than_us)
 
-        def ask(count: c_uint, room: Any) -> int:
+        def query(count: c_uint, room: Any) -> int:
             return int(function(handle, c_uint(kind), since, byref(value_type), byref(count), room))
 
-        entries = self._list(name, _SAMPLE, _SAMPLES_AT_MOST, ask)
+        entries = self._list(name, _SAMPLE, _SAMPLES_AT_MOST, query)
         read = value_type.value
         return [(timestamp, _number(read, bits)) for timestamp, bits in entries]
 
@@ -292,14 +292,14 @@ class PynvmlLibrary:
         )
 
     def _list(
-        self, name: str, layout: struct.Struct, at_most: int, ask: Callable[[c_uint, Any], int]
+        self, name: str, layout: struct.Struct, at_most: int, query: Callable[[c_uint, Any], int]
     ) -> Iterable[tuple[Any, ...]]:
         """Entries of a list that the driver writes; one call unless there are more than ever before."""
         while True:
             buffer = self._buffers.of(name, at_most * layout.size)
             room = len(buffer.bytes) // layout.size
             count = c_uint(room)
-            code = ask(count, buffer.start)
+            code = query(count, buffer.start)
             if code == INSUFFICIENT_SIZE and at_most < _MOST_ENTRIES:
                 at_most = min(max(2 * room, count.value + 16), _MOST_ENTRIES)
                 continue
@@ -327,7 +327,7 @@ class PynvmlLibrary:
         return support[1]
 
     def _gpm_metrics(self, older: Handle, newer: Handle, ids: tuple[int, ...]) -> list[tuple[int, float]]:
-        # pynvml's structure holds every metric there is, 13 KB; the driver reads as many as it is told of.
+        # pynvml's structure holds every metric, 13 KB; the driver reads as many as the count says.
         name = "nvmlGpmMetricsGet"
         buffer = self._buffers.template(
             name,
@@ -352,7 +352,7 @@ def constant(name: str) -> int:
 
     Raises:
         Unsupported: this version of the binding does not have it.
-        DriverUnavailable: there is no binding.
+        DriverUnavailable: pynvml is not installed.
     """
     value = getattr(_import_binding(), name, None)
     if not isinstance(value, int):

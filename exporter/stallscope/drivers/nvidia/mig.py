@@ -1,4 +1,4 @@
-"""MIG instances: parts of a GPU that stand as GPUs of their own."""
+"""MIG instances: parts of a GPU that count as GPUs of their own."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _ANSWERED = frozenset(
         "nvmlDeviceGetMPSComputeRunningProcesses",
     }
 )
-"""What the driver tells of an instance; all else is the whole GPU's, and never said of a part."""
+"""Values that the driver reports for an instance; all others belong to the whole GPU."""
 
 
 class MigInstances:
@@ -77,7 +77,7 @@ class MigInstances:
             instance.retire()
 
     def _keep(self, found: dict[str, NvmlInstance]) -> None:
-        """Know these, and let go of those that were taken apart."""
+        """Keep these instances, and drop those that were destroyed."""
         for uuid in self._known.keys() - found.keys():
             self._known[uuid].retire()
         self._known = found
@@ -86,7 +86,7 @@ class MigInstances:
         parent = self._parent
         try:
             handle = parent.call("nvmlDeviceGetMigDeviceHandleByIndex", place)
-            uuid = parent.ask("nvmlDeviceGetUUID", handle)
+            uuid = parent.query("nvmlDeviceGetUUID", handle)
         except NotFound:
             return None
         except DriverError as problem:
@@ -105,7 +105,7 @@ class NvmlInstance(NvmlDevice):
     """One MIG instance; implements `stallscope.drivers.device.Device`. What belongs to the whole GPU is unsupported."""
 
     shares = False
-    """Whether other instances stand on the same GPU instance, so that its activity can't be told apart."""
+    """True if other instances share the GPU instance, so that its activity can't be attributed."""
 
     def __init__(self, parent: NvmlDevice, handle: Handle) -> None:
         """Note which it is.
@@ -133,7 +133,7 @@ class NvmlInstance(NvmlDevice):
 
     @property
     def gpu_instance(self) -> int:
-        """Number of the GPU instance (memory and engines) that it stands on; asked once."""
+        """Return the number of its GPU instance (memory and engines); queried once."""
         if self._gpu_instance is None:
             number = self.call("nvmlDeviceGetGpuInstanceId")
             self._gpu_instance = self._scrutiny.needed("GPU instance", number, _MOST_INSTANCE_ID)
@@ -142,7 +142,7 @@ class NvmlInstance(NvmlDevice):
     def call(self, name: str, *arguments: Any) -> Any:
         """Call a function that the driver has for instances."""
         if name not in _ANSWERED:
-            raise Unsupported(f"{name} tells nothing of a MIG instance")
+            raise Unsupported(f"{name} is not available for a MIG instance")
         return super().call(name, *arguments)
 
     @property
@@ -156,7 +156,7 @@ class NvmlInstance(NvmlDevice):
     def activity(self) -> Any:
         """GPM of the GPU instance."""
         if self.shares:
-            raise Unsupported("several compute instances stand on one GPU instance: its activity is none's own")
+            raise Unsupported("several compute instances share one GPU instance: its activity can't be attributed")
         return super().activity()
 
     def _ask_identity(self) -> Identity:
@@ -198,10 +198,10 @@ class NvmlInstance(NvmlDevice):
         return f"{prefix}{slices}g.{round(attributes.memorySizeMB / _MEBIBYTES_A_GIBIBYTE)}gb"
 
     def _activity_meter(self) -> ActivityMeter:
-        if not self.ask("nvmlGpmQueryDeviceSupport", self._parent.handle):
+        if not self.query("nvmlGpmQueryDeviceSupport", self._parent.handle):
             raise Unsupported("this GPU has no GPM")
         instance = self.gpu_instance
-        return self._meter_of(lambda sample: self.ask("nvmlGpmMigSampleGet", self._parent.handle, instance, sample))
+        return self._meter_of(lambda sample: self.query("nvmlGpmMigSampleGet", self._parent.handle, instance, sample))
 
 
 def _plain(uuid: str | bytes) -> str:

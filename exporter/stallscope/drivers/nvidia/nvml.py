@@ -86,7 +86,7 @@ class NvmlDriver:
         )
 
     def devices(self) -> Sequence[Device]:
-        """The GPUs, by index; each is opened when first asked something, so that one that hangs hides no other."""
+        """The GPUs, by index; each is opened at its first query, so that one that hangs does not hide the others."""
         try:
             count = int(self._call("nvmlDeviceGetCount"))
         except Unsupported as refused:
@@ -109,7 +109,7 @@ class NvmlDriver:
         """Register for Xid errors and changes of the MIG configuration of these GPUs."""
         gpus = [each for each in devices if isinstance(each, NvmlDevice) and not isinstance(each, NvmlInstance)]
         session = self._live()
-        return NvmlListener(session, functools.partial(self._ask, session), gpus)
+        return NvmlListener(session, functools.partial(self._query, session), gpus)
 
     @property
     def calls(self) -> int:
@@ -118,12 +118,12 @@ class NvmlDriver:
 
     def _live(self) -> Session:
         if self._session is None:
-            raise DriverUnavailable("uninitialized", "there is no session with the NVIDIA driver")
+            raise DriverUnavailable("uninitialized", "there is no open session with the NVIDIA driver")
         return self._session
 
     def _call(self, name: str, *arguments: Any) -> Any:
-        return self._ask(self._live(), name, *arguments)
+        return self._query(self._live(), name, *arguments)
 
-    def _ask(self, session: Session, name: str, *arguments: Any) -> Any:
+    def _query(self, session: Session, name: str, *arguments: Any) -> Any:
         self._calls += 1
         return session.call(name, *arguments)

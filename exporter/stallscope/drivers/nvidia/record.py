@@ -34,11 +34,11 @@ class RecordingLibrary:
     """Implements `stallscope.drivers.nvidia.library.Library` on another one. Any number of threads may call it."""
 
     def __init__(self, library: Library, monotonic: Callable[[], float] = time.monotonic) -> None:
-        """Note calls from now on; `monotonic` tells seconds."""
+        """Record calls from now on; `monotonic` returns seconds."""
         self.calls: list[Call] = []
         """In the order in which they came back."""
         self.origin = monotonic()
-        """What `Call.at` counts from; may be set before the first call."""
+        """Start of `Call.at`; may be set before the first call."""
         self._library = library
         self._monotonic = monotonic
         self._tokens: dict[int, str] = {}
@@ -102,7 +102,7 @@ class RecordingLibrary:
             return SimpleNamespace(**{name: self._plain(each) for name, each in vars(value).items()})
         address = self._address(value)
         if token:
-            self._tokens[address] = token  # also where the address stood for something that was let go
+            self._tokens[address] = token  # also if the address belonged to something freed
         elif address not in self._tokens:
             self._tokens[address] = self._number("handle")
         return Handle(self._tokens[address])

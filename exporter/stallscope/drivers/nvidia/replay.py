@@ -43,7 +43,7 @@ class ReplayLibrary:
         """There is nothing to load."""
 
     def call(self, name: str, *arguments: Any) -> Any:
-        """What the driver answered to this call.
+        """Return the driver's response to this call.
 
         Raises:
             NvmlFailure: the driver failed so.
@@ -77,7 +77,7 @@ class _Answers:
         self._calls.append((place, call))
 
     def next(self) -> tuple[int, Call]:
-        """The next call with its place in the capture; the last one again where there is no other."""
+        """Return the next call with its place in the capture; the last one again if there is no other."""
         found = self._calls[min(self._next, len(self._calls) - 1)]
         self._next += 1
         return found

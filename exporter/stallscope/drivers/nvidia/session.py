@@ -39,7 +39,7 @@ _OTHER = {
 
 
 class NotFound(DriverError):
-    """There is nothing of the kind asked for, such as no newer samples."""
+    """No result of the requested kind, such as no newer samples."""
 
 
 class Session:
@@ -74,7 +74,7 @@ class Session:
             DriverError: anything else.
         """
         if self.over:
-            raise DriverUnavailable("uninitialized", "there is no session with the NVIDIA driver")
+            raise DriverUnavailable("uninitialized", "there is no open session with the NVIDIA driver")
         try:
             return self._call(name, *arguments)
         except NvmlFailure as failure:

@@ -106,7 +106,7 @@ SOURCES: Mapping[str, Mapping[str, Sources | Mapping[str, Sources]]] = {
         # NVML_FI_DEV_POWER_AVERAGE is never queried: it was seen to take 3 ms.
     },
     "memory": {
-        # The first version of the call, where there is no second, counts reserved memory as used.
+        # The first version of the call, if there is no second, counts reserved memory as used.
         "memory_total_bytes": Call("nvmlDeviceGetMemoryInfo", take=attrgetter("total")),
         "memory_used_bytes": Call("nvmlDeviceGetMemoryInfo", take=attrgetter("used")),
         "memory_reserved_bytes": Call("nvmlDeviceGetMemoryInfo", take=attrgetter("reserved")),
