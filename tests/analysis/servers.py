@@ -182,7 +182,7 @@ class LimitedServer:
             raise self._failures.pop(0)
         if len(times) > self._points or len(times) * len(wanted) > self._samples:
             self.refused.append(asked)
-            raise PrometheusError("it refuses the question: too many samples", too_large=True)
+            raise PrometheusError("query rejected: too many samples", too_large=True)
         return [
             RangeSeries({"instance": name}, array("d", times), array("d", [each + place for each in times]))
             for place, name in enumerate(self._instances)

@@ -100,7 +100,7 @@ def test_whoever_wants_one_is_shown_it(server: str, mine: ClientCertificate) -> 
 
 def test_whoever_wants_one_and_gets_none_is_told_of_with_the_flag(server: str) -> None:
     said = (
-        "it refuses the connection (handshake failure); if it wants a client certificate, name one with "
+        "it refuses the connection (handshake failure); if it requires a client certificate, name one with "
         "--client-certificate or STALLSCOPE_CLIENT_CERTIFICATE"
     )
     assert from_prometheus(server, None) == f"{server}: {said}"
@@ -131,7 +131,7 @@ def test_a_refusal_that_comes_behind_the_handshake_is_told_likewise(
         assert main(["trace", "a", "--exporter.url", f"https://127.0.0.1:{door.getsockname()[1]}"]) == 1
         over.set()
         server.join()
-    assert "it refuses the connection (certificate required); if it wants a client" in capsys.readouterr().err
+    assert "it refuses the connection (certificate required); if it requires a client" in capsys.readouterr().err
 
 
 def test_one_that_is_not_trusted_is_named(server: str, stranger: ClientCertificate) -> None:
@@ -171,9 +171,9 @@ def test_files_that_hold_none_are_refused(mine: ClientCertificate, stranger: Cli
 
     absent = str(tmp_path / "absent.crt")
     assert refusal(absent, mine.key) == f"{absent} can't be read: No such file or directory"
-    assert refusal(mine.certificate, stranger.key) == f"the key in {stranger.key} is not that of {mine.certificate}"
-    assert refusal(mine.certificate, None).startswith(f"{mine.certificate}: no client certificate with its key")
-    assert refusal(None, mine.key) == f"{mine.key} is the key of no client certificate: name that too"
+    assert refusal(mine.certificate, stranger.key) == f"the key in {stranger.key} does not belong to {mine.certificate}"
+    assert refusal(mine.certificate, None).startswith(f"{mine.certificate}: expected a client certificate and its key")
+    assert refusal(None, mine.key) == f"{mine.key}: a key without a client certificate; name the certificate too"
 
 
 def test_one_that_is_not_there_any_more_is_told_of(server: str, mine: ClientCertificate, tmp_path: Path) -> None:
@@ -204,17 +204,17 @@ def test_the_flag_for_a_certificate_takes_no_key_from_the_environment(
 def test_commands_show_it(server: str, mine: ClientCertificate, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--client-certificate", mine.certificate, "--client-key", mine.key]
     assert main(["frames", "--run", "a", "--prometheus.url", server, *flags]) == 1
-    assert "its answer is none that Prometheus gives" in capsys.readouterr().err
+    assert "not a Prometheus response" in capsys.readouterr().err
     main(["doctor", "exporter", "prometheus", "--json", "--exporter.url", server, "--prometheus.url", server, *flags])
     said = {each["part"]: each["message"] for each in json.loads(capsys.readouterr().out)["results"]}
     assert said == {
         "exporter": f"what answers at {server.removeprefix('https://')} is no exporter of Stallscope",
-        "prometheus": f"{server}: its answer is none that Prometheus gives; see what listens at that address",
+        "prometheus": f"{server}: not a Prometheus response; check what listens at that address",
     }
     assert main(["trace", "a", "--exporter.url", server, *flags]) == 1
     assert "what answers there is no exporter" in capsys.readouterr().err
     assert main(["trace", "a", "--exporter.url", server]) == 1
-    assert "if it wants a client certificate, name one with --client-certificate" in capsys.readouterr().err
+    assert "if it requires a client certificate, name one with --client-certificate" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("line", ["compare a b", "doctor", "frames --run a", "pick", "report", "top", "trace a"])

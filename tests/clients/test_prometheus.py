@@ -59,7 +59,7 @@ def test_a_time_limit_may_have_fractions_though_prometheus_reads_none(real: Prom
 
 def test_what_a_server_says_does_not_steer_a_terminal() -> None:
     with answering(400, json.dumps({"error": "\x1b[2J\nno"}).encode()) as (url, _):
-        assert refusal(url) == f"{url}: it refuses the question: \\x1b[2J\\nno"
+        assert refusal(url) == f"{url}: query rejected: \\x1b[2J\\nno"
 
 
 def test_warnings_beside_answers_are_kept_until_they_are_taken() -> None:
@@ -70,7 +70,7 @@ def test_warnings_beside_answers_are_kept_until_they_are_taken() -> None:
         for _ in range(2):
             assert client.query("up") == []
         client.close()
-    assert client.take_warnings() == ["store b:\\n timed out", "not all of its stores answered"]
+    assert client.take_warnings() == ["store b:\\n timed out", "not all of its stores responded"]
     assert client.take_warnings() == []
 
 
@@ -86,12 +86,12 @@ def test_whatever_a_name_holds_it_finds_the_series_of_that_name_and_no_other(rea
 
 
 def test_what_prometheus_refuses_is_told_in_its_own_words(real: Prometheus) -> None:
-    with pytest.raises(PrometheusError, match=r"it refuses the question: .*parse error"):
+    with pytest.raises(PrometheusError, match=r"query rejected: .*parse error"):
         real.query("sum(")
 
 
 def test_what_is_no_list_of_series_is_refused(real: Prometheus) -> None:
-    with pytest.raises(PrometheusError, match="its answer is none that Prometheus gives"):
+    with pytest.raises(PrometheusError, match="not a Prometheus response"):
         real.query("1")
 
 
@@ -165,7 +165,7 @@ def test_the_status_page_s_verdicts_are_not_held_up_by_a_server_that_drips(drip:
 @pytest.mark.parametrize("say", [half, gibberish])
 def test_a_broken_answer_is_told(say: Any) -> None:
     with talking(say) as url:
-        assert refusal(url) == f"{url}: it broke off the connection, or is no web server"
+        assert refusal(url) == f"{url}: it closed the connection without an HTTP response"
 
 
 @pytest.mark.parametrize(
@@ -189,13 +189,13 @@ def test_a_broken_answer_is_told(say: Any) -> None:
 @pytest.mark.usefixtures("nothing_collected")
 def test_nonsense_is_told_and_not_believed(body: bytes) -> None:
     with answering(body=body) as (url, _seen):
-        expected = "its answer is none that Prometheus gives; see what listens at that address"
+        expected = "not a Prometheus response; check what listens at that address"
         assert refusal(url) == f"{url}: {expected}"
 
 
 def test_an_answer_without_end_is_not_read_to_its_end() -> None:
     with answering(body=b" " * 300_000) as (url, _seen):
-        assert refusal(url, max_bytes=100_000) == f"{url}: its answer is longer than 100000 bytes"
+        assert refusal(url, max_bytes=100_000) == f"{url}: its response is longer than 100000 bytes"
 
 
 def test_an_answer_that_grows_when_unpacked_is_not_unpacked_to_its_end() -> None:
@@ -207,13 +207,13 @@ def test_an_answer_that_grows_when_unpacked_is_not_unpacked_to_its_end() -> None
 @pytest.mark.parametrize(
     ("status", "body", "words"),
     [
-        (401, b"", "it wants another user or password (HTTP 401)"),
-        (403, b"no", "it wants another user or password (HTTP 403)"),
-        (404, b"", "it has no query interface there (HTTP 404); see address and path prefix"),
-        (500, b"", "it answers with HTTP 500"),
-        (503, b'{"status": "error", "error": "too busy"}', "it refuses the question: too busy"),
-        (400, b'{"error": "' + b"x" * 5000 + b'"}', f"it refuses the question: {'x' * 199}…"),
-        (400, b'{"error": ["a"]}', "it answers with HTTP 400"),
+        (401, b"", "user or password rejected (HTTP 401)"),
+        (403, b"no", "user or password rejected (HTTP 403)"),
+        (404, b"", "no query API at this address (HTTP 404); check address and path prefix"),
+        (500, b"", "unexpected HTTP status 500"),
+        (503, b'{"status": "error", "error": "too busy"}', "query rejected: too busy"),
+        (400, b'{"error": "' + b"x" * 5000 + b'"}', f"query rejected: {'x' * 199}…"),
+        (400, b'{"error": ["a"]}', "unexpected HTTP status 400"),
     ],
 )
 def test_other_answers_are_told_with_what_to_do(status: int, body: bytes, words: str) -> None:
@@ -223,7 +223,7 @@ def test_other_answers_are_told_with_what_to_do(status: int, body: bytes, words:
 
 def test_it_does_not_follow_where_it_is_sent_on_but_says_so() -> None:
     with answering(302, headers={"Location": "https://user:secret@elsewhere.example/login"}) as (url, _seen):
-        assert refusal(url) == f"{url}: it sends the question on to https://elsewhere.example/login; use that address"
+        assert refusal(url) == f"{url}: it redirects to https://elsewhere.example/login; use that address"
 
 
 def test_a_password_is_sent_and_never_shown() -> None:
@@ -323,7 +323,7 @@ def test_label_values_are_those_of_the_selectors_series(real: Prometheus) -> Non
 def test_nonsense_for_a_range_is_not_believed_either(body: bytes) -> None:
     with answering(body=body) as (url, _seen):
         client = Prometheus(url)
-        with pytest.raises(PrometheusError, match="its answer is none that Prometheus gives"):
+        with pytest.raises(PrometheusError, match="not a Prometheus response"):
             client.query_range("up", 0, 1, 1)
         client.close()
 

@@ -51,7 +51,7 @@ def test_an_address_may_be_short(url: str, name: str) -> None:
     "url", ["", "http://", "ftp://node1", "node1:0", "node1:x", "node 1", "nöde", "a\x1b[2J", "http://[x"]
 )
 def test_what_is_no_address_is_refused(url: str) -> None:
-    with pytest.raises(ValueError, match=r"is no address of an exporter; one is http://localhost:19400"):
+    with pytest.raises(ValueError, match=r"is not the address of an exporter; use one such as http://localhost:19400"):
         ExporterClient(url)
 
 
@@ -71,10 +71,10 @@ def test_nobody_there() -> None:
 @pytest.mark.parametrize(
     ("status", "words"),
     [
-        (401, "it wants another user or password (HTTP 401)"),
-        (404, "it has no metrics there (HTTP 404)"),
-        (500, "it answers with HTTP 500"),
-        (302, "it sends the question on to 'http://elsewhere/'"),
+        (401, "user or password rejected (HTTP 401)"),
+        (404, "no metrics at this address (HTTP 404)"),
+        (500, "unexpected HTTP status 500"),
+        (302, "it redirects to 'http://elsewhere/'"),
     ],
 )
 def test_refusals(status: int, words: str) -> None:
@@ -119,8 +119,8 @@ def test_a_handshake_that_comes_byte_by_byte() -> None:
 def test_what_is_no_web_server(said: bytes) -> None:
     with speaking(said) as url:
         assert problem_of(url) in (
-            "it broke off the connection, or is no web server",
-            "it broke off in the middle of its page",
+            "it closed the connection without an HTTP response",
+            "the connection broke in the middle of the page",
             "it can't be reached: Connection reset by peer",
         )
 

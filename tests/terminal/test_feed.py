@@ -55,7 +55,7 @@ def test_an_answer_without_our_metrics_is_told_from_an_idle_node(nonsense: str) 
     feed = Feed(Pages(nonsense), 2)
     feed.ask()
     assert feed.look().node is None
-    assert feed.look().problem == "it answers, but with no metrics of Stallscope; see what listens at that address"
+    assert feed.look().problem == "no Stallscope metrics on its page; check what listens at that address"
 
 
 def test_while_a_question_hangs_who_looks_is_told_so() -> None:

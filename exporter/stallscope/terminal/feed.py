@@ -72,7 +72,7 @@ class Feed:
         try:
             page = wanted(self._pages.read())
             if not page:
-                raise ExporterError("it answers, but with no metrics of Stallscope; see what listens at that address")
+                raise ExporterError("no Stallscope metrics on its page; check what listens at that address")
             self._known = _Known(self._observer.observe(page, began), began, "")
         except ExporterError as problem:
             self._known = self._known._replace(problem=str(problem))

@@ -123,7 +123,7 @@ class Observer:
 
     def observe(self, page: Page, at: float) -> Node:
         """Take a page that was read at that monotonic time; a page that was taken before tells what it told then."""
-        if self._newest is not None and page.tells_the_same(self._newest[0]):
+        if self._newest is not None and page.has_same_samples(self._newest[0]):
             return self._newest[1]  # a large page is not renewed as often as somebody may look
         if self._marks and _restarted(self._marks[-1][1], page):
             self._marks, self._newest = [], None
