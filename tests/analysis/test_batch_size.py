@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stallscope.analysis.batch_size import Measured, NoStudy, study_batch_sizes
+from stallscope.analysis.batch_size import Measured, StudyError, study_batch_sizes
 
 SMALL = Measured(4, 4 / 250)
 LARGE = Measured(512, 512 / 3500)
@@ -67,12 +67,12 @@ def test_a_batch_that_was_run_fits_whatever_the_line_says() -> None:
     ("runs", "reason"),
     [
         ([LARGE], "two runs"),
-        ([LARGE, LARGE], "too much alike"),
-        ([LARGE, LARGE._replace(batch=520)], "too much alike"),
-        ([LARGE, Measured(1024, LARGE.step_seconds * 0.9)], "something else than the batch sets the pace"),
+        ([LARGE, LARGE], "too similar"),
+        ([LARGE, LARGE._replace(batch=520)], "too similar"),
+        ([LARGE, Measured(1024, LARGE.step_seconds * 0.9)], "something other than the batch limits"),
         ([LARGE, Measured(1024, LARGE.step_seconds * 2.5)], "grow faster than the batch"),
     ],
 )
 def test_runs_that_say_nothing_of_it_are_refused_with_the_reason(runs: list[Measured], reason: str) -> None:
-    with pytest.raises(NoStudy, match=reason):
+    with pytest.raises(StudyError, match=reason):
         study_batch_sizes(runs)

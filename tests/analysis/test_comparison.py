@@ -78,7 +78,7 @@ def test_causes_that_claim_more_than_all_time_share_it() -> None:
 def test_runs_that_were_not_judged_are_not_explained_as_if_nothing_were_lost() -> None:
     comparison = compare([TWO, replace(REAL, time_lost=None, lost={})])
     assert comparison.against[0].parts == ()
-    assert any("was not judged" in note for note in comparison.notes)
+    assert any("has no verdicts" in note for note in comparison.notes)
 
 
 def test_runs_whose_samples_differ_in_tokens_are_compared_by_tokens() -> None:
@@ -106,9 +106,9 @@ def test_a_run_that_tells_nothing_has_no_figure_rather_than_a_zero() -> None:
     ("other", "note"),
     [
         (replace(REAL, seconds=120), "real data: only 2.0 min"),
-        (replace(REAL, running=True), "real data still runs"),
-        (replace(REAL, operations=2e15), "not as many operations"),
-        (replace(REAL, gpus=4), "both GPUs and the batch"),
+        (replace(REAL, running=True), "real data is still running"),
+        (replace(REAL, operations=2e15), "different numbers of operations"),
+        (replace(REAL, gpus=4), "both the number of GPUs and the batch"),
     ],
 )
 def test_what_makes_a_comparison_less_than_it_seems_is_said(other: RunFigures, note: str) -> None:
@@ -118,4 +118,4 @@ def test_what_makes_a_comparison_less_than_it_seems_is_said(other: RunFigures, n
 def test_runs_of_one_batch_size_have_no_study_but_the_reason() -> None:
     comparison = compare([TWO, REAL])
     assert comparison.batch_sizes is None
-    assert "too much alike" in comparison.no_batch_sizes
+    assert "too similar" in comparison.no_batch_sizes

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stallscope.analysis.ranges import ATTEMPTS, Question, Ranges, joined, natural_step
+from stallscope.analysis.ranges import ATTEMPTS, Ranges, SplittableQuery, joined, natural_step
 from stallscope.clients.prometheus import PrometheusError, RangeSeries
 from tests.analysis.servers import LimitedServer
 
 NODES = ("a", "b", "c", "d", "e")
 START = 1_700_000_000.0
-BUSY = Question(lambda part: f"busy{{{part}}}", "instance", NODES)
+BUSY = SplittableQuery(lambda part: f"busy{{{part}}}", "instance", NODES)
 
 
 def passing(message: str = "too busy") -> PrometheusError:
@@ -44,7 +44,7 @@ def test_a_month_is_asked_for_in_pieces_that_the_server_answers() -> None:
 def test_what_is_too_large_is_asked_for_by_series_first_and_then_in_time() -> None:
     server = LimitedServer(NODES, samples=40)
     found = joined(reader(server).stepped(BUSY, START, START + 99, 1))
-    assert table(found) == table(LimitedServer(NODES).query_range(BUSY.of(NODES), START, START + 99, 1))
+    assert table(found) == table(LimitedServer(NODES).query_range(BUSY.for_values(NODES), START, START + 99, 1))
     assert any(len(values) > 1 for values, _, _ in server.refused)
     assert any(len(values) == 1 for values, _, _ in server.refused)
 
@@ -79,7 +79,7 @@ def test_what_fails_but_may_pass_is_asked_again_after_longer_and_longer_pauses_o
     found = joined(reader(server).stepped(BUSY, START, START + 9, 1))
     assert len(found) == len(NODES)
     assert server.slept == [0.5, 1.0, 2.0]
-    assert caplog.messages == [f"too busy; it is asked again in {pause} s" for pause in ("0.5", "1", "2")]
+    assert caplog.messages == [f"too busy; retrying in {pause} s" for pause in ("0.5", "1", "2")]
 
 
 def test_no_pause_is_longer_than_half_a_minute() -> None:
@@ -155,10 +155,10 @@ def test_progress_sums_to_the_whole(way: str) -> None:
 def test_however_it_is_cut_the_answer_is_the_same(seconds: float, step: float, samples: int, points: int) -> None:
     whole, cut = LimitedServer(NODES), LimitedServer(NODES, samples=samples)
     asking = Ranges(cut, max_points=points, max_seconds=max(1.0, seconds / 3))
-    expected = table(whole.query_range(BUSY.of(NODES), START, START + seconds, step))
+    expected = table(whole.query_range(BUSY.for_values(NODES), START, START + seconds, step))
     assert table(joined(asking.stepped(BUSY, START, START + seconds, step))) == expected
     assert table(joined(asking.scraped(BUSY, START, START + seconds))) == table(
-        whole.samples(BUSY.of(NODES), START, START + seconds)
+        whole.samples(BUSY.for_values(NODES), START, START + seconds)
     )
 
 

@@ -78,7 +78,7 @@ def test_tells_where_its_ranks_were_and_what_they_claimed(held: Held) -> None:
     )
     assert run.instances == ("resnet50:19400", "other:19400")
     assert run.ranks == ("0", "2", "10")
-    assert (run.world_size, run.told["framework"]) == (12, "pytorch")
+    assert (run.world_size, run.info["framework"]) == (12, "pytorch")
     assert (run.cluster, run.namespace) == ("", "")
 
 
@@ -158,11 +158,11 @@ def test_a_name_is_one_name_whatever_it_holds(held: Held) -> None:
 def test_the_nearest_names_are_offered(held: Held) -> None:
     assert "did you mean resnet50?" in message(held, "resnet5", UnknownRunError)
     known = 'east/red/twins, handed, late, moved, od"d\\|.*\\n\\x1b, over, resnet50, twice and 1 more'
-    assert f"there are {known}" in message(held, "xyz", UnknownRunError)
+    assert f"known runs are {known}" in message(held, "xyz", UnknownRunError)
 
 
 def test_a_run_of_another_time_is_told_from_one_that_never_was(held: Held) -> None:
-    with pytest.raises(UnknownRunError, match=r"'late' reported nothing between .* UTC; ask about another time"):
+    with pytest.raises(UnknownRunError, match=r"'late' reported nothing between .* UTC; try another time"):
         find_run(held.server, "late", held.start, held.start + 5 * INTERVAL)
 
 
@@ -174,7 +174,7 @@ def test_all_names_of_a_time_are_told(held: Held) -> None:
 def test_a_server_without_any_run_is_told() -> None:
     with scraped([Series("up", {"job": "node"}, gauge(1))]) as empty:
         assert re.search(
-            r"has no data of Stallscope between .*; is it the right server", message(empty, "resnet50", NoDataError)
+            r"has no Stallscope data between .*; is it the right server", message(empty, "resnet50", NoDataError)
         )
 
 
@@ -182,4 +182,4 @@ def test_exporters_without_a_training_are_told() -> None:
     exporters = [Series("stallscope_build_info", {"instance": f"{n}:19400"}, gauge(1)) for n in ("a", "b")]
     with scraped(exporters) as held:
         told = message(held, "resnet50", NoDataError)
-    assert "scrapes 2 of Stallscope's exporters, but no training reported" in told
+    assert "scrapes 2 Stallscope exporters, but no training reported" in told

@@ -7,7 +7,7 @@ from array import array
 import numpy as np
 import pytest
 
-from stallscope.analysis.tables import Growth, Table, Track, at
+from stallscope.analysis.tables import Increases, Table, Track, at
 from stallscope.clients.prometheus import RangeSeries
 
 
@@ -22,18 +22,18 @@ def told(track: Track) -> list[tuple[float, float, float]]:
 
 
 def test_a_counter_has_grown_from_sample_to_sample() -> None:
-    _, second, third = told(Growth().of("a", counted((10, 5), (20, 8), (50, 8))))
+    _, second, third = told(Increases().of("a", counted((10, 5), (20, 8), (50, 8))))
     assert (second, third) == ((20, 3, 10), (50, 0, 30))
 
 
 def test_of_the_first_sample_nobody_knows_from_when_on_it_counts() -> None:
-    ((moment, grown, seconds),) = told(Growth().of("a", counted((10, 5))))
+    ((moment, grown, seconds),) = told(Increases().of("a", counted((10, 5))))
     assert moment == 10
     assert np.isnan([grown, seconds]).all()
 
 
 def test_growth_goes_on_from_one_window_to_the_next_for_each_series_of_its_own() -> None:
-    growth = Growth()
+    growth = Increases()
     growth.of("a", counted((10, 5), device="x"))
     growth.of("a", counted((10, 1), device="y"))
     growth.of("b", counted((10, 2), device="x"))
@@ -42,7 +42,7 @@ def test_growth_goes_on_from_one_window_to_the_next_for_each_series_of_its_own()
 
 
 def test_a_counter_that_begins_anew_has_grown_by_what_it_shows() -> None:
-    assert told(Growth().of("a", counted((10, 500), (20, 7))))[1] == (20, 7, 10)
+    assert told(Increases().of("a", counted((10, 500), (20, 7))))[1] == (20, 7, 10)
 
 
 @pytest.mark.parametrize(("combined", "expected"), [("sum", [1, 12, 20]), ("max", [1, 10, 20])])

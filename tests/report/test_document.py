@@ -22,7 +22,7 @@ from stallscope.report.document import (
     Series,
     States,
     Table,
-    told,
+    without_nan,
 )
 from stallscope.report.words import UnknownZone, Words
 from tests.report import example
@@ -52,7 +52,7 @@ def test_parts_that_do_not_fit_together_are_refused(make: Callable[[], object]) 
 
 
 def test_what_is_not_a_number_becomes_a_gap() -> None:
-    assert told([1, math.nan, None, math.inf, 0.0]) == (1.0, None, None, None, 0.0)
+    assert without_nan([1, math.nan, None, math.inf, 0.0]) == (1.0, None, None, None, 0.0)
 
 
 def test_the_first_recommendation_is_the_one_of_the_first_rank() -> None:
@@ -80,7 +80,7 @@ def test_json_has_null_where_a_value_is_no_number() -> None:
 @pytest.mark.parametrize(
     ("value", "kind", "words"),
     [
-        (None, "gpu_hours", "not told"),
+        (None, "gpu_hours", "unknown"),
         (0, "count", "0"),
         (218_400, "count", "218,400"),
         (0.0, "share", "0 %"),

@@ -69,9 +69,9 @@ def test_the_page_says_all_that_the_document_says(ordinary: Page) -> None:
         assert words in text
 
 
-def test_what_is_not_told_reads_so(ordinary: Page) -> None:
+def test_a_missing_value_is_shown_as_unknown(ordinary: Page) -> None:
     text = ordinary.text
-    assert "not told" in text
+    assert "unknown" in text
     assert "None" not in text
     assert "nan" not in text
 
@@ -124,7 +124,7 @@ def test_a_plot_without_values_is_a_sentence() -> None:
     assert found.text.count("There are no values to draw.") == 6
     assert not found.all("svg")
     assert "Causes: none." in " ".join(found.text.split())
-    assert "going on" in found.text
+    assert "running" in found.text
 
 
 def test_names_from_outside_are_text_and_nothing_else(hostile: Page) -> None:

@@ -85,7 +85,7 @@ def test_the_notebook_needs_nothing_but_what_comes_with_the_analysis() -> None:
 
 
 def test_only_a_run_has_a_notebook() -> None:
-    with pytest.raises(ValueError, match="is no run"):
+    with pytest.raises(ValueError, match="is not a run"):
         notebook.written(of_everything(0.0, 60.0), "http://localhost:9090", Options())
 
 
