@@ -308,7 +308,7 @@ def test_dips_are_told_in_steps_with_what_comes_as_often(report_of: Report) -> N
     mean = number(facts(document, "steps")["Mean step time"].value)
     assert number(dipping["Interval"]) == pytest.approx(pause.every_seconds + pause.seconds, rel=0.05)
     assert number(dipping["Interval in steps"]) == pytest.approx(number(dipping["Interval"]) / mean, rel=0.05)
-    back = {row["Event"]: row for row in table(document, "dips", "Recurring")}
+    back = {row["Event"]: row for row in table(document, "dips", "Recurring events")}
     assert number(back["Checkpoint"]["Relative to dips"]) == pytest.approx(1, abs=0.1)
 
 
@@ -377,7 +377,7 @@ def test_the_verdicts_of_the_run_follow_one_another(report_of: Report) -> None:
 
 def test_each_gpu_has_its_percentiles_in_order_and_a_row_of_the_heat_map(report_of: Report) -> None:
     document = report_of("straggling")
-    rows = table(document, "utilisation", "Utilisation")
+    rows = table(document, "utilisation", "Utilization")
     assert len(rows) == 4
     for row in rows:
         ordered = [number(row[name]) for name in ("Minimum", "5 %", "Median", "95 %", "99 %", "Maximum")]
@@ -540,7 +540,7 @@ def test_the_gpus_of_nodes_are_told_of_whoever_uses_them(server: Prometheus, fil
     assert "GPU 0 of idle0:19400" in advice(document)[0].evidence
     assert {"mem_zombie", "shared_unexpectedly"} <= {each.cause for each in advice(document)}
     assert {row["Run"] for row in table(document, "summary", "Runs")} == {"shared", "bert"}
-    assert len(table(document, "utilisation", "Utilisation")) == 4
+    assert len(table(document, "utilisation", "Utilization")) == 4
 
 
 def test_everything_is_the_sum_of_all(server: Prometheus, filled: FilledPrometheus, report_of: Report) -> None:

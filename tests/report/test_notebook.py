@@ -68,7 +68,7 @@ def test_the_notebook_makes_the_report_of_its_run(server: Prometheus, tmp_path: 
     pages = [data["text/html"] for data in shown if "srcdoc" in data.get("text/html", "")]
     assert len(pages) == 2
     assert "Run plain" in pages[0]
-    assert "Against earlier" in pages[0]
+    assert "Compared with earlier" in pages[0]
     assert "GPUs, scrape by scrape" in pages[1]
     page = (tmp_path / "report-from-frames.html").read_text(encoding="utf-8")
     assert "Phases, scrape by scrape" in page
@@ -109,4 +109,4 @@ def test_figures_of_data_frames_have_the_scrapes_own_numbers(server: Prometheus)
 
 def test_what_data_frames_do_not_tell_is_said(server: Prometheus) -> None:
     (block,) = sections(server, "without-gpus")["gpus-from-frames"].blocks
-    assert block == Notice("warning", "The data frames tell of no GPU's activity in this time.")
+    assert block == Notice("warning", "The data frames contain no GPU activity data in this time.")

@@ -84,7 +84,7 @@ def test_refusals(status: int, words: str) -> None:
 
 def test_an_answer_that_is_no_text() -> None:
     with exporter(lambda: (200, b"\xff\xfe")) as (url, _):
-        assert "no page of metrics" in problem_of(url)
+        assert "not a page of metrics" in problem_of(url)
 
 
 def test_an_endless_answer() -> None:

@@ -11,7 +11,7 @@ from stallscope.common.formatting import ago, count, duration, percent, progress
 from stallscope.sampling.clock import ScriptedClock
 from stallscope.sampling.reading import Distribution, Sample
 from stallscope.terminal.document import document
-from stallscope.terminal.feed import Seen
+from stallscope.terminal.feed import ExporterState
 from stallscope.terminal.lines import plain
 from stallscope.terminal.screen import Screen
 from stallscope.terminal.views import VIEWS
@@ -103,7 +103,7 @@ def three_renderings(*seconds: float) -> Shown:
             clock.advance(MARK_SECONDS)
     now = seconds[-1]
     found = watching.observe(observer.wanted(rendered(node(now))), now)
-    screen = Screen((Seen("node1:19400", found, 0.4, ""),), VERDICTS)
+    screen = Screen((ExporterState("node1:19400", found, 0.4, ""),), VERDICTS)
     top = {
         name: "\n".join(plain(each) for each in view(screen, "number", 1000)).split("\n\n")
         for name, view in VIEWS.items()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from stallscope.common.formatting import capitalised, readable
+from stallscope.common.formatting import capitalised, duration, readable
 from stallscope.report.queries import Queries
 from stallscope.report.subject import RUN_LABELS
 from stallscope.report.words import LONGEST_TEXT
@@ -31,8 +31,8 @@ class Blamed(NamedTuple):
 
     @property
     def evidence(self) -> str:
-        """The phrase with the time."""
         """The phrase with the duration."""
+        return f"{self.phrase}, for {duration(self.seconds)}"
 
 
 def culprits(queries: Queries) -> dict[str, Blamed]:

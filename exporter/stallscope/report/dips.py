@@ -56,6 +56,7 @@ def _regular(queries: Queries) -> list[Block]:
     left = len(most) - len(shown)
     table = Table(
         (
+            Column("GPU"),
             Column("Interval in steps", "number", "steps of the rank on that GPU"),
             Column("Interval", "seconds"),
             Column("Below 10 %", "share", "time with so low a utilization, while the dips are regular"),

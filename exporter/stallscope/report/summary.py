@@ -85,7 +85,7 @@ def _lead(queries: Queries, lost: LostTime) -> list[Block]:
     unjudged = max(0.0, lost.gpu_seconds - lost.judged) / lost.gpu_seconds if lost.gpu_seconds else 0.0
     without_verdict = f" {percent(unjudged)} has no verdict." if unjudged else ""
     if costliest is None:
-        return [Notice("good", f"No {lost.unit} time was lost.{without_verdict}")]
+        return [Notice("good", f"No loss of {lost.unit} time was detected.{without_verdict}")]
     text += f", most of it to “{title_of(costliest.cause)}” ({percent(costliest.share)}).{without_verdict}"
     return [Paragraph(text)]
 
