@@ -1,4 +1,4 @@
-"""From series to columns."""
+"""Conversion of series to columns."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ def told(track: Track) -> list[tuple[float, float, float]]:
     return list(zip(track.times.tolist(), track.values.tolist(), seconds.tolist(), strict=True))
 
 
-def test_a_counter_has_grown_from_sample_to_sample() -> None:
+def test_a_counter_increases_from_sample_to_sample() -> None:
     _, second, third = told(Increases().of("a", counted((10, 5), (20, 8), (50, 8))))
     assert (second, third) == ((20, 3, 10), (50, 0, 30))
 
 
-def test_of_the_first_sample_nobody_knows_from_when_on_it_counts() -> None:
+def test_the_increase_at_the_first_sample_is_unknown() -> None:
     ((moment, grown, seconds),) = told(Increases().of("a", counted((10, 5))))
     assert moment == 10
     assert np.isnan([grown, seconds]).all()
 
 
-def test_growth_goes_on_from_one_window_to_the_next_for_each_series_of_its_own() -> None:
+def test_increases_continue_across_windows_for_each_series() -> None:
     growth = Increases()
     growth.of("a", counted((10, 5), device="x"))
     growth.of("a", counted((10, 1), device="y"))
@@ -41,12 +41,12 @@ def test_growth_goes_on_from_one_window_to_the_next_for_each_series_of_its_own()
     assert told(growth.of("a", counted((20, 6), device="y"))) == [(20, 5, 10)]
 
 
-def test_a_counter_that_begins_anew_has_grown_by_what_it_shows() -> None:
+def test_a_reset_counter_has_increased_by_its_value() -> None:
     assert told(Increases().of("a", counted((10, 500), (20, 7))))[1] == (20, 7, 10)
 
 
 @pytest.mark.parametrize(("combined", "expected"), [("sum", [1, 12, 20]), ("max", [1, 10, 20])])
-def test_several_series_of_a_moment_are_put_together(combined: str, expected: list[float]) -> None:
+def test_several_series_are_combined(combined: str, expected: list[float]) -> None:
     table = Table()
     table.put("disk", "busy", np.array([1.0, 2.0]), np.array([1.0, 2.0]), combined)
     table.put("disk", "busy", np.array([2.0, 3.0]), np.array([10.0, 20.0]), combined)
@@ -56,7 +56,7 @@ def test_several_series_of_a_moment_are_put_together(combined: str, expected: li
     assert block.columns["busy"].tolist() == expected
 
 
-def test_a_column_has_nothing_where_it_was_not_told() -> None:
+def test_missing_values_of_a_column_are_nan() -> None:
     table = Table()
     table.put("gpu", "busy", np.array([1.0, 2.0]), np.array([0.5, 0.6]))
     table.put("gpu", "state", np.array([2.0]), np.array([3], np.int8))

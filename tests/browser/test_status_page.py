@@ -42,7 +42,7 @@ def served() -> Iterator[Site]:
 
 @pytest.fixture
 def show(browser: Browser, served: Site) -> Iterator[Callable[..., Page]]:
-    """Opens the page, paused unless asked otherwise."""
+    """Open the page, without refresh by default."""
     contexts = []
 
     def open_page(
@@ -79,7 +79,7 @@ def test_nothing_is_wider_than_the_window(show: Show, look: str, width: int) -> 
 
 
 @pytest.mark.parametrize("width", [PHONE, DESK])
-def test_no_text_is_too_small_to_read_or_lies_over_another(show: Show, width: int) -> None:
+def test_no_text_is_too_small_or_overlaps(show: Show, width: int) -> None:
     page = show("busy", width)
     sizes = page.evaluate(
         """[...document.querySelectorAll('body *')].filter(each => each.innerText)
@@ -113,12 +113,12 @@ def luminance(page: Page) -> float:
     return float(sum(colour[:3]) / 3)
 
 
-def test_it_is_light_or_dark_as_the_system_is(show: Show) -> None:
+def test_the_colour_scheme_follows_the_system(show: Show) -> None:
     assert luminance(show(scheme="light")) > 200
     assert luminance(show(scheme="dark")) < 50
 
 
-def test_a_keyboard_reaches_every_link_in_order_and_sees_where_it_is(show: Show) -> None:
+def test_every_link_is_reached_by_keyboard_with_visible_focus(show: Show) -> None:
     page = show("busy", DESK)
     reached = []
     for _ in page.query_selector_all("a"):
@@ -143,7 +143,7 @@ def test_a_keyboard_reaches_every_link_in_order_and_sees_where_it_is(show: Show)
     ]
 
 
-def test_the_skip_link_leads_past_the_links(show: Show) -> None:
+def test_the_skip_link_skips_the_links(show: Show) -> None:
     page = show("busy", DESK)
     page.keyboard.press("Tab")
     page.keyboard.press("Enter")
@@ -157,7 +157,7 @@ def test_links_are_large_enough_for_a_finger(show: Show) -> None:
     assert min(sizes) >= 24
 
 
-def test_a_screen_reader_hears_landmarks_headings_and_figures(show: Show) -> None:
+def test_screen_readers_get_landmarks_headings_and_values(show: Show) -> None:
     heard = show("busy").locator("body").aria_snapshot()
     for line in (
         "- banner:",
@@ -177,14 +177,14 @@ def test_a_screen_reader_hears_landmarks_headings_and_figures(show: Show) -> Non
     assert "31 %" in heard
 
 
-def test_it_is_the_same_without_scripts(show: Show) -> None:
+def test_the_page_is_the_same_without_scripts(show: Show) -> None:
     texts = [show("busy", java_script_enabled=enabled).locator("body").inner_text() for enabled in (True, False)]
     assert texts[0] == texts[1]
     assert "Waiting for data: disk" in texts[0]
 
 
 @pytest.mark.parametrize("look", ["busy", "hostile"])
-def test_it_loads_and_runs_nothing_whatever_it_shows(show: Show, served: Site, look: str) -> None:
+def test_the_page_loads_and_runs_nothing(show: Show, served: Site, look: str) -> None:
     page = show("nothing")
     asked, said = chromium.overheard(page)
     served.look = LOOKS[look]()
@@ -195,7 +195,7 @@ def test_it_loads_and_runs_nothing_whatever_it_shows(show: Show, served: Site, l
     assert "taken" not in page.title()
 
 
-def test_hostile_names_are_shown_as_they_are_written(show: Show) -> None:
+def test_hostile_names_are_shown_literally(show: Show) -> None:
     text = show("hostile").locator("main").inner_text()
     assert "<script>document.title='taken'</script>" in text
     assert "\\u202eright to left" in text
@@ -205,20 +205,20 @@ def test_hostile_names_are_shown_as_they_are_written(show: Show) -> None:
 
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the page be renewed every second, and not every ten."""
+    """Refresh the page every second instead of every ten."""
     monkeypatch.setattr(application, "_REFRESHING_HEADERS", ("Refresh: 1",))
 
 
 def asked(served: Site, number: int) -> None:
-    """Wait until the page was asked for so often."""
+    """Wait for a number of requests of the page."""
     deadline = time.monotonic() + chromium.PATIENCE / 1000
     while len(served.asked) < number:
-        assert time.monotonic() < deadline, f"asked for {len(served.asked)} times, not {number}"
+        assert time.monotonic() < deadline, f"requested {len(served.asked)} times, expected {number}"
         time.sleep(0.05)
 
 
 @pytest.mark.parametrize("scripts", [True, False])
-def test_it_renews_itself_until_the_reader_pauses_it(soon: None, show: Show, served: Site, scripts: bool) -> None:
+def test_the_page_refreshes_until_paused(soon: None, show: Show, served: Site, scripts: bool) -> None:
     page = show("busy", PHONE, query="", java_script_enabled=scripts)
     served.asked.clear()
     served.look = nothing()
@@ -232,10 +232,10 @@ def test_it_renews_itself_until_the_reader_pauses_it(soon: None, show: Show, ser
     assert not served.asked
 
 
-def test_a_renewal_leaves_readers_where_they_were(show: Show, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refresh_keeps_the_scroll_position(show: Show, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(application, "_REFRESHING_HEADERS", ("Refresh: 3",))
     page = show("busy", PHONE, query="")
     page.evaluate("scrollTo(0, 700)")
     with page.expect_navigation():
         pass
-    page.wait_for_function("scrollY === 700")  # it goes back to there once the page is laid out
+    page.wait_for_function("scrollY === 700")  # restored after the layout

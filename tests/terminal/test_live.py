@@ -186,7 +186,7 @@ def test_a_long_view_is_scrolled() -> None:
     live(FakeFeed(node(*LATER, gpus=8)), steps)
 
 
-def test_a_view_that_grows_short_is_not_left_behind_its_end() -> None:
+def test_a_view_that_becomes_short_is_not_scrolled_past_its_end() -> None:
     feed = FakeFeed(node(*LATER, gpus=8))
 
     async def steps(pilot: Pilot[None]) -> None:
@@ -198,7 +198,7 @@ def test_a_view_that_grows_short_is_not_left_behind_its_end() -> None:
     live(feed, steps)
 
 
-def test_sorting_is_shown_where_its_key_is() -> None:
+def test_the_sort_order_is_shown_next_to_its_key() -> None:
     async def steps(pilot: Pilot[None]) -> None:
         await pilot.press("s", "s")
         said = await shown(pilot, lambda said: "s sort: memory" in said.splitlines()[-1])
@@ -207,7 +207,7 @@ def test_sorting_is_shown_where_its_key_is() -> None:
     live(FakeFeed(node(*LATER)), steps)
 
 
-def test_an_owner_is_requested_by_part_of_the_name() -> None:
+def test_owners_are_filtered_by_part_of_the_name() -> None:
     async def steps(pilot: Pilot[None]) -> None:
         field = pilot.app.query_one("#filter", Input)
         await pilot.press("f")
@@ -243,7 +243,7 @@ def test_help_comes_and_goes() -> None:
     live(FakeFeed(node(*LATER)), steps)
 
 
-def test_what_is_new_is_shown() -> None:
+def test_new_states_are_shown() -> None:
     feed = FakeFeed()
 
     async def steps(pilot: Pilot[None]) -> None:

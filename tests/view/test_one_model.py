@@ -41,16 +41,16 @@ VERDICTS = Verdicts(
 
 
 class Shown(NamedTuple):
-    """One node in its three renderings."""
+    """The three renderings of a node."""
 
     page: Element
     top: dict[str, list[str]]
-    """By view, a text for each GPU or run."""
+    """For each view, a text for each GPU or run."""
     json: dict[str, Any]
 
 
 def rank(run: str, number: int, state: str, *, seconds: float, namespace: str = "", pushed: float) -> list[Sample]:
-    """The samples of a rank that waits for data for half of its time, and makes a step in four seconds."""
+    """Return the samples of a rank that waits for data half of the time, with steps of four seconds."""
     labels = (run, str(number))
     steps = int(seconds / 4)
     counts = (*[0] * len(observer.STEP_SECONDS.buckets), steps)
@@ -68,7 +68,7 @@ def rank(run: str, number: int, state: str, *, seconds: float, namespace: str = 
 
 
 def node(second: float) -> list[Sample]:
-    """Four GPUs, one of them lost and one split, and three runs, two of one name; one has ended."""
+    """Return a node with four GPUs (one lost, one split) and three runs (two of one name, one ended)."""
     instance = ("2", "MIG-0")
     extra = [
         sample(observer.GPU_UP, ("7", "GPU-7"), 0),
@@ -92,7 +92,7 @@ def node(second: float) -> list[Sample]:
 
 
 def three_renderings(*seconds: float) -> Shown:
-    """The node as it is shown at the last of these seconds."""
+    """Render the node at the last of these seconds."""
     clock = ScriptedClock()
     history = History(clock.monotonic)
     watching = observer.Observer()
@@ -118,12 +118,12 @@ def looked(request: pytest.FixtureRequest) -> Shown:
 
 
 def spaced(text: str) -> str:
-    """A text of the terminal with `20.0/48.0 GiB` as the page has it."""
+    """Convert the terminal's `20.0/48.0 GiB` to the page's wording."""
     return " ".join(text.replace("/", " of ").replace("│", " ").split())
 
 
 def verdict_words(verdict: dict[str, Any] | None, of_gpu: bool) -> list[str]:
-    """What is said of a verdict in JSON."""
+    """Return the words expected for a verdict in JSON."""
     if verdict is None:
         return []
     culprit = None if verdict["culprit"] is None else Culprit(**verdict["culprit"])
@@ -134,7 +134,7 @@ def verdict_words(verdict: dict[str, Any] | None, of_gpu: bool) -> list[str]:
 
 
 def gpu_words(gpu: dict[str, Any], now: float) -> list[str]:
-    """What must be shown of a GPU in JSON."""
+    """Return the words expected for a GPU in JSON."""
     words = [owner["user"] or owner["pod"] for owner in gpu["owners"]] + verdict_words(gpu["verdict"], of_gpu=True)
     if not gpu["up"]:
         return [*words, gpu["reason"], explained(gpu["reason"]), f"Last reading {ago(now - gpu['last_reading'])}."]
@@ -150,7 +150,7 @@ def gpu_words(gpu: dict[str, Any], now: float) -> list[str]:
 
 
 def test_gpus_have_the_same_values() -> None:
-    """At the first look; later top has the activity since its look before, and the page that of the newest second."""
+    """On the first page. Later, top shows activity since the previous page, the status page that of the last second."""
     page, top, json = three_renderings(FIRST)
     gpus, now = json["nodes"][0]["gpus"], json["nodes"][0]["time"]
     whole = [gpu for gpu in gpus if gpu["mig"] is None]
@@ -168,7 +168,7 @@ def test_gpus_have_the_same_values() -> None:
 
 
 def run_words(run: dict[str, Any], now: float) -> list[str]:
-    """What must be shown of a run in JSON."""
+    """Return the words expected for a run in JSON."""
     states = [state if len(run["states"]) == 1 else f"{number} {state}" for state, number in run["states"].items()]
     since = "since the start" if run["since_seconds"] is None else f"in the last {whole_time(run['since_seconds'])}"
     words = [

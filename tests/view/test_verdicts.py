@@ -1,4 +1,4 @@
-"""The watch over verdicts: when it asks, what it asks for, and what it tells meanwhile."""
+"""The background queries for verdicts: their times, their content, and the state in between."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RESNET = RunName("resnet50", "")
 
 
 class Scripted:
-    """A server whose answers a test sets, by name of the series."""
+    """A server with scripted results by series name."""
 
     name = "http://prometheus"
 
@@ -64,7 +64,7 @@ def watch(clock: ScriptedClock) -> Callable[[Scripted], VerdictWatch]:
 Make = Callable[[Scripted], VerdictWatch]
 
 
-def test_it_asks_for_the_runs_and_gpus_that_somebody_looks_at(watch: Make) -> None:
+def test_the_displayed_runs_and_gpus_are_queried(watch: Make) -> None:
     server = Scripted()
     watching = watch(server)
     watching.look([RunName("b.c", "x"), RunName("a", "")], ["GPU-1", "GPU-2"])
@@ -78,7 +78,7 @@ def test_it_asks_for_the_runs_and_gpus_that_somebody_looks_at(watch: Make) -> No
     ]
 
 
-def test_it_asks_for_nothing_where_there_is_nothing_to_ask_for(watch: Make) -> None:
+def test_without_runs_and_gpus_nothing_is_queried(watch: Make) -> None:
     server = Scripted()
     watching = watch(server)
     watching.look([], [])
@@ -86,7 +86,7 @@ def test_it_asks_for_nothing_where_there_is_nothing_to_ask_for(watch: Make) -> N
     assert not server.asked
 
 
-def test_it_tells_cause_share_total_and_age(watch: Make, clock: ScriptedClock) -> None:
+def test_verdicts_have_cause_share_total_and_age(watch: Make, clock: ScriptedClock) -> None:
     server = Scripted(
         run_verdict=[series(0.4, run="resnet50", cause="input_bound"), series(0.9, run="other", cause="stalled")],
         run_time_lost=[series(0.5, run="resnet50")],
@@ -103,7 +103,7 @@ def test_it_tells_cause_share_total_and_age(watch: Make, clock: ScriptedClock) -
 
 
 @pytest.mark.parametrize(("cause", "missing"), [("insufficient_data", ("reports", "warmup")), ("input_bound", ())])
-def test_a_run_that_cannot_be_judged_says_what_is_missing(watch: Make, cause: str, missing: tuple[str, ...]) -> None:
+def test_insufficient_data_has_its_reasons(watch: Make, cause: str, missing: tuple[str, ...]) -> None:
     reasons = [series(8, run="resnet50", missing=reason) for reason in ("warmup", "reports")]
     verdict = [series(0.0, run="resnet50", cause=cause)]
     watching = watch(Scripted(run_verdict=verdict, rank_missing_info=reasons))
@@ -115,7 +115,7 @@ def test_a_run_that_cannot_be_judged_says_what_is_missing(watch: Make, cause: st
 HOT = {"rank": "3", "instance": "b:9400", "gpu": "1", "uuid": "GPU-1", "mig": "", "cause": "thermal_throttle"}
 
 
-def test_a_verdict_of_a_run_has_the_rank_gpu_and_root_cause_to_blame(watch: Make) -> None:
+def test_a_verdict_of_a_run_has_its_culprit(watch: Make) -> None:
     verdict = [series(0.2, run="resnet50", cause="straggler_hw")]
     watching = watch(Scripted(run_verdict=verdict, run_culprit_info=[series(1, run="resnet50", **HOT)]))
     watching.look([RESNET], [])
@@ -133,12 +133,12 @@ def test_runs_of_one_name_with_different_culprits_have_none(watch: Make) -> None
     assert watching.look([RESNET], []).runs[RESNET].culprit is None
 
 
-def test_before_the_first_answer_it_knows_nothing(watch: Make) -> None:
+def test_before_the_first_query_there_are_no_verdicts(watch: Make) -> None:
     told = watch(Scripted()).look([RESNET], [])
     assert (told.runs, told.gpus, told.age, told.problem) == ({}, {}, None, "")
 
 
-def test_runs_of_one_name_are_told_apart_by_namespace(watch: Make) -> None:
+def test_runs_of_one_name_are_distinguished_by_namespace(watch: Make) -> None:
     names = [RunName("resnet50", "red"), RunName("resnet50", "blue")]
     verdicts = [
         series(0.4, run="resnet50", namespace="red", cause="input_bound"),
@@ -166,7 +166,7 @@ def test_a_run_that_clusters_judge_differently_has_no_verdict(watch: Make) -> No
     assert told.ambiguous == {RESNET}
 
 
-def test_of_two_series_of_one_gpu_the_graver_counts(watch: Make) -> None:
+def test_the_greater_share_counts_for_two_series_of_a_gpu(watch: Make) -> None:
     verdicts = [
         series(0.3, uuid="GPU-1", job="a", cause="thermal_throttle"),
         series(0.0, uuid="GPU-1", job="b", cause="healthy"),
@@ -177,7 +177,7 @@ def test_of_two_series_of_one_gpu_the_graver_counts(watch: Make) -> None:
     assert watching.look([], ["GPU-1"]).gpus["GPU-1"].cause == "thermal_throttle"
 
 
-def test_shares_are_held_to_what_a_share_can_be(watch: Make) -> None:
+def test_shares_are_limited_to_plausible_values(watch: Make) -> None:
     verdicts = [
         series(1.7, run="resnet50", cause="input_bound"),
         series(float("nan"), run="resnet50", cause="stalled"),
@@ -190,7 +190,7 @@ def test_shares_are_held_to_what_a_share_can_be(watch: Make) -> None:
 
 
 @pytest.mark.parametrize("problem", [PrometheusError("no answer within 5 s"), RuntimeError("unforeseen")])
-def test_a_failure_is_told_beside_what_was_known_before(watch: Make, clock: ScriptedClock, problem: Exception) -> None:
+def test_a_failed_query_keeps_the_last_verdicts(watch: Make, clock: ScriptedClock, problem: Exception) -> None:
     server = Scripted(run_verdict=[series(0.4, run="resnet50", cause="input_bound")])
     watching = watch(server)
     watching.look([RESNET], [])
@@ -207,7 +207,7 @@ def test_a_failure_is_told_beside_what_was_known_before(watch: Make, clock: Scri
     assert (told.problem, told.age) == ("", 0)
 
 
-def test_verdicts_of_another_time_are_not_told(watch: Make, clock: ScriptedClock) -> None:
+def test_outdated_verdicts_are_dropped(watch: Make, clock: ScriptedClock) -> None:
     watching = watch(Scripted(run_verdict=[series(0.4, run="resnet50", cause="input_bound")]))
     watching.look([RESNET], [])
     watching.ask()
@@ -216,7 +216,7 @@ def test_verdicts_of_another_time_are_not_told(watch: Make, clock: ScriptedClock
     assert (told.runs, told.age) == ({}, None)
 
 
-def test_a_question_that_is_never_answered_is_told_with_its_age(watch: Make, clock: ScriptedClock) -> None:
+def test_a_pending_query_is_reported_with_its_age(watch: Make, clock: ScriptedClock) -> None:
     server = Scripted()
     server.may_answer.clear()
     watching = watch(server)
@@ -232,7 +232,7 @@ def test_a_question_that_is_never_answered_is_told_with_its_age(watch: Make, clo
         asking.join()
 
 
-def test_it_asks_only_while_somebody_looks(clock: ScriptedClock) -> None:
+def test_queries_stop_without_readers(clock: ScriptedClock) -> None:
     server = Scripted()
     watching = VerdictWatch(server, interval=0.01, monotonic=clock.monotonic)
     watching.start()
@@ -242,7 +242,7 @@ def test_it_asks_only_while_somebody_looks(clock: ScriptedClock) -> None:
         server.await_questions(3)
         clock.advance(WATCHED_SECONDS + 1)
         seen = -1
-        while seen < len(server.asked):  # until it stops
+        while seen < len(server.asked):  # until the queries stop
             seen = len(server.asked)
             threading.Event().wait(0.1)
         watching.look([], ["GPU-1"])
@@ -252,7 +252,7 @@ def test_it_asks_only_while_somebody_looks(clock: ScriptedClock) -> None:
 
 
 @pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is not installed")
-def test_a_real_prometheus_is_understood(tmp_path: Path) -> None:
+def test_verdicts_are_read_from_a_real_prometheus(tmp_path: Path) -> None:
     rules = [
         ("run:verdict:ratio5m", {"run": "resnet50", "cause": "input_disk_bound"}, 0.42),
         ("run:time_lost:ratio5m", {"run": "resnet50"}, 0.5),
