@@ -112,17 +112,17 @@ def frames_page() -> str:
         "",
         (
             "Generated from `stallscope/analysis/columns.py` by `make generate`; do not edit. These are the columns "
-            "that `stallscope.analysis.frames` returns and `stallscope frames` writes. [METRICS.md](METRICS.md) describes "
-            "the series."
+            "that `stallscope.analysis.frames` returns and `stallscope frames` writes. [METRICS.md](METRICS.md) "
+            "describes the series."
         ),
         "",
         (
             "The columns are the same for every run; a missing value is NaN, never 0. The index, `time`, is the time "
             "of the scrape in UTC. Values cover the `interval_seconds` before it, since the subject's previous row. "
-            "`step` is the number of steps that the rank had done. *Increase* is the increase of a counter over the interval; "
-            "a counter that decreases was reset. With rows longer than a scrape (`--step`), the calculation after the "
-            "semicolon applies to the row, and an increase is computed by PromQL's `rate`. Several series of one "
-            "subject, such as its disks, are summed unless stated otherwise. In CSV, an apostrophe precedes a text "
+            "`step` is the number of steps that the rank had done. *Increase* is the increase of a counter over the "
+            "interval; a counter that decreases was reset. With rows longer than a scrape (`--step`), the calculation "
+            "after the semicolon applies to the row, and an increase is computed by PromQL's `rate`. Several series of "
+            "one subject, such as its disks, are summed unless stated otherwise. In CSV, an apostrophe precedes a text "
             "that a spreadsheet would execute as a formula (starting with `=`, `+`, `-`, `@`, a tab or a line break)."
         ),
     ]

@@ -113,7 +113,7 @@ class Site:
 
     def __init__(self) -> None:
         self.look = busy_node()
-        self.asked: list[str] = []
+        self.requests: list[str] = []
         self.page = StatusPage(
             lambda: self.look, host="node1", telemetry_path="/metrics", history=five_minutes(), verdicts=verdicts()
         )
@@ -132,7 +132,7 @@ class Site:
         return self.server.url
 
     def _render(self, refreshing: bool) -> bytes:
-        self.asked.append("renewed" if refreshing else "paused")
+        self.requests.append("renewed" if refreshing else "paused")
         return self.page.render(refreshing, NOW)
 
 

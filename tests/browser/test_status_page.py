@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
@@ -14,6 +13,7 @@ from stallscope.web import application
 from stallscope.web.status.look import Look
 from tests.browser import chromium
 from tests.browser.site import Site, busy_node, flood, hostile_node, nothing, site
+from tests.waiting import until
 
 pytestmark = pytest.mark.skipif(chromium.find() is None, reason="Chromium is not installed")
 
@@ -209,27 +209,28 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(application, "_REFRESHING_HEADERS", ("Refresh: 1",))
 
 
-def asked(served: Site, number: int) -> None:
+def await_requests(served: Site, number: int) -> None:
     """Wait for a number of requests of the page."""
-    deadline = time.monotonic() + chromium.PATIENCE / 1000
-    while len(served.asked) < number:
-        assert time.monotonic() < deadline, f"requested {len(served.asked)} times, expected {number}"
-        time.sleep(0.05)
+    until(
+        lambda: len(served.requests) >= number,
+        lambda: f"requested {len(served.requests)} times, expected {number}",
+        seconds=chromium.PATIENCE / 1000,
+    )
 
 
 @pytest.mark.parametrize("scripts", [True, False])
 def test_the_page_refreshes_until_paused(soon: None, show: Show, served: Site, scripts: bool) -> None:
     page = show("busy", PHONE, query="", java_script_enabled=scripts)
-    served.asked.clear()
+    served.requests.clear()
     served.look = nothing()
     page.get_by_text("Not read yet.").wait_for()
-    asked(served, 2)
-    assert set(served.asked) == {"renewed"}
+    await_requests(served, 2)
+    assert set(served.requests) == {"renewed"}
     page.get_by_role("link", name="Pause").click()
     page.get_by_role("link", name="Renew by itself").wait_for()
-    served.asked.clear()
+    served.requests.clear()
     page.wait_for_timeout(2500)
-    assert not served.asked
+    assert not served.requests
 
 
 def test_a_refresh_keeps_the_scroll_position(show: Show, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,13 +92,9 @@ def test_an_endless_response() -> None:
         assert problem_of(url, max_bytes=4000) == "its page is longer than 4000 bytes"
 
 
-def test_no_answer_in_time() -> None:
-    with speaking(then_close=False) as url:
-        assert problem_of(url, timeout=0.1) == "no answer within 0.1 s"
-
-
-def test_half_a_response() -> None:
-    with speaking(b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\nstall", then_close=False) as url:
+@pytest.mark.parametrize("start", [[], [b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\nstall"]])
+def test_a_response_that_does_not_end_in_time(start: list[bytes]) -> None:
+    with speaking(*start, then_close=False) as url:
         assert problem_of(url, timeout=0.1) == "no answer within 0.1 s"
 
 
