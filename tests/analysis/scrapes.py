@@ -97,7 +97,7 @@ def of_rank(
     """
     labels = {"cluster": cluster, "job": "stallscope", "instance": instance or f"{run}:19400", "run": run}
     labels["rank"] = str(rank)
-    told = {"namespace": namespace, "world_size": str(world_size), "framework": "pytorch"}
+    info = {"namespace": namespace, "world_size": str(world_size), "framework": "pytorch"}
     done = counter(STEPS) if steps is None else steps
     seconds = counter(INTERVAL)
     phases: Mapping[str, float] = {"data_wait": DATA_WAIT, "forward": 1 - DATA_WAIT}
@@ -105,7 +105,7 @@ def of_rank(
     def series(name: str, values: Values, **more: str) -> Series:
         return Series(f"stallscope_training_{name}", {**labels, **more}, there(values, only))
 
-    yield series("rank_info", gauge(1), **told)
+    yield series("rank_info", gauge(1), **info)
     if uuid is not None:
         yield series("rank_gpu_info", gauge(1), gpu=str(rank), uuid=uuid)
     for each in ("starting", "running", "finished"):

@@ -31,7 +31,7 @@ Rule = tuple[str, Mapping[str, str], float]
 def prometheus(folder: Path, rules: Sequence[Rule]) -> Iterator[str]:
     """Run a Prometheus that records these series; yield its address once it has them."""
     recorded = [{"record": name, "labels": dict(labels), "expr": f"vector({value})"} for name, labels, value in rules]
-    groups = {"groups": [{"name": "told", "interval": "1s", "rules": recorded}]}
+    groups = {"groups": [{"name": "recorded", "interval": "1s", "rules": recorded}]}
     (folder / "rules.yml").write_text(yaml.safe_dump(groups))
     (folder / "prometheus.yml").write_text("rule_files: [rules.yml]\n")
     url = f"http://127.0.0.1:{free_port()}"

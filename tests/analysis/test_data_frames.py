@@ -77,8 +77,8 @@ def rank_of(run: str) -> dict[str, str]:
 
 def story() -> list[Series]:
     """Two nodes with two GPUs each, from the scenario of a healthy training."""
-    told = render(part("healthy").case, 1, noise=False, labels={"cluster": "east"}, scrape_seconds=INTERVAL)
-    return [Series(each.name, each.labels, each.values[:SCRAPES]) for each in told]
+    rendered = render(part("healthy").case, 1, noise=False, labels={"cluster": "east"}, scrape_seconds=INTERVAL)
+    return [Series(each.name, each.labels, each.values[:SCRAPES]) for each in rendered]
 
 
 @pytest.fixture(scope="module")
@@ -113,12 +113,12 @@ def test_a_row_is_a_scrape_with_its_time(held: Held) -> None:
 
 def test_every_row_has_the_step_of_its_own_scrape(held: Held) -> None:
     run = read(held, "plain")
-    told = [counter(STEPS), RESTARTED]
+    expected = [counter(STEPS), RESTARTED]
     for frame in (run.steps, run.gpu, only(run.phases, phase="forward")):
         for rank in (0, 1):
-            assert list(only(frame, rank=rank)["step"]) == told[rank]
-    assert list(run.host["step"]) == told[0]
-    assert list(run.values["step"]) == told[0]
+            assert list(only(frame, rank=rank)["step"]) == expected[rank]
+    assert list(run.host["step"]) == expected[0]
+    assert list(run.values["step"]) == expected[0]
 
 
 def test_counters_become_increases_over_the_interval(held: Held) -> None:
@@ -320,14 +320,14 @@ def test_values_of_a_story_are_read_back(held: Held) -> None:
     assert len(run.run.claims) == 4
     compared = 0
     for each in story():
-        labels, grown = each.labels, np.diff(np.array(each.values, float))
+        labels, increases = each.labels, np.diff(np.array(each.values, float))
         if each.name == "stallscope_gpu_sm_active_seconds_total":
             gpu = only(run.gpu, uuid=labels["uuid"])
-            assert gpu["sm_active_ratio"].iloc[1:].to_numpy() == pytest.approx(grown / INTERVAL)
+            assert gpu["sm_active_ratio"].iloc[1:].to_numpy() == pytest.approx(increases / INTERVAL)
             compared += 1
         elif each.name == "stallscope_training_phase_gpu_seconds_total":
             phase = only(run.phases, rank=int(labels["rank"]), phase=labels["phase"])
-            assert phase["gpu_seconds"].iloc[1:].to_numpy() == pytest.approx(grown)
+            assert phase["gpu_seconds"].iloc[1:].to_numpy() == pytest.approx(increases)
             compared += 1
     assert compared >= 4 + 4 * 4
     # Phases sum to the whole time.

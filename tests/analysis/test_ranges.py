@@ -51,11 +51,11 @@ def test_a_query_that_is_too_large_is_split_by_series_and_then_by_time() -> None
 
 def test_a_rejected_size_is_not_tried_again() -> None:
     server = LimitedServer(NODES, samples=2_000)
-    asking = reader(server, max_points=1_000)
-    list(asking.stepped(BUSY, START, START + 20_000, 1))
+    ranges = reader(server, max_points=1_000)
+    list(ranges.stepped(BUSY, START, START + 20_000, 1))
     assert 0 < len(server.refused) < 5
     refused = len(server.refused)
-    list(asking.stepped(BUSY, START, START + 20_000, 1))
+    list(ranges.stepped(BUSY, START, START + 20_000, 1))
     assert len(server.refused) == refused
 
 
@@ -112,8 +112,8 @@ def test_timeouts_lead_to_smaller_queries_and_finally_to_an_error() -> None:
 def test_the_size_of_queries_recovers_after_a_slow_spell() -> None:
     slow = [PrometheusError("no answer within 5 s", passing=True, too_large=True) for _ in range(3)]
     server = LimitedServer(NODES, failures=slow)
-    asking = reader(server, max_points=10)
-    found = joined(asking.stepped(BUSY, START, START + 2_999, 1))
+    ranges = reader(server, max_points=10)
+    found = joined(ranges.stepped(BUSY, START, START + 2_999, 1))
     assert [len(each.times) for each in found] == [3_000] * len(NODES)
     assert [len(values) for values, _, _ in server.asked[-10:]] == [len(NODES)] * 10
     # The halves succeed before the size of queries grows again.
@@ -137,11 +137,11 @@ def test_a_query_that_is_too_large_in_the_smallest_part_is_raised() -> None:
 def test_progress_sums_to_the_whole(way: str) -> None:
     server = LimitedServer(NODES, samples=40, failures=[passing()])
     shares: list[float] = []
-    asking = reader(server, max_points=30)
+    ranges = reader(server, max_points=30)
     if way == "stepped":
-        list(asking.stepped(BUSY, START, START + 99, 1, shares.append))
+        list(ranges.stepped(BUSY, START, START + 99, 1, shares.append))
     else:
-        list(asking.scraped(BUSY, START, START + 99, shares.append))
+        list(ranges.scraped(BUSY, START, START + 99, shares.append))
     assert len(shares) > 2
     assert sum(shares) == pytest.approx(1)
 
@@ -154,10 +154,10 @@ def test_progress_sums_to_the_whole(way: str) -> None:
 )
 def test_any_split_returns_the_same(seconds: float, step: float, samples: int, points: int) -> None:
     whole, cut = LimitedServer(NODES), LimitedServer(NODES, samples=samples)
-    asking = Ranges(cut, max_points=points, max_seconds=max(1.0, seconds / 3))
+    ranges = Ranges(cut, max_points=points, max_seconds=max(1.0, seconds / 3))
     expected = table(whole.query_range(BUSY.for_values(NODES), START, START + seconds, step))
-    assert table(joined(asking.stepped(BUSY, START, START + seconds, step))) == expected
-    assert table(joined(asking.scraped(BUSY, START, START + seconds))) == table(
+    assert table(joined(ranges.stepped(BUSY, START, START + seconds, step))) == expected
+    assert table(joined(ranges.scraped(BUSY, START, START + seconds))) == table(
         whole.samples(BUSY.for_values(NODES), START, START + seconds)
     )
 

@@ -120,13 +120,13 @@ def test_a_rank_that_moved_has_both_places(held: Held) -> None:
 
 
 def test_an_ambiguous_name_is_an_error(held: Held) -> None:
-    told = message(held, "twins", AmbiguousRunError)
-    assert told == (
+    error = message(held, "twins", AmbiguousRunError)
+    assert error == (
         "several runs are called 'twins'; choose one with --cluster and --namespace, or as CLUSTER/NAMESPACE/RUN: "
         "east/red/twins, west/blue/twins, west/red/twins"
     )
-    told = message(held, "twins", AmbiguousRunError, cluster="west")
-    assert "choose one with --namespace, or as NAMESPACE/RUN: blue/twins, red/twins" in told
+    error = message(held, "twins", AmbiguousRunError, cluster="west")
+    assert "choose one with --namespace, or as NAMESPACE/RUN: blue/twins, red/twins" in error
     assert find(held, "twins", cluster="east").instances == ("east-red",)
     assert find(held, "twins", cluster="west", namespace="blue").instances == ("west-blue",)
     assert "RUN: east/red/twins, west" in message(held, "twins", UnknownRunError, cluster="north")
@@ -181,5 +181,5 @@ def test_a_server_without_data_has_its_own_error() -> None:
 def test_exporters_without_training_have_their_own_error() -> None:
     exporters = [Series("stallscope_build_info", {"instance": f"{n}:19400"}, gauge(1)) for n in ("a", "b")]
     with scraped(exporters) as held:
-        told = message(held, "resnet50", NoDataError)
-    assert "scrapes 2 Stallscope exporters, but no training reported" in told
+        error = message(held, "resnet50", NoDataError)
+    assert "scrapes 2 Stallscope exporters, but no training reported" in error

@@ -16,33 +16,33 @@ def counted(*samples: tuple[float, float], **labels: str) -> RangeSeries:
     return RangeSeries(labels, array("d", times), array("d", values))
 
 
-def told(track: Track) -> list[tuple[float, float, float]]:
+def rows(track: Track) -> list[tuple[float, float, float]]:
     seconds = np.broadcast_to(track.seconds, len(track.times))
     return list(zip(track.times.tolist(), track.values.tolist(), seconds.tolist(), strict=True))
 
 
 def test_a_counter_increases_from_sample_to_sample() -> None:
-    _, second, third = told(Increases().of("a", counted((10, 5), (20, 8), (50, 8))))
+    _, second, third = rows(Increases().of("a", counted((10, 5), (20, 8), (50, 8))))
     assert (second, third) == ((20, 3, 10), (50, 0, 30))
 
 
 def test_the_increase_at_the_first_sample_is_unknown() -> None:
-    ((moment, grown, seconds),) = told(Increases().of("a", counted((10, 5))))
+    ((moment, increase, seconds),) = rows(Increases().of("a", counted((10, 5))))
     assert moment == 10
-    assert np.isnan([grown, seconds]).all()
+    assert np.isnan([increase, seconds]).all()
 
 
 def test_increases_continue_across_windows_for_each_series() -> None:
-    growth = Increases()
-    growth.of("a", counted((10, 5), device="x"))
-    growth.of("a", counted((10, 1), device="y"))
-    growth.of("b", counted((10, 2), device="x"))
-    assert told(growth.of("a", counted((40, 6), device="x"))) == [(40, 1, 30)]
-    assert told(growth.of("a", counted((20, 6), device="y"))) == [(20, 5, 10)]
+    increases = Increases()
+    increases.of("a", counted((10, 5), device="x"))
+    increases.of("a", counted((10, 1), device="y"))
+    increases.of("b", counted((10, 2), device="x"))
+    assert rows(increases.of("a", counted((40, 6), device="x"))) == [(40, 1, 30)]
+    assert rows(increases.of("a", counted((20, 6), device="y"))) == [(20, 5, 10)]
 
 
 def test_a_reset_counter_has_increased_by_its_value() -> None:
-    assert told(Increases().of("a", counted((10, 500), (20, 7))))[1] == (20, 7, 10)
+    assert rows(Increases().of("a", counted((10, 500), (20, 7))))[1] == (20, 7, 10)
 
 
 @pytest.mark.parametrize(("combined", "expected"), [("sum", [1, 12, 20]), ("max", [1, 10, 20])])

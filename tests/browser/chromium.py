@@ -43,10 +43,10 @@ def opened(browser: Browser, width: int, height: int, **settings: Any) -> Browse
 
 def overheard(page: Page) -> tuple[list[str], list[str]]:
     """Record the addresses that a page requests, and its console messages, dialogs and errors."""
-    asked: list[str] = []
+    requested: list[str] = []
     said: list[str] = []
-    page.on("request", lambda request: asked.append(request.url))
+    page.on("request", lambda request: requested.append(request.url))
     page.on("console", lambda message: said.append(message.text))
     page.on("dialog", lambda dialog: said.append(dialog.message))
     page.on("pageerror", lambda error: said.append(str(error)))
-    return asked, said
+    return requested, said

@@ -1,6 +1,6 @@
 """`make screenshots`: the README's pictures of the status page and of a report.
 
-Those of the page are taken of `stallscope up` with its simulated GPUs and its real loop, once Prometheus has told the
+Those of the page are taken of `stallscope up` with its simulated GPUs and its real loop, once Prometheus has the
 verdicts, which takes some two minutes.
 """
 

@@ -96,12 +96,13 @@ def five_minutes() -> History:
     """GPUs with varying activity and a gap."""
     clock = ScriptedClock()
     history = History(clock.monotonic)
-    told = FAMILIES["stallscope_gpu_utilization_samples"]
+    samples_family = FAMILIES["stallscope_gpu_utilization_samples"]
     total = 0.0
     for number in range(POINTS + 1):
         total += 9.0 - number % 7
         samples = [
-            Sample(told, (str(index), f"GPU-{index}"), Distribution((), total, 10 * number)) for index in range(6)
+            Sample(samples_family, (str(index), f"GPU-{index}"), Distribution((), total, 10 * number))
+            for index in range(6)
         ]
         history.note(() if 20 < number < 25 else samples)
         clock.advance(POINT_SECONDS)

@@ -79,11 +79,11 @@ def test_axe_finds_no_barrier(show: Open, name: str, scheme: str) -> None:
 @pytest.mark.parametrize("name", ["ordinary", "hostile"])
 def test_hostile_reports_load_and_run_nothing(show: Open, browser: Browser, name: str) -> None:
     page = show("nothing")
-    asked, said = chromium.overheard(page)
+    requested, messages = chromium.overheard(page)
     address = page.url.replace("nothing", name)
     page.goto(address)
-    assert [each for each in asked if not each.startswith("data:")] == [address]
-    assert not said
+    assert [each for each in requested if not each.startswith("data:")] == [address]
+    assert not messages
     assert not page.query_selector_all("script, img, template, iframe, #taken, main style, main title")
     assert page.title().endswith(" · Stallscope")
 
@@ -126,7 +126,7 @@ def test_labels_of_a_drawing_do_not_overlap(show: Open) -> None:
 
 
 def test_screen_readers_get_sections_tables_and_text_alternatives(show: Open) -> None:
-    heard = show("ordinary").locator("body").aria_snapshot()
+    snapshot = show("ordinary").locator("body").aria_snapshot()
     for line in (
         "- banner:",
         '- navigation "Contents":',
@@ -138,4 +138,4 @@ def test_screen_readers_get_sections_tables_and_text_alternatives(show: Open) ->
         "40.7 hours were lost to the disk",
         "- contentinfo:",
     ):
-        assert line in heard
+        assert line in snapshot

@@ -104,8 +104,10 @@ def test_no_text_is_too_small_or_overlaps(show: Show, width: int) -> None:
 @pytest.mark.parametrize("width", [PHONE, DESK])
 def test_axe_finds_no_barrier(show: Show, look: str, scheme: Scheme, width: int) -> None:
     found = Axe().run(show(look, width, scheme))
-    told = [(each["id"], [node["html"][:200] for node in each["nodes"][:3]]) for each in found.response["violations"]]
-    assert not told
+    violations = [
+        (each["id"], [node["html"][:200] for node in each["nodes"][:3]]) for each in found.response["violations"]
+    ]
+    assert not violations
 
 
 def luminance(page: Page) -> float:
@@ -158,7 +160,7 @@ def test_links_are_large_enough_for_a_finger(show: Show) -> None:
 
 
 def test_screen_readers_get_landmarks_headings_and_values(show: Show) -> None:
-    heard = show("busy").locator("body").aria_snapshot()
+    snapshot = show("busy").locator("body").aria_snapshot()
     for line in (
         "- banner:",
         "- main:",
@@ -172,9 +174,9 @@ def test_screen_readers_get_landmarks_headings_and_values(show: Show) -> None:
         '- rowheader "5 GPU 5 running, silent for 40 s"',
         '- table "Sources":',
     ):
-        assert line in heard
-    assert "Temperature" in heard
-    assert "31 %" in heard
+        assert line in snapshot
+    assert "Temperature" in snapshot
+    assert "31 %" in snapshot
 
 
 def test_the_page_is_the_same_without_scripts(show: Show) -> None:
@@ -186,10 +188,10 @@ def test_the_page_is_the_same_without_scripts(show: Show) -> None:
 @pytest.mark.parametrize("look", ["busy", "hostile"])
 def test_the_page_loads_and_runs_nothing(show: Show, served: Site, look: str) -> None:
     page = show("nothing")
-    asked, said = chromium.overheard(page)
+    requested, said = chromium.overheard(page)
     served.look = LOOKS[look]()
     page.reload()
-    assert asked == [page.url]
+    assert requested == [page.url]
     assert not said
     assert not page.query_selector_all("script, img, template, #taken, main style, main title")
     assert "taken" not in page.title()

@@ -324,9 +324,9 @@ def test_alerts_have_count_duration_and_worst_time(report_of: Report, filled: Fi
 
 
 def test_alerts_on_a_runs_nodes_count_and_those_on_others_do_not(report_of: Report) -> None:
-    told = {row["Alert"] for row in table(report_of("host"), "alerts", "Alerts")}
-    assert {"HostOomKill", "HostShmFull", "HostSwapping", "HostMemPressure"} <= told
-    assert not any(str(name).startswith("Stallscope") for name in told)
+    names = {row["Alert"] for row in table(report_of("host"), "alerts", "Alerts")}
+    assert {"HostOomKill", "HostShmFull", "HostSwapping", "HostMemPressure"} <= names
+    assert not any(str(name).startswith("Stallscope") for name in names)
 
 
 def test_alerts_on_gpus_that_a_run_does_not_use_are_omitted(report_of: Report) -> None:
@@ -336,8 +336,8 @@ def test_alerts_on_gpus_that_a_run_does_not_use_are_omitted(report_of: Report) -
 
 
 def test_alerts_on_a_lost_gpu_of_the_run_are_kept(report_of: Report) -> None:
-    told = {(row["Alert"], row["Subject"]) for row in table(report_of("broken"), "alerts", "Alerts")}
-    assert ("GpuLost", "GPU 1 of broken1:19400") in told
+    names = {(row["Alert"], row["Subject"]) for row in table(report_of("broken"), "alerts", "Alerts")}
+    assert ("GpuLost", "GPU 1 of broken1:19400") in names
 
 
 def test_percentiles_of_steps_are_bucket_limits(report_of: Report) -> None:
@@ -582,7 +582,7 @@ def test_a_report_can_be_drawn(report_of: Report) -> None:
 
 
 def test_progress_is_called_at_most_once_per_part(server: Prometheus, run_of: FindRun) -> None:
-    told: list[str] = []
-    build(of_run(server, run_of("full")), server, progress=told.append)
-    assert len(told) <= PARTS
-    assert len(set(told)) == len(told)
+    calls: list[str] = []
+    build(of_run(server, run_of("full")), server, progress=calls.append)
+    assert len(calls) <= PARTS
+    assert len(set(calls)) == len(calls)

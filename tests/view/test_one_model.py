@@ -113,7 +113,7 @@ def three_renderings(*seconds: float) -> Shown:
 
 
 @pytest.fixture(params=[(FIRST,), (FIRST, SECOND)], ids=["first look", "later"], scope="module")
-def looked(request: pytest.FixtureRequest) -> Shown:
+def renderings(request: pytest.FixtureRequest) -> Shown:
     return three_renderings(*request.param)
 
 
@@ -190,8 +190,8 @@ def run_words(run: dict[str, Any], now: float) -> list[str]:
     return words
 
 
-def test_runs_and_ranks_have_the_same_values(looked: Shown) -> None:
-    page, top, json = looked
+def test_runs_and_ranks_have_the_same_values(renderings: Shown) -> None:
+    page, top, json = renderings
     runs, now = json["runs"], json["nodes"][0]["time"]
     assert [(run["run"], run["namespace"]) for run in runs] == [
         ("resnet50", None),

@@ -67,7 +67,7 @@ def _hardware(queries: Queries, rank: str) -> str:
     which = f"{queries.subject.run_matchers}, rank={quoted(rank)}, cause=~{any_of(hardware)}"
     lost = f"sum by (cause) (sum_over_time(gpu_cause:time_lost:ratio5m{{{which}}}[{queries.window}]))"
     found = queries.instant(f"topk(1, {lost} > 0)")
-    return f", whose GPU had a problem: {title_of(found[0].labels.get('cause', ''))}" if found else ""
+    return f"; its GPU had a problem: {title_of(found[0].labels.get('cause', ''))}" if found else ""
 
 
 def _by_cause(

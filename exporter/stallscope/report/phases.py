@@ -87,7 +87,7 @@ def _table(queries: Queries, found: Ranks, times: dict[str, float]) -> Table:
             Column("Time", "gpu_hours", "rank-hours"),
             Column("Per step", "seconds", "mean over all steps"),
             Column("GPU share", "share", "of the loop's time, by the GPU's clock if measured"),
-            Column("Occurrences", "count", f"of phases that not every step has, on {first}"),
+            Column("Occurrences", "count", f"of phases that only some steps have, on {first}"),
             Column("Longest", "seconds", f"occurrence, on {first}"),
         ),
         tuple(rows),

@@ -207,7 +207,7 @@ def _table(queries: Queries, found: Ranks) -> Table:
             Column("SM clock", "share", "of the maximum"),
         ),
         tuple(rows),
-        title="Ranks, those that others wait for first",
+        title="Ranks, stragglers first",
         note=note,
     )
 

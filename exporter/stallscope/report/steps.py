@@ -229,7 +229,7 @@ def _outliers(queries: Queries, found: Ranks) -> list[Block]:
     alone = f", rank={quoted(rank)}"
     total, lost = queries.value(increase("s_total", queries.window, alone)) or 0.0, most[0].value
     if total < 0.5:
-        return [Paragraph("No step was an outlier, which is above the median by three deviations and by a tenth.")]
+        return [Paragraph("No step was an outlier. An outlier exceeds the median by three deviations and by 10 %.")]
     step = queries.counter_step()
     result = queries.over_range(increase("_excess_seconds_total", f"{step:.0f}s", alone), step)
     numbers = _only(queries.over_range(increase("s_total", f"{step:.0f}s", alone), step))
@@ -242,8 +242,8 @@ def _outliers(queries: Queries, found: Ranks) -> list[Block]:
     return [
         Paragraph(
             f"{total:,.0f} steps were outliers on {found.name(rank)}, the rank that lost most time by them. Together "
-            f"they took {duration(lost)} longer than usual steps. An outlier is above the median of earlier steps by "
-            "three deviations and by a tenth. Steps that a phase such as a checkpoint explains do not count."
+            f"they took {duration(lost)} longer than usual steps. An outlier exceeds the median of earlier steps "
+            "by three deviations and by 10 %. Steps that a phase such as a checkpoint explains do not count."
         ),
         Table(
             (
