@@ -154,10 +154,10 @@ def test_a_notebook_has_the_run_and_the_server_filled_in(server: str, here: Path
 def test_a_part_that_could_not_be_asked_for_is_told_beside_the_report(
     server: str, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def hosts(_asker: Any) -> Any:
+    def hosts(_queries: Any) -> Any:
         raise PrometheusError("no answer within 60 s")
 
-    monkeypatch.setattr("stallscope.report.hosts.section", hosts)
+    monkeypatch.setattr("stallscope.report.hosts.blocks", hosts)
     assert report.main(["--prometheus.url", server, "--run", "resnet50"]) == 0
     assert capsys.readouterr().err == "stallscope report: a part is missing: Hosts: no answer within 60 s\n"
     assert "This section is unavailable: no answer within 60 s" in (here / "report.html").read_text(encoding="utf-8")

@@ -11,12 +11,13 @@ from typing import NamedTuple
 
 from stallscope.clients.expressions import any_of
 from stallscope.common.formatting import duration
-from stallscope.report.document import Block, Column, Notice, Paragraph, Section, Table, unavailable
+from stallscope.report.document import Block, Column, Notice, Paragraph, Table, unavailable
 from stallscope.report.lost_time import LostTime
 from stallscope.report.queries import Queries, highest
 from stallscope.report.ranks import Ranks
 
 KEY = "alerts"
+TITLE = "Alerts that fired"
 _LABELS = "alertname, severity, cause, cluster, namespace, run, rank, instance, gpu, uuid"
 _SEVERITIES = ("critical", "warning", "info")
 _ROWS = 40
@@ -151,12 +152,8 @@ def _gpu_key(labels: Mapping[str, str]) -> tuple[str, str, str, str]:
     return labels.get("cause", ""), labels.get("cluster", ""), labels.get("instance", ""), labels.get("gpu", "")
 
 
-def section(queries: Queries, found: Alerts, lost: LostTime) -> Section:
-    """Return the section."""
-    return Section(KEY, "Alerts that fired", tuple(_blocks(queries, found, lost)))
-
-
-def _blocks(queries: Queries, found: Alerts, lost: LostTime) -> list[Block]:
+def blocks(queries: Queries, found: Alerts, lost: LostTime) -> list[Block]:
+    """Return the blocks of the section."""
     if found.problem:
         return [unavailable(found.problem)]
     if not found.fired and not found.rules_loaded:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
+from types import ModuleType
 from typing import TypeVar
 
 from stallscope.clients.prometheus import PrometheusError
@@ -31,7 +31,7 @@ from stallscope.report import (
 )
 from stallscope.report.affected import affected, listed, verdict_causes
 from stallscope.report.culprits import Blamed, culprits
-from stallscope.report.document import Document, Notice, Section, unavailable
+from stallscope.report.document import Block, Document, Notice, Section, unavailable
 from stallscope.report.options import Options
 from stallscope.report.queries import Queries, Server
 from stallscope.report.subject import Subject
@@ -95,14 +95,16 @@ def build(
     number = len(found.places) if found is not None else round(lost.gpu_seconds / max(1.0, lost.seconds))
     advice = recommendations.Evidence(lost, fired, where, verdicts, number, blamed)
 
-    sections = [attempt(title, ask, partial(_failed, key, title)) for key, title, ask in _parts(queries, advice, found)]
-    sections.append(
-        attempt(
-            missing.TITLE,
-            lambda: missing.section(queries, found, fired, failures),
-            lambda _: Section(missing.KEY, missing.TITLE, missing.failure_notices(failures)),
-        )
+    sections = [
+        Section(part.KEY, part.TITLE, tuple(attempt(part.TITLE, blocks, lambda reason: [unavailable(reason)])))
+        for part, blocks in _parts(queries, advice, found)
+    ]
+    gaps = attempt(
+        missing.TITLE,
+        lambda: missing.blocks(queries, found, fired, failures),
+        lambda _: missing.failure_notices(failures),
     )
+    sections.append(Section(missing.KEY, missing.TITLE, tuple(gaps)))
     warnings = server.take_warnings()
     if warnings:
         sections[0] = replace(sections[0], blocks=(_partial(warnings), *sections[0].blocks))
@@ -123,43 +125,39 @@ def build(
 
 def _parts(
     queries: Queries, advice: recommendations.Evidence, found: ranks.Ranks | None
-) -> list[tuple[str, str, Callable[[], Section]]]:
-    """Return key, title and builder of each section in order."""
+) -> list[tuple[ModuleType, Callable[[], list[Block]]]]:
+    """Return the module of each section in order, with a function that returns its blocks."""
     lost, fired = advice.lost, advice.alerts
     advised = recommendations.recommendations(queries, advice)
-    parts: list[tuple[str, str, Callable[[], Section]]] = [
-        (summary.KEY, "Summary", lambda: summary.section(queries, lost, found, advice.blamed)),
-        (recommendations.KEY, "What to change", lambda: recommendations.section(advice, advised)),
-        (lost_time.KEY, "Where GPU time went", lambda: lost_time.section(queries, lost)),
-        (timeline.KEY, "Verdicts over time", lambda: timeline.section(queries, lost, found)),
-        (alerts_of.KEY, "Alerts that fired", lambda: alerts_of.section(queries, fired, lost)),
+    parts: list[tuple[ModuleType, Callable[[], list[Block]]]] = [
+        (summary, lambda: summary.blocks(queries, lost, found, advice.blamed)),
+        (recommendations, lambda: recommendations.blocks(advice, advised)),
+        (lost_time, lambda: lost_time.blocks(queries, lost)),
+        (timeline, lambda: timeline.blocks(queries, lost, found)),
+        (alerts_of, lambda: alerts_of.blocks(queries, fired, lost)),
     ]
     run = queries.subject.run
     if run is not None and found is not None:
         parts += [
-            (steps.KEY, "Steps", lambda: steps.section(queries, found)),
-            (phases.KEY, "Phases", lambda: phases.section(queries, found)),
+            (steps, lambda: steps.blocks(queries, found)),
+            (phases, lambda: phases.blocks(queries, found)),
         ]
     parts += [
-        (utilisation.KEY, "GPU utilization", lambda: utilisation.section(queries, found)),
-        (dips.KEY, "Dips and steps", lambda: dips.section(queries, found)),
+        (utilisation, lambda: utilisation.blocks(queries, found)),
+        (dips, lambda: dips.blocks(queries, found)),
     ]
     if run is not None and found is not None:
         parts += [
-            (ranks.KEY, "Ranks", lambda: ranks.section(queries, found)),
-            (scaling_section.KEY, "Scaling", lambda: scaling_section.section(queries, run)),
+            (ranks, lambda: ranks.blocks(queries, found)),
+            (scaling_section, lambda: scaling_section.blocks(queries, run)),
         ]
-    return [*parts, (hosts.KEY, "Hosts", lambda: hosts.section(queries))]
+    return [*parts, (hosts, lambda: hosts.blocks(queries))]
 
 
 def _partial(warnings: Sequence[str]) -> Notice:
     """Return a warning that precedes all numbers."""
     text = "The server returned warnings: numbers in this report may be too low or missing"
     return Notice("warning", f"{text}. {listed(warnings)}.")
-
-
-def _failed(key: str, title: str, reason: str) -> Section:
-    return Section(key, title, (unavailable(reason),))
 
 
 def _subtitle(queries: Queries, lost: lost_time.LostTime) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from stallscope.clients.expressions import any_of, quoted
-from stallscope.report.document import Block, Column, Notice, Paragraph, Section, Table, Value
+from stallscope.report.document import Block, Column, Notice, Paragraph, Table, Value
 from stallscope.report.phases import EVERY_STEP
 from stallscope.report.queries import Queries
 from stallscope.report.ranks import Ranks
@@ -13,15 +13,12 @@ from stallscope.report.subject import GPU_LABELS
 from stallscope.report.words import plain, title_of
 
 KEY = "dips"
+TITLE = "Dips and steps"
 _DIP = "Dip of its GPU"
 
 
-def section(queries: Queries, found: Ranks | None) -> Section:
-    """Return the section."""
-    return Section(KEY, "Dips and steps", tuple(_blocks(queries, found)))
-
-
-def _blocks(queries: Queries, found: Ranks | None) -> list[Block]:
+def blocks(queries: Queries, found: Ranks | None) -> list[Block]:
+    """Return the blocks of the section."""
     blocks = _regular(queries)
     if found is not None and found.first is not None:
         blocks += _recurring_events(queries, found, found.first)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from stallscope.report.document import Block, Column, Kind, Notice, Paragraph, Section, Table, Value
+from stallscope.report.document import Block, Column, Kind, Notice, Paragraph, Table, Value
 from stallscope.report.queries import Queries
 
 KEY = "hosts"
+TITLE = "Hosts"
 
 
 class _Evidence(NamedTuple):
@@ -67,12 +68,8 @@ _EVIDENCE = (
 )
 
 
-def section(queries: Queries) -> Section:
-    """Return the section."""
-    return Section(KEY, "Hosts", tuple(_blocks(queries)))
-
-
-def _blocks(queries: Queries) -> list[Block]:
+def blocks(queries: Queries) -> list[Block]:
+    """Return the blocks of the section."""
     thresholds = queries.by("name", "max by (name) (last_over_time(stallscope:threshold[10m]))")
     which = queries.subject.node_matchers
     rows: list[tuple[Value, ...]] = []

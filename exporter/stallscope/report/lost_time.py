@@ -15,7 +15,6 @@ from stallscope.report.document import (
     Kind,
     Notice,
     Paragraph,
-    Section,
     Series,
     Table,
     Value,
@@ -24,6 +23,7 @@ from stallscope.report.queries import Queries, RangeResult, highest
 from stallscope.report.words import percent, plain, title_of
 
 KEY = "lost-time"
+TITLE = "Where GPU time went"
 _NAMED = 6
 _JUDGED = ""
 """Pseudo-cause of a series that is zero while there are verdicts."""
@@ -137,12 +137,8 @@ def lost_time(queries: Queries) -> LostTime:
     )
 
 
-def section(queries: Queries, found: LostTime) -> Section:
-    """Return the section."""
-    return Section(KEY, "Where GPU time went", tuple(_blocks(queries, found)))
-
-
-def _blocks(queries: Queries, found: LostTime) -> list[Block]:
+def blocks(queries: Queries, found: LostTime) -> list[Block]:
+    """Return the blocks of the section."""
     if not found.gpu_seconds:
         return [Notice("warning", _no_gpus(queries))]
     if found.lost is None:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from stallscope.catalogue.causes import CAUSES, MISSING, Domain
 from stallscope.common.formatting import duration
 from stallscope.report.alerts import Alerts
-from stallscope.report.document import Block, Column, Notice, Paragraph, Section, Table, Value
+from stallscope.report.document import Block, Column, Notice, Paragraph, Table, Value
 from stallscope.report.queries import Queries
 from stallscope.report.ranks import Ranks
 
@@ -31,9 +31,9 @@ class Failure(NamedTuple):
         return f"{self.title}: {self.reason}"
 
 
-def section(queries: Queries, found: Ranks | None, fired: Alerts | None, failures: list[Failure]) -> Section:
-    """Return the section."""
-    blocks = list(failure_notices(failures))
+def blocks(queries: Queries, found: Ranks | None, fired: Alerts | None, failures: list[Failure]) -> list[Block]:
+    """Return the blocks of the section."""
+    notices = failure_notices(failures)
     for part in (
         _rules(queries, fired),
         _signals(queries, found),
@@ -41,15 +41,15 @@ def section(queries: Queries, found: Ranks | None, fired: Alerts | None, failure
         _scrapes(queries),
         _clocks(queries),
     ):
-        blocks += part
-    if not blocks:
-        blocks.append(Paragraph("Nothing that this report uses was missing."))
-    return Section(KEY, TITLE, tuple(blocks))
+        notices += part
+    if not notices:
+        notices.append(Paragraph("Nothing that this report uses was missing."))
+    return notices
 
 
-def failure_notices(failures: list[Failure]) -> tuple[Block, ...]:
+def failure_notices(failures: list[Failure]) -> list[Block]:
     """Return a notice for each failed query."""
-    return tuple(Notice("warning", str(each)) for each in failures)
+    return [Notice("warning", str(each)) for each in failures]
 
 
 def _rules(queries: Queries, fired: Alerts | None) -> list[Block]:

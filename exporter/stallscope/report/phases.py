@@ -9,7 +9,6 @@ from stallscope.report.document import (
     Column,
     Figure,
     Notice,
-    Section,
     Series,
     Table,
     Value,
@@ -19,6 +18,7 @@ from stallscope.report.ranks import Ranks
 from stallscope.report.words import percent, title_of
 
 KEY = "phases"
+TITLE = "Phases"
 EVERY_STEP = "data_wait|host_copy|forward|backward|communication|optimizer|other"
 """Phases of every step."""
 
@@ -28,12 +28,8 @@ _HOW = (
 )
 
 
-def section(queries: Queries, found: Ranks) -> Section:
-    """Return the section."""
-    return Section(KEY, "Phases", tuple(_blocks(queries, found)))
-
-
-def _blocks(queries: Queries, found: Ranks) -> list[Block]:
+def blocks(queries: Queries, found: Ranks) -> list[Block]:
+    """Return the blocks of the section."""
     which = queries.subject.run_matchers
     times = queries.by("phase", queries.integral(f"sum by (phase) (run_phase:time:rate5m{{{which}}})"))
     times = {phase: seconds for phase, seconds in times.items() if seconds > 0}

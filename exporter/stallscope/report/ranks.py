@@ -10,12 +10,13 @@ from stallscope.analysis.runs import Run
 from stallscope.catalogue.metrics import GONE_STATES
 from stallscope.clients.expressions import any_of
 from stallscope.common.formatting import duration
-from stallscope.report.document import Block, Column, Notice, Paragraph, Section, Table, Value
+from stallscope.report.document import Block, Column, Notice, Paragraph, Table, Value
 from stallscope.report.queries import Queries
 from stallscope.report.subject import GPU_LABELS
 from stallscope.report.words import title_of
 
 KEY = "ranks"
+TITLE = "Ranks"
 _NAMED = 3
 _GPU_RECORDS = ("gpu:busy:ratio5m", "gpu:sm_active:ratio5m", "gpu:sm_clock:ratio5m")
 
@@ -108,12 +109,8 @@ def ranks(queries: Queries, run: Run) -> Ranks:
     )
 
 
-def section(queries: Queries, found: Ranks) -> Section:
-    """Return the section."""
-    return Section(KEY, "Ranks", tuple(_blocks(queries, found)))
-
-
-def _blocks(queries: Queries, found: Ranks) -> list[Block]:
+def blocks(queries: Queries, found: Ranks) -> list[Block]:
+    """Return the blocks of the section."""
     if not found.places:
         return [Notice("warning", "No rank of the run was recorded in this time.")]
     if len(found.places) == 1:

@@ -13,12 +13,13 @@ from stallscope.common.formatting import capitalised, duration
 from stallscope.report.affected import listed
 from stallscope.report.alerts import Alerts
 from stallscope.report.culprits import Blamed
-from stallscope.report.document import Block, Fact, Notice, Paragraph, Recommendation, Section
+from stallscope.report.document import Block, Fact, Notice, Paragraph, Recommendation
 from stallscope.report.lost_time import Loss, LostTime
 from stallscope.report.queries import Queries
 from stallscope.report.words import percent, plain, title_of
 
 KEY = "recommendations"
+TITLE = "What to change"
 _MOST = 10
 _SMALL = "The remaining loss led to no verdict: the rules consider it small."
 _GENERAL = frozenset({"input_bound", "stalled", "straggler_rank"})
@@ -79,13 +80,13 @@ def _is_redundant(found: Evidence, loss: Loss, advice: _Advice) -> bool:
     return all(each is not None and (each.instance, each.gpu) == place for each in losses)
 
 
-def section(found: Evidence, advised: tuple[Recommendation, ...]) -> Section:
-    """Return the section."""
-    blocks: list[Block] = list(advised[:_MOST])
+def blocks(found: Evidence, advised: tuple[Recommendation, ...]) -> list[Block]:
+    """Return the blocks of the section."""
+    shown: list[Block] = list(advised[:_MOST])
     left = len(advised) - _MOST
     hardware_first = len(advised) > 1 and advised[0].cause in _broken(found)
     if advised:
-        blocks.append(
+        shown.append(
             Paragraph(
                 "Each gain is an upper limit for fixing that cause alone. Causes hide one another: fix the first, then "
                 "make a new report. Displayed numbers are rounded; calculations are not."
@@ -94,8 +95,8 @@ def section(found: Evidence, advised: tuple[Recommendation, ...]) -> Section:
             )
         )
     else:
-        blocks.append(_nothing(found.lost))
-    return Section(KEY, "What to change", tuple(blocks))
+        shown.append(_nothing(found.lost))
+    return shown
 
 
 def _broken(found: Evidence) -> set[str]:

@@ -6,22 +6,23 @@ from stallscope.analysis.comparison import UNEXPLAINED, Against, Comparison, com
 from stallscope.analysis.run_figures import RunFigures, read_figures, told_apart
 from stallscope.analysis.runs import Run
 from stallscope.common.formatting import capitalised
-from stallscope.report.document import Block, Column, Fact, Facts, Notice, Paragraph, Section, Table, Value
+from stallscope.report.document import Block, Column, Fact, Facts, Notice, Paragraph, Table, Value
 from stallscope.report.queries import Queries, settled
 from stallscope.report.words import percent, plain, title_of
 
 KEY = "scaling"
+TITLE = "Scaling"
 
 
-def section(queries: Queries, run: Run) -> Section:
-    """Return the section."""
-    blocks = [_alone(queries)]
+def blocks(queries: Queries, run: Run) -> list[Block]:
+    """Return the blocks of the section."""
+    found = [_alone(queries)]
     base = queries.options.against
     if base is not None:
-        blocks += _against(queries, run, base)
+        found += _against(queries, run, base)
     else:
-        blocks.append(Paragraph("To compare this run with another one, add --against RUN."))
-    return Section(KEY, "Scaling", tuple(blocks))
+        found.append(Paragraph("To compare this run with another one, add --against RUN."))
+    return found
 
 
 def _alone(queries: Queries) -> Block:

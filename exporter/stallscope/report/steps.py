@@ -21,7 +21,6 @@ from stallscope.report.document import (
     Notice,
     Numbers,
     Paragraph,
-    Section,
     Series,
     Table,
     Value,
@@ -31,6 +30,7 @@ from stallscope.report.ranks import Ranks
 from stallscope.report.words import percent, plain
 
 KEY = "steps"
+TITLE = "Steps"
 _SHARES = (0.5, 0.95, 0.99)
 _HEAT_COLUMNS = 120
 _MOST_OUTLIERS = 8
@@ -62,12 +62,8 @@ class _Bucket(NamedTuple):
         return upper if self.over > 0 else f"up to {duration(self.at_most)}"
 
 
-def section(queries: Queries, found: Ranks) -> Section:
-    """Return the section."""
-    return Section(KEY, "Steps", tuple(_blocks(queries, found)))
-
-
-def _blocks(queries: Queries, found: Ranks) -> list[Block]:
+def blocks(queries: Queries, found: Ranks) -> list[Block]:
+    """Return the blocks of the section."""
     by_edge = f"sum by (le) (run:step_seconds_bucket:rate5m{{{queries.subject.run_matchers}}})"
     counts = queries.by("le", queries.integral(by_edge))
     buckets = _buckets({edge: number for edge, number in counts.items() if edge})

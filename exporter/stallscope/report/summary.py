@@ -11,7 +11,7 @@ from stallscope.clients.expressions import any_of, quoted
 from stallscope.common.formatting import duration
 from stallscope.report.affected import listed
 from stallscope.report.culprits import Blamed, culprits_of_runs
-from stallscope.report.document import Block, Column, Fact, Facts, Notice, Paragraph, Section, Table, Value
+from stallscope.report.document import Block, Column, Fact, Facts, Notice, Paragraph, Table, Value
 from stallscope.report.lost_time import LostTime
 from stallscope.report.queries import Queries, settled
 from stallscope.report.ranks import Ranks
@@ -20,6 +20,7 @@ from stallscope.report.words import UNKNOWN, percent, plain, title_of
 from stallscope.view.verdict_words import remedy_of
 
 KEY = "summary"
+TITLE = "Summary"
 _INFO = "1h"
 """Window at the end for values that rarely change."""
 _CULPRITS = 3
@@ -39,15 +40,13 @@ _INFO_TITLES = {
 }
 
 
-def section(queries: Queries, lost: LostTime, found: Ranks | None, blamed: Mapping[str, Blamed]) -> Section:
-    """Return the section; `blamed` are the culprits of a run by verdict."""
+def blocks(queries: Queries, lost: LostTime, found: Ranks | None, blamed: Mapping[str, Blamed]) -> list[Block]:
+    """Return the blocks of the section; `blamed` are the culprits of a run by verdict."""
     run = queries.subject.run
     if run is None or found is None:
-        return Section(KEY, "Summary", tuple(_of_gpus(queries, lost)))
-    said = [*_lead(queries, lost), *_culprits(lost, blamed)]
-    return Section(
-        KEY, "Summary", (*said, _job(queries, run, lost, found), _work(queries), _cost(queries, lost, found))
-    )
+        return _of_gpus(queries, lost)
+    facts = _job(queries, run, lost, found), _work(queries), _cost(queries, lost, found)
+    return [*_lead(queries, lost), *_culprits(lost, blamed), *facts]
 
 
 def highlights(queries: Queries, lost: LostTime, blamed: Mapping[str, Blamed]) -> tuple[Fact, ...]:

@@ -12,7 +12,6 @@ from stallscope.report.document import (
     Figure,
     Mark,
     Notice,
-    Section,
     Span,
     States,
     Table,
@@ -24,14 +23,11 @@ from stallscope.report.ranks import Ranks
 from stallscope.report.words import title_of
 
 KEY = "verdicts"
+TITLE = "Verdicts over time"
 
 
-def section(queries: Queries, lost: LostTime, found: Ranks | None) -> Section:
-    """Return the section."""
-    return Section(KEY, "Verdicts over time", tuple(_blocks(queries, lost, found)))
-
-
-def _blocks(queries: Queries, lost: LostTime, found: Ranks | None) -> list[Block]:
+def blocks(queries: Queries, lost: LostTime, found: Ranks | None) -> list[Block]:
+    """Return the blocks of the section."""
     if not lost.under_verdict:
         return [
             Notice(

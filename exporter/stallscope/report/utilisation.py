@@ -12,7 +12,6 @@ from stallscope.report.document import (
     HeatMap,
     Notice,
     Numbers,
-    Section,
     Table,
     Value,
 )
@@ -22,6 +21,7 @@ from stallscope.report.subject import GPU_LABELS
 from stallscope.report.words import percent
 
 KEY = "utilisation"
+TITLE = "GPU utilization"
 _HEAT_COLUMNS = 120
 _HEAT_ROWS = 64
 
@@ -46,12 +46,8 @@ class Gpu(NamedTuple):
         return f"{rank}{self.instance} GPU {self.gpu}{f' ({self.mig})' if self.mig else ''}"
 
 
-def section(queries: Queries, found: Ranks | None) -> Section:
-    """Return the section."""
-    return Section(KEY, "GPU utilization", tuple(_blocks(queries, found)))
-
-
-def _blocks(queries: Queries, found: Ranks | None) -> list[Block]:
+def blocks(queries: Queries, found: Ranks | None) -> list[Block]:
+    """Return the blocks of the section."""
     every = _gpus(queries, found)
     if not every:
         return [
