@@ -84,16 +84,16 @@ def of_rank(
     """Return the series of a rank.
 
     Args:
-        run: its name.
-        rank: its number.
-        instance: exporter; `RUN:19400` unless said.
-        cluster: label of all of its series.
-        namespace: as the rank tells it.
-        world_size: likewise.
-        state: the one that it is in.
-        uuid: of the GPU that it claims, with the rank's number for index; none if left out.
-        only: scrapes in which it is.
-        steps: done at each scrape.
+        run: name of the run.
+        rank: number of the rank.
+        instance: its exporter; by default `RUN:19400`.
+        cluster: label of all series.
+        namespace: namespace that the rank reports.
+        world_size: world size that the rank reports.
+        state: state of the rank.
+        uuid: UUID of the GPU that it claims, whose index is the rank's number; by default none.
+        only: scrapes that contain the rank.
+        steps: number of steps at each scrape.
     """
     labels = {"cluster": cluster, "job": "stallscope", "instance": instance or f"{run}:19400", "run": run}
     labels["rank"] = str(rank)

@@ -54,13 +54,13 @@ def stranger(tmp_path_factory: pytest.TempPathFactory) -> ClientCertificate:
 @pytest.fixture(scope="module")
 def strict(authority: Authority) -> Iterator[str]:
     """A server that requires a certificate. With TLS 1.2 it reports a missing one; with TLS 1.3 it may close first."""
-    wish = Tls(
+    settings = Tls(
         *authority.sign("node"),
         client_authentication="RequireAndVerifyClientCert",
         client_authorities=authority.certificate,
         highest="TLS12",
     )
-    tls = TlsAdapter(context_of(wish))
+    tls = TlsAdapter(context_of(settings))
     running = Server(Address("127.0.0.1", 0), lambda _, __: Response(200, TEXT, BODY.encode()), threads=1, tls=tls)
     running.start()
     try:
@@ -110,25 +110,25 @@ def test_the_error_of_a_missing_certificate_names_the_flag(server: str) -> None:
 def test_a_refusal_after_the_handshake_has_the_same_error(
     authority: Authority, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    wish = Tls(
+    settings = Tls(
         *authority.sign("later"),
         client_authentication="RequireAndVerifyClientCert",
         client_authorities=authority.certificate,
     )
-    context, over = context_of(wish), threading.Event()
+    context, over = context_of(settings), threading.Event()
     monkeypatch.setenv("SSL_CERT_FILE", str(authority.certificate))
 
-    def refuse(door: socket.socket) -> None:
-        taken, _ = door.accept()
+    def refuse(listener: socket.socket) -> None:
+        taken, _ = listener.accept()
         with context.wrap_socket(taken, server_side=True, do_handshake_on_connect=False) as held:
             with contextlib.suppress(ssl.SSLError):
                 held.do_handshake()
             over.wait(60)  # closing a connection may discard the last data
 
-    with socket.create_server(("127.0.0.1", 0)) as door:
-        server = threading.Thread(target=refuse, args=(door,))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = threading.Thread(target=refuse, args=(listener,))
         server.start()
-        assert main(["trace", "a", "--exporter.url", f"https://127.0.0.1:{door.getsockname()[1]}"]) == 1
+        assert main(["trace", "a", "--exporter.url", f"https://127.0.0.1:{listener.getsockname()[1]}"]) == 1
         over.set()
         server.join()
     assert "it refuses the connection (certificate required); if it requires a client" in capsys.readouterr().err

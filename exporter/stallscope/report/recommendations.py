@@ -1,4 +1,4 @@
-"""What to change, by gain, with the calculation of the gain.
+"""Recommended changes by gain, with the calculation of the gain.
 
 Nothing is judged here: a cause is recommended against if it was a verdict of the rules or its alert fired.
 """
