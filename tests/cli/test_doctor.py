@@ -52,9 +52,7 @@ def test_what_to_do_is_not_said_again_right_below(exporter: Served, capsys: pyte
     assert told.count("->") == 1
 
 
-def test_warnings_are_no_failure_and_json_has_same_samples(
-    exporter: Served, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_warnings_are_no_failure_and_json_tells_the_same(exporter: Served, capsys: pytest.CaptureFixture[str]) -> None:
     exporter.texts["/metrics"] = page(time.time()).replace('limit="series"} 0', 'limit="series"} 4')
     assert main(["doctor", "exporter", "--exporter.url", exporter.url, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
