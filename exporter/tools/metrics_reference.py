@@ -47,17 +47,17 @@ _FRAMES = {
     "steps": "A row is a rank.",
     "phases": "A row is a phase of a rank.",
     "gpu": "A row is a GPU, while a rank claims it.",
-    "host": "A row is a machine, while a rank is on it; the rank is the first of those.",
-    "values": "A row is what the training told under one name besides.",
+    "host": "A row is a host, while a rank runs on it; `rank` is the first of these ranks.",
+    "values": "A row is a further value that the training reports, by name.",
 }
-_TOLD = {
+_CALCULATIONS = {
     Kind.GAUGE: "as scraped; mean",
-    Kind.RATE: "growth for each second",
-    Kind.COUNT: "growth",
-    Kind.MEAN: "growth over that of its count",
-    Kind.LAST: "as scraped; the last",
-    Kind.PEAK: "as scraped; the greatest",
-    Kind.LABEL: "whichever is 1; the last",
+    Kind.RATE: "increase per second",
+    Kind.COUNT: "increase",
+    Kind.MEAN: "increase of the sum / increase of the count",
+    Kind.LAST: "as scraped; last value",
+    Kind.PEAK: "as scraped; maximum",
+    Kind.LABEL: "the label whose series is 1; last value",
 }
 
 
@@ -99,10 +99,10 @@ def page() -> str:
 
 def _column(column: Column) -> str:
     which = f'{{{column.label}="{column.value}"}}' if column.value else ""
-    told = _TOLD[column.kind]
+    calculation = _CALCULATIONS[column.kind]
     if column.combined == "max":
-        told += ", of several the greatest"
-    return f"| `{column.name}` | {column.unit.replace('_', ' ')} | `{column.series}{which}` | {told} |"
+        calculation += ", maximum of several series"
+    return f"| `{column.name}` | {column.unit.replace('_', ' ')} | `{column.series}{which}` | {calculation} |"
 
 
 def frames_page() -> str:
@@ -111,25 +111,25 @@ def frames_page() -> str:
         "# Columns of data frames",
         "",
         (
-            "Generated from `stallscope/analysis/columns.py` by `make generate`; do not edit. What "
-            "`stallscope.analysis.frames` gives and `stallscope frames` writes; what each series means is in "
-            "[METRICS.md](METRICS.md)."
+            "Generated from `stallscope/analysis/columns.py` by `make generate`; do not edit. These are the columns "
+            "that `stallscope.analysis.frames` returns and `stallscope frames` writes. [METRICS.md](METRICS.md) "
+            "describes the series."
         ),
         "",
         (
-            "Every data frame has the same columns for every run: what a run did not tell is NaN, never 0. The index, "
-            "`time`, is the moment of the scrape in UTC. Figures are those of the `interval_seconds` before it, since "
-            "the subject's last row, and `step` is how many steps the rank had done. *growth* is what a counter grew "
-            "by in the interval; one that fell began anew. Where a row is longer than a scrape (`--step`), what stands "
-            "after the semicolon is taken over it, and growth is that of PromQL's `rate`. Several series of one "
-            "subject, as of its disks, are summed unless it says otherwise. In CSV a word that a spreadsheet would "
-            "execute as a formula (from `=`, `+`, `-`, `@`, a tab or a line break) gets an apostrophe in front."
+            "The columns are the same for every run; a missing value is NaN, never 0. The index, `time`, is the time "
+            "of the scrape in UTC. Values cover the `interval_seconds` before it, since the subject's previous row. "
+            "`step` is the number of steps that the rank had done. *Increase* is the increase of a counter over the "
+            "interval; a counter that decreases was reset. With rows longer than a scrape (`--step`), the calculation "
+            "after the semicolon applies to the row, and an increase is computed by PromQL's `rate`. Several series of "
+            "one subject, such as its disks, are summed unless stated otherwise. In CSV, an apostrophe precedes a text "
+            "that a spreadsheet would execute as a formula (starting with `=`, `+`, `-`, `@`, a tab or a line break)."
         ),
     ]
     for name, columns in COLUMNS.items():
-        whose = ", ".join(f"`{label}`" for label in (*IDENTITY[name], "step", "interval_seconds"))
-        lines += ["", f"## {name}", "", f"{_FRAMES[name]} It begins with {whose}.", ""]
-        lines += ["| column | unit | series | told |", "|---|---|---|---|"]
+        identity = ", ".join(f"`{label}`" for label in (*IDENTITY[name], "step", "interval_seconds"))
+        lines += ["", f"## {name}", "", f"{_FRAMES[name]} The first columns are {identity}.", ""]
+        lines += ["| column | unit | series | calculation |", "|---|---|---|---|"]
         lines += [_column(column) for column in columns if column.name != "step"]
     return "\n".join(lines) + "\n"
 

@@ -1,4 +1,4 @@
-"""What a Prometheus scraped of small runs, told by hand: each figure is one that a test can name."""
+"""Scraped samples of small runs, written by hand, so that tests know each value."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ from tests.scenarios.series import Series
 SCRAPES = 61
 INTERVAL = 30
 STEPS = 60.0
-"""That a rank does from one scrape to the next."""
+"""Steps of a rank per scrape interval."""
 BUSY = 0.75
 DATA_WAIT = 0.2
-"""Share of the time; the rest is `forward`."""
+"""Share of the time; `forward` takes the remainder."""
 
 Values = list[float | None]
 
 
 @dataclass(frozen=True)
 class Held:
-    """A Prometheus that scraped something."""
+    """A Prometheus with scraped data."""
 
     url: str
     server: Prometheus
-    """Asks it."""
+    """A client for it."""
     start: float
     """Unix time of the first scrape."""
 
     @property
     def end(self) -> float:
-        """That of the last one."""
+        """Unix time of the last scrape."""
         return self.start + (SCRAPES - 1) * INTERVAL
 
 
 @contextlib.contextmanager
 def scraped(everything: Sequence[Series]) -> Iterator[Held]:
-    """A Prometheus that scraped that in the last half hour."""
+    """Run a Prometheus that scraped these series in the last half hour."""
     if shutil.which("prometheus") is None:
         pytest.skip("prometheus is not installed")
     with prometheus() as running, contextlib.closing(Prometheus(running.address, timeout=60)) as server:
@@ -54,17 +54,17 @@ def scraped(everything: Sequence[Series]) -> Iterator[Held]:
 
 
 def counter(per_scrape: float) -> Values:
-    """One that grew evenly, and was there before the first scrape."""
+    """Return the values of a counter that grows evenly and started before the first scrape."""
     return [1000.0 + per_scrape * number for number in range(SCRAPES)]
 
 
 def gauge(value: float) -> Values:
-    """One that stayed as it was."""
+    """Return constant values."""
     return [float(value)] * SCRAPES
 
 
 def there(values: Values, *scrapes: range) -> Values:
-    """The same, in these scrapes alone."""
+    """Return the values in these scrapes only."""
     return [value if any(number in each for each in scrapes) else None for number, value in enumerate(values)]
 
 
@@ -81,23 +81,23 @@ def of_rank(
     only: range = range(SCRAPES),
     steps: Values | None = None,
 ) -> Iterator[Series]:
-    """What a rank told.
+    """Return the series of a rank.
 
     Args:
-        run: its name.
-        rank: its number.
-        instance: exporter; `RUN:19400` unless said.
-        cluster: label of all of its series.
-        namespace: as the rank tells it.
-        world_size: likewise.
-        state: the one that it is in.
-        uuid: of the GPU that it claims, with the rank's number for index; none if left out.
-        only: scrapes in which it is.
-        steps: done at each scrape.
+        run: name of the run.
+        rank: number of the rank.
+        instance: its exporter; by default `RUN:19400`.
+        cluster: label of all series.
+        namespace: namespace that the rank reports.
+        world_size: world size that the rank reports.
+        state: state of the rank.
+        uuid: UUID of the GPU that it claims, whose index is the rank's number; by default none.
+        only: scrapes that contain the rank.
+        steps: number of steps at each scrape.
     """
     labels = {"cluster": cluster, "job": "stallscope", "instance": instance or f"{run}:19400", "run": run}
     labels["rank"] = str(rank)
-    told = {"namespace": namespace, "world_size": str(world_size), "framework": "pytorch"}
+    info = {"namespace": namespace, "world_size": str(world_size), "framework": "pytorch"}
     done = counter(STEPS) if steps is None else steps
     seconds = counter(INTERVAL)
     phases: Mapping[str, float] = {"data_wait": DATA_WAIT, "forward": 1 - DATA_WAIT}
@@ -105,7 +105,7 @@ def of_rank(
     def series(name: str, values: Values, **more: str) -> Series:
         return Series(f"stallscope_training_{name}", {**labels, **more}, there(values, only))
 
-    yield series("rank_info", gauge(1), **told)
+    yield series("rank_info", gauge(1), **info)
     if uuid is not None:
         yield series("rank_gpu_info", gauge(1), gpu=str(rank), uuid=uuid)
     for each in ("starting", "running", "finished"):
@@ -118,7 +118,7 @@ def of_rank(
 
 
 def of_gpu(instance: str, index: int, uuid: str, *, only: range = range(SCRAPES)) -> Iterator[Series]:
-    """What an exporter told of a GPU that was busy for three quarters of the time."""
+    """Return the series of a GPU that was busy for three quarters of the time."""
     labels = {"job": "stallscope", "instance": instance, "gpu": str(index), "uuid": uuid}
     for name, values in {
         "up": gauge(1),
@@ -131,7 +131,7 @@ def of_gpu(instance: str, index: int, uuid: str, *, only: range = range(SCRAPES)
 
 
 def of_host(instance: str) -> Iterator[Series]:
-    """What an exporter told of its machine: two disks, of which the second is the busier."""
+    """Return the series of a host with two disks, of which the second is busier."""
     labels = {"job": "stallscope", "instance": instance}
     yield Series("stallscope_host_cpus", labels, gauge(32))
     for device, share in (("nvme0n1", 0.1), ("nvme1n1", 0.4)):

@@ -1,4 +1,4 @@
-"""Servers that are asked: a real Prometheus with rules that say what a test wants, and others that misbehave."""
+"""Servers for tests of clients: a real Prometheus with scripted rules, and servers that misbehave."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ Rule = tuple[str, Mapping[str, str], float]
 
 @contextlib.contextmanager
 def prometheus(folder: Path, rules: Sequence[Rule]) -> Iterator[str]:
-    """A Prometheus that records these series; its address, once they are there."""
+    """Run a Prometheus that records these series; yield its address once it has them."""
     recorded = [{"record": name, "labels": dict(labels), "expr": f"vector({value})"} for name, labels, value in rules]
-    groups = {"groups": [{"name": "told", "interval": "1s", "rules": recorded}]}
+    groups = {"groups": [{"name": "recorded", "interval": "1s", "rules": recorded}]}
     (folder / "rules.yml").write_text(yaml.safe_dump(groups))
     (folder / "prometheus.yml").write_text("rule_files: [rules.yml]\n")
     url = f"http://127.0.0.1:{free_port()}"
@@ -66,7 +66,7 @@ def _await(url: str, wanted: bytes) -> None:
 def answering(
     status: int = 200, body: bytes = b"", headers: Mapping[str, str] | None = None
 ) -> Iterator[tuple[str, list[Any]]]:
-    """A web server that answers everything alike; its address, and the requests that came."""
+    """Run a web server with a fixed response; yield its address and the list of requests."""
     seen: list[Any] = []
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -80,7 +80,7 @@ def answering(
 
 
 def dripping(begun: bytes, drop: bytes = b"x") -> Callable[[socket.socket, threading.Event], None]:
-    """What a server does that goes on for ever after these bytes, each drop long before any timeout of a read."""
+    """Return a handler that sends these bytes and then single bytes forever, each before a read would time out."""
 
     def drip(connection: socket.socket, over: threading.Event) -> None:
         connection.recv(65_536)
@@ -101,14 +101,14 @@ DRIPS = {
     "a size of a chunk without end": dripping(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b"0"),
     "a refusal without end": dripping(b"HTTP/1.1 403 Forbidden\r\nContent-Length: 99999\r\n\r\n"),
 }
-"""Servers that send a byte at a time, by what never ends."""
+"""Servers that send a byte at a time, by the part of the response that never ends."""
 HANDSHAKE = dripping(b"\x16\x03\x03\x40\x00", b"\x02")
-"""A server that sends a record of TLS a byte at a time."""
+"""A server that sends a TLS record a byte at a time."""
 
 
 @contextlib.contextmanager
 def talking(say: Callable[[socket.socket, threading.Event], None]) -> Iterator[str]:
-    """A server that does with a connection what it likes, until the event is set."""
+    """Run a server whose handler may do anything with a connection until the event is set."""
     listening = socket.create_server(("127.0.0.1", 0))
     over = threading.Event()
 
@@ -132,11 +132,11 @@ def talking(say: Callable[[socket.socket, threading.Event], None]) -> Iterator[s
 
 
 Asked = tuple[tuple[str, ...], float, float]
-"""Instances that were asked for, and from when to when."""
+"""The instances and the time range of a query."""
 
 
 class LimitedServer:
-    """One series an instance, whose value is the time; it refuses what is too much, and fails as often as told.
+    """A server with one series per instance, whose value is the time; it rejects large queries and fails as scripted.
 
     Args:
         instances: what it has.
@@ -156,19 +156,19 @@ class LimitedServer:
         self.asked: list[Asked] = []
         self.refused: list[Asked] = []
         self.slept: list[float] = []
-        """For those who ask it to wait there."""
+        """Record a pause instead of sleeping."""
         self._instances = instances
         self._points = points
         self._samples = samples
         self._failures = list(failures)
 
     def query_range(self, expression: str, start: float, end: float, step: float) -> list[RangeSeries]:
-        """Every series at each step."""
+        """Return every series at each step."""
         number = math.floor((end - start) / step + 1e-9) + 1
         return self._answer(expression, start, end, [start + place * step for place in range(number)])
 
     def samples(self, selector: str, start: float, end: float) -> list[RangeSeries]:
-        """Scrapes, one in seven seconds, after the start."""
+        """Return a scrape every seven seconds after the start."""
         first = math.floor(start / 7) + 1
         return self._answer(selector, start, end, [7.0 * place for place in range(first, math.floor(end / 7) + 1)])
 
@@ -182,7 +182,7 @@ class LimitedServer:
             raise self._failures.pop(0)
         if len(times) > self._points or len(times) * len(wanted) > self._samples:
             self.refused.append(asked)
-            raise PrometheusError("it refuses the question: too many samples", too_large=True)
+            raise PrometheusError("query rejected: too many samples", too_large=True)
         return [
             RangeSeries({"instance": name}, array("d", times), array("d", [each + place for each in times]))
             for place, name in enumerate(self._instances)

@@ -1,4 +1,4 @@
-"""Runs against one another: the article's four, and such that can't be compared."""
+"""Comparisons of runs: the four runs of an article, and runs that can't be compared."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def explained(against: Against) -> dict[str, float | None]:
     return {part.cause: part.explains for part in against.parts}
 
 
-def test_the_larger_batch_does_14_times_as_much_and_a_line_of_the_two_is_drawn() -> None:
+def test_the_larger_batch_is_14_times_as_fast_and_batch_sizes_are_studied() -> None:
     comparison = compare([SMALL, LARGE])
     (large,) = comparison.against
     assert comparison.base is SMALL
@@ -39,7 +39,7 @@ def test_the_larger_batch_does_14_times_as_much_and_a_line_of_the_two_is_drawn()
     assert not comparison.notes
 
 
-def test_two_gpus_are_measured_by_the_one_and_not_mixed_into_the_study_of_batch_sizes() -> None:
+def test_a_run_on_two_gpus_is_compared_but_not_used_in_the_study_of_batch_sizes() -> None:
     comparison = compare([TWO, LARGE, SMALL], base=LARGE)
     two = comparison.against[0]
     assert two.scaling is not None
@@ -47,7 +47,7 @@ def test_two_gpus_are_measured_by_the_one_and_not_mixed_into_the_study_of_batch_
     assert comparison.studied == (LARGE, SMALL)
 
 
-def test_waiting_for_data_explains_all_of_the_difference_that_real_data_make() -> None:
+def test_waiting_for_data_explains_the_whole_difference_of_real_data() -> None:
     (real,) = compare([TWO, REAL]).against
     assert real.gpu_time == pytest.approx(6100 / 4300 - 1)
     assert explained(real) == {
@@ -56,7 +56,7 @@ def test_waiting_for_data_explains_all_of_the_difference_that_real_data_make() -
     }
 
 
-def test_what_no_cause_was_recorded_for_stays_unexplained() -> None:
+def test_a_difference_without_recorded_cause_stays_unexplained() -> None:
     (two,) = compare([LARGE, TWO]).against
     assert explained(two) == {UNEXPLAINED: pytest.approx(3500 * 2 / 6100 - 1)}
 
@@ -70,15 +70,15 @@ def test_a_cause_that_is_gone_saves_time_and_the_parts_add_up() -> None:
     assert sum(share for share in parts.values() if share is not None) == pytest.approx(against.gpu_time)
 
 
-def test_causes_that_claim_more_than_all_time_share_it() -> None:
+def test_causes_that_exceed_the_whole_time_are_scaled_down() -> None:
     (against,) = compare([TWO, replace(REAL, lost={"input_bound": 0.9, "checkpoint_stall": 0.3})]).against
     assert [part.run for part in against.parts] == [pytest.approx(0.75), pytest.approx(0.25), None]
 
 
-def test_runs_that_were_not_judged_are_not_explained_as_if_nothing_were_lost() -> None:
+def test_a_run_without_verdicts_is_not_explained() -> None:
     comparison = compare([TWO, replace(REAL, time_lost=None, lost={})])
     assert comparison.against[0].parts == ()
-    assert any("was not judged" in note for note in comparison.notes)
+    assert any("has no verdicts" in note for note in comparison.notes)
 
 
 def test_runs_whose_samples_differ_in_tokens_are_compared_by_tokens() -> None:
@@ -90,13 +90,13 @@ def test_runs_whose_samples_differ_in_tokens_are_compared_by_tokens() -> None:
     assert any("tokens are compared" in note for note in comparison.notes)
 
 
-def test_runs_that_tell_neither_are_compared_by_steps_and_it_says_so() -> None:
+def test_runs_without_samples_and_tokens_are_compared_by_steps_with_a_note() -> None:
     comparison = compare([replace(TWO, samples=None), REAL])
     assert comparison.work == "steps"
     assert any("steps are compared" in note for note in comparison.notes)
 
 
-def test_a_run_that_tells_nothing_has_no_figure_rather_than_a_zero() -> None:
+def test_a_run_without_data_has_no_values_rather_than_zeros() -> None:
     (silent,) = compare([TWO, RunFigures("silent", 900)]).against
     assert silent.scaling is None
     assert silent.gpu_time is None
@@ -106,16 +106,16 @@ def test_a_run_that_tells_nothing_has_no_figure_rather_than_a_zero() -> None:
     ("other", "note"),
     [
         (replace(REAL, seconds=120), "real data: only 2.0 min"),
-        (replace(REAL, running=True), "real data still runs"),
-        (replace(REAL, operations=2e15), "not as many operations"),
-        (replace(REAL, gpus=4), "both GPUs and the batch"),
+        (replace(REAL, running=True), "real data is still running"),
+        (replace(REAL, operations=2e15), "different numbers of operations"),
+        (replace(REAL, gpus=4), "both the number of GPUs and the batch"),
     ],
 )
-def test_what_makes_a_comparison_less_than_it_seems_is_said(other: RunFigures, note: str) -> None:
+def test_limitations_of_a_comparison_are_noted(other: RunFigures, note: str) -> None:
     assert any(note in each for each in compare([replace(TWO, operations=1e15), other]).notes)
 
 
-def test_runs_of_one_batch_size_have_no_study_but_the_reason() -> None:
+def test_without_different_batch_sizes_there_is_a_reason_instead_of_a_study() -> None:
     comparison = compare([TWO, REAL])
     assert comparison.batch_sizes is None
-    assert "too much alike" in comparison.no_batch_sizes
+    assert "too similar" in comparison.no_batch_sizes

@@ -1,4 +1,4 @@
-"""A run's data frames in files: what was read is what stands there, and half of it never does."""
+"""A run's data frames in files: complete and unchanged, or no files at all."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WORDS = ("instance", "phase", "gpu", "uuid", "mig", "name")
 
 @pytest.fixture(scope="module")
 def parts() -> Sequence[Frames]:
-    """A run in several pieces; one machine joins when half of them are over, with words that were not there before."""
+    """A run in several pieces; a host joins halfway, with label values that earlier pieces lack."""
     late = range(40, SCRAPES)
     everything = [
         *of_rank("resnet50", 0, uuid="GPU-a", world_size=2),
@@ -44,7 +44,7 @@ def together(parts: Sequence[Frames], name: str) -> pd.DataFrame:
 
 @contextmanager
 def files_no_larger_than(size: int) -> Iterator[None]:
-    """As on a disk that is full after so many bytes."""
+    """Fail as on a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:
@@ -53,7 +53,7 @@ def files_no_larger_than(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_parquet_gives_back_the_frames_with_index_units_and_words(parts: Sequence[Frames], tmp_path: Path) -> None:
+def test_parquet_preserves_frames_with_index_units_and_categories(parts: Sequence[Frames], tmp_path: Path) -> None:
     assert len(parts) > 1
     export(parts, tmp_path, "parquet")
     for name in NAMES:
@@ -67,7 +67,7 @@ def test_parquet_gives_back_the_frames_with_index_units_and_words(parts: Sequenc
     assert set(pd.read_parquet(tmp_path / "gpu.parquet")["uuid"]) == {"GPU-a", "GPU-b"}
 
 
-def test_csv_has_time_first_and_nothing_where_nothing_was_told(parts: Sequence[Frames], tmp_path: Path) -> None:
+def test_csv_has_time_first_and_empty_cells_for_missing_values(parts: Sequence[Frames], tmp_path: Path) -> None:
     export(parts, tmp_path, "csv")
     lines = (tmp_path / "gpu.csv").read_text().splitlines()
     assert lines[0].startswith('"time","rank","instance","gpu","uuid"')
@@ -76,7 +76,7 @@ def test_csv_has_time_first_and_nothing_where_nothing_was_told(parts: Sequence[F
     assert frame["sm_active_ratio"].isna().all()
 
 
-def test_csv_has_to_the_last_digit_what_parquet_has(parts: Sequence[Frames], tmp_path: Path) -> None:
+def test_csv_has_the_same_digits_as_parquet(parts: Sequence[Frames], tmp_path: Path) -> None:
     for form in FORMATS:
         export(parts, tmp_path, form)
     for name in NAMES:
@@ -88,7 +88,7 @@ def test_csv_has_to_the_last_digit_what_parquet_has(parts: Sequence[Frames], tmp
             index_col="time",
             dtype={**frame.dtypes.to_dict(), **words},
         )
-        # A spreadsheet knows no difference between no word and an empty one.
+        # CSV does not distinguish a missing text from an empty one.
         empty = dict.fromkeys(words, "")
         pd.testing.assert_frame_equal(
             found.fillna(empty), frame.astype(words).fillna(empty), check_index_type=False, rtol=1e-15
@@ -99,7 +99,7 @@ FORMULAS = ("=HYPERLINK(0)", "+1", "-2+3", "@SUM(1)", "\t=1", "\r=1", "\n=1", "'
 
 
 def named(parts: Sequence[Frames], words: Sequence[str]) -> Frames:
-    """The first piece, whose rows of phases have these words as phases in turn."""
+    """Return the first piece with these words as phases."""
     frame = parts[0].phases
     phases = [words[row % len(words)] for row in range(len(frame))]
     changed = frame.assign(phase=pd.Categorical(phases))
@@ -115,7 +115,7 @@ def test_a_word_that_a_spreadsheet_would_execute_begins_with_an_apostrophe_in_cs
         rows = list(csv.DictReader(file))
     assert {row["phase"] for row in rows} == {f"'{word}" for word in FORMULAS}
     for row in rows:
-        # No other cell begins like a formula either, but for the numbers.
+        # No other cell begins like a formula, except for numbers.
         for name, cell in row.items():
             assert not cell.startswith(("=", "+", "@", "\t", "\r", "\n")), (name, cell)
             assert not cell.startswith("-") or float(cell) < 0, (name, cell)
@@ -137,7 +137,7 @@ def test_a_negative_number_stays_a_number_in_csv(parts: Sequence[Frames], tmp_pa
     assert set(pd.read_csv(tmp_path / "steps.csv")["loss"]) == {-1.5}
 
 
-def test_tells_what_was_written(parts: Sequence[Frames], tmp_path: Path) -> None:
+def test_the_result_describes_the_written_files(parts: Sequence[Frames], tmp_path: Path) -> None:
     written = export(parts, tmp_path / "new" / "folder", "parquet")
     for each in written.files:
         assert each.path == tmp_path / "new" / "folder" / f"{each.name}.parquet"
@@ -147,13 +147,13 @@ def test_tells_what_was_written(parts: Sequence[Frames], tmp_path: Path) -> None
     assert (written.start, written.end, written.gaps) == (parts[0].start, parts[-1].end, 0)
 
 
-def test_notes_of_all_pieces_are_told_once(parts: Sequence[Frames], tmp_path: Path) -> None:
+def test_notes_of_all_pieces_are_listed_once(parts: Sequence[Frames], tmp_path: Path) -> None:
     noted = [replace(each, notes=("2 of 4 ranks", f"piece {number}")) for number, each in enumerate(parts[:2])]
     assert export(noted, tmp_path, "parquet").notes == ("2 of 4 ranks", "piece 0", "piece 1")
 
 
 @pytest.mark.parametrize("form", ["parquet", "csv"])
-def test_a_full_disk_leaves_what_was_there(parts: Sequence[Frames], tmp_path: Path, form: str) -> None:
+def test_a_full_disk_leaves_the_old_files(parts: Sequence[Frames], tmp_path: Path, form: str) -> None:
     for name in NAMES:
         (tmp_path / f"{name}.{form}").write_text("old")
     with pytest.raises(OSError, match="File too large"), files_no_larger_than(5_000):

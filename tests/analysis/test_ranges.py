@@ -1,4 +1,4 @@
-"""Long questions: pieces, halves and second attempts, told from the answer by nobody."""
+"""Range queries in parts, halves and retries return the same as a single query."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stallscope.analysis.ranges import ATTEMPTS, Question, Ranges, joined, natural_step
+from stallscope.analysis.ranges import ATTEMPTS, Ranges, SplittableQuery, joined, natural_step
 from stallscope.clients.prometheus import PrometheusError, RangeSeries
 from tests.analysis.servers import LimitedServer
 
 NODES = ("a", "b", "c", "d", "e")
 START = 1_700_000_000.0
-BUSY = Question(lambda part: f"busy{{{part}}}", "instance", NODES)
+BUSY = SplittableQuery(lambda part: f"busy{{{part}}}", "instance", NODES)
 
 
 def passing(message: str = "too busy") -> PrometheusError:
@@ -31,7 +31,7 @@ def table(series: list[RangeSeries]) -> dict[str, list[tuple[float, float]]]:
     return {each.labels["instance"]: list(zip(each.times, each.values, strict=True)) for each in series}
 
 
-def test_a_month_is_asked_for_in_pieces_that_the_server_answers() -> None:
+def test_a_month_is_queried_in_parts_that_the_server_accepts() -> None:
     server = LimitedServer(NODES, points=11_000)
     found = joined(reader(server).stepped(BUSY, START, START + 30 * 86_400, 30))
     assert {each.labels["instance"] for each in found} == set(NODES)
@@ -41,45 +41,45 @@ def test_a_month_is_asked_for_in_pieces_that_the_server_answers() -> None:
     assert not server.refused
 
 
-def test_what_is_too_large_is_asked_for_by_series_first_and_then_in_time() -> None:
+def test_a_query_that_is_too_large_is_split_by_series_and_then_by_time() -> None:
     server = LimitedServer(NODES, samples=40)
     found = joined(reader(server).stepped(BUSY, START, START + 99, 1))
-    assert table(found) == table(LimitedServer(NODES).query_range(BUSY.of(NODES), START, START + 99, 1))
+    assert table(found) == table(LimitedServer(NODES).query_range(BUSY.for_values(NODES), START, START + 99, 1))
     assert any(len(values) > 1 for values, _, _ in server.refused)
     assert any(len(values) == 1 for values, _, _ in server.refused)
 
 
-def test_what_was_too_large_once_is_not_asked_for_in_that_size_again() -> None:
+def test_a_rejected_size_is_not_tried_again() -> None:
     server = LimitedServer(NODES, samples=2_000)
-    asking = reader(server, max_points=1_000)
-    list(asking.stepped(BUSY, START, START + 20_000, 1))
+    ranges = reader(server, max_points=1_000)
+    list(ranges.stepped(BUSY, START, START + 20_000, 1))
     assert 0 < len(server.refused) < 5
     refused = len(server.refused)
-    list(asking.stepped(BUSY, START, START + 20_000, 1))
+    list(ranges.stepped(BUSY, START, START + 20_000, 1))
     assert len(server.refused) == refused
 
 
-def test_a_question_that_can_not_be_split_by_series_is_split_in_time() -> None:
+def test_a_query_that_can_not_be_split_by_series_is_split_by_time() -> None:
     server = LimitedServer(("a",), samples=10)
     found = joined(reader(server).stepped('busy{instance=~"a"}', START, START + 99, 1))
     assert [len(each.times) for each in found] == [100]
 
 
-def test_pieces_come_one_after_the_other_so_that_nobody_holds_them_all() -> None:
+def test_parts_are_yielded_one_by_one() -> None:
     server = LimitedServer(NODES)
     pieces = reader(server, max_points=10).stepped(BUSY, START, START + 99, 1)
     next(pieces)
     assert len(server.asked) == 1
 
 
-def test_what_fails_but_may_pass_is_asked_again_after_longer_and_longer_pauses_of_which_it_tells(
+def test_transient_failures_are_retried_with_increasing_pauses_and_a_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     server = LimitedServer(NODES, failures=[passing(), passing(), passing()])
     found = joined(reader(server).stepped(BUSY, START, START + 9, 1))
     assert len(found) == len(NODES)
     assert server.slept == [0.5, 1.0, 2.0]
-    assert caplog.messages == [f"too busy; it is asked again in {pause} s" for pause in ("0.5", "1", "2")]
+    assert caplog.messages == [f"too busy; retrying in {pause} s" for pause in ("0.5", "1", "2")]
 
 
 def test_no_pause_is_longer_than_half_a_minute() -> None:
@@ -88,14 +88,14 @@ def test_no_pause_is_longer_than_half_a_minute() -> None:
     assert server.slept[-3:] == [30.0, 30.0, 30.0]
 
 
-def test_what_fails_again_and_again_is_told() -> None:
+def test_repeated_failures_are_raised() -> None:
     server = LimitedServer(NODES, failures=[passing(f"attempt {number}") for number in range(100)])
     with pytest.raises(PrometheusError, match=f"attempt {ATTEMPTS - 1}"):
         list(reader(server).stepped(BUSY, START, START + 9, 1))
     assert len(server.asked) == ATTEMPTS
 
 
-def test_a_server_that_times_out_is_asked_for_less_after_a_while_and_not_for_ever() -> None:
+def test_timeouts_lead_to_smaller_queries_and_finally_to_an_error() -> None:
     slow = [PrometheusError("no answer within 5 s", passing=True, too_large=True) for _ in range(100)]
     server = LimitedServer(NODES, failures=slow[:2])
     assert len(joined(reader(server).stepped(BUSY, START, START + 9, 1))) == len(NODES)
@@ -109,25 +109,25 @@ def test_a_server_that_times_out_is_asked_for_less_after_a_while_and_not_for_eve
     assert len(server.asked) == ATTEMPTS
 
 
-def test_a_server_that_was_slow_for_a_while_is_asked_for_as_much_as_before_later_on() -> None:
+def test_the_size_of_queries_recovers_after_a_slow_spell() -> None:
     slow = [PrometheusError("no answer within 5 s", passing=True, too_large=True) for _ in range(3)]
     server = LimitedServer(NODES, failures=slow)
-    asking = reader(server, max_points=10)
-    found = joined(asking.stepped(BUSY, START, START + 2_999, 1))
+    ranges = reader(server, max_points=10)
+    found = joined(ranges.stepped(BUSY, START, START + 2_999, 1))
     assert [len(each.times) for each in found] == [3_000] * len(NODES)
     assert [len(values) for values, _, _ in server.asked[-10:]] == [len(NODES)] * 10
-    # The halves of what is too slow are answered, before so much is asked for again.
+    # The halves succeed before the size of queries grows again.
     assert len(server.asked[3][0]) == 1
 
 
-def test_a_wrong_question_is_told_at_once() -> None:
+def test_an_invalid_query_is_raised_at_once() -> None:
     server = LimitedServer(NODES, failures=[PrometheusError("parse error")])
     with pytest.raises(PrometheusError, match="parse error"):
         list(reader(server).stepped(BUSY, START, START + 9, 1))
     assert (len(server.asked), server.slept) == (1, [])
 
 
-def test_what_is_too_large_in_the_smallest_piece_is_told() -> None:
+def test_a_query_that_is_too_large_in_the_smallest_part_is_raised() -> None:
     server = LimitedServer(NODES, samples=0)
     with pytest.raises(PrometheusError, match="too many samples"):
         list(reader(server).stepped(BUSY, START, START + 9, 1))
@@ -137,11 +137,11 @@ def test_what_is_too_large_in_the_smallest_piece_is_told() -> None:
 def test_progress_sums_to_the_whole(way: str) -> None:
     server = LimitedServer(NODES, samples=40, failures=[passing()])
     shares: list[float] = []
-    asking = reader(server, max_points=30)
+    ranges = reader(server, max_points=30)
     if way == "stepped":
-        list(asking.stepped(BUSY, START, START + 99, 1, shares.append))
+        list(ranges.stepped(BUSY, START, START + 99, 1, shares.append))
     else:
-        list(asking.scraped(BUSY, START, START + 99, shares.append))
+        list(ranges.scraped(BUSY, START, START + 99, shares.append))
     assert len(shares) > 2
     assert sum(shares) == pytest.approx(1)
 
@@ -152,17 +152,17 @@ def test_progress_sums_to_the_whole(way: str) -> None:
     samples=st.integers(7, 200),
     points=st.integers(1, 50),
 )
-def test_however_it_is_cut_the_answer_is_the_same(seconds: float, step: float, samples: int, points: int) -> None:
+def test_any_split_returns_the_same(seconds: float, step: float, samples: int, points: int) -> None:
     whole, cut = LimitedServer(NODES), LimitedServer(NODES, samples=samples)
-    asking = Ranges(cut, max_points=points, max_seconds=max(1.0, seconds / 3))
-    expected = table(whole.query_range(BUSY.of(NODES), START, START + seconds, step))
-    assert table(joined(asking.stepped(BUSY, START, START + seconds, step))) == expected
-    assert table(joined(asking.scraped(BUSY, START, START + seconds))) == table(
-        whole.samples(BUSY.of(NODES), START, START + seconds)
+    ranges = Ranges(cut, max_points=points, max_seconds=max(1.0, seconds / 3))
+    expected = table(whole.query_range(BUSY.for_values(NODES), START, START + seconds, step))
+    assert table(joined(ranges.stepped(BUSY, START, START + seconds, step))) == expected
+    assert table(joined(ranges.scraped(BUSY, START, START + seconds))) == table(
+        whole.samples(BUSY.for_values(NODES), START, START + seconds)
     )
 
 
-def test_series_of_several_pieces_become_one_and_others_stay_apart() -> None:
+def test_parts_of_a_series_are_joined() -> None:
     def piece(instance: str, *times: float) -> RangeSeries:
         return RangeSeries({"instance": instance}, array("d", times), array("d", times))
 
@@ -173,6 +173,6 @@ def test_series_of_several_pieces_become_one_and_others_stay_apart() -> None:
 @pytest.mark.parametrize(
     ("seconds", "points", "step"), [(3600, 3600, 1), (86_400, 300, 300), (30 * 86_400, 2, 1_296_000), (59, 1, 60)]
 )
-def test_a_natural_step_is_one_that_a_clock_has(seconds: float, points: int, step: float) -> None:
+def test_a_natural_step_is_a_round_duration(seconds: float, points: int, step: float) -> None:
     assert natural_step(seconds, points) == step
     assert math.ceil(seconds / step) <= points

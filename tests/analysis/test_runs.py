@@ -1,4 +1,4 @@
-"""Runs found by name on a real Prometheus, and what is said of those that are not there."""
+"""Runs found by name on a real Prometheus, and errors for runs that are not found."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.scenarios.series import Series
 
 LATE = range(17, 45)
 NAME = 'od"d\\|.*\n\x1b'
-"""Of a run: with all that PromQL and its regular expressions mean something by."""
+"""A run's name with the special characters of PromQL and regular expressions."""
 
 
 def everything() -> Iterator[Series]:
@@ -63,7 +63,7 @@ def message(held: Held, name: str, kind: type[RunError], cluster: str | None = N
     return str(refused.value)
 
 
-def test_tells_where_its_ranks_were_and_what_they_claimed(held: Held) -> None:
+def test_a_run_has_the_places_and_claims_of_its_ranks(held: Held) -> None:
     run = find(held, "resnet50")
     job = "stallscope"
     assert run.places == (
@@ -78,11 +78,11 @@ def test_tells_where_its_ranks_were_and_what_they_claimed(held: Held) -> None:
     )
     assert run.instances == ("resnet50:19400", "other:19400")
     assert run.ranks == ("0", "2", "10")
-    assert (run.world_size, run.told["framework"]) == (12, "pytorch")
+    assert (run.world_size, run.info["framework"]) == (12, "pytorch")
     assert (run.cluster, run.namespace) == ("", "")
 
 
-def test_tells_from_when_to_when_to_the_scrape(held: Held) -> None:
+def test_start_and_end_are_exact_to_the_scrape(held: Held) -> None:
     late = find(held, "late")
     assert (late.start, late.end) == (held.start + LATE.start * INTERVAL, held.start + (LATE.stop - 1) * INTERVAL)
     assert not late.goes_on
@@ -106,7 +106,7 @@ def test_an_exporter_whose_job_was_renamed_counts_under_both_names(held: Held) -
     assert [each.value for each in found] == [1]
 
 
-def test_a_run_goes_on_unless_its_ranks_said_that_they_ended(held: Held) -> None:
+def test_a_run_goes_on_unless_its_ranks_ended(held: Held) -> None:
     assert find(held, "resnet50").goes_on
     over = find(held, "over")
     assert not over.goes_on
@@ -119,20 +119,20 @@ def test_a_rank_that_moved_has_both_places(held: Held) -> None:
     assert set(run.instances) == {"first", "second"}
 
 
-def test_of_several_runs_of_one_name_one_must_be_chosen(held: Held) -> None:
-    told = message(held, "twins", AmbiguousRunError)
-    assert told == (
+def test_an_ambiguous_name_is_an_error(held: Held) -> None:
+    error = message(held, "twins", AmbiguousRunError)
+    assert error == (
         "several runs are called 'twins'; choose one with --cluster and --namespace, or as CLUSTER/NAMESPACE/RUN: "
         "east/red/twins, west/blue/twins, west/red/twins"
     )
-    told = message(held, "twins", AmbiguousRunError, cluster="west")
-    assert "choose one with --namespace, or as NAMESPACE/RUN: blue/twins, red/twins" in told
+    error = message(held, "twins", AmbiguousRunError, cluster="west")
+    assert "choose one with --namespace, or as NAMESPACE/RUN: blue/twins, red/twins" in error
     assert find(held, "twins", cluster="east").instances == ("east-red",)
     assert find(held, "twins", cluster="west", namespace="blue").instances == ("west-blue",)
     assert "RUN: east/red/twins, west" in message(held, "twins", UnknownRunError, cluster="north")
 
 
-def test_a_name_may_tell_cluster_and_namespace_which_count_before_others(held: Held) -> None:
+def test_cluster_and_namespace_in_a_name_take_precedence(held: Held) -> None:
     assert find(held, "west/blue/twins", cluster="east", namespace="red").instances == ("west-blue",)
     assert find(held, "blue/twins").instances == ("west-blue",)
     assert find(held, "red/twins", cluster="east").instances == ("east-red",)
@@ -145,41 +145,41 @@ def test_a_name_may_tell_cluster_and_namespace_which_count_before_others(held: H
     assert "did you mean twins" in message(held, "west/blue/twin", UnknownRunError)
 
 
-def test_a_name_with_slashes_is_taken_for_a_whole_name_first(held: Held) -> None:
+def test_a_name_with_slashes_is_first_tried_as_a_whole(held: Held) -> None:
     assert find(held, "east/red/twins").instances == ("slashes",)
     assert find(held, "//east/red/twins").instances == ("slashes",)
 
 
-def test_a_name_is_one_name_whatever_it_holds(held: Held) -> None:
+def test_a_name_is_matched_literally(held: Held) -> None:
     assert find(held, NAME).name == NAME
     assert message(held, "res.*", UnknownRunError)
 
 
-def test_the_nearest_names_are_offered(held: Held) -> None:
+def test_similar_names_are_suggested(held: Held) -> None:
     assert "did you mean resnet50?" in message(held, "resnet5", UnknownRunError)
     known = 'east/red/twins, handed, late, moved, od"d\\|.*\\n\\x1b, over, resnet50, twice and 1 more'
-    assert f"there are {known}" in message(held, "xyz", UnknownRunError)
+    assert f"known runs are {known}" in message(held, "xyz", UnknownRunError)
 
 
-def test_a_run_of_another_time_is_told_from_one_that_never_was(held: Held) -> None:
-    with pytest.raises(UnknownRunError, match=r"'late' reported nothing between .* UTC; ask about another time"):
+def test_a_run_of_another_time_has_its_own_error(held: Held) -> None:
+    with pytest.raises(UnknownRunError, match=r"'late' reported nothing between .* UTC; try another time"):
         find_run(held.server, "late", held.start, held.start + 5 * INTERVAL)
 
 
-def test_all_names_of_a_time_are_told(held: Held) -> None:
+def test_run_names_lists_all_runs_of_a_time(held: Held) -> None:
     names = ["resnet50", "late", "over", "twins", "twice", "handed", "moved", "east/red/twins", NAME]
     assert run_names(held.server, held.start, held.end) == sorted(names)
 
 
-def test_a_server_without_any_run_is_told() -> None:
+def test_a_server_without_data_has_its_own_error() -> None:
     with scraped([Series("up", {"job": "node"}, gauge(1))]) as empty:
         assert re.search(
-            r"has no data of Stallscope between .*; is it the right server", message(empty, "resnet50", NoDataError)
+            r"has no Stallscope data between .*; is it the right server", message(empty, "resnet50", NoDataError)
         )
 
 
-def test_exporters_without_a_training_are_told() -> None:
+def test_exporters_without_training_have_their_own_error() -> None:
     exporters = [Series("stallscope_build_info", {"instance": f"{n}:19400"}, gauge(1)) for n in ("a", "b")]
     with scraped(exporters) as held:
-        told = message(held, "resnet50", NoDataError)
-    assert "scrapes 2 of Stallscope's exporters, but no training reported" in told
+        error = message(held, "resnet50", NoDataError)
+    assert "scrapes 2 Stallscope exporters, but no training reported" in error

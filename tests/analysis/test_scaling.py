@@ -1,4 +1,4 @@
-"""Scaling, on what the article measured: 3500 images a second on one GPU, 6100 on two."""
+"""Scaling, with measurements of an article: 3500 images per second on one GPU, 6100 on two."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def test_the_articles_two_gpus_scale_at_87_percent() -> None:
     assert found.gpus_lost == pytest.approx(0.257, abs=0.001)
 
 
-def test_efficiency_is_of_the_bases_gpus_however_many_it_has() -> None:
+def test_efficiency_is_relative_to_the_base_for_any_number_of_gpus() -> None:
     assert scaling(gpus=16, rate=1500, base_gpus=8, base_rate=800).efficiency == pytest.approx(0.9375)
 
 

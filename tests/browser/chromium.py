@@ -1,4 +1,4 @@
-"""The system's own Chromium, driven by Playwright, which brings none here."""
+"""The system's Chromium, driven by Playwright."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
 NAMES = ("chromium", "google-chrome")
 PATIENCE = 90_000
-"""Milliseconds in which a browser starts, or a page shows what it should, on the slowest of machines."""
+"""Timeout in milliseconds for a browser's start or a page's content, even on a slow machine."""
 
 
 def find() -> str | None:
-    """Its path, where there is one."""
+    """Return the path of Chromium, if installed."""
     return next((path for name in NAMES if (path := shutil.which(name))), None)
 
 
 @contextmanager
 def started() -> Iterator[Browser]:
-    """A browser without a window."""
+    """Run a headless browser."""
     flags = ["--hide-scrollbars"]
     if os.geteuid() == 0:
-        flags.append("--no-sandbox")  # which root has no need of, and Chromium refuses to do without a word
+        flags.append("--no-sandbox")  # Chromium does not start as root without this flag
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=find(), args=flags, timeout=PATIENCE)
         try:
@@ -35,18 +35,18 @@ def started() -> Iterator[Browser]:
 
 
 def opened(browser: Browser, width: int, height: int, **settings: Any) -> BrowserContext:
-    """A window with a history and settings of its own."""
+    """Open a window with its own history and settings."""
     context = browser.new_context(viewport={"width": width, "height": height}, **settings)
     context.set_default_timeout(PATIENCE)
     return context
 
 
 def overheard(page: Page) -> tuple[list[str], list[str]]:
-    """From now on: the addresses that a page asks for, and what it says by console, dialogue or error."""
-    asked: list[str] = []
+    """Record the addresses that a page requests, and its console messages, dialogs and errors."""
+    requested: list[str] = []
     said: list[str] = []
-    page.on("request", lambda request: asked.append(request.url))
+    page.on("request", lambda request: requested.append(request.url))
     page.on("console", lambda message: said.append(message.text))
     page.on("dialog", lambda dialog: said.append(dialog.message))
     page.on("pageerror", lambda error: said.append(str(error)))
-    return asked, said
+    return requested, said

@@ -1,6 +1,6 @@
 """`make screenshots`: the README's pictures of the status page and of a report.
 
-Those of the page are taken of `stallscope up` with its simulated GPUs and its real loop, once Prometheus has told the
+Those of the page are taken of `stallscope up` with its simulated GPUs and its real loop, once Prometheus has the
 verdicts, which takes some two minutes.
 """
 
@@ -24,16 +24,16 @@ from tests.filled_prometheus import filled_prometheus
 
 FOLDER = Path(__file__).parent / "screenshots"
 VERDICTS = ("Verdict: Slowed by heat", "Verdict: Waiting for data")
-"""What the simulated GPUs' scenario and the loop's slow loader come to."""
+"""The expected verdicts of the simulated GPUs and of the loop with a slow loader."""
 WAIT_SECONDS = 600.0
 RUN = "straggling"
-"""Of `tests/installation.py`: four GPUs, of which one holds the others up."""
+"""A run of `tests/installation.py` with four GPUs, one of which is a straggler."""
 COLOURS = 128
-"""Enough for a page of few colours; a file is a third as large."""
+"""Enough for a page with few colours, at a third of the file size."""
 
 
 def main() -> None:
-    """Take them all."""
+    """Take all pictures."""
     _take_report()
     with tempfile.TemporaryDirectory(prefix="stallscope-screenshots-") as folder, started(Path(folder)) as stack:
         url = f"http://127.0.0.1:{stack.ports['exporter']}/?refresh=off"
@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def _take_report() -> None:
-    """Take the report's pictures, of a run with half an hour of trouble behind it: its head, and where time went."""
+    """Take pictures of a report, of its head and of the lost time, for a run with half an hour of problems."""
     with tempfile.TemporaryDirectory(prefix="stallscope-screenshots-") as folder, filled_prometheus() as filled:
         page = Path(folder) / "report.html"
         prices = ("--price-per-gpu-hour", "2.50", "--currency", "EUR")

@@ -1,4 +1,4 @@
-"""A server with a status page, and what is on it."""
+"""A server with status pages for tests."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ HOSTILE = (
 
 
 def nothing() -> Look:
-    """An exporter that has just begun."""
+    """An exporter that has just started."""
     return look(ready=False, statuses=(status("nvidia", None, "", None),))
 
 
 def busy_node() -> Look:
-    """Eight GPUs: six at work, one cut into instances, one lost; two runs; a source that fails."""
+    """Eight GPUs (six busy, one split into instances, one lost), two runs, and a failing source."""
     owner = ("research", "imagenet-worker-0", "trainer", "", "")
     samples = [each for index in range(6) for each in gpu(index, **BUSY, owners=[owner])]
     samples += gpu(6, sharing="mig", up=1, temperature_celsius=38, power_watts=90)
@@ -64,7 +64,7 @@ def busy_node() -> Look:
 
 
 def hostile_node() -> Look:
-    """Names from people who mean harm, or don't care."""
+    """Hostile names."""
     samples = [
         each
         for index, text in enumerate(HOSTILE)
@@ -79,29 +79,30 @@ def hostile_node() -> Look:
 
 
 def flood() -> Look:
-    """More GPUs and ranks than anybody looks at."""
+    """More GPUs and ranks than a page shows."""
     samples = tuple(each for index in range(64) for each in gpu(index, **BUSY))
     ranks = [held(f"run-{number:02}", rank, info=WORLD) for number in range(64) for rank in range(16)]
     return look(samples=samples, held=ranks)
 
 
 def verdicts() -> VerdictWatch:
-    """What Prometheus says of the busy node."""
+    """Verdicts on the busy node."""
     runs = {RunName("imagenet", "research"): Verdict("input_disk_bound", 0.31, 0.37)}
     gpus = {"GPU-0": Verdict("healthy", 0.0), "GPU-2": Verdict("thermal_throttle", 0.12), "GPU-7": Verdict("lost", 1.0)}
     return Told(Verdicts("http://prometheus:9090", runs, frozenset(), gpus, 95.0, "no answer within 5 s"))
 
 
 def five_minutes() -> History:
-    """GPUs that waver, with a gap."""
+    """GPUs with varying activity and a gap."""
     clock = ScriptedClock()
     history = History(clock.monotonic)
-    told = FAMILIES["stallscope_gpu_utilization_samples"]
+    samples_family = FAMILIES["stallscope_gpu_utilization_samples"]
     total = 0.0
     for number in range(POINTS + 1):
         total += 9.0 - number % 7
         samples = [
-            Sample(told, (str(index), f"GPU-{index}"), Distribution((), total, 10 * number)) for index in range(6)
+            Sample(samples_family, (str(index), f"GPU-{index}"), Distribution((), total, 10 * number))
+            for index in range(6)
         ]
         history.note(() if 20 < number < 25 else samples)
         clock.advance(POINT_SECONDS)
@@ -109,11 +110,11 @@ def five_minutes() -> History:
 
 
 class Site:
-    """Serves the look that it holds at the moment."""
+    """Serves its current page."""
 
     def __init__(self) -> None:
         self.look = busy_node()
-        self.asked: list[str] = []
+        self.requests: list[str] = []
         self.page = StatusPage(
             lambda: self.look, host="node1", telemetry_path="/metrics", history=five_minutes(), verdicts=verdicts()
         )
@@ -128,17 +129,17 @@ class Site:
 
     @property
     def url(self) -> str:
-        """Where it answers."""
+        """The address."""
         return self.server.url
 
     def _render(self, refreshing: bool) -> bytes:
-        self.asked.append("renewed" if refreshing else "paused")
+        self.requests.append("renewed" if refreshing else "paused")
         return self.page.render(refreshing, NOW)
 
 
 @contextmanager
 def site() -> Iterator[Site]:
-    """A site that answers."""
+    """Run the site."""
     made = Site()
     made.server.start()
     try:

@@ -1,4 +1,4 @@
-"""The report in a real Chromium: at every width, in both colour schemes, on paper, and whatever a run is called."""
+"""The report in a real Chromium: at every width, in both colour schemes, on paper, and with hostile names."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(chromium.find() is None, reason="Chromium is not
 DOCUMENTS = {"ordinary": example.ordinary, "nothing": example.nothing, "hostile": example.hostile}
 WIDTHS = (80, 320, 768, 1280, 1600)
 PAPER = 688
-"""Width of what is printed on A4, in pixels of CSS."""
+"""Printable width of A4 in CSS pixels."""
 TOO_WIDE = """width => [...document.querySelectorAll('body *')]
     .filter(each => !each.closest('.scroll, .skip'))
     .filter(each => each.getBoundingClientRect().right > width + 0.5)
@@ -36,7 +36,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The reports as files, as people open them."""
+    """Write the reports to files and open them."""
     folder = tmp_path_factory.mktemp("reports")
     for name, document in DOCUMENTS.items():
         (folder / f"{name}.html").write_text(html.write(document()), encoding="utf-8")
@@ -77,18 +77,18 @@ def test_axe_finds_no_barrier(show: Open, name: str, scheme: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["ordinary", "hostile"])
-def test_it_asks_for_nothing_and_runs_nothing_whatever_it_shows(show: Open, browser: Browser, name: str) -> None:
+def test_hostile_reports_load_and_run_nothing(show: Open, browser: Browser, name: str) -> None:
     page = show("nothing")
-    asked, said = chromium.overheard(page)
+    requested, messages = chromium.overheard(page)
     address = page.url.replace("nothing", name)
     page.goto(address)
-    assert [each for each in asked if not each.startswith("data:")] == [address]
-    assert not said
+    assert [each for each in requested if not each.startswith("data:")] == [address]
+    assert not messages
     assert not page.query_selector_all("script, img, template, iframe, #taken, main style, main title")
     assert page.title().endswith(" · Stallscope")
 
 
-def test_hostile_names_are_shown_as_they_are_written(show: Open) -> None:
+def test_hostile_names_are_shown_literally(show: Open) -> None:
     page = show("hostile")
     assert page.locator("h1").inner_text() == example.HOSTILE[0]
     assert "\\u202eright to left" in page.locator("main").inner_text()
@@ -105,14 +105,14 @@ def test_nothing_is_cut_off_on_paper(show: Open, name: str) -> None:
     assert page.pdf(format="A4").startswith(b"%PDF")
 
 
-def test_the_first_thing_to_change_is_on_the_first_screen(show: Open) -> None:
+def test_the_first_recommendation_is_on_the_first_screen(show: Open) -> None:
     page = show("ordinary", 1280)
     box = page.get_by_text("Read from local NVMe or memory").first.bounding_box()
     assert box is not None
     assert box["y"] + box["height"] < 900
 
 
-def test_no_label_of_a_drawing_lies_over_another(show: Open) -> None:
+def test_labels_of_a_drawing_do_not_overlap(show: Open) -> None:
     over = show("ordinary", 1280).evaluate(
         """[...document.querySelectorAll('figure svg')].flatMap(svg => {
             const boxes = [...svg.querySelectorAll('text')]
@@ -125,8 +125,8 @@ def test_no_label_of_a_drawing_lies_over_another(show: Open) -> None:
     assert not over
 
 
-def test_a_screen_reader_hears_sections_tables_and_what_figures_show(show: Open) -> None:
-    heard = show("ordinary").locator("body").aria_snapshot()
+def test_screen_readers_get_sections_tables_and_text_alternatives(show: Open) -> None:
+    snapshot = show("ordinary").locator("body").aria_snapshot()
     for line in (
         "- banner:",
         '- navigation "Contents":',
@@ -138,4 +138,4 @@ def test_a_screen_reader_hears_sections_tables_and_what_figures_show(show: Open)
         "40.7 hours were lost to the disk",
         "- contentinfo:",
     ):
-        assert line in heard
+        assert line in snapshot

@@ -1,4 +1,4 @@
-"""The README's pictures."""
+"""The pictures of the README."""
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
@@ -14,6 +13,7 @@ from stallscope.web import application
 from stallscope.web.status.look import Look
 from tests.browser import chromium
 from tests.browser.site import Site, busy_node, flood, hostile_node, nothing, site
+from tests.waiting import until
 
 pytestmark = pytest.mark.skipif(chromium.find() is None, reason="Chromium is not installed")
 
@@ -42,7 +42,7 @@ def served() -> Iterator[Site]:
 
 @pytest.fixture
 def show(browser: Browser, served: Site) -> Iterator[Callable[..., Page]]:
-    """Opens the page, paused unless asked otherwise."""
+    """Open the page, without refresh by default."""
     contexts = []
 
     def open_page(
@@ -79,7 +79,7 @@ def test_nothing_is_wider_than_the_window(show: Show, look: str, width: int) -> 
 
 
 @pytest.mark.parametrize("width", [PHONE, DESK])
-def test_no_text_is_too_small_to_read_or_lies_over_another(show: Show, width: int) -> None:
+def test_no_text_is_too_small_or_overlaps(show: Show, width: int) -> None:
     page = show("busy", width)
     sizes = page.evaluate(
         """[...document.querySelectorAll('body *')].filter(each => each.innerText)
@@ -104,8 +104,10 @@ def test_no_text_is_too_small_to_read_or_lies_over_another(show: Show, width: in
 @pytest.mark.parametrize("width", [PHONE, DESK])
 def test_axe_finds_no_barrier(show: Show, look: str, scheme: Scheme, width: int) -> None:
     found = Axe().run(show(look, width, scheme))
-    told = [(each["id"], [node["html"][:200] for node in each["nodes"][:3]]) for each in found.response["violations"]]
-    assert not told
+    violations = [
+        (each["id"], [node["html"][:200] for node in each["nodes"][:3]]) for each in found.response["violations"]
+    ]
+    assert not violations
 
 
 def luminance(page: Page) -> float:
@@ -113,12 +115,12 @@ def luminance(page: Page) -> float:
     return float(sum(colour[:3]) / 3)
 
 
-def test_it_is_light_or_dark_as_the_system_is(show: Show) -> None:
+def test_the_colour_scheme_follows_the_system(show: Show) -> None:
     assert luminance(show(scheme="light")) > 200
     assert luminance(show(scheme="dark")) < 50
 
 
-def test_a_keyboard_reaches_every_link_in_order_and_sees_where_it_is(show: Show) -> None:
+def test_every_link_is_reached_by_keyboard_with_visible_focus(show: Show) -> None:
     page = show("busy", DESK)
     reached = []
     for _ in page.query_selector_all("a"):
@@ -143,7 +145,7 @@ def test_a_keyboard_reaches_every_link_in_order_and_sees_where_it_is(show: Show)
     ]
 
 
-def test_the_skip_link_leads_past_the_links(show: Show) -> None:
+def test_the_skip_link_skips_the_links(show: Show) -> None:
     page = show("busy", DESK)
     page.keyboard.press("Tab")
     page.keyboard.press("Enter")
@@ -157,8 +159,8 @@ def test_links_are_large_enough_for_a_finger(show: Show) -> None:
     assert min(sizes) >= 24
 
 
-def test_a_screen_reader_hears_landmarks_headings_and_figures(show: Show) -> None:
-    heard = show("busy").locator("body").aria_snapshot()
+def test_screen_readers_get_landmarks_headings_and_values(show: Show) -> None:
+    snapshot = show("busy").locator("body").aria_snapshot()
     for line in (
         "- banner:",
         "- main:",
@@ -172,30 +174,30 @@ def test_a_screen_reader_hears_landmarks_headings_and_figures(show: Show) -> Non
         '- rowheader "5 GPU 5 running, silent for 40 s"',
         '- table "Sources":',
     ):
-        assert line in heard
-    assert "Temperature" in heard
-    assert "31 %" in heard
+        assert line in snapshot
+    assert "Temperature" in snapshot
+    assert "31 %" in snapshot
 
 
-def test_it_is_the_same_without_scripts(show: Show) -> None:
+def test_the_page_is_the_same_without_scripts(show: Show) -> None:
     texts = [show("busy", java_script_enabled=enabled).locator("body").inner_text() for enabled in (True, False)]
     assert texts[0] == texts[1]
     assert "Waiting for data: disk" in texts[0]
 
 
 @pytest.mark.parametrize("look", ["busy", "hostile"])
-def test_it_loads_and_runs_nothing_whatever_it_shows(show: Show, served: Site, look: str) -> None:
+def test_the_page_loads_and_runs_nothing(show: Show, served: Site, look: str) -> None:
     page = show("nothing")
-    asked, said = chromium.overheard(page)
+    requested, said = chromium.overheard(page)
     served.look = LOOKS[look]()
     page.reload()
-    assert asked == [page.url]
+    assert requested == [page.url]
     assert not said
     assert not page.query_selector_all("script, img, template, #taken, main style, main title")
     assert "taken" not in page.title()
 
 
-def test_hostile_names_are_shown_as_they_are_written(show: Show) -> None:
+def test_hostile_names_are_shown_literally(show: Show) -> None:
     text = show("hostile").locator("main").inner_text()
     assert "<script>document.title='taken'</script>" in text
     assert "\\u202eright to left" in text
@@ -205,37 +207,38 @@ def test_hostile_names_are_shown_as_they_are_written(show: Show) -> None:
 
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the page be renewed every second, and not every ten."""
+    """Refresh the page every second instead of every ten."""
     monkeypatch.setattr(application, "_REFRESHING_HEADERS", ("Refresh: 1",))
 
 
-def asked(served: Site, number: int) -> None:
-    """Wait until the page was asked for so often."""
-    deadline = time.monotonic() + chromium.PATIENCE / 1000
-    while len(served.asked) < number:
-        assert time.monotonic() < deadline, f"asked for {len(served.asked)} times, not {number}"
-        time.sleep(0.05)
+def await_requests(served: Site, number: int) -> None:
+    """Wait for a number of requests of the page."""
+    until(
+        lambda: len(served.requests) >= number,
+        lambda: f"requested {len(served.requests)} times, expected {number}",
+        seconds=chromium.PATIENCE / 1000,
+    )
 
 
 @pytest.mark.parametrize("scripts", [True, False])
-def test_it_renews_itself_until_the_reader_pauses_it(soon: None, show: Show, served: Site, scripts: bool) -> None:
+def test_the_page_refreshes_until_paused(soon: None, show: Show, served: Site, scripts: bool) -> None:
     page = show("busy", PHONE, query="", java_script_enabled=scripts)
-    served.asked.clear()
+    served.requests.clear()
     served.look = nothing()
     page.get_by_text("Not read yet.").wait_for()
-    asked(served, 2)
-    assert set(served.asked) == {"renewed"}
+    await_requests(served, 2)
+    assert set(served.requests) == {"renewed"}
     page.get_by_role("link", name="Pause").click()
     page.get_by_role("link", name="Renew by itself").wait_for()
-    served.asked.clear()
+    served.requests.clear()
     page.wait_for_timeout(2500)
-    assert not served.asked
+    assert not served.requests
 
 
-def test_a_renewal_leaves_readers_where_they_were(show: Show, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refresh_keeps_the_scroll_position(show: Show, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(application, "_REFRESHING_HEADERS", ("Refresh: 3",))
     page = show("busy", PHONE, query="")
     page.evaluate("scrollTo(0, 700)")
     with page.expect_navigation():
         pass
-    page.wait_for_function("scrollY === 700")  # it goes back to there once the page is laid out
+    page.wait_for_function("scrollY === 700")  # restored after the layout

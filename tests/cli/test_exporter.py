@@ -265,7 +265,7 @@ def nonsensical() -> Iterator[str]:
     [
         (absent, "it can&#x27;t be reached: Connection refused"),
         (silent, "no answer within 5 s"),
-        (nonsensical, "its answer is none that Prometheus gives"),
+        (nonsensical, "not a Prometheus response"),
     ],
 )
 def test_a_prometheus_that_gives_no_answer_leaves_the_status_page_up(

@@ -113,7 +113,7 @@ def test_other_formats_go_to_standard_output_with_what_was_lost_in_money(
 def test_what_went_on_at_an_end_that_is_past_is_not_told_to_go_on(server: str, here: Path) -> None:
     for which in (["--run", "resnet50"], ["--instance", "resnet50"]):
         assert report.main(["--prometheus.url", server, *which, "--end", "10m", "--out", "it.md"]) == 0
-        assert "goes on" not in (here / "it.md").read_text(encoding="utf-8").split("##", 1)[0]
+        assert "still running" not in (here / "it.md").read_text(encoding="utf-8").split("##", 1)[0]
 
 
 def test_nodes_are_found_with_and_without_their_port(server: str, here: Path) -> None:
@@ -129,7 +129,7 @@ def test_of_nodes_of_one_name_only_the_cluster_that_is_told_counts(server: str, 
         document = json.loads((here / "it.json").read_text(encoding="utf-8"))
         assert document["title"] == f"Node shared:19400 of cluster {cluster}"
         assert document["subtitle"].startswith(f"{gpus} GPU")
-        assert {fact["name"]: fact["value"] for fact in document["highlights"]}["Mostly"] == verdict
+        assert {fact["name"]: fact["value"] for fact in document["highlights"]}["Main verdict"] == verdict
         states = next(
             block["plot"]["spans"]
             for section in document["sections"]
@@ -154,13 +154,13 @@ def test_a_notebook_has_the_run_and_the_server_filled_in(server: str, here: Path
 def test_a_part_that_could_not_be_asked_for_is_told_beside_the_report(
     server: str, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def hosts(_asker: Any) -> Any:
+    def hosts(_queries: Any) -> Any:
         raise PrometheusError("no answer within 60 s")
 
-    monkeypatch.setattr("stallscope.report.hosts.section", hosts)
+    monkeypatch.setattr("stallscope.report.hosts.blocks", hosts)
     assert report.main(["--prometheus.url", server, "--run", "resnet50"]) == 0
     assert capsys.readouterr().err == "stallscope report: a part is missing: Hosts: no answer within 60 s\n"
-    assert "This could not be asked for: no answer within 60 s" in (here / "report.html").read_text(encoding="utf-8")
+    assert "This section is unavailable: no answer within 60 s" in (here / "report.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_a_part_that_could_not_be_asked_for_is_told_beside_the_report(
         (["--run", "resnet5"], "there is no run 'resnet5' between"),
         (["--run", "resnet5"], "did you mean resnet50"),
         (["--run", "resnet50", "--against", "resnet"], "there is no run 'resnet' between"),
-        (["--run", "resnet50", "--since", "2020-01-01", "--end", "2020-01-02"], "ask about another time"),
+        (["--run", "resnet50", "--since", "2020-01-01", "--end", "2020-01-02"], "try another time"),
         (["--run", "resnet50", "--namespace", "speech"], "elsewhere only, as CLUSTER/NAMESPACE/RUN: /vision/resnet50"),
         (["--run", "resnet50", "--against", "vision/resnet50"], "--against 'vision/resnet50' is the run itself"),
         (["--since", "2026-02-01", "--end", "2026-01-01"], "--since must lie before --end"),

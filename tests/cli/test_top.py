@@ -151,7 +151,7 @@ def test_what_is_no_exporter_is_a_failure_beside_one_that_is_shown() -> None:
     assert finished.returncode == 1
     assert "alice, job 41" in finished.stdout
     assert finished.stderr == (
-        f"stallscope top: {other}: it answers, but with no metrics of Stallscope; see what listens at that address\n"
+        f"stallscope top: {other}: no Stallscope metrics on its page; check what listens at that address\n"
     )
 
 
@@ -161,7 +161,10 @@ def test_what_is_no_exporter_is_a_failure_beside_one_that_is_shown() -> None:
         (["--intervall=2s"], "unknown flag --intervall; did you mean --interval?"),
         (["--interval=2"], "'2' is no duration; expected a duration with its unit, such as 500ms"),
         (["--interval=1ms"], "'1ms' is not from 200ms to 1h"),
-        (["--exporter.url=node 1"], "'node 1' is no address of an exporter; one is http://localhost:19400"),
+        (
+            ["--exporter.url=node 1"],
+            "'node 1' is not the address of an exporter; use one such as http://localhost:19400",
+        ),
         (["--prometheus.url=nowhere"], "'nowhere' is no address; expected http://HOST:PORT"),
         (["node1"], "unexpected argument node1"),
     ],

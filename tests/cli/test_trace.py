@@ -168,7 +168,7 @@ def test_without_an_exporter_there_is_one_line(capsys: pytest.CaptureFixture[str
         (["job", "--rank", "0-1000000"], "no range"),
         (["job", "--rank", "a"], "are no ranks"),
         (["job", "--first-step", "-1"], "first-step"),
-        (["job", "--exporter", "ftp://x"], "is no address of an exporter; one is http://localhost:19400"),
+        (["job", "--exporter", "ftp://x"], "is not the address of an exporter; use one such as http://localhost:19400"),
         (["job", "more"], "unexpected argument more"),
     ],
 )

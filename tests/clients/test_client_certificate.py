@@ -1,4 +1,4 @@
-"""A client's certificate is shown to whoever wants one, and one that can't be is told of in a line."""
+"""Client certificates are sent to servers that require one; every problem is described in one line."""
 
 from __future__ import annotations
 
@@ -46,21 +46,21 @@ def mine(authority: Authority) -> ClientCertificate:
 
 @pytest.fixture(scope="module")
 def stranger(tmp_path_factory: pytest.TempPathFactory) -> ClientCertificate:
-    """Signed by nobody whom the server trusts."""
+    """A certificate that the server does not trust."""
     folder = tmp_path_factory.mktemp("elsewhere")
     return ClientCertificate(*map(str, Authority(folder, "elsewhere").sign("me")))
 
 
 @pytest.fixture(scope="module")
 def strict(authority: Authority) -> Iterator[str]:
-    """Lets nobody in without a certificate. By TLS 1.2 it says so; by a later one it may hang up first."""
-    wish = Tls(
+    """A server that requires a certificate. With TLS 1.2 it reports a missing one; with TLS 1.3 it may close first."""
+    settings = Tls(
         *authority.sign("node"),
         client_authentication="RequireAndVerifyClientCert",
         client_authorities=authority.certificate,
         highest="TLS12",
     )
-    tls = TlsAdapter(context_of(wish))
+    tls = TlsAdapter(context_of(settings))
     running = Server(Address("127.0.0.1", 0), lambda _, __: Response(200, TEXT, BODY.encode()), threads=1, tls=tls)
     running.start()
     try:
@@ -71,7 +71,7 @@ def strict(authority: Authority) -> Iterator[str]:
 
 @pytest.fixture
 def server(strict: str, authority: Authority, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The same, to clients that trust it."""
+    """Make clients trust the server."""
     for variable in ("REQUESTS_CA_BUNDLE", "SSL_CERT_FILE"):
         monkeypatch.setenv(variable, str(authority.certificate))
     return strict
@@ -93,54 +93,54 @@ def from_exporter(url: str, certificate: ClientCertificate | None) -> str:
             return str(problem)
 
 
-def test_whoever_wants_one_is_shown_it(server: str, mine: ClientCertificate) -> None:
+def test_a_server_that_requires_a_certificate_gets_it(server: str, mine: ClientCertificate) -> None:
     assert from_prometheus(server, mine) == "series: 0"
     assert from_exporter(server, mine) == BODY
 
 
-def test_whoever_wants_one_and_gets_none_is_told_of_with_the_flag(server: str) -> None:
+def test_the_error_of_a_missing_certificate_names_the_flag(server: str) -> None:
     said = (
-        "it refuses the connection (handshake failure); if it wants a client certificate, name one with "
+        "it refuses the connection (handshake failure); if it requires a client certificate, name one with "
         "--client-certificate or STALLSCOPE_CLIENT_CERTIFICATE"
     )
     assert from_prometheus(server, None) == f"{server}: {said}"
     assert from_exporter(server, None) == said
 
 
-def test_a_refusal_that_comes_behind_the_handshake_is_told_likewise(
+def test_a_refusal_after_the_handshake_has_the_same_error(
     authority: Authority, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    wish = Tls(
+    settings = Tls(
         *authority.sign("later"),
         client_authentication="RequireAndVerifyClientCert",
         client_authorities=authority.certificate,
     )
-    context, over = context_of(wish), threading.Event()
+    context, over = context_of(settings), threading.Event()
     monkeypatch.setenv("SSL_CERT_FILE", str(authority.certificate))
 
-    def refuse(door: socket.socket) -> None:
-        taken, _ = door.accept()
+    def refuse(listener: socket.socket) -> None:
+        taken, _ = listener.accept()
         with context.wrap_socket(taken, server_side=True, do_handshake_on_connect=False) as held:
             with contextlib.suppress(ssl.SSLError):
                 held.do_handshake()
-            over.wait(60)  # a connection that is closed may lose what was said last
+            over.wait(60)  # closing a connection may discard the last data
 
-    with socket.create_server(("127.0.0.1", 0)) as door:
-        server = threading.Thread(target=refuse, args=(door,))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = threading.Thread(target=refuse, args=(listener,))
         server.start()
-        assert main(["trace", "a", "--exporter.url", f"https://127.0.0.1:{door.getsockname()[1]}"]) == 1
+        assert main(["trace", "a", "--exporter.url", f"https://127.0.0.1:{listener.getsockname()[1]}"]) == 1
         over.set()
         server.join()
-    assert "it refuses the connection (certificate required); if it wants a client" in capsys.readouterr().err
+    assert "it refuses the connection (certificate required); if it requires a client" in capsys.readouterr().err
 
 
-def test_one_that_is_not_trusted_is_named(server: str, stranger: ClientCertificate) -> None:
+def test_an_untrusted_certificate_is_named(server: str, stranger: ClientCertificate) -> None:
     said = f"it refuses the client certificate of {stranger.certificate} (unknown ca)"
     assert from_prometheus(server, stranger) == f"{server}: {said}"
     assert from_exporter(server, stranger) == said
 
 
-def test_a_server_that_is_not_trusted_and_one_without_tls_are_told_apart(
+def test_an_untrusted_server_and_a_server_without_tls_have_different_errors(
     server: str, mine: ClientCertificate, monkeypatch: pytest.MonkeyPatch, authority: Authority
 ) -> None:
     plain = Server(Address("127.0.0.1", 0), lambda _, __: Response(200, TEXT, b""), threads=1)
@@ -156,14 +156,16 @@ def test_a_server_that_is_not_trusted_and_one_without_tls_are_told_apart(
     assert "nothing.crt" in from_prometheus(server, mine)
 
 
-def test_one_file_may_hold_both(mine: ClientCertificate, tmp_path: Path) -> None:
+def test_one_file_may_contain_certificate_and_key(mine: ClientCertificate, tmp_path: Path) -> None:
     both = tmp_path / "both.pem"
     both.write_text("".join(Path(file).read_text() for file in mine))
     assert client_certificate(str(both), None) == (str(both), str(both))
     assert client_certificate(None, None) is None
 
 
-def test_files_that_hold_none_are_refused(mine: ClientCertificate, stranger: ClientCertificate, tmp_path: Path) -> None:
+def test_files_without_a_certificate_are_rejected(
+    mine: ClientCertificate, stranger: ClientCertificate, tmp_path: Path
+) -> None:
     def refusal(certificate: str | None, key: str | None) -> str:
         with pytest.raises(ClientCertificateError) as refused:
             client_certificate(certificate, key)
@@ -171,25 +173,27 @@ def test_files_that_hold_none_are_refused(mine: ClientCertificate, stranger: Cli
 
     absent = str(tmp_path / "absent.crt")
     assert refusal(absent, mine.key) == f"{absent} can't be read: No such file or directory"
-    assert refusal(mine.certificate, stranger.key) == f"the key in {stranger.key} is not that of {mine.certificate}"
-    assert refusal(mine.certificate, None).startswith(f"{mine.certificate}: no client certificate with its key")
-    assert refusal(None, mine.key) == f"{mine.key} is the key of no client certificate: name that too"
+    assert refusal(mine.certificate, stranger.key) == f"the key in {stranger.key} does not belong to {mine.certificate}"
+    assert refusal(mine.certificate, None).startswith(f"{mine.certificate}: expected a client certificate and its key")
+    assert refusal(None, mine.key) == f"{mine.key}: a key without a client certificate; name the certificate too"
 
 
-def test_one_that_is_not_there_any_more_is_told_of(server: str, mine: ClientCertificate, tmp_path: Path) -> None:
+def test_a_certificate_removed_later_is_an_error(server: str, mine: ClientCertificate, tmp_path: Path) -> None:
     moved = ClientCertificate(str(tmp_path / "gone.crt"), mine.key)
     assert "gone.crt" in from_prometheus(server, moved)
     assert from_exporter(server, moved) == f"{moved.certificate} can't be read: No such file or directory"
 
 
-def test_a_program_has_that_of_the_environment(mine: ClientCertificate, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_programs_use_the_certificate_of_the_environment(
+    mine: ClientCertificate, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert told_by_environment() is None
     monkeypatch.setenv("STALLSCOPE_CLIENT_CERTIFICATE", mine.certificate)
     monkeypatch.setenv("STALLSCOPE_CLIENT_KEY", mine.key)
     assert told_by_environment() == mine
 
 
-def test_the_flag_for_a_certificate_takes_no_key_from_the_environment(
+def test_the_flag_for_a_certificate_ignores_the_key_of_the_environment(
     mine: ClientCertificate, stranger: ClientCertificate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     both = tmp_path / "both.pem"
@@ -201,24 +205,26 @@ def test_the_flag_for_a_certificate_takes_no_key_from_the_environment(
     assert command_line.parse_args(["--client-certificate", str(both)]).certificate == (str(both), str(both))
 
 
-def test_commands_show_it(server: str, mine: ClientCertificate, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_send_the_certificate(
+    server: str, mine: ClientCertificate, capsys: pytest.CaptureFixture[str]
+) -> None:
     flags = ["--client-certificate", mine.certificate, "--client-key", mine.key]
     assert main(["frames", "--run", "a", "--prometheus.url", server, *flags]) == 1
-    assert "its answer is none that Prometheus gives" in capsys.readouterr().err
+    assert "not a Prometheus response" in capsys.readouterr().err
     main(["doctor", "exporter", "prometheus", "--json", "--exporter.url", server, "--prometheus.url", server, *flags])
     said = {each["part"]: each["message"] for each in json.loads(capsys.readouterr().out)["results"]}
     assert said == {
         "exporter": f"what answers at {server.removeprefix('https://')} is no exporter of Stallscope",
-        "prometheus": f"{server}: its answer is none that Prometheus gives; see what listens at that address",
+        "prometheus": f"{server}: not a Prometheus response; check what listens at that address",
     }
     assert main(["trace", "a", "--exporter.url", server, *flags]) == 1
     assert "what answers there is no exporter" in capsys.readouterr().err
     assert main(["trace", "a", "--exporter.url", server]) == 1
-    assert "if it wants a client certificate, name one with --client-certificate" in capsys.readouterr().err
+    assert "if it requires a client certificate, name one with --client-certificate" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("line", ["compare a b", "doctor", "frames --run a", "pick", "report", "top", "trace a"])
-def test_commands_refuse_one_that_can_not_be(line: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_commands_reject_an_invalid_certificate(line: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     with pytest.raises(SystemExit) as ended:
         main([*line.split(), "--client-certificate", str(tmp_path / "absent.crt")])
     assert ended.value.code == 2
@@ -226,7 +232,7 @@ def test_commands_refuse_one_that_can_not_be(line: str, capsys: pytest.CaptureFi
     assert capsys.readouterr().err == f"stallscope {line.split()[0]}: {said}"
 
 
-def test_a_refusal_names_the_variable_that_named_it(
+def test_the_error_names_the_environment_variable(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STALLSCOPE_CLIENT_CERTIFICATE", "/absent.crt")

@@ -1,4 +1,4 @@
-"""Texts in PromQL: promtool and a real Prometheus read them as they were meant (see test_prometheus)."""
+"""Texts in PromQL: promtool and a real Prometheus read them unchanged (see test_prometheus)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_a_quoted_text_is_one_string_and_the_same_text(text: str) -> None:
 
 
 @given(st.lists(st.text(), min_size=1), st.text())
-def test_a_matcher_matches_its_texts_and_no_other(texts: list[str], other: str) -> None:
+def test_a_matcher_matches_exactly_its_texts(texts: list[str], other: str) -> None:
     pattern = re.compile(unquoted(any_of(texts)))
     assert all(pattern.fullmatch(text) for text in texts)
     assert bool(pattern.fullmatch(other)) == (other in texts)

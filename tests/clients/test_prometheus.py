@@ -1,4 +1,4 @@
-"""Questions to a real Prometheus, and to servers that are slow, absent or something else."""
+"""Queries to a real Prometheus, and to servers that are slow, absent or something else."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NAMES = ("resnet50", 'quote"', "back\\slash", "dot.star*", "{brace}|pipe", "🐌
 def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     if shutil.which("prometheus") is None:
         pytest.skip("prometheus is not installed")
-    rules = [("told", {"name": name}, float(number)) for number, name in enumerate(NAMES)]
+    rules = [("value", {"name": name}, float(number)) for number, name in enumerate(NAMES)]
     with prometheus(tmp_path_factory.mktemp("prometheus"), rules) as url:
         client = Prometheus(url, timeout=60)
         yield client
@@ -52,17 +52,17 @@ def refusal(url: str, **settings: Any) -> str:
     return message
 
 
-def test_a_time_limit_may_have_fractions_though_prometheus_reads_none(real: Prometheus) -> None:
-    found = answer(Prometheus(real.name, timeout=59.5), "told")
+def test_a_time_limit_may_have_fractions_although_prometheus_accepts_none(real: Prometheus) -> None:
+    found = answer(Prometheus(real.name, timeout=59.5), "value")
     assert len(found) == len(NAMES)
 
 
-def test_what_a_server_says_does_not_steer_a_terminal() -> None:
+def test_control_characters_of_a_server_are_escaped() -> None:
     with answering(400, json.dumps({"error": "\x1b[2J\nno"}).encode()) as (url, _):
-        assert refusal(url) == f"{url}: it refuses the question: \\x1b[2J\\nno"
+        assert refusal(url) == f"{url}: query rejected: \\x1b[2J\\nno"
 
 
-def test_warnings_beside_answers_are_kept_until_they_are_taken() -> None:
+def test_warnings_are_kept_until_they_are_taken() -> None:
     answer = {"status": "success", "data": {"resultType": "vector", "result": []}, "isPartial": True}
     answer["warnings"] = ["store b:\n timed out", "PromQL info: metric might not be a counter"]
     with answering(200, json.dumps(answer).encode()) as (url, _):
@@ -70,37 +70,37 @@ def test_warnings_beside_answers_are_kept_until_they_are_taken() -> None:
         for _ in range(2):
             assert client.query("up") == []
         client.close()
-    assert client.take_warnings() == ["store b:\\n timed out", "not all of its stores answered"]
+    assert client.take_warnings() == ["store b:\\n timed out", "not all of its stores responded"]
     assert client.take_warnings() == []
 
 
-def test_tells_the_series_of_an_expression_with_labels_and_value(real: Prometheus) -> None:
-    assert real.query('told{name="resnet50"} + 41') == [Series({"name": "resnet50"}, 41.0)]
+def test_a_query_returns_series_with_labels_and_value(real: Prometheus) -> None:
+    assert real.query('value{name="resnet50"} + 41') == [Series({"name": "resnet50"}, 41.0)]
     assert real.query("absent_series") == []
 
 
-def test_whatever_a_name_holds_it_finds_the_series_of_that_name_and_no_other(real: Prometheus) -> None:
+def test_names_with_special_characters_select_exactly_their_series(real: Prometheus) -> None:
     for number, name in enumerate(NAMES):
-        assert [each.value for each in real.query(f"told{{name=~{any_of([name])}}}")] == [float(number)]
-    assert len(real.query(f"told{{name=~{any_of(NAMES)}}}")) == len(NAMES)
+        assert [each.value for each in real.query(f"value{{name=~{any_of([name])}}}")] == [float(number)]
+    assert len(real.query(f"value{{name=~{any_of(NAMES)}}}")) == len(NAMES)
 
 
-def test_what_prometheus_refuses_is_told_in_its_own_words(real: Prometheus) -> None:
-    with pytest.raises(PrometheusError, match=r"it refuses the question: .*parse error"):
+def test_an_error_quotes_the_message_of_prometheus(real: Prometheus) -> None:
+    with pytest.raises(PrometheusError, match=r"query rejected: .*parse error"):
         real.query("sum(")
 
 
-def test_what_is_no_list_of_series_is_refused(real: Prometheus) -> None:
-    with pytest.raises(PrometheusError, match="its answer is none that Prometheus gives"):
+def test_a_result_that_is_not_a_vector_is_rejected(real: Prometheus) -> None:
+    with pytest.raises(PrometheusError, match="not a Prometheus response"):
         real.query("1")
 
 
-def test_nobody_there_is_told_with_the_address_and_why() -> None:
+def test_an_unreachable_server_is_reported_with_address_and_reason() -> None:
     url = f"http://127.0.0.1:{free_port()}"
     assert refusal(url) == f"{url}: it can't be reached: Connection refused"
 
 
-def test_a_name_that_no_machine_has_is_told() -> None:
+def test_an_unknown_host_is_reported() -> None:
     message = refusal("http://no-such-machine.invalid:9090")
     assert message.startswith("http://no-such-machine.invalid:9090: it can't be reached: ")
 
@@ -121,12 +121,12 @@ def gibberish(connection: socket.socket, over: threading.Event) -> None:
 
 
 @pytest.mark.parametrize("say", [never, *DRIPS.values()], ids=["nothing at all", *DRIPS])
-def test_a_slow_server_costs_the_time_that_it_may_take_and_no_more(say: Any) -> None:
+def test_a_slow_server_takes_no_longer_than_the_time_limit(say: Any) -> None:
     with talking(say) as url:
         assert refusal(url, timeout=0.3) == f"{url}: no answer within 0.3 s"
 
 
-def test_a_slow_handshake_costs_the_time_that_it_may_take_and_no_more() -> None:
+def test_a_slow_handshake_takes_no_longer_than_the_time_limit() -> None:
     with talking(HANDSHAKE) as url:
         secure = url.replace("http:", "https:")
         assert refusal(secure, timeout=0.3) == f"{secure}: no answer within 0.3 s"
@@ -136,7 +136,7 @@ def test_a_kept_connection_has_the_same_limit() -> None:
     whole = b'{"status": "success", "data": {"resultType": "vector", "result": []}}'
 
     def say(connection: socket.socket, over: threading.Event) -> None:
-        received = b""  # the body may come apart from the head
+        received = b""  # head and body may arrive separately
         while not received.endswith(b"query=up&timeout=60s"):
             received += connection.recv(65_536)
         connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(whole), whole))
@@ -152,7 +152,7 @@ def test_a_kept_connection_has_the_same_limit() -> None:
 
 
 @pytest.mark.parametrize("drip", DRIPS)
-def test_the_status_page_s_verdicts_are_not_held_up_by_a_server_that_drips(drip: str) -> None:
+def test_a_dripping_server_does_not_block_the_verdicts_of_the_status_page(drip: str) -> None:
     with talking(DRIPS[drip]) as url:
         server = Prometheus(url, timeout=0.2)
         with contextlib.closing(server):
@@ -163,9 +163,9 @@ def test_the_status_page_s_verdicts_are_not_held_up_by_a_server_that_drips(drip:
 
 
 @pytest.mark.parametrize("say", [half, gibberish])
-def test_a_broken_answer_is_told(say: Any) -> None:
+def test_a_broken_response_is_reported(say: Any) -> None:
     with talking(say) as url:
-        assert refusal(url) == f"{url}: it broke off the connection, or is no web server"
+        assert refusal(url) == f"{url}: it closed the connection without an HTTP response"
 
 
 @pytest.mark.parametrize(
@@ -187,18 +187,18 @@ def test_a_broken_answer_is_told(say: Any) -> None:
     ],
 )
 @pytest.mark.usefixtures("nothing_collected")
-def test_nonsense_is_told_and_not_believed(body: bytes) -> None:
+def test_an_invalid_response_is_reported(body: bytes) -> None:
     with answering(body=body) as (url, _seen):
-        expected = "its answer is none that Prometheus gives; see what listens at that address"
+        expected = "not a Prometheus response; check what listens at that address"
         assert refusal(url) == f"{url}: {expected}"
 
 
-def test_an_answer_without_end_is_not_read_to_its_end() -> None:
+def test_an_endless_response_is_aborted() -> None:
     with answering(body=b" " * 300_000) as (url, _seen):
-        assert refusal(url, max_bytes=100_000) == f"{url}: its answer is longer than 100000 bytes"
+        assert refusal(url, max_bytes=100_000) == f"{url}: its response is longer than 100000 bytes"
 
 
-def test_an_answer_that_grows_when_unpacked_is_not_unpacked_to_its_end() -> None:
+def test_a_compressed_response_is_limited_by_its_decompressed_size() -> None:
     packed = gzip.compress(b" " * 5_000_000)
     with answering(body=packed, headers={"Content-Encoding": "gzip"}) as (url, _seen):
         assert "is longer than 100000 bytes" in refusal(url, max_bytes=100_000)
@@ -207,23 +207,23 @@ def test_an_answer_that_grows_when_unpacked_is_not_unpacked_to_its_end() -> None
 @pytest.mark.parametrize(
     ("status", "body", "words"),
     [
-        (401, b"", "it wants another user or password (HTTP 401)"),
-        (403, b"no", "it wants another user or password (HTTP 403)"),
-        (404, b"", "it has no query interface there (HTTP 404); see address and path prefix"),
-        (500, b"", "it answers with HTTP 500"),
-        (503, b'{"status": "error", "error": "too busy"}', "it refuses the question: too busy"),
-        (400, b'{"error": "' + b"x" * 5000 + b'"}', f"it refuses the question: {'x' * 199}…"),
-        (400, b'{"error": ["a"]}', "it answers with HTTP 400"),
+        (401, b"", "user or password rejected (HTTP 401)"),
+        (403, b"no", "user or password rejected (HTTP 403)"),
+        (404, b"", "no query API at this address (HTTP 404); check address and path prefix"),
+        (500, b"", "unexpected HTTP status 500"),
+        (503, b'{"status": "error", "error": "too busy"}', "query rejected: too busy"),
+        (400, b'{"error": "' + b"x" * 5000 + b'"}', f"query rejected: {'x' * 199}…"),
+        (400, b'{"error": ["a"]}', "unexpected HTTP status 400"),
     ],
 )
-def test_other_answers_are_told_with_what_to_do(status: int, body: bytes, words: str) -> None:
+def test_error_responses_are_reported_with_what_to_do(status: int, body: bytes, words: str) -> None:
     with answering(status, body) as (url, _seen):
         assert refusal(url) == f"{url}: {words}"
 
 
-def test_it_does_not_follow_where_it_is_sent_on_but_says_so() -> None:
+def test_redirects_are_reported_and_not_followed() -> None:
     with answering(302, headers={"Location": "https://user:secret@elsewhere.example/login"}) as (url, _seen):
-        assert refusal(url) == f"{url}: it sends the question on to https://elsewhere.example/login; use that address"
+        assert refusal(url) == f"{url}: it redirects to https://elsewhere.example/login; use that address"
 
 
 def test_a_password_is_sent_and_never_shown() -> None:
@@ -253,7 +253,7 @@ def test_a_password_is_sent_and_never_shown() -> None:
         (401, b"", False, False),
     ],
 )
-def test_a_refusal_tells_whether_a_smaller_question_or_a_later_one_may_be_answered(
+def test_an_error_says_whether_a_smaller_or_a_later_query_may_succeed(
     status: int, body: bytes, passing: bool, too_large: bool
 ) -> None:
     with answering(status, body) as (url, _seen), pytest.raises(PrometheusError) as refused:
@@ -265,13 +265,13 @@ def test_a_refusal_tells_whether_a_smaller_question_or_a_later_one_may_be_answer
     ("say", "timeout", "passing", "too_large"),
     [(never, 0.3, True, True), (half, 60, True, False), (gibberish, 60, True, False)],
 )
-def test_so_does_an_answer_that_does_not_come(say: Any, timeout: float, passing: bool, too_large: bool) -> None:
+def test_a_missing_response_says_so_too(say: Any, timeout: float, passing: bool, too_large: bool) -> None:
     with talking(say) as url, pytest.raises(PrometheusError) as broken:
         answer(Prometheus(url, timeout=timeout))
     assert (broken.value.passing, broken.value.too_large) == (passing, too_large)
 
 
-def test_a_range_has_the_values_at_its_steps_and_no_time_where_there_is_none(real: Prometheus) -> None:
+def test_a_range_has_only_the_steps_with_a_value(real: Prometheus) -> None:
     now = real.now()
     (series,) = real.query_range("vector(time()) > " + f"{now - 10:.3f}", now - 60, now, 5)
     assert series.labels == {}
@@ -280,19 +280,19 @@ def test_a_range_has_the_values_at_its_steps_and_no_time_where_there_is_none(rea
     assert real.query_range("absent_series", now - 60, now, 5) == []
 
 
-def test_samples_are_told_as_they_were_scraped(real: Prometheus) -> None:
+def test_samples_have_their_scrape_times(real: Prometheus) -> None:
     now = real.now()
-    found = real.samples('told{name="dot.star*"}', now - 60, now)
+    found = real.samples('value{name="dot.star*"}', now - 60, now)
     (series,) = found
-    assert series.labels == {"__name__": "told", "name": "dot.star*"}
+    assert series.labels == {"__name__": "value", "name": "dot.star*"}
     assert set(series.values) == {float(NAMES.index("dot.star*"))}
-    # A sample on the border belongs to the time before.
+    # A sample at the border belongs to the range before it.
     first = series.times[0]
-    assert all(each.times[0] > first for each in real.samples('told{name="dot.star*"}', first, now))
-    assert real.samples('told{name="dot.star*"}', first - 60, first)[0].times[-1] == first
+    assert all(each.times[0] > first for each in real.samples('value{name="dot.star*"}', first, now))
+    assert real.samples('value{name="dot.star*"}', first - 60, first)[0].times[-1] == first
 
 
-def test_the_mark_at_a_series_end_is_no_sample() -> None:
+def test_staleness_markers_are_not_samples() -> None:
     values = b'[[1, "1"], [2, "NaN"], [3, "3"]]'
     body = b'{"status": "success", "data": {"resultType": "matrix", "result": ['
     body += b'{"metric": {"a": "b"}, "values": ' + values + b'}, {"metric": {}, "values": [[2, "NaN"]]}]}}'
@@ -304,8 +304,8 @@ def test_the_mark_at_a_series_end_is_no_sample() -> None:
 
 
 def test_label_values_are_those_of_the_selectors_series(real: Prometheus) -> None:
-    assert set(real.label_values("name", "told")) == set(NAMES)
-    assert real.label_values("name", f"told{{name=~{any_of([NAMES[1]])}}}") == [NAMES[1]]
+    assert set(real.label_values("name", "value")) == set(NAMES)
+    assert real.label_values("name", f"value{{name=~{any_of([NAMES[1]])}}}") == [NAMES[1]]
     assert real.label_values("name", "absent_series", 0, 1) == []
 
 
@@ -320,16 +320,16 @@ def test_label_values_are_those_of_the_selectors_series(real: Prometheus) -> Non
         b'{"status": "success", "data": {"resultType": "vector", "result": []}}',
     ],
 )
-def test_nonsense_for_a_range_is_not_believed_either(body: bytes) -> None:
+def test_an_invalid_range_response_is_reported(body: bytes) -> None:
     with answering(body=body) as (url, _seen):
         client = Prometheus(url)
-        with pytest.raises(PrometheusError, match="its answer is none that Prometheus gives"):
+        with pytest.raises(PrometheusError, match="not a Prometheus response"):
             client.query_range("up", 0, 1, 1)
         client.close()
 
 
-def test_values_may_be_no_finite_numbers(real: Prometheus) -> None:
-    (series,) = real.query('told{name="resnet50"} / 0')
+def test_values_may_be_nan_or_infinite(real: Prometheus) -> None:
+    (series,) = real.query('value{name="resnet50"} / 0')
     assert series.value != series.value
 
 

@@ -1,4 +1,4 @@
-"""Reports with every kind of block: of an ordinary run, of one without anything, and of one whose names mean harm."""
+"""Reports with every kind of block: of an ordinary run, of a run without data, and with hostile names."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ HOSTILE = (
 
 
 def ordinary(gpus: int = 8, points: int = 360) -> Document:
-    """A day of a run of some GPUs, with a gap in what was told of it."""
+    """Return the report of a day with a gap in its data."""
     times = tuple(START + number * (END - START) / points for number in range(points))
     return Document(
         title="Run resnet50-imagenet",
@@ -73,7 +73,7 @@ def ordinary(gpus: int = 8, points: int = 360) -> Document:
                             Fact("Share of its time", 0.214, "share"),
                             Fact("GPU time", 40.7, "gpu_hours"),
                             Fact("Energy", 9.1 * 3.6e6, "joules"),
-                            Fact("Money", 103.2, "money"),
+                            Fact("Cost", 103.2, "money"),
                         ),
                         "21.4 % of 190.4 GPU-hours were lost to it: 0.214 x 190.4 h = 40.7 h.",
                         "Read from local NVMe or memory, in larger sequential shards.",
@@ -86,7 +86,7 @@ def ordinary(gpus: int = 8, points: int = 360) -> Document:
                         "288 checkpoints of 18 s: 288 x 18 s x 8 GPUs = 11.5 h.",
                         "Save asynchronously, to a local disk first, or less often.",
                     ),
-                    Notice("info", "Gains do not add up: whoever mends the first changes the second."),
+                    Notice("info", "Gains do not add up: fixing the first cause changes the second."),
                 ),
             ),
             Section("time", "Where GPU time went", _time(times)),
@@ -99,7 +99,7 @@ def ordinary(gpus: int = 8, points: int = 360) -> Document:
                     Notice("warning", "Prometheus has nothing from 2023-11-15 02:00 to 02:40: the server was down."),
                     Notice("critical", "Clocks of node-2 and of the server differ by 43 s."),
                     Notice("good", "All rules of this release are loaded."),
-                    Paragraph("Percentiles need native histograms; those of classic ones lie within a bucket."),
+                    Paragraph("Percentiles need native histograms; those of classic ones fall within a bucket."),
                 ),
             ),
         ),
@@ -107,10 +107,10 @@ def ordinary(gpus: int = 8, points: int = 360) -> Document:
 
 
 def nothing() -> Document:
-    """A report of a time in which nothing was told."""
+    """Return a report of a time without data."""
     return Document(
         title="Run unknown",
-        subtitle="nothing was told of it",
+        subtitle="no data",
         made_at=END,
         start=START,
         end=START,
@@ -120,12 +120,12 @@ def nothing() -> Document:
                 "time",
                 "Where GPU time went",
                 (
-                    Figure("By cause", Areas((), ()), "Nothing was told."),
-                    Figure("Verdicts", States(("GPU 0",), ((),), START, START), "Nothing was told."),
-                    Figure("Steps", Histogram((0.0, 1.0), (0.0,)), "No step was told."),
-                    Figure("Activity", HeatMap(("GPU 0",), (START,), ((None,),)), "Nothing was told."),
-                    Figure("Loss", Lines((START,), (Series("loss", (None,)),), "number"), "No loss was told."),
-                    Figure("Hours", Bars((), ()), "Nothing was told."),
+                    Figure("By cause", Areas((), ()), "No data."),
+                    Figure("Verdicts", States(("GPU 0",), ((),), START, START), "No data."),
+                    Figure("Steps", Histogram((0.0, 1.0), (0.0,)), "No steps."),
+                    Figure("Activity", HeatMap(("GPU 0",), (START,), ((None,),)), "No data."),
+                    Figure("Loss", Lines((START,), (Series("loss", (None,)),), "number"), "No loss."),
+                    Figure("Hours", Bars((), ()), "No data."),
                     Table((Column("Cause", "cause"), Column("Lost", "gpu_hours")), (), title="Causes"),
                     Facts(()),
                 ),
@@ -135,7 +135,7 @@ def nothing() -> Document:
 
 
 def hostile() -> Document:
-    """A report whose every text comes from somebody who means harm, or doesn't care."""
+    """Return a report with hostile texts only."""
     return Document(
         title=HOSTILE[0],
         subtitle=HOSTILE[1],
@@ -153,7 +153,7 @@ def hostile() -> Document:
                     Notice("warning", text),
                     Facts((Fact(text, text, note=text),), title=text),
                     Table(
-                        (Column("Run", note=text), Column("Cause", "cause"), Column("Money", "money")),
+                        (Column("Run", note=text), Column("Cause", "cause"), Column("Cost", "money")),
                         ((text, text, 1.0),),
                         title=text,
                         note=text,
@@ -242,7 +242,7 @@ def _time(times: tuple[float, ...]) -> tuple[Figure | Table, ...]:
                 Column("Share", "share", "of its GPU time"),
                 Column("Lost", "gpu_hours"),
                 Column("Energy", "joules"),
-                Column("Money", "money"),
+                Column("Cost", "money"),
                 Column("Verdict for", "seconds"),
                 Column("Triggers", "count"),
                 Column("Worst at", "time"),

@@ -1,4 +1,4 @@
-"""What a report says of an installation with every kind of trouble, against the truth of the stories behind it."""
+"""Reports on an installation with every kind of problem, compared with the stories that produced its data."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ JUDGED = {
     "restarting": "restart_loop",
     "lopsided": "gpu_load_imbalance",
 }
-"""What is to be changed first in parts with one trouble, by the story that each of them tells."""
+"""The first recommended cause in parts with a single problem."""
 
 Report = Callable[[str], Document]
 FindRun = Callable[[str], Run]
@@ -68,7 +68,7 @@ def run_of(server: Prometheus, filled: FilledPrometheus) -> FindRun:
 
 @pytest.fixture(scope="module")
 def report_of(server: Prometheus, run_of: FindRun) -> Report:
-    """The report of a part's run, made once."""
+    """Return a function that builds the report of a part's run once."""
 
     @cache
     def report(name: str) -> Document:
@@ -78,7 +78,7 @@ def report_of(server: Prometheus, run_of: FindRun) -> Report:
 
 
 class Partly:
-    """A server that has nothing to say to some questions, or fails at them."""
+    """A server that returns nothing for some queries, or fails."""
 
     def __init__(
         self, server: Prometheus, unanswered: str, problem: Exception | None = None, *, warns: bool = False
@@ -106,7 +106,7 @@ class Partly:
 
 
 class Saying(Partly):
-    """A server that answers some questions with a series of its own."""
+    """A server that returns a given series for some queries."""
 
     def __init__(self, server: Prometheus, asked: str, answer: Series) -> None:
         super().__init__(server, asked)
@@ -117,7 +117,7 @@ class Saying(Partly):
 
 
 class Unclaimed(Partly):
-    """A server on which no rank says which GPU it is on."""
+    """A server without claims of GPUs by ranks."""
 
     def __init__(self, server: Prometheus) -> None:
         super().__init__(server, "rank_gpu:claim:info")
@@ -135,7 +135,7 @@ def blocks(document: Document, key: str, kind: type[_Block]) -> list[_Block]:
 
 
 def table(document: Document, key: str, title: str) -> list[dict[str, Value]]:
-    """The rows of the table whose title has these words."""
+    """Return the rows of the table whose title contains a text."""
     found = next(each for each in blocks(document, key, Table) if title in each.title)
     names = [column.name for column in found.columns]
     return [dict(zip(names, row, strict=True)) for row in found.rows]
@@ -160,7 +160,7 @@ def number(value: Value) -> float:
 
 
 @pytest.mark.parametrize(("name", "cause"), JUDGED.items())
-def test_the_first_advice_is_against_what_the_story_suffers_from(report_of: Report, name: str, cause: str) -> None:
+def test_the_first_recommendation_is_for_the_cause_of_the_story(report_of: Report, name: str, cause: str) -> None:
     assert advice(report_of(name))[0].cause == cause
 
 
@@ -177,7 +177,7 @@ def test_gpu_hours_lost_are_those_of_the_story(report_of: Report, name: str) -> 
 
 
 @pytest.mark.parametrize("name", ["waiting", "straggling"])
-def test_the_arithmetic_of_a_gain_holds_to_its_last_digit_shown(report_of: Report, name: str) -> None:
+def test_the_calculation_of_a_gain_is_exact_to_the_displayed_digits(report_of: Report, name: str) -> None:
     first = advice(report_of(name))[0]
     found = re.match(
         r"(\S+) of (\S+) GPUs? \S (\S+) h = (\S+) GPU-hours; without it the same work would take "
@@ -192,11 +192,11 @@ def test_the_arithmetic_of_a_gain_holds_to_its_last_digit_shown(report_of: Repor
     assert speed_up == pytest.approx(1 / rest, rel=0.01)
     assert money == pytest.approx(2 * gpu_hours + 0.25 * energy, abs=0.01)
     gain = {fact.name: fact.value for fact in first.gain}
-    assert gain["Money"] == pytest.approx(money, abs=0.01)
+    assert gain["Cost"] == pytest.approx(money, abs=0.01)
     assert gain["Time"] == pytest.approx(share, abs=0.001)
 
 
-def test_advice_comes_by_its_gain(report_of: Report) -> None:
+def test_recommendations_are_ordered_by_gain(report_of: Report) -> None:
     document = report_of("straggling")
     hours = [{fact.name: fact.value for fact in each.gain}["GPU-hours"] for each in advice(document)]
     assert hours == sorted(hours, key=lambda value: -number(value))
@@ -216,27 +216,25 @@ def test_a_run_without_trouble_gets_no_advice(report_of: Report) -> None:
     assert words(document, "alerts") == "No alert fired."
 
 
-def test_a_run_that_mostly_could_not_be_judged_is_not_told_that_nothing_is_to_be_changed(
-    server: Prometheus, run_of: FindRun
-) -> None:
+def test_a_run_without_verdicts_is_not_reported_as_fine(server: Prometheus, run_of: FindRun) -> None:
     unjudged = Saying(server, r"^sum_over_time\(.*run:verdict", Series({"cause": "insufficient_data"}, 3600.0))
     document = build(of_run(unjudged, run_of("healthy")), unjudged)
     assert advice(document) == []
-    assert "only 0 % of the time could be judged" in words(document, "recommendations")
+    assert "only 0 % of the time has a verdict" in words(document, "recommendations")
 
 
-def test_work_is_told_in_all_and_by_the_second(report_of: Report) -> None:
-    told, length = facts(report_of("healthy"), "summary"), 60 * part("healthy").case.length
-    assert number(told["Samples a second"].value) == pytest.approx(2242, rel=0.01)
-    assert number(told["Samples"].value) == pytest.approx(2242 * length, rel=0.01)
+def test_work_is_reported_as_total_and_per_second(report_of: Report) -> None:
+    work, length = facts(report_of("healthy"), "summary"), 60 * part("healthy").case.length
+    assert number(work["Samples per second"].value) == pytest.approx(2242, rel=0.01)
+    assert number(work["Samples"].value) == pytest.approx(2242 * length, rel=0.01)
 
 
-def test_what_came_to_no_verdict_is_told_but_not_advised_against(report_of: Report) -> None:
+def test_a_loss_without_verdict_is_reported_without_recommendation(report_of: Report) -> None:
     lost = {row["Cause"] for row in table(report_of(HEALTHY), "lost-time", "by cause")}
     assert lost == {"comm_bound"}
 
 
-def test_the_straggler_is_named_with_its_gpu_and_what_ails_it(report_of: Report) -> None:
+def test_the_straggler_is_named_with_its_gpu_and_root_cause(report_of: Report) -> None:
     document = report_of("straggling")
     assert dict(part("straggling").case.culprit or ()) == {"rank": "3"}
     assert "rank 3 (GPU 1 of straggling1:19400)" in words(document, "ranks")
@@ -295,62 +293,62 @@ def test_no_rank_is_blamed_where_no_culprit_is_recorded(server: Prometheus, run_
 def test_a_rank_that_is_gone_is_named(report_of: Report) -> None:
     gone = words(report_of("broken"), "ranks")
     assert gone.startswith(
-        "Ranks that were gone at the end of this time: rank 3 (GPU 1 of broken1:19400) lost, last heard"
+        "Ranks that had ended at the end of this time: rank 3 (GPU 1 of broken1:19400) lost, last report"
     )
-    assert "gone" not in words(report_of("straggling"), "ranks")
+    assert "had ended" not in words(report_of("straggling"), "ranks")
 
 
-def test_dips_are_told_in_steps_with_what_comes_as_often(report_of: Report) -> None:
+def test_dips_have_their_interval_in_steps_and_events_as_frequent(report_of: Report) -> None:
     (pause,) = part("saving").case.story.runs[0].work[0].state.pauses
     assert pause.phase == "checkpoint"
     document = report_of("saving")
     (dipping,) = table(document, "dips", "regular intervals")
-    mean = number(facts(document, "steps")["Mean length"].value)
-    assert number(dipping["Every …"]) == pytest.approx(pause.every_seconds + pause.seconds, rel=0.05)
-    assert number(dipping["Every … steps"]) == pytest.approx(number(dipping["Every …"]) / mean, rel=0.05)
-    back = {row["What"]: row for row in table(document, "dips", "comes back")}
-    assert number(back["Checkpoint"]["Of the dips' interval"]) == pytest.approx(1, abs=0.1)
+    mean = number(facts(document, "steps")["Mean step time"].value)
+    assert number(dipping["Interval"]) == pytest.approx(pause.every_seconds + pause.seconds, rel=0.05)
+    assert number(dipping["Interval in steps"]) == pytest.approx(number(dipping["Interval"]) / mean, rel=0.05)
+    back = {row["Event"]: row for row in table(document, "dips", "Recurring events")}
+    assert number(back["Checkpoint"]["Relative to dips"]) == pytest.approx(1, abs=0.1)
 
 
-def test_alerts_are_told_with_how_often_how_long_and_when_worst(report_of: Report, filled: FilledPrometheus) -> None:
+def test_alerts_have_count_duration_and_worst_time(report_of: Report, filled: FilledPrometheus) -> None:
     document = report_of("hot")
     (alert,) = table(document, "alerts", "Alerts")
     assert alert["Alert"] == "GpuThermalThrottle"
-    assert alert["On"] == "rank 0 GPU 0 of hot0:19400"
+    assert alert["Subject"] == "rank 0 GPU 0 of hot0:19400"
     assert alert["Fired"] == 1
     assert number(alert["Last"]) == filled.end
-    assert number(alert["For"]) == pytest.approx(filled.end - number(alert["First"]), abs=60)
+    assert number(alert["Duration"]) == pytest.approx(filled.end - number(alert["First"]), abs=60)
     assert number(alert["First"]) > filled.end - 60 * (part("hot").case.length - part("hot").case.onset)
     assert number(alert["Worst"]) == pytest.approx(0.27, abs=0.03)
     assert number(alert["First"]) <= number(alert["Worst at"]) <= filled.end
 
 
 def test_alerts_on_a_runs_nodes_count_and_those_on_others_do_not(report_of: Report) -> None:
-    told = {row["Alert"] for row in table(report_of("host"), "alerts", "Alerts")}
-    assert {"HostOomKill", "HostShmFull", "HostSwapping", "HostMemPressure"} <= told
-    assert not any(str(name).startswith("Stallscope") for name in told)
+    names = {row["Alert"] for row in table(report_of("host"), "alerts", "Alerts")}
+    assert {"HostOomKill", "HostShmFull", "HostSwapping", "HostMemPressure"} <= names
+    assert not any(str(name).startswith("Stallscope") for name in names)
 
 
-def test_alerts_on_a_gpu_that_a_run_does_not_use_are_none_of_its_matter(report_of: Report) -> None:
+def test_alerts_on_gpus_that_a_run_does_not_use_are_omitted(report_of: Report) -> None:
     document = report_of("shared")
     assert {row["Alert"] for row in table(document, "alerts", "Alerts")} == {"GpuSharedUnexpectedly"}
     assert [each.cause for each in advice(document)] == ["shared_unexpectedly"]
 
 
-def test_a_gpu_that_a_run_lost_stays_its_matter(report_of: Report) -> None:
-    told = {(row["Alert"], row["On"]) for row in table(report_of("broken"), "alerts", "Alerts")}
-    assert ("GpuLost", "GPU 1 of broken1:19400") in told
+def test_alerts_on_a_lost_gpu_of_the_run_are_kept(report_of: Report) -> None:
+    names = {(row["Alert"], row["Subject"]) for row in table(report_of("broken"), "alerts", "Alerts")}
+    assert ("GpuLost", "GPU 1 of broken1:19400") in names
 
 
-def test_percentiles_of_steps_are_told_as_exactly_as_the_histogram_knows_them(report_of: Report) -> None:
+def test_percentiles_of_steps_are_bucket_limits(report_of: Report) -> None:
     document = report_of("stuttering")
     limits = [(row["Over"], row["At most"]) for row in table(document, "steps", "Percentiles")]
     assert limits == [(0.2, 0.5), (1.0, 2.0), (1.0, 2.0)]
-    assert 0.32 < number(facts(document, "steps")["Mean length"].value) < 0.5
+    assert 0.32 < number(facts(document, "steps")["Mean step time"].value) < 0.5
 
 
 def test_outliers_are_counted_priced_and_dated(report_of: Report, filled: FilledPrometheus) -> None:
-    worst = table(report_of("stuttering"), "steps", "slow steps cost most")
+    worst = table(report_of("stuttering"), "steps", "slow steps")
     onset = filled.end - 60 * (part("stuttering").case.length - part("stuttering").case.onset)
     assert len(worst) == 8
     assert all(onset < number(row["Until"]) <= filled.end for row in worst)
@@ -377,36 +375,36 @@ def test_the_verdicts_of_the_run_follow_one_another(report_of: Report) -> None:
 
 def test_each_gpu_has_its_percentiles_in_order_and_a_row_of_the_heat_map(report_of: Report) -> None:
     document = report_of("straggling")
-    rows = table(document, "utilisation", "Utilisation")
+    rows = table(document, "utilisation", "Utilization")
     assert len(rows) == 4
     for row in rows:
-        ordered = [number(row[name]) for name in ("Least", "5 %", "Median", "95 %", "99 %", "Most")]
+        ordered = [number(row[name]) for name in ("Minimum", "5 %", "Median", "95 %", "99 %", "Maximum")]
         assert ordered == sorted(ordered)
     (heat,) = (each.plot for each in blocks(document, "utilisation", Figure))
     assert isinstance(heat, HeatMap)
     assert heat.rows == tuple(row["GPU"] for row in rows)
 
 
-def test_a_run_without_phases_is_told_what_is_missing_instead_of_a_loss(report_of: Report) -> None:
+def test_a_run_without_phases_has_missing_data_instead_of_a_loss(report_of: Report) -> None:
     document = report_of("unknown")
     assert advice(document) == []
     assert {fact.name: fact.value for fact in document.highlights}["Lost"] is None
-    assert "could be judged" in words(document, "lost-time")
+    assert "no verdicts" in words(document, "lost-time")
     assert "No phase is measured" in words(document, "phases")
-    missing = {row["Missing"]: number(row["Share"]) for row in table(document, "missing", "could not be judged")}
+    missing = {row["Missing"]: number(row["Share"]) for row in table(document, "missing", "without verdict")}
     assert missing["data_wait"] == pytest.approx(1, abs=0.02)
 
 
-def test_what_exporters_failed_to_tell_is_told(report_of: Report) -> None:
+def test_gaps_and_failed_sources_are_reported(report_of: Report) -> None:
     document = report_of("exporters")
     (gap,) = table(document, "missing", "Gaps")
     assert gap["Node"] == "exporters1:19400"
-    assert number(gap["Did not answer"]) == pytest.approx(17 / 37, abs=0.05)
-    assert {row["Source"] for row in table(document, "missing", "Sources")} == {"disk"}
+    assert number(gap["Failed scrapes"]) == pytest.approx(17 / 37, abs=0.05)
+    assert {row["Source"] for row in table(document, "missing", "Failed sources")} == {"disk"}
 
 
 @pytest.mark.parametrize(
-    ("asked", "labels", "said"),
+    ("query", "labels", "said"),
     [
         (
             "source_last_success",
@@ -417,15 +415,15 @@ def test_what_exporters_failed_to_tell_is_told(report_of: Report) -> None:
     ],
     ids=["node", "rank"],
 )
-def test_a_clock_that_is_ahead_is_told(
-    server: Prometheus, run_of: FindRun, report_of: Report, asked: str, labels: dict[str, str], said: str
+def test_a_clock_that_is_ahead_is_reported(
+    server: Prometheus, run_of: FindRun, report_of: Report, query: str, labels: dict[str, str], said: str
 ) -> None:
-    document = build(of_run(server, run_of("waiting")), Saying(server, f"topk.*{asked}", Series(labels, 90.0)))
+    document = build(of_run(server, run_of("waiting")), Saying(server, f"topk.*{query}", Series(labels, 90.0)))
     assert said in words(document, "missing")
     assert "clock" not in words(report_of("waiting"), "missing").replace("clock_configured_hertz", "")
 
 
-def test_a_finished_run_is_told_of_until_its_last_live_moment(
+def test_the_report_of_a_finished_run_ends_with_its_last_live_moment(
     server: Prometheus, run_of: FindRun, filled: FilledPrometheus
 ) -> None:
     remembered = replace(run_of("waiting"), goes_on=False, end=filled.end + 290, states={"finished": 1})
@@ -437,18 +435,18 @@ def test_a_finished_run_is_told_of_until_its_last_live_moment(
     assert advice(document)[0].cause == "input_few_workers"
 
 
-def test_a_run_that_claims_no_gpu_loses_hours_of_ranks(server: Prometheus, run_of: FindRun) -> None:
+def test_a_run_without_gpus_loses_rank_hours(server: Prometheus, run_of: FindRun) -> None:
     document = build(of_run(server, run_of("waiting")), Unclaimed(server), PRICES)
-    assert "hours of ranks" in words(document, "lost-time")
+    assert "rank-hours" in words(document, "lost-time")
     assert "rank-hours" in advice(document)[0].arithmetic
     assert "GPU-hours" not in advice(document)[0].arithmetic
-    assert "none that a rank of the run claims" in words(document, "utilisation")
+    assert "no rank of the run claims a GPU" in words(document, "utilisation")
 
 
 def test_a_server_without_rules_gets_a_report_that_says_so(server: Prometheus, run_of: FindRun) -> None:
     document = build(of_run(server, run_of("straggling")), Partly(server, r"[a-z]:[a-z_]+|ALERTS"), PRICES)
     assert advice(document) == []
-    for missing in ("Recording rules of ", "input.yml", "thresholds.yml", "totals.yml", "The alert rules"):
+    for missing in ("Recording rules in ", "input.yml", "thresholds.yml", "totals.yml", "The alert rules"):
         assert missing in words(document, "missing")
     for key in (
         "recommendations",
@@ -464,19 +462,17 @@ def test_a_server_without_rules_gets_a_report_that_says_so(server: Prometheus, r
         assert blocks(document, key, Notice), key
     assert {fact.name: fact.value for fact in document.highlights}["Lost"] is None
     assert facts(document, "summary")["Ranks"].value == 4
-    assert facts(document, "summary")["Lived"].value is None
-    assert "Money" not in facts(document, "summary")
+    assert facts(document, "summary")["Live"].value is None
+    assert "Cost" not in facts(document, "summary")
 
 
-def test_a_run_that_rules_know_nothing_of_is_not_blamed_on_rules_that_are_not_loaded(
-    server: Prometheus, run_of: FindRun
-) -> None:
+def test_a_run_unknown_to_the_rules_is_not_blamed_on_missing_rules(server: Prometheus, run_of: FindRun) -> None:
     document = build(of_run(server, replace(run_of("waiting"), name="too young")), server)
-    assert "found nothing of what this report is about" in words(document, "missing")
+    assert "recorded nothing for this report" in words(document, "missing")
     assert "Load all files" not in words(document, "missing")
 
 
-def test_a_section_that_cannot_be_asked_for_says_so_and_the_others_stand(server: Prometheus, run_of: FindRun) -> None:
+def test_a_failed_section_says_so_and_the_others_are_complete(server: Prometheus, run_of: FindRun) -> None:
     failing = Partly(server, "host:cpu_busy", PrometheusError("http://prometheus: no answer within 60 s"))
     document = build(of_run(server, run_of("waiting")), failing)
     assert "no answer within 60 s" in words(document, "hosts")
@@ -485,7 +481,7 @@ def test_a_section_that_cannot_be_asked_for_says_so_and_the_others_stand(server:
     assert advice(document)[0].cause == "input_few_workers"
 
 
-def test_advice_stands_where_alerts_and_whereabouts_cannot_be_asked_for(server: Prometheus, run_of: FindRun) -> None:
+def test_recommendations_do_not_need_alerts_and_affected_ranks(server: Prometheus, run_of: FindRun) -> None:
     failing = Partly(server, "ALERTS|rank_cause:|rank_gpu:claim", PrometheusError("too many samples"))
     document = build(of_run(server, run_of("waiting")), failing)
     assert advice(document)[0].cause == "input_few_workers"
@@ -495,21 +491,21 @@ def test_advice_stands_where_alerts_and_whereabouts_cannot_be_asked_for(server: 
     assert "alert rules are not loaded" not in words(document, "missing")
 
 
-def test_what_was_missing_stands_where_it_cannot_be_asked_for_itself(server: Prometheus, run_of: FindRun) -> None:
+def test_failures_are_listed_even_if_the_query_for_missing_data_fails(server: Prometheus, run_of: FindRun) -> None:
     failing = Partly(server, "source_up|host:cpu_busy", PrometheusError("too many samples"))
     document = build(of_run(server, run_of("waiting")), failing)
-    assert words(document, "missing") == "Hosts: too many samples What was missing: too many samples"
+    assert words(document, "missing") == "Hosts: too many samples Missing data: too many samples"
     assert advice(document)[0].cause == "input_few_workers"
 
 
-def test_what_a_server_says_of_partial_answers_stands_before_all_numbers(server: Prometheus, run_of: FindRun) -> None:
+def test_warnings_of_the_server_precede_all_numbers(server: Prometheus, run_of: FindRun) -> None:
     document = build(of_run(server, run_of("waiting")), Partly(server, "^$", warns=True))
     first = document.sections[0].blocks[0]
     assert isinstance(first, Notice)
-    assert first.text.endswith("may be too low, or missing: store b is down.")
+    assert first.text.endswith("may be too low or missing. store b is down.")
 
 
-def test_a_server_that_hangs_midway_keeps_nobody_waiting_for_every_section(server: Prometheus, run_of: FindRun) -> None:
+def test_a_server_that_hangs_aborts_the_report(server: Prometheus, run_of: FindRun) -> None:
     asked: list[str] = []
     hanging = Partly(server, r"ALERTS|vector\(1\)", PrometheusError("no answer within 60 s"))
     with pytest.raises(PrometheusError, match="no answer"):
@@ -523,24 +519,24 @@ def test_a_server_that_is_gone_is_an_error_and_no_report(server: Prometheus, run
         build(subject, Partly(server, "", PrometheusError("gone")))
 
 
-def test_another_run_measures_how_this_one_scales(server: Prometheus, run_of: FindRun) -> None:
+def test_scaling_is_compared_with_another_run(server: Prometheus, run_of: FindRun) -> None:
     subject = of_run(server, run_of(HEALTHY))
     document = build(subject, server, Options(against=run_of("starving")))
-    base, ours = table(document, "scaling", "Against starving")
+    base, ours = table(document, "scaling", "Compared with starving")
     assert (base["Run"], ours["Run"]) == ("starving", HEALTHY)
     assert (base["GPUs"], ours["GPUs"]) == (1, 4)
-    assert number(ours["Samples a second"]) == pytest.approx(2242, rel=0.02)
+    assert number(ours["Samples per second"]) == pytest.approx(2242, rel=0.02)
     efficiency = facts(document, "scaling")["Efficiency"].value
     assert number(efficiency) == pytest.approx(2242 / 4 / 560, abs=0.02)
 
 
-def test_the_gpus_of_nodes_are_told_of_whoever_uses_them(server: Prometheus, filled: FilledPrometheus) -> None:
+def test_a_report_of_nodes_covers_all_users_of_their_gpus(server: Prometheus, filled: FilledPrometheus) -> None:
     document = build(of_nodes(["idle0:19400", "shared0:19400"], filled.start, filled.end), server, PRICES)
     assert advice(document)[0].cause == "idle_allocated"
     assert "GPU 0 of idle0:19400" in advice(document)[0].evidence
     assert {"mem_zombie", "shared_unexpectedly"} <= {each.cause for each in advice(document)}
     assert {row["Run"] for row in table(document, "summary", "Runs")} == {"shared", "bert"}
-    assert len(table(document, "utilisation", "Utilisation")) == 4
+    assert len(table(document, "utilisation", "Utilization")) == 4
 
 
 def test_everything_is_the_sum_of_all(server: Prometheus, filled: FilledPrometheus, report_of: Report) -> None:
@@ -549,8 +545,8 @@ def test_everything_is_the_sum_of_all(server: Prometheus, filled: FilledPromethe
     for name in ("waiting", "saving", "stuttering"):
         (own,) = (row for row in table(report_of(name), "lost-time", "by cause") if row["Cause"] == JUDGED[name])
         assert number(lost[JUDGED[name]]) == pytest.approx(number(own["Lost"]), rel=0.02)
-    unjudged = {row["Verdict"]: row["Share"] for row in table(document, "verdicts", "How long")}["insufficient_data"]
-    assert f"{percent(number(unjudged))} could not be judged" in words(document, "summary")
+    unjudged = {row["Verdict"]: row["Share"] for row in table(document, "verdicts", "Duration")}["insufficient_data"]
+    assert f"{percent(number(unjudged))} has no verdict" in words(document, "summary")
     nodes = build(of_nodes(["broken0:19400", "broken1:19400"], filled.start, filled.end), server, PRICES)
     for row in table(nodes, "lost-time", "by cause")[:2]:
         (same,) = (each for each in table(document, "lost-time", "by cause") if each["Cause"] == row["Cause"])
@@ -561,7 +557,7 @@ def test_everything_is_the_sum_of_all(server: Prometheus, filled: FilledPromethe
 
 
 @pytest.mark.parametrize("name", [each.name for each in INSTALLED if each.run])
-def test_every_report_is_sane_and_can_be_written(report_of: Report, name: str) -> None:
+def test_every_report_is_plausible_and_can_be_rendered(report_of: Report, name: str) -> None:
     document = report_of(name)
     values = [fact for block in document.blocks if isinstance(block, Facts) for fact in block.facts]
     cells = [(fact.kind, fact.value) for fact in (*values, *document.highlights)]
@@ -585,8 +581,8 @@ def test_a_report_can_be_drawn(report_of: Report) -> None:
     )
 
 
-def test_progress_is_told_no_more_often_than_promised(server: Prometheus, run_of: FindRun) -> None:
-    told: list[str] = []
-    build(of_run(server, run_of("full")), server, progress=told.append)
-    assert len(told) <= PARTS
-    assert len(set(told)) == len(told)
+def test_progress_is_called_at_most_once_per_part(server: Prometheus, run_of: FindRun) -> None:
+    calls: list[str] = []
+    build(of_run(server, run_of("full")), server, progress=calls.append)
+    assert len(calls) <= PARTS
+    assert len(set(calls)) == len(calls)

@@ -1,4 +1,4 @@
-"""The form of a report: what doesn't fit together is refused where it is made, and absent stays absent."""
+"""The document of a report: inconsistent blocks are rejected, and missing values stay missing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from stallscope.report.document import (
     Series,
     States,
     Table,
-    told,
+    without_nan,
 )
 from stallscope.report.words import UnknownZone, Words
 from tests.report import example
@@ -46,13 +46,13 @@ TWO = Series("lost", (0.1, 0.2))
         lambda: replace(example.nothing(), sections=2 * example.nothing().sections),
     ],
 )
-def test_parts_that_do_not_fit_together_are_refused(make: Callable[[], object]) -> None:
+def test_inconsistent_blocks_are_rejected(make: Callable[[], object]) -> None:
     with pytest.raises(InconsistentBlock):
         make()
 
 
-def test_what_is_not_a_number_becomes_a_gap() -> None:
-    assert told([1, math.nan, None, math.inf, 0.0]) == (1.0, None, None, None, 0.0)
+def test_nan_and_infinity_become_gaps() -> None:
+    assert without_nan([1, math.nan, None, math.inf, 0.0]) == (1.0, None, None, None, 0.0)
 
 
 def test_the_first_recommendation_is_the_one_of_the_first_rank() -> None:
@@ -62,7 +62,7 @@ def test_the_first_recommendation_is_the_one_of_the_first_rank() -> None:
     assert example.nothing().first_recommendation is None
 
 
-def test_json_says_every_number_and_which_block_it_is_of() -> None:
+def test_json_has_every_number_and_the_type_of_its_block() -> None:
     found = json.loads(json_format.write(example.ordinary()))
     causes = next(block for block in found["sections"][1]["blocks"] if block["type"] == "Table")
     assert causes["columns"][2] == {"name": "Lost", "kind": "gpu_hours", "note": ""}
@@ -72,7 +72,7 @@ def test_json_says_every_number_and_which_block_it_is_of() -> None:
     assert None in figure["plot"]["parts"][0]["values"]
 
 
-def test_json_has_null_where_a_value_is_no_number() -> None:
+def test_json_has_null_for_nan() -> None:
     document = replace(example.nothing(), highlights=(Fact("Loss", math.nan, "number"),))
     assert json.loads(json_format.write(document))["highlights"][0]["value"] is None
 
@@ -80,7 +80,7 @@ def test_json_has_null_where_a_value_is_no_number() -> None:
 @pytest.mark.parametrize(
     ("value", "kind", "words"),
     [
-        (None, "gpu_hours", "not told"),
+        (None, "gpu_hours", "unknown"),
         (0, "count", "0"),
         (218_400, "count", "218,400"),
         (0.0, "share", "0 %"),
@@ -104,10 +104,10 @@ def test_json_has_null_where_a_value_is_no_number() -> None:
         ("a\u202eb", "text", "a\\u202eb"),
     ],
 )
-def test_values_read_as_people_write_them(value: str | float | None, kind: str, words: str) -> None:
+def test_values_are_formatted_for_people(value: str | float | None, kind: str, words: str) -> None:
     assert Words(example.ordinary()).of(value, kind) == words  # type: ignore[arg-type]  # mypy takes it for any text
 
 
-def test_a_time_zone_that_there_is_none_of_is_refused_by_name() -> None:
+def test_an_unknown_time_zone_is_rejected() -> None:
     with pytest.raises(UnknownZone, match="'Mars/Olympus' is not known here"):
         Words(replace(example.nothing(), zone="Mars/Olympus"))

@@ -1,4 +1,4 @@
-"""The report as Markdown: tables that hold together, curves in small, and names that are names."""
+"""The report as Markdown: well-formed tables, sparklines, and escaped names."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_a_report_is_headings_facts_tables_and_sentences() -> None:
         "### 1. Waiting for data: disk",
         "> [!WARNING]",
         "> Prometheus has nothing from 2023-11-15 02:00 to 02:40: the server was down.",
-        "| Cause | Share (of its GPU time) | Lost | Energy | Money | Verdict for | Triggers | Worst at |",
+        "| Cause | Share (of its GPU time) | Lost | Energy | Cost | Verdict for | Triggers | Worst at |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | --- |",
         "| Blocking checkpoints | 6.0 % | 11.4 h |  | 28.90 EUR | 42 min | 1 | 2023-11-15 07:50:00 |",
         "40.7 hours were lost to the disk, 11.4 to checkpoints, 9.2 to communication.",
@@ -49,7 +49,7 @@ def test_every_row_of_a_table_has_as_many_cells(make: Callable[[], Document]) ->
             assert len(re.findall(r"(?<!\\)\|", line)) == len(re.findall(r"(?<!\\)\|", following))
 
 
-def test_names_from_outside_mean_nothing_in_markdown() -> None:
+def test_names_from_outside_have_no_markup_in_markdown() -> None:
     text = markdown.write(example.hostile())
     assert not re.search(r"(?<!\\)<", text)
     assert not re.search(r"(?<!\\)\]\((?!https://github\.com/stallscope)", text)
@@ -71,12 +71,12 @@ def test_names_from_outside_mean_nothing_in_markdown() -> None:
         ("---", "\\---"),
     ],
 )
-def test_only_what_would_mean_something_is_escaped(text: str, escaped: str) -> None:
+def test_only_markup_is_escaped(text: str, escaped: str) -> None:
     assert markdown.escaped(text) == escaped
 
 
 def rendered(markdown_text: str) -> list[Token]:
-    """What a renderer of GitHub's Markdown makes of it, with links for addresses that begin with a scheme or `www.`."""
+    """Parse a text as GitHub's Markdown, with automatic links for addresses."""
     parser = MarkdownIt("gfm-like")
     assert parser.linkify is not None
     parser.linkify.set({"fuzzy_link": False, "fuzzy_email": False})
@@ -84,7 +84,7 @@ def rendered(markdown_text: str) -> list[Token]:
 
 
 def words(tokens: Sequence[Token]) -> str:
-    """The text of the only paragraph; fails where there is anything else than text."""
+    """Return the text of the only paragraph; fail if it contains anything but text."""
     opening, inline, closing = tokens
     assert (opening.type, inline.type, closing.type) == ("paragraph_open", "inline", "paragraph_close")
     assert {child.type for child in inline.children or ()} <= {"text"}, inline.children
@@ -145,9 +145,9 @@ def test_a_hostile_text_stays_within_its_cell_and_its_notice(text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["@everyone", "run of @alice", "fixes #12", "see !34", "a@b.example", "/close", "/assign @x"]
 )
-def test_github_and_gitlab_find_nobody_to_notify_and_nothing_to_close(text: str) -> None:
+def test_names_do_not_notify_users_or_close_issues(text: str) -> None:
     escaped = markdown.escaped(text)
-    # Both look for these in the text, whatever Markdown makes of a backslash.
+    # Both search the text for these, despite a backslash.
     assert not re.search(r"[@#!]\w", escaped.replace("&#8203;", "\u200b"))
     assert not escaped.startswith("/")
 
@@ -157,14 +157,14 @@ def test_an_ordinary_name_is_not_escaped(text: str) -> None:
     assert markdown.escaped(text) == text
 
 
-def test_a_curve_is_a_line_of_blocks_with_its_gaps() -> None:
+def test_a_sparkline_has_blocks_and_gaps() -> None:
     assert markdown.sparkline([0.0, 0.5, None, 1.0]) == "▁▅ █"
     assert markdown.sparkline([None, None]) == ""
     assert markdown.sparkline([3.0, 3.0]) == "██"
     assert len(markdown.sparkline([float(number) for number in range(1000)])) <= 48
 
 
-def test_curves_stand_in_small_beneath_their_sentence() -> None:
+def test_sparklines_follow_their_sentence() -> None:
     text = markdown.write(example.ordinary())
     assert re.search("^- `[▁-█ ]+` Waiting for data: disk: 10 % to 35 %$", text, re.MULTILINE)
     assert re.search("^- `[▁-█ ]+` 100 ms to 9.54 s$", text, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""The notebook beside the report: run for real, on a Prometheus that scraped half an hour of a small run."""
+"""The notebook of a report, executed on a Prometheus with half an hour of a small run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.analysis.scrapes import BUSY, DATA_WAIT, INTERVAL, SCRAPES, of_gpu, o
 from tests.scenarios.series import Series
 
 LIBRARIES = {"stallscope", "pandas", "pyarrow", "matplotlib", "jinja2", "requests"}
-"""That come with `stallscope[analysis]`."""
+"""Libraries of `stallscope[analysis]`."""
 
 
 def everything() -> Iterator[Series]:
@@ -53,7 +53,7 @@ def sections(server: Prometheus, name: str) -> dict[str, Section]:
 
 def test_the_notebook_makes_the_report_of_its_run(server: Prometheus, tmp_path: Path) -> None:
     subject = of_run(server, run_of(server, "plain"))
-    late = replace(subject, start=subject.start + 30 * INTERVAL)  # when the other run is over
+    late = replace(subject, start=subject.start + 30 * INTERVAL)  # after the end of the other run
     options = Options(gpu_hour_price=2.5, currency="EUR", against=run_of(server, "earlier"))
     text = notebook.written(late, server.name, options).decode()
     cells = nbformat.reads(text, 4)  # type: ignore[no-untyped-call]
@@ -68,14 +68,14 @@ def test_the_notebook_makes_the_report_of_its_run(server: Prometheus, tmp_path: 
     pages = [data["text/html"] for data in shown if "srcdoc" in data.get("text/html", "")]
     assert len(pages) == 2
     assert "Run plain" in pages[0]
-    assert "Against earlier" in pages[0]
+    assert "Compared with earlier" in pages[0]
     assert "GPUs, scrape by scrape" in pages[1]
     page = (tmp_path / "report-from-frames.html").read_text(encoding="utf-8")
     assert "Phases, scrape by scrape" in page
     assert "<h1>Run plain" in page
 
 
-def test_the_notebook_needs_nothing_but_what_comes_with_the_analysis() -> None:
+def test_the_notebook_needs_only_the_libraries_of_the_analysis_extra() -> None:
     cells = nbformat.reads(notebook.TEMPLATE.read_text(encoding="utf-8"), 4).cells  # type: ignore[no-untyped-call]
     nodes = [node for cell in cells if cell.cell_type == "code" for node in ast.walk(ast.parse(cell.source))]
     names = {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
@@ -85,7 +85,7 @@ def test_the_notebook_needs_nothing_but_what_comes_with_the_analysis() -> None:
 
 
 def test_only_a_run_has_a_notebook() -> None:
-    with pytest.raises(ValueError, match="is no run"):
+    with pytest.raises(ValueError, match="is not a run"):
         notebook.written(of_everything(0.0, 60.0), "http://localhost:9090", Options())
 
 
@@ -93,7 +93,7 @@ def plot_of(section: Section, kind: type[Any]) -> Any:
     return next(block.plot for block in section.blocks if isinstance(block, Figure) and isinstance(block.plot, kind))
 
 
-def test_figures_of_data_frames_have_the_scrapes_own_numbers(server: Prometheus) -> None:
+def test_figures_of_data_frames_have_the_values_of_the_scrapes(server: Prometheus) -> None:
     found = sections(server, "plain")
     areas = plot_of(found["phases-from-frames"], Areas)
     shares = {part.name: {round(value, 6) for value in part.values if value is not None} for part in areas.parts}
@@ -103,10 +103,10 @@ def test_figures_of_data_frames_have_the_scrapes_own_numbers(server: Prometheus)
     assert {round(value, 6) for row in heat.values for value in row if value is not None} == {BUSY}
     assert {later - earlier for earlier, later in zip(heat.times, heat.times[1:], strict=False)} == {float(INTERVAL)}
     steps = plot_of(found["steps-from-frames"], Histogram)
-    # Of two ranks, between each two scrapes.
+    # Of two ranks, between any two scrapes.
     assert sum(steps.counts) == pytest.approx(2 * (SCRAPES - 1) * 60)
 
 
-def test_what_data_frames_do_not_tell_is_said(server: Prometheus) -> None:
+def test_missing_data_of_frames_is_noted(server: Prometheus) -> None:
     (block,) = sections(server, "without-gpus")["gpus-from-frames"].blocks
-    assert block == Notice("warning", "The data frames tell of no GPU's activity in this time.")
+    assert block == Notice("warning", "The data frames contain no GPU activity data in this time.")

@@ -1,4 +1,4 @@
-"""Drawings: small however much there is to draw, with gaps as gaps, and alike whoever draws them again."""
+"""Drawings: small for any amount of data, with gaps, and reproducible."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def drawn(plot: Plot, key: str = "it") -> Drawing:
 
 
 def texts(drawing: Drawing) -> list[str]:
-    """The texts of a drawing, as an XML parser understands them."""
+    """Return the texts of a drawing as parsed by an XML parser."""
     return [each.text or "" for each in ET.fromstring(drawing.svg).iter() if each.tag.endswith("text")]
 
 
@@ -66,13 +66,13 @@ def test_the_same_data_give_the_same_drawing_and_drawings_share_no_identifier() 
     assert max(names.values()) == 1
 
 
-def test_where_nothing_is_told_nothing_is_drawn() -> None:
+def test_a_plot_without_values_is_not_drawn() -> None:
     assert [drawn(figure.plot) for figure in figures(example.nothing())] == 6 * [NOTHING]
 
 
-@pytest.mark.parametrize("told", [1, 2, 600])
-def test_few_moments_are_seen_as_well_as_many(told: int) -> None:
-    values = tuple(0.5 if moment < told else None for moment in range(600))
+@pytest.mark.parametrize("known", [1, 2, 600])
+def test_few_points_are_as_visible_as_many(known: int) -> None:
+    values = tuple(0.5 if moment < known else None for moment in range(600))
     for plot in (
         Areas(MINUTES, (Series("healthy", values),)),
         Lines(MINUTES, (Series("healthy", values),), "share"),
@@ -81,7 +81,7 @@ def test_few_moments_are_seen_as_well_as_many(told: int) -> None:
 
 
 def pieces(drawing: Drawing, colour: str) -> int:
-    """Of how many pieces what has a colour consists."""
+    """Return the number of separate shapes of a colour."""
     return sum(
         colour.lower() in ET.tostring(each, encoding="unicode") for each in ET.fromstring(drawing.svg).iter("path")
     )
@@ -104,7 +104,7 @@ def test_extremes_outlive_thinning() -> None:
     assert x[thinned.argmax()] == 70_123
 
 
-def test_a_mean_over_moments_leaves_out_what_was_not_told() -> None:
+def test_a_mean_over_times_omits_missing_values() -> None:
     values = np.array([[1.0, np.nan, 3.0, np.nan, np.nan, 7.0, 5.0]])
     times, means = bucketed(np.arange(7.0), values, 4)
     assert list(times) == [0, 2, 4, 6]
@@ -112,12 +112,12 @@ def test_a_mean_over_moments_leaves_out_what_was_not_told() -> None:
     assert np.isnan(bucketed(np.arange(4.0), np.full((1, 4), np.nan), 2)[1]).all()
 
 
-def test_a_moment_of_many_states_has_the_one_that_held_longest() -> None:
+def test_a_column_of_many_states_has_the_longest() -> None:
     spans = [Span(0, 6, "healthy"), Span(6, 9, "comm_bound"), Span(10, 18, "comm_bound"), Span(18, 20, "healthy")]
     assert prevailing(spans, 0.0, 40.0, 4) == ["healthy", "comm_bound", None, None]
 
 
-def test_times_are_those_of_the_zone_that_the_document_names() -> None:
+def test_times_are_in_the_documents_zone() -> None:
     said = texts(drawn(Lines(MINUTES, (Series("loss", 600 * (1.0,)),), "number")))
     assert "2023-11-14 to 2023-11-15, Europe/Berlin" in said
     assert "15 Nov" in said, "midnight in Berlin is an hour before midnight in UTC"
@@ -131,12 +131,12 @@ def test_names_are_texts_whatever_they_contain(text: str) -> None:
     assert tags <= {"svg", "g", "path", "text", "defs", "clipPath", "rect", "use"}
 
 
-def test_a_name_that_looks_like_a_drawing_s_own_words_stays_what_it_is() -> None:
+def test_a_name_that_looks_like_svg_stays_unchanged() -> None:
     text = 'd="M 1.2345" id="x"'
     assert text in texts(drawn(Bars((text,), (Series("lost", (0.5,)),))))
 
 
-def test_causes_have_the_colours_that_they_have_everywhere_and_each_its_own() -> None:
+def test_causes_have_their_fixed_colours_and_are_distinct() -> None:
     names = ["input_bound", "input_disk_bound", "input_few_workers", "comm_bound", "healthy", "my own phase"]
     colours = colours_of(names)
     assert colours[0] == COLOURS[CAUSES["input_bound"].domain].lower()
@@ -144,13 +144,13 @@ def test_causes_have_the_colours_that_they_have_everywhere_and_each_its_own() ->
     assert len(set(colours)) == len(names)
 
 
-def test_a_legend_says_what_each_colour_stands_for_and_one_line_needs_none() -> None:
+def test_a_legend_names_each_colour_and_a_single_line_has_none() -> None:
     parts = (Series("input_bound", (0.1,)), Series("healthy", (0.8,), "all is well"))
     assert [key.label for key in drawn(Bars(("run",), parts)).legend] == ["Waiting for data", "all is well"]
     assert not drawn(Lines((0.0, 1.0), (Series("loss", (1.0, 2.0)),), "number", "count")).legend
 
 
-def test_a_mark_has_its_name_where_there_is_room() -> None:
+def test_a_mark_is_labelled_if_there_is_room() -> None:
     marks = (Mark(0.4, "median"), Mark(0.41, "mean"), Mark(0.42, "third of a kind"), Mark(99.0, "far away"))
     said = texts(drawn(Histogram((0.1, 0.5, 1.0), (9.0, 3.0), marks=marks)))
     assert {"median", "mean"} <= set(said)
@@ -172,14 +172,14 @@ def test_numbers_of_any_size_are_drawn(value: float) -> None:
         assert "nan" not in drawn(plot).svg
 
 
-def test_a_logarithmic_histogram_may_begin_at_nothing() -> None:
+def test_a_logarithmic_histogram_may_start_at_zero() -> None:
     drawing = drawn(Histogram((0.0, 0.1, 1.0, 10.0), (1.0, 5.0, 2.0), logarithmic=True))
     assert "10 s" in texts(drawing)
 
 
-def test_an_axis_has_as_many_decimals_as_tell_its_numbers_apart() -> None:
+def test_an_axis_has_enough_decimals_to_distinguish_its_ticks() -> None:
     said = texts(drawn(Lines((0.0, 1.0), (Series("a", (12.341, 12.349)),), "number", "count", "ranks")))
     numbers = [each for each in said if each.startswith("12.3")]
     assert len(numbers) >= 3
     assert len(set(numbers)) == len(numbers)
-    assert [each for each in said if each in ("0", "1")] == ["0", "1"], "there is no half of a rank"
+    assert [each for each in said if each in ("0", "1")] == ["0", "1"], "expected whole numbers of ranks"

@@ -1,4 +1,4 @@
-"""Whom a report tells of: the right series and no others, whatever a run is called."""
+"""Subjects of reports select exactly their own series, whatever the name of the run."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import pytest
 
 from stallscope.analysis.runs import Place, Run
 from stallscope.clients.prometheus import RangeSeries, Series
-from stallscope.report.asking import Asker
 from stallscope.report.options import Options
+from stallscope.report.queries import Queries
 from stallscope.report.subject import Subject, of_everything, of_nodes, of_run
 
 START, END = 1_700_000_011.0, 1_700_003_611.0
 
 
 class Scripted:
-    """A server that answers every question alike, and remembers them."""
+    """A server with a fixed response that records its queries."""
 
     name = "http://prometheus"
 
@@ -49,24 +49,24 @@ def a_run(*, goes_on: bool = False, name: str = "resnet50") -> Run:
         states={"finished": 1},
         places=(Place("0", "stallscope", "node-1:19400"), Place("1", "stallscope", "node-2:19400")),
         claims=(),
-        told={},
+        info={},
     )
 
 
-def test_a_run_is_told_apart_by_cluster_namespace_and_nodes() -> None:
+def test_a_run_is_selected_by_cluster_namespace_and_nodes() -> None:
     subject = of_run(Scripted(), a_run(goes_on=True))
-    assert subject.told_by_run == 'cluster="east", namespace="vision", run="resnet50"'
+    assert subject.run_matchers == 'cluster="east", namespace="vision", run="resnet50"'
     nodes = 'instance=~"node-1:19400|node-2:19400"'
-    assert subject.told_by_ranks == f'cluster="east", run="resnet50", job=~"stallscope", {nodes}'
+    assert subject.rank_matchers == f'cluster="east", run="resnet50", job=~"stallscope", {nodes}'
     assert (subject.start, subject.end, subject.live) == (START, END, True)
 
 
 def test_a_name_full_of_quotes_stays_a_name() -> None:
     subject = of_run(Scripted(), a_run(goes_on=True, name='a"} or up{x="\\'))
-    assert subject.told_by_run.endswith('run="a\\"} or up{x=\\"\\\\"')
+    assert subject.run_matchers.endswith('run="a\\"} or up{x=\\"\\\\"')
 
 
-def test_a_run_that_goes_on_is_not_asked_for_its_last_moment() -> None:
+def test_the_end_of_a_live_run_is_not_queried() -> None:
     server = Scripted()
     of_run(server, a_run(goes_on=True))
     assert server.asked == []
@@ -79,32 +79,32 @@ def test_a_run_that_goes_on_is_not_asked_for_its_last_moment() -> None:
         pytest.param(END - 10, END, id="forgotten at once"),
     ],
 )
-def test_a_run_that_has_ended_is_told_of_until_a_minute_after_its_last_live_moment(last: float, end: float) -> None:
+def test_an_ended_run_is_covered_until_a_minute_after_its_last_live_moment(last: float, end: float) -> None:
     assert of_run(Scripted(last), a_run()).end == end
 
 
-def test_a_run_of_which_rules_know_nothing_is_told_of_until_its_last_scrape() -> None:
+def test_a_run_unknown_to_the_rules_is_covered_until_its_last_scrape() -> None:
     assert of_run(Scripted(), a_run()).end == END
 
 
-def test_nodes_and_everything_are_no_run() -> None:
+def test_nodes_and_everything_have_no_run_matchers() -> None:
     for subject in (of_nodes(["node-1:19400"], START, END), of_everything(START, END)):
-        with pytest.raises(ValueError, match="is no run"):
-            _ = subject.told_by_run
+        with pytest.raises(ValueError, match="is not a run"):
+            _ = subject.run_matchers
     assert of_nodes(["node-1:19400"], START, END).title == "Node node-1:19400"
     assert of_nodes([f"node-{number}" for number in range(5)], START, END).title == "5 nodes: node-0, node-1, node-2 …"
 
 
-def asker(subject: Subject, server: Scripted) -> Asker:
-    return Asker(server, subject, Options())
+def queries_of(subject: Subject, server: Scripted) -> Queries:
+    return Queries(server, subject, Options())
 
 
-def test_a_question_is_asked_once_and_of_the_end_of_the_time() -> None:
+def test_a_query_is_sent_once_for_the_end_of_the_range() -> None:
     server = Scripted(1.0, float("nan"))
-    asking = asker(of_everything(START, END), server)
-    assert [each.value for each in asking.ask("up")] == [1.0]
-    assert asking.figure("up") == 1.0
-    assert asking.by("cause", "up") == {"cause 0": 1.0}
+    queries = queries_of(of_everything(START, END), server)
+    assert [each.value for each in queries.instant("up")] == [1.0]
+    assert queries.value("up") == 1.0
+    assert queries.by("cause", "up") == {"cause 0": 1.0}
     assert server.asked == [("up", END)]
 
 
@@ -117,25 +117,27 @@ def test_a_question_is_asked_once_and_of_the_end_of_the_time() -> None:
         pytest.param(30 * 24, 270, 8640, id="a month"),
     ],
 )
-def test_no_time_is_too_long_to_be_asked_for(hours: float, resolution: float, step: float) -> None:
-    asking = asker(of_everything(END - 3600 * hours, END), Scripted())
-    assert (asking.resolution, asking.step) == (resolution, step)
+def test_resolution_and_step_grow_with_the_range(hours: float, resolution: float, step: float) -> None:
+    queries = queries_of(of_everything(END - 3600 * hours, END), Scripted())
+    assert (queries.resolution, queries.step) == (resolution, step)
 
 
 def test_a_sum_over_time_counts_each_moment_once() -> None:
-    asking = asker(of_everything(END - 3600, END), Scripted())
-    assert asking.integral("x") == "sum_over_time((x)[3599s:30s]) * 30"
-    assert asking.over_time("quantile_over_time(0.5, ", "x", resolution=60) == "quantile_over_time(0.5, (x)[3599s:60s])"
+    queries = queries_of(of_everything(END - 3600, END), Scripted())
+    assert queries.integral("x") == "sum_over_time((x)[3599s:30s]) * 30"
+    assert (
+        queries.over_time("quantile_over_time(0.5, ", "x", resolution=60) == "quantile_over_time(0.5, (x)[3599s:60s])"
+    )
 
 
-def test_a_curve_has_every_moment_and_none_where_nothing_was_told() -> None:
-    first = 1_700_000_040.0  # the first whole half minute of the time
+def test_a_range_result_has_every_time_and_none_for_missing_values() -> None:
+    first = 1_700_000_040.0  # the first full half minute of the range
     server = Scripted(curve=((first, 1.0), (first + 60, float("nan")), (first + 90, 4.0)))
-    curves = asker(of_everything(START, START + 150), server).curves("x")
-    assert curves.times == tuple(first + 30 * number for number in range(5))
-    assert [curve.values for curve in curves.curves] == [(1.0, None, None, 4.0, None)]
+    result = queries_of(of_everything(START, START + 150), server).over_range("x")
+    assert result.times == tuple(first + 30 * number for number in range(5))
+    assert [curve.values for curve in result.series] == [(1.0, None, None, 4.0, None)]
 
 
-def test_a_time_shorter_than_a_step_has_no_curve() -> None:
-    curves = asker(of_everything(START, START + 5), Scripted()).curves("x")
-    assert (curves.times, curves.curves) == ((), ())
+def test_a_range_shorter_than_a_step_has_no_series() -> None:
+    result = queries_of(of_everything(START, START + 5), Scripted()).over_range("x")
+    assert (result.times, result.series) == ((), ())

@@ -1,4 +1,4 @@
-"""Pages of metrics of a small node, written by the exporter's own exposition, at any moment of its life."""
+"""Pages of metrics of a small node at any time, rendered by the exporter's own code."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def sample(what: str | Family, labels: Iterable[str] = (), value: float | Distri
 
 
 def rendered(samples: Iterable[Sample]) -> str:
-    """A page as the exporter writes it."""
+    """Render a page as the exporter does."""
     renderer = Renderer()
     groups, _series, _dropped = renderer.lines(samples, 1_000_000)
     return renderer.render(groups, openmetrics=False).decode()
@@ -38,7 +38,7 @@ def samples(
     extra: Iterable[Sample] = (),
     without: Iterable[Family] = (),
 ) -> list[Sample]:
-    """The samples of a node that has been at work for so many seconds.
+    """Return the samples of a node that has been running for `second` seconds.
 
     Each GPU is busy for nine tenths of the time, the odd ones are slowed by heat for a quarter of it, and each has a
     rank that makes two steps of 32 samples a second, of which it waits for data for three tenths. Families in
@@ -50,17 +50,17 @@ def samples(
 
 
 def text(second: float = 1000.0, **changes: object) -> str:
-    """The same as the exporter's page."""
+    """Return the samples as the exporter's page."""
     return rendered(samples(second, **changes))  # type: ignore[arg-type]
 
 
 def page(second: float = 1000.0, **changes: object) -> Page:
-    """The same, read."""
+    """Return the samples as a parsed page."""
     return observer.wanted(text(second, **changes))
 
 
 def node(*seconds: float, **changes: object) -> Node:
-    """What is known after pages of these seconds."""
+    """Return the node after pages of these seconds."""
     watching = observer.Observer()
     for second in seconds or (1000.0, 1002.0):
         found = watching.observe(page(second, **changes), second)

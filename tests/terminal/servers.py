@@ -1,4 +1,4 @@
-"""Exporters that behave, and others that don't."""
+"""Exporters for tests, and servers that misbehave."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Answer = tuple[int, bytes]
 
 @contextlib.contextmanager
 def exporter(answer: Callable[[], Answer], headers: dict[str, str] | None = None) -> Iterator[tuple[str, list[str]]]:
-    """A web server that keeps connections: its address, and path and credentials of the requests that came."""
+    """Run a web server with keep-alive; yield its address, and path and credentials of its requests."""
     seen: list[str] = []
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -32,7 +32,7 @@ def exporter(answer: Callable[[], Answer], headers: dict[str, str] | None = None
 
 @contextlib.contextmanager
 def speaking(*pieces: bytes, then_close: bool = True) -> Iterator[str]:
-    """Whatever is no exporter: for each connection it says these pieces, and closes it or says nothing more."""
+    """Run a server that sends these bytes on each connection, and then closes it or stays silent."""
     ended = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(0.02)

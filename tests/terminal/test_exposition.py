@@ -1,4 +1,4 @@
-"""A page is read as the client library's parser reads it."""
+"""The page parser and the client library's parser agree."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ def as_we_read(page: str) -> Series:
 
 
 @pytest.mark.parametrize("path", [golden(each) for each in captures()], ids=lambda path: path.name)
-def test_captured_pages_are_read_alike(path: Path) -> None:
+def test_captured_pages_are_parsed_alike(path: Path) -> None:
     page = path.read_text(encoding="utf-8")
     assert as_we_read(page)
     assert as_we_read(page) == as_the_library_reads(page)
 
 
-def test_a_page_with_everything_that_is_wanted_is_read_alike() -> None:
+def test_a_page_with_every_family_is_parsed_alike() -> None:
     assert as_we_read(text()) == as_the_library_reads(text())
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])), st.floats(-1e99, 1e99))
-def test_a_label_comes_back_whatever_it_holds(run: str, value: float) -> None:
+def test_any_label_value_is_preserved(run: str, value: float) -> None:
     page = Page(rendered([sample(LOSS, (run, "0"), value)]), WANTED)
     assert list(page.samples(LOSS)) == [({"run": run, "rank": "0"}, value)]
 
@@ -57,10 +57,10 @@ def test_a_label_comes_back_whatever_it_holds(run: str, value: float) -> None:
 @pytest.mark.parametrize(
     "nonsense", ["", "\n", "<html>", "stallscope_training_loss", "stallscope_training_loss{} x", "}"]
 )
-def test_nonsense_holds_nothing(nonsense: str) -> None:
+def test_an_invalid_page_is_empty(nonsense: str) -> None:
     assert not Page(nonsense, WANTED)
 
 
 @pytest.mark.parametrize("value", ["NaN", "+Inf", "-Inf", "1e308", "-1e308"])
-def test_what_would_make_sums_infinite_is_left_out(value: str) -> None:
+def test_infinite_values_are_omitted(value: str) -> None:
     assert not Page(f'stallscope_training_loss{{run="a",rank="0"}} {value}\n', WANTED)

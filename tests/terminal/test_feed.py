@@ -1,4 +1,4 @@
-"""Who looks never waits: what was known stays, with its age and why there is nothing newer."""
+"""Readers never wait: the last state stays, with its age and the error of the latest poll."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.terminal.pages import text
 
 
 class Pages:
-    """Pages, or errors, that a test hands out one by one."""
+    """A source of scripted pages and errors."""
 
     name = "node1:19400"
     timeout = 5.0
@@ -32,12 +32,12 @@ class Pages:
         self.closed.set()
 
 
-def test_before_the_first_answer_nothing_is_known() -> None:
+def test_before_the_first_page_the_state_is_empty() -> None:
     seen = Feed(Pages(), 2).look()
     assert (seen.name, seen.node, seen.age, seen.problem) == ("node1:19400", None, None, "")
 
 
-def test_what_was_known_stays_when_the_exporter_is_lost_and_grows_old() -> None:
+def test_the_last_node_stays_with_its_age_when_the_exporter_is_lost() -> None:
     now = 100.0
     feed = Feed(Pages(text(), ExporterError("no answer within 5 s"), text(1004)), 2, monotonic=lambda: now)
     feed.ask()
@@ -51,34 +51,34 @@ def test_what_was_known_stays_when_the_exporter_is_lost_and_grows_old() -> None:
 
 
 @pytest.mark.parametrize("nonsense", ["", "<html>hello</html>", "node_load1 0.3\n"])
-def test_an_answer_without_our_metrics_is_told_from_an_idle_node(nonsense: str) -> None:
+def test_a_page_without_stallscope_metrics_is_an_error(nonsense: str) -> None:
     feed = Feed(Pages(nonsense), 2)
     feed.ask()
     assert feed.look().node is None
-    assert feed.look().problem == "it answers, but with no metrics of Stallscope; see what listens at that address"
+    assert feed.look().problem == "no Stallscope metrics on its page; check what listens at that address"
 
 
-def test_while_a_question_hangs_who_looks_is_told_so() -> None:
+def test_a_hanging_poll_is_reported_with_its_age() -> None:
     now = 0.0
-    asked, let_go = threading.Event(), threading.Event()
+    requested, released = threading.Event(), threading.Event()
 
     def hang() -> str:
-        asked.set()
-        let_go.wait(60)
+        requested.set()
+        released.wait(60)
         raise ExporterError("no answer within 5 s")
 
     feed = Feed(Pages(hang), 2, monotonic=lambda: now)
     thread = threading.Thread(target=feed.ask)
     thread.start()
-    assert asked.wait(60)
+    assert requested.wait(60)
     assert feed.look().problem == ""
     now = 7.0
     assert feed.look().problem == "no answer for 7 s"
-    let_go.set()
+    released.set()
     thread.join()
 
 
-def test_an_unforeseen_failure_does_not_end_it() -> None:
+def test_an_unexpected_error_does_not_stop_the_feed() -> None:
     feed = Feed(Pages(RuntimeError("odd"), text()), 2)
     feed.ask()
     assert feed.look().problem == "its page can't be read: RuntimeError: odd"
@@ -86,7 +86,7 @@ def test_an_unforeseen_failure_does_not_end_it() -> None:
     assert feed.look().problem == ""
 
 
-def test_it_asks_again_and_again_until_it_is_stopped() -> None:
+def test_it_polls_until_it_is_stopped() -> None:
     pages = Pages(text(), ExporterError("gone"), text(1004))
     feed = Feed(pages, 0.001)
     answers = []

@@ -1,4 +1,4 @@
-"""The live screen, driven by Textual's own pilot: keys, sizes, and what happens when an exporter is lost."""
+"""The live screen, driven by Textual's pilot: keys, sizes, and the loss of an exporter."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from textual.pilot import Pilot
 from textual.strip import Strip
 from textual.widgets import Input
 
-from stallscope.terminal.feed import Seen
+from stallscope.terminal.feed import ExporterState
 from stallscope.terminal.lines import plain
 from stallscope.terminal.live import Top
 from stallscope.terminal.views import HELP
@@ -24,11 +24,11 @@ CLOCK = "12:34:56"
 Steps = Callable[[Pilot[None]], Awaitable[None]]
 
 
-class Told:
-    """A feed that says what a test tells it."""
+class FakeFeed:
+    """A feed whose state a test sets."""
 
     def __init__(self, found: Node | None = None) -> None:
-        self.seen = Seen("node1:19400", found, None if found is None else 0.4, "")
+        self.state = ExporterState("node1:19400", found, None if found is None else 0.4, "")
         self.changed: Callable[[], object] | None = None
         self.stopped = False
 
@@ -38,36 +38,36 @@ class Told:
     def stop(self) -> None:
         self.stopped = True
 
-    def look(self) -> Seen:
-        return self.seen
+    def look(self) -> ExporterState:
+        return self.state
 
-    async def tell(self, pilot: Pilot[None], **changes: object) -> None:
-        """Say something new, as a feed does from its own thread."""
-        self.seen = self.seen._replace(**changes)  # type: ignore[arg-type]
+    async def update(self, pilot: Pilot[None], **changes: object) -> None:
+        """Change the state from another thread, as a feed does."""
+        self.state = self.state._replace(**changes)  # type: ignore[arg-type]
         assert self.changed is not None
         await asyncio.to_thread(self.changed)
         await pilot.pause()
 
 
-class Verdicted:
-    """A Prometheus that has made up its mind."""
+class FakeVerdicts:
+    """A source of fixed verdicts."""
 
     def __init__(self) -> None:
-        self.looked_for: list[tuple[list[RunName], list[str]]] = []
+        self.requested: list[tuple[list[RunName], list[str]]] = []
 
     def start(self) -> None:
-        """Nothing to begin."""
+        """Do nothing."""
 
     def stop(self) -> None:
-        """Nothing to end."""
+        """Do nothing."""
 
     def look(self, runs: Sequence[RunName], gpus: Sequence[str]) -> Verdicts:
-        self.looked_for.append((list(runs), list(gpus)))
+        self.requested.append((list(runs), list(gpus)))
         return VERDICTS
 
 
 def strips(app: Top) -> list[Strip]:
-    """What is on the screen."""
+    """Return the lines on the screen."""
     return [
         widget.render_line(y)
         for widget in (app.query_one(f"#{name}") for name in ("head", "body", "keys"))
@@ -82,7 +82,7 @@ def screen(pilot: Pilot[None]) -> str:
 
 
 async def shown(pilot: Pilot[None], wanted: Callable[[str], object]) -> str:
-    """What is on the screen as soon as it is what is wanted: a busy machine takes its time to draw."""
+    """Wait for a condition on the screen's text, and return the text."""
     deadline = time.monotonic() + 30
     while not wanted(said := screen(pilot)):
         assert time.monotonic() < deadline, said
@@ -91,12 +91,12 @@ async def shown(pilot: Pilot[None], wanted: Callable[[str], object]) -> str:
 
 
 def below(said: str) -> int:
-    """Lines that are said to be below."""
+    """Return the displayed number of lines below the screen."""
     keys = said.splitlines()[-1]
     return int(keys.partition("↑↓ ")[2].partition(" more")[0]) if " more" in keys else 0
 
 
-def live(feed: Told, steps: Steps, *, size: tuple[int, int] = (80, 24), **settings: object) -> Top:
+def live(feed: FakeFeed, steps: Steps, *, size: tuple[int, int] = (80, 24), **settings: object) -> Top:
     app = Top([feed], settings.pop("verdicts", None), clock=lambda: CLOCK, **settings)  # type: ignore[arg-type]
 
     async def run() -> None:
@@ -117,39 +117,39 @@ def test_everything_is_on_one_screen_of_80_by_24() -> None:
         below = 24 - 3 - len(OVERVIEW.splitlines())
         await shown(pilot, lambda said: said == HEAD + OVERVIEW + "\n" * (below + 1) + KEYS)
 
-    live(Told(node(*LATER)), steps)
+    live(FakeFeed(node(*LATER)), steps)
 
 
 def test_a_wider_screen_has_the_verdicts_in_the_table() -> None:
-    verdicts = Verdicted()
+    verdicts = FakeVerdicts()
 
     async def steps(pilot: Pilot[None]) -> None:
         said = await shown(pilot, lambda said: "alice, job 41 Slowed by heat, 13 %\n" in said)
         assert len(said.splitlines()) == 40
 
-    live(Told(node(*LATER)), steps, size=(120, 40), verdicts=verdicts)
-    assert verdicts.looked_for[-1] == ([RunName("resnet50", "")], ["GPU-0", "GPU-1"])
+    live(FakeFeed(node(*LATER)), steps, size=(120, 40), verdicts=verdicts)
+    assert verdicts.requested[-1] == ([RunName("resnet50", "")], ["GPU-0", "GPU-1"])
 
 
-def test_no_verdict_is_asked_for_before_it_is_known_of_whom() -> None:
-    verdicts, feed = Verdicted(), Told()
+def test_no_verdicts_are_queried_before_the_first_page() -> None:
+    verdicts, feed = FakeVerdicts(), FakeFeed()
 
     async def steps(pilot: Pilot[None]) -> None:
-        assert not verdicts.looked_for
-        await feed.tell(pilot, node=node(*LATER), age=0.4)
-        await shown(pilot, lambda _: verdicts.looked_for)
+        assert not verdicts.requested
+        await feed.update(pilot, node=node(*LATER), age=0.4)
+        await shown(pilot, lambda _: verdicts.requested)
 
     live(feed, steps, verdicts=verdicts)
 
 
-def test_another_size_is_laid_out_anew() -> None:
+def test_a_resized_screen_is_redrawn() -> None:
     async def steps(pilot: Pilot[None]) -> None:
         await pilot.resize_terminal(60, 30)
         lines = (await shown(pilot, lambda said: "alice, job…\n" in said and said.count("\n") == 29)).splitlines()
         assert max(len(line) for line in lines) <= 60
         assert any(line.startswith("1 ") and line.endswith("alice, job…") for line in lines)
 
-    live(Told(node(*LATER)), steps)
+    live(FakeFeed(node(*LATER)), steps)
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_arrows_and_tab_go_from_view_to_view(keys: list[str], chosen: str) -> No
         await pilot.press(*keys)
         await shown(pilot, lambda said: f"[{chosen}]" in said.splitlines()[1])
 
-    live(Told(node(*LATER)), steps)
+    live(FakeFeed(node(*LATER)), steps)
 
 
 def test_a_long_view_is_scrolled() -> None:
@@ -183,31 +183,31 @@ def test_a_long_view_is_scrolled() -> None:
         await pilot.press("home", "down")
         await shown(pilot, lambda said: said.splitlines()[2].startswith("GPU 0"))
 
-    live(Told(node(*LATER, gpus=8)), steps)
+    live(FakeFeed(node(*LATER, gpus=8)), steps)
 
 
-def test_a_view_that_grows_short_is_not_left_behind_its_end() -> None:
-    feed = Told(node(*LATER, gpus=8))
+def test_a_view_that_becomes_short_is_not_scrolled_past_its_end() -> None:
+    feed = FakeFeed(node(*LATER, gpus=8))
 
     async def steps(pilot: Pilot[None]) -> None:
         await pilot.press("right", "end")
         await shown(pilot, lambda said: "GPU 7   NVIDIA" in said)
-        await feed.tell(pilot, node=node(*LATER, gpus=1))
+        await feed.update(pilot, node=node(*LATER, gpus=1))
         await shown(pilot, lambda said: said.splitlines()[3].startswith("GPU 0   NVIDIA"))
 
     live(feed, steps)
 
 
-def test_sorting_is_shown_where_its_key_is() -> None:
+def test_the_sort_order_is_shown_next_to_its_key() -> None:
     async def steps(pilot: Pilot[None]) -> None:
         await pilot.press("s", "s")
         said = await shown(pilot, lambda said: "s sort: memory" in said.splitlines()[-1])
         assert said.splitlines()[6].startswith("1 ")
 
-    live(Told(node(*LATER)), steps)
+    live(FakeFeed(node(*LATER)), steps)
 
 
-def test_an_owner_is_looked_for_by_part_of_the_name() -> None:
+def test_owners_are_filtered_by_part_of_the_name() -> None:
     async def steps(pilot: Pilot[None]) -> None:
         field = pilot.app.query_one("#filter", Input)
         await pilot.press("f")
@@ -223,32 +223,32 @@ def test_an_owner_is_looked_for_by_part_of_the_name() -> None:
         await shown(pilot, lambda said: "2 GPUs  1 run" in said and not field.display)
         await pilot.press("f")
         await shown(pilot, lambda _: field.has_focus)
-        await pilot.press(*"qp")  # keys that mean something else outside
+        await pilot.press(*"qp")  # these are key bindings outside of the filter
         await shown(pilot, lambda _: field.value == "qp")
         await pilot.press("escape")
         await shown(pilot, lambda said: "2 GPUs  1 run\n" in said and not field.display)
 
-    live(Told(node(*LATER)), steps)
+    live(FakeFeed(node(*LATER)), steps)
 
 
 def test_help_comes_and_goes() -> None:
     async def steps(pilot: Pilot[None]) -> None:
         await pilot.press("question_mark")
-        help_on_slowed = "Slowed     share of the last seconds in which clocks were held down"
+        help_on_slowed = "Slowed     share of the last seconds in which clocks were throttled"
         await shown(pilot, lambda said: help_on_slowed in said)
         assert max(len(plain(each)) for each in HELP) <= 80
         await pilot.press("escape")
         await shown(pilot, lambda said: said.startswith(HEAD))
 
-    live(Told(node(*LATER)), steps)
+    live(FakeFeed(node(*LATER)), steps)
 
 
-def test_what_is_new_is_shown() -> None:
-    feed = Told()
+def test_new_states_are_shown() -> None:
+    feed = FakeFeed()
 
     async def steps(pilot: Pilot[None]) -> None:
-        await shown(pilot, lambda said: "node1:19400  asking" in said)
-        await feed.tell(pilot, node=node(*LATER), age=0.4)
+        await shown(pilot, lambda said: "node1:19400  connecting" in said)
+        await feed.update(pilot, node=node(*LATER), age=0.4)
         await shown(pilot, lambda said: "step 2,080 of 10,000" in said)
 
     live(feed, steps)
@@ -256,12 +256,12 @@ def test_what_is_new_is_shown() -> None:
 
 
 def test_a_pause_keeps_what_is_shown() -> None:
-    feed = Told(node(*LATER))
+    feed = FakeFeed(node(*LATER))
 
     async def steps(pilot: Pilot[None]) -> None:
         await pilot.press("p")
         before = await shown(pilot, lambda said: "paused" in said.splitlines()[0])
-        await feed.tell(pilot, node=node(1000))
+        await feed.update(pilot, node=node(1000))
         assert screen(pilot) == before
         await pilot.press("p")
         await shown(pilot, lambda said: "step 2,000 of 10,000" in said)
@@ -270,13 +270,13 @@ def test_a_pause_keeps_what_is_shown() -> None:
 
 
 def test_a_lost_exporter_leaves_the_last_values_with_their_age() -> None:
-    feed = Told(node(*LATER))
+    feed = FakeFeed(node(*LATER))
 
     async def steps(pilot: Pilot[None]) -> None:
-        await feed.tell(pilot, problem="no answer within 5 s", age=14.2)
-        told = "node1:19400: no answer within 5 s. What is shown is 14 s old."
-        assert "step 2,080 of 10,000" in await shown(pilot, lambda said: told in said)
-        await feed.tell(pilot, problem="", age=0.1)
+        await feed.update(pilot, problem="no answer within 5 s", age=14.2)
+        head = "node1:19400: no answer within 5 s. The values shown are 14 s old."
+        assert "step 2,080 of 10,000" in await shown(pilot, lambda said: head in said)
+        await feed.update(pilot, problem="", age=0.1)
         await shown(pilot, lambda said: said.startswith(HEAD + OVERVIEW))
 
     live(feed, steps)
@@ -284,7 +284,7 @@ def test_a_lost_exporter_leaves_the_last_values_with_their_age() -> None:
 
 @pytest.mark.parametrize("colours", [True, False])
 def test_without_colours_there_are_none(colours: bool) -> None:
-    feed = Told(node(*LATER))
+    feed = FakeFeed(node(*LATER))
 
     async def steps(pilot: Pilot[None]) -> None:
         await shown(pilot, lambda said: said.startswith(HEAD))
@@ -297,11 +297,11 @@ def test_without_colours_there_are_none(colours: bool) -> None:
     live(feed, steps, colours=colours)
 
 
-def test_a_terminal_that_knows_ascii_alone() -> None:
+def test_a_terminal_without_unicode() -> None:
     async def steps(pilot: Pilot[None]) -> None:
         assert (await shown(pilot, lambda said: "#######" in said)).isascii()
 
-    live(Told(node(*LATER)), steps, ascii_only=True)
+    live(FakeFeed(node(*LATER)), steps, ascii_only=True)
 
 
 def test_q_ends_it() -> None:
@@ -312,4 +312,4 @@ def test_q_ends_it() -> None:
             assert time.monotonic() < deadline
             await asyncio.sleep(0.01)
 
-    assert live(Told(node(*LATER)), steps).return_code == 0
+    assert live(FakeFeed(node(*LATER)), steps).return_code == 0

@@ -1,4 +1,4 @@
-"""What a terminal shows of a node is what its pages say, and nothing that they don't."""
+"""The model of a node contains exactly the values of its pages."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from tests.captures.golden import captures, golden
 from tests.terminal.pages import GIB, NOW, PHASE_SHARES, node, page, sample
 
 
-def test_a_gpu_is_told_from_two_pages() -> None:
+def test_a_gpu_is_derived_from_two_pages() -> None:
     gpu = node(1000, 1002).gpus[1]
     assert (gpu.index, gpu.uuid, gpu.model, gpu.up, gpu.mig) == ("1", "GPU-1", "NVIDIA L40S", True, "")
-    # Of the two seconds between the pages, whatever the gauge of the newest second says.
+    # Over the two seconds between the pages, not the gauge of the newest second.
     assert gpu.utilization == pytest.approx(0.9)
     assert gpu.sm_active == pytest.approx(0.6)
     assert gpu.throttled == {"hw_thermal": pytest.approx(0.25)}
@@ -35,7 +35,7 @@ def test_one_page_has_the_gauge_and_no_rates() -> None:
     assert found.host.pressure == {}
 
 
-def test_what_no_page_tells_is_none() -> None:
+def test_missing_values_are_none() -> None:
     left_out = (
         *(
             observer.UTILIZATION,
@@ -62,7 +62,7 @@ def test_what_no_page_tells_is_none() -> None:
     assert run.samples_per_second is run.loss is run.steps_planned is run.seconds_left is None
 
 
-def test_an_idle_gpu_reads_as_zero_and_not_as_untold() -> None:
+def test_an_idle_gpu_has_zero_and_not_an_unknown_value() -> None:
     idle = [sample(observer.BUSY, ("0", "GPU-0"), 7.0)]
     assert node(1000, 1002, without=[observer.BUSY], extra=idle).gpus[0].utilization == 0
 
@@ -79,7 +79,7 @@ def test_a_page_that_was_not_renewed_keeps_its_rates() -> None:
     found = watching.observe(page(1002), 2)
     assert watching.observe(page(1002), 4) == found
     assert found.host.cpu is not None
-    # And the next one is compared with it, not with the one that came before.
+    # The next page is compared with it, not with the page before.
     assert watching.observe(page(1006), 6).host.cpu == pytest.approx(found.host.cpu)
 
 
@@ -89,7 +89,7 @@ def test_a_lost_gpu_says_why() -> None:
     assert (gpu.index, gpu.up, gpu.reason, gpu.model) == ("7", False, "gpu_lost", "")
 
 
-def test_the_host_is_told_from_two_pages() -> None:
+def test_the_host_is_derived_from_two_pages() -> None:
     host = node(1000, 1002).host
     assert host.cpu == pytest.approx(0.3)
     assert host.iowait == pytest.approx(0.1)
@@ -100,7 +100,7 @@ def test_the_host_is_told_from_two_pages() -> None:
     assert (host.memory_used, host.memory_total) == (64 * GIB, 256 * GIB)
 
 
-def test_a_run_is_told_since_its_start_at_first() -> None:
+def test_a_run_is_described_since_its_start_at_first() -> None:
     (run,) = runs_of(node(1000, 1002).ranks)
     assert run.name == RunName("resnet50", "")
     assert run.since is None
@@ -114,8 +114,8 @@ def test_a_run_is_told_since_its_start_at_first() -> None:
     assert [rank.gpus for rank in run.ranks] == [("0",), ("1",)]
 
 
-def test_then_of_the_last_half_minute() -> None:
-    """The pages of a quarter to half a minute ago are the ones that count."""
+def test_a_run_is_then_described_over_the_last_half_minute() -> None:
+    """Rates use a page that is a quarter to half a minute old."""
     (run,) = runs_of(node(*range(1000, 1042, 2)).ranks)
     assert run.since is not None
     assert 15 <= run.since <= 30
@@ -124,7 +124,7 @@ def test_then_of_the_last_half_minute() -> None:
     assert run.last_step == NOW + 1039
 
 
-def test_a_rank_that_began_anew_counts_from_its_start() -> None:
+def test_a_restarted_rank_counts_from_its_start() -> None:
     watching = Observer()
     watching.observe(page(1000), 0)
     rank = watching.observe(page(20, without=[observer.BUSY]), 20).ranks[0]
@@ -132,7 +132,7 @@ def test_a_rank_that_began_anew_counts_from_its_start() -> None:
     assert rank.recent.steps == 40
 
 
-def test_an_exporter_that_began_anew_has_no_past() -> None:
+def test_a_restarted_exporter_has_no_history() -> None:
     watching = Observer()
     watching.observe(page(1000), 0)
     again = watching.observe(page(5), 20)
@@ -146,7 +146,7 @@ def test_time_outside_steps_lowers_the_throughput() -> None:
     assert run.samples_per_second == pytest.approx(64)
 
 
-def test_an_ended_run_has_no_throughput_and_stands_last() -> None:
+def test_an_ended_run_has_no_throughput_and_is_listed_last() -> None:
     ended = [
         sample(observer.RANK_INFO, ("alexnet", "0", *[""] * 10)),
         sample(observer.RANK_STATE, ("alexnet", "0", "failed")),
@@ -166,18 +166,18 @@ def test_ranks_on_several_nodes_are_one_run() -> None:
 
 
 @pytest.mark.parametrize("number", ["-1", "first", "9" * 5000, "²"])
-def test_a_rank_without_a_number_is_passed_over(number: str) -> None:
+def test_a_rank_without_a_number_is_ignored(number: str) -> None:
     assert not node(1000, ranks=0, extra=[sample(observer.RANK_INFO, ("a", number, *[""] * 10))]).ranks
 
 
-def test_instances_stand_behind_their_gpu() -> None:
+def test_instances_are_listed_after_their_gpu() -> None:
     capture = next(each for each in captures() if "mig" in each.name)
     found = Observer().observe(observer.wanted(golden(capture).read_text(encoding="utf-8")), 0.0)
     assert [gpu.mig for gpu in found.gpus[:3]] == ["", "1c.3g.71gb", "1g.18gb"]
     assert {gpu.index for gpu in found.gpus} == {"0", "1"}
 
 
-def test_series_that_lack_their_labels_are_borne() -> None:
+def test_series_without_their_labels_are_accepted() -> None:
     bare = "".join(f"{name} 1\n" for name in sorted(observer.WANTED))
     watching = Observer()
     for second in (0.0, 20.0):

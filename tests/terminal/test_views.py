@@ -1,4 +1,4 @@
-"""What stands on the screen, as text."""
+"""The views of the screen as text."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from stallscope.catalogue.metrics import FAMILIES, MetricType
 from stallscope.sampling.reading import Sample
-from stallscope.terminal.feed import Seen
+from stallscope.terminal.feed import ExporterState
 from stallscope.terminal.gpu_lines import SORTS
 from stallscope.terminal.lines import ASCII, Span, fit, length_of, phase_bar, plain, width_of, wrapped
 from stallscope.terminal.screen import Screen
@@ -19,7 +19,7 @@ from stallscope.view.verdicts import RunName, Verdict, Verdicts
 from tests.terminal.pages import node, page, rendered, sample
 
 LATER = (1000, 1014, 1028, 1040)
-"""Long enough for rates of training."""
+"""Seconds of pages that are far enough apart for training rates."""
 VERDICTS = Verdicts(
     server="http://prometheus:9090",
     runs={RunName("resnet50", ""): Verdict("input_few_workers", 0.23, 0.31)},
@@ -33,7 +33,7 @@ VERDICTS = Verdicts(
 def screen(
     found: Node | None, *, verdicts: Verdicts | None = None, problem: str = "", name: str = "node1:19400"
 ) -> Screen:
-    return Screen((Seen(name, found, None if found is None else 14.2 if problem else 0.4, problem),), verdicts)
+    return Screen((ExporterState(name, found, None if found is None else 14.2 if problem else 0.4, problem),), verdicts)
 
 
 def shown(of: Screen, width: int = 80, view: str = "Overview", sort: str = "number") -> str:
@@ -55,15 +55,15 @@ GPU Activity              Memory     Power  Temp  MHz Slowed Proc Owner
 1   ███████▎  90 % 21.0/48.0 GiB 251/350 W 61 °C 2490   25 %    2 alice, job 41
 
 resnet50   running   2 ranks   training
-  step 2,080 of 10,000, 20 %, 1 h 6 min left   500 ms a step   128 samples/s
+  step 2,080 of 10,000, 20 %, 1 h 6 min left   500 ms per step   128 samples/s
   loss 0.25   last step 1 s ago, report 0 s ago
   │data wait 30 %        │forward 20 %   │backward 40 %                 │10 %
-  Phases in the last 26 s; besides: other 10 %.
+  Phases in the last 26 s. Also: other 10 %.
 
-No verdicts: --prometheus.url names a Prometheus with Stallscope's rules."""
+No verdicts: set --prometheus.url to a Prometheus with Stallscope's rules."""
 
 
-def test_verdicts_stand_with_the_run_and_under_a_gpu_that_is_itself_the_cause() -> None:
+def test_verdicts_are_shown_with_the_run_and_below_a_faulty_gpu() -> None:
     said = shown(screen(node(*LATER), verdicts=VERDICTS))
     below = said.splitlines()[said.splitlines().index(OVERVIEW.splitlines()[5]) + 1]
     assert below == "    Verdict: Slowed by heat. It costs 13 % of the GPU time. Check airflow, fans"
@@ -72,7 +72,7 @@ def test_verdicts_stand_with_the_run_and_under_a_gpu_that_is_itself_the_cause() 
         "  causes together 31 %. Raise num_workers and prefetch_factor, and keep workers\n"
         "  alive between epochs.\n"
     ) in said
-    assert said.endswith("Verdicts: http://prometheus:9090, told 12 s ago.")
+    assert said.endswith("Verdicts: http://prometheus:9090, updated 12 s ago.")
 
 
 def test_verdicts_have_a_column_where_there_is_room() -> None:
@@ -82,12 +82,12 @@ def test_verdicts_have_a_column_where_there_is_room() -> None:
     assert lines[lines.index(head) + 2].endswith("alice, job 41 Slowed by heat, 13 %")
 
 
-def test_a_verdict_that_can_not_be_told() -> None:
+def test_an_unknown_verdict() -> None:
     said = shown(screen(node(*LATER), verdicts=VERDICTS._replace(runs={}, ambiguous=frozenset(VERDICTS.runs))))
-    assert "Verdict: unknown. Prometheus knows several runs of this name" in said
+    assert "Verdict: unknown. Prometheus has several runs of this name" in said
     lost = VERDICTS._replace(runs={}, gpus={}, age=None, problem="http://prometheus:9090: no answer within 5 s")
     said = shown(screen(node(*LATER), verdicts=lost), 100)
-    assert said.endswith("No newer verdicts: http://prometheus:9090: no answer within 5 s. No verdict is known.")
+    assert said.endswith("No newer verdicts: http://prometheus:9090: no answer within 5 s. No verdicts are known.")
 
 
 @pytest.mark.parametrize("view", VIEWS)
@@ -98,8 +98,8 @@ def test_no_line_is_wider_than_the_screen(view: str, width: int) -> None:
     assert length_of(widest) <= width, plain(widest)
 
 
-def test_what_is_not_told_is_not_zero() -> None:
-    untold = (
+def test_unknown_values_are_dashes() -> None:
+    missing = (
         observer.BUSY,
         observer.UTILIZATION,
         observer.POWER,
@@ -108,12 +108,12 @@ def test_what_is_not_told_is_not_zero() -> None:
         observer.OWNER_INFO,
     )
     (row,) = (
-        line for line in shown(screen(node(*LATER, gpus=1, ranks=0, without=untold))).splitlines() if line[:1] == "0"
+        line for line in shown(screen(node(*LATER, gpus=1, ranks=0, without=missing))).splitlines() if line[:1] == "0"
     )
     assert row.split() == ["0", "-", "20.0/48.0", "GiB", "-", "-", "2490", "-", "-", "-"]
 
 
-def test_troubles_stand_above_the_gpus() -> None:
+def test_problems_are_shown_above_the_gpus() -> None:
     extra = [
         sample(observer.GPU_UP, ("7", "GPU-7"), 0),
         sample(observer.LOST_INFO, ("7", "GPU-7", "gpu_lost")),
@@ -126,26 +126,26 @@ def test_troubles_stand_above_the_gpus() -> None:
     said = shown(of)
     assert (
         "GPU 7 is down (gpu_lost). It fell off the bus: drain the node and reboot. Last\nreading 20 s ago.\n"
-        "Source owners is down (last reading never): see the exporter's log.\n"
-        "17 series were left out at the exporter's limits.\nGPU "
+        "Source owners is down (last reading never); see the exporter's log.\n"
+        "17 series were dropped at the exporter's limits.\nGPU "
     ) in said
     assert "\n7   down gpu_lost" in said
 
 
-def test_many_troubles_leave_room_for_the_rest() -> None:
+def test_many_problems_are_cut_short() -> None:
     down = [sample(observer.GPU_UP, (str(index), f"GPU-{index}"), 0) for index in range(10, 40)]
     assert "and 22 more\n" in shown(screen(node(1000, extra=down)))
 
 
-def test_what_is_old_is_grey_and_says_how_old() -> None:
+def test_outdated_values_are_grey_and_have_their_age() -> None:
     lines = overview(screen(node(*LATER), problem="no answer within 5 s"), "number", 80)
-    assert lines[0] == (Span("node1:19400: no answer within 5 s. What is shown is 14 s old.", "bad"),)
+    assert lines[0] == (Span("node1:19400: no answer within 5 s. The values shown are 14 s old.", "bad"),)
     roles = {span.role for each in lines[1:-1] for span in each}
     assert roles == {"stale"}
 
 
-def test_an_exporter_that_never_answered() -> None:
-    assert shown(screen(None)) == "node1:19400  asking"
+def test_an_exporter_that_never_responded() -> None:
+    assert shown(screen(None)) == "node1:19400  connecting"
     assert shown(screen(None, problem="it can't be reached")) == "node1:19400: it can't be reached."
 
 
@@ -158,31 +158,31 @@ def test_gpus_are_sorted(sort: str, first: str) -> None:
     assert lines[lines.index(OVERVIEW.splitlines()[3]) + 1][0] == first
 
 
-def test_an_owner_may_be_looked_for() -> None:
+def test_owners_can_be_filtered() -> None:
     of = screen(node(*LATER)).of("ALI")
-    assert [gpu.index for gpu in of.seen[0].node.gpus] == ["1"]  # type: ignore[union-attr]
-    assert not of.runs  # bob's
+    assert [gpu.index for gpu in of.exporters[0].node.gpus] == ["1"]  # type: ignore[union-attr]
+    assert not of.runs  # the run is bob's
     assert [run.name.run for run in screen(node(*LATER)).of("bob").runs] == ["resnet50"]
 
 
-def test_a_gpu_whose_owner_is_not_told_is_of_who_trains_on_it() -> None:
+def test_a_gpu_without_owner_belongs_to_the_owner_of_its_rank() -> None:
     of = screen(node(*LATER, ranks=1, without=[observer.OWNER_INFO])).of("bob")
-    assert [gpu.index for gpu in of.seen[0].node.gpus] == ["0"]  # type: ignore[union-attr]
+    assert [gpu.index for gpu in of.exporters[0].node.gpus] == ["0"]  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("view", ["Overview", "GPUs", "Runs", "Owners"])
-def test_where_nobody_is_of_that_name_it_says_who_there_is(view: str) -> None:
+def test_a_filter_without_match_suggests_owners(view: str) -> None:
     said = shown(screen(node(*LATER)).of("carol"), 200, view)
-    assert said.endswith("Nobody here has 'carol' in a name. GPUs and runs are of alice, job 41; bob, job 40.")
+    assert said.endswith("No owner matches 'carol'. Known owners: alice, job 41; bob, job 40.")
     assert "of that owner." in said
     alone = shown(screen(node(*LATER, without=[observer.OWNER_INFO, observer.RANK_INFO])).of("carol"), 200, view)
-    assert alone.endswith("Nobody here has 'carol' in a name. The exporters tell no owner.")
+    assert alone.endswith("No owner matches 'carol'. The exporters report no owners.")
 
 
-def test_of_an_owner_who_has_no_run_nobody_else_is_named() -> None:
+def test_a_filter_that_matches_an_owner_without_runs_suggests_no_one() -> None:
     said = shown(screen(node(*LATER)).of("alice"), view="Runs")
     assert said == "No training run of that owner."
-    assert "Nobody" not in shown(screen(None, problem="it can't be reached").of("alice"))
+    assert "No owner matches" not in shown(screen(None, problem="it can't be reached").of("alice"))
 
 
 def test_the_other_views() -> None:
@@ -190,11 +190,11 @@ def test_the_other_views() -> None:
     assert "slowed by hw_thermal 25 % of the time\n    held by alice, job 41 (18.0 GiB)" in shown(of, view="GPUs")
     assert "Verdict of its run: Waiting for data: too few workers, 23 %." in shown(of, view="GPUs")
     assert "     1    1  running  2,080     500 ms  ███▎····  40 % backward  0 s ago" in shown(of, view="Runs")
-    assert "alice, job 41     1  1      ███████▎  90 %  18.0 GiB  -" in shown(of, view="Owners")
+    assert "alice, job 41     1  1        ███████▎  90 %  18.0 GiB  -" in shown(of, view="Owners")
     assert "nvme0n1 busy 50 %   Stallscope 1.2.3\n" in shown(of, view="Nodes")
 
 
-def test_those_who_share_a_gpu_are_told_apart_by_their_own_activity() -> None:
+def test_owners_that_share_a_gpu_have_their_own_activity() -> None:
     carol = ("0", "GPU-0", "ml", "eval-7", "main", "", "carol")
     bob = ("0", "GPU-0", "", "", "", "40", "bob")
     watching = observer.Observer()
@@ -206,28 +206,28 @@ def test_those_who_share_a_gpu_are_told_apart_by_their_own_activity() -> None:
         ]
         found = watching.observe(page(second, gpus=1, ranks=1, extra=extra), second)
     lines = shown(screen(found), view="Owners").splitlines()
-    assert lines[2].endswith("█████▋··  70 %  18.0 GiB  resnet50")  # which its rank calls bob's
+    assert lines[2].endswith("█████▋··  70 %  18.0 GiB  resnet50")  # the rank names bob as its owner
     assert lines[3].endswith("█▋······  20 %         -  -")
     said = shown(screen(found), 200, view="GPUs")
     assert "held by bob, job 40 (18.0 GiB, busy 70 %), ml/eval-7 (busy 20 %)" in said
 
 
-def test_a_run_that_names_nobody_is_of_who_is_alone_on_its_gpu() -> None:
+def test_a_run_without_owner_belongs_to_the_only_owner_of_its_gpu() -> None:
     nameless = ("resnet50", "0", "0", "1", "pytorch", "node1", "", "", "", "", "", "production")
     extra = [sample(observer.RANK_INFO, nameless)]
     alone = node(*LATER, gpus=2, ranks=1, extra=extra, without=[observer.RANK_INFO])
-    assert "bob, job 40       1  0      ███████▎  90 %  18.0 GiB  resnet50" in shown(screen(alone), view="Owners")
+    assert "bob, job 40       1  0        ███████▎  90 %  18.0 GiB  resnet50" in shown(screen(alone), view="Owners")
 
 
-def test_nobody_is_told_from_not_told() -> None:
-    unheld = [observer.OWNER_INFO, observer.OWNER_MEMORY]
-    assert "\nnot told     2  0, 1" in (said := shown(screen(node(1000, without=unheld)), view="Owners"))
+def test_free_gpus_and_unknown_owners_differ() -> None:
+    without_owners = [observer.OWNER_INFO, observer.OWNER_MEMORY]
+    assert "\nunknown     2  0, 1" in (said := shown(screen(node(1000, without=without_owners)), view="Owners"))
     assert said.splitlines()[2].endswith(" -  resnet50")
-    looked = [sample(observer.SOURCE_UP, ("owners",), 1)]
-    assert "\nnobody " in shown(screen(node(1000, without=unheld, extra=looked)), view="Owners")
+    owners_up = [sample(observer.SOURCE_UP, ("owners",), 1)]
+    assert "\nnobody " in shown(screen(node(1000, without=without_owners, extra=owners_up)), view="Owners")
 
 
-def test_a_gpu_that_is_split_is_held_by_nobody_itself() -> None:
+def test_a_split_gpu_itself_has_no_owner() -> None:
     split = [
         sample(observer.GPU_INFO, ("0", "MIG-0", "NVIDIA H200", *[""] * 7, "mig", "1g.18gb")),
         sample(observer.OWNER_INFO, ("0", "MIG-0", "", "", "", "", "carol", "1g.18gb")),
@@ -237,7 +237,7 @@ def test_a_gpu_that_is_split_is_held_by_nobody_itself() -> None:
     assert lines[2].split()[:4] == ["carol", "1", "0", "1g.18gb"]
 
 
-def test_of_a_thousand_ranks_those_in_trouble_are_shown() -> None:
+def test_lost_ranks_are_shown_among_a_thousand() -> None:
     extra = [sample(observer.RANK_STATE, ("resnet50", "999", "lost"))]
     without = [observer.RANK_STATE]
     said = shown(screen(node(1000, ranks=1000, without=without, extra=extra)), view="Runs")
@@ -249,8 +249,8 @@ HOSTILE = "\x1b]0;owned\x07\x1b[2J\u202eevil\x9b31m\r\n\ud83d日本語"
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_no_name_from_outside_steers_the_terminal(view: str) -> None:
-    """Every label of every family that is read says the worst that there is."""
+def test_names_from_outside_can_not_control_the_terminal(view: str) -> None:
+    """Every label of every parsed family contains control characters."""
     samples: list[Sample] = []
     for name in sorted(observer.WANTED):
         found = FAMILIES.get(name)
@@ -277,10 +277,10 @@ def test_no_name_from_outside_steers_the_terminal(view: str) -> None:
 
 def test_phases_fill_the_bar_and_are_named_once() -> None:
     shares = [PhaseShare("forward", 0.6), PhaseShare("my_own", 0.37), PhaseShare("", 0.03)]
-    bar, rest = phase_bar(shares, 40)
+    bar, unlabelled = phase_bar(shares, 40)
     assert plain(bar) == "│forward 60 %           │my own 37 %   │"
     assert [span.role for span in bar] == ["phase:forward", "phase:my_own", "phase:"]
-    assert rest == "the rest 3 %"
+    assert unlabelled == "the rest 3 %"
 
 
 @pytest.mark.parametrize(
@@ -299,13 +299,13 @@ def test_a_text_is_cut_to_its_cells(text: str, width: int, cut: str) -> None:
     assert sum(width_of(span.text) for span in spans) == width
 
 
-def test_a_sentence_of_wide_signs_is_wrapped_by_its_cells() -> None:
+def test_wide_characters_are_wrapped_by_their_cells() -> None:
     lines = wrapped("学習 " * 30 + "is down", 40)
     assert max(map(length_of, lines)) <= 40
     assert "".join(map(plain, lines)).count("学習") == 30
 
 
-def test_all_signs_have_a_stand_in_for_terminals_that_know_ascii_alone() -> None:
+def test_all_characters_have_an_ascii_replacement() -> None:
     of = screen(node(*LATER), verdicts=VERDICTS, problem="gone")
     lines = [each for view in VIEWS.values() for width in (40, 80) for each in view(of, "number", width)]
     assert all(span.text.translate(ASCII).isascii() for each in [*lines, *HELP] for span in each)

@@ -11,7 +11,7 @@ from stallscope.common.formatting import ago, count, duration, percent, progress
 from stallscope.sampling.clock import ScriptedClock
 from stallscope.sampling.reading import Distribution, Sample
 from stallscope.terminal.document import document
-from stallscope.terminal.feed import Seen
+from stallscope.terminal.feed import ExporterState
 from stallscope.terminal.lines import plain
 from stallscope.terminal.screen import Screen
 from stallscope.terminal.views import VIEWS
@@ -41,16 +41,16 @@ VERDICTS = Verdicts(
 
 
 class Shown(NamedTuple):
-    """One node in its three renderings."""
+    """The three renderings of a node."""
 
     page: Element
     top: dict[str, list[str]]
-    """By view, a text for each GPU or run."""
+    """For each view, a text for each GPU or run."""
     json: dict[str, Any]
 
 
 def rank(run: str, number: int, state: str, *, seconds: float, namespace: str = "", pushed: float) -> list[Sample]:
-    """The samples of a rank that waits for data for half of its time, and makes a step in four seconds."""
+    """Return the samples of a rank that waits for data half of the time, with steps of four seconds."""
     labels = (run, str(number))
     steps = int(seconds / 4)
     counts = (*[0] * len(observer.STEP_SECONDS.buckets), steps)
@@ -68,7 +68,7 @@ def rank(run: str, number: int, state: str, *, seconds: float, namespace: str = 
 
 
 def node(second: float) -> list[Sample]:
-    """Four GPUs, one of them lost and one split, and three runs, two of one name; one has ended."""
+    """Return a node with four GPUs (one lost, one split) and three runs (two of one name, one ended)."""
     instance = ("2", "MIG-0")
     extra = [
         sample(observer.GPU_UP, ("7", "GPU-7"), 0),
@@ -92,7 +92,7 @@ def node(second: float) -> list[Sample]:
 
 
 def three_renderings(*seconds: float) -> Shown:
-    """The node as it is shown at the last of these seconds."""
+    """Render the node at the last of these seconds."""
     clock = ScriptedClock()
     history = History(clock.monotonic)
     watching = observer.Observer()
@@ -103,7 +103,7 @@ def three_renderings(*seconds: float) -> Shown:
             clock.advance(MARK_SECONDS)
     now = seconds[-1]
     found = watching.observe(observer.wanted(rendered(node(now))), now)
-    screen = Screen((Seen("node1:19400", found, 0.4, ""),), VERDICTS)
+    screen = Screen((ExporterState("node1:19400", found, 0.4, ""),), VERDICTS)
     top = {
         name: "\n".join(plain(each) for each in view(screen, "number", 1000)).split("\n\n")
         for name, view in VIEWS.items()
@@ -113,17 +113,17 @@ def three_renderings(*seconds: float) -> Shown:
 
 
 @pytest.fixture(params=[(FIRST,), (FIRST, SECOND)], ids=["first look", "later"], scope="module")
-def looked(request: pytest.FixtureRequest) -> Shown:
+def renderings(request: pytest.FixtureRequest) -> Shown:
     return three_renderings(*request.param)
 
 
 def spaced(text: str) -> str:
-    """A text of the terminal with `20.0/48.0 GiB` as the page has it."""
+    """Convert the terminal's `20.0/48.0 GiB` to the page's wording."""
     return " ".join(text.replace("/", " of ").replace("│", " ").split())
 
 
 def verdict_words(verdict: dict[str, Any] | None, of_gpu: bool) -> list[str]:
-    """What is said of a verdict in JSON."""
+    """Return the words expected for a verdict in JSON."""
     if verdict is None:
         return []
     culprit = None if verdict["culprit"] is None else Culprit(**verdict["culprit"])
@@ -134,7 +134,7 @@ def verdict_words(verdict: dict[str, Any] | None, of_gpu: bool) -> list[str]:
 
 
 def gpu_words(gpu: dict[str, Any], now: float) -> list[str]:
-    """What must be shown of a GPU in JSON."""
+    """Return the words expected for a GPU in JSON."""
     words = [owner["user"] or owner["pod"] for owner in gpu["owners"]] + verdict_words(gpu["verdict"], of_gpu=True)
     if not gpu["up"]:
         return [*words, gpu["reason"], explained(gpu["reason"]), f"Last reading {ago(now - gpu['last_reading'])}."]
@@ -150,7 +150,7 @@ def gpu_words(gpu: dict[str, Any], now: float) -> list[str]:
 
 
 def test_gpus_have_the_same_values() -> None:
-    """At the first look; later top has the activity since its look before, and the page that of the newest second."""
+    """On the first page. Later, top shows activity since the previous page, the status page that of the last second."""
     page, top, json = three_renderings(FIRST)
     gpus, now = json["nodes"][0]["gpus"], json["nodes"][0]["time"]
     whole = [gpu for gpu in gpus if gpu["mig"] is None]
@@ -168,7 +168,7 @@ def test_gpus_have_the_same_values() -> None:
 
 
 def run_words(run: dict[str, Any], now: float) -> list[str]:
-    """What must be shown of a run in JSON."""
+    """Return the words expected for a run in JSON."""
     states = [state if len(run["states"]) == 1 else f"{number} {state}" for state, number in run["states"].items()]
     since = "since the start" if run["since_seconds"] is None else f"in the last {whole_time(run['since_seconds'])}"
     words = [
@@ -190,8 +190,8 @@ def run_words(run: dict[str, Any], now: float) -> list[str]:
     return words
 
 
-def test_runs_and_ranks_have_the_same_values(looked: Shown) -> None:
-    page, top, json = looked
+def test_runs_and_ranks_have_the_same_values(renderings: Shown) -> None:
+    page, top, json = renderings
     runs, now = json["runs"], json["nodes"][0]["time"]
     assert [(run["run"], run["namespace"]) for run in runs] == [
         ("resnet50", None),

@@ -29,7 +29,7 @@ def test_a_culprit_is_rank_gpu_node_and_root_cause_in_one_line() -> None:
         (HOT._replace(instance="a\nb"), "rank 3, GPU 1 of a\\nb: slowed by heat"),
     ],
 )
-def test_a_culprit_has_words_for_what_is_known_of_it(culprit: Culprit, words: str) -> None:
+def test_a_culprit_is_described_as_far_as_known(culprit: Culprit, words: str) -> None:
     assert phrase_of(culprit) == words
 
 
@@ -49,7 +49,7 @@ def test_a_root_cause_that_is_not_known_leaves_the_remedy_of_the_verdict() -> No
     assert words.remedy == CAUSES["straggler_hw"].remedy
 
 
-def test_the_total_is_told_only_where_it_is_another_figure() -> None:
+def test_the_total_is_shown_only_if_it_differs() -> None:
     assert words_of(Verdict("thermal_throttle", 0.42, 0.425)).cost == "It costs 42 % of the GPU time."
     total = words_of(Verdict("thermal_throttle", 0.42, 0.5), with_gpus=False).cost
     assert total == "It costs 42 % of its time, all causes together 50 %."
@@ -61,7 +61,7 @@ def test_words_of_a_root_cause_fit_into_a_template_and_a_line(cause: str) -> Non
     assert not set('"\\{}\n') & set(CAUSES[cause].remedy)
 
 
-def test_insufficient_data_says_what_is_awaited_the_likely_first() -> None:
+def test_insufficient_data_lists_the_missing_data_the_likely_first() -> None:
     words = words_of(Verdict("insufficient_data", 0.0, missing=("data_wait", "warmup")))
     assert words.remedy == f"{MISSING['warmup']} {MISSING['data_wait']}"
 

@@ -1,4 +1,4 @@
-"""The watch over verdicts: when it asks, what it asks for, and what it tells meanwhile."""
+"""The background queries for verdicts: their times, their content, and the state in between."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ import pytest
 
 from stallscope.clients.prometheus import Prometheus, PrometheusError, Series
 from stallscope.sampling.clock import ScriptedClock
-from stallscope.view.verdicts import USEFUL_SECONDS, WATCHED_SECONDS, Culprit, RunName, Verdict, VerdictWatch
+from stallscope.view.verdicts import USEFUL_SECONDS, WATCHED_SECONDS, Culprit, RunName, Verdict, Verdicts, VerdictWatch
 from tests.analysis.servers import prometheus
 
 RESNET = RunName("resnet50", "")
 
 
 class Scripted:
-    """A server whose answers a test sets, by name of the series."""
+    """A server with scripted results by series name."""
 
     name = "http://prometheus"
 
     def __init__(self, **answers: Sequence[Series]) -> None:
         self.answers = answers
         self.problem: Exception | None = None
-        self.asked: list[str] = []
+        self.queries: list[str] = []
         self.came = threading.Condition()
         self.may_answer = threading.Event()
         self.may_answer.set()
 
     def query(self, expression: str) -> Sequence[Series]:
         with self.came:
-            self.asked.append(expression)
+            self.queries.append(expression)
             self.came.notify_all()
         assert self.may_answer.wait(60)
         if self.problem is not None:
@@ -42,9 +42,9 @@ class Scripted:
             expression.partition("{")[0].rpartition("(")[2].removesuffix(":ratio5m").replace(":", "_"), ()
         )
 
-    def await_questions(self, number: int) -> None:
+    def await_queries(self, number: int) -> None:
         with self.came:
-            assert self.came.wait_for(lambda: len(self.asked) >= number, 60)
+            assert self.came.wait_for(lambda: len(self.queries) >= number, 60)
 
 
 def series(value: float, **labels: str) -> Series:
@@ -64,12 +64,19 @@ def watch(clock: ScriptedClock) -> Callable[[Scripted], VerdictWatch]:
 Make = Callable[[Scripted], VerdictWatch]
 
 
-def test_it_asks_for_the_runs_and_gpus_that_somebody_looks_at(watch: Make) -> None:
+def after_query(watching: VerdictWatch, runs: Sequence[RunName] = (RESNET,), gpus: Sequence[str] = ()) -> Verdicts:
+    """Return the verdicts after one query."""
+    watching.look(runs, gpus)
+    watching.ask()
+    return watching.look(runs, gpus)
+
+
+def test_the_displayed_runs_and_gpus_are_queried(watch: Make) -> None:
     server = Scripted()
     watching = watch(server)
     watching.look([RunName("b.c", "x"), RunName("a", "")], ["GPU-1", "GPU-2"])
     watching.ask()
-    assert server.asked == [
+    assert server.queries == [
         'run:time_lost:ratio5m{run=~"a|b\\\\.c"}',
         'run:culprit:info{run=~"a|b\\\\.c"}',
         'count by (run, namespace, missing) (rank:missing:info{run=~"a|b\\\\.c"})',
@@ -78,15 +85,15 @@ def test_it_asks_for_the_runs_and_gpus_that_somebody_looks_at(watch: Make) -> No
     ]
 
 
-def test_it_asks_for_nothing_where_there_is_nothing_to_ask_for(watch: Make) -> None:
+def test_without_runs_and_gpus_nothing_is_queried(watch: Make) -> None:
     server = Scripted()
     watching = watch(server)
     watching.look([], [])
     watching.ask()
-    assert not server.asked
+    assert not server.queries
 
 
-def test_it_tells_cause_share_total_and_age(watch: Make, clock: ScriptedClock) -> None:
+def test_verdicts_have_cause_share_total_and_age(watch: Make, clock: ScriptedClock) -> None:
     server = Scripted(
         run_verdict=[series(0.4, run="resnet50", cause="input_bound"), series(0.9, run="other", cause="stalled")],
         run_time_lost=[series(0.5, run="resnet50")],
@@ -96,61 +103,52 @@ def test_it_tells_cause_share_total_and_age(watch: Make, clock: ScriptedClock) -
     watching.look([RESNET], ["GPU-1", "GPU-2"])
     watching.ask()
     clock.advance(12)
-    told = watching.look([RESNET], ["GPU-1", "GPU-2"])
-    assert told.runs == {RESNET: Verdict("input_bound", 0.4, 0.5)}
-    assert told.gpus == {"GPU-1": Verdict("thermal_throttle", 0.1)}
-    assert (told.age, told.problem) == (12, "")
+    found = watching.look([RESNET], ["GPU-1", "GPU-2"])
+    assert found.runs == {RESNET: Verdict("input_bound", 0.4, 0.5)}
+    assert found.gpus == {"GPU-1": Verdict("thermal_throttle", 0.1)}
+    assert (found.age, found.problem) == (12, "")
 
 
 @pytest.mark.parametrize(("cause", "missing"), [("insufficient_data", ("reports", "warmup")), ("input_bound", ())])
-def test_a_run_that_cannot_be_judged_says_what_is_missing(watch: Make, cause: str, missing: tuple[str, ...]) -> None:
+def test_insufficient_data_has_its_reasons(watch: Make, cause: str, missing: tuple[str, ...]) -> None:
     reasons = [series(8, run="resnet50", missing=reason) for reason in ("warmup", "reports")]
     verdict = [series(0.0, run="resnet50", cause=cause)]
-    watching = watch(Scripted(run_verdict=verdict, rank_missing_info=reasons))
-    watching.look([RESNET], [])
-    watching.ask()
-    assert watching.look([RESNET], []).runs == {RESNET: Verdict(cause, 0.0, missing=missing)}
+    assert after_query(watch(Scripted(run_verdict=verdict, rank_missing_info=reasons))).runs == {
+        RESNET: Verdict(cause, 0.0, missing=missing)
+    }
 
 
 HOT = {"rank": "3", "instance": "b:9400", "gpu": "1", "uuid": "GPU-1", "mig": "", "cause": "thermal_throttle"}
 
 
-def test_a_verdict_of_a_run_has_the_rank_gpu_and_root_cause_to_blame(watch: Make) -> None:
+def test_a_verdict_of_a_run_has_its_culprit(watch: Make) -> None:
     verdict = [series(0.2, run="resnet50", cause="straggler_hw")]
     watching = watch(Scripted(run_verdict=verdict, run_culprit_info=[series(1, run="resnet50", **HOT)]))
-    watching.look([RESNET], [])
-    watching.ask()
     blamed = Culprit("3", "b:9400", "1", "", "thermal_throttle")
-    assert watching.look([RESNET], []).runs == {RESNET: Verdict("straggler_hw", 0.2, None, blamed)}
+    assert after_query(watching).runs == {RESNET: Verdict("straggler_hw", 0.2, None, blamed)}
 
 
 def test_runs_of_one_name_with_different_culprits_have_none(watch: Make) -> None:
     verdict = [series(0.2, run="resnet50", cause="straggler_hw")]
     culprits = [series(1, run="resnet50", **HOT), series(1, cluster="b", run="resnet50", **{**HOT, "rank": "0"})]
-    watching = watch(Scripted(run_verdict=verdict, run_culprit_info=culprits))
-    watching.look([RESNET], [])
-    watching.ask()
-    assert watching.look([RESNET], []).runs[RESNET].culprit is None
+    assert after_query(watch(Scripted(run_verdict=verdict, run_culprit_info=culprits))).runs[RESNET].culprit is None
 
 
-def test_before_the_first_answer_it_knows_nothing(watch: Make) -> None:
-    told = watch(Scripted()).look([RESNET], [])
-    assert (told.runs, told.gpus, told.age, told.problem) == ({}, {}, None, "")
+def test_before_the_first_query_there_are_no_verdicts(watch: Make) -> None:
+    found = watch(Scripted()).look([RESNET], [])
+    assert (found.runs, found.gpus, found.age, found.problem) == ({}, {}, None, "")
 
 
-def test_runs_of_one_name_are_told_apart_by_namespace(watch: Make) -> None:
+def test_runs_of_one_name_are_distinguished_by_namespace(watch: Make) -> None:
     names = [RunName("resnet50", "red"), RunName("resnet50", "blue")]
     verdicts = [
         series(0.4, run="resnet50", namespace="red", cause="input_bound"),
         series(0.2, run="resnet50", namespace="blue", cause="comm_bound"),
         series(0.3, run="resnet50", cause="stalled"),
     ]
-    watching = watch(Scripted(run_verdict=verdicts))
-    watching.look(names, [])
-    watching.ask()
-    told = watching.look(names, [])
-    assert [told.runs[name].cause for name in names] == ["input_bound", "comm_bound"]
-    assert not told.ambiguous
+    found = after_query(watch(Scripted(run_verdict=verdicts)), names)
+    assert [found.runs[name].cause for name in names] == ["input_bound", "comm_bound"]
+    assert not found.ambiguous
 
 
 def test_a_run_that_clusters_judge_differently_has_no_verdict(watch: Make) -> None:
@@ -158,39 +156,30 @@ def test_a_run_that_clusters_judge_differently_has_no_verdict(watch: Make) -> No
         series(0.4, run="resnet50", cluster="a", cause="input_bound"),
         series(0.2, run="resnet50", cluster="b", cause="comm_bound"),
     ]
-    watching = watch(Scripted(run_verdict=verdicts))
-    watching.look([RESNET], [])
-    watching.ask()
-    told = watching.look([RESNET], [])
-    assert not told.runs
-    assert told.ambiguous == {RESNET}
+    found = after_query(watch(Scripted(run_verdict=verdicts)))
+    assert not found.runs
+    assert found.ambiguous == {RESNET}
 
 
-def test_of_two_series_of_one_gpu_the_graver_counts(watch: Make) -> None:
+def test_the_greater_share_counts_for_two_series_of_a_gpu(watch: Make) -> None:
     verdicts = [
         series(0.3, uuid="GPU-1", job="a", cause="thermal_throttle"),
         series(0.0, uuid="GPU-1", job="b", cause="healthy"),
     ]
-    watching = watch(Scripted(gpu_verdict=verdicts))
-    watching.look([], ["GPU-1"])
-    watching.ask()
-    assert watching.look([], ["GPU-1"]).gpus["GPU-1"].cause == "thermal_throttle"
+    assert after_query(watch(Scripted(gpu_verdict=verdicts)), [], ["GPU-1"]).gpus["GPU-1"].cause == "thermal_throttle"
 
 
-def test_shares_are_held_to_what_a_share_can_be(watch: Make) -> None:
+def test_shares_are_limited_to_plausible_values(watch: Make) -> None:
     verdicts = [
         series(1.7, run="resnet50", cause="input_bound"),
         series(float("nan"), run="resnet50", cause="stalled"),
         series(float("inf"), run="resnet50", cause="stalled"),
     ]
-    watching = watch(Scripted(run_verdict=verdicts))
-    watching.look([RESNET], [])
-    watching.ask()
-    assert watching.look([RESNET], []).runs == {RESNET: Verdict("input_bound", 1.0)}
+    assert after_query(watch(Scripted(run_verdict=verdicts))).runs == {RESNET: Verdict("input_bound", 1.0)}
 
 
 @pytest.mark.parametrize("problem", [PrometheusError("no answer within 5 s"), RuntimeError("unforeseen")])
-def test_a_failure_is_told_beside_what_was_known_before(watch: Make, clock: ScriptedClock, problem: Exception) -> None:
+def test_a_failed_query_keeps_the_last_verdicts(watch: Make, clock: ScriptedClock, problem: Exception) -> None:
     server = Scripted(run_verdict=[series(0.4, run="resnet50", cause="input_bound")])
     watching = watch(server)
     watching.look([RESNET], [])
@@ -198,25 +187,25 @@ def test_a_failure_is_told_beside_what_was_known_before(watch: Make, clock: Scri
     server.problem = problem
     clock.advance(20)
     watching.ask()
-    told = watching.look([RESNET], [])
-    assert (told.problem, told.age) == (str(problem), 20)
-    assert RESNET in told.runs
+    found = watching.look([RESNET], [])
+    assert (found.problem, found.age) == (str(problem), 20)
+    assert RESNET in found.runs
     server.problem = None
     watching.ask()
-    told = watching.look([RESNET], [])
-    assert (told.problem, told.age) == ("", 0)
+    found = watching.look([RESNET], [])
+    assert (found.problem, found.age) == ("", 0)
 
 
-def test_verdicts_of_another_time_are_not_told(watch: Make, clock: ScriptedClock) -> None:
+def test_outdated_verdicts_are_dropped(watch: Make, clock: ScriptedClock) -> None:
     watching = watch(Scripted(run_verdict=[series(0.4, run="resnet50", cause="input_bound")]))
     watching.look([RESNET], [])
     watching.ask()
     clock.advance(USEFUL_SECONDS + 1)
-    told = watching.look([RESNET], [])
-    assert (told.runs, told.age) == ({}, None)
+    found = watching.look([RESNET], [])
+    assert (found.runs, found.age) == ({}, None)
 
 
-def test_a_question_that_is_never_answered_is_told_with_its_age(watch: Make, clock: ScriptedClock) -> None:
+def test_a_pending_query_is_reported_with_its_age(watch: Make, clock: ScriptedClock) -> None:
     server = Scripted()
     server.may_answer.clear()
     watching = watch(server)
@@ -224,7 +213,7 @@ def test_a_question_that_is_never_answered_is_told_with_its_age(watch: Make, clo
     asking = threading.Thread(target=watching.ask)
     asking.start()
     try:
-        server.await_questions(1)
+        server.await_queries(1)
         clock.advance(33)
         assert watching.look([RESNET], []).problem == "http://prometheus: no answer for 33 s"
     finally:
@@ -232,27 +221,27 @@ def test_a_question_that_is_never_answered_is_told_with_its_age(watch: Make, clo
         asking.join()
 
 
-def test_it_asks_only_while_somebody_looks(clock: ScriptedClock) -> None:
+def test_queries_stop_without_readers(clock: ScriptedClock) -> None:
     server = Scripted()
     watching = VerdictWatch(server, interval=0.01, monotonic=clock.monotonic)
     watching.start()
     try:
-        assert not server.asked
+        assert not server.queries
         watching.look([], ["GPU-1"])
-        server.await_questions(3)
+        server.await_queries(3)
         clock.advance(WATCHED_SECONDS + 1)
         seen = -1
-        while seen < len(server.asked):  # until it stops
-            seen = len(server.asked)
+        while seen < len(server.queries):  # until the queries stop
+            seen = len(server.queries)
             threading.Event().wait(0.1)
         watching.look([], ["GPU-1"])
-        server.await_questions(seen + 1)
+        server.await_queries(seen + 1)
     finally:
         watching.stop()
 
 
 @pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is not installed")
-def test_a_real_prometheus_is_understood(tmp_path: Path) -> None:
+def test_verdicts_are_read_from_a_real_prometheus(tmp_path: Path) -> None:
     rules = [
         ("run:verdict:ratio5m", {"run": "resnet50", "cause": "input_disk_bound"}, 0.42),
         ("run:time_lost:ratio5m", {"run": "resnet50"}, 0.5),
@@ -260,11 +249,8 @@ def test_a_real_prometheus_is_understood(tmp_path: Path) -> None:
     ]
     with prometheus(tmp_path, rules) as url:
         client = Prometheus(url, timeout=60)
-        watching = VerdictWatch(client)
-        watching.look([RESNET], ["GPU-1"])
-        watching.ask()
+        found = after_query(VerdictWatch(client), [RESNET], ["GPU-1"])
         client.close()
-        told = watching.look([RESNET], ["GPU-1"])
-    assert told.runs == {RESNET: Verdict("input_disk_bound", 0.42, 0.5)}
-    assert told.gpus == {"GPU-1": Verdict("healthy", 0.0)}
-    assert not re.search(r"\S", told.problem)
+    assert found.runs == {RESNET: Verdict("input_disk_bound", 0.42, 0.5)}
+    assert found.gpus == {"GPU-1": Verdict("healthy", 0.0)}
+    assert not re.search(r"\S", found.problem)

@@ -226,7 +226,7 @@ def test_the_verdict_of_another_namespace_is_not_shown() -> None:
 
 
 def test_a_run_that_prometheus_does_not_know_is_told_so_while_it_lives() -> None:
-    words = "Verdict: none; Prometheus does not know this run, or not for long."
+    words = "Verdict: none yet. Prometheus does not know this run, or only for a short time."
     assert words in run(held(), verdicts=judged()).text
     assert words not in run(held(), verdicts=judged(age=None)).text
     assert words not in run(held(state="finished", ended=1.0), verdicts=judged()).text
@@ -235,7 +235,7 @@ def test_a_run_that_prometheus_does_not_know_is_told_so_while_it_lives() -> None
 def test_a_name_that_several_runs_have_gets_no_verdict_of_either() -> None:
     told = judged(ambiguous=frozenset({NAMESPACED}))
     article = run(held(info={"namespace": "research"}), verdicts=told)
-    assert "Verdict: unknown. Prometheus knows several runs of this name" in article.text
+    assert "Verdict: unknown. Prometheus has several runs of this name" in article.text
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Read back from Prometheus what it recorded: `frames` and `pieces` give a run as pandas data frames."""
+"""Read recorded data back from Prometheus: `frames` and `pieces` return a run as pandas data frames."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Frames", "frames", "pieces"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import pandas when a data frame is wanted: the exporter, which asks for verdicts alone, must not."""
+    """Import pandas on first use, so that callers of other modules do without it."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from stallscope.analysis import data_frames

@@ -1,10 +1,10 @@
-"""Which columns data frames have, and from which series each comes: made of the catalogue, alike for every run.
+"""The columns of the data frames and their series. The catalogue defines them, so they are the same for every run.
 
-Counters become what they tell of an interval. Time becomes a ratio (`busy_ratio`: share of the interval), or `cores`
-where several count at once; bytes and joules become `bytes_per_second` and `watts`; work becomes `samples_per_second`;
-events stay counts (`slow_steps`: how many in the interval). Gauges stay what they are. A name ends with its unit. What
-a label tells apart is part of the name (`throttled_sw_thermal_ratio`), unless nobody knows its values beforehand:
-disks, network interfaces and mounts are summed, and of disks' busy time that of the busiest one counts.
+Counters become their change over the interval. Time becomes a ratio (`busy_ratio`: share of the interval), or `cores`
+if several count at once; bytes and joules become `bytes_per_second` and `watts`; work becomes `samples_per_second`;
+events stay counts (`slow_steps`: number in the interval). Gauges stay unchanged. A name ends with its unit. The value
+of a label is part of the name (`throttled_sw_thermal_ratio`), unless values are unknown beforehand: disks, network
+interfaces and mounts are summed, except that the busy time of disks is that of the busiest disk.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from stallscope.catalogue.metrics import GPU_FAMILIES, HOST_FAMILIES, TRAINING_F
 
 
 class Kind(str, Enum):
-    """How a column comes from samples."""
+    """How a column is computed from samples."""
 
     GAUGE = "gauge"
     RATE = "rate"
-    """What a counter grew by, for each second."""
+    """Increase of a counter per second."""
     COUNT = "count"
-    """What a counter grew by."""
+    """Increase of a counter."""
     MEAN = "mean"
-    """What a sum grew by, over what its count grew by."""
+    """Increase of a sum divided by the increase of its count."""
     LAST = "last"
-    """The gauge whose value is not averaged, since a mean tells nothing: a step's number."""
+    """The last value of a gauge whose mean is meaningless, such as the step number."""
     PEAK = "peak"
-    """The gauge that tells the most there was, of which the greatest counts."""
+    """The greatest value of a gauge that reports a peak."""
     LABEL = "label"
-    """The label of whichever series is 1."""
+    """The label of the series whose value is 1."""
 
 
 class Column(NamedTuple):
@@ -41,30 +41,30 @@ class Column(NamedTuple):
     name: str
     kind: Kind
     unit: str
-    """`ratio`, `cores`, `seconds`, `bytes_per_second`, `count` ...; empty where there is none."""
+    """`ratio`, `cores`, `seconds`, `bytes_per_second`, `count` ...; empty if it has no unit."""
     series: str
-    """As queries name it; of a mean, the sum."""
+    """Series name; of a mean, the name of the sum."""
     label: str = ""
-    """Of that label ..."""
+    """Label by which the series are selected."""
     value: str = ""
-    """... this value; of kind `label` any."""
+    """Value of that label; of kind `label` any."""
     combined: str = "sum"
-    """What becomes of several series: `sum` or `max`."""
+    """How several series are combined: `sum` or `max`."""
     over: str = ""
-    """Of a mean, the count."""
+    """Of a mean, the name of the count."""
 
 
 _PER_SECOND = frozenset({"samples", "tokens", "flops"})
 _CORES = frozenset({"stallscope_host_cpu_seconds_total", "stallscope_training_process_cpu_seconds_total"})
-"""More than one processor may be busy at once."""
+"""More than one CPU may be busy at once."""
 _GREATEST = frozenset({"stallscope_host_disk_busy_seconds_total", "stallscope_gpu_fan_speed_ratio"})
 _SPECIAL = MappingProxyType(
     {"stallscope_host_nfs_operation_wait_seconds_total": ("nfs_operations_in_flight", Kind.RATE, "count")}
 )
-"""What is called otherwise than its unit would have it."""
-_NOT_MEANT = frozenset(
+"""Columns whose name does not follow from the unit."""
+_EXCLUDED = frozenset(
     {
-        # What never changes while a run goes on, or is no measurement.
+        # Constant during a run, or not a measurement.
         *("stallscope_gpu_signal_supported", "stallscope_gpu_peak_flops", "stallscope_gpu_temperature_limit_celsius"),
         *(
             "stallscope_gpu_power_limit_default_watts",
@@ -75,7 +75,7 @@ _NOT_MEANT = frozenset(
         *("stallscope_gpu_persistence_mode", "stallscope_gpu_dip_interval_seconds_sumsq"),
         "stallscope_gpu_utilization_samples",
         "stallscope_training_shim_dropped_reports_total",
-        # Of owners, of whom a GPU has any number.
+        # Of owners, of which a GPU may have any number.
         *("stallscope_gpu_owner_memory_used_bytes", "stallscope_gpu_owner_busy_seconds_total"),
     }
 )
@@ -89,19 +89,19 @@ VALUE_SERIES = "stallscope_training_value"
 
 
 def _columns(families: Iterable[Family], prefix: str, own: frozenset[str]) -> tuple[Column, ...]:
-    """The columns of families.
+    """Return the columns of families.
 
     Args:
-        families: of one subject.
-        prefix: that their names share and columns lack.
-        own: labels that tell subjects apart.
+        families: families of one subject.
+        prefix: common prefix of their names, which columns omit.
+        own: labels that identify the subject.
     """
-    return tuple(column for family in families if _is_meant(family) for column in _of(family, prefix, own))
+    return tuple(column for family in families if _is_included(family) for column in _of(family, prefix, own))
 
 
-def _is_meant(family: Family) -> bool:
+def _is_included(family: Family) -> bool:
     return (
-        family.name not in _NOT_MEANT
+        family.name not in _EXCLUDED
         and not family.name.startswith(_PHASE_PREFIX)
         and not family.name.endswith(("_info", "_timestamp_seconds"))
         and family.name != VALUE_SERIES
@@ -120,7 +120,7 @@ def _of(family: Family, prefix: str, own: frozenset[str]) -> Iterable[Column]:
             yield Column(f"{stem.removesuffix('_seconds')}s", Kind.COUNT, "count", f"{family.name}_count")
         return
     combined = "max" if family.name in _GREATEST else "sum"
-    name, kind, unit = _SPECIAL.get(family.name) or _meaning(family, stem)
+    name, kind, unit = _SPECIAL.get(family.name) or _name_kind_unit(family, stem)
     further = [(label, values) for label, values in family.values if label not in own]
     if not further:
         yield Column(name, kind, unit, family.name, combined=combined)
@@ -132,8 +132,7 @@ def _of(family: Family, prefix: str, own: frozenset[str]) -> Iterable[Column]:
         yield Column("_".join(filter(None, parts)), kind, unit, family.name, label, value, combined)
 
 
-def _meaning(family: Family, stem: str) -> tuple[str, Kind, str]:
-    """Name, kind and unit."""
+def _name_kind_unit(family: Family, stem: str) -> tuple[str, Kind, str]:
     if family.type is not MetricType.COUNTER:
         kind = Kind.LAST if family.name in _LAST else Kind.PEAK if family.name in _PEAKS else Kind.GAUGE
         return stem, kind, family.unit
@@ -171,7 +170,7 @@ COLUMNS: Mapping[str, tuple[Column, ...]] = MappingProxyType(
         "values": VALUE_COLUMNS,
     }
 )
-"""The columns of each data frame, but for those that say whose a row is."""
+"""The columns of each data frame, except those that identify the row."""
 IDENTITY: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "steps": ("rank", "instance"),
@@ -181,9 +180,9 @@ IDENTITY: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "values": ("rank", "instance", "name"),
     }
 )
-"""Those that do. `step` and `interval_seconds` follow them."""
+"""The columns that identify a row; `step` and `interval_seconds` follow them."""
 
 
 def units(columns: Iterable[Column]) -> Mapping[str, str]:
-    """The unit of each column that has one."""
+    """Return the unit of each column that has one."""
     return {column.name: column.unit for column in columns if column.unit}

@@ -5,18 +5,18 @@
     run = frames("resnet50", prometheus="http://localhost:9090")
     run.gpu.groupby("step")["busy_ratio"].mean()
 
-A row is one scrape of one subject: a rank, a rank's phase, a GPU, a host. Its time is that of the scrape, its figures
-are those of the interval since the scrape before, whose length is `interval_seconds`; so nothing lies between two rows
-that neither tells of. After a gap the interval is as long as the gap. What was not told is NaN, never 0. A ratio may
-pass 1 by a few hundredths, since a figure is a little older than its scrape.
+A row is one scrape of one subject: a rank, a rank's phase, a GPU, a host. Its time is the time of the scrape. Its
+values cover the interval since the previous scrape, whose length is `interval_seconds`, so that rows cover the time
+without holes; after a gap the interval is as long as the gap. A missing value is NaN, never 0. A ratio may exceed 1 by
+a few hundredths, because a value is slightly older than its scrape.
 
-`step` is how many steps the rank had done, as the same scrape told it. Nothing is interpolated: a scrape shows a
+`step` is the number of steps that the rank had done, from the same scrape. Nothing is interpolated: a scrape shows a
 rank's newest report, which is a few seconds old. A GPU has the step of the rank that claims it (the first of several),
-and rows only while one does; a host has that of the first rank on it.
+and rows only while a rank claims it; a host has the step of its first rank.
 
-With `step=60` a row is a minute instead, made by the server: figures are means over the minute before it (a counter's
-by PromQL's `rate`, over four scrapes at least), peaks the greatest and `step` and its like the last of it. What is
-left at the end, less than a minute, is left out. Every column is listed in FRAMES.md in the repository.
+With `step=60` a row covers a minute instead, computed by the server: values are means over the minute before it (of a
+counter by PromQL's `rate`, over at least four scrapes), of peaks the greatest value, of `step` and similar columns the
+last value. An incomplete last row is dropped. FRAMES.md in the repository lists every column.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from math import isfinite, nan
 import pandas as pd
 
 from stallscope.analysis.columns import COLUMNS
-from stallscope.analysis.ranges import MAX_SECONDS, Advance, Ranges, natural_step, unwatched
+from stallscope.analysis.ranges import MAX_SECONDS, Advance, Ranges, ignore_progress, natural_step
 from stallscope.analysis.run_reader import RunReader
 from stallscope.analysis.runs import Run, RunError, UnknownRunError, find_run
 from stallscope.clients.address import default_url
@@ -43,28 +43,28 @@ from stallscope.clients.expressions import quoted
 from stallscope.clients.prometheus import Prometheus
 
 MAX_BYTES = 256 << 20
-"""What data frames of one run may take in memory, roughly, before a longer step is chosen; to read them takes two to
-three times as much meanwhile."""
+"""Approximate memory limit of one run's frames; above it, a longer step is chosen. Reading takes two to three times
+as much."""
 PIECE_BYTES = 64 << 20
-"""The same of one piece of a run."""
+"""Approximate memory limit of one piece's data frames."""
 NAMES = tuple(COLUMNS)
 """The data frames of a run."""
 _DAY = 86_400.0
 _TIMEOUT = 60.0
 _ANSWER_BYTES = 128 << 20
-_SAMPLES_A_QUESTION = 2_000_000
-_SERIES_A_SUBJECT = 6
-"""Of one name, at most: a GPU has so many reasons to throttle."""
-_USUAL_INTERVAL = 15.0
+_MAX_QUERY_SAMPLES = 2_000_000
+_SERIES_PER_SUBJECT = 6
+"""Most series of one name for one subject: the throttle reasons of a GPU."""
+_DEFAULT_INTERVAL = 15.0
 _INTERVAL_SECONDS = 1200.0
-"""For so long scrapes are looked at to find out how far they are apart."""
-_CLOCKS_APART = 60.0
+"""Length of the time at the run's end from which the scrape interval is determined."""
+_MAX_CLOCK_DIFFERENCE = 60.0
 _RANKS_LISTED = 8
 _ATTEMPTS = 10
-"""Two minutes: a server that starts again in the midst of a month must not cost all that was read so far."""
+"""About two minutes, so that a restart of the server does not discard hours of reading."""
 
 Moment = dt.datetime | float
-"""A date with its time (of this machine's zone where it names none), or Unix time."""
+"""A datetime (in the local time zone if it has none), or Unix time."""
 
 
 @dataclass(frozen=True)
@@ -76,28 +76,28 @@ class Frames:
 
     run: Run
     start: float
-    """Unix time after which the rows lie."""
+    """Unix time before the first row."""
     end: float
-    """Unix time of the last that may be."""
+    """Unix time of the last possible row."""
     resolution: float
-    """Seconds between two rows of a subject: between scrapes, or the step."""
+    """Seconds between two rows of the same subject: the scrape interval or the step."""
     steps: pd.DataFrame
-    """A rank's steps: how many, their mean time, work done, loss, memory, processor time."""
+    """Steps by rank: their number, mean time, work, loss, memory, CPU time."""
     phases: pd.DataFrame
-    """A rank's time by phase."""
+    """Time by rank and phase."""
     gpu: pd.DataFrame
-    """The GPUs that ranks claim, while they do."""
+    """GPUs while a rank claims them."""
     host: pd.DataFrame
-    """The machines that ranks are on, while they are."""
+    """Hosts while a rank runs on them."""
     values: pd.DataFrame
-    """What the training reported besides, by name."""
+    """Further values that the training reports, by name."""
     gaps: int = 0
-    """How often a rank's next row came later than three usual ones: scrapes failed, or an exporter was away."""
+    """Number of times that a rank's next row came later than three usual intervals."""
     notes: tuple[str, ...] = ()
-    """What a reader must know: what is missing, and what was chosen."""
+    """Notes for the reader on missing data and on choices made."""
 
     def items(self) -> Iterator[tuple[str, pd.DataFrame]]:
-        """Name and data frame of each."""
+        """Yield name and data frame of each."""
         return ((name, getattr(self, name)) for name in NAMES)
 
     def __repr__(self) -> str:
@@ -115,44 +115,44 @@ def frames(
     namespace: str | None = None,
     step: float | None = None,
     max_bytes: int = MAX_BYTES,
-    advance: Advance = unwatched,
+    advance: Advance = ignore_progress,
 ) -> Frames:
-    """Read a run into memory; see the module for what the rows are.
+    """Read a run into memory. The module's documentation describes the rows.
 
     Args:
-        run: its name, CLUSTER/NAMESPACE/NAME where several have it, or what `find_run` found.
-        prometheus: the server or its address; STALLSCOPE_PROMETHEUS_URL or this machine's where left out.
-        start: from when on; a day before the end where left out.
-        end: until when; the server's now where left out.
-        cluster: which run is meant, where several clusters have one of that name.
-        namespace: likewise.
-        step: seconds from row to row, made by the server; the scrapes themselves where left out.
-        max_bytes: what the frames may take, roughly. Where the scrapes would take more, the shortest step that fits is
-            chosen, with a warning and a note. `pieces` reads scrapes however long the run.
-        advance: told of progress, in shares that sum to 1.
+        run: name of the run (CLUSTER/NAMESPACE/NAME if several have it), or a result of `find_run`.
+        prometheus: the server or its address; by default STALLSCOPE_PROMETHEUS_URL or this machine's.
+        start: begin of the time to read; by default a day before the end.
+        end: end of the time to read; by default the server's current time.
+        cluster: selects one of several runs of that name.
+        namespace: selects one of several runs of that name.
+        step: seconds between rows that the server computes; by default there is a row for each scrape.
+        max_bytes: approximate memory limit of the frames. If the scrapes need more, the shortest step that fits is
+            used, with a warning and a note. `pieces` reads the scrapes of a run of any length.
+        advance: called with progress, in shares that sum to 1.
 
     Raises:
-        RunError: there is no such run, or more than one, or it is shorter than a step.
-        PrometheusError: the server gave no answer.
-        ValueError: a time is none, or the end does not lie after the start.
+        RunError: the run is unknown, ambiguous or shorter than a step.
+        PrometheusError: the server gave no valid response.
+        ValueError: a time is invalid, or the end is not after the start.
     """
-    with _asked(prometheus) as server:
-        told = _found(server, run, start, end, cluster, namespace)
-        seconds = told.end - told.start
-        reader, notes = told.reader(step), told.notes
+    with _connected(prometheus) as server:
+        selection = _select(server, run, start, end, cluster, namespace)
+        seconds = selection.end - selection.start
+        reader, notes = selection.reader(step), selection.notes
         if step is None and (needed := reader.bytes(seconds)) > max_bytes:
             step = natural_step(seconds, int(seconds / reader.scrapes * max_bytes / needed))
-            reader = told.reader(step)
+            reader = selection.reader(step)
             note = (
-                f"the scrapes take about {needed / 2**20:.0f} MiB, and {max_bytes / 2**20:.0f} MiB may be taken: a row "
-                f"is {step:g} s; `pieces` reads the scrapes themselves, `stallscope frames` writes them to files"
+                f"the scrapes take about {needed / 2**20:.0f} MiB, and the limit is {max_bytes / 2**20:.0f} MiB: a row "
+                f"covers {step:g} s; `pieces` reads every scrape, `stallscope frames` writes them to files"
             )
             warnings.warn(note, stacklevel=2)
             notes = (*notes, note)
-        begin = told.begin(step)
-        read = reader.read(begin, told.end, advance)
+        begin = selection.begin(step)
+        read = reader.read(begin, selection.end, advance)
         notes = (*notes, *server.take_notes())
-        return Frames(told.run, begin, told.end, reader.resolution, **read, gaps=reader.gaps, notes=notes)
+        return Frames(selection.run, begin, selection.end, reader.resolution, **read, gaps=reader.gaps, notes=notes)
 
 
 def pieces(
@@ -165,65 +165,65 @@ def pieces(
     namespace: str | None = None,
     step: float | None = None,
     piece_bytes: int = PIECE_BYTES,
-    advance: Advance = unwatched,
+    advance: Advance = ignore_progress,
 ) -> Iterator[Frames]:
-    """Read a run however long, piece by piece in the order of time; put together they are what `frames` gives.
+    """Read a run of any length piece by piece in the order of time; concatenated they equal the result of `frames`.
 
     Args:
-        run: its name, or what `find_run` found.
-        prometheus: as with `frames`, and so are the next six.
-        start: see there.
-        end: see there.
-        cluster: see there.
-        namespace: see there.
-        step: see there.
-        piece_bytes: what the frames of one piece may take, roughly.
-        advance: told of progress, in shares that sum to 1.
+        run: as in `frames`.
+        prometheus: as in `frames`.
+        start: as in `frames`.
+        end: as in `frames`.
+        cluster: as in `frames`.
+        namespace: as in `frames`.
+        step: as in `frames`.
+        piece_bytes: approximate memory limit of the frames of one piece.
+        advance: called with progress, in shares that sum to 1.
 
     Raises:
-        RunError: there is no such run, or more than one, or it is shorter than a step.
-        PrometheusError: the server gave no answer.
-        ValueError: a time is none, or the end does not lie after the start.
+        RunError: the run is unknown, ambiguous or shorter than a step.
+        PrometheusError: the server gave no valid response.
+        ValueError: a time is invalid, or the end is not after the start.
     """
-    with _asked(prometheus) as server:
-        told = _found(server, run, start, end, cluster, namespace)
-        reader = told.reader(step)
-        first = told.begin(step)
-        whole = told.end - first
+    with _connected(prometheus) as server:
+        selection = _select(server, run, start, end, cluster, namespace)
+        reader = selection.reader(step)
+        first = selection.begin(step)
+        whole = selection.end - first
         number = -(-reader.bytes(whole) // piece_bytes) or 1
-        # Whole rows, so that a server's steps go on from piece to piece.
+        # Pieces of whole rows, so that the server's steps continue from piece to piece.
         length = max(1.0, whole / reader.resolution // number) * reader.resolution
-        while first < told.end:
-            last = min(first + length, told.end)
+        while first < selection.end:
+            last = min(first + length, selection.end)
 
             def advanced(part: float, share: float = (last - first) / whole) -> None:
                 advance(part * share)
 
             read = reader.read(first, last, advanced)
-            notes = (*told.notes, *server.take_notes())
-            yield Frames(told.run, first, last, reader.resolution, **read, gaps=reader.gaps, notes=notes)
+            notes = (*selection.notes, *server.take_notes())
+            yield Frames(selection.run, first, last, reader.resolution, **read, gaps=reader.gaps, notes=notes)
             first = last
 
 
 def scrape_interval(server: Prometheus, run: Run) -> float:
-    """Seconds between two scrapes of a rank, as they are towards the run's end; 15 where that can't be told.
+    """Return the seconds between two scrapes of a rank near the run's end; 15 if unknown.
 
     Raises:
-        PrometheusError: the server gave no answer.
+        PrometheusError: the server gave no valid response.
     """
     begin = max(run.start - 1, run.end - _INTERVAL_SECONDS)
-    # One rank will do, if the first was there to the end.
+    # One rank is enough, if it was there until the end.
     for matchers in (f"{run.matchers}, rank={quoted(run.places[0].rank)}", run.matchers):
         found = server.samples(f"stallscope_training_rank_info{{{matchers}}}", begin, run.end)
         times = max((each.times for each in found), key=len, default=())
         if len(times) > 1:
             return round(statistics.median(later - earlier for earlier, later in itertools.pairwise(times)), 3)
-    return _USUAL_INTERVAL
+    return _DEFAULT_INTERVAL
 
 
 @dataclass(frozen=True)
-class _Told:
-    """What is to be read."""
+class _Selection:
+    """A run and the time to read."""
 
     server: Prometheus
     run: Run
@@ -232,26 +232,26 @@ class _Told:
     notes: tuple[str, ...]
 
     def begin(self, step: float | None) -> float:
-        """Unix time after which rows lie: just before the first scrape, which is one; steps begin with it."""
+        """Return the Unix time before the first row. With a step, rows begin at the first scrape."""
         return self.start if step is None else max(self.start, self.run.start)
 
     def reader(self, step: float | None) -> RunReader:
-        """One that has read nothing yet."""
+        """Create a reader."""
         if step is not None and not (isfinite(step) and step >= 1):
-            raise ValueError(f"a step of {step} s is none; it is a second at least")
+            raise ValueError(f"step: expected at least 1 second, got {step}")
         if step is not None and step > self.end - self.start:
             raise RunError(f"the run's {self.end - self.start:.0f} s have no row of {step:g} s; choose a shorter step")
         scrapes = scrape_interval(self.server, self.run)
         subjects = max(len(self.run.places), len(self.run.claims), 1)
-        longest = _SAMPLES_A_QUESTION * scrapes / (subjects * _SERIES_A_SUBJECT)
+        longest = _MAX_QUERY_SAMPLES * scrapes / (subjects * _SERIES_PER_SUBJECT)
         longest = min(MAX_SECONDS, max(10 * scrapes, longest))
         ranges = Ranges(self.server, attempts=_ATTEMPTS, max_seconds=longest)
         return RunReader(ranges, self.run, scrapes, step)
 
 
 @contextmanager
-def _asked(prometheus: Prometheus | str | None) -> Iterator[Prometheus]:
-    """The server that is meant; one that is made here is closed here."""
+def _connected(prometheus: Prometheus | str | None) -> Iterator[Prometheus]:
+    """Yield the server; a client created here is closed here."""
     if isinstance(prometheus, Prometheus):
         yield prometheus
         return
@@ -260,47 +260,47 @@ def _asked(prometheus: Prometheus | str | None) -> Iterator[Prometheus]:
         yield server
 
 
-def _found(
+def _select(
     server: Prometheus,
     run: str | Run,
     start: Moment | None,
     end: Moment | None,
     cluster: str | None,
     namespace: str | None,
-) -> _Told:
-    """Find the run and the time that are meant."""
+) -> _Selection:
+    """Find the run and the time to read."""
     notes: list[str] = []
     first, last = _unix(start), _unix(end)
     if isinstance(run, str):
         if last is None:
             last = server.now()
-            if abs(last - time.time()) > _CLOCKS_APART:
+            if abs(last - time.time()) > _MAX_CLOCK_DIFFERENCE:
                 notes.append(
-                    f"the clocks here and of {server.name} are {abs(last - time.time()):.0f} s apart; times are the "
-                    "server's"
+                    f"the clocks of this machine and of {server.name} differ by {abs(last - time.time()):.0f} s; times "
+                    "are the server's"
                 )
         if first is None:
             first = last - _DAY
         if not first < last:
-            raise ValueError("the end does not lie after the start")
+            raise ValueError("the end is not after the start")
         run = find_run(server, run, first, last, cluster=cluster, namespace=namespace)
-    # A row's time is after the start, and so must the run's first scrape be.
+    # Rows are after the start time, so it must be before the run's first scrape.
     begin = max(first or 0.0, run.start - 0.001)
     finish = min(last or run.end, run.end)
     if not begin < finish:
         raise UnknownRunError(f"the run {run.name!r} was not scraped in that time")
-    return _Told(server, run, begin, finish, (*notes, *_missing(run)))
+    return _Selection(server, run, begin, finish, (*notes, *_missing(run)))
 
 
 def _missing(run: Run) -> Iterator[str]:
-    """What the run should have and has not."""
+    """Describe missing ranks and GPUs."""
     size, ranks = run.world_size, set(run.ranks)
     if size is not None and len(ranks) < size:
         absent = (str(rank) for rank in range(size) if str(rank) not in ranks)
         yield f"{len(ranks)} of {size} ranks reported; missing: {_listed(absent, size - len(ranks))}"
     claiming = {claim.rank for claim in run.claims}
     if without := [rank for rank in run.ranks if rank not in claiming]:
-        yield f"no GPU is known of rank {_listed(without, len(without))}: its rows are missing in `gpu`"
+        yield f"the GPU of rank {_listed(without, len(without))} is unknown: its rows are missing in `gpu`"
 
 
 def _listed(ranks: Iterable[str], number: int) -> str:
@@ -311,12 +311,12 @@ def _listed(ranks: Iterable[str], number: int) -> str:
 def _unix(moment: Moment | None) -> float | None:
     if moment is None:
         return None
-    # pandas takes its own moments without a zone for UTC.
+    # pandas takes a timestamp without a time zone for UTC.
     plain = moment.to_pydatetime(warn=False) if isinstance(moment, pd.Timestamp) else moment
     try:
         seconds = plain.timestamp() if isinstance(plain, dt.datetime) else float(plain)
     except (TypeError, ValueError, OverflowError):
         seconds = nan
     if not isfinite(seconds):
-        raise ValueError(f"{moment!r} is no moment; it is a datetime or Unix time")
+        raise ValueError(f"{moment!r} is not a time; expected a datetime or Unix time")
     return seconds

@@ -1,4 +1,4 @@
-"""Write a run's data frames to files, Parquet or CSV, however long it was: a piece of it is in memory at a time."""
+"""Write a run's data frames to Parquet or CSV files; one piece of the run is in memory at a time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from stallscope.common.whole_files import whole_files
 
 FORMATS = ("parquet", "csv")
 _FORMULA = re.compile(r"^'*[=+\-@\t\r\n]")
-"""Start of a cell that a spreadsheet executes, also after apostrophes, so that two words never become equal."""
+"""Start of a cell that a spreadsheet executes. Leading apostrophes count, so that different words stay different."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Written:
     """One file."""
 
     name: str
-    """Of the data frame."""
+    """Name of the data frame."""
     path: Path
     rows: int
     bytes: int
@@ -37,34 +37,34 @@ class Written:
 
 @dataclass(frozen=True)
 class Export:
-    """What was written."""
+    """The result of an export."""
 
     run: Run
     start: float
-    """Unix time after which the rows lie."""
+    """Unix time before the first row."""
     end: float
     resolution: float
-    """Seconds between two rows of a subject."""
+    """Seconds between two rows of the same subject."""
     files: tuple[Written, ...]
     gaps: int
-    """How often a rank's next row came later than three usual ones."""
+    """Number of times that a rank's next row came later than three usual intervals."""
     notes: tuple[str, ...]
-    """Those of all pieces, each once."""
+    """Notes of all pieces, without duplicates."""
 
 
 def export(pieces: Iterable[Frames], folder: Path, form: str) -> Export:
-    """Write `steps`, `phases`, `gpu`, `host` and `values`, each as a file of that name.
+    """Write `steps`, `phases`, `gpu`, `host` and `values`, each to a file of that name.
 
-    All of them take the place of what was there, or none: what fails on the way leaves nothing behind.
+    All files are replaced, or none: an error leaves the old files unchanged.
 
     Args:
-        pieces: of one run, in the order of time, at least one.
-        folder: where to; made if it is not there.
+        pieces: pieces of one run in the order of time, at least one.
+        folder: target folder; created if missing.
         form: `parquet` or `csv`.
 
     Raises:
         OSError: a file can't be written.
-        PrometheusError: the server gave no answer.
+        PrometheusError: the server gave no valid response.
     """
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{name}.{form}" for name in NAMES]
@@ -83,7 +83,7 @@ def export(pieces: Iterable[Frames], folder: Path, form: str) -> Export:
                 gaps += piece.gaps
                 notes |= dict.fromkeys(piece.notes)
         if first is None or last is None:
-            raise ValueError("there is no piece to write")
+            raise ValueError("pieces: expected at least one piece")
         sizes = [file.tell() for file in files]
     written = tuple(
         Written(name, path, sheet.rows, size)
@@ -93,7 +93,7 @@ def export(pieces: Iterable[Frames], folder: Path, form: str) -> Export:
 
 
 class _Sheet:
-    """One file that data frames of the same columns are added to."""
+    """A file to which data frames with the same columns are appended."""
 
     def __init__(self, file: BinaryIO, form: str) -> None:
         self.rows = 0
@@ -103,7 +103,7 @@ class _Sheet:
         self._writer: Any = None
 
     def add(self, frame: pd.DataFrame) -> None:
-        """Add the rows of one."""
+        """Append the rows of a data frame."""
         if self._writer is None:
             self._schema = _schema(frame)
             self._writer = (
@@ -117,7 +117,7 @@ class _Sheet:
         self.rows += len(frame)
 
     def close(self) -> None:
-        """Write what stands at a file's end."""
+        """Write the footer of the file."""
         if self._writer is not None:
             self._writer.close()
 
@@ -134,7 +134,7 @@ def _without_formulas(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _schema(frame: pd.DataFrame) -> Any:
-    """The columns as Arrow has them: time first, words always of one type, whatever words a piece has."""
+    """Return the Arrow schema: time first, and one type for all words, whatever words a piece contains."""
     found = pa.Schema.from_pandas(frame)
     word = pa.dictionary(pa.int32(), pa.string())
     units = frame.attrs["units"]
@@ -146,6 +146,6 @@ def _schema(frame: pd.DataFrame) -> Any:
         )
         for field in found
     ]
-    # pandas reads its attributes from there.
+    # pandas restores frame.attrs from this metadata.
     metadata = {**found.metadata, b"PANDAS_ATTRS": json.dumps(frame.attrs).encode()}
     return pa.schema([fields[-1], *fields[:-1]], metadata=metadata)

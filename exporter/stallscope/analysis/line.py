@@ -1,4 +1,4 @@
-"""A straight line through a few measurements of positive figures."""
+"""Fit a straight line to a few positive measurements."""
 
 from __future__ import annotations
 
@@ -6,48 +6,44 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 Point = tuple[float, float]
-"""Where it was measured, and what."""
+"""Place x, and the value measured there."""
 
 
 class Line(NamedTuple):
-    """What a figure is at zero, and what each unit adds."""
+    """A value at zero, and its increase per unit."""
 
     fixed: float
     slope: float
     deviation: float
     """Largest distance of a measurement from the line, as a share of the measurement."""
     places: int
-    """At how many different places it was measured; the line passes through any two whatever they are."""
+    """Number of different places; a line through two places always fits exactly."""
 
     def at(self, place: float) -> float:
-        """The figure at that place."""
+        """Return the value of the line at a place."""
         return self.fixed + self.slope * place
 
 
 def line_through(points: Sequence[Point]) -> Line | None:
-    """The line with the least squared deviations, each as a share of its measurement.
+    """Return the line with the least squared relative deviations; None if there are fewer than two places.
 
-    Timings scatter by a share of themselves: taken in seconds, the scatter of the largest batch would drown what the
-    smallest says of the fixed part.
+    Timings scatter in proportion to their size. With absolute deviations, the scatter of the largest batch would hide
+    the fixed part in the smallest.
 
     Args:
-        points: measurements, each more than 0.
-
-    Returns:
-        None where they were measured at fewer than two places.
+        points: measurements, each greater than 0.
     """
     places = len({place for place, _ in points})
     if places < 2:
         return None
-    weights = [figure**-2 for _, figure in points]
-    whole = sum(weights)
-    middle = sum(weight * place for weight, (place, _) in zip(weights, points, strict=True)) / whole
-    mean = sum(weight * figure for weight, (_, figure) in zip(weights, points, strict=True)) / whole
-    spread = sum(weight * (place - middle) ** 2 for weight, (place, _) in zip(weights, points, strict=True))
-    together = sum(
-        weight * (place - middle) * (figure - mean) for weight, (place, figure) in zip(weights, points, strict=True)
-    )
-    slope = together / spread
-    fixed = mean - slope * middle
-    deviation = max(abs(fixed + slope * place - figure) / figure for place, figure in points)
+    weights = [value**-2 for _, value in points]
+    total_weight = sum(weights)
+    weighted = list(zip(weights, points, strict=True))
+    mean_place = sum(weight * place for weight, (place, _) in weighted) / total_weight
+    mean_value = sum(weight * value for weight, (_, value) in weighted) / total_weight
+    variance = sum(weight * (place - mean_place) ** 2 for weight, (place, _) in weighted)
+    covariance = sum(weight * (place - mean_place) * (value - mean_value) for weight, (place, value) in weighted)
+    slope = covariance / variance
+    fixed = mean_value - slope * mean_place
+    deviation = max(abs(fixed + slope * place - value) / value for place, value in points)
     return Line(fixed, slope, deviation, places)

@@ -1,14 +1,13 @@
-"""Questions about long times and many series, in pieces that a server answers, asked again where that helps.
+"""Range queries over long times and many series, split into parts that a server accepts, with retries.
 
     reader = Ranges(server)
-    busy = Question(lambda part: f"rate(stallscope_gpu_busy_seconds_total{{{part}}}[5m])", "instance", run.instances)
+    busy = SplittableQuery(lambda part: f"rate(stallscope_gpu_busy_seconds_total{{{part}}}[5m])", "instance", instances)
     for series in joined(reader.stepped(busy, start, end, 300)):
         ...
 
-A server refuses more than 11,000 points of a series, and more samples than it is told to hold at once. What it refuses
-as too large is asked for in halves: of the series, and where there is one value of the label left, of the time. What
-fails otherwise but may pass (HTTP 429 and 5xx, a timeout, a connection that breaks) is asked again after a while, with
-a warning in the log that says why nothing goes on meanwhile. What is wrong with the question itself is told at once.
+A server rejects more than 11,000 points of a series, and more samples than its limit. A query that is too large is
+halved: by series, and at one value of the label by time. Transient failures (HTTP 429 and 5xx, a timeout, a broken
+connection) are retried after a pause, with a warning in the log. Errors in the query itself are raised at once.
 """
 
 from __future__ import annotations
@@ -24,75 +23,75 @@ from stallscope.clients.expressions import any_of
 from stallscope.clients.prometheus import PrometheusError, RangeSeries
 
 MAX_POINTS = 10_000
-"""Points of a series in one question; Prometheus refuses more than 11,000."""
+"""Points of a series in one query; Prometheus rejects more than 11,000."""
 MAX_SECONDS = 86_400.0
-"""Scrapes of so long a time are asked for at once."""
+"""Longest time for which one query requests scrapes."""
 ATTEMPTS = 5
-"""So often in a row a question may fail before that is told."""
+"""Consecutive failures after which the error is raised."""
 _FIRST_PAUSE = 0.5
 _LONGEST_PAUSE = 30.0
-_LESS = 0.75
-"""What timed out is asked for in pieces of this share of it at most, ..."""
-_MORE = 1.02
-"""... which each answer lets grow by so much: a server that was slow for a while is not asked for crumbs ever after."""
+_SHRINK_AFTER_TIMEOUT = 0.75
+"""Factor that limits the size of queries after a timeout."""
+_GROW_AFTER_RESPONSE = 1.02
+"""Factor by which each response raises that limit, so that queries do not stay small after a slow spell."""
 _STEPS = (1, 2, 5, 10, 15, 30, *(60 * each for each in (1, 2, 5, 10, 15, 30, 60, 120, 180, 240, 360, 720, 1440)))
-"""Seconds between two moments that people find natural."""
+"""Round step lengths in seconds."""
 
 _logger = logging.getLogger(__name__)
 
 Advance = Callable[[float], object]
-"""Called after each piece with its share of the question; over a whole question the shares sum to 1."""
+"""Called after each part with its share of the query; over a whole query the shares sum to 1."""
 
 
-def unwatched(share: float) -> None:
-    """Where nobody wants to know of progress."""
+def ignore_progress(share: float) -> None:
+    """Do nothing with the progress."""
     del share
 
 
 class Server(Protocol):
-    """What answers; `stallscope.clients.prometheus.Prometheus` is one."""
+    """A server that evaluates queries; `stallscope.clients.prometheus.Prometheus` is one."""
 
     def query_range(self, expression: str, start: float, end: float, step: float) -> list[RangeSeries]:
-        """What an expression was from one moment to another."""
+        """Evaluate an expression over a range."""
 
     def samples(self, selector: str, start: float, end: float) -> list[RangeSeries]:
-        """The samples of series as they were scraped."""
+        """Return the raw samples of series."""
 
 
 @dataclass(frozen=True)
-class Question:
-    """An expression that can be asked of some of its series at a time.
+class SplittableQuery:
+    """An expression that can be evaluated for some of its series at a time.
 
-    The answers for parts, put together, must be the answer for all: what aggregates over the label can't be split.
+    The combined results for the parts must equal the result for all, so an aggregation over the label can't be split.
     """
 
     expression: Callable[[str], str]
-    """PromQL, given a matcher to stand in its selectors: `instance=~"a|b"`, or nothing."""
+    """Returns PromQL for a matcher to insert into its selectors: `instance=~"a|b"`, or nothing."""
     label: str = ""
-    """Whose values tell the parts apart."""
+    """Label by whose values the query is split."""
     values: Sequence[str] = ()
-    """Of that label: all that are asked for, and no others."""
+    """All values of that label to query."""
 
-    def of(self, values: Sequence[str]) -> str:
-        """The expression for some of the values."""
+    def for_values(self, values: Sequence[str]) -> str:
+        """Return the expression for some of the values."""
         return self.expression(f"{self.label}=~{any_of(values)}" if self.label else "")
 
 
 class _Piece(NamedTuple):
-    """A part of a question."""
+    """A part of a query."""
 
     first: int
-    """In steps, or in milliseconds, after the start."""
+    """In steps or milliseconds after the start."""
     last: int
     values: Sequence[str]
 
     @property
     def size(self) -> int:
-        """About what it costs to answer."""
+        """Approximate cost of the part."""
         return (self.last - self.first + 1) * max(1, len(self.values))
 
     def halves(self) -> tuple[_Piece, ...]:
-        """The same in two pieces; itself alone where there is nothing to split."""
+        """Return two halves, or only itself if it can't be split."""
         if len(self.values) > 1:
             middle = len(self.values) // 2
             return self._replace(values=self.values[:middle]), self._replace(values=self.values[middle:])
@@ -104,7 +103,7 @@ class _Piece(NamedTuple):
 
 @dataclass
 class Ranges:
-    """Asks one server. What it refused as too large is not asked for again in that size, what timed out later only."""
+    """Queries one server. Rejected sizes are not tried again; sizes that timed out only later."""
 
     server: Server
     attempts: int = ATTEMPTS
@@ -112,68 +111,67 @@ class Ranges:
     max_points: int = MAX_POINTS
     max_seconds: float = MAX_SECONDS
     _refused: float = field(default=float("inf"), init=False)
-    """Samples, roughly, of the smallest piece that was refused as too large."""
+    """Approximate samples of the smallest part that was rejected as too large."""
     _in_time: float = field(default=float("inf"), init=False)
-    """Samples, roughly, of the largest piece that is likely to be answered before the time is over."""
+    """Approximate samples of the largest part that is likely to be answered in time."""
     _failures: int = field(default=0, init=False)
-    """In a row."""
+    """Consecutive failures."""
 
     def stepped(
-        self, question: Question | str, start: float, end: float, step: float, advance: Advance = unwatched
+        self, query: SplittableQuery | str, start: float, end: float, step: float, advance: Advance = ignore_progress
     ) -> Iterator[RangeSeries]:
-        """What an expression was at each step from one moment to another.
+        """Evaluate an expression at each step of a range.
 
         Args:
-            question: what to ask; a text is one that can be split in time only.
-            start: Unix time of the first moment.
-            end: Unix time that no moment exceeds.
-            step: seconds from one moment to the next.
-            advance: told of progress.
+            query: the query; a string can be split by time only.
+            start: first Unix time.
+            end: Unix time that no evaluation exceeds.
+            step: seconds between two evaluations.
+            advance: called with progress.
 
         Yields:
-            Series, those of one part after the other; a series may come in several, in the order of time. `joined`
-            makes them one again.
+            Series of one part after the other. A series may come in several parts, in the order of time; `joined`
+            combines them.
 
         Raises:
-            PrometheusError: the question is wrong, or can't be answered even in the smallest pieces.
+            PrometheusError: the query is invalid, or fails even in the smallest parts.
         """
-        asked = _question(question)
+        splittable = _splittable(query)
 
         def ask(piece: _Piece) -> list[RangeSeries]:
-            # Half a step more, since moments are told to the millisecond: the last one must not be lost by rounding.
+            # Times are rounded to milliseconds: half a step more keeps the last evaluation.
             first, last = start + piece.first * step, start + (piece.last + 0.5) * step
-            return self.server.query_range(asked.of(piece.values), first, last, step)
+            return self.server.query_range(splittable.for_values(piece.values), first, last, step)
 
         last = floor((end - start) / step + 1e-6)
-        return self._pieces(_Piece(0, last, asked.values), self.max_points, 1.0, ask, advance)
+        return self._pieces(_Piece(0, last, splittable.values), self.max_points, 1.0, ask, advance)
 
     def scraped(
-        self, question: Question | str, start: float, end: float, advance: Advance = unwatched
+        self, query: SplittableQuery | str, start: float, end: float, advance: Advance = ignore_progress
     ) -> Iterator[RangeSeries]:
-        """Samples as they were scraped, with the times of their scrapes.
+        """Return raw samples with their scrape times.
 
         Args:
-            question: of selectors without a range.
-            start: Unix time after which they lie.
-            end: Unix time of the last that counts.
-            advance: told of progress.
+            query: selectors without a range.
+            start: Unix time; exclusive.
+            end: Unix time; inclusive.
+            advance: called with progress.
 
         Yields:
-            Series, as `stepped` does.
+            Series, as in `stepped`.
 
         Raises:
-            PrometheusError: as with `stepped`.
+            PrometheusError: as in `stepped`.
         """
-        asked = _question(question)
+        splittable = _splittable(query)
 
         def ask(piece: _Piece) -> list[RangeSeries]:
-            # In milliseconds, as servers count: pieces then neither overlap nor leave anything out.
-            return self.server.samples(
-                asked.of(piece.values), start + piece.first / 1000, min(end, start + (piece.last + 1) / 1000)
-            )
+            # Servers count in milliseconds: parts in milliseconds neither overlap nor leave gaps.
+            first, last = start + piece.first / 1000, min(end, start + (piece.last + 1) / 1000)
+            return self.server.samples(splittable.for_values(piece.values), first, last)
 
         last = ceil((end - start) * 1000) - 1
-        return self._pieces(_Piece(0, last, asked.values), int(self.max_seconds * 1000), 1e-4, ask, advance)
+        return self._pieces(_Piece(0, last, splittable.values), int(self.max_seconds * 1000), 1e-4, ask, advance)
 
     def _pieces(
         self,
@@ -183,7 +181,7 @@ class Ranges:
         ask: Callable[[_Piece], list[RangeSeries]],
         advance: Advance,
     ) -> Iterator[RangeSeries]:
-        """Ask for a whole in pieces no longer than that; `samples` is how many one unit of time has, roughly."""
+        """Query the whole in parts of at most `longest` time units, each with roughly `samples` samples."""
         waiting = [
             whole._replace(first=first, last=min(whole.last, first + longest - 1))
             for first in range(whole.first, whole.last + 1, longest)
@@ -198,20 +196,20 @@ class Ranges:
             try:
                 found = ask(piece)
             except PrometheusError as error:
-                self._weigh(error, splittable=len(halves) > 1)
+                self._handle_failure(error, splittable=len(halves) > 1)
                 if error.too_large and error.passing:
-                    self._in_time = min(self._in_time, _LESS * size)
+                    self._in_time = min(self._in_time, _SHRINK_AFTER_TIMEOUT * size)
                 elif error.too_large:
                     self._refused = min(self._refused, size)
                 waiting.append(piece)
                 continue
             self._failures = 0
-            self._in_time *= _MORE
+            self._in_time *= _GROW_AFTER_RESPONSE
             yield from found
             advance(piece.size / whole.size)
 
-    def _weigh(self, error: PrometheusError, *, splittable: bool) -> None:
-        """Raise what can't be mended; else wait until it may be."""
+    def _handle_failure(self, error: PrometheusError, *, splittable: bool) -> None:
+        """Raise a permanent error; pause after a transient one."""
         if not error.passing:
             if not (error.too_large and splittable):
                 raise error
@@ -219,15 +217,15 @@ class Ranges:
         self._failures += 1
         if self._failures >= self.attempts:
             raise error
-        # Before a smaller question as well: a server that has too much to do is not helped by two at once.
+        # Pause before a smaller query too: an overloaded server does not recover from more queries.
         pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** (self._failures - 1))
-        less = " for less" if error.too_large and splittable else ""
-        _logger.warning("%s; it is asked again%s in %g s", error, less, pause)
+        smaller = " with a smaller query" if error.too_large and splittable else ""
+        _logger.warning("%s; retrying%s in %g s", error, smaller, pause)
         self.sleep(pause)
 
 
 def joined(pieces: Iterable[RangeSeries]) -> list[RangeSeries]:
-    """Each series once, however many pieces it came in; they must come in the order of time."""
+    """Combine the parts of each series; they must come in the order of time."""
     found: dict[frozenset[tuple[str, str]], RangeSeries] = {}
     for piece in pieces:
         known = found.setdefault(frozenset(piece.labels.items()), piece)
@@ -238,10 +236,10 @@ def joined(pieces: Iterable[RangeSeries]) -> list[RangeSeries]:
 
 
 def natural_step(seconds: float, points: int) -> float:
-    """The shortest step that people find natural with which a time has at most so many points."""
+    """Return the shortest round step that divides a time into at most `points` points."""
     needed = seconds / max(1, points)
     return next((float(step) for step in _STEPS if step >= needed), 86_400.0 * ceil(needed / 86_400))
 
 
-def _question(question: Question | str) -> Question:
-    return question if isinstance(question, Question) else Question(lambda _part: question)
+def _splittable(query: SplittableQuery | str) -> SplittableQuery:
+    return query if isinstance(query, SplittableQuery) else SplittableQuery(lambda _part: query)

@@ -1,4 +1,4 @@
-"""The figures by which runs are compared: means over the time that a run trained, read from what the rules record.
+"""The values by which runs are compared: means over the training time, from recorded series.
 
 figures = read_figures(server, find_run(server, "resnet50", start, end))
 """
@@ -15,78 +15,78 @@ from stallscope.clients.expressions import quoted
 from stallscope.clients.prometheus import Series
 
 Work = Literal["samples", "tokens", "steps"]
-"""What is counted of what a run does."""
+"""The unit of work that is counted."""
 SHORT_SECONDS = 300.0
-"""Means of less time than one window of the rules tell mostly how the window fills."""
+"""The window of the rules. Means over less time depend mostly on how the window fills."""
 _RANK = "cluster, job, instance, run, rank"
 
 
 class Server(Protocol):
-    """What answers; `stallscope.clients.prometheus.Prometheus` is one."""
+    """A server that evaluates queries; `stallscope.clients.prometheus.Prometheus` is one."""
 
     def query(self, expression: str, at: float | None = None) -> list[Series]:
-        """The series that an expression has at a moment."""
+        """Evaluate an expression at one time."""
 
 
 @dataclass(frozen=True)
 class RunFigures:
-    """Means over the time that a run trained. None where a figure is not recorded."""
+    """Means over the training time of a run; None if a value is not recorded."""
 
     name: str
-    """As it is shown; no two runs of a comparison share it."""
+    """Displayed name, unique within a comparison."""
     seconds: float
-    """Length of the time over which the means are."""
+    """Length of the averaged time."""
     running: bool = False
-    """Whether it goes on, so that the means may change."""
+    """True if the run goes on, so that the means may change."""
     gpus: float | None = None
     batch: float | None = None
-    """Samples of a step of all ranks together."""
+    """Samples per step of all ranks together."""
     samples: float | None = None
-    """A second, of all ranks together."""
+    """Samples per second of all ranks together."""
     tokens: float | None = None
     step_seconds: float | None = None
     operations: float | None = None
-    """Floating-point operations for each sample, as the training told."""
+    """Floating-point operations per sample, as reported by the training."""
     gpu_busy: float | None = None
     memory_used: float | None = None
-    """Share of GPU memory that is held."""
+    """Used share of GPU memory."""
     memory_peak: float | None = None
-    """Highest share of GPU memory that tensors took."""
+    """Peak share of GPU memory that tensors took."""
     watts: float | None = None
-    """Of all its GPUs together."""
+    """Power of all GPUs together."""
     time_lost: float | None = None
-    """Share of GPU time that all causes together cost; None where nothing was judged."""
+    """Share of GPU time that all causes together cost; None without verdicts."""
     lost: Mapping[str, float] = field(default_factory=dict)
-    """The same by cause."""
+    """Share of GPU time by cause."""
     cluster: str = ""
     namespace: str = ""
 
     @property
     def batch_on_gpu(self) -> float | None:
-        """Samples of a step on each GPU."""
+        """Samples per step on each GPU."""
         return self.batch / self.gpus if self.batch and self.gpus else None
 
     def rate(self, work: Work) -> float | None:
-        """What it does in a second."""
+        """Return the units of work per second."""
         if work == "steps":
             return 1 / self.step_seconds if self.step_seconds else None
         return self.samples if work == "samples" else self.tokens
 
 
 def read_figures(server: Server, run: Run) -> RunFigures:
-    """Read the figures of one run, from the time that it was looked for in.
+    """Read the values of one run.
 
-    The first five minutes of its steps don't count where there are more: until then, the windows of the rules reach
-    back to a time without steps.
+    If there is more, the first five minutes of steps are left out: until then, the windows of the rules include a
+    time without steps.
 
     Raises:
-        PrometheusError: the server gave no answer.
+        PrometheusError: the server gave no valid response.
     """
     matchers = f"cluster={quoted(run.cluster)}, namespace={quoted(run.namespace)}, run={quoted(run.name)}"
     start, end = _steps(server, matchers, run.start, run.end)
     start = max(start, min(start + SHORT_SECONDS, end - SHORT_SECONDS))
-    question = _question(matchers, run.matchers, end - start)
-    found = [each for each in server.query(question, at=end) if isfinite(each.value)]
+    query = _query(matchers, run.matchers, end - start)
+    found = [each for each in server.query(query, at=end) if isfinite(each.value)]
     figures = {each.labels["figure"]: each.value for each in found if "figure" in each.labels}
     lost = {each.labels["cause"]: each.value for each in found if "cause" in each.labels}
     return RunFigures(
@@ -95,7 +95,7 @@ def read_figures(server: Server, run: Run) -> RunFigures:
 
 
 def told_apart(runs: Sequence[RunFigures]) -> list[RunFigures]:
-    """The same, those that share a name with their clusters and namespaces before it."""
+    """Prefix runs of the same name with their clusters and namespaces."""
     by_name: dict[str, list[RunFigures]] = {}
     for run in runs:
         by_name.setdefault(run.name, []).append(run)
@@ -109,7 +109,7 @@ def told_apart(runs: Sequence[RunFigures]) -> list[RunFigures]:
 
 
 def _steps(server: Server, run: str, start: float, end: float) -> tuple[float, float]:
-    """Unix time of the first and the last moment at which steps are recorded; the whole time where none are."""
+    """Return the first and the last Unix time with recorded steps; the whole range if there are none."""
     moments = f"timestamp(run:step:seconds5m{{{run}}})[{_window(end - start)}:1m]"
     found = [
         each.value
@@ -119,16 +119,16 @@ def _steps(server: Server, run: str, start: float, end: float) -> tuple[float, f
     return (min(found), max(found)) if found else (start, end)
 
 
-def _question(run: str, ranks: str, seconds: float) -> str:
-    """Every figure by its name in the label `figure`, and every cause by its own."""
+def _query(run: str, ranks: str, seconds: float) -> str:
+    """Return PromQL for all values, labelled `figure`, and the time lost, labelled `cause`."""
     window = _window(seconds)
     each = {
-        "gpus": _or(_usual("run:gpus:count", run, window), _usual("run:ranks:count", run, window)),
-        "batch": _usual("run:batch_size:sum", run, window),
+        "gpus": _or(_median("run:gpus:count", run, window), _median("run:ranks:count", run, window)),
+        "batch": _median("run:batch_size:sum", run, window),
         "samples": _mean("run:samples:rate5m", run, window),
         "tokens": _mean("run:tokens:rate5m", run, window),
         "step_seconds": _mean("run:step:seconds5m", run, window),
-        "operations": f"{_made('flops', run, ranks)} / ({_made('samples', run, ranks)} > 0)",
+        "operations": f"{_rate('flops', run, ranks)} / ({_rate('samples', run, ranks)} > 0)",
         "gpu_busy": _mean("run:gpu_busy:ratio5m", run, window),
         "memory_used": _mean("run:gpu_memory_used:ratio", run, window),
         "memory_peak": f"max(last_over_time(rank:allocator_peak:ratio{{{run}}}[5m]))",
@@ -136,7 +136,7 @@ def _question(run: str, ranks: str, seconds: float) -> str:
         "time_lost": _mean("run:time_lost:ratio5m", run, window),
     }
     figures = [f'label_replace({expression}, "figure", "{name}", "", "")' for name, expression in each.items()]
-    # A cause is not there while it costs nothing: the mean is over the time that the run lived.
+    # A cause has no series while it costs nothing, so divide by the lifetime of the run.
     lost = (
         f"sum by (cause) (sum_over_time(run_cause:time_lost:ratio5m{{{run}}}[{window}:1m]))"
         f" / on () group_left () sum(count_over_time(run:ranks:count{{{run}}}[{window}:1m]))"
@@ -148,13 +148,13 @@ def _mean(series: str, run: str, window: str) -> str:
     return f"avg(avg_over_time({series}{{{run}}}[{window}]))"
 
 
-def _usual(series: str, run: str, window: str) -> str:
-    """What it mostly was: a count that a missed scrape doesn't make a fraction of."""
+def _median(series: str, run: str, window: str) -> str:
+    """Return the median, which stays a whole number when a scrape is missed."""
     return f"avg(quantile_over_time(0.5, {series}{{{run}}}[{window}]))"
 
 
-def _made(work: str, run: str, ranks: str) -> str:
-    """What the ranks made within the last five minutes, a second."""
+def _rate(work: str, run: str, ranks: str) -> str:
+    """Return the work per second of all ranks over the last five minutes."""
     rate = f"sum by ({_RANK}) (rate(stallscope_training_{work}_total{{{ranks}}}[5m]))"
     return f"sum(last_over_time(rank:live:info{{{run}}}[2m]) * on ({_RANK}) group_left () {rate})"
 

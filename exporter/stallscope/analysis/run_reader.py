@@ -1,4 +1,4 @@
-"""Reads a run's data frames window by window; `data_frames` says what they are."""
+"""Read a run's data frames window by window. `data_frames` describes them."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from stallscope.analysis.columns import (
     Kind,
     units,
 )
-from stallscope.analysis.ranges import Advance, Question, Ranges, joined
+from stallscope.analysis.ranges import Advance, Ranges, SplittableQuery, joined
 from stallscope.analysis.runs import Run
-from stallscope.analysis.tables import Block, Floats, Growth, Table, Track, at, track
+from stallscope.analysis.tables import Block, Floats, Increases, Table, Track, at, track
 from stallscope.catalogue.metrics import ACTIVITIES, RUN_STATES
 from stallscope.clients.expressions import quoted
 
 CODES: Mapping[str, tuple[str, ...]] = {"state": RUN_STATES, "activity": ACTIVITIES}
-"""Words of the columns that are made of a label."""
-_ASKED: Mapping[Kind, Kind] = {
+"""Possible values of the columns that hold label values."""
+_READ_AS: Mapping[Kind, Kind] = {
     Kind.GAUGE: Kind.GAUGE,
     Kind.LAST: Kind.LAST,
     Kind.LABEL: Kind.LAST,
     Kind.PEAK: Kind.PEAK,
 }
-"""How the series of a column are asked for, where not as a rate."""
+"""How the series of a column are read, if not as a rate."""
 _CLAIMS = "stallscope_training_rank_gpu_info"
 _PHASES = 9
-"""That a rank has, to judge sizes by."""
+"""Estimated phases per rank, for the estimate of memory."""
 _LOOKBACK = 300.0
-"""Seconds before the beginning in which the scrape is looked for at which the first interval begins."""
+"""Seconds before the start in which to find the scrape at which the first interval begins."""
 _SCRAPES_OF_A_RATE = 4
 _GAP_ROWS = 3
 
@@ -47,26 +47,26 @@ _Key = tuple[str, ...]
 _Blocks = Mapping[_Key, Block]
 _Claims = Mapping[_Key, Sequence[tuple[_Key, Floats]]]
 _Subject = Callable[[Mapping[str, str]], "_Key | None"]
-"""By a series' labels whose it is: instance, job and more; None where it is nobody's of the run."""
+"""Returns the subject of a series from its labels (instance, job and more); None if it does not belong to the run."""
 
 
-class _Wanted(NamedTuple):
-    """One series name that is read once, and the columns that come from it."""
+class _SeriesColumns(NamedTuple):
+    """A series name that is read once, and the columns computed from it."""
 
     series: str
     kind: Kind
-    """GAUGE, LAST, PEAK or RATE: how it is asked for."""
+    """How it is read: GAUGE, LAST, PEAK or RATE."""
     columns: tuple[Column, ...]
 
 
 class _Window(NamedTuple):
-    """A time that is read."""
+    """A time range to read."""
 
     start: float
-    """Unix time after which rows lie."""
+    """Unix time before the first row."""
     end: float
     advance: Advance
-    """Told of each question's progress."""
+    """Called with the progress of each query."""
 
 
 class _Rows(NamedTuple):
@@ -74,12 +74,12 @@ class _Rows(NamedTuple):
 
     rank: int
     identity: _Key
-    """The other columns that say whose they are."""
+    """The other identifying columns."""
     times: Floats
     columns: dict[str, NDArray[Any]]
 
     def where(self, chosen: NDArray[np.bool_]) -> _Rows:
-        """Some of the rows."""
+        """Return the selected rows."""
         if chosen.all():
             return self
         columns = {name: values[chosen] for name, values in self.columns.items()}
@@ -87,53 +87,53 @@ class _Rows(NamedTuple):
 
 
 class RunReader:
-    """Reads one run; each window must begin where the one before ended, or be the first."""
+    """Reads one run. Each window must begin where the previous one ended."""
 
     def __init__(self, reader: Ranges, run: Run, scrapes: float, step: float | None) -> None:
-        """Take what is to be read; nothing is asked yet.
+        """Prepare; nothing is requested yet.
 
         Args:
-            reader: asks.
-            run: whose data frames are wanted.
+            reader: performs the queries.
+            run: the run to read.
             scrapes: seconds between two scrapes.
-            step: seconds from row to row, where the server is to make them.
+            step: seconds between rows that the server computes; None for a row per scrape.
         """
         self.scrapes = scrapes
         self.gaps = 0
-        """In the window that was read last: how often a rank's next row came later than three usual ones."""
+        """In the last window: number of times that a rank's next row came later than three usual intervals."""
         self._reader = reader
         self._run = run
         self._step = step
-        self._growth = Growth()
+        self._increases = Increases()
         self._newest: dict[tuple[str, _Key], float] = {}
         """Time of the newest row of each subject."""
         self._begun = False
 
     @property
     def resolution(self) -> float:
-        """Seconds between two rows of a subject."""
+        """Seconds between two rows of the same subject."""
         return self.scrapes if self._step is None else self._step
 
     def bytes(self, seconds: float) -> float:
-        """What all frames of so long a time take in memory, roughly."""
+        """Return the approximate memory of all frames for `seconds` seconds."""
         run = self._run
         cells = len(run.places) * (len(STEP_COLUMNS) + _PHASES * (len(PHASE_COLUMNS) + 3))
         cells += len(run.instances) * len(HOST_COLUMNS) + len(run.claims) * len(GPU_COLUMNS)
         return 8.0 * cells * seconds / self.resolution
 
     def read(self, start: float, end: float, advance: Advance) -> dict[str, pd.DataFrame]:
-        """The rows after the start, until the end.
+        """Return the rows after the start until the end.
 
         Args:
             start: Unix time.
             end: Unix time.
-            advance: told of progress, in shares that sum to 1.
+            advance: called with progress, in shares that sum to 1.
 
         Raises:
-            PrometheusError: the server gave no answer.
+            PrometheusError: the server gave no valid response.
         """
-        questions = 1 + sum(len(_wanted(columns)) for columns in COLUMNS.values())
-        window = _Window(start, end, lambda share: advance(share / questions))
+        queries = 1 + sum(len(_series_columns(columns)) for columns in COLUMNS.values())
+        window = _Window(start, end, lambda share: advance(share / queries))
         self.gaps = 0
         places = frozenset((place.instance, place.job, place.rank) for place in self._run.places)
         nodes = frozenset(place[:2] for place in places)
@@ -144,39 +144,39 @@ class RunReader:
         def of_node(*further: str) -> _Subject:
             return lambda labels: key if (key := _key(labels, *further))[:2] in nodes else None
 
-        told = f"run={quoted(self._run.name)}"
-        blocks = self._blocks("steps", told, of_rank(), window)
+        of_run = f"run={quoted(self._run.name)}"
+        blocks = self._blocks("steps", of_run, of_rank(), window)
         steps = {key: Block(block.times, {"step": _step(block)}) for key, block in blocks.items()}
         frames = {"steps": _frame("steps", _of_ranks(blocks, steps))}
-        # One after the other, each freed of what it was made of.
-        blocks = self._blocks("phases", told, of_rank("phase"), window)
+        # One frame after the other, to limit memory.
+        blocks = self._blocks("phases", of_run, of_rank("phase"), window)
         frames["phases"] = _frame("phases", _of_ranks(blocks, steps))
-        claims = self._claims(told, of_rank("gpu", "uuid"), window)
+        claims = self._claims(of_run, of_rank("gpu", "uuid"), window)
         blocks = self._blocks("gpu", "", of_node("gpu", "uuid", "mig"), window)
         frames["gpu"] = _frame("gpu", _of_gpus(blocks, claims, steps))
         blocks = self._blocks("host", "", of_node(), window)
         frames["host"] = _frame("host", _of_hosts(blocks, steps))
-        blocks = self._blocks("values", told, of_rank("name"), window)
+        blocks = self._blocks("values", of_run, of_rank("name"), window)
         frames["values"] = _frame("values", _of_ranks(blocks, steps))
         self._begun = True
         return frames
 
     def _blocks(self, name: str, matcher: str, subject: _Subject, window: _Window) -> dict[_Key, Block]:
-        """All that subjects told in a window."""
+        """Return the values of all subjects in a window."""
         table = Table()
-        wanted = _wanted(COLUMNS[name])
-        for each in wanted:
-            for told in self._tracks(each, matcher, window):
-                whose = subject(told.labels)
+        for each in _series_columns(COLUMNS[name]):
+            for values in self._tracks(each, matcher, window):
+                whose = subject(values.labels)
                 if whose is not None:
-                    _put(table, whose, each, told)
+                    _put(table, whose, each, values)
         means = [column for column in COLUMNS[name] if column.kind is Kind.MEAN]
         return {
-            whose: self._dated(name, whose, _with_means(block, means), window.start) for whose, block in table.take()
+            whose: self._with_intervals(name, whose, _with_means(block, means), window.start)
+            for whose, block in table.take()
         }
 
-    def _dated(self, name: str, whose: _Key, block: Block, start: float) -> Block:
-        """With the lengths of intervals, and without what lies before the window."""
+    def _with_intervals(self, name: str, whose: _Key, block: Block, start: float) -> Block:
+        """Add the lengths of intervals, and drop values before the window."""
         newest = self._newest.get((name, whose), np.nan)
         apart = np.diff(block.times, prepend=newest)
         intervals = apart if self._step is None else np.full(len(block.times), self._step)
@@ -188,40 +188,40 @@ class RunReader:
         return Block(block.times[first:], {column: values[first:] for column, values in columns.items()})
 
     def _claims(self, matcher: str, subject: _Subject, window: _Window) -> _Claims:
-        """By instance and job, each claim of a GPU: rank, index and UUID, and when it stood; the first rank's first."""
+        """Return the claims of GPUs (rank, index, UUID, times) by instance and job, in the order of ranks."""
         found: dict[_Key, list[tuple[_Key, Floats]]] = {}
-        for each in self._tracks(_Wanted(_CLAIMS, Kind.LAST, ()), matcher, window):
+        for each in self._tracks(_SeriesColumns(_CLAIMS, Kind.LAST, ()), matcher, window):
             whose = subject(each.labels)
             if whose is not None:
                 found.setdefault(whose[:2], []).append((whose[2:], each.times))
         return {node: sorted(those, key=lambda claim: (int(claim[0][0]), claim[0])) for node, those in found.items()}
 
-    def _tracks(self, wanted: _Wanted, matcher: str, window: _Window) -> Iterator[Track]:
-        """What the series of one name tell of a window."""
+    def _tracks(self, wanted: _SeriesColumns, matcher: str, window: _Window) -> Iterator[Track]:
+        """Read the series of one name in a window."""
         matchers = ", ".join(filter(None, (f"cluster={quoted(self._run.cluster)}", matcher)))
 
-        def question(expression: Callable[[str], str]) -> Question:
-            return Question(
+        def query(expression: Callable[[str], str]) -> SplittableQuery:
+            return SplittableQuery(
                 lambda part: expression(f"{wanted.series}{{{matchers}, {part}}}"), "instance", self._run.instances
             )
 
         if self._step is None:
             first = window.start if self._begun else window.start - _LOOKBACK
-            scraped = self._reader.scraped(question(str), first, window.end, window.advance)
+            scraped = self._reader.scraped(query(str), first, window.end, window.advance)
             for series in joined(scraped):
-                yield self._growth.of(wanted.series, series) if wanted.kind is Kind.RATE else track(series)
+                yield self._increases.of(wanted.series, series) if wanted.kind is Kind.RATE else track(series)
             return
-        asked = question(_expression(wanted.kind, self._step, self.scrapes))
+        by_step = query(_expression(wanted.kind, self._step, self.scrapes))
         first = window.start + self._step
-        for series in joined(self._reader.stepped(asked, first, window.end, self._step, window.advance)):
-            told = track(series)
-            if wanted.kind is Kind.RATE:
-                told = told._replace(values=told.values * self._step, seconds=self._step)  # as between scrapes
-            yield told
+        for series in joined(self._reader.stepped(by_step, first, window.end, self._step, window.advance)):
+            values = track(series)
+            if wanted.kind is Kind.RATE:  # convert rates to increases, as between scrapes
+                values = values._replace(values=values.values * self._step, seconds=self._step)
+            yield values
 
 
 def _expression(kind: Kind, step: float, scrapes: float) -> Callable[[str], str]:
-    """PromQL that makes one value for a step, given a selector."""
+    """Return a function that makes PromQL for the value of a step from a selector."""
     if kind is Kind.RATE:
         window = max(step, _SCRAPES_OF_A_RATE * scrapes)
         return lambda selector: f"rate({selector}[{window * 1000:.0f}ms])"
@@ -229,39 +229,39 @@ def _expression(kind: Kind, step: float, scrapes: float) -> Callable[[str], str]
     return lambda selector: f"{function}_over_time({selector}[{step * 1000:.0f}ms])"
 
 
-def _wanted(columns: Iterable[Column]) -> list[_Wanted]:
-    """Each series that columns come from, once."""
+def _series_columns(columns: Iterable[Column]) -> list[_SeriesColumns]:
+    """Return each series that columns are computed from, once."""
     found: dict[tuple[str, Kind], list[Column]] = {}
     for column in columns:
-        kind = _ASKED.get(column.kind, Kind.RATE)
+        kind = _READ_AS.get(column.kind, Kind.RATE)
         for series in filter(None, (column.series, column.over)):
             found.setdefault((series, kind), []).append(column)
-    return [_Wanted(series, kind, tuple(those)) for (series, kind), those in found.items()]
+    return [_SeriesColumns(series, kind, tuple(those)) for (series, kind), those in found.items()]
 
 
 def _key(labels: Mapping[str, str], *names: str) -> _Key:
-    """Instance, job and further labels."""
+    """Return instance, job and further labels."""
     return tuple(labels.get(name, "") for name in ("instance", "job", *names))
 
 
-def _put(table: Table, whose: _Key, wanted: _Wanted, told: Track) -> None:
-    """Take what one series tells into the columns that come from it."""
+def _put(table: Table, whose: _Key, wanted: _SeriesColumns, values: Track) -> None:
+    """Add the values of one series to the columns computed from it."""
     for column in wanted.columns:
         if column.kind is Kind.LABEL:
-            word, words = told.labels.get(column.label, ""), CODES[column.name]
+            word, words = values.labels.get(column.label, ""), CODES[column.name]
             if word in words:
-                now = told.values == 1
+                now = values.values == 1
                 code = np.full(int(now.sum()), words.index(word), np.int8)
-                table.put(whose, column.name, told.times[now], code)
+                table.put(whose, column.name, values.times[now], code)
         elif column.kind is Kind.MEAN:
-            table.put(whose, _part(column, wanted.series), told.times, told.values)
-        elif not column.label or told.labels.get(column.label) == column.value:
-            values = told.values / told.seconds if column.kind is Kind.RATE else told.values
-            table.put(whose, column.name, told.times, values, column.combined)
+            table.put(whose, _part(column, wanted.series), values.times, values.values)
+        elif not column.label or values.labels.get(column.label) == column.value:
+            numbers = values.values / values.seconds if column.kind is Kind.RATE else values.values
+            table.put(whose, column.name, values.times, numbers, column.combined)
 
 
 def _part(column: Column, series: str) -> str:
-    """Under which name a mean's sum or count is kept until they are divided."""
+    """Return the temporary column name of a mean's sum or count."""
     return f"{column.name} {series}"
 
 
@@ -276,30 +276,30 @@ def _with_means(block: Block, means: Sequence[Column]) -> Block:
 
 
 def _step(block: Block) -> NDArray[Any]:
-    """The step's number at each time of a rank."""
+    """Return the step number at each time of a rank."""
     return block.columns.get("step", np.full(len(block.times), np.nan))
 
 
 def _taken(blocks: dict[_Key, Block]) -> Iterator[tuple[_Key, Block]]:
-    """Subjects one by one, of which nothing is held any more then: they are most of the memory."""
+    """Yield subjects and release them: they take most of the memory."""
     while blocks:
         yield blocks.popitem()
 
 
 def _of_ranks(blocks: dict[_Key, Block], steps: _Blocks) -> Iterator[_Rows]:
-    """Rows of ranks, or of what they tell apart."""
+    """Yield rows of ranks, or of phases or values of ranks."""
     for (instance, job, rank, *further), block in _taken(blocks):
         number = at(steps.get((instance, job, rank)), "step", block.times)
         yield _Rows(int(rank), (instance, *further), block.times, {**block.columns, "step": number})
 
 
 def _of_gpus(gpus: dict[_Key, Block], claims: _Claims, steps: _Blocks) -> Iterator[_Rows]:
-    """Rows of GPUs, each under the first rank that claims it then."""
+    """Yield rows of GPUs, each with the first rank that claims it at that time."""
     for (instance, job, gpu, uuid, mig), block in _taken(gpus):
         free = np.ones(len(block.times), dtype=bool)
-        for (rank, index, name), stood in claims.get((instance, job), ()):
+        for (rank, index, name), claimed in claims.get((instance, job), ()):
             if name == uuid if name else index == gpu and not mig:
-                its = free & np.isin(block.times, stood)
+                its = free & np.isin(block.times, claimed)
                 free &= ~its
                 number = at(steps.get((instance, job, rank)), "step", block.times)
                 rows = _Rows(int(rank), (instance, gpu, uuid, mig), block.times, {**block.columns, "step": number})
@@ -307,7 +307,7 @@ def _of_gpus(gpus: dict[_Key, Block], claims: _Claims, steps: _Blocks) -> Iterat
 
 
 def _of_hosts(hosts: dict[_Key, Block], steps: _Blocks) -> Iterator[_Rows]:
-    """Rows of machines, each under the first rank that is there then."""
+    """Yield rows of hosts, each with the first rank on it at that time."""
     for (instance, job), block in _taken(hosts):
         free = np.ones(len(block.times), dtype=bool)
         for key in sorted((key for key in steps if key[:2] == (instance, job)), key=lambda key: int(key[2])):
@@ -318,21 +318,21 @@ def _of_hosts(hosts: dict[_Key, Block], steps: _Blocks) -> Iterator[_Rows]:
 
 
 def _frame(name: str, rows: Iterable[_Rows]) -> pd.DataFrame:
-    """Put rows together in the order of time, those of one moment by rank."""
-    there = sorted((each for each in rows if len(each.times)), key=lambda each: (each.rank, each.identity))
-    lengths = np.array([len(each.times) for each in there], dtype=np.int64)
-    times = np.concatenate([np.empty(0), *(each.times for each in there)])
+    """Combine rows in the order of time, and at one time in the order of ranks."""
+    parts = sorted((each for each in rows if len(each.times)), key=lambda each: (each.rank, each.identity))
+    lengths = np.array([len(each.times) for each in parts], dtype=np.int64)
+    times = np.concatenate([np.empty(0), *(each.times for each in parts)])
     order = np.argsort(times, kind="stable")
-    columns: dict[str, Any] = {"rank": np.repeat(np.array([each.rank for each in there], np.int32), lengths)[order]}
+    columns: dict[str, Any] = {"rank": np.repeat(np.array([each.rank for each in parts], np.int32), lengths)[order]}
     for place, label in enumerate(IDENTITY[name][1:]):
-        words = sorted({each.identity[place] for each in there})
-        codes = np.array([words.index(each.identity[place]) for each in there], np.int64)
+        words = sorted({each.identity[place] for each in parts})
+        codes = np.array([words.index(each.identity[place]) for each in parts], np.int64)
         columns[label] = pd.Categorical.from_codes(np.repeat(codes, lengths)[order], pd.Index(words, dtype=str))
     own = [column.name for column in COLUMNS[name] if column.name != "step"]
     for column in ("step", "interval_seconds", *own):
         absent: float = -1 if column in CODES else np.nan
-        parts = [each.columns.pop(column, np.broadcast_to(absent, len(each.times))) for each in there]
-        values = np.concatenate([np.empty(0, np.int8 if column in CODES else np.float64), *parts])[order]
+        pieces = [each.columns.pop(column, np.broadcast_to(absent, len(each.times))) for each in parts]
+        values = np.concatenate([np.empty(0, np.int8 if column in CODES else np.float64), *pieces])[order]
         columns[column] = (
             pd.Categorical.from_codes(values.astype(np.int8), pd.Index(CODES[column])) if column in CODES else values
         )

@@ -1,4 +1,4 @@
-"""Find a run on a server by its name: whose it is, where its ranks were, which GPUs they claimed, from when to when."""
+"""Find a run on a server by its name: its ranks, their nodes, the GPUs they claim, its start and end."""
 
 from __future__ import annotations
 
@@ -15,59 +15,59 @@ from stallscope.clients.prometheus import RangeSeries, Series
 from stallscope.common.formatting import NAME_LENGTH, readable
 
 GOES_ON_SECONDS = 300.0
-"""A run whose newest scrape is no older than this goes on, unless its ranks said that they ended."""
-_LOOKS = 200
-"""Windows that a time is divided into, to find out in which of them there is something."""
+"""A run goes on if its newest scrape is no older than this, unless its ranks have ended."""
+_MAX_WINDOWS = 200
+"""Number of windows into which a time is divided to find when a series exists."""
 _SHORTEST_WINDOW = 60.0
 _BORDER = 0.001
-"""Seconds: some servers count a sample on a window's border in, and others don't."""
+"""In seconds. Some servers include a sample at the border of a window, others do not."""
 _NEAREST = 3
 _LISTED = 8
 _LONGEST = 3 * NAME_LENGTH
 """Characters of a cluster, a namespace and a name together."""
 _GOING_ON = frozenset({"starting", "running"})
 _FLAGS = {"--cluster": 0, "--namespace": 1}
-"""Of every command that takes a run, and which part of its place each tells."""
+"""Flags of commands that take a run, and the part of the run's place that each selects."""
 
 
 class Server(Protocol):
-    """What answers; `stallscope.clients.prometheus.Prometheus` is one."""
+    """A server that evaluates queries; `stallscope.clients.prometheus.Prometheus` is one."""
 
     name: str
 
     def query(self, expression: str, at: float | None = None) -> list[Series]:
-        """The series that an expression has at a moment."""
+        """Evaluate an expression at one time."""
 
     def query_range(self, expression: str, start: float, end: float, step: float) -> list[RangeSeries]:
-        """What an expression was from one moment to another."""
+        """Evaluate an expression over a range."""
 
     def samples(self, selector: str, start: float, end: float) -> list[RangeSeries]:
-        """The samples of series as they were scraped."""
+        """Return the raw samples of series."""
 
     def label_values(
         self, label: str, selector: str, start: float | None = None, end: float | None = None
     ) -> list[str]:
-        """The values that a label has in a selector's series."""
+        """Return the values of a label in the selected series."""
 
 
 class RunError(Exception):
-    """A run can't be told of; the message is one line with what was wrong and what to do."""
+    """The run is unavailable; the message is one line with the problem and what to do."""
 
 
 class UnknownRunError(RunError):
-    """There is no such run in that time."""
+    """There is no such run in the time range."""
 
 
 class AmbiguousRunError(RunError):
-    """Several runs have that name, and it was not said which is meant."""
+    """Several runs have the name."""
 
 
 class NoDataError(RunError):
-    """The server has nothing of any run in that time."""
+    """The server has no data of any run in the time range."""
 
 
 class Place(NamedTuple):
-    """Where a rank was."""
+    """The place of a rank."""
 
     rank: str
     job: str
@@ -75,19 +75,19 @@ class Place(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """A GPU on which a rank computes, as the rank names it."""
+    """A GPU that a rank computes on, as the rank reports it."""
 
     rank: str
     job: str
     instance: str
     gpu: str
-    """Index; empty where the rank knows the UUID only."""
+    """Index; empty if the rank reports only the UUID."""
     uuid: str
-    """Empty where the rank knows the index only."""
+    """Empty if the rank reports only the index."""
 
 
-class _Reading(NamedTuple):
-    """A way to read what somebody calls a run."""
+class _Reference(NamedTuple):
+    """One interpretation of the text that names a run."""
 
     name: str
     cluster: str | None
@@ -96,47 +96,47 @@ class _Reading(NamedTuple):
 
 @dataclass(frozen=True)
 class Run:
-    """One run, as a server knows it from a time that somebody asked about."""
+    """One run as a server recorded it in a time range."""
 
     name: str
     namespace: str
-    """As its ranks told it; empty where they told none."""
+    """As its ranks report it; empty if they report none."""
     cluster: str
-    """As scraping labels it; empty where it does not."""
+    """External label of the scrape; empty without one."""
     start: float
-    """Unix time of the first scrape in which one of its ranks was."""
+    """Unix time of the first scrape with one of its ranks."""
     end: float
-    """Unix time of the last one."""
+    """Unix time of the last such scrape."""
     goes_on: bool
-    """Whether it was alive at the end of the time that was asked about."""
+    """True if it was alive at the end of the time range."""
     states: Mapping[str, int]
-    """How many ranks were in which state at its end."""
+    """Number of ranks by state at its end."""
     places: tuple[Place, ...]
-    """Of each rank, by number; a rank that moved has several."""
+    """Places of the ranks, by rank number; a rank that moved has several."""
     claims: tuple[Claim, ...]
-    """Of its ranks, in the same order."""
-    told: Mapping[str, str]
-    """What its first rank told last of itself: framework, world_size, user, job_class, git_commit, slurm_job ..."""
+    """GPUs of the ranks, in the same order."""
+    info: Mapping[str, str]
+    """Latest labels of its first rank: framework, world_size, user, job_class, git_commit, slurm_job ..."""
 
     @property
     def instances(self) -> tuple[str, ...]:
-        """The exporters that told of its ranks, by the names under which they are scraped."""
+        """Instances of the exporters that its ranks report to."""
         return tuple(dict.fromkeys(place.instance for place in self.places))
 
     @property
     def ranks(self) -> tuple[str, ...]:
-        """Those that reported, by number."""
+        """Ranks that reported, by number."""
         return tuple(dict.fromkeys(place.rank for place in self.places))
 
     @property
     def world_size(self) -> int | None:
-        """Ranks that it should have, where told."""
-        size = self.told.get("world_size", "")
+        """Expected number of ranks, if reported."""
+        size = self.info.get("world_size", "")
         return int(size) if size.isdecimal() else None
 
     @property
     def matchers(self) -> str:
-        """PromQL's matchers of what its ranks told, each once: `stallscope_training_…{HERE}`."""
+        """PromQL matchers for the series of its ranks, without duplicates: `stallscope_training_…{HERE}`."""
         jobs = any_of(dict.fromkeys(place.job for place in self.places))
         where = f"job=~{jobs}, instance=~{any_of(self.instances)}"
         return f"cluster={quoted(self.cluster)}, run={quoted(self.name)}, {where}"
@@ -155,30 +155,30 @@ def find_run(
     """Find a run by its name.
 
     Args:
-        server: whom to ask.
-        name: the run's; where several have it, CLUSTER/NAMESPACE/RUN or NAMESPACE/RUN, with nothing for what it has
-            none of. A name may hold slashes itself: it is taken for a whole name first.
-        start: Unix time after which it is looked for.
-        end: Unix time until which it is.
-        cluster: which is meant, where several have a run of that name, and the name doesn't say.
-        namespace: likewise.
-        reader: asks long questions; one is made where left out.
+        server: the server to query.
+        name: name of the run. If several have it: CLUSTER/NAMESPACE/RUN or NAMESPACE/RUN, with empty parts where the
+            run has none. A name may contain slashes: the whole text is tried as a name first.
+        start: Unix time; exclusive.
+        end: Unix time; inclusive.
+        cluster: selects one of several runs of that name.
+        namespace: selects one of several runs of that name.
+        reader: performs range queries; created if left out.
 
     Raises:
-        UnknownRunError: there is none in that time; the message offers the nearest names.
+        UnknownRunError: there is none in that time; the message suggests similar names.
         AmbiguousRunError: there are several; the message lists them.
         NoDataError: there is no run at all in that time.
-        PrometheusError: the server gave no answer.
+        PrometheusError: the server gave no valid response.
     """
     reader = reader or Ranges(server)
-    window = ceil(max(_SHORTEST_WINDOW, (end - start) / _LOOKS))
-    readings = _readings(name, cluster, namespace)
-    info = f"stallscope_training_rank_info{{run=~{any_of(each.name for each in readings)}}}"
-    # A rank is a number: what is none, no exporter of Stallscope told.
-    described = [each for each in _seen(reader, info, start, end, window) if each.labels.get("rank", "").isdecimal()]
+    window = ceil(max(_SHORTEST_WINDOW, (end - start) / _MAX_WINDOWS))
+    known_names = _references(name, cluster, namespace)
+    info = f"stallscope_training_rank_info{{run=~{any_of(each.name for each in known_names)}}}"
+    # Stallscope's exporters only report numeric ranks; ignore series of other origin.
+    described = [each for each in _present(reader, info, start, end, window) if each.labels.get("rank", "").isdecimal()]
     if not described:
-        raise _unknown(server, readings, start, end)
-    name, described = _chosen(described, readings)
+        raise _unknown(server, known_names, start, end)
+    name, described = _select_run(described, known_names)
     labels = described[-1].labels
     chosen = f"cluster={quoted(labels.get('cluster', ''))}, run={quoted(name)}"
     of_it = f"namespace={quoted(labels.get('namespace', ''))}, {chosen}"
@@ -197,7 +197,7 @@ def find_run(
             states[state] = states.get(state, 0) + 1
     claims = {
         Claim(*_place(each.labels), each.labels.get("gpu", ""), each.labels.get("uuid", ""))
-        for each in _seen(reader, f"stallscope_training_rank_gpu_info{{{chosen}}}", start, end, window)
+        for each in _present(reader, f"stallscope_training_rank_gpu_info{{{chosen}}}", start, end, window)
         if _place(each.labels) in known
     }
     newest = max(described, key=lambda each: (each.times[-1], -int(each.labels["rank"])))
@@ -211,83 +211,84 @@ def find_run(
         states=states,
         places=tuple(places),
         claims=tuple(sorted(claims, key=_by_number)),
-        told=newest.labels,
+        info=newest.labels,
     )
 
 
 def run_names(server: Server, start: float, end: float) -> list[str]:
-    """The names of all runs of that time, give or take the hours that the server's index is exact to.
+    """Return the names of all runs in a time range, accurate to a few hours as the server's index is.
 
     Raises:
-        PrometheusError: the server gave no answer.
+        PrometheusError: the server gave no valid response.
     """
     return server.label_values("run", "stallscope_training_rank_info", start, end)
 
 
 def references(name: str, places: Iterable[tuple[str, str]]) -> list[str]:
-    """Runs of one name told apart, each as `find_run` takes it.
+    """Return unambiguous references to runs of one name, as `find_run` accepts them.
 
     Args:
-        name: of them all.
+        name: their common name.
         places: cluster and namespace of each.
     """
-    told = list(places)
-    one_cluster = len({cluster for cluster, _ in told}) == 1
-    return [f"{namespace}/{name}" if one_cluster else f"{cluster}/{namespace}/{name}" for cluster, namespace in told]
+    known = list(places)
+    is_one_cluster = len({cluster for cluster, _ in known}) == 1
+    prefixes = [namespace if is_one_cluster else f"{cluster}/{namespace}" for cluster, namespace in known]
+    return [f"{prefix}/{name}" for prefix in prefixes]
 
 
-def _seen(reader: Ranges, selector: str, start: float, end: float, window: int) -> list[RangeSeries]:
-    """The series of a selector that there are in a time, each with the ends of the windows in which it is."""
+def _present(reader: Ranges, selector: str, start: float, end: float, window: int) -> list[RangeSeries]:
+    """Return the series of a selector in a time range, each with the ends of the windows in which it exists."""
     number = ceil((end - start) / window)
     return joined(reader.stepped(f"count_over_time({selector}[{window}s])", end - (number - 1) * window, end, window))
 
 
 def _places(described: Iterable[RangeSeries]) -> list[Place]:
-    """Where ranks were, each once: where two jobs scrape an exporter, the first one's series count.
+    """Return the places of ranks. If two jobs scrape an exporter, only the series of the first job count.
 
-    A job that only takes over from another, as one that is renamed, shares one window with it at most.
+    A job that takes over from another, for example after a renaming, shares at most one window with it.
     """
     windows: dict[Place, set[float]] = {}
     for each in described:
         windows.setdefault(_place(each.labels), set()).update(each.times)
-    told: dict[tuple[str, str], set[float]] = {}
+    windows_by_rank: dict[tuple[str, str], set[float]] = {}
     found = []
     for place in sorted(windows, key=_by_number):
-        before, own = told.setdefault((place.rank, place.instance), set()), windows[place]
+        before, own = windows_by_rank.setdefault((place.rank, place.instance), set()), windows[place]
         if len(before & own) < min(2, len(own)):
             found.append(place)
             before |= own
     return found
 
 
-def _readings(text: str, cluster: str | None, namespace: str | None) -> list[_Reading]:
-    """What a name may mean: itself, or with its place before it."""
-    readings = []
+def _references(text: str, cluster: str | None, namespace: str | None) -> list[_Reference]:
+    """Return the possible interpretations of a text: a plain name, or a name with its place."""
+    found = []
     parts = text.split("/", 2)
     if len(parts) > 2:
-        readings.append(_Reading(parts[2], parts[0], parts[1]))
+        found.append(_Reference(parts[2], parts[0], parts[1]))
     if len(parts) > 1:
-        readings.append(_Reading(text.partition("/")[2], cluster, parts[0]))
-    return [_Reading(text, cluster, namespace), *(each for each in readings if each.name)]
+        found.append(_Reference(text.partition("/")[2], cluster, parts[0]))
+    return [_Reference(text, cluster, namespace), *(each for each in found if each.name)]
 
 
-def _chosen(described: Sequence[RangeSeries], readings: Sequence[_Reading]) -> tuple[str, list[RangeSeries]]:
-    """The name and the series of the one run that is meant."""
+def _select_run(described: Sequence[RangeSeries], named: Sequence[_Reference]) -> tuple[str, list[RangeSeries]]:
+    """Return name and series of the one run that matches."""
     runs: dict[str, dict[tuple[str, str], list[RangeSeries]]] = {}
     for each in described:
         place = each.labels.get("cluster", ""), each.labels.get("namespace", "")
         runs.setdefault(each.labels.get("run", ""), {}).setdefault(place, []).append(each)
-    known = [reading for reading in readings if reading.name in runs]
+    known = [reference for reference in named if reference.name in runs]
     for name, cluster, namespace in known:
-        meant = [key for key in runs[name] if cluster in (None, key[0]) and namespace in (None, key[1])]
-        if len(meant) == 1:
-            return name, runs[name][meant[0]]
-        if meant:
-            flags = [flag for flag, part in _FLAGS.items() if len({key[part] for key in meant}) > 1]
+        matching = [key for key in runs[name] if cluster in (None, key[0]) and namespace in (None, key[1])]
+        if len(matching) == 1:
+            return name, runs[name][matching[0]]
+        if matching:
+            flags = [flag for flag, part in _FLAGS.items() if len({key[part] for key in matching}) > 1]
             form = "CLUSTER/NAMESPACE/RUN" if "--cluster" in flags else "NAMESPACE/RUN"
             raise AmbiguousRunError(
                 f"several runs are called {name!r}; choose one with {' and '.join(flags)}, or as {form}: "
-                f"{_listed(references(name, meant))}"
+                f"{_listed(references(name, matching))}"
             )
     name = known[0].name
     places = _listed(f"{cluster}/{namespace}/{name}" for cluster, namespace in runs[name])
@@ -300,30 +301,30 @@ def _listed(names: Iterable[str]) -> str:
     return f"{', '.join(readable(name, _LONGEST) for name in known[:_LISTED])}{more}"
 
 
-def _unknown(server: Server, readings: Sequence[_Reading], start: float, end: float) -> RunError:
-    """What to say where there is no such run."""
-    name = readings[0].name
+def _unknown(server: Server, named: Sequence[_Reference], start: float, end: float) -> RunError:
+    """Return the error for a run that is not found."""
+    name = named[0].name
     when = f"between {_shown(start)} and {_shown(end)}"
-    asked = any_of(each.name for each in readings)
-    if server.label_values("run", f"stallscope_training_rank_info{{run=~{asked}}}"):
-        return UnknownRunError(f"the run {name!r} reported nothing {when}; ask about another time (--since, --end)")
+    names_matcher = any_of(each.name for each in named)
+    if server.label_values("run", f"stallscope_training_rank_info{{run=~{names_matcher}}}"):
+        return UnknownRunError(f"the run {name!r} reported nothing {when}; try another time (--since, --end)")
     names = run_names(server, start, end)
     if names:
-        near = (difflib.get_close_matches(each.name, names, n=_NEAREST, cutoff=0.5) for each in reversed(readings))
+        near = (difflib.get_close_matches(each.name, names, n=_NEAREST, cutoff=0.5) for each in reversed(named))
         nearest = next(filter(None, near), None)
         if nearest:
             return UnknownRunError(
                 f"there is no run {name!r} {when}; did you mean {' or '.join(map(readable, nearest))}?"
             )
-        return UnknownRunError(f"there is no run {name!r} {when}; there are {_listed(names)}")
+        return UnknownRunError(f"there is no run {name!r} {when}; known runs are {_listed(names)}")
     exporters = server.label_values("instance", "stallscope_build_info", start, end)
     if exporters:
         return NoDataError(
-            f"{server.name} scrapes {len(exporters)} of Stallscope's exporters, but no training reported to them "
+            f"{server.name} scrapes {len(exporters)} Stallscope exporters, but no training reported to them "
             f"{when}; start it with `stallscope run`, or see `stallscope doctor`"
         )
     return NoDataError(
-        f"{server.name} has no data of Stallscope {when}; is it the right server, and does it scrape the exporters?"
+        f"{server.name} has no Stallscope data {when}; is it the right server, and does it scrape the exporters?"
     )
 
 
@@ -332,9 +333,9 @@ def _place(labels: Mapping[str, str]) -> Place:
 
 
 def _by_number(subject: Iterable[str]) -> tuple[int, tuple[str, ...]]:
-    """Sorts by rank, as numbers are sorted."""
-    told = tuple(subject)
-    return int(told[0]), told
+    """Sort by rank as a number."""
+    fields = tuple(subject)
+    return int(fields[0]), fields
 
 
 def _shown(moment: float) -> str:

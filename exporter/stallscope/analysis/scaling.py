@@ -1,4 +1,4 @@
-"""The study of several GPUs: what a run on more of them gives against one on fewer.
+"""Scaling: the gain of a run on more GPUs over a run on fewer.
 
 scaling(gpus=2, rate=6100, base_gpus=1, base_rate=3500).efficiency == 0.871
 """
@@ -9,24 +9,24 @@ from typing import NamedTuple
 
 
 class Scaling(NamedTuple):
-    """A run against its base."""
+    """The scaling of a run relative to its base."""
 
     speed_up: float
-    """How many times the work of the base it does in a second."""
+    """Ratio of the run's rate of work to the base's."""
     efficiency: float
-    """What each of its GPUs does, as a share of what each of the base's does."""
+    """Ratio of the run's rate of work per GPU to the base's."""
     gpus_lost: float
-    """How many of its GPUs' whole time goes into being many; negative where they do more than the base's."""
+    """Number of GPUs whose whole time the loss of efficiency equals; negative if the run is more efficient."""
 
 
 def scaling(*, gpus: float, rate: float, base_gpus: float, base_rate: float) -> Scaling:
     """Compare two runs of the same work.
 
     Args:
-        gpus: of the run, at least one.
-        rate: samples or tokens that it does in a second on all of them together.
-        base_gpus: the same of the base.
-        base_rate: the same of the base, more than 0.
+        gpus: number of GPUs of the run, at least one.
+        rate: samples or tokens per second of the run on all its GPUs.
+        base_gpus: number of GPUs of the base.
+        base_rate: samples or tokens per second of the base, more than 0.
     """
     speed_up = rate / base_rate
     efficiency = speed_up * base_gpus / gpus

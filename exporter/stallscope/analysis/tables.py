@@ -1,4 +1,4 @@
-"""From series to columns of numbers: what grew in each interval, and all that one subject told, moment by moment."""
+"""Convert series to columns: increases of counters by interval, and all values of a subject by time."""
 
 from __future__ import annotations
 
@@ -15,60 +15,60 @@ Labels = tuple[tuple[str, str], ...]
 
 
 class Track(NamedTuple):
-    """What one series tells, at the ends of intervals."""
+    """The values of one series at the ends of intervals."""
 
     labels: Mapping[str, str]
     times: Floats
     """Unix seconds."""
     values: Floats
-    """A gauge's values, or what a counter grew by in the interval."""
+    """Values of a gauge, or increases of a counter over the interval."""
     seconds: Floats | float = 1.0
-    """Length of each interval; of a gauge meaningless."""
+    """Length of each interval; meaningless for a gauge."""
 
 
 class Block(NamedTuple):
-    """All that one subject told."""
+    """All values of one subject."""
 
     times: Floats
-    """When it told anything at all, ascending."""
+    """Times with at least one value, ascending."""
     columns: dict[str, NDArray[Any]]
-    """One value for each time; NaN where it told none, or -1 where the column is of codes."""
+    """One value for each time; a missing one is NaN, or -1 if the column holds codes."""
 
 
 def track(series: RangeSeries) -> Track:
-    """A gauge's samples as they are."""
+    """Return the samples of a gauge."""
     return Track(series.labels, np.frombuffer(series.times), np.frombuffer(series.values))
 
 
-class Growth:
-    """What counters grew by from each sample to the next, also over the border of two windows.
+class Increases:
+    """Increases of counters between samples, also across the border of two windows.
 
-    Where a counter falls it began anew, and has grown by what it then shows: as Prometheus has it. Its first sample of
-    all tells of no interval: it is NaN.
+    A decreasing counter was reset and has increased by its new value, as in Prometheus. The increase at a series' very
+    first sample is NaN.
     """
 
     def __init__(self) -> None:
         self._last: dict[tuple[str, Labels], tuple[float, float]] = {}
 
     def of(self, name: str, series: RangeSeries) -> Track:
-        """What a counter grew by, at the end of each interval.
+        """Return the increases of a counter at the end of each interval.
 
         Args:
-            name: the counter's.
-            series: its samples, which follow those that were given before.
+            name: name of the counter.
+            series: its samples, following those of the last call.
         """
         times, values = np.frombuffer(series.times), np.frombuffer(series.values)
         if not len(times):
             return Track(series.labels, times, values, times)
         key = name, tuple(sorted(series.labels.items()))
-        before = self._last.get(key, (np.nan, np.nan))
+        last_time, last_value = self._last.get(key, (np.nan, np.nan))
         self._last[key] = float(times[-1]), float(values[-1])
-        grown = np.diff(values, prepend=before[1])
-        return Track(series.labels, times, np.where(grown < 0, values, grown), np.diff(times, prepend=before[0]))
+        change = np.diff(values, prepend=last_value)
+        return Track(series.labels, times, np.where(change < 0, values, change), np.diff(times, prepend=last_time))
 
 
-class _Told(NamedTuple):
-    """What one series gave for one column."""
+class _Part(NamedTuple):
+    """The values of one series for one column."""
 
     column: str
     times: Floats
@@ -77,58 +77,58 @@ class _Told(NamedTuple):
 
 
 class Table:
-    """Puts together what is told of many subjects."""
+    """Collects the values of many subjects."""
 
     def __init__(self) -> None:
-        self._told: dict[Hashable, list[_Told]] = {}
+        self._parts: dict[Hashable, list[_Part]] = {}
 
     def put(self, subject: Hashable, column: str, times: Floats, values: NDArray[Any], combined: str = "sum") -> None:
-        """Take values of a column; where several come for one moment, they are summed, or the greatest counts."""
+        """Add values to a column; several values at one time are combined by their sum or maximum."""
         if not len(times):
             return
-        before = self._told.setdefault(subject, [])
-        if before and np.array_equal(before[-1].times, times):
-            times = before[-1].times  # held once: all of an exporter's series have the times of its scrapes
-        before.append(_Told(column, times, values, combined))
+        parts = self._parts.setdefault(subject, [])
+        if parts and np.array_equal(parts[-1].times, times):
+            times = parts[-1].times  # share the array: all series of an exporter have the times of its scrapes
+        parts.append(_Part(column, times, values, combined))
 
     def take(self) -> Iterator[tuple[Any, Block]]:
-        """All that was told, subject by subject; it is not held here any more."""
-        while self._told:
-            subject, told = self._told.popitem()
-            yield subject, _block(told)
+        """Yield each subject with its values, and release them here."""
+        while self._parts:
+            subject, parts = self._parts.popitem()
+            yield subject, _block(parts)
 
 
-def _block(told: list[_Told]) -> Block:
-    """Put together what one subject told."""
-    times = told[0].times
-    for each in told[1:]:
+def _block(parts: list[_Part]) -> Block:
+    """Combine the values of one subject."""
+    times = parts[0].times
+    for each in parts[1:]:
         if each.times is not times and not np.array_equal(each.times, times):
             times = np.union1d(times, each.times)
     columns: dict[str, NDArray[Any]] = {}
-    for each in told:
-        whole = _at_all(each, times)
+    for each in parts:
+        values = _aligned(each, times)
         known = columns.get(each.column)
         if known is None:
-            columns[each.column] = whole
-        elif each.combined == "max" or whole.dtype.kind != "f":
-            columns[each.column] = np.fmax(known, whole)
+            columns[each.column] = values
+        elif each.combined == "max" or values.dtype.kind != "f":
+            columns[each.column] = np.fmax(known, values)
         else:
-            columns[each.column] = np.where(np.isnan(known), whole, known + np.nan_to_num(whole))
+            columns[each.column] = np.where(np.isnan(known), values, known + np.nan_to_num(values))
     return Block(times, columns)
 
 
-def _at_all(told: _Told, times: Floats) -> NDArray[Any]:
-    """Values for all times of a subject, of which those that were told are some."""
-    if len(told.times) == len(times):
-        return told.values
-    absent = np.nan if told.values.dtype.kind == "f" else -1
-    whole = np.full(len(times), absent, told.values.dtype)
-    whole[np.searchsorted(times, told.times)] = told.values
-    return whole
+def _aligned(part: _Part, times: Floats) -> NDArray[Any]:
+    """Return the values at all times of the subject; those that the series lacks are marked as missing."""
+    if len(part.times) == len(times):
+        return part.values
+    absent = np.nan if part.values.dtype.kind == "f" else -1
+    aligned = np.full(len(times), absent, part.values.dtype)
+    aligned[np.searchsorted(times, part.times)] = part.values
+    return aligned
 
 
 def at(block: Block | None, column: str, times: Floats) -> Floats:
-    """A column's values at exactly those times; NaN where there is none."""
+    """Return a column's values at exactly these times; NaN if missing."""
     found = np.full(len(times), np.nan)
     if block is None or column not in block.columns or not len(block.times):
         return found

@@ -1,4 +1,4 @@
-"""Where Prometheus is unless somebody says otherwise."""
+"""The default address of Prometheus."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ LOCAL = "http://localhost:9090"
 
 
 def default_url() -> str:
-    """The address in the environment, or this machine's."""
+    """Return the address in the environment, or this machine's."""
     return os.environ.get(VARIABLE) or LOCAL

@@ -1,4 +1,4 @@
-"""The alerts that an Alertmanager holds, through the client for Prometheus."""
+"""Alertmanager's active alerts, read with the Prometheus client."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from stallscope.clients.prometheus import TIMEOUT_SECONDS, Prometheus, Prometheu
 
 
 class Alert(NamedTuple):
-    """An alert that Alertmanager holds."""
+    """An alert in Alertmanager."""
 
     name: str
     severity: str
@@ -31,24 +31,24 @@ class Alertmanager:
         certificate: ClientCertificate | None = None,
         proxies: bool = True,
     ) -> None:
-        """Take the address; the arguments are those of `Prometheus`."""
+        """Store the address. The arguments are those of `Prometheus`."""
         self._client = Prometheus(url, timeout=timeout, certificate=certificate, proxies=proxies, api="/api/v2/")
 
     def alerts(self, **parameters: str) -> list[Alert]:
         """Return the alerts.
 
         Args:
-            **parameters: of the API: `filter`, `silenced`, `inhibited`.
+            **parameters: parameters of the API, such as `filter`, `silenced`, `inhibited`.
 
         Raises:
-            PrometheusError: it gave no such answer.
+            PrometheusError: there is no valid response.
         """
         try:
             found = self._client.document("alerts", parameters)
             return [_alert(each["labels"], each.get("annotations", {})) for each in found]
         except (LookupError, TypeError, AttributeError):
             raise PrometheusError(
-                f"{self._client.name}: its answer is none that Alertmanager gives; see what listens there"
+                f"{self._client.name}: not an Alertmanager response; check what listens at that address"
             ) from None
 
 

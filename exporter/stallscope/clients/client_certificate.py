@@ -1,4 +1,4 @@
-"""By which certificate this machine's user is known to servers that want one: Prometheus and exporters alike."""
+"""The client certificate for servers that require one: Prometheus and exporters."""
 
 from __future__ import annotations
 
@@ -13,37 +13,38 @@ KEY_VARIABLE = "STALLSCOPE_CLIENT_KEY"
 
 
 class ClientCertificateError(ValueError):
-    """It can't be used; the message is one line with the files and what is wrong with them."""
+    """The certificate is unusable; the message is one line that names the files and the problem."""
 
 
 class ClientCertificate(NamedTuple):
-    """Two files in PEM; they are read for each connection, since such certificates are renewed often."""
+    """Two PEM files. They are read for each connection, because such certificates are renewed often."""
 
     certificate: str
-    """With those of the authorities between it and the one that servers trust, if any."""
+    """May include intermediate certificates."""
     key: str
-    """Without a password; may be the same file."""
+    """Without a password. May be the same file as the certificate."""
 
     def context(self) -> ssl.SSLContext:
-        """What a connection is made with: it trusts whom the system trusts, and shows the certificate.
+        """Return a TLS context that trusts the system's authorities and sends the certificate.
 
         Raises:
-            ClientCertificateError: the files can't be read, or don't hold what they should.
+            ClientCertificateError: the files are unreadable or invalid.
         """
-        import ssl  # of which most commands need nothing
+        import ssl  # most commands do not need it
 
         context = ssl.create_default_context()
         try:
             for file in self:
-                with open(file, "rb"):  # for the library does not tell which of them it can't
+                with open(file, "rb"):  # the errors of the ssl library do not name the file
                     pass
-            context.load_cert_chain(self.certificate, self.key, password=lambda: "")  # else it asks the terminal
+            # The password stops the library from prompting for one.
+            context.load_cert_chain(self.certificate, self.key, password=lambda: "")
         except ssl.SSLError as problem:
             files = self.certificate if self.key == self.certificate else f"{self.certificate} and {self.key}"
             if problem.reason == "KEY_VALUES_MISMATCH":
-                raise ClientCertificateError(f"the key in {self.key} is not that of {self.certificate}") from None
+                raise ClientCertificateError(f"the key in {self.key} does not belong to {self.certificate}") from None
             raise ClientCertificateError(
-                f"{files}: no client certificate with its key, in PEM and without a password"
+                f"{files}: expected a client certificate and its key, in PEM and without a password"
             ) from None
         except OSError as problem:
             raise ClientCertificateError(f"{problem.filename} can't be read: {problem.strerror}") from None
@@ -51,18 +52,18 @@ class ClientCertificate(NamedTuple):
 
 
 def client_certificate(certificate: str | None, key: str | None) -> ClientCertificate | None:
-    """The certificate that was named, once it is known to be one; None where none was.
+    """Return the checked certificate; None if none is given.
 
     Args:
-        certificate: a file in PEM.
-        key: likewise; it stands in the certificate's file where left out.
+        certificate: a PEM file.
+        key: a PEM file; by default the key is in the certificate's file.
 
     Raises:
-        ClientCertificateError: the files can't be used, or there is a key without a certificate.
+            ClientCertificateError: the files are unusable, or there is a key without a certificate.
     """
     if not certificate:
         if key:
-            raise ClientCertificateError(f"{key} is the key of no client certificate: name that too")
+            raise ClientCertificateError(f"{key}: a key without a client certificate; name the certificate too")
         return None
     found = ClientCertificate(certificate, key or certificate)
     found.context()
@@ -70,7 +71,7 @@ def client_certificate(certificate: str | None, key: str | None) -> ClientCertif
 
 
 def told_by_environment() -> ClientCertificate | None:
-    """That of `STALLSCOPE_CLIENT_CERTIFICATE` and `STALLSCOPE_CLIENT_KEY`; None where they are not set.
+    """Return the certificate in `STALLSCOPE_CLIENT_CERTIFICATE` and `STALLSCOPE_CLIENT_KEY`; None if they are not set.
 
     Raises:
         ClientCertificateError: as `client_certificate`.
@@ -79,12 +80,12 @@ def told_by_environment() -> ClientCertificate | None:
 
 
 def tls_trouble(problem: ssl.SSLError, certificate: ClientCertificate | None, authorities: str) -> str:
-    """Why there is no connection, and what to do, in a few words.
+    """Explain in a few words why the TLS connection failed, and what to do.
 
     Args:
-        problem: as the library tells it.
-        certificate: that was shown, if any.
-        authorities: variable of the environment that names the file of those that are trusted.
+        problem: the error of the library.
+        certificate: the client certificate that was sent, if any.
+        authorities: environment variable with the file of trusted authorities.
     """
     import ssl
 
@@ -93,8 +94,8 @@ def tls_trouble(problem: ssl.SSLError, certificate: ClientCertificate | None, au
         return f"its certificate is not trusted; name its authority in {authorities}"
     if "WRONG_VERSION_NUMBER" in reason or "HTTP_REQUEST" in reason:
         return "it does not speak TLS; try http://"
-    said = reason.rpartition("ALERT_")[2].replace("_", " ").lower() if "ALERT_" in reason else "it hangs up"
+    alert = reason.rpartition("ALERT_")[2].replace("_", " ").lower() if "ALERT_" in reason else "connection closed"
     if certificate is None:
         flag = f"--client-certificate or {CERTIFICATE_VARIABLE}"
-        return f"it refuses the connection ({said}); if it wants a client certificate, name one with {flag}"
-    return f"it refuses the client certificate of {certificate.certificate} ({said})"
+        return f"it refuses the connection ({alert}); if it requires a client certificate, name one with {flag}"
+    return f"it refuses the client certificate of {certificate.certificate} ({alert})"

@@ -1,6 +1,6 @@
-"""A time limit for a whole HTTP exchange, from the TLS handshake to the answer's last byte.
+"""A time limit for a whole HTTP exchange, from the TLS handshake to the last byte of the response.
 
-The timeouts of HTTP libraries are for each read: a server that sends a byte a second never exceeds them.
+The timeouts of HTTP libraries apply to each read: a server that sends a byte a second never exceeds them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _current = threading.local()
 
 
 class Deadline:
-    """Shuts down a connection when the time is over: whoever reads from it gets an error or the end."""
+    """Shuts down a connection when the time is over; its reader then gets an error or the end of the stream."""
 
     def __init__(self, seconds: float) -> None:
         self._ends = time.monotonic() + seconds
@@ -27,7 +27,7 @@ class Deadline:
         self._alarm.start()
 
     def cancel(self) -> None:
-        """Stop the clock and let the connection go, which stays open."""
+        """Stop the clock and release the connection, which stays open."""
         self._alarm.cancel()
         with self._watching:
             if self._watched is not None:
@@ -36,11 +36,11 @@ class Deadline:
 
     @property
     def is_over(self) -> bool:
-        """True once the time is over: an answer that ended then may have been cut off."""
+        """True once the time is over. A response that ends later may be cut off."""
         return time.monotonic() >= self._ends
 
     def _watch(self, connection: socket.socket) -> None:
-        # A descriptor of its own: TLS takes the one of the socket away, and a closed one may become another file's.
+        # A duplicate, since TLS detaches the socket's descriptor, and a closed one may be reused for another file.
         duplicate = socket.socket(fileno=os.dup(connection.fileno()))
         with self._watching:
             if self._watched is not None:
@@ -67,7 +67,7 @@ def deadline_after(seconds: float) -> Iterator[Deadline]:
 
 
 def watch(connection: socket.socket | None) -> None:
-    """Put the connection under the deadline of this thread, if there are both."""
+    """Put the connection under this thread's deadline, if both exist."""
     deadline: Deadline | None = getattr(_current, "deadline", None)
     if deadline is not None and connection is not None:
-        deadline._watch(connection)  # noqa: SLF001 - of the same file
+        deadline._watch(connection)  # noqa: SLF001 - a class of this module

@@ -1,6 +1,6 @@
-"""Requests to an exporter, with every way in which they may fail told in one line.
+"""A client for an exporter; every failure is described in one line.
 
-The standard library's client on one connection: half a millisecond a page, where requests would take three and 10 MB.
+It uses the standard library on one connection: 0.5 ms a page, where requests would take 3 ms and 10 MB.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from stallscope.common.version import __version__
 
 TIMEOUT_SECONDS = 5.0
 MAX_BYTES = 64 << 20
-"""Longest page that is read: ten times that of a thousand ranks."""
+"""Limit of a page's size: ten times the page of a thousand ranks."""
 DEFAULT_PATH = "/metrics"
 DEFAULT_PORT = 19400
 _PIECE_BYTES = 262_144
@@ -30,11 +30,11 @@ _SHOWN = 200
 
 
 class ExporterError(Exception):
-    """No page came; the message is one line with what was wrong and what to do, without the address."""
+    """The request failed; the message is one line with the problem and what to do, without the address."""
 
 
 class Answer(NamedTuple):
-    """A whole answer."""
+    """A complete response."""
 
     status: int
     location: str
@@ -49,7 +49,7 @@ class _Connection(http.client.HTTPConnection):
 
 
 class _SecureConnection(http.client.HTTPSConnection, _Connection):
-    """Its handshake follows the connect of the class behind it."""
+    """HTTPS over `_Connection`: the TLS handshake follows the connect of the base class."""
 
 
 class ExporterClient:
@@ -63,29 +63,31 @@ class ExporterClient:
         max_bytes: int = MAX_BYTES,
         certificate: ClientCertificate | None = None,
     ) -> None:
-        """Take the address; nothing is asked yet.
+        """Store the address; nothing is requested yet.
 
         Args:
-            url: `HOST`, `HOST:PORT` or a whole address; a user and a password in it are sent.
-            timeout: seconds that an answer may take altogether.
-            max_bytes: longest answer that is read.
-            certificate: is shown to it, where it wants one.
+            url: `HOST`, `HOST:PORT` or a whole address. A user and password in it are sent.
+            timeout: time limit of a whole exchange in seconds.
+            max_bytes: limit of a response's size.
+            certificate: sent if the exporter requires one.
 
         Raises:
-            ValueError: it is no such address; the message says what is.
+            ValueError: the address is invalid; the message shows a valid one.
         """
         try:
             parts = urlsplit(url if "://" in url else f"http://{url}")
             port = parts.port
-            sound = parts.scheme in ("http", "https") and bool(parts.hostname) and port != 0
+            is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and port != 0
         except ValueError:
-            sound = False
-        if not sound or not re.fullmatch(r"[\x21-\x7e]+", url):
+            is_valid = False
+        if not is_valid or not re.fullmatch(r"[\x21-\x7e]+", url):
             shown = without_password(url)
-            raise ValueError(f"{shown!r} is no address of an exporter; one is http://localhost:{DEFAULT_PORT}")
+            raise ValueError(
+                f"{shown!r} is not the address of an exporter; use one such as http://localhost:{DEFAULT_PORT}"
+            )
         self._host: str = parts.hostname or ""
         self._secure = parts.scheme == "https"
-        # A port left out is the web's own only where the scheme says that this is the web.
+        # With a scheme, a missing port is the default of HTTP; without one it is the exporter's.
         self._port = port or (443 if self._secure else 80 if "://" in url else DEFAULT_PORT)
         self._path = (parts.path if parts.path not in ("", "/") else DEFAULT_PATH) + (
             f"?{parts.query}" if parts.query else ""
@@ -96,7 +98,7 @@ class ExporterClient:
         self._max_bytes = max_bytes
         self._certificate = certificate
         self._connection: http.client.HTTPConnection | None = None
-        # The plain text is the cheapest to write and to read, and compression costs more than a loopback's bytes.
+        # Plain text is the cheapest to write and parse; compression costs more than the bytes it saves on loopback.
         self._headers = {
             "Accept": "text/plain;version=0.0.4",
             "Accept-Encoding": "identity",
@@ -107,13 +109,13 @@ class ExporterClient:
             self._headers["Authorization"] = "Basic " + base64.b64encode(login).decode()
 
     def read(self, path: str = "") -> str:
-        """The page as it is now.
+        """Return the current page.
 
         Args:
-            path: of another page than that of the metrics.
+            path: another page than the metrics.
 
         Raises:
-            ExporterError: there is none.
+            ExporterError: there is no page.
         """
         answer = self.request("GET", path or self._path)
         try:
@@ -121,19 +123,19 @@ class ExporterClient:
                 raise ExporterError(_refusal(answer.status, answer.location))
             return answer.body.decode()
         except UnicodeDecodeError:
-            raise ExporterError("its answer is no page of metrics; see what listens at that address") from None
+            raise ExporterError("not a page of metrics; check what listens at that address") from None
 
     def request(self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] = _NONE) -> Answer:
-        """Return the answer, whatever its status.
+        """Return the response, whatever its status.
 
         Args:
-            method: of HTTP.
-            path: of the page.
-            body: of the request.
-            headers: further ones.
+            method: HTTP method.
+            path: path of the page.
+            body: body of the request.
+            headers: additional headers.
 
         Raises:
-            ExporterError: there is none.
+            ExporterError: there is no response.
         """
         is_kept = self._connection is not None
         try:
@@ -142,7 +144,7 @@ class ExporterClient:
             except ConnectionError:
                 if not is_kept:
                     raise
-                # The server had closed a connection that nobody used, as it may.
+                # The server may close an idle connection at any time.
                 self.close()
                 return self._exchange(method, path, body, headers)
         except (OSError, http.client.HTTPException, ExporterError) as problem:
@@ -150,7 +152,7 @@ class ExporterClient:
             raise ExporterError(self._reason(problem)) from None
 
     def close(self) -> None:
-        """Let the connection go."""
+        """Close the connection."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -167,7 +169,7 @@ class ExporterClient:
                 if deadline.is_over:
                     raise TimeoutError from None
                 raise
-            if deadline.is_over:  # whatever seemed to end there was cut off
+            if deadline.is_over:  # the response may be cut off
                 raise TimeoutError
             return answer
 
@@ -188,7 +190,7 @@ class ExporterClient:
                 if len(body) > self._max_bytes:
                     raise ExporterError(f"its page is longer than {self._max_bytes} bytes")
             if response.length:
-                raise ExporterError("it broke off in the middle of its page")
+                raise ExporterError("the connection broke in the middle of the page")
             return Answer(response.status, response.headers.get("Location", ""), bytes(body))
 
     def _reason(self, problem: Exception) -> str:
@@ -199,18 +201,18 @@ class ExporterClient:
         if isinstance(problem, ssl.SSLError):
             return tls_trouble(problem, self._certificate, "SSL_CERT_FILE")
         if isinstance(problem, socket.gaierror):
-            return f"there is no machine of that name: {problem.strerror}"
+            return f"unknown host: {problem.strerror}"
         if isinstance(problem, OSError) and problem.strerror:
             hint = "; start it with `stallscope exporter`" if isinstance(problem, ConnectionRefusedError) else ""
             return f"it can't be reached: {problem.strerror}{hint}"
-        return "it broke off the connection, or is no web server"
+        return "it closed the connection without an HTTP response"
 
 
 def _refusal(status: int, target: str) -> str:
     if status in (http.HTTPStatus.UNAUTHORIZED, http.HTTPStatus.FORBIDDEN):
-        return f"it wants another user or password (HTTP {status}): http://USER:PASSWORD@HOST:PORT"
+        return f"user or password rejected (HTTP {status}): http://USER:PASSWORD@HOST:PORT"
     if 300 <= status < 400:
-        return f"it sends the question on to {without_password(target)[:_SHOWN]!a}; use that address"
+        return f"it redirects to {without_password(target)[:_SHOWN]!a}; use that address"
     if status == http.HTTPStatus.NOT_FOUND:
-        return "it has no metrics there (HTTP 404); see address and path"
-    return f"it answers with HTTP {status}"
+        return "no metrics at this address (HTTP 404); check address and path"
+    return f"unexpected HTTP status {status}"

@@ -1,7 +1,7 @@
-"""A page of metrics, read as quickly as two seconds' interest in it deserves.
+"""A fast parser for a page of metrics, of which only some families are kept.
 
-Written here and not left to the client library's parser, which makes an object of every sample, those that nobody asked
-for too, and takes fifty times as long (tests/benchmarks/top.py). Tests hold the two to the same findings.
+The client library's parser makes an object of every sample and takes fifty times as long (tests/benchmarks/top.py).
+Tests compare the results of the two.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from stallscope.catalogue.metrics import Family
 
 Labels = Mapping[str, str]
 Series = dict[str, float]
-"""Values by the text of their labels, as it stands between the braces."""
+"""Values by label text, which is the text between the braces."""
 
 _PAIR = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)"')
 _ESCAPE = re.compile(r"\\(.)")
 _NO_LABELS: Labels = MappingProxyType({})
-_MOST = 1e100
-"""Beyond it, as with what is no number, sums and products would be infinite."""
-_KNOWN_LABELS = 32_768
-"""A node has the same ones every time: a thousand ranks some twenty thousand."""
+_MAX_VALUE = 1e100
+"""Larger values, infinity and NaN would make sums and products infinite."""
+_CACHED_LABELS = 32_768
+"""A node repeats the same label sets: a page of a thousand ranks has about twenty thousand."""
 
 
 class Page:
-    """The series of one page, by name; those that can't be meant are left out, since nothing can be shown of them."""
+    """The series of one page by name, without implausible values."""
 
     def __init__(self, text: str, wanted: frozenset[str]) -> None:
-        """Read what is wanted; lines that can't be read are passed over.
+        """Parse the wanted samples and skip invalid lines.
 
         Args:
-            text: the page, in the plain text format.
+            text: the page in the Prometheus text format.
             wanted: names of samples.
         """
         self._series: dict[str, Series] = {name: {} for name in wanted}
@@ -57,39 +57,39 @@ class Page:
                 value = float(number)
             except ValueError:
                 continue
-            if -_MOST < value < _MOST:
+            if -_MAX_VALUE < value < _MAX_VALUE:
                 found[labels] = value
 
     def __bool__(self) -> bool:
-        """Whether there is anything on it."""
+        """Return whether the page has any wanted sample."""
         return any(self._series.values())
 
-    def tells_the_same(self, other: Page) -> bool:
-        """Whether nothing has changed since that page: then it is the same one, read again."""
+    def has_same_samples(self, other: Page) -> bool:
+        """Return whether all samples equal those of another page, which means that it is the same page read again."""
         return self._series == other._series
 
     def series(self, family: Family, suffix: str = "") -> Series:
-        """Values of a family by the text of their labels."""
+        """Return the values of a family by label text."""
         return self._series[family.name + suffix]
 
     def samples(self, family: Family, suffix: str = "") -> Iterator[tuple[Labels, float]]:
-        """Labels and value of each of a family's series."""
+        """Yield labels and value of each series of a family."""
         for text, value in self._series[family.name + suffix].items():
             yield labels_of(text), value
 
     def by(self, family: Family, *names: str, suffix: str = "") -> Iterator[tuple[tuple[str, ...], float]]:
-        """Values of some labels, and value, of each of a family's series; a label that is absent is empty."""
+        """Yield the values of some labels, and the value, of each series of a family; an absent label is empty."""
         for labels, value in self.samples(family, suffix):
             yield tuple([labels.get(name, "") for name in names]), value
 
 
-@lru_cache(_KNOWN_LABELS)
+@lru_cache(_CACHED_LABELS)
 def labels_of(text: str) -> Labels:
-    """The labels of the text between the braces."""
+    """Parse label text."""
     if not text:
         return _NO_LABELS
-    return {name: _plain(value) if "\\" in value else value for name, value in _PAIR.findall(text)}
+    return {name: _unescaped(value) if "\\" in value else value for name, value in _PAIR.findall(text)}
 
 
-def _plain(value: str) -> str:
+def _unescaped(value: str) -> str:
     return _ESCAPE.sub(lambda escape: "\n" if escape[1] == "n" else escape[1], value)

@@ -1,4 +1,4 @@
-"""Texts from outside in PromQL, whatever characters they hold."""
+"""Escape arbitrary text for PromQL."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ _SPECIAL = frozenset(r"\.+*?()|[]{}^$")
 
 
 def quoted(text: str) -> str:
-    """A text as a string of PromQL."""
+    """Return a text as a PromQL string."""
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
 
 
 def any_of(texts: Iterable[str]) -> str:
-    """A string of PromQL for a `=~` matcher that matches these texts and no other."""
+    """Return a PromQL string for a `=~` matcher that matches exactly these texts."""
     return quoted("|".join("".join(f"\\{each}" if each in _SPECIAL else each for each in text) for text in texts))

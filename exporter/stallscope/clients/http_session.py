@@ -1,4 +1,4 @@
-"""Requests to web servers that cost a limited time and a limited number of bytes, whatever the server does."""
+"""HTTP requests that take a limited time and a limited number of bytes, whatever the server does."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _PIECE_BYTES = 65_536
 
 
 class TooLongError(requests.RequestException):
-    """An answer is longer than is read."""
+    """A response exceeds the size limit."""
 
 
-class Answer(NamedTuple):
-    """A whole answer."""
+class Response(NamedTuple):
+    """A complete response."""
 
     status: int
     headers: Mapping[str, str]
@@ -30,10 +30,10 @@ class Answer(NamedTuple):
 
 
 class HttpSession:
-    """A session of the library, for one thread at a time."""
+    """A session of requests with limits. Use it in one thread at a time."""
 
     def __init__(self) -> None:
-        """Prepare; nothing is requested yet."""
+        """Create the session; nothing is requested yet."""
         self.session = requests.Session()
         for scheme in ("http://", "https://"):
             self.session.mount(scheme, _WatchedAdapter())
@@ -47,21 +47,21 @@ class HttpSession:
         max_bytes: int,
         data: Mapping[str, str] | None = None,
         params: Mapping[str, str] | None = None,
-    ) -> Answer:
-        """Request a page and return the answer, whatever its status; redirections are not followed.
+    ) -> Response:
+        """Return the response, whatever its status; redirects are not followed.
 
         Args:
-            method: of HTTP.
+            method: HTTP method.
             url: the address.
-            timeout: seconds that the whole exchange may take.
-            max_bytes: longest body that is read.
-            data: form of the request's body.
-            params: parameters of the address.
+            timeout: time limit of the whole exchange in seconds.
+            max_bytes: limit of the body's size.
+            data: form in the request's body.
+            params: query parameters.
 
         Raises:
-            requests.Timeout: the answer did not end in time.
-            TooLongError: the body is longer.
-            requests.RequestException, OSError: there is no answer.
+            requests.Timeout: the response was not complete in time.
+            TooLongError: the body is too long.
+            requests.RequestException, OSError: there is no response.
         """
         with deadline_after(timeout) as deadline:
             try:
@@ -72,21 +72,21 @@ class HttpSession:
                     while piece := response.raw.read1(_PIECE_BYTES, decode_content=True):
                         body += piece
                         if len(body) > max_bytes:
-                            raise TooLongError(f"its answer is longer than {max_bytes} bytes")
+                            raise TooLongError(f"its response is longer than {max_bytes} bytes")
             except TooLongError:
                 raise
-            except (HTTPError, OSError) as problem:  # the library's own errors are of the second kind
+            except (HTTPError, OSError) as problem:  # errors of requests are OSErrors
                 if deadline.is_over:
                     raise requests.Timeout from None
-                if isinstance(problem, HTTPError):  # of the library beneath, while an answer is read
+                if isinstance(problem, HTTPError):  # of urllib3, while a body is read
                     raise requests.exceptions.ChunkedEncodingError(problem) from problem
                 raise
             if deadline.is_over:
                 raise requests.Timeout
-            return Answer(response.status_code, response.headers, bytes(body))
+            return Response(response.status_code, response.headers, bytes(body))
 
     def close(self) -> None:
-        """Let the connections go."""
+        """Close the connections."""
         self.session.close()
 
 
@@ -97,7 +97,7 @@ class _WatchedConnection(HTTPConnection):
         return connection
 
     def request(self, *arguments: Any, **named: Any) -> None:
-        watch(self.sock)  # one that was kept
+        watch(self.sock)  # a connection that was kept open
         super().request(*arguments, **named)
 
 

@@ -1,6 +1,6 @@
-"""Questions to Prometheus over its HTTP API, with every way in which it may fail told in one line.
+"""A client for Prometheus's HTTP API; every failure is described in one line.
 
-A server that is slow, absent or no Prometheus at all costs the caller so many seconds and so many bytes, never more.
+A slow, absent or broken server costs the caller a limited time and a limited number of bytes.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from stallscope.common.version import __version__
 TIMEOUT_SECONDS = 5.0
 MAX_BYTES = 16 << 20
 _SHOWN = 200
-"""Characters that are shown of what a server said."""
-_MOST_WARNINGS = 8
-"""That are kept: of a store that is down, each question says so in words of its own."""
-_NONSENSE = "its answer is none that Prometheus gives; see what listens at that address"
+"""Characters of a server's text that are shown."""
+_MAX_WARNINGS = 8
+"""While a store is down, the warning of each query is worded differently."""
+_INVALID_RESPONSE = "not a Prometheus response; check what listens at that address"
 _HERE = frozenset({"localhost", "127.0.0.1", "::1"})
 _TOO_LARGE = re.compile(r"too many|too large|too long|exceed|limit|maximum|timed out|max[A-Z]", re.ASCII)
-"""In the words of servers that would answer a smaller question: Prometheus, Thanos, Mimir and VictoriaMetrics."""
+"""How Prometheus, Thanos, Mimir and VictoriaMetrics word an error that a smaller query avoids."""
 _TOO_LARGE_STATUSES = frozenset({408, 413, 504})
 _REDIRECTIONS = frozenset({301, 302, 303, 307, 308})
 _PASSING_STATUSES = frozenset({429, 500, 502, 503, 504})
@@ -40,7 +40,7 @@ _Answer = TypeVar("_Answer")
 
 
 class PrometheusError(Exception):
-    """Prometheus did not answer a question; the message is one line with what was wrong, where, and what to do."""
+    """A query failed; the message is one line with the problem, the server and what to do."""
 
     def __init__(
         self,
@@ -51,14 +51,14 @@ class PrometheusError(Exception):
         unreachable: bool = False,
         status: int | None = None,
     ) -> None:
-        """Say what was wrong, and what may help.
+        """Describe the problem and what may help.
 
         Args:
             message: one line.
-            passing: the same question may be answered later.
-            too_large: a smaller question may be answered: of less time, or fewer series.
-            unreachable: nothing listens at the address; another one may be meant.
-            status: HTTP status of the answer, if it is a refusal.
+            passing: the same query may succeed later.
+            too_large: a query for less time or fewer series may succeed.
+            unreachable: nothing listens at the address.
+            status: HTTP status of an error response.
         """
         super().__init__(message)
         self.passing = passing
@@ -68,29 +68,29 @@ class PrometheusError(Exception):
 
 
 class _Unusable(requests.RequestException):
-    """An answer came that can't be used; in words."""
+    """A response is unusable; the message says why."""
 
 
 class Series(NamedTuple):
-    """One series of an answer."""
+    """One series of an instant query."""
 
     labels: Mapping[str, str]
     value: float
-    """As Prometheus has it: may be NaN or infinite."""
+    """May be NaN or infinite."""
 
 
 class RangeSeries(NamedTuple):
-    """One series over time, 16 bytes a sample; `numpy.frombuffer` takes both arrays as they are."""
+    """One series over time, 16 bytes a sample; `numpy.frombuffer` takes both arrays without a copy."""
 
     labels: Mapping[str, str]
     times: array[float]
-    """Unix seconds, ascending; where the series has no sample there is no time."""
+    """Unix seconds, ascending; only the times that have a sample."""
     values: array[float]
-    """As many; as Prometheus has them: may be NaN or infinite."""
+    """One for each time; may be NaN or infinite."""
 
 
 class Prometheus:
-    """One server. For one thread at a time."""
+    """One server. Use it in one thread at a time."""
 
     def __init__(
         self,
@@ -102,15 +102,15 @@ class Prometheus:
         proxies: bool = True,
         api: str = "/api/v1/",
     ) -> None:
-        """Take the address; nothing is asked yet.
+        """Store the address; nothing is requested yet.
 
         Args:
-            url: where it answers, with its path prefix, if any; a user and a password in it are sent.
-            timeout: seconds that one question may take altogether.
-            max_bytes: longest answer that is read.
-            certificate: is shown to it, where it wants one.
-            proxies: whether the environment's proxies are used.
-            api: path of its interface.
+            url: address with an optional path prefix. A user and password in it are sent.
+            timeout: time limit of one query in seconds.
+            max_bytes: limit of a response's size.
+            certificate: sent if the server requires one.
+            proxies: use the proxies of the environment.
+            api: path of the API.
         """
         self.name = without_password(url).rstrip("/")
         self._api = url.rstrip("/") + api
@@ -124,136 +124,136 @@ class Prometheus:
         session.trust_env = proxies
         session.headers["User-Agent"] = f"stallscope/{__version__}"
         if urlsplit(url).hostname in _HERE:
-            session.headers["Accept-Encoding"] = "identity"  # to pack an answer takes longer than to hand it over
+            session.headers["Accept-Encoding"] = "identity"  # on this machine, compression costs more than it saves
 
     def query(self, expression: str, at: float | None = None) -> list[Series]:
-        """The series that an expression has at a moment.
+        """Evaluate an expression at one time.
 
         Args:
-            expression: of PromQL.
-            at: Unix time; the server's now where left out.
+            expression: PromQL.
+            at: Unix time; by default the server's current time.
 
         Raises:
-            PrometheusError: it gave no such answer.
+            PrometheusError: there is no valid response.
         """
-        return self._asked("query", {"query": expression, **_moment("time", at)}, _vector)
+        return self._request("query", {"query": expression, **_time_parameter("time", at)}, _vector)
 
     def query_range(self, expression: str, start: float, end: float, step: float) -> list[RangeSeries]:
-        """What an expression was from one moment to another. See `ranges` for more than a server answers at once.
+        """Evaluate an expression over a range; `ranges` handles more than a server returns at once.
 
         Args:
-            expression: of PromQL.
-            start: Unix time of the first moment.
-            end: Unix time that no moment exceeds.
-            step: seconds from one moment to the next.
+            expression: PromQL.
+            start: first Unix time.
+            end: Unix time that no evaluation exceeds.
+            step: seconds between two evaluations.
 
         Raises:
-            PrometheusError: it gave no such answer.
+            PrometheusError: there is no valid response.
         """
-        form = {"query": expression, **_moment("start", start), **_moment("end", end), "step": f"{step:.3f}"}
-        return self._asked("query_range", form, _matrix)
+        times = {**_time_parameter("start", start), **_time_parameter("end", end)}
+        return self._request("query_range", {"query": expression, **times, "step": f"{step:.3f}"}, _matrix)
 
     def samples(self, selector: str, start: float, end: float) -> list[RangeSeries]:
-        """The samples of series as they were scraped, with the times of their scrapes; none that is NaN.
+        """Return the raw samples of series with their scrape times, without NaN.
 
         Args:
-            selector: of PromQL, without a range: `stallscope_gpu_up{instance="a"}`.
-            start: Unix time after which they lie.
-            end: Unix time of the last that counts.
+            selector: a PromQL selector without a range, such as `stallscope_gpu_up{instance="a"}`.
+            start: Unix time; exclusive.
+            end: Unix time; inclusive.
 
         Raises:
-            PrometheusError: it gave no such answer.
+            PrometheusError: there is no valid response.
         """
         milliseconds = max(1, round((end - start) * 1000))
-        form = {"query": f"{selector}[{milliseconds}ms]", **_moment("time", end)}
-        found = (_numbers(_after(start, each)) for each in self._asked("query", form, _matrix))
+        form = {"query": f"{selector}[{milliseconds}ms]", **_time_parameter("time", end)}
+        found = (_without_nan(_after(start, each)) for each in self._request("query", form, _matrix))
         return [each for each in found if each.times]
 
     def label_values(
         self, label: str, selector: str, start: float | None = None, end: float | None = None
     ) -> list[str]:
-        """The values that a label has in a selector's series. They come from an index: quick, to the hour or the day.
+        """Return the values of a label in the selected series. Prometheus's index is fast, but coarse: hours or a day.
 
         Args:
-            label: its name.
-            selector: of PromQL: `stallscope_training_rank_info{run="a"}`.
-            start: Unix time; as far back as the server remembers where left out.
-            end: Unix time; the server's now where left out.
+            label: name of the label.
+            selector: a PromQL selector such as `stallscope_training_rank_info{run="a"}`.
+            start: Unix time; by default the server's oldest data.
+            end: Unix time; by default the server's current time.
 
         Raises:
-            PrometheusError: it gave no such answer.
+            PrometheusError: there is no valid response.
         """
-        parameters = {"match[]": selector, **_moment("start", start), **_moment("end", end)}
-        return self._asked(f"label/{quote(label)}/values", parameters, _words, method="GET")
+        times = {**_time_parameter("start", start), **_time_parameter("end", end)}
+        return self._request(f"label/{quote(label)}/values", {"match[]": selector, **times}, _strings, method="GET")
 
     def now(self) -> float:
-        """The server's clock, in Unix seconds: what it has is dated by it, however wrong the clock here is.
+        """Return the server's Unix time, which dates its data however wrong the local clock is.
 
         Raises:
-            PrometheusError: it gave no such answer.
+            PrometheusError: there is no valid response.
         """
         found = self.query("vector(time())")
         if not found:
-            raise PrometheusError(f"{self.name}: {_NONSENSE}")
+            raise PrometheusError(f"{self.name}: {_INVALID_RESPONSE}")
         return found[0].value
 
     def get(self, path: str) -> Any:
-        """What another part of its API tells: `rules`, `targets`, `status/config`; not every server has them.
+        """Return another part of the API, such as `rules`, `targets` or `status/config`; not every server has them.
 
         Raises:
-            PrometheusError: it gave no such answer.
+            PrometheusError: there is no valid response.
         """
-        return self._asked(path, {}, lambda data: data, method="GET")
+        return self._request(path, {}, lambda data: data, method="GET")
 
     def document(self, path: str, parameters: Mapping[str, str]) -> Any:
-        """Return the JSON document at a path of the API, without the envelope of Prometheus.
+        """Return the JSON document at a path of the API, without Prometheus's envelope.
 
         Raises:
-            PrometheusError: it gave no answer, or refused.
+            PrometheusError: there is no response, or it is an error.
         """
         return self._document("GET", path, parameters)
 
     def take_warnings(self) -> list[str]:
-        """What the server said beside its answers since it was asked this last: as a rule, that they are partial."""
+        """Return the server's warnings since the last call; most say that a response is partial."""
         taken = list(self._warnings)
         self._warnings = {}
         return taken
 
     def take_notes(self) -> list[str]:
-        """The same as notes that stand by themselves, with the server's name."""
+        """Return the warnings as notes that name the server."""
         return [f"{self.name} warns: {warning}" for warning in self.take_warnings()]
 
     def close(self) -> None:
-        """Let the connection go."""
+        """Close the connection."""
         self._http.close()
 
-    def _asked(
+    def _request(
         self, path: str, form: Mapping[str, str], read: Callable[[Any], _Answer], *, method: str = "POST"
     ) -> _Answer:
-        """Ask, and make of the answer's data what is wanted."""
+        """Send a request and convert the data of the response."""
         if method == "POST":
-            form = {**form, "timeout": f"{ceil(self._timeout)}s"}  # whose durations know no fractions
+            form = {**form, "timeout": f"{ceil(self._timeout)}s"}  # Prometheus's durations have no fractions
         document = self._document(method, path, form)
         try:
             if document["status"] != "success":
                 raise ValueError
             answer = read(document["data"])
         except (LookupError, TypeError, ValueError):
-            raise PrometheusError(f"{self.name}: {_NONSENSE}") from None
-        for warning in _warned(document):
-            if len(self._warnings) < _MOST_WARNINGS:
+            raise PrometheusError(f"{self.name}: {_INVALID_RESPONSE}") from None
+        for warning in _warnings(document):
+            if len(self._warnings) < _MAX_WARNINGS:
                 self._warnings[warning] = None
         return answer
 
     def _document(self, method: str, path: str, form: Mapping[str, str]) -> Any:
         try:
-            status, body = self._answer(method, path, form)
-        except OSError as problem:  # the library's own errors, and others where a file of certificates can't be read
+            status, body = self._send(method, path, form)
+        except OSError as problem:  # requests' own errors, and unreadable certificate files
             raise PrometheusError(f"{self.name}: {self._reason(problem)}", **_remedies(problem)) from None
         document = _document(body)
         if status != requests.codes.ok:
             words = _refusal(status, document)
-            # "Too many requests" are not made fewer by asking for halves.
+            # Splitting a query does not help against "too many requests".
             large = status in _TOO_LARGE_STATUSES or (
                 status != requests.codes.too_many_requests and _TOO_LARGE.search(words) is not None
             )
@@ -261,9 +261,9 @@ class Prometheus:
             raise PrometheusError(f"{self.name}: {words}", passing=passing, too_large=large, status=status)
         return document
 
-    def _answer(self, method: str, path: str, form: Mapping[str, str]) -> tuple[int, bytes]:
-        """Ask with POST where it is taken, since names of runs may make a question longer than an address may be."""
-        answer = self._http.request(
+    def _send(self, method: str, path: str, form: Mapping[str, str]) -> tuple[int, bytes]:
+        """Send a query by POST where possible, since names of runs may exceed the length limit of an address."""
+        response = self._http.request(
             method,
             self._api + path,
             timeout=self._timeout,
@@ -271,10 +271,10 @@ class Prometheus:
             data=form if method == "POST" else None,
             params=form if method == "GET" else None,
         )
-        if answer.status in _REDIRECTIONS and "Location" in answer.headers:
-            target = readable(without_password(answer.headers["Location"]), _SHOWN)
-            raise _Unusable(f"it sends the question on to {target}; use that address")
-        return answer.status, answer.body
+        if response.status in _REDIRECTIONS and "Location" in response.headers:
+            target = readable(without_password(response.headers["Location"]), _SHOWN)
+            raise _Unusable(f"it redirects to {target}; use that address")
+        return response.status, response.body
 
     def _reason(self, problem: Exception) -> str:
         if isinstance(problem, (_Unusable, TooLongError)):
@@ -290,11 +290,11 @@ class Prometheus:
                 return f"it can't be reached: {deeper.strerror}"
             deeper = deeper.__context__
         if not isinstance(problem, requests.RequestException):
-            return f"it can't be asked: {problem}"
-        return "it broke off the connection, or is no web server"
+            return f"request failed: {problem}"
+        return "it closed the connection without an HTTP response"
 
 
-def _moment(name: str, moment: float | None) -> dict[str, str]:
+def _time_parameter(name: str, moment: float | None) -> dict[str, str]:
     return {} if moment is None else {name: f"{moment:.3f}"}
 
 
@@ -306,7 +306,7 @@ def _document(body: bytes) -> Any:
 
 
 def _compact(found: dict[str, Any]) -> Any:
-    """Keep a series' samples as two arrays from the moment that it is read: as lists they are ten times as large."""
+    """Store a series' samples as two arrays during parsing: lists take ten times the memory."""
     samples = found.get("values")
     if not isinstance(samples, list):
         return found
@@ -315,23 +315,23 @@ def _compact(found: dict[str, Any]) -> Any:
 
 
 def _refusal(status: int, document: Any) -> str:
-    said = document.get("error") if isinstance(document, dict) else None
-    if isinstance(said, str):
-        return f"it refuses the question: {readable(said, _SHOWN)}"
+    error = document.get("error") if isinstance(document, dict) else None
+    if isinstance(error, str):
+        return f"query rejected: {readable(error, _SHOWN)}"
     if status in (requests.codes.unauthorized, requests.codes.forbidden):
-        return f"it wants another user or password (HTTP {status})"
+        return f"user or password rejected (HTTP {status})"
     if status == requests.codes.not_found:
-        return "it has no query interface there (HTTP 404); see address and path prefix"
-    return f"it answers with HTTP {status}"
+        return "no query API at this address (HTTP 404); check address and path prefix"
+    return f"unexpected HTTP status {status}"
 
 
-def _warned(document: Mapping[str, Any]) -> list[str]:
-    """What stands beside an answer; VictoriaMetrics has no words for it."""
-    said = document.get("warnings")
-    # Some versions tell hints at the question itself among them.
-    words = [each for each in said if isinstance(each, str)] if isinstance(said, list) else []
-    told = [readable(each, _SHOWN) for each in words if not each.startswith("PromQL info")]
-    return [*told, *(["not all of its stores answered"] if document.get("isPartial") is True else [])]
+def _warnings(document: Mapping[str, Any]) -> list[str]:
+    """Return the warnings of a response; VictoriaMetrics has a flag instead."""
+    found = document.get("warnings")
+    texts = [each for each in found if isinstance(each, str)] if isinstance(found, list) else []
+    # Some versions include hints about the query itself.
+    warnings = [readable(each, _SHOWN) for each in texts if not each.startswith("PromQL info")]
+    return [*warnings, *(["not all of its stores responded"] if document.get("isPartial") is True else [])]
 
 
 def _vector(data: Any) -> list[Series]:
@@ -356,22 +356,22 @@ def _labels(found: Any) -> Mapping[str, str]:
     return found
 
 
-def _words(data: Any) -> list[str]:
+def _strings(data: Any) -> list[str]:
     if not isinstance(data, list) or not all(isinstance(each, str) for each in data):
         raise TypeError
     return data
 
 
 def _after(start: float, series: RangeSeries) -> RangeSeries:
-    """The series without what lies at its start: some servers count that in, and pieces would overlap."""
+    """Drop a sample at the start time: some servers include it, and adjacent ranges would overlap."""
     if not series.times or series.times[0] > start:
         return series
     first = bisect_right(series.times, start)
     return RangeSeries(series.labels, series.times[first:], series.values[first:])
 
 
-def _numbers(series: RangeSeries) -> RangeSeries:
-    """The series without what is no number: some servers show the mark at a series' end like a sample."""
+def _without_nan(series: RangeSeries) -> RangeSeries:
+    """Drop NaN samples: some servers return the staleness marker as a sample."""
     if not any(map(isnan, series.values)):
         return series
     kept = [(moment, value) for moment, value in zip(series.times, series.values, strict=True) if not isnan(value)]
@@ -380,7 +380,7 @@ def _numbers(series: RangeSeries) -> RangeSeries:
 
 
 def _remedies(problem: Exception) -> dict[str, bool]:
-    """What may help against a question that got no answer."""
+    """Return what may help after a failed request, as arguments of PrometheusError."""
     slow = isinstance(problem, requests.Timeout)
     return {
         "too_large": slow or isinstance(problem, TooLongError),
@@ -392,7 +392,7 @@ def _remedies(problem: Exception) -> dict[str, bool]:
 
 
 def _tls_error(problem: BaseException) -> ssl.SSLError | None:
-    """What TLS broke on, which the libraries wrap several times; None where it did not."""
+    """Return the TLS error behind an error of the libraries, which wrap it several times; None if there is none."""
     inner: object = problem
     while isinstance(inner, BaseException) and not isinstance(inner, ssl.SSLError):
         inner = getattr(inner, "reason", None) or (inner.args[0] if inner.args else None)

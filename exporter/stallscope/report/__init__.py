@@ -1,1 +1,1 @@
-"""The report of a run: what it says (`document`), and how it looks as a page, as Markdown and as JSON."""
+"""The report of a run for people: its content (`document`) and its rendering as HTML, Markdown and JSON."""

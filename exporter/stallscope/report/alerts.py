@@ -1,6 +1,6 @@
-"""Which alerts fired, how often, for how long, and when it was worst.
+"""The alerts that fired: how often, how long, and their worst time.
 
-Read from the server's own record of alerts, `ALERTS`. An alert that another one mutes fires as well, and counts.
+Read from the server's `ALERTS` series. Alerts muted by another alert count too.
 """
 
 from __future__ import annotations
@@ -11,124 +11,127 @@ from typing import NamedTuple
 
 from stallscope.clients.expressions import any_of
 from stallscope.common.formatting import duration
-from stallscope.report.asking import Asker, highest
-from stallscope.report.document import Block, Column, Notice, Paragraph, Section, Table
+from stallscope.report.document import Block, Column, Notice, Paragraph, Table, unavailable
 from stallscope.report.lost_time import LostTime
+from stallscope.report.queries import Queries, highest
 from stallscope.report.ranks import Ranks
 
 KEY = "alerts"
+TITLE = "Alerts that fired"
 _LABELS = "alertname, severity, cause, cluster, namespace, run, rank, instance, gpu, uuid"
 _SEVERITIES = ("critical", "warning", "info")
 _ROWS = 40
 
 
-class Fired(NamedTuple):
-    """One alert on one subject."""
+class FiredAlert(NamedTuple):
+    """An alert on one subject."""
 
     name: str
     severity: str
     cause: str
     subject: str
-    """Whom it names, in words; empty for the run itself."""
+    """Description of the labels; empty for the run itself."""
     times: int
-    """How often it began to fire."""
+    """Number of times it began to fire."""
     seconds: float
-    """For how long it fired, altogether."""
+    """Total time it fired."""
     first: float
-    """Unix time at which it was first seen to fire."""
+    """Unix time at which it was first firing."""
     last: float
-    """Unix time at which it was last seen to fire."""
-    card: Card | None = None
-    """What it cost its GPU; None where it names none, or where no loss is recorded."""
+    """Unix time at which it was last firing."""
+    gpu_loss: GpuLoss | None = None
+    """The loss of its GPU; None if it names no GPU, or no loss is recorded."""
 
 
-class Card(NamedTuple):
-    """What a cause cost one GPU."""
+class GpuLoss(NamedTuple):
+    """The time that a cause cost one GPU."""
 
     cluster: str
     instance: str
     gpu: str
     gpu_seconds: float
     worst_share: float | None
-    """Of its time, in the worst step of a curve."""
+    """Share of its time in the worst interval."""
     worst_at: float | None
-    """Unix time at which that step ended."""
+    """Unix time at the end of that interval."""
 
 
 @dataclass(frozen=True)
 class Alerts:
-    """All that fired."""
+    """All alerts that fired."""
 
-    fired: tuple[Fired, ...]
-    """The gravest first, and of these whatever fired longest."""
+    fired: tuple[FiredAlert, ...]
+    """By severity, then by time."""
     rules_loaded: bool
-    """Whether the server has the alert rules: the one that always fires, did."""
+    """True if the server has the alert rules, whose Watchdog always fires."""
     problem: str = ""
-    """Why nothing is known of them; empty where all is well."""
+    """Reason why alerts are unknown; empty if they are known."""
 
     def causes(self, *severities: str) -> set[str]:
-        """Those whose alert fired with one of these severities."""
+        """Return the causes whose alert fired with one of these severities."""
         return {alert.cause for alert in self.fired if alert.severity in severities and alert.cause}
 
     def gpu_seconds(self, cause: str) -> float:
-        """What a cause cost the GPUs that its alerts name."""
-        # Once each: while a rank uses a GPU, and after, alerts name the same one differently.
-        cards = {alert.card for alert in self.fired if alert.cause == cause and alert.card is not None}
-        return sum(card.gpu_seconds for card in cards)
+        """Return the GPU time that a cause cost the GPUs named by its alerts."""
+        # Alerts name a GPU differently while a rank uses it and afterwards: count each GPU once.
+        losses = {alert.gpu_loss for alert in self.fired if alert.cause == cause and alert.gpu_loss is not None}
+        return sum(loss.gpu_seconds for loss in losses)
 
 
-def not_told(problem: str) -> Alerts:
-    """What stands for alerts that could not be asked for."""
+def unknown_alerts(problem: str) -> Alerts:
+    """Return the placeholder for alerts whose query failed."""
     return Alerts((), rules_loaded=True, problem=problem)
 
 
-def alerts(asker: Asker, found: Ranks | None) -> Alerts:
-    """Ask what fired for the subject.
+def alerts(queries: Queries, found: Ranks | None) -> Alerts:
+    """Query the alerts that fired for the subject.
 
     Args:
-        asker: of the subject.
-        found: the run's ranks; None where it is no run.
+        queries: queries for the subject.
+        found: the run's ranks; None if the subject is not a run.
     """
-    firing = f"max by ({_LABELS}) ({_selected(asker)})"
-    resolution = f"{asker.resolution:.0f}s"
+    firing = f"max by ({_LABELS}) ({_selected(queries)})"
+    resolution = f"{queries.resolution:.0f}s"
     own = found.uuids if found is not None else frozenset()
     seconds = {
         _key(each.labels): each
-        for each in asker.ask(asker.seconds_there(firing))
-        # Other GPUs of a run's nodes are no matter of the run.
+        for each in queries.instant(queries.seconds_present(firing))
+        # Ignore other GPUs of the run's nodes.
         if not own or each.labels.get("run") or each.labels.get("uuid", "") in own | {""}
     }
-    # At a moment of the sum at which it fires and did not the moment before.
+    # Times at which it fires and did not fire one resolution earlier.
     begins = {
         _key(each.labels): each.value
-        for each in asker.ask(
-            asker.over_time("count_over_time", f"{firing} unless max by ({_LABELS}) ({_selected(asker, resolution)})")
+        for each in queries.instant(
+            queries.over_time(
+                "count_over_time", f"{firing} unless max by ({_LABELS}) ({_selected(queries, resolution)})"
+            )
         )
     }
-    first = {_key(each.labels): each.value for each in asker.ask(_moment_of(asker, "min_over_time", firing))}
-    last = {_key(each.labels): each.value for each in asker.ask(_moment_of(asker, "max_over_time", firing))}
-    cards = _cards(asker, [series.labels for series in seconds.values() if series.labels.get("gpu")])
+    first = {_key(each.labels): each.value for each in queries.instant(_moment_of(queries, "min_over_time", firing))}
+    last = {_key(each.labels): each.value for each in queries.instant(_moment_of(queries, "max_over_time", firing))}
+    losses = _gpu_losses(queries, [series.labels for series in seconds.values() if series.labels.get("gpu")])
     fired = [
-        Fired(
+        FiredAlert(
             name=series.labels.get("alertname", ""),
             severity=series.labels.get("severity", ""),
             cause=series.labels.get("cause", ""),
-            subject=_subject(asker, series.labels),
+            subject=_subject(queries, series.labels),
             times=max(1, round(begins.get(key, 1.0))),
             seconds=series.value,
-            first=first.get(key, asker.subject.start),
-            last=last.get(key, asker.subject.end),
-            card=cards.get(_card(series.labels)),
+            first=first.get(key, queries.subject.start),
+            last=last.get(key, queries.subject.end),
+            gpu_loss=losses.get(_gpu_key(series.labels)),
         )
         for key, series in seconds.items()
     ]
-    fired.sort(key=lambda alert: (_gravity(alert.severity), -alert.seconds, alert.name, alert.subject))
-    watchdog = asker.ask(asker.seconds_there('ALERTS{alertname="Watchdog", alertstate="firing"}'))
+    fired.sort(key=lambda alert: (_severity_order(alert.severity), -alert.seconds, alert.name, alert.subject))
+    watchdog = queries.instant(queries.seconds_present('ALERTS{alertname="Watchdog", alertstate="firing"}'))
     return Alerts(tuple(fired), rules_loaded=bool(watchdog))
 
 
-def _cards(asker: Asker, named: Sequence[Mapping[str, str]]) -> dict[tuple[str, str, str, str], Card]:
-    """What causes cost the GPUs that alerts name, by cause, cluster, node and index."""
+def _gpu_losses(queries: Queries, named: Sequence[Mapping[str, str]]) -> dict[tuple[str, str, str, str], GpuLoss]:
+    """Return the losses of the GPUs that alerts name, by cause, cluster, node and index."""
     if not named:
         return {}
     among = ", ".join(
@@ -136,43 +139,41 @@ def _cards(asker: Asker, named: Sequence[Mapping[str, str]]) -> dict[tuple[str, 
         for label in ("cause", "cluster", "instance", "gpu")
     )
     share = f"max by (cause, cluster, instance, gpu) (gpu_cause:share:ratio5m{{{among}}})"
-    seconds = {_card(each.labels): each.value for each in asker.ask(asker.integral(share, resolution=asker.coarse))}
-    curves = asker.curves(asker.over_time("avg_over_time", share, asker.step, asker.coarse))
-    worst = {_card(curve.labels): highest(curve, curves.times) for curve in curves.curves}
-    return {key: Card(*key[1:], lost, *worst.get(key, (None, None))) for key, lost in seconds.items() if lost > 0}
+    seconds = {
+        _gpu_key(each.labels): each.value
+        for each in queries.instant(queries.integral(share, resolution=queries.coarse))
+    }
+    result = queries.over_range(queries.over_time("avg_over_time", share, queries.step, queries.coarse))
+    worst = {_gpu_key(each.labels): highest(each, result.times) for each in result.series}
+    return {key: GpuLoss(*key[1:], lost, *worst.get(key, (None, None))) for key, lost in seconds.items() if lost > 0}
 
 
-def _card(labels: Mapping[str, str]) -> tuple[str, str, str, str]:
+def _gpu_key(labels: Mapping[str, str]) -> tuple[str, str, str, str]:
     return labels.get("cause", ""), labels.get("cluster", ""), labels.get("instance", ""), labels.get("gpu", "")
 
 
-def section(asker: Asker, found: Alerts, lost: LostTime) -> Section:
-    """Tell it."""
-    return Section(KEY, "Alerts that fired", tuple(_blocks(asker, found, lost)))
-
-
-def _blocks(asker: Asker, found: Alerts, lost: LostTime) -> list[Block]:
+def blocks(queries: Queries, found: Alerts, lost: LostTime) -> list[Block]:
+    """Return the blocks of the section."""
     if found.problem:
-        return [Notice("critical", f"This could not be asked for: {found.problem}")]
+        return [unavailable(found.problem)]
     if not found.fired and not found.rules_loaded:
         return [
             Notice(
                 "warning",
-                "The server has no alert rules of Stallscope (its Watchdog never fired): what would have fired is not "
-                "known.",
+                "Alerts are unknown: Stallscope's alert rules are not loaded (their Watchdog never fired).",
             )
         ]
     if not found.fired:
         return [Paragraph("No alert fired.")]
     rows = []
     for alert in found.fired[:_ROWS]:
-        # Of a GPU's alert the GPU's own, else that of all the subject.
-        worst = alert.card or lost.by_cause.get(alert.cause)
+        # For an alert on a GPU, the loss of that GPU; else the loss of the whole subject.
+        worst = alert.gpu_loss or lost.by_cause.get(alert.cause)
         rows.append(
             (
                 alert.name,
                 alert.severity,
-                alert.subject or asker.subject.title,
+                alert.subject or queries.subject.title,
                 alert.times,
                 alert.seconds,
                 worst.worst_share if worst is not None else None,
@@ -183,50 +184,50 @@ def _blocks(asker: Asker, found: Alerts, lost: LostTime) -> list[Block]:
         )
     left = found.fired[_ROWS:]
     note = (
-        f"Seen every {asker.resolution:.0f} s: what came and went in between is not counted. An alert that another one "
-        "mutes is counted as well. Where an alert names a GPU, the worst moment is that GPU's."
+        f"Evaluated every {queries.resolution:.0f} s; shorter alerts are not counted. Alerts muted by another alert "
+        "are counted. If an alert names a GPU, the worst time is that GPU's."
     )
     if left:
-        note += f" {len(left)} more, less grave or shorter, are left out."
+        note += f" {len(left)} less severe or shorter alerts are omitted."
     columns = (
         Column("Alert"),
         Column("Severity"),
-        Column("On"),
-        Column("Fired", "count", "how often it began to fire"),
-        Column("For", "seconds", "altogether"),
-        Column("Worst", "share", f"of GPU time lost to its cause, in {duration(asker.step)}"),
+        Column("Subject"),
+        Column("Fired", "count", "number of times"),
+        Column("Duration", "seconds", "total"),
+        Column("Worst", "share", f"of GPU time lost to its cause, over {duration(queries.step)}"),
         Column("Worst at", "time"),
         Column("First", "time"),
         Column("Last", "time"),
     )
-    return [Table(columns, tuple(rows), title="Alerts, the gravest first", note=note)]
+    return [Table(columns, tuple(rows), title="Alerts by severity", note=note)]
 
 
-def _selected(asker: Asker, before: str = "") -> str:
+def _selected(queries: Queries, before: str = "") -> str:
     offset = f" offset {before}" if before else ""
-    subject = asker.subject
+    subject = queries.subject
     if subject.run is None:
-        on_nodes = f", {subject.told_by_nodes}" if subject.instances else ""
+        on_nodes = f", {subject.node_matchers}" if subject.instances else ""
         return f'ALERTS{{alertstate="firing", alertname!="Watchdog", cause!=""{on_nodes}}}{offset}'
-    nodes = f"run_node:known:info{{{subject.told_by_run}}}{offset}"
+    nodes = f"run_node:known:info{{{subject.run_matchers}}}{offset}"
     return (
-        f'ALERTS{{alertstate="firing", cause!="", {subject.told_by_run}}}{offset} or '
-        f'(ALERTS{{alertstate="firing", cause!="", run="", {subject.told_by_nodes}}}{offset}'
+        f'ALERTS{{alertstate="firing", cause!="", {subject.run_matchers}}}{offset} or '
+        f'(ALERTS{{alertstate="firing", cause!="", run="", {subject.node_matchers}}}{offset}'
         f" and on (cluster, instance) {nodes})"
     )
 
 
-def _moment_of(asker: Asker, function: str, firing: str) -> str:
-    return asker.over_time(function, f"time() * ({firing})")
+def _moment_of(queries: Queries, function: str, firing: str) -> str:
+    return queries.over_time(function, f"time() * ({firing})")
 
 
 def _key(labels: Mapping[str, str]) -> frozenset[tuple[str, str]]:
     return frozenset(labels.items())
 
 
-def _subject(asker: Asker, labels: Mapping[str, str]) -> str:
+def _subject(queries: Queries, labels: Mapping[str, str]) -> str:
     words = []
-    if asker.subject.run is None and labels.get("run"):
+    if queries.subject.run is None and labels.get("run"):
         words.append(f"run {labels['run']}")
     if labels.get("rank"):
         words.append(f"rank {labels['rank']}")
@@ -237,5 +238,5 @@ def _subject(asker: Asker, labels: Mapping[str, str]) -> str:
     return " ".join(words)
 
 
-def _gravity(severity: str) -> int:
+def _severity_order(severity: str) -> int:
     return _SEVERITIES.index(severity) if severity in _SEVERITIES else len(_SEVERITIES)

@@ -1,4 +1,4 @@
-"""The frame of a drawing: its margins, axes, marks and type, alike for every plot."""
+"""Margins, axes, marks and fonts, the same for every plot."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from stallscope.report.thinning import Matrix
 from stallscope.report.words import LONGEST_TEXT, Words, colour_of, plain, title_of
 
 WIDTH = 760
-"""Of a drawing; lengths are in its own units, in which its type has a height of 11."""
+"""Width of a drawing in its own units, in which the font size is 11."""
 _LEFT, _RIGHT, _TOP, _BOTTOM = 150, 30, 12, 28
-"""Margins; the same for all that have time as their axis, so that moments stand below one another."""
+"""Margins. Plots over time share them, so that their times are aligned."""
 _LINE = 15
-"""Height of a line of type."""
+"""Height of a line of text."""
 _TYPE = 11
 CHARACTER = 6.2
-"""Width of one, about."""
+"""Approximate width of a character."""
 _LONGEST_LABEL = 23
 LONGEST_BAR_LABEL = 34
 DAY = 86_400.0
-"""Seconds of Matplotlib's unit of time."""
+"""Seconds per unit of Matplotlib's time axis."""
 _MOST_DECIMALS = 9
 _LONGEST_NUMBER = 1e9
-"""What is as large is written with its power of ten."""
+"""Larger numbers are written with an exponent."""
 _MARK_LINES = 2
-"""Above a drawing, for the names of its marks."""
+"""Lines above a drawing for the labels of marks."""
 
 SETTINGS: Any = {
     "svg.fonttype": "none",
@@ -67,7 +67,7 @@ SETTINGS: Any = {
 def canvas(
     height: float, marks: Sequence[Mark] = (), *, left: int = _LEFT, right: int = _RIGHT, named: bool = True
 ) -> tuple[Figure, Axes]:
-    """A canvas whose axes are so high, with room for the names of marks above and that of the axis below."""
+    """Return a figure and its axes of the given height, with room for mark labels above and the axis label below."""
     top = _TOP + _LINE * min(_MARK_LINES, len(marks))
     bottom = _BOTTOM + (_LINE if named else 0)
     whole = top + height + bottom
@@ -77,7 +77,7 @@ def canvas(
 
 
 def time_axis(axes: Axes, start: float, end: float, words: Words) -> None:
-    """Let the horizontal axis be time, in the document's zone, which stands beneath it with the day."""
+    """Make the horizontal axis a time axis in the document's time zone, labelled with the dates."""
     if not end > start:
         start, end = start - 30, end + 30
     locator = AutoDateLocator(words.zone, minticks=4, maxticks=9)  # type: ignore[no-untyped-call]
@@ -92,19 +92,19 @@ def time_axis(axes: Axes, start: float, end: float, words: Words) -> None:
 
 
 def number_axis(axis: Any, kind: Kind, unit: str) -> None:
-    """Write numbers with their unit along an axis; things are not counted by halves."""
+    """Format the numbers of an axis with their unit; counts get whole numbers only."""
     axis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10], integer=kind == "count"))
     axis.set_major_formatter(_Numbers(unit))
 
 
 class _Numbers(Formatter):
-    """Writes as many decimals as tell neighbours apart."""
+    """Formats numbers with just enough decimals to distinguish adjacent ticks."""
 
     def __init__(self, unit: str) -> None:
         self._unit = unit
 
     def format_ticks(self, values: Sequence[float]) -> list[str]:
-        """The words at each of the values."""
+        """Return the labels of the ticks."""
         apart = min((later - earlier for earlier, later in pairwise(values)), default=0.0)
         decimals = next((n for n in range(_MOST_DECIMALS) if abs(apart - round(apart, n)) < apart / 1e3), None)
         return [
@@ -115,12 +115,12 @@ class _Numbers(Formatter):
 
 
 def row_height(rows: int) -> float:
-    """So high that names fit beside few rows, and many rows onto a screen."""
+    """Return a row height at which labels fit next to few rows, and many rows fit on a screen."""
     return 22 if rows <= 16 else 14 if rows <= 40 else max(2.5, 560 / rows)
 
 
 def row_axis(axes: Axes, rows: Sequence[str], height: float) -> None:
-    """Let the vertical axis be rows so high, with as many of their names as there is room for."""
+    """Make the vertical axis rows of the given height, with as many labels as fit."""
     every = -(-13 // max(1, int(height)))
     places = range(0, len(rows), every)
     axes.set_yticks(places, [shortened(title_of(rows[place]), _LONGEST_LABEL) for place in places])
@@ -130,13 +130,13 @@ def row_axis(axes: Axes, rows: Sequence[str], height: float) -> None:
 
 
 def draw_picture(axes: Axes, picture: Matrix, start: float, end: float) -> None:
-    """Draw a row of colours for each row, each as wide as its part of the time."""
+    """Draw a row of colours for each row; the columns divide the time evenly."""
     extent = (start / DAY, end / DAY, len(picture) - 0.5, -0.5)
     axes.imshow(picture, aspect="auto", interpolation="none", extent=extent)
 
 
 def draw_marks(axes: Axes, marks: Sequence[Mark], place: Callable[[float], float]) -> None:
-    """Draw upright lines, each with its name above as far as there is room for it."""
+    """Draw vertical lines with their labels above, as far as there is room."""
     low, high = axes.get_xlim()
     width = axes.get_position().width * WIDTH
     free = [0.0] * _MARK_LINES
@@ -167,7 +167,7 @@ def draw_marks(axes: Axes, marks: Sequence[Mark], place: Callable[[float], float
 
 
 def shortened(text: str, longest: int) -> str:
-    """A label whose middle is left out where it is too long: names of nodes differ at their ends."""
+    """Shorten a label in the middle: names of nodes differ at their ends."""
     text = readable(text, LONGEST_TEXT)
     if len(text) <= longest:
         return text

@@ -1,8 +1,8 @@
-"""The report's contents: asks for every section, in the order in which they are read.
+"""Build the report: run the queries of every section in reading order.
 
     document = build(of_run(prometheus, run), prometheus, Options(gpu_hour_price=2.5, currency="EUR"))
 
-A section that can't be asked for says so in its place, and the others are there all the same.
+A section whose query fails says so in its place; the other sections are complete.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
+from types import ModuleType
 from typing import TypeVar
 
 from stallscope.clients.prometheus import PrometheusError
@@ -23,25 +23,25 @@ from stallscope.report import (
     phases,
     ranks,
     recommendations,
-    scaling,
+    scaling_section,
     steps,
     summary,
     timeline,
     utilisation,
 )
-from stallscope.report.asking import Asker, Server
+from stallscope.report.affected import affected, listed, verdict_causes
 from stallscope.report.culprits import Blamed, culprits
-from stallscope.report.document import Document, Notice, Section
+from stallscope.report.document import Block, Document, Notice, Section, unavailable
 from stallscope.report.options import Options
+from stallscope.report.queries import Queries, Server
 from stallscope.report.subject import Subject
-from stallscope.report.whereabouts import listed, verdicts_of_each, whereabouts
 
 PARTS = 19
-"""How often `progress` is called for a whole report, at most."""
+"""Maximum number of calls of `progress` for a report."""
 
 _Answer = TypeVar("_Answer")
 Progress = Callable[[str], object]
-"""Called with what is asked for next, in a few words."""
+"""Called with a short name of the next query."""
 
 
 def build(
@@ -52,120 +52,118 @@ def build(
     *,
     now: Callable[[], float] = time.time,
 ) -> Document:
-    """Ask for a report.
+    """Build a report.
 
     Args:
-        subject: whom and what time it tells of.
-        server: whom to ask; long questions may take it a minute.
-        options: prices, rows and the like.
-        progress: told what is asked for next.
+        subject: the run, nodes or server to report on, and the time range.
+        server: the server to query; heavy queries may take it a minute.
+        options: prices, number of rows and other choices.
+        progress: called with the name of each part before its query.
         now: the clock that dates the report.
 
     Raises:
-        PrometheusError: the server did not even tell of lost time, or is gone.
+        PrometheusError: lost time can't be queried, or the server is gone.
     """
-    asker = Asker(server, subject, options or Options())
+    queries = Queries(server, subject, options or Options())
     failures: list[missing.Failure] = []
 
     def attempt(title: str, ask: Callable[[], _Answer], otherwise: Callable[[str], _Answer]) -> _Answer:
-        """Ask; where there is no answer, remember why, and go on with something else."""
+        """Run a query; on failure, record the error and return a placeholder."""
         progress(title)
         try:
             return ask()
         except PrometheusError as problem:
-            server.query("vector(1)")  # who is gone or hangs would keep every other section waiting for nothing
+            server.query("vector(1)")  # fail now if the server is gone, rather than once per section
             failures.append(missing.Failure(title, str(problem)))
             return otherwise(str(problem))
 
     progress("Lost time")
-    lost = lost_time.lost_time(asker)
-    if lost.unit == "rank":  # what has no GPU has no price of a GPU
-        asker.options = replace(asker.options, gpu_hour_price=None)
+    lost = lost_time.lost_time(queries)
+    if lost.unit == "rank":  # the price of a GPU-hour does not apply to ranks
+        queries.options = replace(queries.options, gpu_hour_price=None)
     run = subject.run
     found = None
     if run is not None:
         this = run
-        found = attempt("Ranks of the run", lambda: ranks.ranks(asker, this), lambda _: ranks.NOT_TOLD)
-    fired = attempt("Alerts", lambda: alerts_of.alerts(asker, found), alerts_of.not_told)
-    where = attempt("Where causes show", lambda: whereabouts(asker, found), lambda _: {})
-    verdicts = attempt("Verdicts of each", lambda: verdicts_of_each(asker), lambda _: set())
+        found = attempt("Ranks of the run", lambda: ranks.ranks(queries, this), lambda _: ranks.UNKNOWN_RANKS)
+    fired = attempt("Alerts", lambda: alerts_of.alerts(queries, found), alerts_of.unknown_alerts)
+    where = attempt("Affected ranks and GPUs", lambda: affected(queries, found), lambda _: {})
+    verdicts = attempt("Verdicts of ranks and GPUs", lambda: verdict_causes(queries), lambda _: set())
     blamed: dict[str, Blamed] = {}
     if run is not None:
-        blamed = attempt("Who is to blame", lambda: culprits(asker), lambda _: {})
+        blamed = attempt("Culprits", lambda: culprits(queries), lambda _: {})
     number = len(found.places) if found is not None else round(lost.gpu_seconds / max(1.0, lost.seconds))
-    advice = recommendations.Found(lost, fired, where, verdicts, number, blamed)
+    advice = recommendations.Evidence(lost, fired, where, verdicts, number, blamed)
 
-    sections = [attempt(title, ask, partial(_failed, key, title)) for key, title, ask in _parts(asker, advice, found)]
-    sections.append(
-        attempt(
-            missing.TITLE,
-            lambda: missing.section(asker, found, fired, failures),
-            lambda _: Section(missing.KEY, missing.TITLE, missing.told(failures)),
-        )
+    sections = [
+        Section(part.KEY, part.TITLE, tuple(attempt(part.TITLE, blocks, lambda reason: [unavailable(reason)])))
+        for part, blocks in _parts(queries, advice, found)
+    ]
+    gaps = attempt(
+        missing.TITLE,
+        lambda: missing.blocks(queries, found, fired, failures),
+        lambda _: missing.failure_notices(failures),
     )
+    sections.append(Section(missing.KEY, missing.TITLE, tuple(gaps)))
     warnings = server.take_warnings()
     if warnings:
         sections[0] = replace(sections[0], blocks=(_partial(warnings), *sections[0].blocks))
     return Document(
         title=subject.title,
-        subtitle=_subtitle(asker, lost),
+        subtitle=_subtitle(queries, lost),
         made_at=now(),
         start=subject.start,
         end=subject.end,
         sections=tuple(sections),
-        highlights=summary.highlights(asker, lost, blamed),
+        highlights=summary.highlights(queries, lost, blamed),
         live=subject.live,
-        zone=asker.options.zone,
-        currency=asker.options.currency,
+        zone=queries.options.zone,
+        currency=queries.options.currency,
         incomplete=tuple(map(str, failures)),
     )
 
 
 def _parts(
-    asker: Asker, advice: recommendations.Found, found: ranks.Ranks | None
-) -> list[tuple[str, str, Callable[[], Section]]]:
-    """Key, title and content of every section, in order."""
+    queries: Queries, advice: recommendations.Evidence, found: ranks.Ranks | None
+) -> list[tuple[ModuleType, Callable[[], list[Block]]]]:
+    """Return the module of each section in order, with a function that returns its blocks."""
     lost, fired = advice.lost, advice.alerts
-    advised = recommendations.recommendations(asker, advice)
-    parts: list[tuple[str, str, Callable[[], Section]]] = [
-        (summary.KEY, "Summary", lambda: summary.section(asker, lost, found, advice.blamed)),
-        (recommendations.KEY, "What to change", lambda: recommendations.section(advice, advised)),
-        (lost_time.KEY, "Where GPU time went", lambda: lost_time.section(asker, lost)),
-        (timeline.KEY, "Verdicts over time", lambda: timeline.section(asker, lost, found)),
-        (alerts_of.KEY, "Alerts that fired", lambda: alerts_of.section(asker, fired, lost)),
+    advised = recommendations.recommendations(queries, advice)
+    parts: list[tuple[ModuleType, Callable[[], list[Block]]]] = [
+        (summary, lambda: summary.blocks(queries, lost, found, advice.blamed)),
+        (recommendations, lambda: recommendations.blocks(advice, advised)),
+        (lost_time, lambda: lost_time.blocks(queries, lost)),
+        (timeline, lambda: timeline.blocks(queries, lost, found)),
+        (alerts_of, lambda: alerts_of.blocks(queries, fired, lost)),
     ]
-    run = asker.subject.run
+    run = queries.subject.run
     if run is not None and found is not None:
         parts += [
-            (steps.KEY, "Steps", lambda: steps.section(asker, found)),
-            (phases.KEY, "Phases", lambda: phases.section(asker, found)),
+            (steps, lambda: steps.blocks(queries, found)),
+            (phases, lambda: phases.blocks(queries, found)),
         ]
     parts += [
-        (utilisation.KEY, "Use of each GPU", lambda: utilisation.section(asker, found)),
-        (dips.KEY, "Dips and steps", lambda: dips.section(asker, found)),
+        (utilisation, lambda: utilisation.blocks(queries, found)),
+        (dips, lambda: dips.blocks(queries, found)),
     ]
     if run is not None and found is not None:
         parts += [
-            (ranks.KEY, "Ranks", lambda: ranks.section(asker, found)),
-            (scaling.KEY, "Scaling", lambda: scaling.section(asker, run)),
+            (ranks, lambda: ranks.blocks(queries, found)),
+            (scaling_section, lambda: scaling_section.blocks(queries, run)),
         ]
-    return [*parts, (hosts.KEY, "Hosts", lambda: hosts.section(asker))]
+    return [*parts, (hosts, lambda: hosts.blocks(queries))]
 
 
 def _partial(warnings: Sequence[str]) -> Notice:
-    """What makes every number doubtful stands before them all."""
-    text = "The server warns of its own answers, so that any number here may be too low, or missing"
-    return Notice("warning", f"{text}: {listed(warnings)}.")
+    """Return a warning that precedes all numbers."""
+    text = "The server returned warnings: numbers in this report may be too low or missing"
+    return Notice("warning", f"{text}. {listed(warnings)}.")
 
 
-def _failed(key: str, title: str, reason: str) -> Section:
-    return Section(key, title, (Notice("critical", f"This could not be asked for: {reason}"),))
-
-
-def _subtitle(asker: Asker, lost: lost_time.LostTime) -> str:
+def _subtitle(queries: Queries, lost: lost_time.LostTime) -> str:
     number = lost.gpu_seconds / lost.seconds if lost.seconds else 0.0
-    nodes = len(asker.subject.instances)
+    nodes = len(queries.subject.instances)
     where = f" on {nodes} {'node' if nodes == 1 else 'nodes'}" if nodes else ""
     unit = lost.unit if round(number) == 1 else f"{lost.unit}s"
     size = f"{number:.0f} {unit}{where}, " if number else ""
-    return f"{size}read from {asker.server.name}"
+    return f"{size}data from {queries.server.name}"

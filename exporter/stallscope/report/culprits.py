@@ -1,4 +1,4 @@
-"""The rank and GPU that each verdict of a run was about, and the root cause."""
+"""The rank and GPU that each verdict of a run names, with the root cause."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from stallscope.common.formatting import capitalised, duration, readable
-from stallscope.report.asking import Asker
+from stallscope.report.queries import Queries
 from stallscope.report.subject import RUN_LABELS
 from stallscope.report.words import LONGEST_TEXT
 from stallscope.view.verdict_words import phrase_of, remedy_of
@@ -14,7 +14,7 @@ from stallscope.view.verdicts import Culprit, culprit_of
 
 
 class Blamed(NamedTuple):
-    """A culprit, and for how long the run's verdict was about it."""
+    """A culprit, and how long the run's verdict named it."""
 
     culprit: Culprit
     seconds: float
@@ -31,38 +31,38 @@ class Blamed(NamedTuple):
 
     @property
     def evidence(self) -> str:
-        """The phrase with the time."""
+        """The phrase with the duration."""
         return f"{self.phrase}, for {duration(self.seconds)}"
 
 
-def culprits(asker: Asker) -> dict[str, Blamed]:
-    """Return the culprit of a run by the cause that was its verdict, each the one that held longest.
+def culprits(queries: Queries) -> dict[str, Blamed]:
+    """Return the culprit of a run by verdict; of several, the culprit that was named longest.
 
-    Empty where the server has no `run:culprit:info`, as in data that older rules recorded.
+    Empty if the server has no `run:culprit:info`, as with older rules.
     """
-    which = asker.subject.told_by_run
+    which = queries.subject.run_matchers
     verdict = f'label_replace(run:verdict:ratio5m{{{which}}} >= bool 0, "verdict", "$1", "cause", "(.*)")'
     judged = f"run:culprit:info{{{which}}} * 0 + on ({RUN_LABELS}) group_left (verdict) {verdict}"
     by = "rank, instance, gpu, mig, cause, verdict"
     found: dict[str, Blamed] = {}
-    for each in asker.ask(f"max by ({by}) ({asker.seconds_there(judged)})"):
+    for each in queries.instant(f"max by ({by}) ({queries.seconds_present(judged)})"):
         cause, blamed = each.labels.get("verdict", ""), Blamed(culprit_of(each.labels), each.value)
         if cause not in found or blamed.seconds > found[cause].seconds:
             found[cause] = blamed
     return found
 
 
-def culprits_of_runs(asker: Asker, runs: str) -> Mapping[tuple[str, str, str], str]:
-    """Return the phrase of the culprit that held longest, by cluster, namespace and run.
+def culprits_of_runs(queries: Queries, runs: str) -> Mapping[tuple[str, str, str], str]:
+    """Return the phrase of the culprit that was named longest, by cluster, namespace and run.
 
     Args:
-        asker: of the subject.
+        queries: queries for the subject.
         runs: matchers of the runs.
     """
-    held = f"count_over_time(run:culprit:info{{{runs}}}[{asker.window}])"
+    count = f"count_over_time(run:culprit:info{{{runs}}}[{queries.window}])"
     by = f"{RUN_LABELS}, rank, instance, gpu, mig, cause"
     longest: dict[tuple[str, str, str], tuple[float, str]] = {}
-    for each in asker.ask(f"sum by ({by}) ({held})"):
+    for each in queries.instant(f"sum by ({by}) ({count})"):
         labels = each.labels
         run = labels.get("cluster", ""), labels.get("namespace", ""), labels.get("run", "")
         candidate = each.value, phrase_of(culprit_of(labels))

@@ -1,8 +1,8 @@
-"""A report as data: sections of blocks whose numbers are numbers, so that every format says the same.
+"""A report as data: sections of blocks that hold raw numbers, so that every format shows the same values.
 
-Whoever fills it knows nothing of pages and pictures; whoever draws it knows nothing of runs. In every number, None
-means that it is not told, which never reads as zero; `told` makes it out of NaN. Texts may come from outside: each
-format escapes them.
+Code that fills a document does not depend on its format; code that renders it does not depend on runs. In every number,
+None means unknown, which is never shown as zero; `without_nan` replaces NaN. Texts may come from outside: each format
+escapes them.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Literal
 
 Kind = Literal[
     "text",
-    "cause",  # name of a cause or remainder in `stallscope.catalogue.causes`, shown by its title and colour
-    "count",  # of things: whole
+    "cause",  # name of a cause or remainder in `stallscope.catalogue.causes`, shown with its title and colour
+    "count",  # a whole number of things
     "number",  # without a unit
-    "share",  # of one: 0.25 is 25 %
+    "share",  # a ratio: 0.25 is 25 %
     "times",  # a quotient: 1.8 is 1.8 times
     "seconds",  # a duration
-    "gpu_hours",  # hours of a GPU
-    "time",  # a moment: Unix time in seconds
+    "gpu_hours",
+    "time",  # Unix time in seconds
     "joules",
     "watts",
     "celsius",
@@ -32,7 +32,7 @@ Kind = Literal[
     "per_second",
     "money",  # in the document's currency
 ]
-"""What a value is, and its unit."""
+"""The quantity and unit of a value."""
 Value = str | float | int | None
 Numbers = tuple[float | None, ...]
 """Values of a series; None is a gap."""
@@ -40,7 +40,7 @@ Level = Literal["good", "info", "warning", "critical"]
 
 
 class InconsistentBlock(ValueError):
-    """A block's parts don't fit together; the message says which."""
+    """The parts of a block do not fit together; the message names them."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Fact:
     value: Value
     kind: Kind = "text"
     note: str = ""
-    """A few words beside it: how it comes about, or why it is not told."""
+    """A few words next to the value: how it is computed, or why it is unknown."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Paragraph:
 
 @dataclass(frozen=True)
 class Notice:
-    """Something that a reader must not miss: what was missing, or what makes the rest doubtful."""
+    """An important message: missing data, or a doubt about the numbers."""
 
     level: Level
     text: str
@@ -84,7 +84,7 @@ class Column:
     name: str
     kind: Kind = "text"
     note: str = ""
-    """What the column means, where its name leaves that open."""
+    """Explanation, if the name is not enough."""
 
 
 @dataclass(frozen=True)
@@ -95,12 +95,12 @@ class Table:
     rows: tuple[tuple[Value, ...], ...]
     title: str = ""
     note: str = ""
-    """A sentence beneath: where the values come from, or what was left out."""
+    """A sentence below the table: the source of the values, or what is omitted."""
     total: tuple[Value, ...] | None = None
     """A last row with sums."""
 
     def __post_init__(self) -> None:
-        """Hold rows to the columns."""
+        """Check the length of the rows."""
         for row in (*self.rows, *([self.total] if self.total else [])):
             if len(row) != len(self.columns):
                 raise InconsistentBlock(
@@ -110,19 +110,19 @@ class Table:
 
 @dataclass(frozen=True)
 class Recommendation:
-    """What to change, why, and what that would win."""
+    """A change with its reason and its gain."""
 
     rank: int
-    """From 1, the greatest gain first."""
+    """From 1, by gain."""
     cause: str
     gain: tuple[Fact, ...]
-    """What is won at most, the most telling first: share of time, GPU-hours, energy, money."""
+    """Upper limits of the gain, the most important first: share of time, GPU-hours, energy, cost."""
     arithmetic: str
-    """How the gain comes about, with its numbers."""
+    """Calculation of the gain."""
     advice: str
-    """What to do first."""
+    """The first thing to do."""
     evidence: str = ""
-    """What speaks for it: where and when it was seen."""
+    """Where and when the cause was observed."""
 
 
 @dataclass(frozen=True)
@@ -130,51 +130,51 @@ class Series:
     """A named series of values."""
 
     name: str
-    """A cause, a remainder or a phase has the colour that it has everywhere; all others get one."""
+    """Causes, remainders and phases have fixed colours; other names are assigned a colour."""
     values: Numbers
     label: str = ""
-    """What the legend says; the cause's title or the name where it is empty."""
+    """Label of the legend; by default the cause's title or the name."""
     style: Literal["line", "points", "dashed"] = "line"
-    """How `Lines` draws it."""
+    """How `Lines` draws the series."""
 
 
 @dataclass(frozen=True)
 class Mark:
-    """A value on the horizontal axis that has a name: an event, a percentile."""
+    """A labelled value on the horizontal axis, such as an event or a percentile."""
 
     at: float
     label: str
     colour_of: str = ""
-    """Cause whose colour it has."""
+    """Cause whose colour the mark has."""
 
 
 @dataclass(frozen=True)
 class Bars:
-    """Horizontal bars, one a row, each of stacked parts."""
+    """Horizontal bars of stacked parts, one bar per row."""
 
     rows: tuple[str, ...]
     parts: tuple[Series, ...]
-    """One value a row; a part that is not told takes no room."""
+    """One value per row; an unknown part takes no room."""
     kind: Kind = "share"
 
     def __post_init__(self) -> None:
-        """Hold parts to the rows."""
+        """Check the length of the parts."""
         _same_length("rows", self.rows, self.parts)
 
 
 @dataclass(frozen=True)
 class Areas:
-    """Stacked areas over time; a moment at which nothing is told is a gap."""
+    """Stacked areas over time; a time without values is a gap."""
 
     times: tuple[float, ...]
     """Unix times, ascending and evenly spaced."""
     parts: tuple[Series, ...]
     kind: Kind = "share"
     greatest: float | None = None
-    """Upper end of the vertical axis; None fits it to the values."""
+    """Upper limit of the vertical axis; None fits it to the values."""
 
     def __post_init__(self) -> None:
-        """Hold parts to the times."""
+        """Check the length of the parts."""
         _same_length("times", self.times, self.parts)
 
 
@@ -190,56 +190,56 @@ class Span:
 
 @dataclass(frozen=True)
 class States:
-    """State bars over time, one a row; where no span is, nothing was told."""
+    """State bars over time, one per row; a time without a span is unknown."""
 
     rows: tuple[str, ...]
     spans: tuple[tuple[Span, ...], ...]
-    """For each row."""
+    """Spans of each row."""
     start: float
     end: float
     marks: tuple[Mark, ...] = ()
 
     def __post_init__(self) -> None:
-        """Hold spans to the rows."""
+        """Check the number of rows."""
         if len(self.spans) != len(self.rows):
             raise InconsistentBlock(f"state bars: {len(self.spans)} groups of spans for {len(self.rows)} rows")
 
 
 @dataclass(frozen=True)
 class HeatMap:
-    """A value by row and time, as a colour."""
+    """Values by row and time, shown as colours."""
 
     rows: tuple[str, ...]
     times: tuple[float, ...]
-    """Unix times at which a column begins, ascending and evenly spaced."""
+    """Unix times at which columns begin, ascending and evenly spaced."""
     values: tuple[Numbers, ...]
-    """For each row one value a time."""
+    """For each row one value per time."""
     kind: Kind = "share"
     least: float = 0.0
     greatest: float | None = 1.0
-    """Ends of the colour scale; None fits it to the values."""
+    """Limits of the colour scale; None fits it to the values."""
 
     def __post_init__(self) -> None:
-        """Hold values to rows and times."""
+        """Check the numbers of rows and times."""
         if len(self.values) != len(self.rows) or any(len(row) != len(self.times) for row in self.values):
-            raise InconsistentBlock(f"heat map: values don't fit {len(self.rows)} rows of {len(self.times)} times")
+            raise InconsistentBlock(f"heat map: values do not fit {len(self.rows)} rows of {len(self.times)} times")
 
 
 @dataclass(frozen=True)
 class Histogram:
-    """How often values fall between edges."""
+    """Counts of values between edges."""
 
     edges: tuple[float, ...]
-    """One more than there are counts, finite and ascending; they need not be evenly spaced."""
+    """One more than counts, finite and ascending, not necessarily evenly spaced."""
     counts: tuple[float, ...]
     kind: Kind = "seconds"
-    """Of the edges."""
+    """Kind of the edges."""
     marks: tuple[Mark, ...] = ()
     logarithmic: bool = False
-    """Whether the horizontal axis is; where edges lie orders of magnitude apart."""
+    """True for a logarithmic horizontal axis, for edges that differ by orders of magnitude."""
 
     def __post_init__(self) -> None:
-        """Hold counts to the edges."""
+        """Check the numbers of edges and counts."""
         if len(self.edges) != len(self.counts) + 1:
             raise InconsistentBlock(f"histogram: {len(self.counts)} counts between {len(self.edges)} edges")
         if not all(isfinite(low) and low < high < inf for low, high in pairwise(self.edges)):
@@ -248,7 +248,7 @@ class Histogram:
 
 @dataclass(frozen=True)
 class Lines:
-    """Lines or points over time or another quantity; a gap, which is a value that is None, is not bridged."""
+    """Lines or points over time or another quantity; None is a gap in the line."""
 
     x: tuple[float, ...]
     """Ascending."""
@@ -256,14 +256,14 @@ class Lines:
     kind: Kind
     x_kind: Kind = "time"
     x_name: str = ""
-    """What the horizontal axis is, unless it is time."""
+    """Label of the horizontal axis, if it is not time."""
     marks: tuple[Mark, ...] = ()
     least: float | None = None
     greatest: float | None = None
-    """Ends of the vertical axis; None fits them to the values."""
+    """Limits of the vertical axis; None fits them to the values."""
 
     def __post_init__(self) -> None:
-        """Hold series to the horizontal values."""
+        """Check the length of the series."""
         _same_length("x", self.x, self.series)
 
 
@@ -272,12 +272,12 @@ Plot = Bars | Areas | States | HeatMap | Histogram | Lines
 
 @dataclass(frozen=True)
 class Figure:
-    """A plot with the words that stand for it where it can't be seen."""
+    """A plot with a text alternative."""
 
     title: str
     plot: Plot
     alternative: str
-    """What the plot shows, in a sentence with its numbers: for screen readers and Markdown."""
+    """A sentence with the plot's main numbers, for screen readers and Markdown."""
 
 
 Block = Paragraph | Notice | Facts | Table | Figure | Recommendation
@@ -285,10 +285,10 @@ Block = Paragraph | Notice | Facts | Table | Figure | Recommendation
 
 @dataclass(frozen=True)
 class Section:
-    """Part of a report."""
+    """A part of a report."""
 
     key: str
-    """Its anchor: lower-case letters, digits and hyphens; no other section's."""
+    """Its unique anchor: lower-case letters, digits and hyphens."""
     title: str
     blocks: tuple[Block, ...]
 
@@ -300,42 +300,47 @@ class Document:
     title: str
     subtitle: str
     made_at: float
-    """Unix time, as are all."""
+    """Unix time, as all times."""
     start: float
     end: float
-    """What it tells of."""
+    """The time range of the report."""
     sections: tuple[Section, ...]
     highlights: tuple[Fact, ...] = ()
-    """The few numbers that stand at its top."""
+    """The main numbers at the top."""
     live: bool = False
-    """Whether what it tells of went on when it was made."""
+    """True if the subject was still live when the report was made."""
     zone: str = "UTC"
-    """In which its times are shown, by its IANA name."""
+    """IANA name of the time zone in which times are shown."""
     currency: str = ""
-    """Of its money, as EUR."""
+    """Currency code, such as EUR."""
     incomplete: tuple[str, ...] = ()
-    """Parts that could not be asked for, each with why."""
+    """Parts whose query failed, each with the reason."""
 
     def __post_init__(self) -> None:
-        """Hold anchors apart."""
+        """Check that anchors are unique."""
         keys = [section.key for section in self.sections]
         if len(set(keys)) != len(keys):
             raise InconsistentBlock(f"sections share an anchor: {', '.join(sorted(keys))}")
 
     @property
     def blocks(self) -> Iterator[Block]:
-        """Those of all sections."""
+        """The blocks of all sections."""
         return (block for section in self.sections for block in section.blocks)
 
     @property
     def first_recommendation(self) -> Recommendation | None:
-        """The one that wins most."""
+        """The recommendation with the greatest gain."""
         found = (block for block in self.blocks if isinstance(block, Recommendation))
         return min(found, key=lambda each: each.rank, default=None)
 
 
-def told(values: Iterable[float | None]) -> Numbers:
-    """Values of a data frame's column as a series has them: NaN and infinity become gaps."""
+def unavailable(reason: str) -> Notice:
+    """Return the notice that stands in for a part whose query failed."""
+    return Notice("critical", f"This section is unavailable: {reason}")
+
+
+def without_nan(values: Iterable[float | None]) -> Numbers:
+    """Convert the values of a data frame's column for a series: NaN and infinity become gaps."""
     return tuple(float(value) if value is not None and isfinite(value) else None for value in values)
 
 

@@ -1,4 +1,4 @@
-"""The formats in which a report is written; each is loaded only where it is asked for."""
+"""The output formats; each is imported only when it is used."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from pathlib import Path
 from stallscope.report.document import Document
 
 SUFFIXES: Mapping[str, str] = {"html": ".html", "markdown": ".md", "json": ".json"}
-"""The formats, each with the end of its files' names."""
+"""The formats with their file extensions."""
 
 
 def format_of(path: Path) -> str | None:
-    """The format that a file's name stands for; None where it stands for none."""
+    """Return the format for a file name; None if the extension is unknown."""
     return {suffix: name for name, suffix in SUFFIXES.items()}.get(path.suffix.lower())
 
 
 def load(name: str) -> None:
-    """Load what a format takes, so that what is not installed is known before anything is asked.
+    """Import a format, so that a missing library is reported before any query.
 
     Raises:
-        ModuleNotFoundError: a library is not installed.
+        ModuleNotFoundError: a required library is not installed.
     """
     importlib.import_module(f"stallscope.report.{name}")
 
 
 def written(document: Document, name: str, *, refresh_seconds: float | None = None) -> bytes:
-    """A document in one of the formats.
+    """Render a document.
 
     Args:
-        document: what it says.
-        name: of the format.
-        refresh_seconds: how often a browser is to load a page again; None for never.
+        document: the document to render.
+        name: name of the format.
+        refresh_seconds: reload interval of the HTML page; None for no reload.
     """
     if name == "html":
         from stallscope.report import html

@@ -1,4 +1,4 @@
-"""A report as one page that needs nothing else: no network, no script; on a phone, on a desk, on paper."""
+"""A report as one self-contained HTML page without scripts, for phone, desktop and print."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from stallscope.report.words import LONGEST_TEXT, Words, colour_of, runbook_of, 
 
 _TEMPLATE = "page.html.jinja"
 _TEXTS = ("text", "cause", "time")
-"""Kinds of values that are set flush left."""
+"""Kinds of values that are left-aligned."""
 
 
 def write(document: Document, *, refresh_seconds: float | None = None) -> str:
-    """The whole page.
+    """Return the page.
 
     Args:
-        document: what it says.
-        refresh_seconds: how often a browser is to load the page again; None for never.
+        document: the document to render.
+        refresh_seconds: reload interval; None for no reload.
     """
     words = Words(document)
     environment = Environment(
@@ -34,7 +34,7 @@ def write(document: Document, *, refresh_seconds: float | None = None) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=StrictUndefined,
-        finalize=_shown,
+        finalize=_readable,
     )
     numbers = count(1)
 
@@ -53,7 +53,7 @@ def write(document: Document, *, refresh_seconds: float | None = None) -> str:
     }
     return environment.get_template(_TEMPLATE).render(
         document=document,
-        first=_shown_above(document),
+        first=_recommendation_above(document),
         refresh_seconds=refresh_seconds,
         texts=_TEXTS,
         version=__version__,
@@ -61,28 +61,28 @@ def write(document: Document, *, refresh_seconds: float | None = None) -> str:
     )
 
 
-def _shown(value: object) -> object:
-    """Texts from outside with what can't be seen spelt out; what is markup stays as it is."""
+def _readable(value: object) -> object:
+    """Escape invisible characters in texts from outside; leave markup unchanged."""
     return readable(value, LONGEST_TEXT) if isinstance(value, str) and not hasattr(value, "__html__") else value
 
 
-def _shown_above(document: Document) -> Recommendation | None:
-    """The first recommendation, where no reader of the first section sees it."""
+def _recommendation_above(document: Document) -> Recommendation | None:
+    """Return the first recommendation to show above all sections; None if the first section contains it."""
     first = document.first_recommendation
     return None if document.sections and first in document.sections[0].blocks else first
 
 
 @dataclass(frozen=True)
 class Shown:
-    """A document that a notebook shows as the page that it is, in a frame of its own."""
+    """A document that a notebook shows as a page in a frame."""
 
     document: Document
 
     def __repr__(self) -> str:
-        """What a terminal shows instead."""
+        """Return a short text for terminals."""
         return f"<{self.document.title!r}: {', '.join(section.title for section in self.document.sections)}>"
 
     def _repr_html_(self) -> str:
-        """What Jupyter asks for."""
+        """Return the HTML for Jupyter."""
         page = escape(write(self.document))
         return f'<iframe sandbox srcdoc="{page}" style="width:100%;height:48rem;border:0"></iframe>'

@@ -1,4 +1,4 @@
-"""A report as JSON: every number as a number, with its kind beside it."""
+"""A report as JSON, with every number unformatted and its kind next to it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _TYPED = (Block, Plot)
 
 
 def write(document: Document) -> str:
-    """The document's own fields; blocks and plots say in `type` which they are, and times are Unix times."""
+    """Return the document's fields as JSON; `type` names the class of blocks and plots, and times are Unix times."""
     return json.dumps(_data(document), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""A report as GitHub-flavoured Markdown: text and tables, for a merge request, an issue or a terminal."""
+"""A report as GitHub-flavoured Markdown: text and tables for a merge request, an issue or a terminal."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _MOST_SPARKLINES = 6
 
 
 def write(document: Document) -> str:
-    """The whole report."""
+    """Return the report as Markdown."""
     words = Words(document)
-    length = words.of(document.end - document.start, "seconds") + (", and goes on" if document.live else "")
+    length = words.of(document.end - document.start, "seconds") + (", still running" if document.live else "")
     when = f"{words.moment(document.start)} to {words.moment(document.end)} ({length})"
     parts = [
         f"# {escaped(document.title)}",
         escaped(document.subtitle),
-        f"{when}, made {words.moment(document.made_at)}; times are {escaped(words.zone_name)}.",
+        f"{when}. Created {words.moment(document.made_at)}; times are {escaped(words.zone_name)}.",
         _facts(document.highlights, words),
     ]
     for section in document.sections:
@@ -48,19 +48,19 @@ def write(document: Document) -> str:
 
 
 def escaped(text: str) -> str:
-    """A text from outside as Markdown that says just that, on one line."""
+    """Escape a text from outside, so that Markdown renders it literally on one line."""
     text = re.sub(r"[\\`*\[\]<>|~$&]", r"\\\g<0>", readable(text.strip(), LONGEST_TEXT))
-    text = re.sub(r"(?<![^\W_])_|_(?![^\W_])", r"\\_", text)  # within a word it means nothing
-    # Addresses become links by themselves.
+    text = re.sub(r"(?<![^\W_])_|_(?![^\W_])", r"\\_", text)  # within a word it has no effect
+    # Prevent automatic links.
     text = re.sub(r"(?<=[a-zA-Z])(?=://)|(?<=www)(?=\.)", r"\\", text, flags=re.IGNORECASE)
-    # GitHub and GitLab notify `@name` and close issues by `fixes #1`, whatever is escaped.
+    # GitHub and GitLab notify `@name` and close issues by `fixes #1` even if escaped.
     text = re.sub(r"[@#!](?=\w)", r"\g<0>&#8203;", text)
-    # At its beginning it might be a heading, a rule, an item of a list, or one of GitLab's commands.
+    # At the start of a line: a heading, a rule, a list item or a GitLab command.
     return re.sub(r"^(\d+(?=[.)](?:\s|$))|(?=[#+=-](?:[#=\s-]|$)|/))", r"\1\\", text)
 
 
 def sparkline(values: Sequence[float | None]) -> str:
-    """A curve as a line of blocks, with a space for a gap; empty where nothing is told."""
+    """Return values as a line of block characters, with a space for a gap; empty without values."""
     together = max(1, -(-len(values) // _SPARKS))
     means: list[float | None] = []
     for place in range(0, len(values), together):
@@ -131,7 +131,7 @@ def _row(cells: Sequence[str]) -> str:
 
 
 def _sparklines(figure: Figure, words: Words) -> Iterator[str]:
-    """Curves in small, of at most a few series; other plots are told by their sentence alone."""
+    """Yield sparklines of at most a few series; other plots have only their text alternative."""
     plot = figure.plot
     if isinstance(plot, Histogram):
         if any(plot.counts):

@@ -1,4 +1,4 @@
-"""The notebook that comes with a report: it asks for the same report, and draws the run's data frames."""
+"""The notebook for a report: it builds the same report and shows the run's data frames."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from stallscope.report.subject import Subject
 
 TEMPLATE = Path(__file__).with_name("report.ipynb")
 PARAMETERS = "parameters"
-"""Tag of the cell whose values are replaced, as papermill has it."""
+"""Tag of the cell whose values are replaced, as in papermill."""
 
 
 def written(subject: Subject, server: str, options: Options) -> bytes:
-    """The notebook, with one report's parameters filled in.
+    """Return the notebook with a report's parameters filled in.
 
     Args:
-        subject: a run.
+        subject: the subject, which must be a run.
         server: address of the server, without a password.
-        options: of the report.
+        options: options of the report.
     """
     run = subject.run
     if run is None:
-        raise ValueError(f"{subject.title} is no run")
+        raise ValueError(f"{subject.title} is not a run; a notebook is available for runs only")
     base = options.against
     values = {
         "SERVER": server,
@@ -40,6 +40,6 @@ def written(subject: Subject, server: str, options: Options) -> bytes:
     }
     notebook = json.loads(TEMPLATE.read_text(encoding="utf-8"))
     cell = next(cell for cell in notebook["cells"] if PARAMETERS in cell["metadata"].get("tags", ()))
-    # As Python writes them, which is not always as JSON does: None, and quotes within texts.
+    # Python literals, not JSON: they differ in None and in quotes.
     cell["source"] = "\n".join(f"{name} = {value!r}" for name, value in values.items()).splitlines(keepends=True)
     return (json.dumps(notebook, indent=1, ensure_ascii=False) + "\n").encode()

@@ -1,4 +1,4 @@
-"""What whoever asks for a report may choose."""
+"""The choices of a user for a report."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from stallscope.analysis.runs import Run
 
 @dataclass(frozen=True)
 class Options:
-    """Choices; without any, a report tells no money and compares with no other run."""
+    """Options; by default a report shows no cost and compares with no other run."""
 
     gpu_hour_price: float | None = None
-    """What an hour of one GPU costs, in the currency."""
+    """Price of a GPU-hour in the currency."""
     kilowatt_hour_price: float | None = None
-    """What a kilowatt-hour costs, where it isn't in the GPU-hour's price already."""
+    """Price of a kilowatt-hour, if the price of a GPU-hour does not include it."""
     currency: str = ""
     zone: str = "UTC"
-    """In which times are shown, by its IANA name."""
+    """IANA name of the time zone in which times are shown."""
     against: Run | None = None
-    """Another run to measure how this one scales."""
+    """The run to compare with."""
     rows: int = 16
-    """Of ranks, GPUs and nodes that are shown one by one; those that say most, where there are more."""
+    """Maximum number of ranks, GPUs or nodes in a table; the most relevant are shown."""
 
     def money(self, gpu_hours: float | None, joules: float | None) -> float | None:
-        """What GPU-hours and energy cost; None where no price is told, or nothing that has a price."""
+        """Return the cost of GPU-hours and energy; None if no price applies."""
         parts = [
             amount * price
             for amount, price in (

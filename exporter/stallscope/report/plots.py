@@ -1,7 +1,7 @@
-"""Figures drawn by Matplotlib, as SVG that stands in a page: its colours follow the page's, its texts stay texts.
+"""Plots drawn by Matplotlib as inline SVG, in the page's colours and with text as text.
 
-A legend is not part of a drawing but comes beside it, for the page to set in its own type. However much data a figure
-has, its drawing stays small: what is narrower than can be seen is merged, so that extremes and gaps are kept.
+A legend is not part of a drawing: the page shows it next to the drawing. Drawings stay small however much data a figure
+has: details too narrow to see are merged, but extremes and gaps are kept.
 """
 
 from __future__ import annotations
@@ -46,24 +46,24 @@ from stallscope.report.thinning import (
     Matrix,
     bucketed,
     extremes,
+    intervals,
     mean_of,
     merged,
     prevailing,
     spacing,
-    stretches,
 )
 from stallscope.report.words import Words, colour_of, plain, title_of, unit_of
 
 _MOST_BUCKETS = 240
-"""Moments of a curve: more than one for three units can't be told apart."""
+"""Points of a line: more than one in three units are not visible."""
 _MOST_VERTICES = 3000
 _MOST_CELLS = 60_000
 _MOST_ROWS = 256
 _MOST_SPANS = 1200
 _OTHERS = ("#1590ae", "#c2640c", "#7577f2", "#d6427f", "#5f962a", "#9a63f0", "#0c8bd0", "#c04a63")
-"""Colours of what has none of its own; of middling lightness, so that they stand out from light and from dark."""
+"""Colours for names without a colour of their own; medium lightness for contrast on light and dark backgrounds."""
 _SHADES = (0.0, -0.35, 0.35, -0.55, 0.55, -0.18, 0.18, -0.7, 0.7)
-"""Of causes of one kind, which share a colour, in one plot: darker below zero, lighter above."""
+"""Shades for causes that share a colour in one plot: darker below zero, lighter above."""
 _SCALE = mpl.colormaps["viridis"].resampled(16)
 
 
@@ -73,14 +73,14 @@ class Key(NamedTuple):
     label: str
     colour: str
     style: str = "area"
-    """As a series has it, or area."""
+    """Style of a series, or area."""
 
 
 class Drawing(NamedTuple):
-    """A figure as it stands in a page."""
+    """A rendered figure."""
 
     svg: str
-    """Empty where nothing is told that could be drawn."""
+    """Empty if there are no values."""
     legend: tuple[Key, ...]
 
 
@@ -91,12 +91,12 @@ def draw(plot: Plot, key: str, words: Words) -> Drawing:
     """Draw a plot.
 
     Args:
-        plot: what to draw.
-        key: a name that no other drawing of the page has, of letters, digits and hyphens.
-        words: how values and times read.
+        plot: the plot to draw.
+        key: a name unique on the page, of letters, digits and hyphens.
+        words: formatter of values and times.
     """
     with mpl.rc_context(SETTINGS | {"svg.hashsalt": key}), warnings.catch_warnings():
-        # A name may have characters that Matplotlib's own font lacks; the reader's has them.
+        # Names may have characters that Matplotlib's font lacks; the reader's browser has them.
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
         if isinstance(plot, Bars):
             return _bars(plot, key, words)
@@ -112,7 +112,7 @@ def draw(plot: Plot, key: str, words: Words) -> Drawing:
 
 
 def colours_of(names: Sequence[str]) -> list[str]:
-    """A colour for each name, each its own: those of one kind of cause are shades of one colour."""
+    """Return a distinct colour for each name; causes of one domain are shades of one colour."""
     others = cycle(_OTHERS)
     taken: dict[str, int] = {}
     found: dict[str, str] = {}
@@ -137,7 +137,7 @@ def _bars(plot: Bars, key: str, words: Words) -> Drawing:
     alone = len(plot.parts) == 1
     named = {part.label or title_of(part.name) for part in plot.parts} <= {title_of(row) for row in plot.rows}
     colours = colours_of([part.name for part in plot.parts])
-    if named:  # by their rows, so that causes of one kind need not be told apart by colour
+    if named:  # row labels identify the causes, so that they may share a colour
         colours = [colour_of(part.name) or colour for part, colour in zip(plot.parts, colours, strict=True)]
     starts = np.zeros(len(labels))
     for colour, widths in zip(colours, values / scale, strict=True):
@@ -178,9 +178,9 @@ def _areas(plot: Areas, key: str, words: Words) -> Drawing:
     bottoms = np.vstack([np.zeros(len(times)), tops[:-1]])
     for bottom, top, colour in zip(bottoms / scale, tops / scale, colours, strict=True):
         polygons = []
-        for first, last in stretches(there):
+        for first, last in intervals(there):
             here = slice(first, last)
-            # A moment is as wide as the time that it stands for, so that one alone is seen too.
+            # A point is as wide as the time it represents, so that a single one is visible.
             x = np.concatenate([[times[first] - half], times[here], [times[last - 1] + half]])
             low = np.concatenate([bottom[first : first + 1], bottom[here], bottom[last - 1 : last]])
             high = np.concatenate([top[first : first + 1], top[here], top[last - 1 : last]])
@@ -256,11 +256,11 @@ def _heat_map(plot: HeatMap, key: str, words: Words) -> Drawing:
 
 def _histogram(plot: Histogram, key: str, words: Words) -> Drawing:
     edges, counts = np.array(plot.edges, dtype=float), np.array(plot.counts, dtype=float)
-    told = np.flatnonzero(counts > 0)
-    if not len(told):
+    filled = np.flatnonzero(counts > 0)
+    if not len(filled):
         return NOTHING
-    # Empty buckets at the ends say nothing.
-    edges, counts = edges[told[0] : told[-1] + 2], counts[told[0] : told[-1] + 1]
+    # Drop empty buckets at the ends.
+    edges, counts = edges[filled[0] : filled[-1] + 2], counts[filled[0] : filled[-1] + 1]
     if plot.logarithmic and edges[0] <= 0:
         edges[0] = edges[1] / 2
     scale, unit = unit_of(plot.kind, float(edges[-1]), words.currency)
@@ -301,7 +301,7 @@ def _lines(plot: Lines, key: str, words: Words) -> Drawing:
             continue
         dashes = "--" if series.style == "dashed" else "-"
         alone = []
-        for first, last in stretches(there):
+        for first, last in intervals(there):
             alone += [first] if last - first == 1 else []
             piece = slice(first, last)
             axes.plot(here[piece] / x_scale, heights[piece] / scale, dashes, color=colour, linewidth=1.6)
@@ -321,7 +321,7 @@ def _lines(plot: Lines, key: str, words: Words) -> Drawing:
 
 
 def _columns(rows: int) -> int:
-    """How many parts of the time a picture of so many rows has."""
+    """Return the number of time columns for a picture with `rows` rows."""
     return max(48, _MOST_CELLS // max(rows, 125))
 
 
@@ -337,7 +337,7 @@ def _matrix(rows: Iterable[Sequence[float | None]]) -> Matrix:
 
 
 def _range(values: Matrix, least: float | None, greatest: float | None) -> tuple[float, float]:
-    """Ends of the vertical axis: from nothing where the values are not far from it, with room above them."""
+    """Return the limits of the vertical axis: from zero if values are near it, and with room at the top."""
     low, high = float(np.nanmin(values)), float(np.nanmax(values))
     if least is None:
         least = 0.0 if 0 <= low < 0.6 * high else low - (0.06 * (high - low) or abs(low) / 2 or 1.0)

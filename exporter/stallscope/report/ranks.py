@@ -1,4 +1,4 @@
-"""Ranks against each other: who they are, who is waited for, and what differs along their rows."""
+"""Comparison of ranks: their places, stragglers, and differences in their measurements."""
 
 from __future__ import annotations
 
@@ -10,28 +10,29 @@ from stallscope.analysis.runs import Run
 from stallscope.catalogue.metrics import GONE_STATES
 from stallscope.clients.expressions import any_of
 from stallscope.common.formatting import duration
-from stallscope.report.asking import Asker
-from stallscope.report.document import Block, Column, Notice, Paragraph, Section, Table, Value
+from stallscope.report.document import Block, Column, Notice, Paragraph, Table, Value
+from stallscope.report.queries import Queries
 from stallscope.report.subject import GPU_LABELS
 from stallscope.report.words import title_of
 
 KEY = "ranks"
+TITLE = "Ranks"
 _NAMED = 3
 _GPU_RECORDS = ("gpu:busy:ratio5m", "gpu:sm_active:ratio5m", "gpu:sm_clock:ratio5m")
 
 
 class Place(NamedTuple):
-    """Where a rank runs."""
+    """The place of a rank."""
 
     instance: str
     gpus: str
-    """Indices."""
+    """Indices of the GPUs."""
     uuids: frozenset[str]
-    """Of these GPUs."""
+    """UUIDs of the GPUs."""
 
 
 class Straggler(NamedTuple):
-    """A rank that the rules found the others to wait for."""
+    """A rank that the others waited for, according to the rules."""
 
     rank: str
     cause: str
@@ -43,16 +44,16 @@ class Ranks:
     """The ranks of a run."""
 
     places: Mapping[str, Place]
-    """By the rank's number, the lowest first."""
+    """By rank, in ascending order."""
     worst: tuple[str, ...]
-    """Those that say most, as many as are shown: whom others wait for, then those that lose most themselves."""
+    """The most relevant ranks, as many as are shown: first those waited for, then those with the greatest loss."""
     stragglers: tuple[Straggler, ...]
-    """Whoever was waited for longest comes first."""
+    """By the time that others waited for them, the longest first."""
     compared: bool
-    """Whether the rules could tell at all who waits for whom."""
+    """True if the rules could compare ranks at all."""
 
     def name(self, rank: str) -> str:
-        """A rank with where it runs."""
+        """Return a rank with its place."""
         place = self.places.get(rank)
         if place is None:
             return f"rank {rank}"
@@ -66,32 +67,34 @@ class Ranks:
 
     @property
     def first(self) -> str | None:
-        """The rank that stands for the run: it saves, evaluates and logs with the rest."""
+        """The first rank, which represents the run because it also saves, evaluates and logs."""
         return next(iter(self.places), None)
 
 
-NOT_TOLD = Ranks({}, (), (), compared=False)
-"""What stands for ranks that could not be asked for."""
+UNKNOWN_RANKS = Ranks({}, (), (), compared=False)
+"""Placeholder for ranks whose query failed."""
 
 
-def ranks(asker: Asker, run: Run) -> Ranks:
-    """Ask where the run's ranks were, and who of them says most."""
-    which, window = asker.subject.told_by_run, asker.window
+def ranks(queries: Queries, run: Run) -> Ranks:
+    """Query the places of the run's ranks and the most relevant ranks."""
+    which, window = queries.subject.run_matchers, queries.window
     claims = f"group by (instance, gpu, uuid, rank) (last_over_time(rank_gpu:claim:info{{{which}}}[{window}]))"
     found: dict[str, tuple[set[str], set[str], set[str]]] = {}
     for place in run.places:
         found.setdefault(place.rank, (set(), set(), set()))[0].add(place.instance)
-    for series in asker.ask(claims):
+    for series in queries.instant(claims):
         place_of_rank = found.setdefault(series.labels.get("rank", ""), (set(), set(), set()))
         for label, values in zip(("instance", "gpu", "uuid"), place_of_rank, strict=True):
             values.add(series.labels.get(label, ""))
-    number = asker.options.rows
+    number = queries.options.rows
     score, lost = (
-        asker.by("rank", f"topk({number}, sum by (rank) (sum_over_time({record}{{{which}}}[{window}])))")
+        queries.by("rank", f"topk({number}, sum by (rank) (sum_over_time({record}{{{which}}}[{window}])))")
         for record in ("run_rank:straggler_score:ratio5m", "rank:verdict:ratio5m")
     )
     worst = [*sorted(score, key=lambda rank: -score[rank]), *sorted(lost, key=lambda rank: -lost[rank])]
-    waited_for = asker.ask(asker.seconds_there(f"max by (rank, cause) (run_rank_cause:straggler:ratio5m{{{which}}})"))
+    waited_for = queries.instant(
+        queries.seconds_present(f"max by (rank, cause) (run_rank_cause:straggler:ratio5m{{{which}}})")
+    )
     stragglers = [
         Straggler(each.labels.get("rank", ""), each.labels.get("cause", ""), each.value) for each in waited_for
     ]
@@ -106,78 +109,74 @@ def ranks(asker: Asker, run: Run) -> Ranks:
     )
 
 
-def section(asker: Asker, found: Ranks) -> Section:
-    """Tell how they compare."""
-    return Section(KEY, "Ranks", tuple(_blocks(asker, found)))
-
-
-def _blocks(asker: Asker, found: Ranks) -> list[Block]:
+def blocks(queries: Queries, found: Ranks) -> list[Block]:
+    """Return the blocks of the section."""
     if not found.places:
         return [Notice("warning", "No rank of the run was recorded in this time.")]
     if len(found.places) == 1:
         return [
             Paragraph(f"The run has one rank, {found.name(next(iter(found.places)))}: there is nothing to compare.")
         ]
-    blocks: list[Block] = _gone(asker, found)
+    blocks: list[Block] = _gone(queries, found)
     blocks += [
         Notice(
             "warning",
-            f"The others waited for {found.name(straggler.rank)} for {duration(straggler.seconds)}: "
+            f"The other ranks waited {duration(straggler.seconds)} for {found.name(straggler.rank)}: "
             f"{title_of(straggler.cause)}.",
         )
         for straggler in found.stragglers[:_NAMED]
     ]
     if not found.compared:
-        blocks.append(Notice("warning", "It is not known who waited for whom: no time of ranks could be compared."))
+        blocks.append(Notice("warning", "Stragglers are unknown: the ranks' times could not be compared."))
     elif not blocks:
-        blocks.append(Paragraph("No rank held the others up."))
-    blocks.append(_table(asker, found))
+        blocks.append(Paragraph("No rank delayed the others."))
+    blocks.append(_table(queries, found))
     return blocks
 
 
-def _gone(asker: Asker, found: Ranks) -> list[Block]:
-    """Name the ranks that failed, were terminated or lost at the end, ordered by their last report."""
-    told = f"last_over_time(stallscope_training_state{{{asker.subject.told_by_ranks}}}[5m]) == 1"
-    heard = f"last_over_time(stallscope_training_last_push_timestamp_seconds{{{asker.subject.told_by_ranks}}}[5m])"
+def _gone(queries: Queries, found: Ranks) -> list[Block]:
+    """Report the ranks that failed, were terminated or were lost, in the order of their last report."""
+    current = f"last_over_time(stallscope_training_state{{{queries.subject.rank_matchers}}}[5m]) == 1"
+    pushed = f"last_over_time(stallscope_training_last_push_timestamp_seconds{{{queries.subject.rank_matchers}}}[5m])"
     states: dict[str, set[str]] = {}
-    for each in asker.ask(f"group by (rank, state) ({told})"):
+    for each in queries.instant(f"group by (rank, state) ({current})"):
         states.setdefault(each.labels.get("rank", ""), set()).add(each.labels.get("state", ""))
-    # One that went on elsewhere is still lost where it was.
+    # A rank that moved is lost at its old place, but not gone.
     gone = {rank: min(of_it) for rank, of_it in states.items() if of_it <= set(GONE_STATES)}
-    if not gone or (len(gone) == len(states) and len(set(gone.values())) == 1):  # which the summary says
+    if not gone or (len(gone) == len(states) and len(set(gone.values())) == 1):  # the summary reports it
         return []
-    last = asker.by("rank", f"max by (rank) ({heard})")
+    last = queries.by("rank", f"max by (rank) ({pushed})")
     said = [
-        f"{found.name(rank)} {gone[rank]}{f', last heard of at {asker.moment(last[rank])}' if rank in last else ''}"
+        f"{found.name(rank)} {gone[rank]}{f', last report {queries.moment(last[rank])}' if rank in last else ''}"
         for rank in sorted(gone, key=lambda rank: (last.get(rank, 0.0), numerically(rank)))
     ]
     more = f"; and {len(said) - _NAMED} more" if len(said) > _NAMED else ""
-    return [Notice("critical", f"Ranks that were gone at the end of this time: {'; '.join(said[:_NAMED])}{more}.")]
+    return [Notice("critical", f"Ranks that had ended at the end of this time: {'; '.join(said[:_NAMED])}{more}.")]
 
 
-def _table(asker: Asker, found: Ranks) -> Table:
-    which, window = asker.subject.told_by_run, asker.window
-    chosen = found.worst or tuple(found.places)[: asker.options.rows]
+def _table(queries: Queries, found: Ranks) -> Table:
+    which, window = queries.subject.run_matchers, queries.window
+    chosen = found.worst or tuple(found.places)[: queries.options.rows]
     among = f"{which}, rank=~{any_of(chosen)}"
     step_sum, step_count = (
         f"sum by (rank) (increase(stallscope_training_step_seconds_{part}"
-        f"{{{asker.subject.told_by_ranks}, rank=~{any_of(chosen)}}}[{window}]))"
+        f"{{{queries.subject.rank_matchers}, rank=~{any_of(chosen)}}}[{window}]))"
         for part in ("sum", "count")
     )
     verdicts: dict[str, tuple[float, str]] = {}
-    for each in asker.ask(f"sum by (rank, cause) (count_over_time(rank:verdict:ratio5m{{{among}}}[{window}]))"):
+    for each in queries.instant(f"sum by (rank, cause) (count_over_time(rank:verdict:ratio5m{{{among}}}[{window}]))"):
         rank, cause = each.labels.get("rank", ""), each.labels.get("cause", "")
         verdicts[rank] = max(verdicts.get(rank, (0.0, "")), (each.value, cause))
     uuids = any_of(sorted(frozenset().union(*(found.places[rank].uuids for rank in chosen if rank in found.places))))
     figures = [
-        asker.by("rank", expression)
+        queries.by("rank", expression)
         for expression in (
             f"avg by (rank) (avg_over_time(run_rank:straggler_score:ratio5m{{{among}}}[{window}]))",
             f"max by (rank) (max_over_time(run_rank:straggler_score:ratio5m{{{among}}}[{window}]))",
             f"{step_sum} / ({step_count} > 0)",
             f"avg by (rank) (avg_over_time(rank:data_wait:ratio5m{{{among}}}[{window}]))",
             f"avg by (rank) (avg_over_time(run_rank:communication:ratio5m{{{among}}}[{window}]))",
-            *(_of_gpus(asker, record, among, uuids) for record in _GPU_RECORDS),
+            *(_of_gpus(queries, record, among, uuids) for record in _GPU_RECORDS),
         )
     ]
     rows: list[tuple[Value, ...]] = []
@@ -186,38 +185,38 @@ def _table(asker: Asker, found: Ranks) -> Table:
         verdict = verdicts[rank][1] if rank in verdicts else None
         rows.append((rank, place.instance, place.gpus or None, verdict, *(figure.get(rank) for figure in figures)))
     left = len(found.places) - len(rows)
-    note = "Means over the time shown, while each rank lived."
+    note = "Means over the time shown, while each rank was live."
     if left > 0:
-        note += f" The {len(rows)} of {len(found.places)} ranks that others wait for most, or that lose most."
+        note += f" The {len(rows)} of {len(found.places)} ranks that others wait for most, or with the greatest loss."
     return Table(
         (
             Column("Rank"),
             Column("Node"),
             Column("GPU"),
-            Column("Mostly", "cause", "its verdict for the longest time"),
-            Column("Waited for", "share", "of the others' step, mean while it is known"),
-            Column("At most", "share", "the same in the worst five minutes"),
-            Column("Step", "seconds", "mean length"),
+            Column("Main verdict", "cause", "the verdict that held longest"),
+            Column("Waited for", "share", "of the other ranks' step, mean"),
+            Column("Maximum", "share", "waited for, over five minutes"),
+            Column("Step time", "seconds", "mean"),
             Column("Data wait", "share", "of the loop's time"),
-            Column("Communication", "share", "of the loop's time; the lowest is whom the others wait for"),
-            Column("GPU busy", "share", "time with a kernel resident"),
-            Column("SMs active", "share"),
-            Column("SM clock", "share", "of the highest"),
+            Column("Communication", "share", "of the loop's time; lowest on the rank that others wait for"),
+            Column("GPU busy", "share", "time with a kernel on the GPU"),
+            Column("SM active", "share"),
+            Column("SM clock", "share", "of the maximum"),
         ),
         tuple(rows),
-        title="Ranks, those first that the others wait for",
+        title="Ranks, stragglers first",
         note=note,
     )
 
 
-def _of_gpus(asker: Asker, record: str, among: str, uuids: str) -> str:
-    """A figure of the GPUs that a rank claims, at the moments before which it did for five minutes."""
+def _of_gpus(queries: Queries, record: str, among: str, uuids: str) -> str:
+    """Return PromQL for a measurement of the GPUs that a rank has claimed for at least five minutes."""
     claim = f"rank_gpu:claim:info{{{among}, uuid=~{uuids}}}"
-    figure = f"max by ({GPU_LABELS}) ({record}{{{asker.subject.told_by_nodes}, uuid=~{uuids}}})"
+    figure = f"max by ({GPU_LABELS}) ({record}{{{queries.subject.node_matchers}, uuid=~{uuids}}})"
     joined = f"({claim} and {claim} offset 5m) * on ({GPU_LABELS}) group_left () {figure}"
-    return asker.over_time("avg_over_time", f"avg by (rank) ({joined})", resolution=asker.coarse)
+    return queries.over_time("avg_over_time", f"avg by (rank) ({joined})", resolution=queries.coarse)
 
 
 def numerically(text: str) -> tuple[int, str]:
-    """Sorts numbers by their size, and other texts behind them."""
+    """Sort numbers by value, and other texts after them."""
     return (int(text), "") if text.isdecimal() else (1 << 62, text)

@@ -1,4 +1,4 @@
-"""How long steps take, which are outliers and when, and what is done in a second."""
+"""Step times, outliers and throughput."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 from stallscope.clients.expressions import quoted
 from stallscope.common.formatting import duration
-from stallscope.report.asking import Asker, Curves, settled
 from stallscope.report.document import (
     Block,
     Column,
@@ -22,38 +21,39 @@ from stallscope.report.document import (
     Notice,
     Numbers,
     Paragraph,
-    Section,
     Series,
     Table,
     Value,
 )
+from stallscope.report.queries import Queries, RangeResult, settled
 from stallscope.report.ranks import Ranks
 from stallscope.report.words import percent, plain
 
 KEY = "steps"
+TITLE = "Steps"
 _SHARES = (0.5, 0.95, 0.99)
 _HEAT_COLUMNS = 120
 _MOST_OUTLIERS = 8
 
 
 class _Bucket(NamedTuple):
-    """Steps of about one length."""
+    """Steps of similar length."""
 
     over: float
     at_most: float
-    """Infinite in the last one."""
+    """Infinite in the last bucket."""
     number: float
 
     @property
     def middle(self) -> float:
-        """A length between its limits, as far from the one as from the other in proportion."""
+        """Geometric mean of the limits."""
         if self.at_most == inf:
             return 2**0.5 * self.over
         return (self.over * self.at_most) ** 0.5 or self.at_most / 2
 
     @property
     def name(self) -> str:
-        """Its limits in words."""
+        """The limits in words."""
         upper = (
             f"{duration(self.over)} to {duration(self.at_most)}"
             if self.at_most < inf
@@ -62,76 +62,70 @@ class _Bucket(NamedTuple):
         return upper if self.over > 0 else f"up to {duration(self.at_most)}"
 
 
-def section(asker: Asker, found: Ranks) -> Section:
-    """Tell it."""
-    return Section(KEY, "Steps", tuple(_blocks(asker, found)))
-
-
-def _blocks(asker: Asker, found: Ranks) -> list[Block]:
-    by_edge = f"sum by (le) (run:step_seconds_bucket:rate5m{{{asker.subject.told_by_run}}})"
-    counts = asker.by("le", asker.integral(by_edge))
+def blocks(queries: Queries, found: Ranks) -> list[Block]:
+    """Return the blocks of the section."""
+    by_edge = f"sum by (le) (run:step_seconds_bucket:rate5m{{{queries.subject.run_matchers}}})"
+    counts = queries.by("le", queries.integral(by_edge))
     buckets = _buckets({edge: number for edge, number in counts.items() if edge})
     if not buckets:
         return [
-            Notice(
-                "warning", "No step was recorded in this time: either none was made, or the rules were not evaluated."
-            )
+            Notice("warning", "No steps were recorded in this time: none were made, or the rules were not evaluated.")
         ]
-    mean = _mean(asker, found)
+    mean = _mean(queries, found)
     return [
-        _facts(asker, found, mean),
+        _facts(queries, found, mean),
         _percentiles(buckets),
-        # Of one bucket alone nothing is to be seen that the table does not say.
-        *([_histogram(buckets, mean), _spread_over_time(asker, by_edge, buckets)] if len(buckets) > 1 else []),
-        _mean_over_time(asker),
-        *_outliers(asker, found),
-        *_throughput(asker),
+        # With a single bucket, the figures would show no more than the table.
+        *([_histogram(buckets, mean), _spread_over_time(queries, by_edge, buckets)] if len(buckets) > 1 else []),
+        _mean_over_time(queries),
+        *_outliers(queries, found),
+        *_throughput(queries),
     ]
 
 
 def _buckets(counts: dict[str, float]) -> list[_Bucket]:
-    """Those with steps in them and between them, from cumulative counts by upper edge."""
+    """Convert cumulative counts by upper edge to buckets, without empty buckets at the ends."""
     edges = [(0.0, 0.0), *sorted((float(edge), number) for edge, number in counts.items())]
     every = [_Bucket(low[0], high[0], max(0.0, high[1] - low[1])) for low, high in pairwise(edges)]
     filled = [place for place, bucket in enumerate(every) if bucket.number >= 0.5]
     return every[filled[0] : filled[-1] + 1] if filled else []
 
 
-def _of_first(asker: Asker, found: Ranks) -> str:
-    """Matchers of what the first rank tells."""
-    return f"{asker.subject.told_by_ranks}, rank={quoted(found.first or '')}"
+def _of_first(queries: Queries, found: Ranks) -> str:
+    """Return the matchers of the first rank."""
+    return f"{queries.subject.rank_matchers}, rank={quoted(found.first or '')}"
 
 
-def _mean(asker: Asker, found: Ranks) -> float | None:
-    """Of the first rank, exact; ranks that train together take equally long."""
+def _mean(queries: Queries, found: Ranks) -> float | None:
+    """Return the exact mean of the first rank; ranks that train together have the same step time."""
     total, number = (
-        f"sum(increase(stallscope_training_step_seconds_{part}{{{_of_first(asker, found)}}}[{asker.window}]))"
+        f"sum(increase(stallscope_training_step_seconds_{part}{{{_of_first(queries, found)}}}[{queries.window}]))"
         for part in ("sum", "count")
     )
-    return asker.figure(f"{total} / ({number} > 0)")
+    return queries.value(f"{total} / ({number} > 0)")
 
 
-def _facts(asker: Asker, found: Ranks, mean: float | None) -> Facts:
-    which, window = asker.subject.told_by_run, asker.window
-    count = f"stallscope_training_step_seconds_count{{{_of_first(asker, found)}}}"
-    reached = asker.figure(f"max(last_over_time(run:step:max{{{which}}}[{window}]))")
-    planned = asker.figure(f"max(last_over_time(run:steps_planned:max{{{which}}}[{window}]))")
+def _facts(queries: Queries, found: Ranks, mean: float | None) -> Facts:
+    which, window = queries.subject.run_matchers, queries.window
+    count = f"stallscope_training_step_seconds_count{{{_of_first(queries, found)}}}"
+    reached = queries.value(f"max(last_over_time(run:step:max{{{which}}}[{window}]))")
+    planned = queries.value(f"max(last_over_time(run:steps_planned:max{{{which}}}[{window}]))")
     return Facts(
         (
             Fact(
-                "Steps made",
-                asker.figure(f"sum(increase({count}[{window}]))"),
+                "Steps",
+                queries.value(f"sum(increase({count}[{window}]))"),
                 "count",
-                "by the first rank in this time; steps made twice count twice",
+                "of the first rank in this time, including repeated steps",
             ),
             Fact("Step reached", reached, "count", f"of {plain(planned)} planned" if planned else ""),
-            Fact("Mean length", mean, "seconds", "from one step's boundary to the next"),
+            Fact("Mean step time", mean, "seconds", "from one step boundary to the next"),
         ),
     )
 
 
 def _percentiles(buckets: list[_Bucket]) -> Table:
-    """Between which edges each percentile lies: nothing is interpolated, for in a bucket steps may lie anywhere."""
+    """Return the limits of each percentile, not interpolated, since the distribution within a bucket is unknown."""
     total = sum(bucket.number for bucket in buckets)
     rows: list[tuple[Value, ...]] = []
     for share in _SHARES:
@@ -145,13 +139,13 @@ def _percentiles(buckets: list[_Bucket]) -> Table:
     return Table(
         (Column("Percentile"), Column("Over", "seconds"), Column("At most", "seconds")),
         tuple(rows),
-        title="Percentiles of the length of steps, of all ranks",
-        note="A percentile lies between two edges of the histogram, which has three a decade.",
+        title="Percentiles of step time, all ranks",
+        note="A percentile is between two bucket limits of the histogram, which has three buckets per decade.",
     )
 
 
 def _histogram(buckets: list[_Bucket], mean: float | None) -> Figure:
-    """How steps are spread. An end that has no edge is drawn where the next edge would be."""
+    """Draw the distribution; an infinite bucket is drawn as wide as its neighbour."""
     edges = [buckets[0].over, *(bucket.at_most for bucket in buckets)]
     if edges[0] <= 0:
         edges[0] = edges[1] / 2
@@ -162,26 +156,27 @@ def _histogram(buckets: list[_Bucket], mean: float | None) -> Figure:
     marks = (Mark(mean, "mean"),) if mean is not None else ()
     counts = tuple(bucket.number for bucket in buckets)
     return Figure(
-        "How the lengths of steps are spread",
+        "Distribution of step times",
         Histogram(tuple(edges), counts, "seconds", marks, logarithmic=True),
         f"{said}.",
     )
 
 
-def _spread_over_time(asker: Asker, by_edge: str, buckets: list[_Bucket]) -> Figure:
-    """The share of time that steps of each length take, step by step of the curve.
+def _spread_over_time(queries: Queries, by_edge: str, buckets: list[_Bucket]) -> Figure:
+    """Draw the share of time by step time and time.
 
-    Of time, not of steps: the few that save would not be seen. A step counts as long as the middle of its bucket.
+    Weighted by time: rare long steps, such as those with a checkpoint, would be invisible by count. A step counts with
+    the middle of its bucket.
     """
-    step = asker.step_of(_HEAT_COLUMNS)
-    curves = asker.curves(asker.integral(by_edge, step), step)
-    by_upper = {float(curve.labels.get("le") or "nan"): curve.values for curve in curves.curves}
-    untold: Numbers = (None,) * len(curves.times)
-    none: Numbers = (0.0,) * len(curves.times)
+    step = queries.step_for(_HEAT_COLUMNS)
+    result = queries.over_range(queries.integral(by_edge, step), step)
+    by_upper = {float(curve.labels.get("le") or "nan"): curve.values for curve in result.series}
+    missing: Numbers = (None,) * len(result.times)
+    none: Numbers = (0.0,) * len(result.times)
     times = [
         [
             None if upper is None else max(0.0, upper - (lower or 0.0)) * bucket.middle
-            for lower, upper in zip(by_upper.get(bucket.over, none), by_upper.get(bucket.at_most, untold), strict=True)
+            for lower, upper in zip(by_upper.get(bucket.over, none), by_upper.get(bucket.at_most, missing), strict=True)
         ]
         for bucket in reversed(buckets)
     ]
@@ -194,91 +189,89 @@ def _spread_over_time(asker: Asker, by_edge: str, buckets: list[_Bucket]) -> Fig
         for row in times
     )
     return Figure(
-        "Share of time by the length of steps, about",
+        "Share of time by step time (approximate)",
         HeatMap(
             tuple(bucket.name for bucket in reversed(buckets)),
-            tuple(moment - curves.step for moment in curves.times),
+            tuple(moment - result.step for moment in result.times),
             rows,
         ),
-        "One band is a steady run; a second one above it is a kind of step that takes longer, as those that save.",
+        "A single band means steady steps; a second band above it is a kind of longer steps, such as checkpoints.",
     )
 
 
-def _mean_over_time(asker: Asker) -> Figure:
-    record = f"avg(run:step:seconds5m{{{asker.subject.told_by_run}}})"
-    curves = asker.curves(asker.over_time("avg_over_time", record, asker.step))
-    values = _only(curves)
-    told = [value for value in values if value is not None]
-    said = f"Between {duration(min(told))} and {duration(max(told))}." if told else "Nothing is told."
+def _mean_over_time(queries: Queries) -> Figure:
+    record = f"avg(run:step:seconds5m{{{queries.subject.run_matchers}}})"
+    result = queries.over_range(queries.over_time("avg_over_time", record, queries.step))
+    values = _only(result)
+    known = [value for value in values if value is not None]
+    said = f"From {duration(min(known))} to {duration(max(known))}." if known else "No data."
     return Figure(
-        "Mean length of steps over time", Lines(curves.times, (Series("mean", values),), "seconds", least=0.0), said
+        "Mean step time over time", Lines(result.times, (Series("mean", values),), "seconds", least=0.0), said
     )
 
 
-def _outliers(asker: Asker, found: Ranks) -> list[Block]:
-    """Steps far over the usual ones, as the shim counts them: how many, what they cost, and when."""
+def _outliers(queries: Queries, found: Ranks) -> list[Block]:
+    """Report steps far above the usual step time, as counted by the shim: number, cost and times."""
 
-    def grown(name: str, window: str, which: str = "") -> str:
-        """What each rank counted in a window."""
-        series = f"stallscope_training_slow_step{name}{{{asker.subject.told_by_ranks}{which}}}"
+    def increase(name: str, window: str, which: str = "") -> str:
+        """Return PromQL for the increase of a counter by rank."""
+        series = f"stallscope_training_slow_step{name}{{{queries.subject.rank_matchers}{which}}}"
         return f"sum by (rank) (increase({series}[{window}]))"
 
-    most = asker.ask(f"topk(1, {grown('_excess_seconds_total', asker.window)})")
+    most = queries.instant(f"topk(1, {increase('_excess_seconds_total', queries.window)})")
     if not most:
-        return [Notice("info", "Slow steps are not told by this run's shim.")]
+        return [Notice("info", "Slow steps are unknown: the run's shim does not report them.")]
     rank = most[0].labels.get("rank", "")
     alone = f", rank={quoted(rank)}"
-    total, lost = asker.figure(grown("s_total", asker.window, alone)) or 0.0, most[0].value
+    total, lost = queries.value(increase("s_total", queries.window, alone)) or 0.0, most[0].value
     if total < 0.5:
-        return [
-            Paragraph("No step was an outlier: over the median by three times its usual deviation, and by a tenth.")
-        ]
-    step = asker.step_of_counters()
-    curves = asker.curves(grown("_excess_seconds_total", f"{step:.0f}s", alone), step)
-    numbers = _only(asker.curves(grown("s_total", f"{step:.0f}s", alone), step))
+        return [Paragraph("No step was an outlier. An outlier exceeds the median by three deviations and by 10 %.")]
+    step = queries.counter_step()
+    result = queries.over_range(increase("_excess_seconds_total", f"{step:.0f}s", alone), step)
+    numbers = _only(queries.over_range(increase("s_total", f"{step:.0f}s", alone), step))
     every = [
         (moment, number, seconds)
-        for moment, number, seconds in zip(curves.times, numbers, _only(curves), strict=True)
+        for moment, number, seconds in zip(result.times, numbers, _only(result), strict=True)
         if seconds
     ]
     worst = sorted(sorted(every, key=lambda each: -(each[2] or 0.0))[:_MOST_OUTLIERS])
     return [
         Paragraph(
-            f"{total:,.0f} steps were outliers on {found.name(rank)}, which lost most by them, and took "
-            f"{duration(lost)} longer together than usual ones: over the median of those before them by three times "
-            "their usual deviation, and by a tenth. Steps in which a phase such as a save says why do not count."
+            f"{total:,.0f} steps were outliers on {found.name(rank)}, the rank that lost most time by them. Together "
+            f"they took {duration(lost)} longer than usual steps. An outlier exceeds the median of earlier steps "
+            "by three deviations and by 10 %. Steps that a phase such as a checkpoint explains do not count."
         ),
         Table(
             (
                 Column("Until", "time", f"end of {duration(step)}"),
                 Column("Slow steps", "count"),
-                Column("Lost", "seconds", "that they took longer than usual ones"),
+                Column("Lost", "seconds", "time beyond usual steps"),
             ),
             tuple(worst),
-            title="When slow steps cost most",
-            note=f"The {len(worst)} worst of {len(every)} times with slow steps, on that rank.",
+            title="Worst times of slow steps",
+            note=f"The worst {len(worst)} of {len(every)} intervals with slow steps, on that rank.",
         ),
     ]
 
 
-def _throughput(asker: Asker) -> list[Block]:
+def _throughput(queries: Queries) -> list[Block]:
     blocks: list[Block] = []
     for unit in ("samples", "tokens"):
-        rate = settled(f"run:{unit}:rate5m{{{asker.subject.told_by_run}}}")
-        curves = asker.curves(f"max({asker.over_time('avg_over_time', rate, asker.step)})")
-        values = _only(curves)
-        told = [value for value in values if value is not None]
-        if told and max(told) > 0:
+        rate = settled(f"run:{unit}:rate5m{{{queries.subject.run_matchers}}}")
+        result = queries.over_range(f"max({queries.over_time('avg_over_time', rate, queries.step)})")
+        values = _only(result)
+        known = [value for value in values if value is not None]
+        if known and max(known) > 0:
             blocks.append(
                 Figure(
-                    f"{unit.capitalize()} a second",
-                    Lines(curves.times, (Series(unit, values, "all ranks"),), "per_second", least=0.0),
-                    f"Between {plain(min(told))} and {plain(max(told))} a second, over five minutes.",
+                    f"{unit.capitalize()} per second",
+                    Lines(result.times, (Series(unit, values, "all ranks"),), "per_second", least=0.0),
+                    f"From {plain(min(known))} to {plain(max(known))} per second, over five minutes.",
                 )
             )
     return blocks
 
 
-def _only(curves: Curves) -> Numbers:
-    """The one curve; gaps where there is none."""
-    return curves.curves[0].values if curves.curves else (None,) * len(curves.times)
+def _only(result: RangeResult) -> Numbers:
+    """Return the values of the only series; gaps without one."""
+    return result.series[0].values if result.series else (None,) * len(result.times)

@@ -1,4 +1,4 @@
-"""What a report tells of: one run, the GPUs of some nodes, or all that a server knows; and from when to when."""
+"""The subject of a report: a run, the GPUs of some nodes, or everything the server knows, and a time range."""
 
 from __future__ import annotations
 
@@ -14,43 +14,43 @@ Scope = Literal["run", "nodes", "everything"]
 RUN_LABELS = "cluster, namespace, run"
 GPU_LABELS = "cluster, job, instance, gpu, uuid, mig"
 _LIVE_STEP = 60
-"""Seconds to which the end of a run is told."""
+"""Resolution in seconds of the end of a run."""
 
 
 class Server(Protocol):
-    """What answers; `stallscope.clients.prometheus.Prometheus` is one."""
+    """A server that evaluates queries; `stallscope.clients.prometheus.Prometheus` is one."""
 
     def query(self, expression: str, at: float | None = None) -> list[Series]:
-        """The series of an expression at a moment."""
+        """Evaluate an expression at one time."""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """Whom and what time a report tells of, with the PromQL that stands for it.
+    """The subject and time range of a report, with the PromQL that selects them.
 
-    Make it with `of_run`, `of_nodes` or `of_everything`.
+    Create it with `of_run`, `of_nodes` or `of_everything`.
     """
 
     scope: Scope
     start: float
-    """Unix time, as is the end."""
+    """Unix time, as the end."""
     end: float
     live: bool
-    """Whether it goes on at the end."""
+    """True if it goes on at the end."""
     run: Run | None
     instances: tuple[str, ...]
-    """The nodes, by the names under which they are scraped; none where all count."""
+    """Instances of the nodes; empty for all nodes."""
     cluster: str | None = None
-    """Whose nodes, where clusters have some of the same name; None where their names alone say that."""
+    """Cluster of the nodes, if clusters have nodes of the same name; else None."""
 
     @property
     def seconds(self) -> float:
-        """Length of the time, one at least."""
+        """Length of the time range, at least one second."""
         return max(1.0, self.end - self.start)
 
     @property
     def title(self) -> str:
-        """Its name in a heading."""
+        """Heading of the report."""
         if self.run is not None:
             return f"Run {self.run.name}"
         if self.scope == "everything":
@@ -62,24 +62,24 @@ class Subject:
         return f"{len(self.instances)} nodes{where}: {names}"
 
     @property
-    def told_by_run(self) -> str:
-        """Matchers of series that are recorded for a run and its ranks."""
+    def run_matchers(self) -> str:
+        """Matchers for series recorded for a run and its ranks."""
         if self.run is None:
-            raise ValueError(f"{self.title} is no run")
+            raise ValueError(f"{self.title} is not a run")
         return (
             f"cluster={quoted(self.run.cluster)}, namespace={quoted(self.run.namespace)}, run={quoted(self.run.name)}"
         )
 
     @property
-    def told_by_ranks(self) -> str:
-        """Matchers of what ranks tell, which may know no namespace: told apart by the nodes that they run on."""
+    def rank_matchers(self) -> str:
+        """Matchers for series of the run's ranks; nodes stand in for a namespace that ranks do not report."""
         if self.run is None:
-            raise ValueError(f"{self.title} is no run")
+            raise ValueError(f"{self.title} is not a run")
         return self.run.matchers
 
     @property
-    def told_by_nodes(self) -> str:
-        """Matchers of what the nodes' exporters tell."""
+    def node_matchers(self) -> str:
+        """Matchers for series of the nodes' exporters."""
         cluster = self.cluster if self.run is None else self.run.cluster
         return self._on_nodes if cluster is None else f"cluster={quoted(cluster)}, {self._on_nodes}"
 
@@ -89,74 +89,74 @@ class Subject:
 
     @property
     def gpus(self) -> str:
-        """How many GPUs it has at a moment; of a run that claims none, how many ranks."""
+        """PromQL for its number of GPUs; for a run that claims none, its number of ranks."""
         if self.scope == "run":
-            return f"(run:gpus:count{{{self.told_by_run}}} or run:ranks:count{{{self.told_by_run}}})"
+            return f"(run:gpus:count{{{self.run_matchers}}} or run:ranks:count{{{self.run_matchers}}})"
         if self.scope == "nodes":
-            return f"count(group by (cluster, job, instance, gpu) (gpu:up:max{{{self.told_by_nodes}}}))"
+            return f"count(group by (cluster, job, instance, gpu) (gpu:up:max{{{self.node_matchers}}}))"
         return "sum(cluster:gpus_known:count)"
 
     @property
     def gpus_lost_by_cause(self) -> str:
-        """How many GPUs' whole time each cause costs at a moment, by `cause`."""
+        """PromQL for the lost time by `cause`, as a number of GPUs."""
         if self.scope == "run":
-            return self._of_gpus(f"run_cause:time_lost:ratio5m{{{self.told_by_run}}}")
+            return self._of_gpus(f"run_cause:time_lost:ratio5m{{{self.run_matchers}}}")
         if self.scope == "nodes":
-            lost = f"card_cause:time_lost:ratio5m{{{self.told_by_nodes}}}"
+            lost = f"card_cause:time_lost:ratio5m{{{self.node_matchers}}}"
             card = "cluster, job, instance, gpu"
-            # What several causes claim of a card beyond its time, they share, as in `cause:gpus_lost:sum5m`.
+            # Causes that together claim more than a GPU's time are scaled down, as in `cause:gpus_lost:sum5m`.
             return f"sum by (cause) ({lost} / on ({card}) group_left () clamp_min(sum by ({card}) ({lost}), 1))"
         return "sum by (cause) (cause:gpus_lost:sum5m)"
 
     @property
     def gpus_lost(self) -> str:
-        """How many GPUs' whole time all causes cost together, where that can be judged."""
+        """PromQL for the time lost to all causes together, as a number of GPUs, where there are verdicts."""
         if self.scope == "run":
-            return self._of_gpus(f"run:time_lost:ratio5m{{{self.told_by_run}}}")
+            return self._of_gpus(f"run:time_lost:ratio5m{{{self.run_matchers}}}")
         return f"sum({self.gpus_lost_by_cause})"
 
     @property
     def gpus_judged(self) -> str:
-        """How many GPUs are judged at a moment."""
+        """PromQL for the number of GPUs with a verdict."""
         if self.scope == "run":
-            verdict = f'run:verdict:ratio5m{{cause!="insufficient_data", {self.told_by_run}}}'
+            verdict = f'run:verdict:ratio5m{{cause!="insufficient_data", {self.run_matchers}}}'
             return f"({self.gpus} and on ({RUN_LABELS}) {verdict})"
         if self.scope == "nodes":
-            verdicts = f'gpu:verdict:ratio5m{{cause!="insufficient_data", {self.told_by_nodes}}}'
+            verdicts = f'gpu:verdict:ratio5m{{cause!="insufficient_data", {self.node_matchers}}}'
             return f"count(group by (cluster, job, instance, gpu) ({verdicts}))"
         return 'sum(cause:gpus:count{cause!="insufficient_data"})'
 
     @property
     def gpus_by_verdict(self) -> str:
-        """How many GPUs each verdict holds for at a moment, by `cause`; a run's verdict is that of all its GPUs."""
+        """PromQL for the number of GPUs by verdict, with label `cause`; a run's verdict counts for all its GPUs."""
         if self.scope == "run":
-            return self._of_gpus(f"(run:verdict:ratio5m{{{self.told_by_run}}} >= bool 0)")
+            return self._of_gpus(f"(run:verdict:ratio5m{{{self.run_matchers}}} >= bool 0)")
         if self.scope == "nodes":
-            return f"count by (cause) (gpu:verdict:ratio5m{{{self.told_by_nodes}}})"
+            return f"count by (cause) (gpu:verdict:ratio5m{{{self.node_matchers}}})"
         return "sum by (cause) (cause:gpus:count)"
 
     @property
     def watts_lost_by_cause(self) -> str:
-        """Power that goes into that time, by `cause`."""
+        """PromQL for the power used during lost time, by `cause`."""
         if self.scope == "everything":
             return "sum by (cause) (cause:power_lost:watts5m)"
-        which = self.told_by_run if self.scope == "run" else self.told_by_nodes
+        which = self.run_matchers if self.scope == "run" else self.node_matchers
         energy = f"max by ({GPU_LABELS}, cause) (gpu_cause:energy_lost:joules5m{{{which}}})"
-        if self.scope == "nodes":  # shared like the time, and as in `cause:power_lost:watts5m`
+        if self.scope == "nodes":  # scaled down like the time, as in `cause:power_lost:watts5m`
             claimed = f"sum by ({GPU_LABELS}) (gpu_cause:share:ratio5m{{{which}}})"
             energy = f"{energy} / on ({GPU_LABELS}) group_left () clamp_min({claimed}, 1)"
         return f"sum by (cause) ({energy}) / 300"
 
-    def of_its_gpus(self, among: str = "", before: str = "") -> str:
-        """What has no series but for GPUs that count, to be put behind a figure by GPU.
+    def and_own_gpus(self, among: str = "", before: str = "") -> str:
+        """Return PromQL to append to an expression by GPU, which keeps only the subject's GPUs.
 
         Args:
-            among: matchers that the figure has as well, so that no others are looked at.
-            before: how long ago they counted: `5m`.
+            among: matchers of the expression, to select fewer series.
+            before: offset at which the GPUs must belong to the subject, such as `5m`.
         """
         offset = f" offset {before}" if before else ""
         record = "rank_gpu:claim:info" if self.scope == "run" else "gpu:up:max"
-        which = self.told_by_run if self.scope == "run" else self.told_by_nodes
+        which = self.run_matchers if self.scope == "run" else self.node_matchers
         return f" and on ({GPU_LABELS}) {record}{{{', '.join(part for part in (which, among) if part)}}}{offset}"
 
     def _of_gpus(self, share: str) -> str:
@@ -164,29 +164,29 @@ class Subject:
 
 
 def of_run(server: Server, run: Run) -> Subject:
-    """A run, from its first scrape on. What has ended is told of until its last live moment, not until it is forgotten.
+    """Return a run as subject. If it has ended, the time range ends with its last live moment.
 
     Args:
-        server: whom to ask for that moment.
-        run: as `stallscope.analysis.runs.find_run` finds it.
+        server: the server to query for that moment.
+        run: a result of `stallscope.analysis.runs.find_run`.
 
     Raises:
-        PrometheusError: the server gave no answer.
+        PrometheusError: the server gave no valid response.
     """
     subject = Subject("run", run.start, run.end, run.goes_on, run, run.instances)
     if run.goes_on:
         return subject
-    alive = f"timestamp(run:ranks:count{{{subject.told_by_run}}})"
+    alive = f"timestamp(run:ranks:count{{{subject.run_matchers}}})"
     found = server.query(f"max_over_time({alive}[{subject.seconds:.0f}s:{_LIVE_STEP}s])", at=run.end)
     last = max((each.value for each in found), default=run.end) + _LIVE_STEP
     return replace(subject, end=min(run.end, last))
 
 
 def of_nodes(instances: Sequence[str], start: float, end: float, cluster: str | None = None) -> Subject:
-    """The GPUs of some nodes, whatever runs there; of one cluster alone, where that is told."""
+    """Return the GPUs of some nodes as subject, whatever runs there; optionally of one cluster only."""
     return Subject("nodes", start, end, True, None, tuple(instances), cluster)
 
 
 def of_everything(start: float, end: float) -> Subject:
-    """Every run and GPU that the server knows."""
+    """Return every run and GPU of the server as subject."""
     return Subject("everything", start, end, True, None, ())

@@ -1,4 +1,4 @@
-"""Fewer values that look the same: what a picture has no room for is merged, and extremes and gaps are kept."""
+"""Reduce data to what a drawing can show, and keep extremes and gaps."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 from stallscope.report.document import Span
 
 Matrix = NDArray[np.float64]
-Told = NDArray[np.bool_]
+Mask = NDArray[np.bool_]
 
 
 def bucketed(times: Matrix, values: Matrix, most: int) -> tuple[Matrix, Matrix]:
-    """At most so many moments, each the mean of those that it stands for."""
+    """Reduce values to at most `most` times by averaging neighbours."""
     together = -(-len(times) // most)
     if together <= 1:
         return times, values
@@ -25,7 +25,7 @@ def bucketed(times: Matrix, values: Matrix, most: int) -> tuple[Matrix, Matrix]:
 
 
 def mean_of(parts: Sequence[Matrix]) -> Matrix:
-    """The mean of what is told; parts may lack their last rows."""
+    """Return the mean of the known values; parts may lack their last rows."""
     total, count = np.zeros(parts[0].shape), np.zeros(parts[0].shape)
     for part in parts:
         there = np.isfinite(part)
@@ -37,7 +37,7 @@ def mean_of(parts: Sequence[Matrix]) -> Matrix:
 
 
 def extremes(x: Matrix, values: Matrix, buckets: int) -> tuple[Matrix, Matrix]:
-    """The least and the greatest value of each bucket, in their order; a bucket without any is a gap."""
+    """Return minimum and maximum of each bucket in their order; a bucket without values is a gap."""
     if len(x) <= 2 * buckets:
         return x, values
     kept: list[int] = []
@@ -45,7 +45,7 @@ def extremes(x: Matrix, values: Matrix, buckets: int) -> tuple[Matrix, Matrix]:
         there = places[np.isfinite(values[places])]
         if len(there):
             ends = {int(there[np.argmin(values[there])]), int(there[np.argmax(values[there])])}
-            # A gap within the bucket stays one.
+            # Keep a gap within the bucket.
             gap = [int(places[-1])] if not np.isfinite(values[places[-1]]) else []
             kept += sorted({*ends, *gap})
         else:
@@ -53,19 +53,19 @@ def extremes(x: Matrix, values: Matrix, buckets: int) -> tuple[Matrix, Matrix]:
     return x[kept], values[kept]
 
 
-def stretches(there: Told) -> list[tuple[int, int]]:
-    """Runs of neighbours that are told, as the ends of slices."""
+def intervals(there: Mask) -> list[tuple[int, int]]:
+    """Return the runs of adjacent known values, as the ends of slices."""
     edges = np.flatnonzero(np.diff(np.concatenate([[False], there, [False]]).astype(np.int8)))
     return [(int(first), int(last)) for first, last in edges.reshape(-1, 2)]
 
 
 def spacing(x: Matrix) -> float:
-    """Between two neighbours, as most have it."""
+    """Return the most common distance of two neighbours."""
     return float(np.median(np.diff(x))) if len(x) > 1 else 60.0
 
 
 def merged(spans: Sequence[Span], start: float, end: float) -> list[Span]:
-    """Spans within a time, those of one state joined where nothing that could be seen lies between them."""
+    """Clip spans to a time range, and join spans of one state across invisible gaps."""
     found: list[Span] = []
     for span in sorted(spans, key=lambda each: each.start):
         first, last = max(start, span.start), min(end, span.end)
@@ -79,7 +79,7 @@ def merged(spans: Sequence[Span], start: float, end: float) -> list[Span]:
 
 
 def prevailing(spans: Sequence[Span], start: float, end: float, columns: int) -> list[str | None]:
-    """The state that each of so many equal parts of a time was in for longest; None where most of it has no span."""
+    """Divide a time into columns and return the prevailing state of each; None if most of it has no span."""
     width = (end - start) / columns
     shares: list[dict[str, float]] = [{} for _ in range(columns)]
     for span in spans:

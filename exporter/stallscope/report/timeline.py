@@ -1,4 +1,4 @@
-"""What the verdict was, over time: of the run, and of the ranks that say most."""
+"""The verdicts of the run and of its most relevant ranks over time."""
 
 from __future__ import annotations
 
@@ -6,54 +6,52 @@ from collections.abc import Iterable, Sequence
 
 from stallscope.clients.expressions import any_of
 from stallscope.common.formatting import duration
-from stallscope.report.asking import Asker, Curves
 from stallscope.report.document import (
     Block,
     Column,
     Figure,
     Mark,
     Notice,
-    Section,
     Span,
     States,
     Table,
     Value,
 )
 from stallscope.report.lost_time import LostTime
+from stallscope.report.queries import Queries, RangeResult
 from stallscope.report.ranks import Ranks
 from stallscope.report.words import title_of
 
 KEY = "verdicts"
+TITLE = "Verdicts over time"
 
 
-def section(asker: Asker, lost: LostTime, found: Ranks | None) -> Section:
-    """Tell it."""
-    return Section(KEY, "Verdicts over time", tuple(_blocks(asker, lost, found)))
-
-
-def _blocks(asker: Asker, lost: LostTime, found: Ranks | None) -> list[Block]:
+def blocks(queries: Queries, lost: LostTime, found: Ranks | None) -> list[Block]:
+    """Return the blocks of the section."""
     if not lost.under_verdict:
         return [
             Notice(
                 "warning",
-                "No verdict was recorded in this time: either the server did not evaluate the recording rules then, or "
-                "nothing lived that could be judged.",
+                "No verdict was recorded in this time: the server did not evaluate the recording rules, or nothing "
+                "was live that could have a verdict.",
             )
         ]
-    rows, spans, step = [], [], asker.step
-    for name, curves in _curves(asker, found):
-        spans.append(tuple(_spans(asker, curves)))
+    rows, spans, step = [], [], queries.step
+    for name, result in _rows(queries, found):
+        spans.append(tuple(_spans(queries, result)))
         rows.append(name)
-    blocks: list[Block] = [_table(lost, spans[0] if asker.subject.run is not None and spans else ())]
+    blocks: list[Block] = [_table(lost, spans[0] if queries.subject.run is not None and spans else ())]
     if rows:
-        plot = States(tuple(rows), tuple(spans), asker.subject.start, asker.subject.end, tuple(_starts(asker, found)))
-        blocks.append(Figure("Verdicts over time", plot, _said(rows[0], spans[0], step)))
+        plot = States(
+            tuple(rows), tuple(spans), queries.subject.start, queries.subject.end, tuple(_starts(queries, found))
+        )
+        blocks.append(Figure("Verdicts over time", plot, _in_words(rows[0], spans[0], step)))
     return blocks
 
 
 def _table(lost: LostTime, run_spans: Sequence[Span]) -> Table:
     total = sum(lost.under_verdict.values())
-    instances = " MIG instances have verdicts of their own, and count like GPUs." if total > lost.gpu_seconds else ""
+    instances = " MIG instances have their own verdicts and count like GPUs." if total > lost.gpu_seconds else ""
     rows: list[tuple[Value, ...]] = []
     for cause, seconds in sorted(lost.under_verdict.items(), key=lambda each: -each[1]):
         seen = [span for span in run_spans if span.state == cause]
@@ -69,79 +67,81 @@ def _table(lost: LostTime, run_spans: Sequence[Span]) -> Table:
     columns = [
         Column("Verdict", "cause"),
         Column("Share", "share", f"of the {lost.unit} time with a verdict"),
-        Column("Under it", "gpu_hours", f"{lost.unit}-hours, lost or not"),
+        Column("Time", "gpu_hours", f"{lost.unit}-hours, lost or not"),
         Column("First", "time"),
         Column("Last", "time"),
     ]
-    if not run_spans:  # of many GPUs each has its own times
+    if not run_spans:  # of several GPUs, each has its own times
         columns, rows = columns[:3], [row[:3] for row in rows]
     return Table(
         tuple(columns),
         tuple(rows),
-        title="How long each verdict held",
-        note=f"A verdict is what cost most at a moment, hardware and standstill before all else.{instances}",
+        title="Duration of each verdict",
+        note=f"The verdict is the costliest cause at a time; broken hardware and stalls take precedence.{instances}",
     )
 
 
-def _curves(asker: Asker, found: Ranks | None) -> Iterable[tuple[str, Curves]]:
-    subject = asker.subject
+def _rows(queries: Queries, found: Ranks | None) -> Iterable[tuple[str, RangeResult]]:
+    subject = queries.subject
     if subject.run is not None:
-        which = subject.told_by_run
-        yield "run", asker.curves(f"max by (cause) (run:verdict:ratio5m{{{which}}})")
+        which = subject.run_matchers
+        yield "run", queries.over_range(f"max by (cause) (run:verdict:ratio5m{{{which}}})")
         if found is not None and len(found.places) > 1:
             among = f"rank:verdict:ratio5m{{{which}, rank=~{any_of(found.worst)}}}"
-            yield from _apart(asker, f"max by (rank, cause) ({among})", ("rank",), [(rank,) for rank in found.worst])
+            yield from _by_subject(
+                queries, f"max by (rank, cause) ({among})", ("rank",), [(rank,) for rank in found.worst]
+            )
     elif subject.scope == "nodes":
-        verdicts = f"gpu:verdict:ratio5m{{{subject.told_by_nodes}}}"
+        verdicts = f"gpu:verdict:ratio5m{{{subject.node_matchers}}}"
         labels = ("instance", "gpu")
-        worst = asker.ask(
-            f"topk({asker.options.rows}, sum by (instance, gpu) (sum_over_time({verdicts}[{asker.window}])))"
+        worst = queries.instant(
+            f"topk({queries.options.rows}, sum by (instance, gpu) (sum_over_time({verdicts}[{queries.window}])))"
         )
         chosen = sorted((each.labels.get("instance", ""), each.labels.get("gpu", "")) for each in worst)
-        among = f"{subject.told_by_nodes}, instance=~{any_of(sorted({instance for instance, _ in chosen}))}"
+        among = f"{subject.node_matchers}, instance=~{any_of(sorted({instance for instance, _ in chosen}))}"
         expression = f"max by (instance, gpu, cause) (gpu:verdict:ratio5m{{{among}}})"
-        yield from _apart(asker, expression, labels, chosen)
+        yield from _by_subject(queries, expression, labels, chosen)
 
 
-def _apart(
-    asker: Asker, expression: str, labels: tuple[str, ...], chosen: Sequence[tuple[str, ...]]
-) -> Iterable[tuple[str, Curves]]:
-    """The curves of each subject by itself."""
-    every = asker.curves(expression)
+def _by_subject(
+    queries: Queries, expression: str, labels: tuple[str, ...], chosen: Sequence[tuple[str, ...]]
+) -> Iterable[tuple[str, RangeResult]]:
+    """Split a query's series by subject."""
+    every = queries.over_range(expression)
     for names in chosen:
-        own = tuple(each for each in every.curves if tuple(each.labels.get(label, "") for label in labels) == names)
+        own = tuple(each for each in every.series if tuple(each.labels.get(label, "") for label in labels) == names)
         name = f"rank {names[0]}" if len(names) == 1 else f"{names[0]} GPU {names[1]}"
-        yield name, Curves(every.times, every.step, own)
+        yield name, RangeResult(every.times, every.step, own)
 
 
-def _spans(asker: Asker, curves: Curves) -> Iterable[Span]:
-    """Successive moments with one verdict, each taken to hold until the next."""
+def _spans(queries: Queries, result: RangeResult) -> Iterable[Span]:
+    """Join successive times with the same verdict, each of which lasts until the next."""
     start: float | None = None
     state = ""
-    for number, moment in enumerate(curves.times):
-        now = next((each.labels.get("cause", "") for each in curves.curves if each.values[number] is not None), "")
+    for number, moment in enumerate(result.times):
+        now = next((each.labels.get("cause", "") for each in result.series if each.values[number] is not None), "")
         if now != state:
             if start is not None:
                 yield Span(start, moment, state)
             start, state = (moment, now) if now else (None, "")
     if start is not None:
-        yield Span(start, max(start, min(asker.subject.end, curves.times[-1] + curves.step)), state)
+        yield Span(start, max(start, min(queries.subject.end, result.times[-1] + result.step)), state)
 
 
-def _starts(asker: Asker, found: Ranks | None) -> Iterable[Mark]:
-    """When the run's first rank began a session."""
+def _starts(queries: Queries, found: Ranks | None) -> Iterable[Mark]:
+    """Return marks for the starts of the run's first rank."""
     if found is None or found.first is None:
         return
-    which = f"{asker.subject.told_by_ranks}, rank=~{any_of([found.first])}"
-    curves = asker.curves(f"max(stallscope_training_start_timestamp_seconds{{{which}}})")
-    told = {value for curve in curves.curves for value in curve.values if value is not None}
-    for number, moment in enumerate(sorted(told)):
-        if asker.subject.start <= moment <= asker.subject.end:
+    which = f"{queries.subject.rank_matchers}, rank=~{any_of([found.first])}"
+    result = queries.over_range(f"max(stallscope_training_start_timestamp_seconds{{{which}}})")
+    starts = {value for curve in result.series for value in curve.values if value is not None}
+    for number, moment in enumerate(sorted(starts)):
+        if queries.subject.start <= moment <= queries.subject.end:
             yield Mark(moment, "start" if not number else "restart")
 
 
-def _said(name: str, spans: Sequence[Span], step: float) -> str:
-    """The first row in words."""
+def _in_words(name: str, spans: Sequence[Span], step: float) -> str:
+    """Return the text alternative of the first row."""
     every = [f"{title_of(span.state)} for {duration(max(step, span.end - span.start))}" for span in spans]
     if len(every) > 6:
         every = [*every[:5], f"{len(every) - 5} more changes"]

@@ -1,4 +1,4 @@
-"""A report's values as people read them, alike in every format."""
+"""Formatting of a report's values for people, the same in every format."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from stallscope.catalogue.metrics import OUTSIDE_PHASES
 from stallscope.common.formatting import count, duration, readable
 from stallscope.report.document import Document, Kind, Value
 
-NOT_TOLD = "not told"
-"""Where there is no value: absent must not look like zero."""
+UNKNOWN = "unknown"
+"""Text for a missing value, which must not look like zero."""
 LONGEST_TEXT = 2000
-"""Characters of a text that are shown: of a sentence all, of a name that somebody makes endless not."""
+"""Maximum length of a displayed text: enough for any sentence, but limits names from outside."""
 _LATEST = 253_402_300_799.0
 """The last second of the year 9999."""
 _SCALES: Mapping[Kind, tuple[tuple[float, str], ...]] = {
@@ -25,37 +25,37 @@ _SCALES: Mapping[Kind, tuple[tuple[float, str], ...]] = {
     "celsius": ((1.0, "°C"),),
     "hertz": ((1e9, "GHz"), (1e6, "MHz"), (1.0, "Hz")),
 }
-"""For each kind what its values are divided by, and their unit then: the first that is not too large, else the last."""
+"""Divisors and units by kind: the first divisor that does not exceed the value is used, else the last."""
 
 _UNITS: Mapping[Kind, str] = {"times": "times", "gpu_hours": "h", "per_second": "/s"}
 _DURATIONS = ((3600.0, "h", 2.0), (60.0, "min", 5.0), (1.0, "s", 1.0), (1e-3, "ms", 0.0))
-"""Units of an axis of durations, and how many of them it must be long at least."""
+"""Units of durations on an axis: seconds, name, and the minimum length of the axis in that unit."""
 
 _LONGEST_CURRENCY = 12
 _RUNBOOKS = "https://github.com/stallscope/stallscope/blob/main/alerts/runbooks"
 
 
 class UnknownZone(ValueError):
-    """There is no such time zone; the message says so in one line."""
+    """The time zone is unknown; the message is one line."""
 
 
 class Words:
-    """The words of one document: they depend on its time zone and its currency."""
+    """Formats the values of one document, with its time zone and currency."""
 
     def __init__(self, document: Document) -> None:
-        """Take them from the document.
+        """Read time zone and currency from the document.
 
         Raises:
-            UnknownZone: its zone is none that this machine knows.
+            UnknownZone: this machine does not know the time zone.
         """
         self.zone_name = document.zone
         self.zone = zone(document.zone)
         self.currency = readable(document.currency, _LONGEST_CURRENCY)
 
     def of(self, value: Value, kind: Kind) -> str:
-        """A value in words; `NOT_TOLD` for None."""
+        """Return a value as text; `UNKNOWN` for None."""
         if value is None:
-            return NOT_TOLD
+            return UNKNOWN
         if isinstance(value, str):
             return title_of(value) if kind == "cause" else readable(value, LONGEST_TEXT)
         if kind == "time":
@@ -65,30 +65,30 @@ class Words:
         return _number(float(value), kind)
 
     def moment(self, seconds: float) -> str:
-        """A Unix time in the document's zone, to the second."""
+        """Return a Unix time in the document's time zone, to the second."""
         if not 0 <= seconds <= _LATEST:
             return f"{seconds:.0f}"
         return datetime.fromtimestamp(round(seconds), self.zone).strftime("%Y-%m-%d %H:%M:%S")
 
     def machine_readable(self, seconds: float) -> str:
-        """The same as ISO 8601 has it, with its offset from UTC."""
+        """Return a Unix time in ISO 8601 with its offset from UTC."""
         return datetime.fromtimestamp(round(min(max(seconds, 0.0), _LATEST)), self.zone).isoformat()
 
 
 def zone(name: str) -> tzinfo:
-    """A time zone by its IANA name.
+    """Return a time zone by its IANA name.
 
     Raises:
-        UnknownZone: this machine knows none of that name.
+        UnknownZone: this machine does not know the time zone.
     """
     try:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError):
-        raise UnknownZone(f"time zone {name!r} is not known here; names are such as UTC or Europe/Berlin") from None
+        raise UnknownZone(f"time zone {name!r} is not known here; use a name such as UTC or Europe/Berlin") from None
 
 
 def title_of(name: str) -> str:
-    """What a cause, a remainder, a phase or anything else is called."""
+    """Return the title of a cause, a remainder, a phase or anything else."""
     if name in CAUSES:
         return CAUSES[name].title
     if name in REMAINDERS:
@@ -99,20 +99,20 @@ def title_of(name: str) -> str:
 
 
 def colour_of(name: str) -> str:
-    """Its colour, wherever it is drawn; empty for what has none of its own."""
+    """Return the colour of a cause, a remainder or a phase; empty for other names."""
     if name in CAUSES:
         return COLOURS[CAUSES[name].domain]
     return REMAINDER_COLOURS.get(name) or PHASE_COLOURS.get(name, "")
 
 
 def runbook_of(name: str) -> str:
-    """Address of the page that tells how to find and mend a cause; empty for what has none."""
+    """Return the address of a cause's runbook; empty without one."""
     alert = CAUSES[name].alert if name in CAUSES else None
     return f"{_RUNBOOKS}/{alert}.md" if alert else ""
 
 
 def plain(value: float) -> str:
-    """A number with three digits, or all before the point."""
+    """Format a number with three digits, or with all digits before the decimal point."""
     if abs(value) >= 1e15:
         return f"{value:.3g}"
     if abs(value) >= 100:
@@ -121,7 +121,7 @@ def plain(value: float) -> str:
 
 
 def unit_of(kind: Kind, greatest: float, currency: str = "") -> tuple[float, str]:
-    """What an axis that goes so far divides its values by, and the unit that they have then."""
+    """Return the divisor and unit of an axis up to a value."""
     if kind == "seconds":
         return next((each for each in _DURATIONS if greatest >= each[0] * each[2]), _DURATIONS[-1])[:2]
     if kind in _SCALES:
@@ -141,7 +141,7 @@ def _number(value: float, kind: Kind) -> str:
 
 
 def percent(ratio: float) -> str:
-    """What is there never reads as nothing, and what is not all never as all."""
+    """Format a ratio so that a small share is not shown as 0 %, nor an incomplete one as 100 %."""
     if 0 < ratio < 0.0005:
         return "under 0.1 %"
     if 0.9995 <= ratio < 1:

@@ -1,21 +1,21 @@
-"""What is known of the nodes as one document for programs; what is not told is null. Names carry their units."""
+"""The JSON document of `stallscope top --json`. Unknown values are null; keys contain their units."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from stallscope.terminal.feed import Seen
+from stallscope.terminal.feed import ExporterState
 from stallscope.terminal.screen import Screen
 from stallscope.view.model import Gpu, Host, Rank, Run
 from stallscope.view.verdicts import Verdict, Verdicts
 
 
 def document(screen: Screen) -> dict[str, Any]:
-    """Everything that the screen shows, and everything that it has no room for."""
+    """Return everything that the screen shows, and all that it has no room for."""
     verdicts = screen.verdicts
     return {
-        "nodes": [_node(seen, verdicts) for seen in screen.seen],
+        "nodes": [_node(state, verdicts) for state in screen.exporters],
         "runs": [_run(run, verdicts) for run in screen.runs],
         "verdicts": None
         if verdicts is None
@@ -23,9 +23,9 @@ def document(screen: Screen) -> dict[str, Any]:
     }
 
 
-def _node(seen: Seen, verdicts: Verdicts | None) -> dict[str, Any]:
-    node = seen.node
-    head = {"exporter": seen.name, "age_seconds": seen.age, "problem": seen.problem or None}
+def _node(state: ExporterState, verdicts: Verdicts | None) -> dict[str, Any]:
+    node = state.node
+    head = {"exporter": state.name, "age_seconds": state.age, "problem": state.problem or None}
     if node is None:
         return head
     return {

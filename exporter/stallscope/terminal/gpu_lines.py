@@ -1,4 +1,4 @@
-"""GPUs as lines: a row each, or everything about each."""
+"""GPUs as lines: a table row or a block for each."""
 
 from __future__ import annotations
 
@@ -6,8 +6,23 @@ from collections.abc import Callable, Mapping, Sequence
 
 from stallscope.catalogue.gpu_losses import explained
 from stallscope.common.formatting import percent, readable, several, size, time_since
-from stallscope.terminal.figures import BAR, drawn, part_of
-from stallscope.terminal.lines import Column, Line, Span, bar, fit, flow, line, or_untold, plain, share, table, wrapped
+from stallscope.terminal.lines import (
+    BAR,
+    Column,
+    Line,
+    Span,
+    bar,
+    fit,
+    flow,
+    line,
+    or_dash,
+    plain,
+    share,
+    share_bar,
+    table,
+    usage,
+    wrapped,
+)
 from stallscope.terminal.owner_lines import owner_name
 from stallscope.terminal.verdict_lines import ROLES, verdict_lines
 from stallscope.view.model import Gpu, Owner
@@ -15,11 +30,11 @@ from stallscope.view.verdict_words import words_of
 from stallscope.view.verdicts import Verdicts
 
 SORTS = ("number", "activity", "memory", "power", "owner")
-"""What GPUs can be sorted by."""
+"""Sort orders of GPUs."""
 
 
 def sorted_gpus(gpus: Sequence[Gpu], by: str) -> Sequence[Gpu]:
-    """GPUs by one of `SORTS`, the greatest first."""
+    """Return the GPUs in one of `SORTS`, the greatest first."""
     if by == "owner":
         return sorted(gpus, key=lambda gpu: (not gpu.owners, [owner_name(owner) for owner in gpu.owners]))
     value = _SORTED_BY.get(by)
@@ -27,7 +42,7 @@ def sorted_gpus(gpus: Sequence[Gpu], by: str) -> Sequence[Gpu]:
 
 
 def _known(number: float | None) -> float:
-    """Where there is no number, less than any."""
+    """Return a value less than any other for an unknown number."""
     return -1.0 if number is None else number
 
 
@@ -51,7 +66,7 @@ _VERDICT_COLUMN = Column("Verdict", least=20, dispensable=8)
 
 
 def gpu_table(gpus: Sequence[Gpu], verdicts: Verdicts | None, width: int) -> list[Line]:
-    """A row for each GPU; nothing where there is none."""
+    """Return a table row for each GPU; nothing without GPUs."""
     if not gpus:
         return []
     columns: tuple[Column, ...] = _GPU_COLUMNS
@@ -63,7 +78,7 @@ def gpu_table(gpus: Sequence[Gpu], verdicts: Verdicts | None, width: int) -> lis
     if verdicts is None or _VERDICT_COLUMN.title in plain(head):
         return [head, *lines]
     shown = [head]
-    # No room for what is well; what is wrong with a GPU itself stands beneath it.
+    # The table has no room for verdicts, so show only problems of the GPU itself below its row.
     for gpu, row in zip(gpus, lines, strict=True):
         shown.append(row)
         verdict = verdicts.gpus.get(gpu.uuid)
@@ -79,25 +94,25 @@ def _gpu_row(gpu: Gpu) -> tuple[Line, ...]:
         return (name, fit(state, BAR + len(share(1.0)) + 1), *[line("")] * 6, _owner_cell(gpu))
     return (
         name,
-        drawn(gpu.utilization),
-        or_untold(_memory(gpu)),
-        or_untold(_power(gpu)),
-        or_untold(_temperature(gpu)),
-        or_untold(None if gpu.clock is None else f"{gpu.clock / 1e6:.0f}"),
-        line(Span(share(max(gpu.throttled.values())), "warn")) if gpu.throttled else or_untold(None),
-        or_untold(None if gpu.processes is None else str(gpu.processes)),
+        share_bar(gpu.utilization),
+        or_dash(_memory(gpu)),
+        or_dash(_power(gpu)),
+        or_dash(_temperature(gpu)),
+        or_dash(None if gpu.clock is None else f"{gpu.clock / 1e6:.0f}"),
+        line(Span(share(max(gpu.throttled.values())), "warn")) if gpu.throttled else or_dash(None),
+        or_dash(None if gpu.processes is None else str(gpu.processes)),
         _owner_cell(gpu),
     )
 
 
 def _owner_cell(gpu: Gpu) -> Line:
-    return or_untold(", ".join(owner_name(owner) for owner in gpu.owners) or None)
+    return or_dash(", ".join(owner_name(owner) for owner in gpu.owners) or None)
 
 
 def _memory(gpu: Gpu) -> str | None:
     if gpu.memory_used is None or gpu.memory_total is None:
         return None
-    return part_of(gpu.memory_used, gpu.memory_total)
+    return usage(gpu.memory_used, gpu.memory_total)
 
 
 def _power(gpu: Gpu) -> str | None:
@@ -106,7 +121,7 @@ def _power(gpu: Gpu) -> str | None:
     if gpu.power_limit is None:
         return f"{gpu.power:.0f} W"
     limit = f"{gpu.power_limit:.0f}"
-    return f"{gpu.power:{len(limit)}.0f}/{limit} W"  # as wide at rest as at work, so that no column moves
+    return f"{gpu.power:{len(limit)}.0f}/{limit} W"  # constant width, so that columns do not move
 
 
 def _temperature(gpu: Gpu) -> str | None:
@@ -116,14 +131,14 @@ def _temperature(gpu: Gpu) -> str | None:
 def _gpu_verdict(gpu: Gpu, verdicts: Verdicts) -> Line:
     verdict = verdicts.gpus.get(gpu.uuid)
     if verdict is None:
-        return or_untold(None)
+        return or_dash(None)
     words = words_of(verdict)
     cost = f", {percent(verdict.share)}" if words.cost else ""
     return line(Span(f"{readable(words.title)}{cost}", ROLES.get(words.severity or "", "")))
 
 
 def gpu_block(gpu: Gpu, now: float | None, verdicts: Verdicts | None, width: int) -> list[Line]:
-    """Everything about a GPU."""
+    """Return all values of a GPU."""
     indent = "    "
     head = [line(Span(gpu_name(gpu), "title")), line(readable(gpu.model)), line(Span(readable(gpu.uuid), "quiet"))]
     lines = flow(head, width)
@@ -139,7 +154,7 @@ def gpu_block(gpu: Gpu, now: float | None, verdicts: Verdicts | None, width: int
         lines += wrapped(f"held by {', '.join(map(_holder, gpu.owners))}", width, indent=indent)
     verdict = verdicts.gpus.get(gpu.uuid) if verdicts is not None else None
     if verdict is not None and (words := words_of(verdict)).of_run:
-        # The run says what to change, perhaps on another GPU.
+        # The run's verdict has the remedy, which may concern another GPU.
         said = f"Verdict of its run: {readable(words.title)}, {percent(verdict.share)}."
         lines += wrapped(said, width, "quiet", indent)
     elif verdict is not None:
@@ -148,7 +163,7 @@ def gpu_block(gpu: Gpu, now: float | None, verdicts: Verdicts | None, width: int
 
 
 def _holder(owner: Owner) -> str:
-    """Who has it, and how much of it."""
+    """Return the name of an owner and its use of the GPU."""
     facts = [size(owner.memory)] if owner.memory is not None else []
     if owner.busy is not None:
         facts.append(f"busy {percent(owner.busy)}")
@@ -185,5 +200,5 @@ def _gpu_state(gpu: Gpu) -> list[Line]:
 
 
 def gpu_name(gpu: Gpu) -> str:
-    """What it is called."""
+    """Return the name of a GPU or MIG instance."""
     return f"GPU {readable(gpu.index, 8)}" + (f" MIG {readable(gpu.mig, 16)}" if gpu.mig else "")

@@ -1,4 +1,4 @@
-"""Lines of text with roles: what a terminal shows, before anybody knows whether it has colours."""
+"""Lines of text with roles, independent of the terminal's colours."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from stallscope.common.formatting import readable
+from stallscope.common.formatting import readable, size_of
 from stallscope.view.phase_shares import PhaseShare
 
 
@@ -16,18 +16,20 @@ class Span(NamedTuple):
 
     text: str
     role: str = ""
-    """What it is, which a terminal with colours shows: title, head, good, warn, bad, quiet, stale, bar, track, chosen,
-    or `phase:` and the phase's name."""
+    """Style in a terminal with colours: title, head, good, warn, bad, quiet, stale, bar, track, chosen, or `phase:` and
+    the phase's name."""
 
 
 Line = tuple[Span, ...]
 
 ASCII = str.maketrans("█▏▎▍▌▋▊▉·…°│←→↑↓", "########.~ |<>^v")
-"""For terminals that know nothing else."""
+"""Replacements for terminals without Unicode."""
 _EIGHTHS = " ▏▎▍▌▋▊▉"
-_UNTOLD = Span("-", "quiet")
-_LEAST_WIDTH = 20
-"""Cells that a sentence takes even on a narrower screen."""
+_DASH = Span("-", "quiet")
+_MIN_WIDTH = 20
+"""Minimum width of sentences, even on a narrower screen."""
+BAR = 8
+"""Width of a bar in tables."""
 
 
 class Column(NamedTuple):
@@ -36,23 +38,23 @@ class Column(NamedTuple):
     title: str
     right: bool = False
     least: int = 0
-    """Cells to which it may shrink; 0 where it must not."""
+    """Minimum width to which the column may shrink; 0 if it must not shrink."""
     dispensable: int = 0
-    """Where there is no room, those with the greatest number are left out first; 0 for never."""
+    """Columns with the highest number are omitted first if there is no room; 0 is never omitted."""
 
 
 def line(*pieces: Span | str) -> Line:
-    """A line of pieces; texts have no role."""
+    """Build a line; strings have no role."""
     return tuple(piece if isinstance(piece, Span) else Span(piece) for piece in pieces)
 
 
 def plain(each: Line) -> str:
-    """A line as text alone."""
+    """Return the text of a line."""
     return "".join(span.text for span in each).rstrip()
 
 
 def width_of(text: str) -> int:
-    """Cells that a text takes in a terminal."""
+    """Return the width of a text in terminal cells."""
     if text.isascii():
         return len(text)
     return sum(
@@ -61,12 +63,12 @@ def width_of(text: str) -> int:
 
 
 def length_of(each: Line) -> int:
-    """Cells that a line takes."""
+    """Return the width of a line in terminal cells."""
     return sum(width_of(span.text) for span in each)
 
 
 def fit(each: Line, width: int, *, right: bool = False) -> Line:
-    """Exactly so many cells of a line: cut with a mark where it is longer, else filled up."""
+    """Cut or pad a line to a width; a cut line ends with an ellipsis."""
     room = width - length_of(each)
     if room >= 0:
         filler = Span(" " * room)
@@ -95,11 +97,11 @@ def _cut(text: str, width: int) -> str:
 
 
 def wrapped(text: str, width: int, role: str = "", indent: str = "") -> list[Line]:
-    """A sentence over as many lines as it takes; a number is not parted from its percent sign."""
-    wide = width_of(text) - len(text)  # which textwrap does not know of
+    """Wrap a sentence; a number and its percent sign stay together."""
+    wide = width_of(text) - len(text)  # textwrap counts characters, not cells
     pieces = textwrap.wrap(
         text.replace(" %", "\u00a0%"),
-        max(_LEAST_WIDTH, width - wide),
+        max(_MIN_WIDTH, width - wide),
         initial_indent=indent,
         subsequent_indent=indent,
         break_on_hyphens=False,
@@ -108,7 +110,7 @@ def wrapped(text: str, width: int, role: str = "", indent: str = "") -> list[Lin
 
 
 def flow(items: Iterable[Line], width: int, indent: str = "", gap: str = "   ") -> list[Line]:
-    """Items side by side, over as many lines as it takes."""
+    """Place items next to each other, on as many lines as needed."""
     lines: list[Line] = []
     now: Line = (Span(indent),)
     taken = len(indent)
@@ -126,7 +128,7 @@ def flow(items: Iterable[Line], width: int, indent: str = "", gap: str = "   ") 
 
 
 def table(columns: Sequence[Column], rows: Sequence[Sequence[Line]], width: int, indent: str = "") -> list[Line]:
-    """A head and the rows, in as many columns as there is room for."""
+    """Return the header and rows of a table, with as many columns as fit."""
     natural = [
         max([len(column.title), *(length_of(row[place]) for row in rows)]) for place, column in enumerate(columns)
     ]
@@ -160,24 +162,35 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[Line]], width: int,
 
 
 def bar(ratio: float, width: int) -> Line:
-    """A bar of so many cells."""
+    """Draw a bar of `width` cells."""
     eighths = round(min(1.0, max(0.0, ratio)) * width * 8)
     filled = "█" * (eighths // 8) + (_EIGHTHS[eighths % 8] if eighths % 8 else "")
     return Span(filled, "bar"), Span("·" * (width - len(filled)), "track")
 
 
 def share(ratio: float) -> str:
-    """A share in five cells; what is there never reads as nothing."""
+    """Format a share in five cells; a small share is not shown as 0 %."""
     return " <1 %" if 0 < ratio < 0.005 else f"{100 * ratio:3.0f} %"
 
 
-def or_untold(text: str | None, role: str = "") -> Line:
-    """A value, or the mark of one that is not told: absent must not look like zero."""
-    return (_UNTOLD,) if text is None else (Span(text, role),)
+def share_bar(ratio: float | None) -> Line:
+    """Return a share as a bar and a number."""
+    return or_dash(None) if ratio is None else (*bar(ratio, BAR), Span(f" {share(ratio)}"))
+
+
+def usage(used: float, total: float) -> str:
+    """Format used and total bytes with a constant width."""
+    part, whole = size_of(used, total).split(" of ")
+    return f"{part:>{whole.index(' ')}}/{whole}"
+
+
+def or_dash(text: str | None, role: str = "") -> Line:
+    """Return a value, or a dash for an unknown value, which must not look like zero."""
+    return (_DASH,) if text is None else (Span(text, role),)
 
 
 def phase_bar(shares: Sequence[PhaseShare], width: int) -> tuple[Line, str]:
-    """Phases side by side, each with its name and share as far as they fit in; and in words those that don't."""
+    """Draw phases as a stacked bar with labels; also return the labels that do not fit."""
     spans: list[Span] = []
     left_out = []
     end = 0.0
@@ -198,5 +211,5 @@ def phase_bar(shares: Sequence[PhaseShare], width: int) -> tuple[Line, str]:
 
 
 def phase_name(phase: PhaseShare) -> str:
-    """What a phase is called."""
+    """Return the display name of a phase."""
     return readable(phase.name, 24).replace("_", " ") or "the rest"

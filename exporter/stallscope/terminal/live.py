@@ -1,7 +1,7 @@
-"""The live screen, drawn by Textual: lines of which only those that changed are drawn anew, and nothing that moves.
+"""The live screen, drawn by Textual. Only changed lines are redrawn, and nothing is animated.
 
-Colours are the terminal's own sixteen where they say good or bad, so that they suit its ground; without colours the
-same screen is told by bold, dim and reverse.
+Status colours are the terminal's own sixteen, which suit its background. Without colours, the screen uses bold, dim and
+reverse.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from textual.widgets import Input
 
 from stallscope.catalogue.causes import PHASE_COLOURS
 from stallscope.common.formatting import readable
-from stallscope.terminal.feed import Seen
+from stallscope.terminal.feed import ExporterState
 from stallscope.terminal.gpu_lines import SORTS
 from stallscope.terminal.lines import ASCII, Line, Span, line
 from stallscope.terminal.screen import Screen
@@ -47,40 +47,40 @@ _STYLES = {
     "chosen": Style(reverse=True),
 }
 _INK = "#000000"
-"""On every phase's colour at a contrast of 4.5 to 1; the terminal's own black may be a grey."""
+"""Text colour on phase colours, with a contrast of at least 4.5 to 1; the terminal's own black may be a grey."""
 _OWN_PHASE = Style(color="white", bgcolor="grey37")
-_UNTIL_DRAWN_ANEW = 2.0
-"""Seconds without any answer after which ages are drawn anew."""
+_AGE_REDRAW_SECONDS = 2.0
+"""Time without a poll result after which ages are redrawn."""
 
 
 class LiveFeed(Protocol):
-    """Where news come from; `stallscope.terminal.feed.Feed` is one."""
+    """A source of exporter states; `stallscope.terminal.feed.Feed` is one."""
 
     def start(self, changed: Callable[[], object]) -> None:
-        """Ask from now on, and call after every answer."""
+        """Start polling, and call `changed` after every poll."""
 
     def stop(self) -> None:
-        """Ask no more."""
+        """Stop polling."""
 
-    def look(self) -> Seen:
-        """What is known now."""
+    def look(self) -> ExporterState:
+        """Return the current state."""
 
 
 class LiveVerdicts(Protocol):
-    """Who knows verdicts; `stallscope.view.verdicts.VerdictWatch` is one."""
+    """A source of verdicts; `stallscope.view.verdicts.VerdictWatch` is one."""
 
     def start(self) -> None:
-        """Ask from now on, while somebody looks."""
+        """Start querying."""
 
     def stop(self) -> None:
-        """Ask no more."""
+        """Stop querying."""
 
     def look(self, runs: Sequence[RunName], gpus: Sequence[str]) -> Verdicts:
-        """What is known now."""
+        """Return the latest verdicts."""
 
 
 class _Lines(ScrollView):
-    """Lines, of which those that change are drawn."""
+    """A scrollable list of lines, of which only changed ones are redrawn."""
 
     DEFAULT_CSS = "_Lines { scrollbar-size: 0 0; overflow-x: hidden; }"
 
@@ -90,7 +90,7 @@ class _Lines(ScrollView):
         self._lines: list[Line] = []
 
     def show(self, lines: list[Line]) -> None:
-        """Put other lines in the place of these."""
+        """Replace the lines."""
         before, self._lines = self._lines, lines
         if len(lines) != len(before):
             self.virtual_size = Size(self.size.width, len(lines))
@@ -102,11 +102,11 @@ class _Lines(ScrollView):
 
     @property
     def below(self) -> int:
-        """How many are to be scrolled to."""
+        """Number of lines below the visible part."""
         return max(0, len(self._lines) - self.scroll_offset.y - self.size.height)
 
     def render_line(self, y: int) -> Strip:
-        """One line, as wide as the screen."""
+        """Draw one line in the width of the screen."""
         place = y + self.scroll_offset.y
         spans = self._lines[place] if place < len(self._lines) else ()
         return Strip([Segment(span.text, self._style_of(span.role)) for span in spans]).adjust_cell_length(
@@ -115,7 +115,7 @@ class _Lines(ScrollView):
 
 
 class Top(App[None]):
-    """See the module."""
+    """The application of `stallscope top`."""
 
     ENABLE_COMMAND_PALETTE = False
     CSS = """
@@ -134,7 +134,7 @@ class Top(App[None]):
         ("question_mark,h", "help", "help"),
         ("right", "view(1)", "next view"),
         ("left", "view(-1)", "view before"),
-        # Before the screen's own, which go from widget to widget.
+        # Take precedence over the screen's own bindings, which move the focus between widgets.
         Binding("tab", "view(1)", "next view", priority=True),
         Binding("shift+tab", "view(-1)", "view before", priority=True),
         ("down,j", "scroll(1)", "down"),
@@ -148,7 +148,7 @@ class Top(App[None]):
     ]
 
     class Answered(Message):
-        """A feed has something new."""
+        """A feed has a new state."""
 
     def __init__(
         self,
@@ -160,15 +160,15 @@ class Top(App[None]):
         ascii_only: bool = False,
         clock: Callable[[], str] = lambda: time.strftime("%H:%M:%S"),
     ) -> None:
-        """Prepare; nothing is asked yet.
+        """Prepare; nothing is requested yet.
 
         Args:
             feeds: one for each exporter.
-            verdicts: who knows verdicts, where somebody does.
-            owner: whose GPUs and runs to show at first; empty for all.
-            colours: whether the terminal's colours are used.
-            ascii_only: whether the terminal has no other characters.
-            clock: the time of day, as it is shown.
+            verdicts: source of verdicts, if any.
+            owner: initial filter for GPUs and runs; empty for all.
+            colours: use the terminal's colours.
+            ascii_only: replace characters that are not ASCII.
+            clock: returns the displayed time of day.
         """
         super().__init__(ansi_color=True)
         self.animation_level = "none"
@@ -186,61 +186,61 @@ class Top(App[None]):
         self._drawn = False
 
     def compose(self) -> ComposeResult:
-        """Head, body, and a line of keys, whose place the filter takes while it is typed."""
+        """Create head, body, and the line of keys, which the filter replaces while it is edited."""
         yield _Lines(self._style_of, id="head")
         yield _Lines(self._style_of, id="body")
         yield _Lines(self._style_of, id="keys")
-        yield Input(placeholder="owner, or nothing for all; Enter", id="filter", select_on_focus=False)
+        yield Input(placeholder="part of an owner's name, empty for all; Enter", id="filter", select_on_focus=False)
 
     def on_mount(self) -> None:
-        """Begin to ask."""
+        """Start the feeds."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGHUP):
             with suppress(ValueError, RuntimeError):  # tests may run on another thread than the main one
                 loop.add_signal_handler(number, self.exit)
-        # Whoever had the terminal meanwhile left nothing of what was drawn.
+        # Another program may have overwritten the screen while this one was suspended.
         self.app_resume_signal.subscribe(self, lambda _: self.refresh(layout=True))
         self.set_focus(None)
         for feed in self._feeds:
             feed.start(lambda: self.post_message(self.Answered()))
         if self._verdicts is not None:
             self._verdicts.start()
-        self.set_interval(_UNTIL_DRAWN_ANEW, self._draw_ages)
+        self.set_interval(_AGE_REDRAW_SECONDS, self._draw_ages)
         self._draw()
 
     def on_unmount(self) -> None:
-        """Ask no more."""
+        """Stop the feeds."""
         for feed in self._feeds:
             feed.stop()
         if self._verdicts is not None:
             self._verdicts.stop()
 
     def on_top_answered(self) -> None:
-        """Show what is new."""
+        """Redraw with the new state."""
         if self._paused is None:
             self._draw()
 
     def on_resize(self, _event: Resize) -> None:
-        """Lay everything out anew, once the widgets have their new sizes."""
+        """Redraw once the widgets have their new sizes."""
         self.call_after_refresh(self._draw)
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
-        """Show what belongs to that owner."""
+        """Filter by the entered owner."""
         self._owner = event.value.strip()
         self._end_filter()
 
     def action_pause(self) -> None:
-        """Keep what is shown, or go on."""
+        """Pause or continue updates."""
         self._paused = (self._screen(), self._clock()) if self._paused is None else None
         self._draw()
 
     def action_sort(self) -> None:
-        """Sort GPUs by the next thing."""
+        """Change the sort order of GPUs."""
         self._sort = SORTS[(SORTS.index(self._sort) + 1) % len(SORTS)]
         self._draw()
 
     def action_filter(self) -> None:
-        """Ask whose GPUs and runs to show."""
+        """Edit the owner filter."""
         field = self.query_one("#filter", Input)
         field.value = self._owner
         self.query_one("#keys").display = False
@@ -248,7 +248,7 @@ class Top(App[None]):
         field.focus()
 
     def action_help(self) -> None:
-        """Show what keys and columns mean, or go back."""
+        """Show or hide the help."""
         self._helping = not self._helping
         self._to_the_top()
 
@@ -258,19 +258,19 @@ class Top(App[None]):
         self._end_filter()
 
     def action_view(self, step: int) -> None:
-        """Go to a view beside this one."""
+        """Switch to an adjacent view."""
         self._helping = False
         self._view = (self._view + step) % len(VIEWS)
         self._to_the_top()
 
     def action_scroll(self, lines: int) -> None:
-        """Move by lines."""
+        """Scroll by lines."""
         body = self.query_one("#body", _Lines)
         body.scroll_to(y=body.scroll_offset.y + lines, animate=False)
         self.call_after_refresh(self._draw_keys)
 
     def action_page(self, pages: int) -> None:
-        """Move by pages."""
+        """Scroll by pages."""
         self.action_scroll(pages * max(1, self.query_one("#body").size.height - 1))
 
     def _end_filter(self) -> None:
@@ -284,15 +284,14 @@ class Top(App[None]):
         self._draw()
 
     def _draw_ages(self) -> None:
-        """While an exporter hangs nothing is answered, and what is shown grows old all the same."""
+        """Redraw ages while an exporter hangs and no poll ends."""
         if not self._drawn and self._paused is None:
             self._draw()
         self._drawn = False
 
     def _screen(self) -> Screen:
-        seen = tuple(feed.look() for feed in self._feeds)
-        screen = Screen(seen, None)
-        # The first question would be an empty one, and the next some time later.
+        screen = Screen(tuple(feed.look() for feed in self._feeds), None)
+        # A first query without subjects would delay the next one by the whole interval.
         if self._verdicts is None or not (screen.run_names or screen.gpu_names):
             return screen
         return replace(screen, verdicts=self._verdicts.look(screen.run_names, screen.gpu_names))
@@ -323,18 +322,18 @@ class Top(App[None]):
 
     def _keys(self) -> Iterator[Span]:
         below = self.query_one("#body", _Lines).below
-        said = {
+        keys = {
             "q": "quit",
             "←→": "view",
             "↑↓": f"{below} more" if below else "scroll",
             "s": f"sort: {self._sort}",
             "f": f"owner: {readable(self._owner, 20)}" if self._owner else "filter",
-            "p": "go on" if self._paused else "pause",
+            "p": "continue" if self._paused else "pause",
             "?": "help",
         }
-        for key, what in said.items():
+        for key, action in keys.items():
             yield Span(key, "title")
-            yield Span(f" {what}  ", "quiet")
+            yield Span(f" {action}  ", "quiet")
 
     def _style_of(self, role: str) -> Style:
         style = self._styles.get(role)

@@ -1,4 +1,4 @@
-"""A machine and its exporter as lines: is it there, how is the host, what is wrong."""
+"""A node and its exporter as lines: reachability, host metrics, problems."""
 
 from __future__ import annotations
 
@@ -6,32 +6,44 @@ from collections.abc import Iterable, Iterator
 
 from stallscope.catalogue.gpu_losses import explained
 from stallscope.common.formatting import count, readable, several, size, time_since, whole_time
-from stallscope.terminal.feed import Seen
-from stallscope.terminal.figures import BAR, part_of
+from stallscope.terminal.feed import ExporterState
 from stallscope.terminal.gpu_lines import gpu_name
-from stallscope.terminal.lines import Column, Line, Span, bar, flow, line, or_untold, share, table, wrapped
+from stallscope.terminal.lines import (
+    BAR,
+    Column,
+    Line,
+    Span,
+    bar,
+    flow,
+    line,
+    or_dash,
+    share,
+    table,
+    usage,
+    wrapped,
+)
 from stallscope.view.model import Host, Node
 
-MAX_WRONG = 8
-"""Troubles that the overview has room for."""
+MAX_PROBLEMS = 8
+"""Maximum number of problems in the overview."""
 
 
-def node_head(seen: Seen, width: int) -> list[Line]:
-    """Its address, or why it is not known how it is now."""
-    if not seen.problem:
-        state = Span("" if seen.node is not None else "asking", "quiet")
-        return [line(Span(readable(seen.name), "title"), "  ", state)]
-    age = "" if seen.age is None else f" What is shown is {whole_time(seen.age)} old."
-    return wrapped(f"{readable(seen.name)}: {readable(seen.problem, 300)}.{age}", width, "bad")
+def node_head(state: ExporterState, width: int) -> list[Line]:
+    """Return the exporter's address, or the reason why its current state is unknown."""
+    if not state.problem:
+        status = Span("" if state.node is not None else "connecting", "quiet")
+        return [line(Span(readable(state.name), "title"), "  ", status)]
+    age = "" if state.age is None else f" The values shown are {whole_time(state.age)} old."
+    return wrapped(f"{readable(state.name)}: {readable(state.problem, 300)}.{age}", width, "bad")
 
 
 def stale(lines: Iterable[Line]) -> list[Line]:
-    """The same, as what is no longer known."""
+    """Mark lines as outdated."""
     return [tuple(Span(span.text, "stale") for span in each) for each in lines]
 
 
 def host_line(host: Host, width: int) -> list[Line]:
-    """Processors, memory and pressure."""
+    """Return CPU, memory and pressure."""
     items = []
     if host.cpu is not None:
         busiest = "" if host.busiest_cpu is None else f", busiest {share(host.busiest_cpu).strip()}"
@@ -51,15 +63,15 @@ _RESOURCES = {"cpu": "CPU", "io": "I/O"}
 
 
 def host_block(node: Node, width: int) -> list[Line]:
-    """Everything about the machine."""
+    """Return all values of the host."""
     host = node.host
     items = []
     if host.cpus is not None:
-        items.append(line(f"{several(int(host.cpus), 'processor')}"))
+        items.append(line(f"{several(int(host.cpus), 'CPU')}"))
     if host.iowait is not None:
-        items.append(line(f"idle for I/O {share(host.iowait).strip()}"))
+        items.append(line(f"I/O wait {share(host.iowait).strip()}"))
     if host.shared_memory_used is not None and host.shared_memory_total:
-        items.append(line(f"shared memory {part_of(host.shared_memory_used, host.shared_memory_total)}"))
+        items.append(line(f"shared memory {usage(host.shared_memory_used, host.shared_memory_total)}"))
     if host.read is not None and host.written is not None:
         items.append(line(f"disks read {size(host.read)}/s, write {size(host.written)}/s"))
     if host.received is not None and host.sent is not None:
@@ -71,12 +83,12 @@ def host_block(node: Node, width: int) -> list[Line]:
 
 
 def source_table(node: Node, width: int) -> list[Line]:
-    """The exporter's sources."""
+    """Return the table of the exporter's sources."""
     rows = [
         (
             line(readable(source.name)),
             line(Span("up", "good") if source.up else Span("down", "bad")),
-            or_untold(time_since(node.time, source.last_success)),
+            or_dash(time_since(node.time, source.last_success)),
             line(count(source.failures)),
         )
         for source in node.sources
@@ -85,14 +97,14 @@ def source_table(node: Node, width: int) -> list[Line]:
     return table(columns, rows, width)
 
 
-def what_is_wrong(node: Node, width: int) -> list[Line]:
-    """What is not as it should be, as far as a node itself tells."""
-    found = list(_troubles(node))
-    lines = [each for trouble in found[:MAX_WRONG] for each in wrapped(trouble, width, "bad")]
-    return [*lines, line(Span(f"and {len(found) - MAX_WRONG} more", "bad"))] if len(found) > MAX_WRONG else lines
+def problem_lines(node: Node, width: int) -> list[Line]:
+    """Return the problems that the node itself reports."""
+    found = list(_problems(node))
+    lines = [each for problem in found[:MAX_PROBLEMS] for each in wrapped(problem, width, "bad")]
+    return [*lines, line(Span(f"and {len(found) - MAX_PROBLEMS} more", "bad"))] if len(found) > MAX_PROBLEMS else lines
 
 
-def _troubles(node: Node) -> Iterator[str]:
+def _problems(node: Node) -> Iterator[str]:
     for gpu in node.gpus:
         if gpu.up is False:
             when = time_since(node.time, gpu.last_reading)
@@ -101,6 +113,6 @@ def _troubles(node: Node) -> Iterator[str]:
     for source in node.sources:
         if not source.up:
             when = time_since(node.time, source.last_success)
-            yield f"Source {readable(source.name)} is down (last reading {when or 'never'}): see the exporter's log."
+            yield f"Source {readable(source.name)} is down (last reading {when or 'never'}); see the exporter's log."
     if node.series_dropped:
-        yield f"{count(node.series_dropped)} series were left out at the exporter's limits."
+        yield f"{count(node.series_dropped)} series were dropped at the exporter's limits."

@@ -1,20 +1,19 @@
-"""Who holds which GPUs, as lines."""
+"""Owners and their GPUs as lines."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
 from stallscope.common.formatting import readable, size
-from stallscope.terminal.figures import drawn
-from stallscope.terminal.lines import Column, Line, Span, line, or_untold, table
+from stallscope.terminal.lines import Column, Line, Span, line, or_dash, share_bar, table
 from stallscope.view.model import Gpu, Node, Owner
 
 _RUN = 32
-"""Characters that are shown of a run's name."""
+"""Displayed characters of a run's name."""
 _COLUMNS = (
     Column("Owner", least=12),
     Column("GPUs", right=True),
-    Column("Which", least=6, dispensable=1),
+    Column("Indices", least=6, dispensable=1),
     Column("Activity"),
     Column("Memory", right=True),
     Column("Runs", least=12, dispensable=2),
@@ -22,33 +21,33 @@ _COLUMNS = (
 
 
 def owner_name(owner: Owner) -> str:
-    """Who somebody is, in short."""
+    """Return the short name of an owner."""
     return readable(owner.title)
 
 
 def _owner_row(name: str, held: Sequence[tuple[Gpu, Owner | None]], runs: Iterable[str]) -> tuple[Line, ...]:
-    told = [share for gpu, owner in held if (share := _activity(gpu, owner)) is not None]
+    shares = [share for gpu, owner in held if (share := _activity(gpu, owner)) is not None]
     memory = [owner.memory for _, owner in held if owner is not None and owner.memory is not None]
-    mean = sum(told) / len(told) if told else None
+    mean = sum(shares) / len(shares) if shares else None
     return (
         line(Span(name, "quiet" if held[0][1] is None else "")),
         line(str(len(held))),
         line(", ".join(readable(gpu.index, 8) + (f" {readable(gpu.mig, 16)}" if gpu.mig else "") for gpu, _ in held)),
-        drawn(mean),
-        or_untold(size(sum(memory)) if memory else None),
-        or_untold(", ".join(readable(run, _RUN) for run in runs) or None),
+        share_bar(mean),
+        or_dash(size(sum(memory)) if memory else None),
+        or_dash(", ".join(readable(run, _RUN) for run in runs) or None),
     )
 
 
 def _activity(gpu: Gpu, owner: Owner | None) -> float | None:
-    """The owner's own, where that is told: of a GPU that is shared, the whole one's is nobody's."""
+    """Return the owner's own activity if it is known, else the activity of the whole GPU."""
     return gpu.utilization if owner is None or owner.busy is None else owner.busy
 
 
 def _runs_by_owner(node: Node) -> dict[str, list[str]]:
-    """Names of the runs that go on, by who they are of: whom a rank names, or else who is alone on its GPUs.
+    """Return the names of live runs by owner: the owner that a rank names, else the only owner of its GPUs.
 
-    Those on GPUs that nobody is known to hold stand under an empty name.
+    Runs on GPUs without a known owner are listed under an empty name.
     """
     holders: dict[str, set[str]] = {}
     for gpu in node.gpus:
@@ -57,28 +56,28 @@ def _runs_by_owner(node: Node) -> dict[str, list[str]]:
     runs: dict[str, list[str]] = {}
     for rank in node.ranks:
         own = Owner.of(rank.info)
-        told = owner_name(own) if any(own.names) else ""
+        named = owner_name(own) if any(own.names) else ""
         places = [holders.get(gpu, set()) for gpu in rank.gpus]
         alone = set().union(*(each or {""} for each in places if len(each) < 2))
-        for name in {told} if told in known else alone:
+        for name in {named} if named in known else alone:
             if not rank.ended and rank.run not in runs.setdefault(name, []):
                 runs[name].append(rank.run)
     return runs
 
 
 def owner_table(node: Node, width: int) -> list[Line]:
-    """A row for each owner, and for what nobody holds; nothing where there is no GPU."""
+    """Return a table row for each owner, and one for free GPUs; nothing without GPUs."""
     split = {gpu.index for gpu in node.gpus if gpu.mig}
     held: dict[str, list[tuple[Gpu, Owner | None]]] = {}
     for gpu in node.gpus:
-        if gpu.mig or gpu.index not in split:  # else its instances are held, not it
+        if gpu.mig or gpu.index not in split:  # a split GPU itself has no owner
             for owner in gpu.owners or (None,):
                 held.setdefault(owner_name(owner) if owner else "", []).append((gpu, owner))
     if not held:
         return []
     runs = _runs_by_owner(node)
     rows = [
-        _owner_row(name or ("nobody" if node.owners_known else "not told"), each, runs.get(name, ()))
+        _owner_row(name or ("nobody" if node.owners_known else "unknown"), each, runs.get(name, ()))
         for name, each in sorted(held.items(), key=lambda item: (not item[0], item[0]))
     ]
     return table(_COLUMNS, rows, width)

@@ -1,4 +1,4 @@
-"""Training runs as lines: how far each is, where its time goes, and its ranks."""
+"""Training runs as lines: progress, phases, verdict, and ranks."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from stallscope.common.formatting import (
     time_since,
     whole_time,
 )
-from stallscope.terminal.figures import BAR
 from stallscope.terminal.lines import (
+    BAR,
     Column,
     Line,
     Span,
     bar,
     flow,
     line,
-    or_untold,
+    or_dash,
     phase_bar,
     phase_name,
     share,
@@ -35,22 +35,22 @@ from stallscope.view.verdict_words import why_unjudged
 from stallscope.view.verdicts import Verdicts
 
 MAX_RANKS = 64
-"""Of one run."""
+"""Maximum number of displayed ranks of one run."""
 _NAME = 128
-"""Characters of a name that are shown where it has a line to itself."""
+"""Displayed characters of a name that has its own line."""
 
 
 def run_block(run: Run, now: float, verdicts: Verdicts | None, width: int) -> list[Line]:
-    """How far it is, where its time goes, and what Prometheus says of it."""
+    """Return the progress, phases and verdict of a run."""
     indent = "  "
     lines = flow(_run_head(run), width)
     lines += flow(_run_facts(run, now), width, indent)
     shares = phase_shares(run.phases)
     if shares:
-        drawn, rest = phase_bar(shares, width - len(indent))
+        drawn, unlabelled = phase_bar(shares, width - len(indent))
         since = "since the start" if run.since is None else f"in the last {whole_time(run.since)}"
         lines.append((Span(indent), *drawn))
-        lines += wrapped(f"Phases {since}{f'; besides: {rest}' if rest else ''}.", width, "quiet", indent)
+        lines += wrapped(f"Phases {since}.{f' Also: {unlabelled}.' if unlabelled else ''}", width, "quiet", indent)
     if verdicts is not None:
         lines += _run_verdict(run, verdicts, width, indent)
     return lines
@@ -81,7 +81,7 @@ def _run_facts(run: Run, now: float) -> list[Line]:
             so_far = f" of {count(run.steps_planned)}, {progress(run.progress)}{to_go}"
         facts.append(f"step {count(run.step)}{so_far}")
     if run.step_seconds is not None:
-        facts.append(f"{duration(run.step_seconds)} a step")
+        facts.append(f"{duration(run.step_seconds)} per step")
     for work, what in ((run.samples_per_second, "samples"), (run.tokens_per_second, "tokens")):
         if work is not None:
             facts.append(f"{rate(work)} {what}/s")
@@ -119,10 +119,12 @@ def rank_table(run: Run, now: float, width: int) -> list[Line]:
         Column("Report", right=True, dispensable=4),
     )
     more = len(run.ranks) - len(shown)
-    rest = (
-        [line(Span(f"  {count(more)} more ranks are not shown; the metrics have them all.", "quiet"))] if more else []
+    hint = (
+        [line(Span(f"  {count(more)} more ranks are not shown; the metrics contain all ranks.", "quiet"))]
+        if more
+        else []
     )
-    return [*table(columns, rows, width, "  "), *rest]
+    return [*table(columns, rows, width, "  "), *hint]
 
 
 def _rank_row(rank: Rank, now: float) -> tuple[Line, ...]:
@@ -131,10 +133,10 @@ def _rank_row(rank: Rank, now: float) -> tuple[Line, ...]:
     role = "bad" if rank.state in ("lost", "failed") else ""
     return (
         line(str(rank.number)),
-        or_untold(", ".join(readable(each, 8) for each in rank.gpus if each) or None),
+        or_dash(", ".join(readable(each, 8) for each in rank.gpus if each) or None),
         line(Span(readable(rank.state, 24) or "-", role)),
-        or_untold(None if rank.step is None else count(rank.step)),
-        or_untold(None if rank.step_seconds is None else duration(rank.step_seconds)),
-        or_untold(None) if most is None else (*bar(most.share, BAR), Span(f" {share(most.share)} {phase_name(most)}")),
-        or_untold(time_since(now, rank.last_push)),
+        or_dash(None if rank.step is None else count(rank.step)),
+        or_dash(None if rank.step_seconds is None else duration(rank.step_seconds)),
+        or_dash(None) if most is None else (*bar(most.share, BAR), Span(f" {share(most.share)} {phase_name(most)}")),
+        or_dash(time_since(now, rank.last_push)),
     )

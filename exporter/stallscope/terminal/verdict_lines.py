@@ -1,4 +1,4 @@
-"""What Prometheus says, as lines."""
+"""Verdicts as lines."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ROLES = {"critical": "bad", "warning": "warn"}
 
 
 def verdict_lines(verdict: Verdict, width: int, indent: str, *, with_gpus: bool = True) -> list[Line]:
-    """A verdict with its cost, the rank to blame and what to change first."""
+    """Return a verdict with its cost, the rank to blame and the remedy."""
     words = words_of(verdict, with_gpus=with_gpus)
     title = f"Verdict: {readable(words.title)}."
     said = " ".join(each for each in (title, words.cost, words.culprit, words.remedy) if each)
@@ -19,12 +19,12 @@ def verdict_lines(verdict: Verdict, width: int, indent: str, *, with_gpus: bool 
     return wrapped(said, width, ROLES.get(words.severity or "", healthy), indent)
 
 
-def provenance(verdicts: Verdicts | None, width: int) -> list[Line]:
-    """Where verdicts come from and how old they are, or why there are none."""
+def verdict_source(verdicts: Verdicts | None, width: int) -> list[Line]:
+    """Return the source and age of verdicts, or why there are none."""
     if verdicts is None:
-        return wrapped("No verdicts: --prometheus.url names a Prometheus with Stallscope's rules.", width, "quiet")
+        return wrapped("No verdicts: set --prometheus.url to a Prometheus with Stallscope's rules.", width, "quiet")
     if verdicts.problem:
-        rest = "No verdict is known" if verdicts.age is None else f"The verdicts shown were told {ago(verdicts.age)}"
-        return wrapped(f"No newer verdicts: {readable(verdicts.problem, 300)}. {rest}.", width, "bad")
-    told = "asked for" if verdicts.age is None else f"told {ago(verdicts.age)}"
-    return wrapped(f"Verdicts: {readable(verdicts.server)}, {told}.", width, "quiet")
+        known = "No verdicts are known" if verdicts.age is None else f"The verdicts shown are from {ago(verdicts.age)}"
+        return wrapped(f"No newer verdicts: {readable(verdicts.problem, 300)}. {known}.", width, "bad")
+    state = "requested" if verdicts.age is None else f"updated {ago(verdicts.age)}"
+    return wrapped(f"Verdicts: {readable(verdicts.server)}, {state}.", width, "quiet")

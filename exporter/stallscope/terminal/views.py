@@ -1,6 +1,6 @@
-"""What stands on the screen: each view as lines, out of what is known of the nodes and what Prometheus says of them.
+"""The views of the screen as lines.
 
-A view is a function of these alone, so that the live screen, one plain print and a test show the same.
+A view is a pure function of the screen's content, so that the live screen, plain output and tests show the same.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ from collections.abc import Callable, Mapping
 from stallscope.common.formatting import readable, several
 from stallscope.terminal.gpu_lines import gpu_block, gpu_table, sorted_gpus
 from stallscope.terminal.lines import Line, Span, line, wrapped
-from stallscope.terminal.node_lines import host_block, host_line, node_head, source_table, stale, what_is_wrong
+from stallscope.terminal.node_lines import host_block, host_line, node_head, problem_lines, source_table, stale
 from stallscope.terminal.owner_lines import owner_name, owner_table
 from stallscope.terminal.run_lines import rank_table, run_block
 from stallscope.terminal.screen import Screen
-from stallscope.terminal.verdict_lines import provenance
+from stallscope.terminal.verdict_lines import verdict_source
 from stallscope.view.model import Node, Run
 
 _MAX_OWNERS = 20
-"""That are named where the one who is looked for is not there."""
+"""Maximum number of owners that are suggested if the filter matches none."""
 
 
 def title(screen: Screen, clock: str) -> Line:
-    """All nodes at first sight."""
-    nodes = [each.node for each in screen.seen if each.node is not None]
+    """Return the title line with totals of all nodes."""
+    nodes = [each.node for each in screen.exporters if each.node is not None]
     gpus = [gpu for node in nodes for gpu in node.whole_gpus]
     down = sum(gpu.up is False for gpu in gpus)
     live = sum(not run.ended for run in screen.runs)
@@ -32,47 +32,47 @@ def title(screen: Screen, clock: str) -> Line:
         f"  {clock}  {several(len(gpus), 'GPU')}",
         Span(f" ({down} down)" if down else "", "bad"),
         f"  {several(live, 'run')}",
-        f"  {several(len(screen.seen), 'node')}" if len(screen.seen) > 1 else "",
+        f"  {several(len(screen.exporters), 'node')}" if len(screen.exporters) > 1 else "",
     )
 
 
 def overview(screen: Screen, sort: str, width: int) -> list[Line]:
-    """All that matters on one page: what is wrong, host, GPUs, runs."""
+    """Return the main values on one page: problems, host, GPUs, runs."""
 
     def part(node: Node) -> list[Line]:
         gpus = gpu_table(sorted_gpus(node.gpus, sort), screen.verdicts, width) or _no_gpu(screen)
-        return [*host_line(node.host, width), *what_is_wrong(node, width), *gpus]
+        return [*host_line(node.host, width), *problem_lines(node, width), *gpus]
 
-    lines = [*_by_node(screen, width, part), *_by_run(screen, width, lambda _: []), *_nobody(screen, width)]
-    # Where there is nothing to judge, nobody was asked.
-    return [*lines, *provenance(screen.verdicts, width)] if screen.run_names or screen.gpu_names else lines
+    lines = [*_by_node(screen, width, part), *_by_run(screen, width, lambda _: []), *_no_match(screen, width)]
+    # Without runs and GPUs, no verdicts are queried.
+    return [*lines, *verdict_source(screen.verdicts, width)] if screen.run_names or screen.gpu_names else lines
 
 
 def gpus(screen: Screen, sort: str, width: int) -> list[Line]:
-    """Everything about each GPU."""
+    """Return all values of each GPU."""
 
     def part(node: Node) -> list[Line]:
         blocks = [gpu_block(gpu, node.time, screen.verdicts, width) for gpu in sorted_gpus(node.gpus, sort)]
         return [each for block in blocks for each in (*block, ())][:-1] or _no_gpu(screen)
 
-    return [*_by_node(screen, width, part), *_nobody(screen, width)]
+    return [*_by_node(screen, width, part), *_no_match(screen, width)]
 
 
 def runs(screen: Screen, _sort: str, width: int) -> list[Line]:
-    """Runs with their ranks."""
+    """Return runs with their ranks."""
     lines = _by_run(screen, width, lambda run: rank_table(run, screen.now, width))
-    none = "No training run of that owner." if screen.owner else "No training run has reported."
-    return [*(lines or wrapped(none, width, "quiet")), *_nobody(screen, width)]
+    none = "No training run of that owner." if screen.owner else "No training run has reported yet."
+    return [*(lines or wrapped(none, width, "quiet")), *_no_match(screen, width)]
 
 
 def owners(screen: Screen, _sort: str, width: int) -> list[Line]:
-    """Who holds which GPUs, and how much of them is at work."""
+    """Return owners with their GPUs and activity."""
     lines = _by_node(screen, width, lambda node: owner_table(node, width) or _no_gpu(screen))
-    return [*lines, *_nobody(screen, width)]
+    return [*lines, *_no_match(screen, width)]
 
 
 def nodes(screen: Screen, _sort: str, width: int) -> list[Line]:
-    """The machines and their exporters' sources."""
+    """Return the hosts and their exporters' sources."""
     return _by_node(screen, width, lambda node: [*host_block(node, width), (), *source_table(node, width)])
 
 
@@ -80,56 +80,56 @@ def _no_gpu(screen: Screen) -> list[Line]:
     return [line(Span("No GPU of that owner." if screen.owner else "No GPU.", "quiet"))]
 
 
-def _nobody(screen: Screen, width: int) -> list[Line]:
-    """Where nobody is found who is looked for: who there is instead."""
-    if screen.whole is None or screen.owners or not any(each.node for each in screen.seen):
+def _no_match(screen: Screen, width: int) -> list[Line]:
+    """Return a hint with the known owners if the filter matches none."""
+    if screen.unfiltered is None or screen.owners or not any(each.node for each in screen.exporters):
         return []
-    names = sorted({owner_name(owner) for owner in screen.whole.owners})
+    names = sorted({owner_name(owner) for owner in screen.unfiltered.owners})
     more = len(names) - _MAX_OWNERS
     known = "; ".join(names[:_MAX_OWNERS]) + (f"; and {more} more" if more > 0 else "")
-    said = f"GPUs and runs are of {known}." if known else "The exporters tell no owner."
-    return wrapped(f"Nobody here has '{readable(screen.owner)}' in a name. {said}", width, "warn")
+    hint = f"Known owners: {known}." if known else "The exporters report no owners."
+    return wrapped(f"No owner matches '{readable(screen.owner)}'. {hint}", width, "warn")
 
 
 def _by_node(screen: Screen, width: int, part: Callable[[Node], list[Line]]) -> list[Line]:
     lines: list[Line] = []
-    for seen in screen.seen:
-        lines += node_head(seen, width)
-        if seen.node is not None:
-            told = part(seen.node)
-            lines += [*(stale(told) if seen.problem else told), ()]
+    for state in screen.exporters:
+        lines += node_head(state, width)
+        if state.node is not None:
+            content = part(state.node)
+            lines += [*(stale(content) if state.problem else content), ()]
     return lines
 
 
 def _by_run(screen: Screen, width: int, part: Callable[[Run], list[Line]]) -> list[Line]:
     lines: list[Line] = []
     for run in screen.runs:
-        told = [*run_block(run, screen.now, screen.verdicts, width), *part(run)]
-        lines += [*(stale(told) if run.name.run in screen.stale_runs else told), ()]
+        content = [*run_block(run, screen.now, screen.verdicts, width), *part(run)]
+        lines += [*(stale(content) if run.name.run in screen.stale_runs else content), ()]
     return lines
 
 
 View = Callable[[Screen, str, int], list[Line]]
 VIEWS: Mapping[str, View] = {"Overview": overview, "GPUs": gpus, "Runs": runs, "Owners": owners, "Nodes": nodes}
-"""By their names, in their order."""
+"""Views by name, in the order of the tabs."""
 HELP: list[Line] = [
     line(Span("Keys", "title")),
-    line("  left, right, tab   another view"),
-    line("  up, down, page     scroll; so do j, k, home and end"),
+    line("  left, right, tab   switch view"),
+    line("  up, down, page     scroll; also j, k, home, end"),
     line("  s                  sort GPUs by number, activity, memory, power, owner"),
-    line("  f, /               only one owner's: part of a user, pod, namespace or job"),
-    line("  p, space           pause, and go on"),
-    line("  ?, Escape          this help, and back"),
+    line("  f, /               filter by part of a user, pod, namespace or job"),
+    line("  p, space           pause or continue"),
+    line("  ?, Escape          open or close this help"),
     line("  q                  quit"),
     (),
-    line(Span("What is shown", "title")),
-    line("  Activity   share of the time with a kernel on the GPU, since the last look"),
-    line("  Slowed     share of the last seconds in which clocks were held down: see GPUs"),
-    line("  Proc       how many processes have the GPU open; Owners tells whose they are"),
-    line("  Owners     their own processes' activity, where the driver tells it"),
-    line("  Phases     where training spends its time, in the last quarter to half minute"),
-    line("  Verdict    what Prometheus finds costs most, and what to change first"),
-    line("  Grey       the exporter does not answer; how old it is stands above"),
-    line("  -          not told by this GPU, driver or exporter"),
-    line("  3 more     lines are below: scroll"),
+    line(Span("Values", "title")),
+    line("  Activity   share of time with a kernel on the GPU, since the last update"),
+    line("  Slowed     share of the last seconds in which clocks were throttled; see GPUs"),
+    line("  Proc       number of processes that use the GPU; see Owners for their users"),
+    line("  Owners     activity of their own processes, if the driver reports it"),
+    line("  Phases     training time by phase, over the last quarter to half minute"),
+    line("  Verdict    the costliest cause according to Prometheus, and its remedy"),
+    line("  Grey       the exporter does not respond; the age is shown above"),
+    line("  -          unknown: not reported by this GPU, driver or exporter"),
+    line("  3 more     number of lines below: scroll"),
 ]

@@ -1,4 +1,4 @@
-"""A node as the status page, `stallscope top` and its JSON show it: GPUs, ranks, runs, host, sources.
+"""The model of a node that the status page, `stallscope top` and its JSON show: GPUs, ranks, runs, host, sources.
 
 A value that is not exported is None.
 """
@@ -15,11 +15,11 @@ from stallscope.view.verdicts import RunName
 Labels = Mapping[str, str]
 ENDED = ("finished", *GONE_STATES)
 OWNERS_SOURCE = "owners"
-"""The exporter's source of who holds a GPU."""
+"""Name of the exporter's source for owners of GPUs."""
 
 
 class Owner(NamedTuple):
-    """Who holds a GPU; what does not apply is empty."""
+    """The owner of a GPU; fields that do not apply are empty."""
 
     namespace: str
     pod: str
@@ -27,24 +27,24 @@ class Owner(NamedTuple):
     slurm_job: str
     user: str
     memory: float | None = None
-    """Bytes of frame buffer that its processes hold."""
+    """Bytes of frame buffer used by its processes."""
     busy: float | None = None
-    """Share of the last seconds in which its own processes had kernels on the GPU."""
+    """Share of the last seconds with kernels of its processes on the GPU."""
 
     @classmethod
     def of(cls, labels: Labels) -> Owner:
-        """Whom the labels of a family name."""
+        """Read an owner from the labels of a series."""
         namespace, pod, container, slurm_job, user = (labels.get(name, "") for name in OWNER_LABELS)
         return cls(namespace, pod, container, slurm_job, user)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Everything that it is called."""
+        """All its names."""
         return self.namespace, self.pod, self.container, self.slurm_job, self.user
 
     @property
     def title(self) -> str:
-        """The name in short, such as `research/trainer-0` or `alice, job 41`."""
+        """A short name, such as `research/trainer-0` or `alice, job 41`."""
         if self.pod:
             return f"{self.namespace}/{self.pod}" if self.namespace else self.pod
         if self.slurm_job:
@@ -52,7 +52,7 @@ class Owner(NamedTuple):
         elif self.container:
             thing = f"container {self.container[:12]}"
         else:
-            return self.user or "somebody unknown"
+            return self.user or "unknown owner"
         return f"{self.user}, {thing}" if self.user else thing
 
 
@@ -65,41 +65,41 @@ class Gpu:
     mig: str
     model: str
     sharing: str
-    """As on `gpu_info`: `mig` for a GPU that is split into instances."""
+    """As in `gpu_info`: `mig` for a GPU that is split into instances."""
     up: bool | None
     """None before its first reading."""
     reason: str
-    """Why it is down."""
+    """Reason why it is down."""
     last_reading: float | None
     """Unix time."""
     utilization: float | None
-    """Share of time with a kernel on it since the page before; of the newest second on the first page."""
+    """Share of time with a kernel on it since the previous page; on the first page the newest second."""
     sm_active: float | None
-    """Share of its multiprocessors at work, over the same time."""
+    """Share of active SMs, over the same time."""
     memory_bandwidth: float | None
-    """Share of the peak, likewise."""
+    """Share of the peak memory bandwidth, over the same time."""
     memory_used: float | None
     memory_total: float | None
     power: float | None
     power_limit: float | None
     temperature: float | None
     clock: float | None
-    """Of its multiprocessors, in hertz."""
+    """SM clock in hertz."""
     clock_max: float | None
     throttled: Mapping[str, float]
-    """Share of the time by reason, where there was any."""
+    """Share of time by throttle reason, without zeros."""
     processes: int | None
     owners: tuple[Owner, ...]
 
     @property
     def order(self) -> tuple[int, str, bool, str, str]:
-        """Its place among the others."""
+        """Sort key among GPUs."""
         return (int(self.index) if self.index.isdecimal() else 0, self.index, bool(self.mig), self.mig, self.uuid)
 
 
 @dataclass(frozen=True, slots=True)
 class Recent:
-    """What a rank did in the time that is looked at."""
+    """The activity of a rank over the observed time."""
 
     steps: float
     step_seconds: float
@@ -108,7 +108,7 @@ class Recent:
     samples: float | None
     tokens: float | None
     since: float | None
-    """Seconds that it goes back; None where it is all since the process began."""
+    """Length of the time in seconds; None if it is the whole time since the process started."""
 
     @property
     def total(self) -> float:
@@ -116,9 +116,9 @@ class Recent:
         return sum(self.phases.values())
 
     def rate(self, work: float | None) -> float | None:
-        """Work per second of wall time: that within steps, so that no step is counted by half, less what lay outside.
+        """Return the work per second of wall time, excluding time outside of steps; steps are never counted in part.
 
-        None where no step was finished.
+        None if no step was finished.
         """
         if work is None or self.steps <= 0 or self.step_seconds <= 0:
             return None
@@ -134,13 +134,13 @@ class Rank:
     run: str
     number: int
     info: Labels
-    """As on `rank_info`."""
+    """Labels of `rank_info`."""
     state: str
     activity: str
     gpus: tuple[str, ...]
     """Indices of the GPUs that it computes on."""
     step: float | None
-    """The step that it tells, else the steps counted."""
+    """The reported step number, else the number of steps."""
     steps_planned: float | None
     epoch: float | None
     loss: float | None
@@ -151,22 +151,22 @@ class Rank:
     """Unix time."""
     recent: Recent
     mean_step: float | None
-    """Seconds, of all its steps."""
+    """Mean over all steps in seconds."""
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more is to come of it."""
+        """True if no more reports are expected."""
         return self.state in ENDED
 
     @property
     def step_seconds(self) -> float | None:
-        """Mean time of a step: of those made lately, else of all."""
+        """Mean step time of recent steps, else of all steps."""
         return self.recent.step_seconds / self.recent.steps if self.recent.steps > 0 else self.mean_step
 
 
 @dataclass(frozen=True)
 class Run:
-    """A training run, with its ranks on all nodes that are looked at."""
+    """A training run with its ranks on all observed nodes."""
 
     name: RunName
     ranks: tuple[Rank, ...]
@@ -179,33 +179,33 @@ class Run:
 
     @property
     def ended(self) -> bool:
-        """Whether every rank has ended."""
+        """True if every rank has ended."""
         return all(rank.ended for rank in self.ranks)
 
     @property
     def has_gpus(self) -> bool:
-        """Whether any rank computes on a GPU."""
+        """True if any rank computes on a GPU."""
         return any(rank.gpus for rank in self.ranks)
 
     def shown(self, most: int) -> tuple[Rank, ...]:
-        """Up to `most` ranks by number; failed, terminated and lost ranks are the last to be left out."""
+        """Return up to `most` ranks by number, preferring failed, terminated and lost ranks."""
         first = sorted(self.ranks, key=lambda rank: rank.state not in GONE_STATES)[:most]
         return tuple(sorted(first, key=lambda rank: rank.number))
 
     @property
     def activities(self) -> tuple[str, ...]:
-        """What those do that have not ended."""
+        """Activities of the ranks that have not ended."""
         return tuple(sorted({rank.activity for rank in self.ranks if rank.activity and not rank.ended}))
 
     @property
     def world_size(self) -> int:
-        """Ranks that it has, on whatever nodes."""
-        told = self.ranks[0].info.get("world_size", "")
-        return max(len(self.ranks), int(told) if told.isdecimal() and len(told) < 8 else 0)
+        """Number of ranks on all nodes."""
+        reported = self.ranks[0].info.get("world_size", "")
+        return max(len(self.ranks), int(reported) if reported.isdecimal() and len(reported) < 8 else 0)
 
     @property
     def phases(self) -> dict[str, float]:
-        """Seconds by phase, of all ranks."""
+        """Seconds by phase, summed over all ranks."""
         seconds: dict[str, float] = {}
         for rank in self.ranks:
             for name, amount in rank.recent.phases.items():
@@ -214,55 +214,55 @@ class Run:
 
     @property
     def since(self) -> float | None:
-        """Seconds that the phases go back; None where some rank's are all since it began."""
-        told = [rank.recent.since for rank in self.ranks if rank.recent.since is not None]
-        return max(told) if len(told) == len(self.ranks) else None
+        """Length of the time of `phases` in seconds; None if a rank's phases cover the time since its start."""
+        known = [rank.recent.since for rank in self.ranks if rank.recent.since is not None]
+        return max(known) if len(known) == len(self.ranks) else None
 
     @property
     def step(self) -> float | None:
-        """The step that the furthest rank is at."""
+        """Highest step of any rank."""
         return _most(rank.step for rank in self.ranks)
 
     @property
     def steps_planned(self) -> float | None:
-        """Steps to make, where told."""
+        """Planned number of steps, if reported."""
         return _most(rank.steps_planned for rank in self.ranks)
 
     @property
     def progress(self) -> float | None:
-        """Share of the planned steps that are made."""
+        """Completed share of the planned steps."""
         if self.step is None or self.steps_planned is None or self.steps_planned <= 0:
             return None
         return min(1.0, max(0.0, self.step / self.steps_planned))
 
     @property
     def restarts(self) -> int:
-        """Restarts of all ranks."""
+        """Sum of the restarts of all ranks."""
         return round(sum(rank.restarts for rank in self.ranks))
 
     @property
     def epoch(self) -> float | None:
-        """The furthest rank's."""
+        """Highest epoch of any rank."""
         return _most(rank.epoch for rank in self.ranks)
 
     @property
     def loss(self) -> float | None:
-        """The first rank's that tells one."""
+        """Loss of the first rank that reports one."""
         return next((rank.loss for rank in self.ranks if rank.loss is not None), None)
 
     @property
     def last_step(self) -> float | None:
-        """When any rank finished a step, Unix time."""
+        """Unix time of the latest finished step of any rank."""
         return _most(rank.last_step for rank in self.ranks)
 
     @property
     def last_push(self) -> float | None:
-        """When any rank reported, Unix time."""
+        """Unix time of the latest report of any rank."""
         return _most(rank.last_push for rank in self.ranks)
 
     @property
     def step_seconds(self) -> float | None:
-        """Mean time of a step: of those made lately, else of all."""
+        """Mean step time of recent steps, else of all steps."""
         steps = sum(rank.recent.steps for rank in self.ranks)
         if steps > 0:
             return sum(rank.recent.step_seconds for rank in self.ranks) / steps
@@ -270,17 +270,17 @@ class Run:
 
     @property
     def samples_per_second(self) -> float | None:
-        """Of all ranks that are looked at."""
+        """Sum over all observed ranks."""
         return _added(rank.recent.rate(rank.recent.samples) for rank in self.ranks if not rank.ended)
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Likewise."""
+        """Sum over all observed ranks."""
         return _added(rank.recent.rate(rank.recent.tokens) for rank in self.ranks if not rank.ended)
 
     @property
     def seconds_left(self) -> float | None:
-        """Until the last step that is planned, at the slowest rank's pace with all that lies between steps."""
+        """Time until the last planned step at the pace of the slowest rank, including time between steps."""
         paces = [r.recent.total / r.recent.steps for r in self.ranks if not r.ended and r.recent.steps > 0]
         if self.step is None or self.steps_planned is None or not paces:
             return None
@@ -289,11 +289,11 @@ class Run:
 
 @dataclass(frozen=True)
 class Host:
-    """The machine. Shares are of the time since the page before."""
+    """The host. Shares are of the time since the previous page."""
 
     cpus: float | None
     cpu: float | None
-    """Share of all processors that is busy."""
+    """Busy share of all CPUs."""
     iowait: float | None
     busiest_cpu: float | None
     memory_used: float | None
@@ -301,14 +301,14 @@ class Host:
     shared_memory_used: float | None
     shared_memory_total: float | None
     pressure: Mapping[str, float]
-    """Share of the time in which something waited, by resource."""
+    """Share of time in which a task waited, by resource."""
     disks: Mapping[str, float]
-    """Share of the time in which a disk was busy."""
+    """Busy share of time by disk."""
     read: float | None
-    """Bytes a second from all disks."""
+    """Bytes per second from all disks."""
     written: float | None
     received: float | None
-    """Bytes a second over all interfaces."""
+    """Bytes per second over all interfaces."""
     sent: float | None
 
 
@@ -324,10 +324,10 @@ class Source(NamedTuple):
 
 @dataclass(frozen=True)
 class Node:
-    """All that is known of a node at one moment."""
+    """A node at one moment."""
 
     time: float | None
-    """Unix time by the exporter's clock; of a page of metrics, that of the newest reading on it."""
+    """Unix time by the exporter's clock; for a page of metrics the time of its newest reading."""
     version: str
     gpus: tuple[Gpu, ...]
     ranks: tuple[Rank, ...]
@@ -342,12 +342,12 @@ class Node:
 
     @property
     def owners_known(self) -> bool:
-        """Whether a GPU without owners is held by nobody; otherwise its owners are unknown."""
+        """True if a GPU without owners is free; otherwise its owners are unknown."""
         return any(source.name == OWNERS_SOURCE and source.up for source in self.sources)
 
 
 def runs_of(ranks: Iterable[Rank]) -> tuple[Run, ...]:
-    """Runs out of ranks from any nodes: those that live before those that ended, then by name."""
+    """Group ranks of any nodes into runs: live runs before ended runs, then by name."""
     found: dict[RunName, list[Rank]] = {}
     for rank in ranks:
         found.setdefault(RunName(rank.run, rank.info.get("namespace", "")), []).append(rank)
@@ -367,6 +367,6 @@ def _most(values: Iterable[float | None]) -> float | None:
 
 
 def _added(values: Iterable[float | None]) -> float | None:
-    """The sum of those that are told; None where none is."""
-    told = [value for value in values if value is not None]
-    return sum(told) if told else None
+    """Return the sum of the known values; None without any."""
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None

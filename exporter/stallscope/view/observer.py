@@ -1,7 +1,7 @@
-"""Builds the model of a node out of samples: of pages of its exporter, or of the exporter's own memory.
+"""Build the model of a node from samples: from pages of its exporter, or from the exporter's memory.
 
-Rates come from two moments: those of GPUs and host from the newest two pages, those of training from an earlier one,
-since a step may take seconds. Nothing here judges.
+Rates need two moments. Rates of GPUs and host use the newest two pages; rates of training use an older one, because a
+step may take seconds.
 """
 
 from __future__ import annotations
@@ -77,12 +77,12 @@ WANTED = frozenset(
     {each.name for each in _FAMILIES if each.type is not MetricType.HISTOGRAM}
     | {STEP_SECONDS.name + COUNT, STEP_SECONDS.name + SUM}
 )
-"""Names of the samples that are read."""
+"""Names of the samples that are parsed."""
 
 MARK_SECONDS = 15.0
-"""Between two pages that are kept: the older of two lies this far back, or twice as far."""
-_NEARLY = 0.9
-"""Of a distance between pages, since reading them takes its time."""
+"""Interval between two stored pages: the older of the two is one to two intervals old."""
+_TOLERANCE = 0.9
+"""Share of the interval that is long enough, because reading a page takes time."""
 
 RankKey = tuple[str, ...]
 """Run and number of a rank, as in the labels."""
@@ -92,57 +92,57 @@ class Samples(Protocol):
     """The samples of a node at one moment."""
 
     def series(self, family: Family, suffix: str = "") -> Mapping[Any, float]:
-        """Values of a family, by a key that a series keeps from one moment to the next."""
+        """Return the values of a family by a key that is stable over time."""
 
     def samples(self, family: Family, suffix: str = "") -> Iterable[tuple[Labels, float]]:
-        """Labels and value of each of a family's series, in the same order."""
+        """Return labels and value of each series of a family, in the same order."""
 
     def by(self, family: Family, *names: str, suffix: str = "") -> Iterable[tuple[tuple[str, ...], float]]:
-        """Values of some labels, and value, of each of a family's series."""
+        """Return the values of some labels, and the value, of each series of a family."""
 
 
 class Counters(NamedTuple):
     """The counters of a rank's process at one moment."""
 
     start: float | None
-    """Unix time at which the process began."""
+    """Unix time of the start of the process."""
     pushed: float | None
     """Unix time of the report."""
     total: Recent
-    """Since the process began."""
+    """Totals since the start of the process."""
 
 
 class Observer:
-    """Makes nodes out of the pages of one exporter. For one thread at a time."""
+    """Builds nodes from the pages of one exporter. Use it in one thread at a time."""
 
     def __init__(self, *, mark_seconds: float = MARK_SECONDS) -> None:
-        """Start without any page."""
+        """Start without a page."""
         self._mark_seconds = mark_seconds
         self._newest: tuple[Page, Node] | None = None
         self._marks: list[tuple[float, Page]] = []
 
     def observe(self, page: Page, at: float) -> Node:
-        """Take a page that was read at that monotonic time; a page that was taken before tells what it told then."""
-        if self._newest is not None and page.tells_the_same(self._newest[0]):
-            return self._newest[1]  # a large page is not renewed as often as somebody may look
+        """Return the node after a page read at monotonic time `at`; for an unchanged page the same node again."""
+        if self._newest is not None and page.has_same_samples(self._newest[0]):
+            return self._newest[1]  # the exporter renews a large page less often than it is read
         if self._marks and _restarted(self._marks[-1][1], page):
             self._marks, self._newest = [], None
-        older = self._marks[0][1] if self._marks and at - self._marks[0][0] >= self._mark_seconds * _NEARLY else None
+        older = self._marks[0][1] if self._marks and at - self._marks[0][0] >= self._mark_seconds * _TOLERANCE else None
         previous = self._newest[0] if self._newest else None
         node = node_of(page, previous, older or previous, counters_of(older) if older is not None else {})
-        if not self._marks or at - self._marks[-1][0] >= self._mark_seconds * _NEARLY:
+        if not self._marks or at - self._marks[-1][0] >= self._mark_seconds * _TOLERANCE:
             self._marks = [*self._marks[-1:], (at, page)]
         self._newest = page, node
         return node
 
 
 def wanted(text: str) -> Page:
-    """A page with what is looked at here."""
+    """Parse a page for the families of the model."""
     return Page(text, WANTED)
 
 
 def _restarted(before: Page, page: Page) -> bool:
-    """Whether the exporter's own counters began anew."""
+    """Return whether the exporter's own counters were reset."""
     old, new = before.series(BUSY), page.series(BUSY)
     return any(value < old.get(labels, 0.0) for labels, value in new.items())
 
@@ -158,11 +158,11 @@ def node_of(
     """Build the model of a node.
 
     Args:
-        now: what it exports.
-        previous: the samples before, for rates of GPUs and host; without them a GPU's activity is that of its gauge.
-        older: earlier ones, for what changes seldom or in lumps: throttling, and the activity of owners' processes.
-        before: counters of ranks at an earlier moment; a rank without them is described since its process began.
-        time: Unix time of the samples; the newest reading among them if left out.
+        now: current samples.
+        previous: previous samples, for rates of GPUs and host; without them a GPU's activity is that of its gauge.
+        older: older samples, for values that change rarely or in bursts: throttling and owners' activity.
+        before: counters of ranks at an earlier moment; a rank without them is described since its process started.
+        time: Unix time of the samples; by default the newest reading among them.
     """
     times = (LAST_READING, SOURCE_SUCCESS, LAST_PUSH)
     version = next((labels.get("version", "") for labels, _ in now.samples(BUILD_INFO)), "")
@@ -178,7 +178,7 @@ def node_of(
 
 
 def _gpus(page: Samples, previous: Samples | None, older: Samples | None) -> tuple[Gpu, ...]:
-    told = {each: _by_uuid(page, each) for each in _OF_A_GPU}
+    values = {each: _by_uuid(page, each) for each in _OF_A_GPU}
     busy, active, bandwidth = (
         {labels.get("uuid", ""): share for labels, share in _gpu_shares(page, previous, each)}
         for each in (BUSY, SM_ACTIVE, DRAM_ACTIVE)
@@ -198,7 +198,7 @@ def _gpus(page: Samples, previous: Samples | None, older: Samples | None) -> tup
     reasons = {uuid: reason for (uuid, reason), _ in page.by(LOST_INFO, "uuid", "reason")}
     owners = _owners(page, older)
     known: dict[str, Labels] = {}
-    for each in (GPU_UP, GPU_INFO):  # the latter says more, and is not there of a GPU that is gone
+    for each in (GPU_UP, GPU_INFO):  # the latter has more labels, but is absent for a lost GPU
         known.update((labels.get("uuid", ""), labels) for labels, _ in page.samples(each))
     gpus = [
         Gpu(
@@ -207,16 +207,16 @@ def _gpus(page: Samples, previous: Samples | None, older: Samples | None) -> tup
             mig=labels.get("mig", ""),
             model=labels.get("model", ""),
             sharing=labels.get("sharing", ""),
-            up=bool(told[GPU_UP][uuid]) if uuid in told[GPU_UP] else None,
+            up=bool(values[GPU_UP][uuid]) if uuid in values[GPU_UP] else None,
             reason=reasons.get(uuid, ""),
-            last_reading=told[LAST_READING].get(uuid),
-            utilization=busy.get(uuid, told[UTILIZATION].get(uuid)),
+            last_reading=values[LAST_READING].get(uuid),
+            utilization=busy.get(uuid, values[UTILIZATION].get(uuid)),
             sm_active=active.get(uuid),
             memory_bandwidth=bandwidth.get(uuid),
-            memory_used=told[MEMORY_USED].get(uuid),
-            memory_total=told[MEMORY_TOTAL].get(uuid),
-            power=told[POWER].get(uuid),
-            power_limit=told[POWER_LIMIT].get(uuid),
+            memory_used=values[MEMORY_USED].get(uuid),
+            memory_total=values[MEMORY_TOTAL].get(uuid),
+            power=values[POWER].get(uuid),
+            power_limit=values[POWER_LIMIT].get(uuid),
             temperature=temperature.get(uuid),
             clock=clock.get(uuid),
             clock_max=clock_max.get(uuid),
@@ -234,7 +234,7 @@ _OF_A_GPU = (GPU_UP, LAST_READING, UTILIZATION, MEMORY_USED, MEMORY_TOTAL, POWER
 
 def _owners(page: Samples, before: Samples | None) -> dict[str, list[Owner]]:
     memory = {(labels.get("uuid", ""), Owner.of(labels)): value for labels, value in page.samples(OWNER_MEMORY)}
-    # The driver tells of processes' activity late, and in lumps.
+    # The driver reports the activity of processes late and in bursts.
     busy = {
         (labels.get("uuid", ""), Owner.of(labels)): share for labels, share in _gpu_shares(page, before, OWNER_BUSY)
     }
@@ -252,7 +252,7 @@ def _by_uuid(page: Samples, what: Family) -> dict[str, float]:
 
 
 def _increases(page: Samples, before: Samples | None, what: Family) -> Iterator[tuple[Labels, float]]:
-    """How much each counter grew since an earlier page that has it too."""
+    """Yield the increase of each counter since an earlier page that has it too."""
     if before is not None:
         old = before.series(what)
         for key, (labels, value) in zip(page.series(what), page.samples(what), strict=True):
@@ -261,7 +261,7 @@ def _increases(page: Samples, before: Samples | None, what: Family) -> Iterator[
 
 
 def _gpu_shares(page: Samples, before: Samples | None, what: Family) -> Iterator[tuple[Labels, float]]:
-    """Counters of seconds as shares of the time between a GPU's two readings."""
+    """Yield counters of seconds as shares of the time between a GPU's two readings."""
     if before is not None:
         began, ended = _by_uuid(before, LAST_READING), _by_uuid(page, LAST_READING)
         for labels, seconds in _increases(page, before, what):
@@ -275,7 +275,7 @@ _RANK_DIGITS = 9
 
 
 def _ranks(page: Samples, before: Mapping[RankKey, Counters]) -> tuple[Rank, ...]:
-    told = {each: _by_rank(page, each) for each in _OF_A_RANK}
+    values = {each: _by_rank(page, each) for each in _OF_A_RANK}
     counts = _by_rank(page, STEP_SECONDS, COUNT)
     states, activities = (
         {(run, rank): word for (run, rank, word), value in page.by(each, "run", "rank", each.labels[-1]) if value}
@@ -300,13 +300,13 @@ def _ranks(page: Samples, before: Mapping[RankKey, Counters]) -> tuple[Rank, ...
                 state=states.get(key, ""),
                 activity=activities.get(key, ""),
                 gpus=tuple(gpus.get(key, ())),
-                step=told[STEP].get(key, counts.get(key)),
-                steps_planned=told[STEPS_PLANNED].get(key),
-                epoch=told[EPOCH].get(key),
-                loss=told[LOSS].get(key),
-                restarts=told[RESTARTS].get(key, 0.0),
-                last_step=told[LAST_STEP].get(key),
-                last_push=told[LAST_PUSH].get(key),
+                step=values[STEP].get(key, counts.get(key)),
+                steps_planned=values[STEPS_PLANNED].get(key),
+                epoch=values[EPOCH].get(key),
+                loss=values[LOSS].get(key),
+                restarts=values[RESTARTS].get(key, 0.0),
+                last_step=values[LAST_STEP].get(key),
+                last_push=values[LAST_PUSH].get(key),
                 recent=total if ended or key not in before else _recent(counters[key], before[key]),
                 mean_step=total.step_seconds / total.steps if total.steps else None,
             )
@@ -322,7 +322,7 @@ def _by_rank(page: Samples, what: Family, suffix: str = "") -> dict[RankKey, flo
 
 
 def counters_of(page: Samples) -> dict[RankKey, Counters]:
-    """The counters of every rank."""
+    """Return the counters of every rank."""
     phases: dict[RankKey, dict[str, float]] = {}
     for (run, rank, phase), value in page.by(PHASE_SECONDS, "run", "rank", "phase"):
         phases.setdefault((run, rank), {})[phase] = value
@@ -346,17 +346,17 @@ def counters_of(page: Samples) -> dict[RankKey, Counters]:
 
 
 def _recent(now: Counters, before: Counters) -> Recent:
-    """What a rank did between two reports; all since its process began, unless both are of that process."""
+    """Return the activity between two reports; since the start of the process if that was restarted in between."""
     new, old = now.total, before.total
     seconds = _difference(now.pushed, before.pushed)
-    grown = {name: amount - old.phases.get(name, 0.0) for name, amount in new.phases.items()}
-    same_process = now.start == before.start and new.steps >= old.steps and min(grown.values(), default=0.0) >= 0
+    increase = {name: amount - old.phases.get(name, 0.0) for name, amount in new.phases.items()}
+    same_process = now.start == before.start and new.steps >= old.steps and min(increase.values(), default=0.0) >= 0
     if not same_process or seconds is None or seconds <= 0:
         return new
     return Recent(
         steps=new.steps - old.steps,
         step_seconds=new.step_seconds - old.step_seconds,
-        phases={name: amount for name, amount in grown.items() if amount > 0},
+        phases={name: amount for name, amount in increase.items() if amount > 0},
         samples=_difference(new.samples, old.samples),
         tokens=_difference(new.tokens, old.tokens),
         since=seconds,
@@ -365,16 +365,16 @@ def _recent(now: Counters, before: Counters) -> Recent:
 
 def _host(page: Samples, previous: Samples | None) -> Host:
     cpus = _number(page, CPUS)
-    by_mode = {labels.get("mode", ""): grown for labels, grown in _increases(page, previous, CPU_SECONDS)}
+    by_mode = {labels.get("mode", ""): increase for labels, increase in _increases(page, previous, CPU_SECONDS)}
     cpu_time = sum(by_mode.values())
     idle = by_mode.get("idle", 0.0) + by_mode.get("iowait", 0.0)
-    busiest = next((grown for _, grown in _increases(page, previous, BUSIEST_CPU)), None)
+    busiest = next((increase for _, increase in _increases(page, previous, BUSIEST_CPU)), None)
     total, available = _number(page, HOST_MEMORY_TOTAL), _number(page, HOST_MEMORY_AVAILABLE)
     return Host(
         cpus=cpus,
         cpu=1 - idle / cpu_time if cpu_time else None,
         iowait=by_mode.get("iowait", 0.0) / cpu_time if cpu_time else None,
-        # All processors' time is the clock of one of them.
+        # The elapsed time is the time of all CPUs divided by their number.
         busiest_cpu=min(1.0, busiest * cpus / cpu_time) if cpu_time and cpus and busiest is not None else None,
         memory_used=_difference(total, available),
         memory_total=total,
@@ -390,7 +390,7 @@ def _host(page: Samples, previous: Samples | None) -> Host:
 
 
 def _host_rates(page: Samples, previous: Samples | None, what: Family, source: str, label: str) -> dict[str, float]:
-    """Counters per second of their source's own clock, by a label."""
+    """Return the rates of counters by a label, over the time between two readings of their source."""
     if previous is None:
         return {}
     ended, began = (
@@ -400,7 +400,7 @@ def _host_rates(page: Samples, previous: Samples | None, what: Family, source: s
     elapsed = _difference(ended, began)
     if elapsed is None or elapsed <= 0:
         return {}
-    return {labels.get(label, ""): grown / elapsed for labels, grown in _increases(page, previous, what)}
+    return {labels.get(label, ""): increase / elapsed for labels, increase in _increases(page, previous, what)}
 
 
 def _sources(page: Samples) -> tuple[Source, ...]:
@@ -415,7 +415,7 @@ def _sources(page: Samples) -> tuple[Source, ...]:
 
 
 def _number(page: Samples, what: Family) -> float | None:
-    """The value of a family without labels."""
+    """Return the value of a family without labels."""
     return next(iter(page.series(what).values()), None)
 
 

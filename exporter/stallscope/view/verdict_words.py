@@ -1,4 +1,4 @@
-"""A verdict in the words of the table of causes: its title, its cost, the rank and GPU to blame, and what to change."""
+"""Verdicts in words, from the table of causes: title, cost, culprit and remedy."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ ROOT_WORDS = {
     "hang_spin": "not in the collective",
     "hang_io": "waits for storage",
 }
-"""Root causes whose title describes the run, in words that describe the rank."""
+"""Root causes whose title describes the run, worded for the rank."""
 
 
 class VerdictWords(NamedTuple):
     """A verdict in words."""
 
     title: str
-    """Of a cause that is not known here, its name."""
+    """Title of the cause; the name of an unknown cause."""
     cost: str
-    """A sentence; empty where nothing is lost."""
+    """A sentence; empty if no time is lost."""
     culprit: str
     """A sentence with rank, GPU, node and root cause; empty if no rank is to blame."""
     remedy: str
-    """A sentence: the remedy for the root cause if it is known, else for the verdict."""
+    """A sentence: the remedy of the root cause if it is known, else of the verdict."""
     severity: Severity | None
     of_run: bool
-    """Whether it is no GPU's own cause but its run's, which may have it on another GPU."""
+    """True if the cause belongs to the run rather than to the GPU, so that another GPU may have it."""
 
 
 def words_of(verdict: Verdict, *, with_gpus: bool = True, name: Callable[[str], str] = readable) -> VerdictWords:
@@ -42,7 +42,7 @@ def words_of(verdict: Verdict, *, with_gpus: bool = True, name: Callable[[str], 
     Args:
         verdict: the verdict of a run or a GPU.
         with_gpus: False for a run without GPUs, whose cost is its own time.
-        name: makes a name from outside fit for output.
+        name: escapes a name from outside for output.
     """
     cause = CAUSES.get(verdict.cause)
     if cause is None:
@@ -63,12 +63,12 @@ def words_of(verdict: Verdict, *, with_gpus: bool = True, name: Callable[[str], 
 
 
 def why_unjudged(run: Run, verdicts: Verdicts) -> str:
-    """Return in a sentence why a run has no verdict; empty if it has ended or nothing is known of any."""
+    """Return a sentence on why a run has no verdict; empty if it has ended or Prometheus is unknown."""
     if run.name in verdicts.ambiguous:
-        return "Verdict: unknown. Prometheus knows several runs of this name, and does not judge them alike."
+        return "Verdict: unknown. Prometheus has several runs of this name with different verdicts."
     if verdicts.age is None or run.ended:
         return ""
-    return "Verdict: none; Prometheus does not know this run, or not for long."
+    return "Verdict: none yet. Prometheus does not know this run, or only for a short time."
 
 
 def phrase_of(culprit: Culprit, name: Callable[[str], str] = readable) -> str:
@@ -76,7 +76,7 @@ def phrase_of(culprit: Culprit, name: Callable[[str], str] = readable) -> str:
 
     Args:
         culprit: the rank, its place and the root cause.
-        name: makes a name from outside fit for output.
+        name: escapes a name from outside for output.
     """
     words = root_words(culprit.cause)
     return f"{place_of(culprit, name)}: {words if culprit.cause in CAUSES else name(words)}"
@@ -90,11 +90,11 @@ def place_of(culprit: Culprit, name: Callable[[str], str] = readable) -> str:
 
 
 def root_words(cause: str) -> str:
-    """Return a root cause in words that follow the rank; of an unknown cause its name."""
+    """Return a root cause in words that follow the rank; for an unknown cause its name."""
     if cause in ROOT_WORDS:
         return ROOT_WORDS[cause]
     title = CAUSES[cause].title if cause in CAUSES else cause
-    # An abbreviation such as GPU or NVLink keeps its capitals.
+    # Keep the capitals of abbreviations such as GPU or NVLink.
     return title[:1].lower() + title[1:] if title[1:2].islower() else title
 
 

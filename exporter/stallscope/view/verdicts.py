@@ -1,6 +1,6 @@
-"""What Prometheus says of the runs and GPUs that somebody looks at: asked now and then, on a thread of its own.
+"""Verdicts on the displayed runs and GPUs, queried from Prometheus on a background thread.
 
-Who looks gets what is known and never waits. While nobody looks, nothing is asked.
+Readers get the latest verdicts without waiting. Without readers, Prometheus is not queried.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 from stallscope.clients.expressions import any_of
 
 if TYPE_CHECKING:
-    from stallscope.clients.prometheus import Series  # whose library is loaded only where a server is configured
+    from stallscope.clients.prometheus import Series  # loads its library only if a server is configured
 
 INTERVAL = 20.0
-"""Seconds between two questions: rules are evaluated every 15 to 60 s."""
+"""Seconds between two queries; rules are evaluated every 15 to 60 s."""
 WATCHED_SECONDS = 120.0
-"""For so long after somebody looked it goes on asking, so that the next look finds something new."""
+"""Queries continue for this time after the last read, so that the next read finds fresh verdicts."""
 USEFUL_SECONDS = 300.0
-"""Verdicts look at five minutes: older ones speak of another time."""
+"""Older verdicts are dropped; a verdict covers five minutes."""
 
 _logger = logging.getLogger(__name__)
 _Name = TypeVar("_Name")
 
 
 class RunName(NamedTuple):
-    """What tells runs apart, as far as an exporter knows: it is not told its own cluster."""
+    """The identity of a run as far as an exporter knows it; an exporter does not know its cluster."""
 
     run: str
     namespace: str
 
 
 class Culprit(NamedTuple):
-    """The rank and GPU that a run's verdict is about, and the root cause, as in `run:culprit:info`."""
+    """The rank and GPU that a run's verdict names, and the root cause, as in `run:culprit:info`."""
 
     rank: str
     instance: str
@@ -53,35 +53,35 @@ class Verdict(NamedTuple):
     share: float
     """Share of GPU time that it costs."""
     lost: float | None = None
-    """Share that all causes together cost, where told."""
+    """Share of GPU time that all causes together cost, if known."""
     culprit: Culprit | None = None
     """None for a GPU, and for a run whose verdict names no single rank."""
     missing: tuple[str, ...] = ()
-    """Why a run can't be judged, as in `rank:missing:info`; empty for a GPU, and if the verdict names a cause."""
+    """Reasons for insufficient data, as in `rank:missing:info`; empty for a GPU, and if the verdict names a cause."""
 
 
 class Verdicts(NamedTuple):
-    """What is known at one moment."""
+    """The verdicts at one moment."""
 
     server: str
     runs: Mapping[RunName, Verdict]
     ambiguous: frozenset[RunName]
-    """Runs of which Prometheus knows several, as in two clusters, that it doesn't judge alike."""
+    """Names that Prometheus has for several runs, as in two clusters, with different verdicts."""
     gpus: Mapping[str, Verdict]
     """By UUID."""
     age: float | None
-    """Seconds since these were asked for; None where there are none, or none that are useful still."""
+    """Seconds since the query; None without verdicts, or if they are too old."""
     problem: str
-    """Why the newest question was not answered, or not yet; empty where all is well."""
+    """Error of the latest query, or the time that it has been pending; empty if all is well."""
 
 
 class Server(Protocol):
-    """What answers; `stallscope.clients.prometheus.Prometheus` is one."""
+    """A server that evaluates queries; `stallscope.clients.prometheus.Prometheus` is one."""
 
     name: str
 
     def query(self, expression: str) -> Sequence[Series]:
-        """The series that an expression has now."""
+        """Evaluate an expression now."""
 
 
 class _Answer(NamedTuple):
@@ -92,7 +92,7 @@ class _Answer(NamedTuple):
 
 
 class VerdictWatch:
-    """See the module. `start` makes the thread; `ask` asks once in the calling thread, for tests."""
+    """Queries verdicts in the background. `start` starts the thread; `ask` queries once in the calling thread."""
 
     def __init__(
         self,
@@ -101,34 +101,34 @@ class VerdictWatch:
         interval: float = INTERVAL,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Prepare; nothing is asked yet."""
+        """Prepare; nothing is queried yet."""
         self._server = server
         self._interval = interval
         self._monotonic = monotonic
         self._runs: tuple[RunName, ...] = ()
         self._gpus: tuple[str, ...] = ()
-        self._looked_at: float | None = None
-        self._asking_since: float | None = None
+        self._last_read: float | None = None
+        self._pending_since: float | None = None
         self._answer: _Answer | None = None
         self._problem = ""
         self._woken = threading.Event()
         self._stopping = threading.Event()
 
     def start(self) -> None:
-        """Ask from now on, while somebody looks."""
-        threading.Thread(target=self._ask_for_ever, name="verdicts", daemon=True).start()
+        """Start the thread."""
+        threading.Thread(target=self._run, name="verdicts", daemon=True).start()
 
     def stop(self) -> None:
-        """Ask no more; does not wait for a question that is under way."""
+        """Stop the thread, without waiting for a pending query."""
         self._stopping.set()
         self._woken.set()
 
     def look(self, runs: Iterable[RunName], gpus: Iterable[str]) -> Verdicts:
-        """What is known now; from here on these runs and GPUs are asked for. Memory only."""
+        """Return the latest verdicts from memory, and query these runs and GPUs from now on."""
         now = self._monotonic()
-        self._runs, self._gpus, self._looked_at = tuple(runs), tuple(gpus), now
+        self._runs, self._gpus, self._last_read = tuple(runs), tuple(gpus), now
         self._woken.set()
-        answer, problem, since = self._answer, self._problem, self._asking_since
+        answer, problem, since = self._answer, self._problem, self._pending_since
         if since is not None and now - since > self._interval:
             problem = f"{self._server.name}: no answer for {now - since:.0f} s"
         if answer is None or now - answer.at > USEFUL_SECONDS:
@@ -138,18 +138,18 @@ class VerdictWatch:
         )
 
     def ask(self) -> None:
-        """Ask once, and keep the answer or what stood in its way."""
-        began = self._asking_since = self._monotonic()
+        """Query once, and store the verdicts or the error."""
+        began = self._pending_since = self._monotonic()
         try:
             runs, ambiguous = self._judged_runs(self._runs)
             self._answer = _Answer(began, runs, ambiguous, self._judged_gpus(self._gpus))
             problem = ""
-        except Exception as failure:  # noqa: BLE001 - whatever it is, the page stays up and says so
+        except Exception as failure:  # noqa: BLE001 - the page must stay up and show the error
             problem = str(failure) or type(failure).__name__
         if problem != self._problem:
-            _logger.log(logging.WARNING if problem else logging.INFO, "verdicts: %s", problem or "told again")
+            _logger.log(logging.WARNING if problem else logging.INFO, "verdicts: %s", problem or "available again")
         self._problem = problem
-        self._asking_since = None
+        self._pending_since = None
 
     def _judged_runs(self, names: tuple[RunName, ...]) -> tuple[dict[RunName, Verdict], frozenset[RunName]]:
         if not names:
@@ -169,24 +169,24 @@ class VerdictWatch:
                 ambiguous.add(name)
             reasons = missing.get(name, set()) if cause == "insufficient_data" else ()
             runs[name] = Verdict(cause, share, lost.get(name), culprits.get(name), tuple(sorted(reasons)))
-        asked = frozenset(names)
-        return {name: runs[name] for name in runs.keys() & (asked - ambiguous)}, asked & ambiguous
+        wanted = frozenset(names)
+        return {name: runs[name] for name in runs.keys() & (wanted - ambiguous)}, wanted & ambiguous
 
     def _judged_gpus(self, uuids: tuple[str, ...]) -> dict[str, Verdict]:
         gpus: dict[str, Verdict] = {}
         if uuids:
-            # Not by instance: only Prometheus knows by which name it scrapes this exporter.
-            question = f"gpu:verdict:ratio5m{{uuid=~{any_of(uuids)}}}"
-            for uuid, cause, share in _shares(self._server.query(question), lambda labels: labels.get("uuid", "")):
-                if uuid not in gpus or share > gpus[uuid].share:  # two jobs may scrape one exporter
+            # Not by instance: the exporter does not know the instance label that Prometheus gives it.
+            query = f"gpu:verdict:ratio5m{{uuid=~{any_of(uuids)}}}"
+            for uuid, cause, share in _shares(self._server.query(query), lambda labels: labels.get("uuid", "")):
+                if uuid not in gpus or share > gpus[uuid].share:  # two jobs may scrape the same exporter
                     gpus[uuid] = Verdict(cause, share)
         return gpus
 
-    def _ask_for_ever(self) -> None:
+    def _run(self) -> None:
         while not self._stopping.is_set():
-            self._woken.clear()  # before looking: who looks after this wakes it again
-            looked_at = self._looked_at
-            if looked_at is None or self._monotonic() - looked_at > WATCHED_SECONDS:
+            self._woken.clear()  # before reading the time, so that a later read wakes the thread
+            last_read = self._last_read
+            if last_read is None or self._monotonic() - last_read > WATCHED_SECONDS:
                 self._woken.wait()
                 continue
             self.ask()
@@ -194,12 +194,12 @@ class VerdictWatch:
 
 
 def culprit_of(labels: Mapping[str, str]) -> Culprit:
-    """Return the culprit that the labels of a series of `run:culprit:info` name."""
+    """Read a culprit from the labels of a series of `run:culprit:info`."""
     return Culprit(*(labels.get(name, "") for name in Culprit._fields))
 
 
 def _culprits(series: Iterable[Series]) -> dict[RunName, Culprit]:
-    """Return the culprit by run, without runs of one name that have different ones."""
+    """Return the culprits by run, except for names of several runs with different culprits."""
     found: dict[RunName, set[Culprit]] = {}
     for labels, _value in series:
         found.setdefault(_run_name(labels), set()).add(culprit_of(labels))
@@ -211,7 +211,7 @@ def _run_name(labels: Mapping[str, str]) -> RunName:
 
 
 def _shares(series: Iterable[Series], name: Callable[[Mapping[str, str]], _Name]) -> Iterable[tuple[_Name, str, float]]:
-    """Whom each series names, its cause, and the share, held to what a share can be."""
+    """Yield the subject of each series, its cause, and the share limited to 0 to 1."""
     for labels, value in series:
         if isfinite(value):
             yield name(labels), labels.get("cause", ""), min(1.0, max(0.0, value))

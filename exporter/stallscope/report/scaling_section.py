@@ -1,4 +1,4 @@
-"""How the run scales: by its own measurement of one GPU, and against another run."""
+"""Scaling of the run: by its own measurement on one GPU, and compared with another run."""
 
 from __future__ import annotations
 
@@ -6,53 +6,54 @@ from stallscope.analysis.comparison import UNEXPLAINED, Against, Comparison, com
 from stallscope.analysis.run_figures import RunFigures, read_figures, told_apart
 from stallscope.analysis.runs import Run
 from stallscope.common.formatting import capitalised
-from stallscope.report.asking import Asker, settled
-from stallscope.report.document import Block, Column, Fact, Facts, Notice, Paragraph, Section, Table, Value
+from stallscope.report.document import Block, Column, Fact, Facts, Notice, Paragraph, Table, Value
+from stallscope.report.queries import Queries, settled
 from stallscope.report.words import percent, plain, title_of
 
 KEY = "scaling"
+TITLE = "Scaling"
 
 
-def section(asker: Asker, run: Run) -> Section:
-    """Tell it."""
-    blocks = [_alone(asker)]
-    base = asker.options.against
+def blocks(queries: Queries, run: Run) -> list[Block]:
+    """Return the blocks of the section."""
+    found = [_alone(queries)]
+    base = queries.options.against
     if base is not None:
-        blocks += _against(asker, run, base)
+        found += _against(queries, run, base)
     else:
-        blocks.append(Paragraph("To measure this run by another one, name that with --against RUN."))
-    return Section(KEY, "Scaling", tuple(blocks))
+        found.append(Paragraph("To compare this run with another one, add --against RUN."))
+    return found
 
 
-def _alone(asker: Asker) -> Block:
-    efficiency = settled(f"run:scaling_efficiency:ratio5m{{{asker.subject.told_by_run}}}")
-    mean = asker.figure(f"avg({asker.over_time('avg_over_time', efficiency)})")
+def _alone(queries: Queries) -> Block:
+    efficiency = settled(f"run:scaling_efficiency:ratio5m{{{queries.subject.run_matchers}}}")
+    mean = queries.value(f"avg({queries.over_time('avg_over_time', efficiency)})")
     if mean is None:
         return Notice(
             "info",
-            "The run tells no value single_gpu_samples_per_second: its efficiency against one GPU alone is not known.",
+            "The run does not report single_gpu_samples_per_second: its efficiency relative to one GPU is unknown.",
         )
     return Facts(
         (
-            Fact("Efficiency", mean, "share", "samples of each GPU, of what one GPU does alone as the run told it"),
+            Fact("Efficiency", mean, "share", "throughput per GPU, relative to one GPU alone as reported by the run"),
             Fact(
-                "At least",
-                asker.figure(f"min({asker.over_time('min_over_time', efficiency)})"),
+                "Lowest",
+                queries.value(f"min({queries.over_time('min_over_time', efficiency)})"),
                 "share",
-                "in five minutes",
+                "over five minutes",
             ),
         ),
-        title="Against one GPU alone",
+        title="Compared with one GPU",
     )
 
 
-def _against(asker: Asker, run: Run, base: Run) -> list[Block]:
-    ours, theirs = told_apart([read_figures(asker.server, run), read_figures(asker.server, base)])
+def _against(queries: Queries, run: Run, base: Run) -> list[Block]:
+    ours, theirs = told_apart([read_figures(queries.server, run), read_figures(queries.server, base)])
     found = compare([theirs, ours], base=theirs)
     blocks: list[Block] = [_figures(found, ours, theirs)]
     for against in found.against:
         blocks += _explained(found, against)
-    names = (ours.name, theirs.name)  # stay as they are where a sentence begins with one
+    names = (ours.name, theirs.name)  # keep the case of a run's name at the start of a sentence
     said = (note if note.startswith(names) else capitalised(note) for note in found.notes)
     blocks += [Notice("info", f"{note}.") for note in said]
     return blocks
@@ -74,31 +75,27 @@ def _figures(found: Comparison, ours: RunFigures, theirs: RunFigures) -> Table:
                 figures.time_lost,
             )
         )
-    note = "Means while each run trained, without the first five minutes."
+    note = "Means over the training time of each run, without the first five minutes."
     if scaling is not None:
         note += (
-            f" {plain(scaling.speed_up)} times the base's work a second with {_gpus(ours)} for its "
-            f"{_gpus(theirs)}: each GPU does {percent(scaling.efficiency)} of what the base's do"
-            + (
-                f", so that the time of {plain(scaling.gpus_lost)} GPUs is lost by it."
-                if scaling.gpus_lost > 0
-                else "."
-            )
+            f" The run does {plain(scaling.speed_up)} times the base's work per second with {_gpus(ours)} instead of "
+            f"{_gpus(theirs)}: each GPU does {percent(scaling.efficiency)} of the work of a GPU in the base"
+            + (f", which costs the time of {plain(scaling.gpus_lost)} GPUs." if scaling.gpus_lost > 0 else ".")
         )
     else:
-        note += " One of the two tells too little for an efficiency."
+        note += " The efficiency is unknown, because one of the two runs reports too little."
     return Table(
         (
             Column("Run"),
             Column("GPUs", "number"),
             Column("Batch", "number", "of all ranks together"),
-            Column(f"{found.work.capitalize()} a second", "per_second"),
+            Column(f"{found.work.capitalize()} per second", "per_second"),
             Column("Per GPU", "per_second"),
-            Column("Step", "seconds"),
+            Column("Step time", "seconds"),
             Column("Lost", "share", "of GPU time"),
         ),
         tuple(rows),
-        title=f"Against {theirs.name}",
+        title=f"Compared with {theirs.name}",
         note=note,
     )
 
@@ -112,7 +109,7 @@ def _explained(found: Comparison, against: Against) -> list[Block]:
         return []
     rows: list[tuple[Value, ...]] = [
         (
-            "What no cause explains" if part.cause == UNEXPLAINED else title_of(part.cause),
+            "Unexplained" if part.cause == UNEXPLAINED else title_of(part.cause),
             part.base,
             part.run,
             part.explains,
@@ -126,9 +123,9 @@ def _explained(found: Comparison, against: Against) -> list[Block]:
                 Column("Cause"),
                 Column("Base", "share", "of its GPU time"),
                 Column("This run", "share", "of its GPU time"),
-                Column("Adds", "share", f"GPU time to each of the {found.work}, of what one takes in the base"),
+                Column("Adds", "share", f"GPU time per {found.work.removesuffix('s')}, relative to the base"),
             ),
             tuple(rows),
-            title="What makes the difference",
+            title="Causes of the difference",
         )
     ]

@@ -1,0 +1,190 @@
+"""Queries of the report's sections for the subject's time. The server does the work.
+
+The server aggregates single values, and a time series has a few hundred points, whatever the time and number of GPUs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from math import isfinite
+from typing import NamedTuple, Protocol
+
+from stallscope.clients.prometheus import RangeSeries, Series
+from stallscope.report.document import Numbers
+from stallscope.report.options import Options
+from stallscope.report.subject import Subject
+from stallscope.report.words import zone
+
+RULES_SECONDS = 30.0
+"""Finest resolution of sums over time: five-minute means hardly change in between."""
+SCRAPES_SECONDS = 120.0
+"""Shortest interval that contains enough scrapes for the increase of a counter."""
+_MAX_POINTS = 10_080
+"""Points of a sum over time: a week by the minute."""
+_MAX_POINTS_MANY_SERIES = 1440
+"""Points if many series are summed: a day by the minute. Recorded values cover five minutes anyway."""
+_MAX_POINTS_ALL_SERIES = 288
+"""Points if all series of the server are summed: a day by five minutes."""
+_RANGE_POINTS = 300
+
+
+class Server(Protocol):
+    """A server that evaluates queries; `stallscope.clients.prometheus.Prometheus` is one."""
+
+    name: str
+
+    def query(self, expression: str, at: float | None = None) -> list[Series]:
+        """Evaluate an expression at one time."""
+
+    def query_range(self, expression: str, start: float, end: float, step: float) -> list[RangeSeries]:
+        """Evaluate an expression over a range."""
+
+    def take_warnings(self) -> list[str]:
+        """Return the server's warnings since the last call."""
+
+
+class TimeSeries(NamedTuple):
+    """A series at the times of a range query."""
+
+    labels: Mapping[str, str]
+    values: Numbers
+    """One for each time; None if missing."""
+
+
+class RangeResult(NamedTuple):
+    """The result of a range query over the subject's time."""
+
+    times: tuple[float, ...]
+    """Ends of the intervals that the values cover."""
+    step: float
+    series: tuple[TimeSeries, ...]
+
+
+class Queries:
+    """The queries of one report."""
+
+    def __init__(self, server: Server, subject: Subject, options: Options) -> None:
+        """Store the server; nothing is queried yet."""
+        self.subject = subject
+        self.options = options
+        self.server = server
+        self._results: dict[str, list[Series]] = {}
+        self._zone = zone(options.zone)
+
+    @property
+    def resolution(self) -> float:
+        """Seconds between the points of a sum over time."""
+        return multiple_of(RULES_SECONDS, self.subject.seconds / _MAX_POINTS)
+
+    @property
+    def coarse(self) -> float:
+        """Seconds between the points of a sum over time of many series."""
+        points = _MAX_POINTS_MANY_SERIES if self.subject.instances else _MAX_POINTS_ALL_SERIES
+        return multiple_of(RULES_SECONDS, self.subject.seconds / points)
+
+    @property
+    def rate_window(self) -> str:
+        """Window of rates: at least five minutes, and long enough that coarse points leave no gaps."""
+        return f"{max(300.0, self.coarse):.0f}s"
+
+    @property
+    def step(self) -> float:
+        """Seconds between the points of a range query."""
+        return self.step_for(_RANGE_POINTS)
+
+    def step_for(self, points: int) -> float:
+        """Return the seconds between the points of a range query with at most `points` points."""
+        return multiple_of(RULES_SECONDS, self.subject.seconds / points)
+
+    def counter_step(self, points: int = _RANGE_POINTS) -> float:
+        """Return the step for a range query of a counter's increase from point to point."""
+        return multiple_of(SCRAPES_SECONDS, self.subject.seconds / points)
+
+    @property
+    def window(self) -> str:
+        """The subject's time as a PromQL duration."""
+        return f"{self.subject.seconds:.0f}s"
+
+    def over_time(
+        self, function: str, expression: str, window: float | None = None, resolution: float | None = None
+    ) -> str:
+        """Return PromQL for an `_over_time` function of any expression, by default over the subject's time.
+
+        Args:
+            function: such as `avg_over_time`, or with the argument of a quantile: `quantile_over_time(0.5, `.
+            expression: PromQL.
+            window: seconds; by default the subject's time.
+            resolution: seconds between two points; by default the finest.
+        """
+        seconds = self.subject.seconds if window is None else window
+        opened = function if "(" in function else f"{function}("
+        # One second shorter, because both ends of the window count.
+        return f"{opened}({expression})[{max(1.0, seconds - 1):.0f}s:{resolution or self.resolution:.0f}s])"
+
+    def integral(self, expression: str, window: float | None = None, resolution: float | None = None) -> str:
+        """Return PromQL for the time integral of an expression, by default over the subject's time."""
+        summed = self.over_time("sum_over_time", expression, window, resolution)
+        return f"{summed} * {resolution or self.resolution:.0f}"
+
+    def seconds_present(self, expression: str) -> str:
+        """Return PromQL for the seconds during which an expression had a value."""
+        return f"{self.over_time('count_over_time', expression)} * {self.resolution:.0f}"
+
+    def instant(self, expression: str) -> list[Series]:
+        """Return the finite values of an expression at the end of the subject's time; results are cached."""
+        if expression not in self._results:
+            found = self.server.query(expression, at=self.subject.end)
+            self._results[expression] = [each for each in found if isfinite(each.value)]
+        return self._results[expression]
+
+    def value(self, expression: str) -> float | None:
+        """Return the only value of an expression; None without one."""
+        found = self.instant(expression)
+        return found[0].value if found else None
+
+    def by(self, label: str, expression: str) -> dict[str, float]:
+        """Return the values of an expression by one of its labels."""
+        return {each.labels.get(label, ""): each.value for each in self.instant(expression)}
+
+    def over_range(self, expression: str, step: float | None = None) -> RangeResult:
+        """Evaluate an expression over the subject's time."""
+        step = step or self.step
+        # Aligned to multiples of the step, as subqueries are, so that repeated queries return the same points.
+        first = step * -(-self.subject.start // step)
+        last = step * (self.subject.end // step)
+        times = [first + step * number for number in range(1 + int((last - first) / step))] if last >= first else []
+        if not times:
+            return RangeResult((), step, ())
+        found = self.server.query_range(expression, first, last, step)
+        series = tuple(TimeSeries(each.labels, _at(each, first, step, len(times))) for each in found)
+        return RangeResult(tuple(times), step, series)
+
+    def moment(self, seconds: float) -> str:
+        """Format a Unix time to the minute."""
+        return datetime.fromtimestamp(seconds, self._zone).strftime("%Y-%m-%d %H:%M")
+
+
+def settled(record: str) -> str:
+    """Return PromQL that omits the first five minutes of a five-minute rate, which are too low."""
+    return f"{record} and {record} offset 5m"
+
+
+def multiple_of(unit: float, least: float) -> float:
+    """Return the smallest positive multiple of a unit that is at least `least`."""
+    return unit * max(1, -(-least // unit))
+
+
+def highest(series: TimeSeries, times: Sequence[float]) -> tuple[float, float] | tuple[None, None]:
+    """Return the greatest value of a series and its first time; None if no value is above zero."""
+    known = [(value, moment) for value, moment in zip(series.values, times, strict=True) if value]
+    return max(known, key=lambda each: (each[0], -each[1]), default=(None, None))
+
+
+def _at(series: RangeSeries, first: float, step: float, number: int) -> Numbers:
+    values: list[float | None] = [None] * number
+    for moment, value in zip(series.times, series.values, strict=True):
+        place = round((moment - first) / step)
+        if 0 <= place < number and isfinite(value):
+            values[place] = value
+    return tuple(values)
