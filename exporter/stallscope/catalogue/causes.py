@@ -100,8 +100,7 @@ class Alert:
     """The alert on a cause. `alerts/alert_rules.py` writes the rule."""
 
     severity: Severity
-    """The highest one that it has. A run with job class `experiment` never raises more than info, and a GPU that nobody
-    uses no more than warning."""
+    """Highest severity. A run with job class `experiment` raises at most info, and an unused GPU at most a warning."""
     shape: Shape
     summary: str
     description: str
@@ -138,7 +137,7 @@ class Cause:
 
     @property
     def subject(self) -> Subject:
-        """What its alert names."""
+        """Subject of its alert."""
         return _SUBJECTS.get(self.domain, "training")
 
     @property
@@ -186,7 +185,7 @@ CAUSES: dict[str, Cause] = {
                 "Training run waits for its input data.",
                 """{loses} waiting for the next batch: {faster}. Nothing on its host shows why: raise the number of
                 loader workers and the prefetch depth, keep workers alive between epochs, and check where the data
-                lies (cache it on a local disk).""",
+                is (cache it on a local disk).""",
             ),
             mutes=_WAITS_FOR_DATA,
         ),
@@ -195,15 +194,15 @@ CAUSES: dict[str, Cause] = {
             102,
             "input",
             "performance",
-            "Waiting for data: processors full",
-            "Decode and augment less per sample, or give the job more processors per GPU.",
+            "Waiting for data: CPUs full",
+            "Decode and augment less per sample, or give the job more CPUs per GPU.",
             Alert(
                 "warning",
                 Loss("input_warning", "input_high"),
-                "Training run waits for data: its processors are full.",
-                """{loses} waiting for batches that the processors cannot prepare in time: {faster}. More workers will
+                "Training run waits for data: its CPUs are full.",
+                """{loses} waiting for batches that the CPUs cannot prepare in time: {faster}. More workers will
                 not help. Decode and augment less per sample (cache decoded data, resize offline, decode faster or
-                on the GPU), or give the job more processors per GPU.""",
+                on the GPU), or give the job more CPUs per GPU.""",
             ),
             mutes=("input_bound", *_WAITS_FOR_DATA),
         ),
@@ -212,15 +211,15 @@ CAUSES: dict[str, Cause] = {
             103,
             "input",
             "performance",
-            "Waiting for data: processor quota",
-            "Raise the container's processor limit, or run no more workers than it allows.",
+            "Waiting for data: CPU quota",
+            "Raise the container's CPU limit, or run no more workers than it allows.",
             # Throttling comes in bursts: wait longer than for the other sub-causes.
             Alert(
                 "warning",
                 Loss("input_warning", "input_high"),
-                "Training run waits for data: its processor quota stops it.",
-                """{loses} waiting for data, while its container's processor limit stops the loader and the node has
-                processors left: {faster}. Raise or remove the limit, or run no more workers than it allows. More
+                "Training run waits for data: its CPU quota throttles it.",
+                """{loses} waiting for data, while its container's CPU limit throttles the loader and the node has
+                CPUs left: {faster}. Raise or remove the limit, or run no more workers than it allows. More
                 workers will not help.""",
                 wait="10m",
             ),
@@ -237,8 +236,8 @@ CAUSES: dict[str, Cause] = {
                 "warning",
                 Loss("input_warning", "input_high"),
                 "Training run waits for data: too few loader workers.",
-                """{loses} waiting for data: {faster}. Processors, disks and network have room: raise
-                num_workers{workers} towards the processors per GPU, prefetch_factor from 2 to 4, and set
+                """{loses} waiting for data: {faster}. CPUs, disks and network have room: raise
+                num_workers{workers} towards the CPUs per GPU, prefetch_factor from 2 to 4, and set
                 persistent_workers.""",
             ),
             mutes=("input_bound", *_WAITS_FOR_DATA),
@@ -254,7 +253,7 @@ CAUSES: dict[str, Cause] = {
                 "warning",
                 Loss("input_warning", "input_high"),
                 "Training run waits for data: one thread does it all.",
-                """{loses} waiting for data, while one thread is at its limit and processors idle: {faster}. Move
+                """{loses} waiting for data, while one thread is at its limit and CPUs are idle: {faster}. Move
                 decoding and collation out of the training process into workers, shard an iterable data set over
                 them, and avoid Python loops over samples.""",
             ),
@@ -266,13 +265,13 @@ CAUSES: dict[str, Cause] = {
             "input",
             "performance",
             "Waiting for data: too many workers",
-            "Run no more workers than processors, with one thread each.",
+            "Run no more workers than CPUs, with one thread each.",
             Alert(
                 "warning",
                 Loss("input_warning", "input_high"),
                 "Training run waits for data: too many loader workers.",
-                """{loses} waiting for data: more than two workers for each processor{workers} hold each other up:
-                {faster}. Reduce num_workers to one per processor that the rank may use, and set threads inside them
+                """{loses} waiting for data: more than two workers for each CPU{workers} hold each other up:
+                {faster}. Reduce num_workers to one per CPU that the rank may use, and set threads inside them
                 to one (OMP_NUM_THREADS, OpenCV).""",
             ),
             mutes=("input_bound", *_WAITS_FOR_DATA),
@@ -321,12 +320,12 @@ CAUSES: dict[str, Cause] = {
             "input",
             "performance",
             "Waiting for data: slow storage",
-            "Ask for more at once (connections, larger objects), or stage the data on the node.",
+            "Request more at once (connections, larger objects), or stage the data on the node.",
             Alert(
                 "warning",
                 Loss("input_warning", "input_high"),
                 "Training run waits for data: its storage answers slowly.",
-                """{loses} waiting for a network file system with 64 operations or more in flight: {faster}. Ask for
+                """{loses} waiting for a network file system with 64 operations or more in flight: {faster}. Request
                 more at once (more connections such as nconnect, larger objects or shards), or stage the data on the
                 node before training.""",
             ),
@@ -400,7 +399,7 @@ CAUSES: dict[str, Cause] = {
                 Loss("sync_warning", "sync_high"),
                 "Training run loses time outside its measured phases.",
                 """{loses} outside every measured phase, with its GPUs idle: {faster}. Avoid .item(), .cpu() and print
-                in each step, log only every so many steps, switch anomaly detection off, and control garbage
+                in each step, log only every 50 steps or so, switch anomaly detection off, and control garbage
                 collection; or name what it is with run.phase().""",
             ),
         ),
@@ -528,7 +527,7 @@ CAUSES: dict[str, Cause] = {
                 "warning",
                 Expression("max by ({run}) (rank:memory_leak:bytes50m)"),
                 "GPU memory of a run grows and grows.",
-                """What tensors of run {run} keep of a GPU's memory has grown by {bytes} in 50 minutes, without a
+                """GPU memory held by tensors of run {run} has grown by {bytes} in 50 minutes, without a
                 pause, and will fill it within a day. Detach losses before summing them (loss.item()), drop retained
                 graphs, and clear lists of outputs; until then save a checkpoint before memory is full.""",
                 keep="20m",
@@ -564,7 +563,7 @@ CAUSES: dict[str, Cause] = {
                 Expression("run_rank:memory_imbalance:ratio"),
                 "One rank of a run needs far more GPU memory.",
                 """Rank {rank} of run {run} needs {share} more GPU memory than the others do on average, and limits the
-                batch of all of them. Balance shards and stages, gather and log on the processor instead, and use
+                batch of all of them. Balance shards and stages, gather and log on the CPU instead, and use
                 DDP instead of DataParallel.""",
                 wait="10m",
             ),
@@ -693,7 +692,7 @@ CAUSES: dict[str, Cause] = {
                 "Training steps have become slower.",
                 """For the same work, steps of run {run} take longer than an hour before, which loses {share} of its
                 time. Look for what changed then: clocks and temperature, other jobs on the node, the network,
-                longer sequences, memory or objects that grow with every step. A restart tells whether it is the
+                longer sequences, memory or objects that grow with every step. A restart shows whether it is the
                 process or the machine.""",
                 wait="10m",
             ),
@@ -860,7 +859,7 @@ CAUSES: dict[str, Cause] = {
                 "critical",
                 Found(),
                 "The training loss is not a number.",
-                """{share} of the ranks of run {run} tell only losses that are NaN or infinite: every further step is
+                """{share} of the ranks of run {run} report only losses that are NaN or infinite: every further step is
                 wasted. Stop the run, go back to the last good checkpoint, and lower the learning rate, clip
                 gradients or use bf16 in place of fp16; look at the batch at which it began.""",
                 wait="0m",
@@ -882,7 +881,7 @@ CAUSES: dict[str, Cause] = {
                 "One rank delays all others.",
                 """The other ranks of run {run} wait {share} of each step for {straggler}; neither its input nor its
                 GPU shows why. Compare its work (longer sequences, more experts or layers, logging on rank 0) and
-                its host (other jobs, processor binding) with the others'; rebalance the work, or move the rank to
+                its host (other jobs, CPU binding) with the others'; rebalance the work, or move the rank to
                 another node.""",
             ),
             mutes=_WAITS_FOR_A_RANK,
@@ -893,14 +892,14 @@ CAUSES: dict[str, Cause] = {
             "ranks",
             "performance",
             "One rank waits for data",
-            "Balance the shards, and check that rank's disk and processors.",
+            "Balance the shards, and check that rank's disk and CPUs.",
             Alert(
                 "warning",
                 Straggler(),
                 "One rank waits for data, and all others for it.",
                 """The other ranks of run {run} wait {share} of each step for {straggler}{starved_or}, which waits
                 for its data. Balance the shards (equal bytes, not equal files), and check that rank's disk, mount and
-                processors; give its loader more workers and prefetching.{end}""",
+                CPUs; give its loader more workers and prefetching.{end}""",
             ),
             mutes=("straggler_rank", "input_bound", *_WAITS_FOR_A_RANK),
         ),
@@ -934,7 +933,7 @@ CAUSES: dict[str, Cause] = {
                 Over("run:load_spread:ratio5m", "load_spread"),
                 "GPUs of one training run differ in load.",
                 """GPUs of run {run} differ by {share} of the time in how active they are. Use DistributedDataParallel
-                in place of DataParallel, and balance shards, experts or pipeline stages; see which GPU stands out,
+                in place of DataParallel, and balance shards, experts or pipeline stages; see which GPU differs,
                 and whether its rank does something of its own.""",
                 wait="10m",
             ),
@@ -986,7 +985,7 @@ CAUSES: dict[str, Cause] = {
                 ),
                 "Training scales badly over its GPUs.",
                 """Each GPU of run {run} does {share} of what one GPU alone did (single_gpu_samples_per_second, as the
-                run itself tells). Attend to what it loses most to: communication (larger buckets, 16 bits, NVLink
+                run itself reports). Fix its largest loss first: communication (larger buckets, 16 bits, NVLink
                 or RDMA), a straggler, or a batch per GPU that has become too small.""",
                 wait="10m",
             ),
@@ -1054,13 +1053,13 @@ CAUSES: dict[str, Cause] = {
             "hardware",
             None,
             "Clocks set below their maximum",
-            "Reset the clocks unless that is meant.",
+            "Reset the clocks unless they are set on purpose.",
             Alert(
                 "info",
                 Value("gpu:clocks_limited:ratio"),
                 "Clocks of a GPU are set below their maximum.",
                 """The SM clock of {gpu} is set to {share} of its maximum.{used_by} Reset it (nvidia-smi -rgc, and -rac
-                for application clocks) unless it is meant, as for a benchmark.""",
+                for application clocks) unless it is on purpose, as for a benchmark.""",
                 wait="15m",
                 keep="0m",
             ),
@@ -1071,7 +1070,7 @@ CAUSES: dict[str, Cause] = {
             "hardware",
             "hardware",
             "Hardware error (Xid)",
-            "Do what the error's class asks: reset the GPU, reboot or drain the node.",
+            "Follow the error's class: reset the GPU, reboot or drain the node.",
             # Fires at once, and for an hour after the latest error. The value is the age of the error in seconds.
             Alert(
                 "critical",
@@ -1290,10 +1289,10 @@ CAUSES: dict[str, Cause] = {
                     "gpu_holder:pair:info",
                     loses=True,
                 ),
-                "GPU is underused, and no training report tells why.",
+                "GPU is underused, and no training report shows why.",
                 """{gpu} is held but not busy for {share} of its time, and 95 % of its utilisation samples are at or
                 under 70 %.{held_by} Add `stallscope.track` around the training loop's data loader to learn why;
-                until then compare with the host's processors, disks and network, and try more loader workers or a
+                until then compare with the host's CPUs, disks and network, and try more loader workers or a
                 larger batch.""",
                 wait="15m",
             ),
@@ -1349,7 +1348,7 @@ CAUSES: dict[str, Cause] = {
                 "GPU is held, and nothing runs on it.",
                 """{gpu} has had no work for {{ with printf "gpu:idle_allocated:seconds{instance=%q,gpu=%q,uuid=%q}"
                 $labels.instance $labels.gpu $labels.uuid | query }}{{ . | first | value | humanizeDuration }}{{
-                else }}over an hour{{ end }}, though somebody holds it: {share} of its time is lost.{held_by}
+                else }}over an hour{{ end }}, though it is held: {share} of its time is lost.{held_by}
                 Release it, or start the stage that needs it earlier; if the job has several GPUs, check that it
                 uses them all.""",
                 wait="1m",
@@ -1387,9 +1386,9 @@ CAUSES: dict[str, Cause] = {
                 "warning",
                 Value("gpu:sharers:count", "gpu_holder:pair:info"),
                 "Jobs share a GPU while another one is free.",
-                """{value} jobs or owners compute on {gpu}, which is meant for one, and another GPU of the node is
-                free: each slows the other.{held_by} Check CUDA_VISIBLE_DEVICES of all of them, or ask the scheduler
-                for one GPU each.""",
+                """{value} jobs or owners compute on {gpu}, which is intended for one, and another GPU of the node is
+                free: each slows the other.{held_by} Check CUDA_VISIBLE_DEVICES of all of them, or configure the
+                scheduler for one GPU each.""",
                 wait="2m",
                 keep="5m",
             ),
@@ -1414,7 +1413,7 @@ CAUSES: dict[str, Cause] = {
                 }}B{{ end }} free, busy for {{ with printf
                 "max(rate(stallscope_gpu_busy_seconds_total{instance=%q,gpu=%q,uuid=%q}[5m]))" $labels.instance
                 $labels.gpu $labels.uuid | query }}{{ . | first | value | humanizePercentage }}{{ end }} of the
-                time), and its host has processors to spare.{used_by} Run another experiment beside it, by MPS or as
+                time), and its host has CPUs to spare.{used_by} Run another experiment next to it, by MPS or as
                 MIG instances.""",
                 wait="30m",
                 keep="0m",
@@ -1522,7 +1521,7 @@ CAUSES: dict[str, Cause] = {
             805,
             "host",
             None,
-            "Processors full",
+            "CPUs full",
             "Nothing yet: training is not slowed by it.",
             # Silent where a run waits for data: that alert says more.
             Alert(
@@ -1534,9 +1533,9 @@ CAUSES: dict[str, Cause] = {
                       pair_cause:time_lost:ratio5m{domain="input"} >= threshold(input_notice)
                     """,
                 ),
-                "Processors of a host are full; training is not slowed.",
-                """The processors of {instance} are {share} busy, and no run there waits for data. There is nothing to
-                do yet: mind it before more loader workers or jobs are added, and give jobs processors of their own.""",
+                "CPUs of a host are full; training is not slowed.",
+                """The CPUs of {instance} are {share} busy, and no run there waits for data. There is nothing to
+                do yet: check this before adding loader workers or jobs, and give jobs CPUs of their own.""",
                 wait="15m",
             ),
         ),
@@ -1570,7 +1569,7 @@ MISSING: dict[str, str] = {
     "steps": "Fewer than 20 steps yet.",
     "warmup": "The run is young: it is judged five minutes after its first step, or once steps get no shorter.",
     "late_step": "A step takes longer than usual: it is a standstill once it has taken a minute, and five usual steps.",
-    "standstill": "The rank stood still: it is judged again five minutes later.",
+    "standstill": "The rank was at a standstill: it is judged again five minutes later.",
     "data_wait": 'Phase data_wait is not reported: wrap the loader, or use phase("data_wait").',
     "gpu_idle": "Its GPU was observed for under two minutes of five: if this lasts, see the exporter's health.",
 }
@@ -1606,4 +1605,4 @@ PHASE_COLOURS: dict[str, str] = {
     "logging": "#B07D55",
     "other": "#808080",
 }
-"""One colour for each phase of a step: that of the causes which it tells of, green where work is done."""
+"""One colour for each phase of a step: the colour of its causes; green for phases with work."""

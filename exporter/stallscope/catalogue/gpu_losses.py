@@ -1,4 +1,4 @@
-"""What became of a GPU that is down and what to do, by the reason of `stallscope_gpu_lost_info`."""
+"""Meaning and remedy of each reason in `stallscope_gpu_lost_info`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LOSSES: Mapping[str, str] = {
     "library_not_found": "The driver's library is gone; GPUs come back by themselves when it is there.",
     "version_mismatch": "The driver was upgraded: reload its kernel module or reboot, and restart the exporter.",
     "no_permission": "The exporter may not open the device files.",
-    "released": "It was let go on request.",
+    "released": "It was released on request.",
     "mig_reconfigured": "The instance was taken apart.",
     "suspended": "The kernel put it to sleep.",
 }
@@ -22,5 +22,5 @@ LOSSES: Mapping[str, str] = {
 
 
 def explained(reason: str) -> str:
-    """What became of it and what to do, in a sentence."""
+    """What happened and what to do, in a sentence."""
     return LOSSES.get(reason, "The exporter's log has the driver's own words.")

@@ -3,7 +3,7 @@
 The exposition, the reference page (`METRICS.md`) and the consistency tests read this one list. Names, labels and
 units are a frozen contract: a family or label may be added, never renamed or reused.
 
-A family's `name` is what a query uses: counters carry their `_total`. Label values stand in the order of `labels`,
+A family's `name` is the name in queries: counters include their `_total`. Label values are in the order of `labels`,
 then `optional_labels`; an optional label whose value is empty is left out of the exposition.
 """
 
@@ -109,7 +109,7 @@ PHASES = (
 )
 """Phases that rules know by name; users may name more."""
 OUTSIDE_PHASES = ("initialization", "evaluation", "restore", "paused")
-"""Phases that lie outside every step; with the phases inside steps they sum to the loop's wall time."""
+"""Phases outside of steps; with the phases inside steps they sum to the loop's wall time."""
 
 
 def _gpu(
@@ -278,7 +278,7 @@ GPU_FAMILIES = (
     _gpu(
         "dip_interval_seconds",
         MetricType.SUMMARY,
-        "Time between the starts of successive dips: with the sum of squares its mean and spread tell the period, "
+        "Time between the starts of successive dips: with the sum of squares its mean and spread give the period, "
         "and periodic from random.",
     ),
     _gpu(
@@ -511,7 +511,7 @@ GPU_FAMILIES = (
     _gpu(
         "owner_memory_used_bytes",
         _GAUGE,
-        "Frame buffer held by that owner's processes (NVML running processes). What no owner accounts for stands under "
+        "Frame buffer held by that owner's processes (NVML running processes). Memory without an owner is under "
         "empty labels, so that all owners sum to the memory in use.",
         labels=OWNER_LABELS,
         provider="collectors.owners",
@@ -527,7 +527,7 @@ GPU_FAMILIES = (
     _gpu(
         "persistence_mode",
         _GAUGE,
-        "1 if the driver keeps the GPU initialised while nobody uses it; where it does not, every first use pays for "
+        "1 if the driver keeps the GPU initialised while it is not in use; where it does not, every first use pays for "
         "it (NVML persistence mode).",
         optional=True,
     ),
@@ -537,15 +537,15 @@ HOST_FAMILIES = (
     _host(
         "info",
         _GAUGE,
-        "1; the kernel (uname) and the processor (/proc/cpuinfo: model name).",
+        "1; the kernel (uname) and the CPU (/proc/cpuinfo: model name).",
         "cpu",
         labels=("kernel", "cpu_model"),
     ),
-    _host("cpus", _GAUGE, "Logical processors online (/proc/stat).", "cpu"),
+    _host("cpus", _GAUGE, "Logical CPUs online (/proc/stat).", "cpu"),
     _host(
         "cpu_seconds_total",
         _COUNTER,
-        "Processor time by mode, summed over processors (/proc/stat: cpu).",
+        "CPU time by mode, summed over CPUs (/proc/stat: cpu).",
         "cpu",
         labels=("mode",),
         values={"mode": ("user", "system", "iowait", "idle", "other")},
@@ -553,7 +553,7 @@ HOST_FAMILIES = (
     _host(
         "busiest_cpu_seconds_total",
         _COUNTER,
-        "Busy time of whichever processor was busiest in each sampling interval: a single-threaded input pipeline "
+        "Busy time of the busiest CPU in each sampling interval: a single-threaded input pipeline "
         "shows here (/proc/stat: cpuN).",
         "cpu",
     ),
@@ -704,7 +704,7 @@ TRAINING_FAMILIES = (
     _training(
         "rank_info",
         _GAUGE,
-        "1; where this rank runs and whose it is (told by the shim).",
+        "1; where this rank runs and who owns it (reported by the shim).",
         labels=(
             "local_rank",
             "world_size",
@@ -771,23 +771,23 @@ TRAINING_FAMILIES = (
     ),
     _training("phase_occurrences_total", _COUNTER, "How often the phase was entered.", labels=("phase",)),
     _training("phase_max_seconds", _GAUGE, "Longest occurrence of the phase in the last minute.", labels=("phase",)),
-    _training("samples_total", _COUNTER, "Samples processed, where told."),
-    _training("tokens_total", _COUNTER, "Tokens processed, where told."),
-    _training("flops_total", _COUNTER, "Floating-point operations of the model, where told."),
-    _training("epoch", _GAUGE, "Epoch, where told."),
+    _training("samples_total", _COUNTER, "Samples processed, where reported."),
+    _training("tokens_total", _COUNTER, "Tokens processed, where reported."),
+    _training("flops_total", _COUNTER, "Floating-point operations of the model, where reported."),
+    _training("epoch", _GAUGE, "Epoch, where reported."),
     _training("step", _GAUGE, "Steps done."),
-    _training("steps_planned", _GAUGE, "Steps planned, where told."),
-    _training("batch_size", _GAUGE, "Samples per step of this rank, where told."),
-    _training("loss", _GAUGE, "Loss as last told."),
-    _training("learning_rate", _GAUGE, "Learning rate as last told."),
-    _training("gradient_norm", _GAUGE, "Gradient norm as last told."),
-    _training("nonfinite_losses_total", _COUNTER, "Losses told that were NaN or infinite."),
-    _training("value", _GAUGE, "Further value that the user reports, as last told.", labels=("name",)),
-    _training("dataloader_workers", _GAUGE, "Loader workers, where told."),
-    _training("process_cpu_seconds_total", _COUNTER, "Processor time of this process and its children."),
-    _training("main_thread_cpu_seconds_total", _COUNTER, "Processor time of the main thread."),
+    _training("steps_planned", _GAUGE, "Steps planned, where reported."),
+    _training("batch_size", _GAUGE, "Samples per step of this rank, where reported."),
+    _training("loss", _GAUGE, "Loss as last reported."),
+    _training("learning_rate", _GAUGE, "Learning rate as last reported."),
+    _training("gradient_norm", _GAUGE, "Gradient norm as last reported."),
+    _training("nonfinite_losses_total", _COUNTER, "Reported losses that were NaN or infinite."),
+    _training("value", _GAUGE, "Further value that the user reports, as last reported.", labels=("name",)),
+    _training("dataloader_workers", _GAUGE, "Loader workers, where reported."),
+    _training("process_cpu_seconds_total", _COUNTER, "CPU time of this process and its children."),
+    _training("main_thread_cpu_seconds_total", _COUNTER, "CPU time of the main thread."),
     _training("process_memory_bytes", _GAUGE, "Resident memory of this process and its children."),
-    _training("cpu_limit_cores", _GAUGE, "Processors this rank may use: cgroup quota, or the affinity mask."),
+    _training("cpu_limit_cores", _GAUGE, "CPUs this rank may use: cgroup quota, or the affinity mask."),
     _training("cpu_throttled_seconds_total", _COUNTER, "Time throttled by the cgroup's quota (cpu.stat)."),
     _training("cpu_throttled_periods_total", _COUNTER, "Periods throttled by the cgroup's quota (cpu.stat)."),
     _training("cpu_periods_total", _COUNTER, "Periods of the cgroup's quota (cpu.stat)."),
@@ -798,7 +798,7 @@ TRAINING_FAMILIES = (
         "(memory.events or memory.oom_control: oom_kill).",
     ),
     _training("garbage_collection_seconds_total", _COUNTER, "Time in the interpreter's garbage collector."),
-    _training("recompilations_total", _COUNTER, "Graph compilations, where the framework tells."),
+    _training("recompilations_total", _COUNTER, "Graph compilations, where the framework reports them."),
     _training("allocator_reserved_bytes", _GAUGE, "Memory that the framework's GPU allocator holds."),
     _training("allocator_used_bytes", _GAUGE, "Memory that tensors use in the framework's GPU allocator."),
     _training("allocator_peak_bytes", _GAUGE, "Highest memory that tensors used in the framework's GPU allocator."),
@@ -828,7 +828,7 @@ EXPORTER_FAMILIES = (
     _exporter(
         "exporter_source_up",
         _GAUGE,
-        "1 while the source's readers succeeded when last asked and answer in time, else 0; absent where this machine "
+        "1 while the collector's readers succeed and respond in time, else 0; absent where this machine "
         "has no such part.",
         labels=("source",),
     ),
@@ -857,7 +857,7 @@ EXPORTER_FAMILIES = (
     _exporter(
         "exporter_source_cpu_seconds_total",
         _COUNTER,
-        "Processor time that readings took, summed over the source's threads.",
+        "CPU time of readings, summed over the collector's threads.",
         labels=("source",),
     ),
     _exporter(
@@ -876,7 +876,7 @@ EXPORTER_FAMILIES = (
     _exporter(
         "exporter_values_rejected_total",
         _COUNTER,
-        "Values that a GPU driver gave and can't have meant, which are shown nowhere, by reason.",
+        "Implausible values of a GPU driver, which are not exposed, by reason.",
         labels=("source", "reason"),
         provider="collectors.gpu.source",
     ),
@@ -890,7 +890,7 @@ EXPORTER_FAMILIES = (
     _exporter(
         "exporter_reports_total",
         _COUNTER,
-        "Training reports that arrived, by door, those included that a newer one overtook before they were read.",
+        "Training reports received, by transport, including those skipped because a newer one arrived before they were read.",
         labels=("transport",),
         values={"transport": ("unix", "udp", "http")},
         provider="intake.runs",
@@ -914,7 +914,7 @@ EXPORTER_FAMILIES = (
         "exporter_requests_refused_total",
         _COUNTER,
         "Requests and connections that the web server refused: for want of credentials that are right, of a "
-        "certificate that is trusted, of permission for what was asked, of a TLS handshake, of the form of HTTP, or "
+        "certificate that is trusted, of permission for the request, of a TLS handshake, of the form of HTTP, or "
         "beyond limits of size, time and number at once.",
         labels=("reason",),
         values={"reason": ("credentials", "certificate", "forbidden", "handshake", "malformed", "limits")},
@@ -967,6 +967,6 @@ def family(name: str) -> Family:
     """Look up a family by its full name.
 
     Raises:
-        KeyError: the catalogue has no such name; whoever exposes a metric must enter it here first.
+        KeyError: the catalogue has no such name; add the metric here first.
     """
     return FAMILIES[name]
