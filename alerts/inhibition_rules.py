@@ -106,7 +106,7 @@ def table() -> str:
             sources.setdefault(cause.mutes, []).append(f"`{cause.alert}`")
     rows = (f"| {', '.join(names)} | {', '.join(map(_word, targets))} |" for targets, names in sources.items())
     slow = ", ".join(f"`{name}`" for name in sorted(filter(None, _SLOW)))
-    return "| this | mutes |\n|---|---|\n" + "\n".join(rows) + f"\n\n*Slow progress* is {slow}.\n"
+    return "| alert | mutes |\n|---|---|\n" + "\n".join(rows) + f"\n\n*Slow progress* is {slow}.\n"
 
 
 def files() -> Iterator[tuple[Path, str]]:
