@@ -17,7 +17,7 @@ def dashboard() -> Dashboard:
     return Dashboard(
         uid="stallscope-gpu",
         title="Stallscope / GPU",
-        description="What holds a GPU back, who has it, and every signal that says so.",
+        description="Causes that slow a GPU, its holders, and all its signals.",
         variables=(datasource(), choices.cluster(), choices.instance(everything=False), choices.gpu()),
         rows=(
             answer.row(),

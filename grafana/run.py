@@ -17,7 +17,7 @@ def dashboard() -> Dashboard:
     return Dashboard(
         uid="stallscope-run",
         title="Stallscope / Run",
-        description="One training run: where its GPU time goes, what to change, and what that would gain.",
+        description="One training run: its losses by cause, the remedies, and the possible gain.",
         variables=(
             datasource(),
             cluster(),
@@ -29,7 +29,7 @@ def dashboard() -> Dashboard:
                 "instance",
                 f"stallscope_training_rank_info{{{RUN}}}",
                 title="instance",
-                description="Nodes of the run, by the address at which Prometheus scrapes their exporter.",
+                description="Nodes of the run, as the addresses of their exporters.",
                 all_value="",
             ),
             rank(),

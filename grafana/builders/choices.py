@@ -24,7 +24,7 @@ def cluster() -> Json:
         "cluster",
         "stallscope_build_info",
         title="cluster",
-        description="Value of the label that scraping adds where one Prometheus has several clusters.",
+        description="Cluster label of the scrape configuration, if one Prometheus serves several clusters.",
         all_value=".*",
     )
 
@@ -36,7 +36,7 @@ def instance(*, everything: bool = True) -> Json:
         "instance",
         f"stallscope_build_info{{{CLUSTER}}}",
         title="instance",
-        description="The node, by the address at which Prometheus scrapes its exporter.",
+        description="Node, as the address of its exporter.",
         everything=everything,
     )
 
@@ -48,7 +48,7 @@ def gpu() -> Json:
         "gpu",
         f"stallscope_gpu_info{{{HOST}}}",
         title="gpu",
-        description="Index of the GPU on its node, as nvidia-smi has it.",
+        description="Index of the GPU on its node, as in nvidia-smi.",
     )
 
 
@@ -59,7 +59,7 @@ def namespace() -> Json:
         "namespace",
         f"stallscope_training_rank_info{{{CLUSTER}}}",
         title="namespace",
-        description="Namespace of the run's pods, where it runs in Kubernetes.",
+        description="Kubernetes namespace of the run's pods.",
         all_value=".*",
     )
 
@@ -71,7 +71,7 @@ def run(*, everything: bool = True) -> Json:
         "run",
         f"stallscope_training_rank_info{{{NAMESPACE}}}",
         title="run",
-        description="The training run, by the name that its code gave it.",
+        description="Name of the training run.",
         everything=everything,
     )
 

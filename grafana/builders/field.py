@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from grafana.builders import Json
 
 GREEN, YELLOW, ORANGE, RED, BLUE, GREY = "green", "yellow", "orange", "red", "blue", "#808080"
-ABSENT = "not told"
+ABSENT = "unknown"
 """What a panel shows where there is no value."""
 
 

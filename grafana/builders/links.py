@@ -37,7 +37,7 @@ def web(title: str, url: str) -> Json:
 
 def runbook() -> Json:
     """A link to the page of the alert whose name the cell shows."""
-    return web("What to do, step by step", f"{RUNBOOKS}/${{__value.text}}.md")
+    return web("Open runbook", f"{RUNBOOKS}/${{__value.text}}.md")
 
 
 def menu() -> Json:
@@ -51,6 +51,6 @@ def menu() -> Json:
         "keepTime": True,
         "targetBlank": False,
         "icon": "external link",
-        "tooltip": "The other dashboards, for the same time and the same choices",
+        "tooltip": "Other dashboards, with the same time range and variables",
         "url": "",
     }

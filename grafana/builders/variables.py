@@ -15,7 +15,7 @@ def datasource() -> Json:
         "type": "datasource",
         "name": "datasource",
         "label": "Data Source",
-        "description": "The Prometheus, or a server that answers like it, that scrapes Stallscope's exporters.",
+        "description": "Prometheus, or a compatible server, with the metrics of the Stallscope exporters.",
         "query": "prometheus",
         "regex": "",
         "hide": 0,

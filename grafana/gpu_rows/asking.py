@@ -17,21 +17,21 @@ MILLISECONDS = 1000
 
 TO_RUN = to_dashboard("stallscope-run", "The run", {"run": "${__data.fields.Run}"})
 TO_RANK = to_dashboard(
-    "stallscope-run", "The rank in its run", {"run": "${__data.fields.Run}", "rank": "${__data.fields.Rank}"}
+    "stallscope-run", "Open rank in its run", {"run": "${__data.fields.Run}", "rank": "${__data.fields.Rank}"}
 )
 TO_HOST = to_dashboard("stallscope-host", "The node", {"instance": "${__data.fields.Node}"})
 TO_GPU = to_dashboard(
     "stallscope-gpu",
-    "This GPU alone",
+    "Filter by this GPU",
     {"instance": "${__data.fields.Node}", "gpu": "${__data.fields.GPU}"},
 )
 CURVE = (
     to_dashboard(
         "stallscope-gpu",
-        "This GPU alone",
+        "Filter by this GPU",
         {"instance": "${__field.labels.instance}", "gpu": "${__field.labels.gpu}"},
     ),
-    to_dashboard("stallscope-host", "Its node", {"instance": "${__field.labels.instance}"}),
+    to_dashboard("stallscope-host", "Open node", {"instance": "${__field.labels.instance}"}),
 )
 PLACE = {"instance": "Node", "gpu": "GPU", "mig": "MIG instance"}
 PLACE_LINKS = [by_name("Node", links=[TO_HOST]), by_name("GPU", links=[TO_GPU], custom__width=70)]

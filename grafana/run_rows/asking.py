@@ -22,7 +22,7 @@ MANY = 32
 SHARE_COLOURS: Json = {"mode": "continuous-GrYlRd"}
 TO_RANK = to_dashboard(
     "stallscope-run",
-    "This rank alone",
+    "Filter by this rank",
     {"run": "${__field.labels.run}", "rank": "${__field.labels.rank}"},
     kept=["namespace"],
 )
@@ -34,13 +34,13 @@ TO_GPU = to_dashboard(
 )
 CELL_TO_RANK = to_dashboard(
     "stallscope-run",
-    "This rank alone",
+    "Filter by this rank",
     {"run": "${__data.fields.run}", "rank": "${__data.fields.rank}"},
     kept=["namespace"],
 )
-CELL_TO_HOST = to_dashboard("stallscope-host", "Its host", {"instance": "${__data.fields.instance}"})
+CELL_TO_HOST = to_dashboard("stallscope-host", "Open host", {"instance": "${__data.fields.instance}"})
 CELL_TO_GPU = to_dashboard(
-    "stallscope-gpu", "Its GPU", {"instance": "${__data.fields.instance}", "gpu": "${__data.fields.gpu}"}
+    "stallscope-gpu", "Open GPU", {"instance": "${__data.fields.instance}", "gpu": "${__data.fields.gpu}"}
 )
 TO_COMPARE = to_dashboard(
     "stallscope-compare", "Compare with other runs", {"run": "${__field.labels.run}"}, kept=["namespace"]

@@ -48,7 +48,7 @@ def _sound() -> Json:
         columns={"gpu": "GPU"},
         unit="none",
     )
-    link = to_dashboard("stallscope-gpu", "This GPU", {"gpu": "${__field.labels.gpu}"})
+    link = to_dashboard("stallscope-gpu", "Open GPU", {"gpu": "${__field.labels.gpu}"})
     figure = stat("GPUs", "How many there are.", [Query(gpus)], unit="none", links=[link])
     return Dashboard(
         uid="stallscope-example",
