@@ -1,7 +1,7 @@
-"""For whoever changes one thing at a time: two to six runs side by side, or two periods of one run.
+"""Dashboard for controlled experiments: two to six runs side by side, or two periods of one run.
 
-The studies of batch size, of several GPUs and of the input pipeline are read here: choose the runs, choose one of them
-as the base, and take the time so that all of them lie in it.
+Use it for studies of batch size, of several GPUs and of the input pipeline: select the runs, one of them as the base,
+and a time range that contains all of them.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ _TO_RUN = to_dashboard("stallscope-run", "Open run", {"run": "${__field.labels.r
 
 
 def _mean(series: str, chosen: str = RUN) -> str:
-    """Mean of a recorded figure over the time shown, while the run lived."""
+    """Return the mean of a recorded series over the time range, while the run was active."""
     return f"avg by ({LABELS}) (avg_over_time({series}{{{chosen}}}[$__range]))"
 
 
 def _base(series: str) -> str:
-    """The same for the base, without labels."""
+    """Return the mean for the base run, without labels."""
     return f"avg(avg_over_time({series}{{{BASE}}}[$__range]))"
 
 
 def _to_base(figure: str, of_base: str) -> str:
-    """Over the base's; absent where the base has none, or did nothing."""
+    """Return a value relative to the base; absent if the base has no value or zero."""
     return f"{figure} / on () group_left () ({of_base} > 0)"
 
 
@@ -44,7 +44,7 @@ _GPUS = _mean("run:gpus:count")
 
 
 def _work_to_base(gpus: str = "", gpus_of_base: str = "") -> str:
-    """Samples a second over the base's, or tokens where one of the two doesn't tell samples."""
+    """Return samples per second relative to the base, or tokens if one of the two runs does not report samples."""
     return " or ".join(
         _to_base(f"({_mean(work)}{gpus})", f"{_base(work)}{gpus_of_base}")
         for work in ("run:samples:rate5m", "run:tokens:rate5m")
@@ -52,11 +52,11 @@ def _work_to_base(gpus: str = "", gpus_of_base: str = "") -> str:
 
 
 _ENERGY = f"{_mean('run:power:watts5m')} / ({_mean('run:samples:rate5m')} > 0)"
-"""Joules a sample; absent for a run that made none."""
+"""Joules per sample; absent for a run without samples."""
 
 
 def _recorded_each_minute(of: str, over: str) -> str:
-    """Mean over the time that a run lived, of something that is not there where it is zero."""
+    """Return the mean over the time that a run was active, of a series that is absent when it is zero."""
     return (
         f"sum_over_time({of}[$__range:1m]) / on ({LABELS}) group_left () count_over_time({over}{{{RUN}}}[$__range:1m])"
     )
@@ -74,7 +74,7 @@ def _run_column() -> Override:
 
 
 def _figures(*columns: tuple[str, str, str, int | None]) -> tuple[list[Query], dict[str, str], list[Override]]:
-    """Queries, columns and their looks, from heading, expression, unit and digits of each figure of a run."""
+    """Return queries, columns and overrides from heading, expression, unit and decimals of each value of a run."""
     queries = [Query(expression, table=True) for _heading, expression, _unit, _digits in columns]
     headings = {f"Value #{letter}": column[0] for letter, column in zip("ABCDEFGHIJKLMNOP", columns, strict=False)}
     looks = [

@@ -1,4 +1,4 @@
-"""For whoever runs the GPUs: what the fleet loses, to what, in which runs and on which GPUs, and what to change."""
+"""Dashboard for operators: losses of the fleet by cause, run and GPU, and the remedies."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from stallscope.catalogue.causes import CAUSES
 RUN_LABELS = "cluster, namespace, run"
 GPU_LABELS = "cluster, job, instance, gpu, uuid, mig"
 LISTED = 20
-"""Rows of a table of the worst."""
+"""Rows of a ranking table."""
 DRAWN = 40
 """Rows of a map."""
 
 PRICE = "$price_per_gpu_hour"
 NOTHING_LOST = f"0 * sum(cluster:gpus_known:count{{{CLUSTER}}})"
-"""Zero, but only where GPUs are known: else nothing is known of losses either."""
+"""Zero if GPUs are known; otherwise losses are unknown too."""
 LOST = f"(sum(cause:gpus_lost:sum5m{{{CLUSTER}}}) or {NOTHING_LOST})"
-"""GPUs' worth of time that is being lost."""
+"""Time that is being lost, in GPUs."""
 FIRING = f'ALERTS{{alertstate="firing", cause!="", cause!="watchdog", {CLUSTER}}}'
-"""The bundle's alerts all have a cause; other people's don't."""
+"""Firing alerts of the bundle: only they have a cause."""
 NO_LOSS = verdicts.WITHOUT_RUNBOOK
-"""Verdicts that nothing has to be done about."""
+"""Verdicts that need no action."""
 HARDWARE = [cause.name for cause in CAUSES.values() if cause.domain == "hardware" and cause.tier]
 
 RANKED_RUNS = f"""
@@ -40,23 +40,23 @@ topk({LISTED},
   *
     (run:gpus:count{{{CLUSTER}}} or 0 * run:ranks:count{{{CLUSTER}}})
 )"""
-"""The runs that lose the most, with the GPUs' worth of time that they lose."""
+"""The runs with the largest losses, in GPUs."""
 RANKED_GPUS = f'topk({LISTED}, gpu:verdict:ratio5m{{{CLUSTER}, cause!~"{NO_LOSS}"}})'
 RANKED_IDLE = f"topk({LISTED}, gpu:idle_allocated:seconds{{{CLUSTER}}})"
 
 
 def _of_runs(series: str, *further: str) -> str:
-    """A figure of the runs that are ranked, under their own labels and few others, so that tables join by them."""
+    """Return a value of the ranked runs with few labels, so that tables can join on them."""
     return f"max by ({', '.join((RUN_LABELS, *further))}) ({series} and on ({RUN_LABELS}) {RANKED_RUNS})"
 
 
 def _of_gpus(series: str, *further: str, ranked: str = RANKED_GPUS) -> str:
-    """The same for GPUs."""
+    """Return a value of the ranked GPUs with few labels."""
     return f"max by ({', '.join((GPU_LABELS, *further))}) ({series} and on ({GPU_LABELS}) {ranked})"
 
 
 def _one(expression: str) -> str:
-    """One series a GPU: a table has no room for a second owner or run."""
+    """Return one series per GPU, because a table has no room for a second owner or run."""
     return f"topk by ({GPU_LABELS}) (1, {expression})"
 
 
@@ -235,7 +235,7 @@ def _run_link() -> Override:
 
 
 def _place_links() -> list[Override]:
-    """Columns `Node` and `GPU` lead to their dashboards."""
+    """Return the links of the columns `Node` and `GPU`."""
     return [
         by_name("Node", links=[_to_host()], custom__minWidth=140),
         by_name("GPU", links=[_to_gpu()], custom__width=60),
@@ -243,7 +243,7 @@ def _place_links() -> list[Override]:
 
 
 def _links() -> list[Override]:
-    """Columns `Node`, `GPU` and `Run` do."""
+    """Return the links of the columns `Node`, `GPU` and `Run`."""
     return [*_place_links(), _run_link()]
 
 

@@ -1,4 +1,4 @@
-"""For whoever runs Stallscope: whether exporters, sources, intake and rules do their work, and what they cost."""
+"""Dashboard for operators of Stallscope: health and cost of exporters, collectors, report intake and rules."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from grafana.builders.panel import Panel, stat, state_timeline, table, time_seri
 from grafana.builders.query import Query
 
 EXPORTER = f'job=~".*stallscope.*", {HOST}'
-"""Series that every target of Prometheus has, of exporters alone."""
+"""Matcher of exporters in series that every Prometheus target has."""
 OWN_RULES = 'rule_group=~".*;stallscope-.*"'
 SHOWN = 20
-"""Curves of the worst in one panel."""
+"""Lines per panel."""
 OWN_ALERTS = f'alertname=~"Stallscope.+|TrainingTelemetryMissing", {CLUSTER}, instance=~"$instance|"'
-"""What is missing altogether has no instance."""
+"""Alerts on missing exporters have no instance."""
 KNOWN = f"0 * count(stallscope_build_info{{{HOST}}})"
-"""Zero, where an exporter answers: else nothing is known."""
+"""Zero if an exporter reports; otherwise nothing is known."""
 _TO_HOST = to_dashboard("stallscope-host", "Open node", {"instance": "${__field.labels.instance}"})
 _NONE_IS_GOOD = texts({"0": Text("0", GREEN)})
 
@@ -29,11 +29,11 @@ def _rate(family: str, *, labels: str = HOST, at: str = "") -> str:
 
 
 def _worst(by: str, expression: str) -> str:
-    """The same few for the whole time shown: those that are worst at its end.
+    """Select the highest series at the end of the time range, and show them over all of it.
 
     Args:
-        by: labels that tell the curves apart.
-        expression: what is drawn, with `{at}` after each selector or its range.
+        by: labels of the series.
+        expression: the PromQL, with `{at}` after each selector or its range.
     """
     return f"{expression.replace('{at}', '')} and on ({by}) topk({SHOWN}, {expression.replace('{at}', ' @ end()')})"
 

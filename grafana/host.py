@@ -1,4 +1,4 @@
-"""One node or a few: whether processors, memory, disks or network hold its GPUs back. For whoever owns the machine."""
+"""Dashboard of one or a few nodes, for their operators: CPUs, memory, disks and network that slow the GPUs."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ _RANK_CURVE = (
     to_dashboard("stallscope-run", "Open rank", {"run": "${__field.labels.run}", "rank": "${__field.labels.rank}"}),
 )
 _OTHERWISE = [{"type": "regex", "options": {"pattern": ".+", "result": {"text": "see runbook", "index": 0}}}]
-"""Alerts of Stallscope itself have no cause of lost time."""
+"""Alerts on Stallscope itself have no cause of lost time."""
 
 
 def _rate(counter: str, labels: str = "") -> str:
-    """Growth of a counter a second."""
+    """Return the rate of a counter per second."""
     return f"rate({counter}{{{HOST}{labels}}}[$__rate_interval])"
 
 
-# First screen: what stands on this node, and what it waits for.
+# First screen: verdicts and pressure of the node.
 
 
 def _runs() -> Panel:
@@ -232,7 +232,7 @@ def _waiting() -> Panel:
     )
 
 
-# Processors.
+# CPUs.
 
 
 def _modes() -> Panel:

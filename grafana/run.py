@@ -1,7 +1,7 @@
-"""One training run, for whoever trains: where its GPU time goes, what to change, and what that would gain.
+"""Dashboard of one training run: its losses by cause, the remedies, and the possible gain.
 
-The first screen answers, from recorded series alone. Below it lies the evidence: steps against the GPU's activity,
-ranks against each other, hosts, memory.
+The first screen uses only recorded series. The rows below have the evidence: steps and GPU activity, a comparison of
+ranks, hosts, memory.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from grafana.builders.choices import RUN, cluster, namespace, rank, run
 from grafana.builders.dashboard import Dashboard
 from grafana.builders.variables import datasource, labels_of
-from grafana.run_rows import answer, events, gpus, hosts, learning, memory, ranks, ranks_over_time, steps
+from grafana.run_rows import events, gpus, hosts, learning, memory, ranks, ranks_over_time, run_summary, steps
 
 
 def dashboard() -> Dashboard:
@@ -23,7 +23,7 @@ def dashboard() -> Dashboard:
             cluster(),
             namespace(),
             run(everything=False),
-            # No value for all: Grafana then lists the run's nodes, and queries of hosts and GPUs read no others.
+            # Without a value for All, Grafana lists the run's nodes, so queries of hosts and GPUs read only these.
             labels_of(
                 "instance",
                 "instance",
@@ -36,7 +36,7 @@ def dashboard() -> Dashboard:
         ),
         annotations=events.marks(),
         rows=(
-            answer.row(),
+            run_summary.row(),
             steps.row(),
             learning.row(),
             ranks.row(),

@@ -1,7 +1,7 @@
-"""The choices that dashboards share, and the conditions that they put into queries.
+"""Variables that dashboards share, and the matchers that they add to queries.
 
-Every choice is read from an info metric and narrowed by those before it. Their names are those that alerts put into
-the addresses of dashboards: `var-run`, `var-instance`, `var-gpu`.
+The values of every variable come from an info metric, narrowed by the variables before it. Alerts use the names in the
+URLs of dashboards: `var-run`, `var-instance`, `var-gpu`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ RANK = f'{RUN}, rank=~"$rank"'
 
 
 def cluster() -> Json:
-    """Choose clusters, where scraping adds that label; else `All` matches what has none."""
+    """Select clusters by the label that scraping adds; without the label, `All` matches."""
     return labels_of(
         "cluster",
         "cluster",
@@ -30,7 +30,7 @@ def cluster() -> Json:
 
 
 def instance(*, everything: bool = True) -> Json:
-    """Choose nodes, by the address at which Prometheus scrapes their exporter."""
+    """Select nodes by the address of their exporter."""
     return labels_of(
         "instance",
         "instance",
@@ -42,7 +42,7 @@ def instance(*, everything: bool = True) -> Json:
 
 
 def gpu() -> Json:
-    """Choose GPUs of the nodes, by their index there."""
+    """Select GPUs of the nodes by index."""
     return labels_of(
         "gpu",
         "gpu",
@@ -53,7 +53,7 @@ def gpu() -> Json:
 
 
 def namespace() -> Json:
-    """Choose namespaces of runs, where they have any: two may have a run of one name."""
+    """Select namespaces of runs, if they have any: runs in two namespaces may have the same name."""
     return labels_of(
         "namespace",
         "namespace",
@@ -65,7 +65,7 @@ def namespace() -> Json:
 
 
 def run(*, everything: bool = True) -> Json:
-    """Choose training runs, by the name that their code gave them."""
+    """Select training runs by name."""
     return labels_of(
         "run",
         "run",
@@ -77,7 +77,7 @@ def run(*, everything: bool = True) -> Json:
 
 
 def rank() -> Json:
-    """Choose ranks of the runs."""
+    """Select ranks of the runs."""
     return labels_of(
         "rank",
         "rank",

@@ -1,4 +1,4 @@
-"""Memory and clocks beyond the usual graphs."""
+"""Details of memory and clocks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from grafana.builders.dashboard import Row
 from grafana.builders.field import GREEN, YELLOW, Text, limit_line, limits_of_each, texts
 from grafana.builders.panel import Panel, state_timeline, time_series
 from grafana.builders.query import Query, threshold
-from grafana.gpu_rows.asking import CURVE, NAME
+from grafana.gpu_rows.gpu_queries import CURVE, NAME
 
 
 def row() -> Row:

@@ -1,4 +1,4 @@
-"""What the driver reports as broken."""
+"""Errors that the driver reports."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from grafana.builders.field import GREEN, GREY, ORANGE, RED, YELLOW, Text, by_na
 from grafana.builders.panel import Panel, state_timeline, table, time_series
 from grafana.builders.query import Query, threshold
 from grafana.builders.verdicts import in_colour
-from grafana.gpu_rows.asking import CURVE, MILLISECONDS, NAME, ONE, PLACE, PLACE_LINKS
+from grafana.gpu_rows.gpu_queries import CURVE, MILLISECONDS, NAME, ONE, PLACE, PLACE_LINKS
 
 
 def row() -> Row:

@@ -1,4 +1,4 @@
-"""Who holds the GPUs, now and before, and what runs there."""
+"""Current and past holders of the GPUs, and the runs on them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from grafana.builders.dashboard import Row
 from grafana.builders.field import BLUE, Text, by_name, limit_line, texts
 from grafana.builders.panel import Panel, state_timeline, table, time_series
 from grafana.builders.query import Query, threshold
-from grafana.gpu_rows.asking import CURVE, HOLDER, NAME, OWNER, PLACE, PLACE_LINKS, TO_RANK, TO_RUN, rate
+from grafana.gpu_rows.gpu_queries import CURVE, HOLDER, NAME, OWNER, PLACE, PLACE_LINKS, TO_RANK, TO_RUN, rate
 
 
 def row() -> Row:

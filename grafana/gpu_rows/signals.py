@@ -1,4 +1,4 @@
-"""What there is to see at all on these GPUs."""
+"""Supported and unsupported signals of these GPUs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from grafana.builders.choices import GPU
 from grafana.builders.dashboard import Row
 from grafana.builders.panel import Panel, table
 from grafana.builders.query import Query
-from grafana.gpu_rows.asking import ONE, PLACE, PLACE_LINKS
+from grafana.gpu_rows.gpu_queries import ONE, PLACE, PLACE_LINKS
 
 
 def row() -> Row:

@@ -1,4 +1,4 @@
-"""The GPUs of the chosen ranks, one curve each."""
+"""GPUs of the selected ranks, one line each."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from grafana.builders.choices import HOST
 from grafana.builders.dashboard import Row
 from grafana.builders.panel import Panel, time_series
 from grafana.builders.query import Query
-from grafana.run_rows.asking import BY_GPU, RANK_HERE, TO_GPU, few
+from grafana.run_rows.run_queries import BY_GPU, RANK_HERE, TO_GPU, few
 
 
 def _gpu_curves(title: str, description: str, expression: str, unit: str) -> Panel:
@@ -49,5 +49,5 @@ def _chosen_gpus() -> tuple[Panel, ...]:
 
 
 def row() -> Row:
-    """Return the GPUs."""
+    """Return the row."""
     return Row("GPUs of the selected ranks", _chosen_gpus(), collapsed=True)

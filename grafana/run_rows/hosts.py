@@ -1,4 +1,4 @@
-"""The hosts that the ranks are on, and what they feed them with."""
+"""Hosts of the ranks, and the data that they provide."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from grafana.builders.dashboard import Row
 from grafana.builders.field import ORANGE, Override, limit_line, second_axis
 from grafana.builders.panel import Panel, time_series
 from grafana.builders.query import Query, threshold
-from grafana.run_rows.asking import RANK_HERE, TO_HOST, few_hosts, few_ranks, of_nodes
+from grafana.run_rows.run_queries import RANK_HERE, TO_HOST, few_hosts, few_ranks, of_nodes
 
 
 def _on_hosts(
@@ -172,7 +172,7 @@ def _network() -> Panel:
 
 
 def row() -> Row:
-    """Return the evidence of hosts."""
+    """Return the row."""
     return Row(
         "Input and hosts",
         (

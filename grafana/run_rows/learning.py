@@ -1,4 +1,4 @@
-"""Throughput, and what the training itself tells."""
+"""Throughput, and the values that the training reports."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from grafana.builders.dashboard import Row
 from grafana.builders.field import ORANGE, Override, limit_line
 from grafana.builders.panel import Panel, time_series
 from grafana.builders.query import Query, threshold
-from grafana.run_rows.asking import RANK_HERE, TO_COMPARE
+from grafana.run_rows.run_queries import RANK_HERE, TO_COMPARE
 
 
 def _samples() -> Panel:
@@ -82,7 +82,7 @@ def _values() -> Panel:
 
 
 def row() -> Row:
-    """Return throughput, and what the code tells."""
+    """Return the row."""
     return Row(
         "Throughput and learning",
         (

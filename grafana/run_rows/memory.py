@@ -1,4 +1,4 @@
-"""Memory, as the framework's allocator and the processes tell it, and time beside the model."""
+"""Memory of the allocator and the processes, and overhead outside the model."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from grafana.builders.dashboard import Row
 from grafana.builders.field import ORANGE, fixed_colours, limit_line, second_axis
 from grafana.builders.panel import Panel, time_series
 from grafana.builders.query import Query, threshold
-from grafana.run_rows.asking import FEW, RANK_HERE, TO_RANK, few_ranks
+from grafana.run_rows.run_queries import FEW, RANK_HERE, TO_RANK, few_ranks
 from grafana.run_rows.spread import spread
 
 
@@ -98,7 +98,7 @@ def _work_beside() -> Panel:
 
 
 def row() -> Row:
-    """Return memory, and what takes time beside the model."""
+    """Return the row."""
     return Row(
         "Memory and overhead",
         (_allocator(), _allocator_by_rank(), _failed_allocations(), _process_memory(), _work_beside()),

@@ -1,4 +1,4 @@
-"""Ranks against each other."""
+"""Comparison of ranks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from grafana.builders.field import GREY, absent_as, by_name, fixed_colours, limi
 from grafana.builders.panel import Panel, table, time_series
 from grafana.builders.query import Query, threshold
 from grafana.builders.verdicts import in_colour, title_column
-from grafana.run_rows.asking import (
+from grafana.run_rows.run_queries import (
     BY_RANK,
     CELL_TO_GPU,
     CELL_TO_HOST,
@@ -151,7 +151,7 @@ def _states() -> Panel:
 
 
 def row() -> Row:
-    """Return the comparison of ranks."""
+    """Return the row."""
     return Row(
         "Comparison of ranks",
         (

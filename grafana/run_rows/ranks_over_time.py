@@ -1,4 +1,4 @@
-"""Ranks against each other, over time."""
+"""Comparison of ranks over time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from grafana.builders.dashboard import Row
 from grafana.builders.panel import Panel, state_timeline, status_history
 from grafana.builders.query import Query
 from grafana.builders.verdicts import by_code, coded
-from grafana.run_rows.asking import BY_RANK, MANY, RANK_HERE, TO_RANK, among_worst, of_gpus, of_ranks, worst
+from grafana.run_rows.run_queries import BY_RANK, MANY, RANK_HERE, TO_RANK, among_worst, of_gpus, of_ranks, worst
 
 
 def _rank_verdicts() -> Panel:
@@ -37,7 +37,7 @@ def _ranks_over_time(title: str, description: str, expression: str, unit: str, m
 
 
 def row() -> Row:
-    """Return a line for each of the worst ranks."""
+    """Return the row."""
     return Row(
         "Ranks over time",
         (

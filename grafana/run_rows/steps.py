@@ -1,4 +1,4 @@
-"""Steps against the GPU's activity."""
+"""Steps and GPU activity."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from grafana.builders.field import Override, by_name, fixed_colours
 from grafana.builders.panel import Panel, heat_map, stat, table, time_series
 from grafana.builders.phases import shares
 from grafana.builders.query import Query
-from grafana.run_rows.asking import (
+from grafana.run_rows.run_queries import (
     BY_RANK,
     BY_RUN,
     CELL_TO_GPU,
@@ -212,7 +212,7 @@ def _phases(title: str, description: str, record: str) -> Panel:
 
 
 def row() -> Row:
-    """Return steps, and what the GPU does in them."""
+    """Return the row."""
     return Row(
         "Steps and GPU activity",
         (

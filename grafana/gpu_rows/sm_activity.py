@@ -1,4 +1,4 @@
-"""What happens inside: multiprocessors, pipes, bandwidth."""
+"""Profiling metrics: SMs, pipes, memory bandwidth."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from grafana.builders.dashboard import Row
 from grafana.builders.field import limit_line
 from grafana.builders.panel import Panel, time_series
 from grafana.builders.query import Query, threshold
-from grafana.gpu_rows.asking import CURVE, NAME, share
+from grafana.gpu_rows.gpu_queries import CURVE, NAME, share
 
 
 def row() -> Row:

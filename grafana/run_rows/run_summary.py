@@ -1,6 +1,6 @@
-"""The first screen: what it is, what to change, and what that gains.
+"""First screen: the verdict, its remedy, and the possible gain.
 
-Recorded series only, so that it is there at once however large the run.
+It uses only recorded series, so it loads quickly for runs of any size.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from grafana.builders.verdicts import (
     with_root_remedy,
     with_runbook,
 )
-from grafana.run_rows.asking import (
+from grafana.run_rows.run_queries import (
     BY_RUN,
     CELL_TO_GPU,
     CELL_TO_HOST,

@@ -1,4 +1,4 @@
-"""What a mean hides: dips and idle moments."""
+"""Dips and idle time, which a mean hides."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from grafana.builders.dashboard import Row
 from grafana.builders.field import Override
 from grafana.builders.panel import Panel, heat_map, time_series
 from grafana.builders.query import Query
-from grafana.gpu_rows.asking import CURVE, MINUTE, NAME, rate, share
+from grafana.gpu_rows.gpu_queries import CURVE, MINUTE, NAME, rate, share
 
 
 def row() -> Row:

@@ -1,4 +1,4 @@
-"""The graphs that people know from experiment trackers: use, memory, power, temperature, clocks."""
+"""The graphs known from experiment trackers: utilisation, memory, power, temperature, clocks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from grafana.builders.dashboard import Row
 from grafana.builders.field import Text, limit_line, limits_of_each, texts
 from grafana.builders.panel import Panel, status_history, time_series
 from grafana.builders.query import Query
-from grafana.gpu_rows.asking import CURVE, NAME, share
+from grafana.gpu_rows.gpu_queries import CURVE, NAME, share
 
 
 def row() -> Row:

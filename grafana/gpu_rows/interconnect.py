@@ -1,4 +1,4 @@
-"""The ways in and out: PCIe and NVLink against what they can do."""
+"""PCIe and NVLink throughput relative to their limits."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from grafana.builders.dashboard import Row
 from grafana.builders.field import RED, Override, limits_of_each
 from grafana.builders.panel import Panel, table, time_series
 from grafana.builders.query import Query
-from grafana.gpu_rows.asking import CURVE, MINUTE, NAME, ONE, PLACE, PLACE_LINKS, rate
+from grafana.gpu_rows.gpu_queries import CURVE, MINUTE, NAME, ONE, PLACE, PLACE_LINKS, rate
 
 
 def row() -> Row:

@@ -1,4 +1,4 @@
-"""What each GPU loses, and to whom: the first screen, from recorded series and who holds it alone."""
+"""First screen: losses and holders of each GPU, from recorded series and the owner series."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from grafana.builders.verdicts import (
     with_remedy,
     with_runbook,
 )
-from grafana.gpu_rows.asking import CURVE, NAME, ONE, OWNER, PLACE, PLACE_LINKS, TO_RANK, TO_RUN
+from grafana.gpu_rows.gpu_queries import CURVE, NAME, ONE, OWNER, PLACE, PLACE_LINKS, TO_RANK, TO_RUN
 
 
 def row() -> Row:
