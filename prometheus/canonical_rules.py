@@ -600,8 +600,8 @@ def missed() -> Rule:
             "1 for each GPU that was the only one of its exporter and has been missing for two minutes, while the "
             "exporter was up before and since. Kept while the exporter is up, until it reports a GPU. If all of "
             "several GPUs disappear at once, the exporter is the likely cause. Ignores GPUs that are missing because "
-            "nvidia-smi fails, unless it finds no GPU (6) or a lost one (15). Checks the exporter's own families, because "
-            "relabelling may remove some of them, and evaluations may be missed."
+            "nvidia-smi fails, unless it finds no GPU (6) or a lost one (15). Checks the exporter's own families, "
+            "because relabelling may remove some of them, and evaluations may be missed."
         ),
     )
 
