@@ -1,6 +1,6 @@
-"""Golden messages: `python -m tests.alerting.golden` (or `make generate`) writes what every receiver gets anew.
+"""Golden messages: `python -m tests.alerting.golden` (or `make generate`) regenerates the messages of every receiver.
 
-Each story is told to a real Alertmanager with the bundle's routes, inhibition and templates, and with its examples of
+Each story is posted to a real Alertmanager with the bundle's routes, inhibition and templates, and with its example
 receivers, whose addresses are a mail server and web servers of this process.
 """
 
@@ -75,7 +75,7 @@ def _lost(gpus: range, *, ended: bool) -> list[Alert]:
 
 
 def _mixed(*, ended: bool) -> list[Alert]:
-    """A team's own route may put tickets and pages into one group; the gravest comes first."""
+    """Tickets and pages in one group, as a team's own route may have; the most severe is first."""
     leak = {
         "summary": "Training run's GPU memory grows.",
         "description": "The memory of run bert grows by 1.2 GiB an hour. Look for tensors that are kept.",
@@ -91,7 +91,7 @@ def _mixed(*, ended: bool) -> list[Alert]:
 
 
 def _hostile(*, ended: bool) -> list[Alert]:
-    """A run may be called anything, and another's alert may lack what the bundle's have."""
+    """Runs with unusual names, and alerts of others that lack the labels of the bundle's alerts."""
     run = '<!channel> & "<script>alert(1)</script>'
     described = Alert(
         on_run("TrainingLossNonfinite", run=run),
@@ -115,17 +115,18 @@ STORIES: dict[str, list[list[Alert]]] = {
     "a_team": [_mixed(ended=False), _mixed(ended=True)],
     "hostile": [_hostile(ended=False), _hostile(ended=True)],
 }
-"""Each a list of posts; every one is followed by a notification."""
+"""Stories by name. Each is a list of posts, and a notification follows each post."""
 
 
 class Receivers:
-    """A mail server, and web servers in the place of Slack, PagerDuty and Discord."""
+    """A mail server, and web servers in place of Slack, PagerDuty and Discord."""
 
     def __init__(self) -> None:
         self._mail, self._slack, self._pager, self._chat = MailServer(), Webhook(), Webhook(), Webhook()
 
     def configuration(self) -> Configuration:
-        """The bundle's, with its examples as `page` and `ticket`, at the addresses of these servers."""
+        """Return the bundle's configuration with its examples as `page` and `ticket`, at the addresses of these
+        servers."""
         examples = {each["name"]: each for each in with_examples()["receivers"]}
         everything = {
             "email_configs": [
@@ -147,7 +148,7 @@ class Receivers:
         return hastened(configuration)
 
     def next_messages(self) -> str:
-        """What each gets of the next notification, as one text."""
+        """Return the messages of the next notification from all receivers, as one text."""
         (slack,) = self._slack.notifications.get(timeout=PATIENCE)["attachments"]
         pager = self._pager.notifications.get(timeout=PATIENCE)
         (chat,) = self._chat.notifications.get(timeout=PATIENCE)["embeds"]
@@ -164,7 +165,7 @@ class Receivers:
         )
 
     def close(self) -> None:
-        """Take no more."""
+        """Close all servers."""
         for each in (self._mail, self._slack, self._pager, self._chat):
             each.close()
 
@@ -199,7 +200,7 @@ def _pager_lines(event: Notification) -> Iterator[str]:
 
 @contextlib.contextmanager
 def receiving(folder: Path) -> Iterator[tuple[Alertmanager, Receivers]]:
-    """An Alertmanager that notifies these receivers."""
+    """Run an Alertmanager that notifies these receivers."""
     receivers = Receivers()
     try:
         with running(receivers.configuration(), folder) as alertmanager:
@@ -208,8 +209,8 @@ def receiving(folder: Path) -> Iterator[tuple[Alertmanager, Receivers]]:
         receivers.close()
 
 
-def told(alertmanager: Alertmanager, receivers: Receivers, story: list[list[Alert]]) -> str:
-    """Tell the story, and return what people read."""
+def messages(alertmanager: Alertmanager, receivers: Receivers, story: list[list[Alert]]) -> str:
+    """Post the story, and return the messages."""
     parts = []
     for number, alerts in enumerate(story, 1):
         alertmanager.post(alerts)
@@ -218,15 +219,15 @@ def told(alertmanager: Alertmanager, receivers: Receivers, story: list[list[Aler
 
 
 def golden(name: str) -> Path:
-    """Where the story's messages stand."""
+    """Return the path of the story's messages."""
     return GOLDEN / f"{name}.txt"
 
 
 def main() -> None:
-    """Write them all anew."""
+    """Write all golden messages."""
     with tempfile.TemporaryDirectory() as folder, receiving(Path(folder)) as (alertmanager, receivers):
         for name, story in STORIES.items():
-            golden(name).write_text(told(alertmanager, receivers, story), encoding="utf-8")
+            golden(name).write_text(messages(alertmanager, receivers, story), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Every query of every dashboard, asked of a real Prometheus that holds an installation with every kind of trouble."""
+"""Every query of every dashboard, run on a real Prometheus with an installation that has every kind of fault."""
 
 from __future__ import annotations
 
@@ -64,12 +64,12 @@ SHOWN_FOR = {
     ("stallscope-run", "Network limit in samples per second", "A"): "starving",
     ("stallscope-run", "Network limit in samples per second", "C"): "starving",
 }
-"""Queries that find something for the trouble that they are about, and nothing for a healthy run and its nodes."""
+"""Queries that return data only for a specific fault, not for a healthy run and its nodes."""
 NO_STORY = {
-    ("stallscope-fleet", "Held but idle GPUs", "D"): "a run would have to stand still for an hour first",
+    ("stallscope-fleet", "Held but idle GPUs", "D"): "a run would first have to be stalled for an hour",
     ("stallscope-gpu", "Remapped rows and retired pages", "B"): "only GPUs older than the stories' retire pages",
 }
-"""Queries that no part of the installation has anything for, and why."""
+"""Queries for which no part of the installation has data, with the reason."""
 
 MARKED = {
     ("stallscope-compare", "Alerts"): "starving",
@@ -85,7 +85,7 @@ MARKED = {
     ("stallscope-run", "Verdict changes"): HEALTHY,
     ("stallscope-run", "Xids"): "broken",
 }
-"""Annotations, and the part whose events they mark."""
+"""Annotations, and the part of the installation with their events."""
 VERDICTS = {
     HEALTHY: "compute_bound",
     "waiting": "input_few_workers",
@@ -97,11 +97,11 @@ VERDICTS = {
     "restarting": "restart_loop",
     "unknown": "insufficient_data",
 }
-"""What the run of a part suffers from."""
+"""Cause of the run of a part."""
 
 
 class Answer(NamedTuple):
-    """What one query of a panel found."""
+    """Result of one query of a panel."""
 
     panel: Json
     target: Json
@@ -115,14 +115,14 @@ class Answer(NamedTuple):
 
 
 class Library:
-    """Dashboards as they look for a part of the installation, each asked once."""
+    """Dashboards for the parts of the installation; each query runs once."""
 
     def __init__(self, filled: FilledPrometheus) -> None:
         self._filled = filled
         self._found: dict[tuple[str, str], list[Answer]] = {}
 
     def opened(self, uid: str, part: str) -> Chosen:
-        """A dashboard as a link to a part's run and nodes opens it."""
+        """Return a dashboard as opened by a link to a part's run and nodes."""
         shown = self._filled.parts[part]
         wanted = {
             "cluster": [shown.cluster] if shown.cluster else [],
@@ -134,7 +134,7 @@ class Library:
         return choose(self._filled.server, PAGES[uid], window, wanted)
 
     def answers(self, uid: str, part: str) -> list[Answer]:
-        """What all queries of the dashboard's panels find then."""
+        """Return the results of all queries of the dashboard's panels."""
         if (uid, part) not in self._found:
             chosen = self.opened(uid, part)
             self._found[uid, part] = [
@@ -146,7 +146,7 @@ class Library:
         return self._found[uid, part]
 
     def found(self, uid: str, part: str, place: tuple[str, str]) -> list[dict[str, Any]]:
-        """What one query finds."""
+        """Return the result of one query."""
         return next(answer.result for answer in self.answers(uid, part) if answer.place == place)
 
 
@@ -215,7 +215,7 @@ def test_nothing_is_shown_of_trouble_that_a_healthy_run_does_not_have(
 
 
 def _lately(filled: FilledPrometheus, series: dict[str, Any]) -> bool:
-    """Whether it has a value in the second half of the hour: in its first minutes nobody can be judged."""
+    """Return whether a query has a value in the second half of the hour: no verdict exists in the first minutes."""
     newest = float((series.get("value") or series["values"][-1])[0])
     return newest > filled.end - HOUR / 2
 
@@ -326,7 +326,7 @@ CULPRITS = {
     "waiting": None,
     HEALTHY: None,
 }
-"""Culprit of the run of a part, before its cause is put into words."""
+"""Return the culprit of the run of a part, before its cause is replaced by its title."""
 
 
 def test_the_fleet_names_the_culprit_of_a_run_and_none_where_no_rank_is_to_blame(library: Library) -> None:

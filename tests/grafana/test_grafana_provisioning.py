@@ -1,4 +1,4 @@
-"""What Grafana is provisioned with: fields of its documented formats, and what dashboards, rules and stack expect."""
+"""Grafana's provisioning files use documented fields, and match dashboards, rules and stack."""
 
 from __future__ import annotations
 
