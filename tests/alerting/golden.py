@@ -37,12 +37,12 @@ _TIME = re.compile(r"\d+ [A-Z][a-z]{2} \d\d:\d\d")
 
 def _input_bound(*, ended: bool) -> list[Alert]:
     annotations = {
-        "summary": "Training run waits for data its processors can't prepare.",
+        "summary": "Training run waits for data that its CPUs can't prepare in time.",
         "description": (
-            "Run bert loses 24% of its GPU time waiting for batches that the processors cannot prepare in time: "
+            "Run bert loses 24% of its GPU time waiting for batches that the CPUs cannot prepare in time: "
             "without the wait it would be up to 1.3 times as fast. More workers will not help. Decode and augment less "
             "per sample (cache decoded data, resize offline, decode faster or on the GPU), or give the job more "
-            "processors per GPU."
+            "CPUs per GPU."
         ),
         "lost": "46.1 GPU-hours a day",
         "runbook_url": f"{RUNBOOKS}/TrainingInputCpuSaturated.md",
@@ -54,10 +54,10 @@ def _input_bound(*, ended: bool) -> list[Alert]:
 def _lost(gpus: range, *, ended: bool) -> list[Alert]:
     def annotations(gpu: int) -> dict[str, str]:
         return {
-            "summary": "GPU no longer answers.",
+            "summary": "GPU is lost: it cannot be read any more.",
             "description": (
-                f"GPU {gpu} (GPU-n1-{gpu}) of n1:19400 no longer gives readings: all of its time (100%) is lost, and "
-                f"run bert, which has rank {gpu} on it, cannot go on. Drain the node, read the kernel log for Xid 79, "
+                f"GPU {gpu} (GPU-n1-{gpu}) of n1:19400 can no longer be read: all of its time (100%) is lost, and "
+                f"run bert, which has rank {gpu} on it, cannot continue. Drain the node, look for Xid 79 in dmesg, "
                 "and reboot; if the GPU is lost again, reseat or replace it."
             ),
             "lost": "24.0 GPU-hours a day",

@@ -168,7 +168,7 @@ def _scores(verdict: str, name: str) -> dict[str, str]:
 
 
 def quick_rules(folder: Path) -> list[Path]:
-    """Return the bundle's files without waits, and with one offset shortened, so that minutes of evaluation are enough."""
+    """Return the bundle's files without waits and with one shorter offset, so that minutes of evaluation are enough."""
     written = []
     for path in RULE_FILES:
         content: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
