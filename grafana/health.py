@@ -365,7 +365,7 @@ def _series_dropped() -> Panel:
     )
 
 
-def _processor() -> Panel:
+def _cpu() -> Panel:
     return time_series(
         "CPU use of exporters",
         "CPUs used by each exporter, of the nodes with the most. If it is too much, raise --sampling.interval.",
@@ -383,7 +383,7 @@ def _processor() -> Panel:
     )
 
 
-def _processor_by_source() -> Panel:
+def _cpu_by_collector() -> Panel:
     return time_series(
         "CPU use by collector",
         "CPUs used by the polls of each collector, mean of the nodes. You can disable the most expensive ones.",
@@ -577,7 +577,7 @@ def dashboard() -> Dashboard:
             ),
             Row(
                 "Cost of exporters",
-                (_processor(), _processor_by_source(), _memory(), _series(), _series_dropped()),
+                (_cpu(), _cpu_by_collector(), _memory(), _series(), _series_dropped()),
                 collapsed=True,
             ),
             Row(

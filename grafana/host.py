@@ -299,7 +299,7 @@ def _throttled() -> Panel:
     )
 
 
-def _rank_processors() -> Panel:
+def _rank_cpus() -> Panel:
     return time_series(
         "CPUs used by ranks",
         "CPUs used by each rank with its loader workers; dashed: its quota or affinity. At the line, the rank cannot "
@@ -639,7 +639,7 @@ def dashboard() -> Dashboard:
         variables=(datasource(), choices.cluster(), choices.instance(everything=False)),
         rows=(
             Row("", (_runs(), _gpus(), _busy(), _waiting(), _memory_share(), _alerts())),
-            Row("CPUs", (_modes(), _busiest(), _throttled(), _rank_processors())),
+            Row("CPUs", (_modes(), _busiest(), _throttled(), _rank_cpus())),
             Row("Network", (_network(), _link_share(), _drops(), _error_share(), _rdma(), _what_it_is())),
             Row(
                 "Memory",

@@ -524,7 +524,7 @@ NVIDIA_SMI = GpuSource(
     ("uuid",),
     (NVIDIA_SMI_NAMES,),
     ("nvidia_smi_gpu_info",),
-    # Where nvidia-smi or NVML fails there are no families of GPUs, whatever they are called.
+    # If nvidia-smi or NVML fails, there are no GPU families under any name.
     "nvidia_gpu_exporter_build_info\n"
     f"  unless on ({TARGET})\n    (nvidia_smi_command_exit_code or nvidia_smi_nvml_return_code) != 0",
 )

@@ -22,7 +22,7 @@ class Row:
     """Empty for the first row, which has no heading."""
     panels: tuple[Panel, ...]
     collapsed: bool = False
-    """Whether the row is closed at first. Grafana runs its queries only once it is opened."""
+    """The row is closed at first. Grafana runs its queries only once it is opened."""
     repeat: str = ""
     """Variable whose values each get their own copy of the row."""
 

@@ -30,7 +30,7 @@ def _on_hosts(
     )
 
 
-def _processors() -> Panel:
+def _cpus() -> Panel:
     return _on_hosts(
         "CPU utilisation and busiest CPU",
         "All CPUs of a node, and its busiest CPU alone. If one CPU is at its limit while others are idle, everything "
@@ -176,7 +176,7 @@ def row() -> Row:
     return Row(
         "Input and hosts",
         (
-            _processors(),
+            _cpus(),
             _process(),
             _throttled(),
             _workers(),

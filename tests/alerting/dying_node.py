@@ -45,7 +45,7 @@ def crowded_node() -> Story:
 
 
 def fallen_gpus() -> Story:
-    """The same node, which stays up, while its eight GPUs fall off the bus at once."""
+    """Return the same node, which stays up while its eight GPUs fall off the bus at once."""
     fallen = From(DEATH, Gpu(present=False, lost_reason="gpu_lost", xids=(79,)))
     return Story((HGX,), _crowd(hangs=True), _QUIET, gpus=(From(_ALWAYS, Gpu()), fallen), sharing="mps")
 

@@ -72,7 +72,7 @@ def at(cluster: str, labels: Labels) -> Labels:
 
 
 NOTHING: dict[str, set[str]] = {name: set() for name in EXPECTED}
-# Alerts of severity info mute nothing (a test of its own), so that all targets of a source can be asked for at once.
+# Alerts of severity info mute nothing (see the other test), so all targets of a source are posted at once.
 INFO = {"severity": "info"}
 
 

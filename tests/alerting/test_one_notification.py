@@ -62,7 +62,7 @@ class Audience:
             self._alertmanager.post([Alert({"alertname": last, "cluster": last, "part": part})])
             while (notification := self._next())["groupLabels"] != {"cluster": last}:
                 notifications.append(notification)
-        # Where the machine stood still, all were due at once, and another may have come before it.
+        # If the machine paused, all were due at once, and another one may have arrived before it.
         while self._received < self._alertmanager.notified():
             notifications.append(self._next())
         return notifications

@@ -82,7 +82,7 @@ class Chosen:
             return (
                 "".join(values).replace("\\", "\\\\").replace('"', '\\"') if variable["type"] == "query" else values[0]
             )
-        # Escaped for the regular expression, and once more for the string that it stands in.
+        # Escaped for the regular expression, and once more for the string around it.
         escaped = [_SPECIAL.sub(lambda found: 2 * "\\" + found.group().replace("\\", "\\\\"), each) for each in values]
         return escaped[0] if len(escaped) == 1 else f"({'|'.join(escaped)})"
 

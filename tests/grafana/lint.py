@@ -34,7 +34,6 @@ _COUNTERS = frozenset(
     | {name for name in SERVER_SERIES if name.endswith("_total")}
 )
 _RATED = re.compile(r"\b(?:rate|irate|increase)\s*\(\s*(?P<metric>[\w:]+)\s*(?:\{[^}]*\})?\s*\[(?P<window>[^\]]*)\]")
-_SPAN = re.compile(r"(?P<metric>[\w:]+)\s*(?:\{[^}]*\})?\s*\[(?P<window>[^\]]*)\]")
 _BUILT_IN = re.compile(r"__\w+")
 _VARIABLE = re.compile(r"\$(?:\{(?P<braced>[A-Za-z_]\w*)(?:[:.][^}]*)?\}|(?P<bare>[A-Za-z_]\w*))")
 _FIXED_WINDOWS_OF = frozenset({"stallscope_training_restarts_total", "stallscope_gpu_xid_events_total"})

@@ -119,6 +119,6 @@ def test_dashboards_are_provided_read_only_in_one_folder() -> None:
     assert provider["type"] == "file"
     assert provider["allowUiUpdates"] is False
     assert (provider["folder"], provider["folderUid"]) == ("Stallscope", "stallscope")
-    # With folders as files lie, neither of the two may be there.
+    # With folders from the file structure, both settings must be absent.
     assert not provider["options"].get("foldersFromFilesStructure")
     assert provider["options"]["path"].startswith("/")
