@@ -1,7 +1,7 @@
-"""Write the alerts on causes, alerts/*.yml, from the rows in `stallscope/catalogue/causes.py`.
+"""Generate the alerts on causes, alerts/*.yml, from the rows in `stallscope/catalogue/causes.py`.
 
-Run by `make generate`; a test fails when a committed file is not what this prints. Alerts that are about no cause are
-written by hand, in alerts/stallscope.yml, except the alert on the number of thresholds.
+Run by `make generate`; a test fails when a committed file differs from the output. Alerts without a cause are written
+by hand in alerts/stallscope.yml, except the alert on the number of thresholds.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ FOLDER = _TOP / "alerts"
 THRESHOLDS = _TOP / "prometheus" / "rules" / "thresholds.yml"
 _RUNBOOKS = "https://github.com/stallscope/stallscope/blob/main/alerts/runbooks"
 
+# Labels that identify a run, a GPU, a GPU with the rank on it, and a host.
 RUN = "cluster, namespace, run"
 GPU = "cluster, job, instance, gpu, uuid, mig"
 PAIR = f"{GPU}, namespace, run, rank"
 HOST = "cluster, job, instance"
-"""Labels of a run, of a GPU, of a GPU with the rank that uses it, and of a host."""
 
 _THIS_RUN = "{run=%q,namespace=%q,cluster=%q}"
 _RUN_LABELS = "$labels.run $labels.namespace $labels.cluster"
@@ -48,7 +48,7 @@ _FAILED_RANKS = (
     "bottomk(3, (stallscope_training_state{run=%q,cluster=%q,state=~'failed|lost|terminated'} == 1)"
     " unless on (cluster, run, rank) rank:live:info)"
 )
-"""Up to three ranks whose process is gone."""
+"""Up to three ranks whose process has ended."""
 
 _HOLDERS = (
     "bottomk(3, group by (namespace, pod, container, slurm_job, user)"
@@ -60,18 +60,18 @@ _CULPRIT_PLACE = (
     "rank {{ .Labels.rank }}{{ with .Labels.gpu }}, GPU {{ . }}{{ end }}{{ with .Labels.mig }} MIG {{ . }}{{ end }}"
     " of {{ .Labels.instance }}"
 )
-"""Place of a culprit, as `place_of` in `stallscope/view/verdict_words.py` has it."""
+"""Place of a culprit, in the format of `place_of` in `stallscope/view/verdict_words.py`."""
 
 
 def roots(*domains: str) -> tuple[Cause, ...]:
-    """Return the causes of some domains that can be the root cause of a verdict."""
+    """Return the causes of these domains that can be the root cause of a verdict."""
     return tuple(
         cause for cause in CAUSES.values() if cause.domain in domains and cause.tier and cause.name not in ROOT_WORDS
     )
 
 
 def culprit_query(*labels: str) -> str:
-    """Return the start of a template on the culprit of a run, which must share further labels with the alert."""
+    """Return the start of a template on the culprit of a run; the culprit and the alert must share these labels too."""
     names = ("run", "namespace", "cluster", *labels)
     matchers = ",".join(f"{name}=%q" for name in names)
     values = " ".join(f"$labels.{name}" for name in names)
@@ -82,21 +82,21 @@ def chain(causes: Iterable[Cause], result: str, otherwise: str = "") -> str:
     """Return a template that depends on a culprit's root cause.
 
     Args:
-        causes: the root causes that it knows.
-        result: the template for one of them; TEXT stands for its words and its remedy.
-        otherwise: the template for all others.
+        causes: the root causes with a template of their own.
+        result: the template for these causes; TEXT stands for the words and the remedy of the cause.
+        otherwise: the template for all other causes.
     """
     cases = "{{ else if ".join(
         f'eq .Labels.cause "{cause.name}" }}}}' + result.replace("TEXT", f": {root_words(cause.name)}. {cause.remedy}")
         for cause in causes
     )
-    rest = f"{{{{ else }}}}{otherwise}" if otherwise else ""
-    return f"{{{{ if {cases}{rest}{{{{ end }}}}"
+    default = f"{{{{ else }}}}{otherwise}" if otherwise else ""
+    return f"{{{{ if {cases}{default}{{{{ end }}}}"
 
 
 def root_or(*domains: str) -> str:
-    """Return a template of the root cause of a straggler; what follows up to `{end}` stands for an unknown one."""
-    # Only where the culprit is the alert's rank: the verdict of the run may be about another rank.
+    """Return a template with the root cause of a straggler; the text up to `{end}` is used if the cause is unknown."""
+    # The culprit must be the alert's rank: the verdict of the run may be about another rank.
     assigned = chain(roots(*domains), '{{ $root = "TEXT" }}')
     found = f'{{{{ $root := "" }}}}{culprit_query("rank")}{assigned}{{{{ end }}}}'
     return found + "{{ if $root }}{{ $root }}{{ else }}"
@@ -121,12 +121,12 @@ PHRASES = {
         "times as fast"
     ),
     "gone": (
-        f'{{{{ with printf "{_FAILED_RANKS}" $labels.run $labels.cluster | query }}}} Begin with the process of rank'
-        '{{ range sortByLabel "rank" . }} {{ .Labels.rank }}{{ end }}, which is gone.{{ end }}'
+        f'{{{{ with printf "{_FAILED_RANKS}" $labels.run $labels.cluster | query }}}} Start with rank'
+        '{{ range sortByLabel "rank" . }} {{ .Labels.rank }}{{ end }}: its process has ended.{{ end }}'
     ),
     "workers": (
         '{{ with printf "max(stallscope_training_dataloader_workers{run=%q,cluster=%q})" $labels.run $labels.cluster '
-        "| query }} (now {{ . | first | value }}){{ end }}"
+        "| query }} (currently {{ . | first | value }}){{ end }}"
     ),
     "idle_sms": "{{ if gt $value 0.0 }} ({{ $value | humanizePercentage }} of GPU time is SMs without work){{ end }}",
     "cgroups": (
@@ -150,7 +150,7 @@ PHRASES = {
         "{{ if and .user (or .slurm_job .container) }} of {{ end }}{{ with .user }}{{ . }}{{ end }}"
         "{{ end }}{{ else }}an unknown process{{ end }}{{ end }}.{{ end }}{{ end }}"
     ),
-    "unused": "{{ if $labels.unused }} Nobody uses it.{{ end }}",
+    "unused": "{{ if $labels.unused }} The GPU is not in use.{{ end }}",
     "culprit": (
         f"{culprit_query()} The first suspect is {_CULPRIT_PLACE}{chain(roots('hardware'), 'TEXT', '.')}{{{{ end }}}}"
     ),
@@ -159,7 +159,7 @@ PHRASES = {
     "starved_or": root_or("input"),
     "end": "{{ end }}",
 }
-"""Phrases that descriptions share, by the name that stands for them in single braces."""
+"""Phrases that descriptions share. A description names them in single braces."""
 
 _CLUSTER = "{{ with $labels.cluster }}&var-cluster={{ . | urlquery }}{{ end }}"
 _DASHBOARDS: dict[Subject, str] = {
@@ -176,26 +176,26 @@ _DASHBOARDS: dict[Subject, str] = {
 
 _HEADERS = {
     "training_input": "Alerts on waiting for data.",
-    "training_device": "Alerts on what GPUs do with their time, and on what else the host keeps them waiting for.",
+    "training_device": "Alerts on GPUs that do too little useful work, and on GPUs that wait for the host.",
     "training_memory": "Alerts on GPU memory, as the framework's allocator reports it.",
-    "training_time": "Alerts on time without steps, or with slower ones.",
+    "training_time": "Alerts on time without steps, and on slow steps.",
     "training_ranks": "Alerts on differences between the ranks of a run.",
     "gpu_hardware": (
-        "Alerts on the health of GPUs. `run` and `rank` are set where a run uses the GPU, `unused` where nobody does."
+        "Alerts on the health of GPUs. `run` and `rank` are set if a run uses the GPU, `unused` if nothing uses it."
     ),
-    "gpu_use": "Alerts on the use of GPUs. `namespace` and `user` are those of the run on it, or of its holder.",
-    "host": "Alerts on hosts in trouble, whether or not it slows training.",
+    "gpu_use": "Alerts on the use of GPUs. `namespace` and `user` come from the run on the GPU, or from its holder.",
+    "host": "Alerts on host problems, whether or not they slow training.",
 }
 """First line of each file, by its name."""
 
 
 def stem(cause: Cause) -> str:
-    """Return the name of the file that holds the alert on a cause."""
+    """Return the name of the file with the alert on a cause, without its extension."""
     return cause.domain if cause.subject == cause.domain else f"{cause.subject}_{cause.domain}"
 
 
 def block(text: str, spaces: int = 2) -> str:
-    """Indent a text."""
+    """Return a text with every line indented."""
     return textwrap.indent(text, " " * spaces)
 
 
@@ -210,15 +210,17 @@ def firing(cause: Cause) -> str:
 
 
 def levels(value: str, lost: str, cause: Cause, shape: Loss, over: str, labels: str) -> str:
-    """Return the PromQL of an alert with two levels that clears under the clearing ratio of the lower one.
+    """Return the PromQL of an alert with two levels.
+
+    The alert clears when the value falls below the warning level times the clearing ratio.
 
     Args:
-        value: what is compared and returned.
-        lost: the GPU time that the run loses, which must have been as high during the window.
+        value: the series that is compared and returned.
+        lost: the GPU time that the run loses, which must exceed the warning level for the whole window.
         cause: the cause of the alert.
         shape: the levels.
-        over: how `value` and `lost` match, as in `and on (…)`.
-        labels: the labels that tell the subjects of the alert apart.
+        over: the matching of `value` and `lost`, as in `and on (…)`.
+        labels: the labels that identify the subject of the alert.
     """
     return f"""\
   {value} >= {threshold(shape.high)}
@@ -235,7 +237,7 @@ and on ({labels})
 
 
 def cleared_late(series: str, name: str, cause: Cause, labels: str) -> str:
-    """Return the PromQL of an alert with one level that clears under the clearing ratio of it."""
+    """Return the PromQL of an alert with one level, which clears below that level times the clearing ratio."""
     return f"""\
   {series} >= {threshold(name)}
 or
@@ -245,12 +247,12 @@ and on ({labels})
 
 
 def on_gpu(value: str, of: str = "gpu_rank:unhealthy:info") -> str:
-    """Return the PromQL that gives a value of a GPU the labels of the runs on it."""
+    """Return the PromQL that adds the labels of the runs on a GPU to a value of that GPU."""
     return f"  {of}\n* on ({GPU}) group_left ()\n  (\n{block(value, 4)}\n  )"
 
 
 def filled(pattern: str, names: Mapping[str, str], text: str, cause: Cause) -> str:
-    """Replace each name that the pattern finds in a text of the table."""
+    """Replace each name that the pattern finds in a text of the table of causes."""
 
     def replacement(found: re.Match[str]) -> str:
         if found[1] not in names:
@@ -261,14 +263,14 @@ def filled(pattern: str, names: Mapping[str, str], text: str, cause: Cause) -> s
 
 
 def promql(text: str, cause: Cause) -> str:
-    """Return an expression of the table in full."""
+    """Expand the abbreviations in an expression of the table of causes."""
     names = {"run": RUN, "gpu": GPU, "pair": PAIR, "firing": firing(cause)}
     text = filled(r"\{(\w+)\}", names, textwrap.dedent(text).strip("\n").rstrip(), cause)
     return re.sub(r"threshold\((\w+)\)", lambda found: threshold(found[1]), text)
 
 
 def condition(cause: Cause, alert: Alert) -> str:
-    """Return the PromQL of the alert's shape."""
+    """Return the alert's condition as PromQL, by its shape."""
     shape = alert.shape
     lost = f'run_cause:time_lost:ratio5m{{cause="{cause.name}"}}'
     if isinstance(shape, Loss):
@@ -301,12 +303,12 @@ and
 
 
 def pages_for_gpu(cause: Cause, alert: Alert) -> bool:
-    """Return whether the alert is critical for a GPU in use, and a warning for one that nobody uses."""
+    """Return True if the alert is critical on a GPU in use and a warning on an unused GPU."""
     return cause.subject == "gpu" and alert.severity == "critical"
 
 
 def marked_unused(promql_text: str) -> str:
-    """Return the PromQL with the label `unused` on GPUs that nobody uses."""
+    """Return the PromQL with the label `unused` on unused GPUs."""
     unused = f"on ({GPU})\n  gpu:unused:info"
     return f"""\
   (
@@ -324,7 +326,7 @@ or
 
 
 def expression(cause: Cause, alert: Alert) -> str:
-    """Return the whole PromQL; that of a run has the job class and the user, for severity and routes."""
+    """Return the alert's whole PromQL; alerts on runs also get job class and user, for severity and routes."""
     if pages_for_gpu(cause, alert):
         return marked_unused(condition(cause, alert))
     if cause.subject != "training":
@@ -334,7 +336,7 @@ def expression(cause: Cause, alert: Alert) -> str:
 
 
 def severity(cause: Cause, alert: Alert) -> str:
-    """Return the label as a Go template."""
+    """Return the severity label as a Go template."""
     found: str = alert.severity
     if alert.info_where:
         found = f"{{{{ if {alert.info_where} }}}}info{{{{ else }}}}{found}{{{{ end }}}}"
@@ -346,7 +348,7 @@ def severity(cause: Cause, alert: Alert) -> str:
 
 
 def lost(cause: Cause, alert: Alert) -> str:
-    """Return the annotation on lost GPU-hours; empty if the value is no share of GPU time."""
+    """Return the annotation on lost GPU-hours; empty if the alert's value is not a share of GPU time."""
     shape = alert.shape
     if isinstance(shape, DeviceClass):
         return f"{{{{ if gt $value 0.0 }}}}{_GPU_HOURS}{{{{ end }}}}"
@@ -358,7 +360,7 @@ def lost(cause: Cause, alert: Alert) -> str:
 
 
 def description(cause: Cause, alert: Alert) -> str:
-    """Return the description with its phrases, on one line."""
+    """Return the description on one line, with its phrases expanded."""
     return " ".join(filled(r"(?<!\{)\{(\w+)\}(?!\})", PHRASES, alert.description, cause).split())
 
 
@@ -368,7 +370,7 @@ def quoted(text: str) -> str:
 
 
 def folded(name: str, text: str) -> str:
-    """Return an annotation as a folded block of YAML, with short Go templates on one line each."""
+    """Return an annotation as a folded YAML block that does not break short Go templates."""
     whole = re.sub(r"\{\{[^}]{,70}\}\}", lambda found: found[0].replace(" ", "\0"), text)
     lines = textwrap.fill(whole, 105, break_long_words=False, break_on_hyphens=False).replace("\0", " ")
     return f"          {name}: >-\n" + block(lines, 12) + "\n"
@@ -378,7 +380,7 @@ def rule(cause: Cause, alert: Alert) -> str:
     """Return the alerting rule as YAML."""
     assert cause.alert
     times = {"for": alert.wait, "keep_firing_for": alert.keep}
-    # An indentation that the block states: most expressions begin with spaces.
+    # Give the indentation (`|2`), because most expressions begin with spaces.
     written = f"      - alert: {cause.alert}\n        expr: |2\n{block(expression(cause, alert), 10)}\n"
     written += "".join(f"        {name}: {value}\n" for name, value in times.items() if value != "0m")
     written += f"        labels:\n          severity: {quoted(severity(cause, alert))}\n          cause: {cause.name}\n"
@@ -414,12 +416,12 @@ _GUARD = """\
           severity: warning
           cause: threshold_missing
         annotations:
-          summary: A threshold of Stallscope's rules is missing or defined twice.
+          summary: A threshold of the Stallscope rules is missing or duplicated.
           description: >-
             {{ if $labels.name }}Threshold {{ $labels.name }} is defined {{ $value }} times{{ else }}Prometheus has
-            {{ $value }} thresholds, and the rules read COUNT{{ end }}: rules that read a wrong one find nothing. Run
-            `stallscope doctor`, which names missing ones. Restore each name once in prometheus/rules/thresholds.yml,
-            check that rule_files names that file once, and reload Prometheus.
+            {{ $value }} thresholds, but the rules use COUNT{{ end }}. Rules that use a missing or duplicated threshold
+            return nothing. Run `stallscope doctor`, which lists missing thresholds. Restore each name once in
+            prometheus/rules/thresholds.yml, check that rule_files lists that file once, and reload Prometheus.
           runbook_url: https://github.com/stallscope/stallscope/blob/main/alerts/runbooks/StallscopeThresholdMissing.md
           dashboard_url: /d/stallscope-health
 """
@@ -428,22 +430,22 @@ _GUARD_END = "      # -- End of the generated alert.\n"
 
 
 def between(path: Path, begin: str, end: str, text: str) -> str:
-    """Return a file that is written by hand, with a generated text between two of its lines."""
-    before, found, rest = path.read_text(encoding="utf-8").partition(begin)
-    _, ended, after = rest.partition(end)
+    """Return the text of a hand-written file, with the generated text between two of its lines."""
+    before, found, remainder = path.read_text(encoding="utf-8").partition(begin)
+    _, ended, after = remainder.partition(end)
     assert found, f"{path}: no line {begin.strip()!r}"
     assert ended, f"{path}: no line {end.strip()!r}"
     return before + begin + text + end + after
 
 
 def stallscope_file() -> str:
-    """Return the file of the alerts on Stallscope itself, with the number of thresholds."""
+    """Return alerts/stallscope.yml with the current number of thresholds."""
     count = THRESHOLDS.read_text(encoding="utf-8").count("record: stallscope:threshold")
     return between(FOLDER / "stallscope.yml", _GUARD_BEGIN, _GUARD_END, _GUARD.replace("COUNT", str(count)))
 
 
 def files() -> Iterator[tuple[str, str]]:
-    """Yield every file by its name."""
+    """Yield the name and text of every generated file."""
     for name in _HEADERS:
         yield f"{name}.yml", cause_file(name)
     yield "stallscope.yml", stallscope_file()

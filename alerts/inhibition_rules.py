@@ -1,7 +1,7 @@
-"""Write who mutes whom into alerts/alertmanager.yml and alerts/README.md, from `stallscope/catalogue/causes.py`.
+"""Generate the inhibition rules in alerts/alertmanager.yml and their table in alerts/README.md, from the causes.
 
-Run by `make generate`; a test fails when a committed file is not what this prints. Only the part between two marks is
-written; rules about alerts that are about no cause are around it, by hand.
+Run by `make generate`; a test fails when a committed file differs from the output. Only the part between two marks is
+generated. The rules for alerts without a cause are around it, written by hand.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _ON_RUN = ("cluster, namespace, run", "run")
 _ON_RANK = ("cluster, namespace, run, rank", "run")
 _ON_GPU = ("cluster, instance, gpu, uuid", "gpu")
 _ON_HOST = ("cluster, instance", "instance")
-"""Labels that both alerts share, and the one that the muting alert must have: two missing labels count as equal."""
+"""Labels that both alerts share, and the label that the muting alert must have: two missing labels count as equal."""
 
 
 def muted(cause: Cause) -> set[str]:
-    """Return the names of the alerts that the alert on a cause mutes on the same subject."""
+    """Return the names of the alerts that the alert on this cause mutes on the same subject."""
     names: set[str | None] = set()
     for target in cause.mutes:
         if target == PERFORMANCE:
@@ -42,7 +42,7 @@ def muted(cause: Cause) -> set[str]:
 
 
 def _scopes(cause: Cause, target: str) -> Iterator[tuple[str, str]]:
-    """Yield the labels by which an alert finds one that it mutes."""
+    """Yield the sets of labels on which the alert of a cause must match its target."""
     if cause.subject == "host":
         yield _ON_HOST
     elif cause.subject == "gpu" and target.startswith("Gpu"):
@@ -68,10 +68,10 @@ def _matching(names: set[str]) -> str:
 
 
 def rules() -> str:
-    """Return the inhibition rules as YAML: one for each muting alert and each set of labels that both share.
+    """Return the inhibition rules as YAML: one for each muting alert and each set of shared labels.
 
-    The source is one alert, because some versions of Alertmanager remember one source for each rule and set of shared
-    labels (issue 5162 of prometheus/alertmanager): one that resolves would hide another that still fires.
+    Each rule has a single alert as its source. Some versions of Alertmanager keep only one source for each rule and set
+    of shared labels (issue 5162 of prometheus/alertmanager): when it resolves, another source that still fires is lost.
     """
     text = ""
     for cause in CAUSES.values():
@@ -79,7 +79,7 @@ def rules() -> str:
         for target in sorted(muted(cause)):
             for scope in _scopes(cause, target):
                 scopes.setdefault(scope, set()).add(target)
-        # An alert of severity info mutes nothing: nobody is notified of it.
+        # An alert of severity info mutes nothing, because it notifies no one.
         severity = "critical" if cause.severity == "critical" else "warning"
         for (equal, label), targets in scopes.items():
             text += f"""\
@@ -99,18 +99,18 @@ def _word(target: str) -> str:
 
 
 def table() -> str:
-    """Return the rows of the matrix as Markdown."""
+    """Return the table of muting alerts as Markdown."""
     sources: dict[tuple[str, ...], list[str]] = {}
     for cause in CAUSES.values():
         if cause.mutes:
             sources.setdefault(cause.mutes, []).append(f"`{cause.alert}`")
     rows = (f"| {', '.join(names)} | {', '.join(map(_word, targets))} |" for targets, names in sources.items())
     slow = ", ".join(f"`{name}`" for name in sorted(filter(None, _SLOW)))
-    return "| this | mutes |\n|---|---|\n" + "\n".join(rows) + f"\n\n*Slow progress* is {slow}.\n"
+    return "| alert | mutes |\n|---|---|\n" + "\n".join(rows) + f"\n\n*Slow progress* is {slow}.\n"
 
 
 def files() -> Iterator[tuple[Path, str]]:
-    """Yield both files with what belongs in them."""
+    """Yield the path and new text of both files."""
     yield CONFIGURATION, between(CONFIGURATION, _RULES_BEGIN, _RULES_END, rules())
     yield PAGE, between(PAGE, _TABLE_BEGIN, _TABLE_END, table())
 

@@ -1,1 +1,1 @@
-"""Grafana dashboards, generated: one module a dashboard, on the builders in `builders/`."""
+"""Grafana dashboards, generated from code: one module per dashboard, based on `builders/`."""

@@ -14,28 +14,28 @@ from grafana.builders.dashboard import Dashboard
 HERE = Path(__file__).parent
 FOLDER = HERE / "dashboards"
 _INNERMOST = re.compile(r"\{\n([^{}\[\]]*)\n *\}")
-"""An object without others in it, nor lists, nor braces in its texts. A line break stands between values alone."""
+"""A JSON object without nested objects, lists, or braces in its strings. Line breaks occur only between values."""
 
 
 def dashboards() -> dict[str, Dashboard]:
-    """Every dashboard, by the name of its module: whichever lies beside this one."""
+    """Return every dashboard by the name of its module, for all modules in this folder."""
     names = sorted(found.name for found in iter_modules([str(HERE)]) if not found.ispkg and found.name != "__main__")
     return {name: import_module(f"grafana.{name}").dashboard() for name in names}
 
 
 def pages() -> dict[str, str]:
-    """What the files hold, by file name."""
+    """Return the text of each dashboard file by file name."""
     return {f"{dashboard.uid}.json": _text(dashboard.json()) for dashboard in dashboards().values()}
 
 
 def _text(page: Json) -> str:
-    """A dashboard as JSON, with what holds only plain values on one line: shorter to read, and a quarter smaller."""
+    """Return a dashboard as JSON, with objects of plain values on one line: easier to read, and a quarter smaller."""
     text = json.dumps(page, indent=1, ensure_ascii=False)
     return _INNERMOST.sub(lambda found: f"{{{' '.join(line.strip() for line in found[1].splitlines())}}}", text) + "\n"
 
 
 def main() -> None:
-    """Write the files, and remove those of dashboards that are no more."""
+    """Write the files, and remove files of dashboards that no longer exist."""
     FOLDER.mkdir(exist_ok=True)
     written = pages()
     for path in FOLDER.glob("*.json"):

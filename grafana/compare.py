@@ -1,7 +1,7 @@
-"""For whoever changes one thing at a time: two to six runs side by side, or two periods of one run.
+"""Dashboard for controlled experiments: two to six runs side by side, or two periods of one run.
 
-The studies of batch size, of several GPUs and of the input pipeline are read here: choose the runs, choose one of them
-as the base, and take the time so that all of them lie in it.
+Use it for studies of batch size, of several GPUs and of the input pipeline: select the runs, one of them as the base,
+and a time range that contains all of them.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from stallscope.catalogue.causes import PHASE_COLOURS
 LABELS = "cluster, namespace, run"
 BASE = f'{NAMESPACE}, run="$base"'
 SHIFT = "offset $shift"
-_TO_RUN = to_dashboard("stallscope-run", "This run", {"run": "${__field.labels.run}"}, kept=["namespace"])
+_TO_RUN = to_dashboard("stallscope-run", "Open run", {"run": "${__field.labels.run}"}, kept=["namespace"])
 
 
 def _mean(series: str, chosen: str = RUN) -> str:
-    """Mean of a recorded figure over the time shown, while the run lived."""
+    """Return the mean of a recorded series over the time range, while the run was active."""
     return f"avg by ({LABELS}) (avg_over_time({series}{{{chosen}}}[$__range]))"
 
 
 def _base(series: str) -> str:
-    """The same for the base, without labels."""
+    """Return the mean for the base run, without labels."""
     return f"avg(avg_over_time({series}{{{BASE}}}[$__range]))"
 
 
 def _to_base(figure: str, of_base: str) -> str:
-    """Over the base's; absent where the base has none, or did nothing."""
+    """Return a value relative to the base; absent if the base has no value or zero."""
     return f"{figure} / on () group_left () ({of_base} > 0)"
 
 
@@ -44,7 +44,7 @@ _GPUS = _mean("run:gpus:count")
 
 
 def _work_to_base(gpus: str = "", gpus_of_base: str = "") -> str:
-    """Samples a second over the base's, or tokens where one of the two doesn't tell samples."""
+    """Return samples per second relative to the base, or tokens if one of the two runs does not report samples."""
     return " or ".join(
         _to_base(f"({_mean(work)}{gpus})", f"{_base(work)}{gpus_of_base}")
         for work in ("run:samples:rate5m", "run:tokens:rate5m")
@@ -52,11 +52,11 @@ def _work_to_base(gpus: str = "", gpus_of_base: str = "") -> str:
 
 
 _ENERGY = f"{_mean('run:power:watts5m')} / ({_mean('run:samples:rate5m')} > 0)"
-"""Joules a sample; absent for a run that made none."""
+"""Joules per sample; absent for a run without samples."""
 
 
 def _recorded_each_minute(of: str, over: str) -> str:
-    """Mean over the time that a run lived, of something that is not there where it is zero."""
+    """Return the mean over the time that a run was active, of a series that is absent when it is zero."""
     return (
         f"sum_over_time({of}[$__range:1m]) / on ({LABELS}) group_left () count_over_time({over}{{{RUN}}}[$__range:1m])"
     )
@@ -68,13 +68,13 @@ _LOST = _recorded_each_minute(f"run_cause:time_lost:ratio5m{{{RUN}}}", "run:rank
 def _run_column() -> Override:
     return by_name(
         "Run",
-        links=[to_dashboard("stallscope-run", "This run", {"run": "${__data.fields.Run}"}, kept=["namespace"])],
+        links=[to_dashboard("stallscope-run", "Open run", {"run": "${__data.fields.Run}"}, kept=["namespace"])],
         custom__minWidth=150,
     )
 
 
 def _figures(*columns: tuple[str, str, str, int | None]) -> tuple[list[Query], dict[str, str], list[Override]]:
-    """Queries, columns and their looks, from heading, expression, unit and digits of each figure of a run."""
+    """Return queries, columns and overrides from heading, expression, unit and decimals of each value of a run."""
     queries = [Query(expression, table=True) for _heading, expression, _unit, _digits in columns]
     headings = {f"Value #{letter}": column[0] for letter, column in zip("ABCDEFGHIJKLMNOP", columns, strict=False)}
     looks = [
@@ -103,23 +103,23 @@ def _speed() -> Panel:
         ("Memory in use", _mean("run:gpu_memory_used:ratio"), "percentunit", 0),
     )
     return table(
-        "How fast, and how well the GPUs are used",
-        "Means over the time shown, while each run lived. A larger batch that pays has a higher rate than the base; "
-        "more GPUs that pay keep their rate per GPU near 100 % of the base's.",
+        "Speed and GPU utilisation",
+        "Means over the time range, while each run was active. If a larger batch helps, its rate is higher than the "
+        "base. If more GPUs help, the rate per GPU stays near 100 % of the base.",
         queries,
         columns={"run": "Run", "namespace": "Namespace", **headings},
         height=7,
         sort="Times the base",
         overrides=[_run_column(), *looks],
-        no_value="no run that is chosen has told anything in this time",
+        no_value="No selected run has data in this time range.",
     )
 
 
 def _cost() -> Panel:
     worst = f"topk by ({LABELS}) (1, {_LOST})"
     queries, headings, looks = _figures(
-        ("Lost to it", verdicts.with_remedy(worst), "percentunit", 0),
-        ("Lost in all", _mean("run:time_lost:ratio5m"), "percentunit", 0),
+        ("Lost to cause", verdicts.with_remedy(worst), "percentunit", 0),
+        ("Lost in total", _mean("run:time_lost:ratio5m"), "percentunit", 0),
         ("Goodput", f"max by ({LABELS}) (last_over_time(run:goodput:ratio1h{{{RUN}}}[$__range]))", "percentunit", 0),
         ("MFU", _mean("run:mfu:ratio5m"), "percentunit", 1),
         ("Scaling efficiency", _mean("run:scaling_efficiency:ratio5m"), "percentunit", 0),
@@ -127,9 +127,9 @@ def _cost() -> Panel:
         ("Energy a sample", _ENERGY, "joule", None),
     )
     return table(
-        "What it costs, and what costs most",
-        "Means over the time shown, while each run lived; the cause that cost most in it, and what to change first. "
-        "Scaling efficiency needs the value single_gpu_samples_per_second, and MFU the model's operations.",
+        "Losses and energy",
+        "Means over the time range, while each run was active, with the costliest cause and its remedy. Scaling "
+        "efficiency needs the value single_gpu_samples_per_second; MFU needs the model FLOPs.",
         queries,
         columns={
             "run": "Run",
@@ -139,9 +139,9 @@ def _cost() -> Panel:
             **headings,
         },
         height=7,
-        sort="Lost in all",
+        sort="Lost in total",
         overrides=[_run_column(), *verdicts.columns(), *looks],
-        no_value="no run that is chosen has told anything in this time",
+        no_value="No selected run has data in this time range.",
     )
 
 
@@ -162,43 +162,44 @@ def _curve(
 def _curves() -> Sequence[Panel]:
     return (
         _curve(
-            "Samples a second",
-            "Of all ranks of each run together. A curve that sags has a run whose input, clocks or peers slow it.",
+            "Samples per second",
+            "All ranks of each run together. A falling line points to the input, clocks or a straggler.",
             "run:samples:rate5m",
             "short",
         ),
         _curve(
-            "Tokens a second",
-            "Of all ranks of each run together, where tokens are told. Read it as the samples.",
+            "Tokens per second",
+            "All ranks of each run together, if the run reports tokens. A falling line points to the input, clocks or "
+            "a straggler.",
             "run:tokens:rate5m",
             "short",
         ),
         _curve(
             "Step time",
-            "Mean over five minutes and the ranks. Compare only with the batch size in mind.",
+            "Mean over five minutes and all ranks. Compare only runs with the same batch size.",
             "run:step:seconds5m",
             "s",
         ),
         _curve(
             "GPU busy",
-            "Share of time with a kernel resident, mean of each run's GPUs. High alone does not mean well used: "
-            "compare the samples a second.",
+            "Share of time with a kernel resident, mean of each run's GPUs. A high value alone does not prove good "
+            "use: compare samples per second.",
             "run:gpu_busy:ratio5m",
             "percentunit",
             maximum=1,
         ),
         _curve(
             "GPU memory busy",
-            "Share of time in which device memory was read or written, mean of each run's GPUs. It falls when a "
-            "larger batch does more arithmetic on what it reads.",
+            "Share of time in which GPU memory was read or written, mean of each run's GPUs. Falls if a larger batch "
+            "computes more per byte.",
             "run:gpu_memory_busy:ratio5m",
             "percentunit",
             maximum=1,
         ),
         _curve(
-            "GPU memory in use",
-            "Share of device memory that is held, mean of each run's GPUs. Room left over is room for a larger "
-            "batch, unless the framework takes all of it beforehand.",
+            "GPU memory used",
+            "Used share of GPU memory, mean of each run's GPUs. Free memory allows a larger batch, unless the "
+            "framework preallocates all memory.",
             "run:gpu_memory_used:ratio",
             "percentunit",
             maximum=1,
@@ -222,8 +223,8 @@ def _bars(title: str, description: str, expression: str, unit: str, decimals: in
 def _phases() -> Panel:
     return time_series(
         "Phases of $run",
-        "What the loop's time goes into, as shares. The run whose data wait or communication is broader has its loss "
-        "there.",
+        "Share of the loop's time in each phase. If data wait or communication is larger than in other runs, the loss "
+        "is there.",
         [Query(shares(f"run_phase:time:rate5m{{{RUN}}}"), "{{phase}}")],
         unit="percentunit",
         width=8,
@@ -237,7 +238,7 @@ def _phases() -> Panel:
 def _lost_by_cause() -> Panel:
     return time_series(
         "Time lost by $run, by cause",
-        "Share of the run's GPU time that each cause costs. Attend to the broadest band first.",
+        "Share of the run's GPU time that each cause costs. Fix the largest cause first.",
         [Query(f"max by (cause) (run_cause:time_lost:ratio5m{{{RUN}}})", "{{cause}}")],
         unit="percentunit",
         width=8,
@@ -271,35 +272,34 @@ def _periods() -> Sequence[Panel]:
     return (
         _then_and_now(
             "Samples a second, now and $shift before",
-            "The dashed curve is the earlier period, drawn over the later one; set how much earlier above. So a run "
-            "before and after a change is compared, or runs that followed each other.",
+            "Dashed: the earlier period, set by the variable above. Use this to compare a run before and after a "
+            "change, or two consecutive runs.",
             "run:samples:rate5m",
             "short",
         ),
         _then_and_now(
             "Step time, now and $shift before",
-            "Dashed: the earlier period. Steps that have become slower at the same batch size are a change to look "
-            "for.",
+            "Dashed: the earlier period. If steps became slower at the same batch size, find out what changed.",
             "run:step:seconds5m",
             "s",
         ),
         _then_and_now(
             "GPU busy, now and $shift before",
-            "Dashed: the earlier period. If it has not risen after a change of the input, the input was "
-            "not what it waits for.",
+            "Dashed: the earlier period. If utilisation did not rise after a change of the input, the input is not the "
+            "bottleneck.",
             "run:gpu_busy:ratio5m",
             "percentunit",
             1,
         ),
         _then_and_now(
             "Time lost, now and $shift before",
-            "Dashed: the earlier period. If the loss has not fallen after a change, the change did not reach its "
+            "Dashed: the earlier period. If the loss did not fall after a change, the change did not address its "
             "cause.",
             "run:time_lost:ratio5m",
             "percentunit",
             1,
         ),
-        _lost_of_periods("Lost in the time shown", ""),
+        _lost_of_periods("Lost in this period", ""),
         _lost_of_periods("Lost $shift before", f" {SHIFT}"),
     )
 
@@ -311,27 +311,27 @@ def _lost_of_periods(title: str, shift: str) -> Panel:
     )
     return table(
         title,
-        "Mean share of the GPU time that each cause cost in that period, while the run lived. What has left the list "
-        "between the periods is mended.",
+        "Mean share of GPU time that each cause cost in this period, while the run was active. A cause that is missing "
+        "in the later period is fixed.",
         [Query(f"topk(20, {lost})", table=True)],
-        columns={"run": "Run", "cause": "Verdict", "Value": "Lost to it"},
+        columns={"run": "Run", "cause": "Verdict", "Value": "Lost to cause"},
         width=12,
-        sort="Lost to it",
+        sort="Lost to cause",
         overrides=[
             _run_column(),
             verdicts.title_column("Verdict"),
-            by_name("Lost to it", unit="percentunit", decimals=1),
+            by_name("Lost to cause", unit="percentunit", decimals=1),
         ],
-        no_value="no loss is recorded in this period",
+        no_value="No loss is recorded in this period.",
     )
 
 
 def _how() -> Panel:
     return text(
         "How to compare",
-        "What to choose above.",
-        "Choose two to six **runs**, the **base** among them that the others are measured by, and a time in which all "
-        "of them lie. Change one thing between runs: the batch size, the GPUs, the data.",
+        "How to use the variables above.",
+        "Choose two to six **runs**, one of them as the **base** to compare the others with, and a time range that "
+        "contains all of them. Change one thing between runs: the batch size, the GPUs, the data.",
         height=2,
     )
 
@@ -342,7 +342,7 @@ def _base_choice() -> Json:
         "run",
         f"stallscope_training_rank_info{{{RUN}}}",
         title="base",
-        description="The run, among those chosen, that the others are measured by.",
+        description="The selected run to compare the others with.",
         multi=False,
         everything=False,
     )
@@ -354,7 +354,9 @@ def dashboard() -> Dashboard:
     return Dashboard(
         uid="stallscope-compare",
         title="Stallscope / Compare",
-        description="Two to six runs side by side, or two periods of one run: speed, use of GPUs, losses and energy.",
+        description=(
+            "Two to six runs side by side, or two periods of one run: speed, GPU utilisation, losses and energy."
+        ),
         variables=(
             variables.datasource(),
             choices.cluster(),
@@ -365,7 +367,7 @@ def dashboard() -> Dashboard:
                 "shift",
                 ("1h", "15m", "30m", "3h", "6h", "12h", "1d", "2d", "7d"),
                 title="earlier by",
-                description="How much earlier the period lies that the time shown is compared with.",
+                description="Offset of the earlier period from the time range.",
             ),
         ),
         rows=(
@@ -376,31 +378,31 @@ def dashboard() -> Dashboard:
                     _speed(),
                     _cost(),
                     _bars(
-                        "Samples a second, mean",
-                        "Of all ranks together, mean over the time shown while each run lived.",
+                        "Samples per second, mean",
+                        "All ranks together, mean over the time range while each run was active.",
                         samples,
                         "short",
                         1,
                     ),
                     _bars(
-                        "Samples a second and GPU, mean",
-                        "The same for each GPU. It falls where more GPUs do not pay.",
+                        "Samples per second per GPU, mean",
+                        "Falls if more GPUs do not help.",
                         f"{samples} / {_GPUS}",
                         "short",
                         1,
                     ),
                     _bars(
-                        "Energy a sample, mean",
-                        "Power of the run's GPUs over its samples a second. It falls with everything that lets them "
-                        "wait less.",
+                        "Energy per sample, mean",
+                        "Power of the run's GPUs divided by its samples per second. Falls with every change that lets "
+                        "the GPUs wait less.",
                         _ENERGY,
                         "joule",
                     ),
                 ),
             ),
-            Row("Curves", tuple(_curves())),
-            Row("What each run's time goes into", (_phases(), _lost_by_cause())),
-            Row("Two periods", tuple(_periods()), collapsed=True),
+            Row("Time series", tuple(_curves())),
+            Row("Time by phase and cause", (_phases(), _lost_by_cause())),
+            Row("Comparison of two periods", tuple(_periods()), collapsed=True),
         ),
         annotations=(
             events(

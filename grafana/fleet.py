@@ -1,4 +1,4 @@
-"""For whoever runs the GPUs: what the fleet loses, to what, in which runs and on which GPUs, and what to change."""
+"""Dashboard for operators: losses of the fleet by cause, run and GPU, and the remedies."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from stallscope.catalogue.causes import CAUSES
 RUN_LABELS = "cluster, namespace, run"
 GPU_LABELS = "cluster, job, instance, gpu, uuid, mig"
 LISTED = 20
-"""Rows of a table of the worst."""
+"""Rows of a ranking table."""
 DRAWN = 40
 """Rows of a map."""
 
 PRICE = "$price_per_gpu_hour"
 NOTHING_LOST = f"0 * sum(cluster:gpus_known:count{{{CLUSTER}}})"
-"""Zero, but only where GPUs are known: else nothing is known of losses either."""
+"""Zero if GPUs are known; otherwise losses are unknown too."""
 LOST = f"(sum(cause:gpus_lost:sum5m{{{CLUSTER}}}) or {NOTHING_LOST})"
-"""GPUs' worth of time that is being lost."""
+"""Time that is being lost, in GPUs."""
 FIRING = f'ALERTS{{alertstate="firing", cause!="", cause!="watchdog", {CLUSTER}}}'
-"""The bundle's alerts all have a cause; other people's don't."""
+"""Firing alerts of the bundle: only they have a cause."""
 NO_LOSS = verdicts.WITHOUT_RUNBOOK
-"""Verdicts that nothing has to be done about."""
+"""Verdicts that need no action."""
 HARDWARE = [cause.name for cause in CAUSES.values() if cause.domain == "hardware" and cause.tier]
 
 RANKED_RUNS = f"""
@@ -40,30 +40,30 @@ topk({LISTED},
   *
     (run:gpus:count{{{CLUSTER}}} or 0 * run:ranks:count{{{CLUSTER}}})
 )"""
-"""The runs that lose the most, with the GPUs' worth of time that they lose."""
+"""The runs with the largest losses, in GPUs."""
 RANKED_GPUS = f'topk({LISTED}, gpu:verdict:ratio5m{{{CLUSTER}, cause!~"{NO_LOSS}"}})'
 RANKED_IDLE = f"topk({LISTED}, gpu:idle_allocated:seconds{{{CLUSTER}}})"
 
 
 def _of_runs(series: str, *further: str) -> str:
-    """A figure of the runs that are ranked, under their own labels and few others, so that tables join by them."""
+    """Return a value of the ranked runs with few labels, so that tables can join on them."""
     return f"max by ({', '.join((RUN_LABELS, *further))}) ({series} and on ({RUN_LABELS}) {RANKED_RUNS})"
 
 
 def _of_gpus(series: str, *further: str, ranked: str = RANKED_GPUS) -> str:
-    """The same for GPUs."""
+    """Return a value of the ranked GPUs with few labels."""
     return f"max by ({', '.join((GPU_LABELS, *further))}) ({series} and on ({GPU_LABELS}) {ranked})"
 
 
 def _one(expression: str) -> str:
-    """One series a GPU: a table has no room for a second owner or run."""
+    """Return one series per GPU, because a table has no room for a second owner or run."""
     return f"topk by ({GPU_LABELS}) (1, {expression})"
 
 
 def _gpus() -> Panel:
     return stat(
         "GPUs",
-        "Cards that the exporters know, and of them those that are up. Where some are not, the reasons stand below.",
+        "GPUs known to the exporters, and how many of them are up. The reasons for the others are listed below.",
         [
             Query(f"sum(cluster:gpus_known:count{{{CLUSTER}}})", "known", instant=True),
             Query(f"sum(cluster:gpus_up:count{{{CLUSTER}}})", "up", instant=True),
@@ -77,8 +77,8 @@ def _gpus() -> Panel:
 def _use() -> Panel:
     return stat(
         "GPUs in use",
-        "Cards that a process, an owner or a run holds, and how many busy ones the activity of all comes to. Much "
-        "more held than busy: see the runs and the idle GPUs below.",
+        "GPUs held by a process, an owner or a run, and the equivalent number of fully busy GPUs. If far more are held "
+        "than busy, see the runs and the idle GPUs below.",
         [
             Query(f"sum(cluster:gpus_held:count{{{CLUSTER}}})", "held", instant=True),
             Query(f"sum(cluster:gpus_busy:sum5m{{{CLUSTER}}})", "busy", instant=True),
@@ -92,9 +92,9 @@ def _use() -> Panel:
 
 def _hours_lost() -> Panel:
     return stat(
-        "GPU-hours lost a day",
-        "What would be lost in a day at the rate of the last five minutes, over all causes. A card loses no more than "
-        "its time, and a MIG instance no more than its part of it. The causes are below.",
+        "GPU-hours lost per day",
+        "Loss per day over all causes, at the rate of the last five minutes. A GPU loses at most its own time, a MIG "
+        "instance at most its share of it. The causes are below.",
         [Query(f"24 * {LOST}", instant=True)],
         unit="short",
         decimals=1,
@@ -105,7 +105,7 @@ def _hours_lost() -> Panel:
 def _money_lost() -> Panel:
     return stat(
         "Money lost a day, $currency",
-        "The GPU-hours lost a day at the price that is set above; set your own.",
+        "GPU-hours lost per day times the price above. Set your own price.",
         [Query(f"24 * {PRICE} * {LOST}", instant=True)],
         unit="short",
         decimals=0,
@@ -115,13 +115,13 @@ def _money_lost() -> Panel:
 
 def _share_lost() -> Panel:
     return stat(
-        "Lost of what is held",
-        "GPU time lost to all causes over the GPU time that somebody holds. Begin with the greatest cause below.",
+        "Lost share of held GPUs",
+        "GPU time lost to all causes, relative to the GPU time that is held. Start with the largest cause below.",
         [Query(f"{LOST} / (sum(cluster:gpus_held:count{{{CLUSTER}}}) > 0)", instant=True)],
         unit="percentunit",
         decimals=1,
         width=3,
-        no_value="nothing held",
+        no_value="no GPU held",
     )
 
 
@@ -130,8 +130,8 @@ def _goodput() -> Panel:
     goodput = f"run:goodput:ratio1h{{{CLUSTER}}}"
     return stat(
         "Goodput",
-        "Productive step time over wall time in the last hour, mean over the runs by their GPUs. What is missing to "
-        "100 % went into starting, waiting, saving, evaluating and work done twice.",
+        "Productive step time relative to wall time in the last hour, mean over the runs weighted by their GPUs. The "
+        "remainder is startup, waiting, saving, evaluation and repeated work.",
         [Query(f"sum({goodput} * {gpus}) / sum({gpus} and {goodput})", instant=True)],
         unit="percentunit",
         decimals=1,
@@ -143,7 +143,7 @@ def _runs() -> Panel:
     live = f"count(run:ranks:count{{{CLUSTER}}})"
     return stat(
         "Runs",
-        "Training runs that start or run now, and those among them that lose time to a cause.",
+        "Training runs that are starting or running, and those that lose time to a cause.",
         [
             Query(f"{live} or {NOTHING_LOST}", "live", instant=True),
             Query(
@@ -165,8 +165,8 @@ def _alerts_by_severity() -> Panel:
         return Query(f"count({selector}) or {known}", severity, instant=True)
 
     return stat(
-        "Alerts firing",
-        "Stallscope's alerts that fire now, by severity. They are listed below, with their runbooks.",
+        "Firing alerts",
+        "Stallscope alerts that fire now, by severity. They are listed below with their runbooks.",
         [count("critical"), count("warning"), count("info")],
         unit="none",
         width=3,
@@ -179,7 +179,7 @@ def _alerts_by_severity() -> Panel:
 def _lost_over_time() -> Panel:
     return time_series(
         "GPU time lost, by cause",
-        "How many GPUs' whole time each cause costs, which is GPU-hours in an hour. Attend to the broadest band first.",
+        "Number of GPUs whose whole time each cause costs, that is GPU-hours per hour. Fix the largest cause first.",
         [Query(f"sum by (cause) (cause:gpus_lost:sum5m{{{CLUSTER}}})", "{{cause}}", least_step="1m")],
         unit="short",
         width=12,
@@ -192,9 +192,8 @@ def _lost_over_time() -> Panel:
 def _lost_by_cause() -> Panel:
     hours = f"sum by (cause) (sum_over_time(cause:gpus_lost:sum5m{{{CLUSTER}}}[$__range:1m])) / 60"
     return table(
-        "GPU-hours lost in the time shown, by cause",
-        "What each cause has cost over the time chosen above, summed from what is recorded each minute, and what to "
-        "change first.",
+        "GPU-hours lost in the time range, by cause",
+        "Cost of each cause over the selected time range, and its remedy.",
         [
             Query(verdicts.with_remedy(f"({hours})"), table=True),
             Query(f"{PRICE} * {hours}", table=True),
@@ -213,21 +212,21 @@ def _lost_by_cause() -> Panel:
             by_name("GPU-hours", decimals=1, custom__width=100),
             by_name("Money", decimals=0, custom__width=120),
         ],
-        no_value="no loss is recorded in this time",
+        no_value="No loss is recorded in this time range.",
     )
 
 
 def _to_run() -> Json:
-    return to_dashboard("stallscope-run", "This run", {"run": "${__data.fields.Run}"})
+    return to_dashboard("stallscope-run", "Open run", {"run": "${__data.fields.Run}"})
 
 
 def _to_host() -> Json:
-    return to_dashboard("stallscope-host", "This node", {"instance": "${__data.fields.Node}"})
+    return to_dashboard("stallscope-host", "Open node", {"instance": "${__data.fields.Node}"})
 
 
 def _to_gpu() -> Json:
     return to_dashboard(
-        "stallscope-gpu", "This GPU", {"instance": "${__data.fields.Node}", "gpu": "${__data.fields.GPU}"}
+        "stallscope-gpu", "Open GPU", {"instance": "${__data.fields.Node}", "gpu": "${__data.fields.GPU}"}
     )
 
 
@@ -236,7 +235,7 @@ def _run_link() -> Override:
 
 
 def _place_links() -> list[Override]:
-    """Columns `Node` and `GPU` lead to their dashboards."""
+    """Return the links of the columns `Node` and `GPU`."""
     return [
         by_name("Node", links=[_to_host()], custom__minWidth=140),
         by_name("GPU", links=[_to_gpu()], custom__width=60),
@@ -244,17 +243,16 @@ def _place_links() -> list[Override]:
 
 
 def _links() -> list[Override]:
-    """Columns `Node`, `GPU` and `Run` do."""
+    """Return the links of the columns `Node`, `GPU` and `Run`."""
     return [*_place_links(), _run_link()]
 
 
 def _worst_runs() -> Panel:
     verdict = _of_runs(f"run:verdict:ratio5m{{{CLUSTER}}}", "cause")
     return table(
-        "Runs that lose the most",
-        "Live runs by the GPU time that they lose, with what costs most, the rank, GPU, node and root cause where one "
-        "rank is to blame, and what to change first. Click a run for its evidence. A run that can't be judged yet "
-        "stands at the end.",
+        "Runs with the largest losses",
+        "Active runs by lost GPU time, with the costliest cause, its remedy, and the rank, GPU, node and root cause if "
+        "one rank is the culprit. Click a run for its evidence. Runs without a verdict yet are listed last.",
         [
             Query(verdicts.with_root_remedy(verdicts.with_culprit(verdict, CLUSTER)), table=True),
             Query(_of_runs(f"run:time_lost:ratio5m{{{CLUSTER}}}"), table=True),
@@ -269,29 +267,29 @@ def _worst_runs() -> Panel:
             "namespace": "Namespace",
             "user": "User",
             "cause": "Verdict",
-            "Value #A": "Lost to it",
+            "Value #A": "Lost to cause",
             "culprit": "Culprit",
             "remedy": "What to change",
-            "Value #B": "Lost in all",
+            "Value #B": "Lost in total",
             "Value #C": "GPUs",
-            "Value #D": "GPU-hours lost a day",
+            "Value #D": "GPU-hours lost per day",
             "Value #E": "Money lost a day",
             "Value #F": "Goodput",
         },
         height=9,
-        sort="GPU-hours lost a day",
+        sort="GPU-hours lost per day",
         overrides=[
             _run_link(),
             *verdicts.columns(),
             verdicts.culprit_column(),
-            by_name("Lost to it", unit="percentunit", decimals=0, custom__width=90),
-            by_name("Lost in all", unit="percentunit", decimals=0, custom__width=90),
+            by_name("Lost to cause", unit="percentunit", decimals=0, custom__width=90),
+            by_name("Lost in total", unit="percentunit", decimals=0, custom__width=90),
             by_name("GPUs", unit="none", custom__width=60),
-            by_name("GPU-hours lost a day", decimals=1, custom__width=150),
+            by_name("GPU-hours lost per day", decimals=1, custom__width=150),
             by_name("Money lost a day", decimals=0, custom__width=150),
             by_name("Goodput", unit="percentunit", decimals=0, custom__width=80),
         ],
-        no_value="no run is known",
+        no_value="No active runs.",
     )
 
 
@@ -299,8 +297,8 @@ def _alerts() -> Panel:
     labels = "alertname, severity, cause, cluster, namespace, run, rank, instance, gpu, uuid, mig"
     since = "ALERTS_FOR_STATE" + FIRING.removeprefix("ALERTS").replace('alertstate="firing", ', "")
     return table(
-        "What fires now",
-        "Stallscope's alerts, the newest first. Click an alert for its runbook, a run or a GPU for its evidence.",
+        "Firing alerts of all runs and nodes",
+        "Stallscope alerts, newest first. Click an alert for its runbook, a run or a GPU for its evidence.",
         [
             Query(f"topk(100, max by ({labels}) ({FIRING}))", table=True),
             Query(
@@ -342,15 +340,15 @@ def _alerts() -> Panel:
             by_name("Since", unit="dateTimeFromNow", custom__width=130),
             *_links(),
         ],
-        no_value="no alert is known to fire",
+        no_value="No firing alerts.",
     )
 
 
 def _worst_gpus() -> Panel:
     claim = f'gpu_rank:pair:info{{{CLUSTER}, run!=""}}'
     return table(
-        "GPUs that lose the most",
-        "GPUs whose verdict costs time, with what to change first and the run on them. Click a GPU for its evidence.",
+        "GPUs with the largest losses",
+        "GPUs whose verdict costs time, with the remedy and the run on them. Click a GPU for its evidence.",
         [
             Query(verdicts.with_remedy(f"max by ({GPU_LABELS}, cause) ({RANKED_GPUS})"), table=True),
             Query(_of_gpus(f"gpu:busy:ratio5m{{{CLUSTER}}}"), table=True),
@@ -361,23 +359,23 @@ def _worst_gpus() -> Panel:
             "gpu": "GPU",
             "mig": "MIG",
             "cause": "Verdict",
-            "Value #A": "Lost to it",
+            "Value #A": "Lost to cause",
             "remedy": "What to change",
             "Value #B": "Busy",
             "run": "Run",
             "rank": "Rank",
         },
         height=9,
-        sort="Lost to it",
+        sort="Lost to cause",
         overrides=[
             *_links(),
             *verdicts.columns(),
             by_name("MIG", custom__width=60),
-            by_name("Lost to it", unit="percentunit", decimals=0, custom__width=90),
+            by_name("Lost to cause", unit="percentunit", decimals=0, custom__width=90),
             by_name("Busy", unit="percentunit", decimals=0, custom__width=70),
             by_name("Rank", custom__width=60),
         ],
-        no_value="no GPU is known to lose time",
+        no_value="No GPU loses time.",
     )
 
 
@@ -387,8 +385,8 @@ def _idle_gpus() -> Panel:
     )
     claim = _of_gpus(f'gpu_rank:pair:info{{{CLUSTER}, run!=""}}', "run", ranked=RANKED_IDLE)
     return table(
-        "GPUs that are held and do nothing",
-        "GPUs that somebody holds and that have had no work for longer than is allowed, with whom to ask for them.",
+        "Held but idle GPUs",
+        "Held GPUs that have been idle for longer than the threshold, with their holders.",
         [
             Query(f"max by ({GPU_LABELS}) ({RANKED_IDLE})", table=True),
             Query(f"{PRICE} * max by ({GPU_LABELS}) ({RANKED_IDLE}) / 3600", table=True),
@@ -399,7 +397,7 @@ def _idle_gpus() -> Panel:
             "instance": "Node",
             "gpu": "GPU",
             "Value #A": "Idle for",
-            "Value #B": "Money so far",
+            "Value #B": "Cost so far",
             "user": "User",
             "namespace": "Namespace",
             "pod": "Pod",
@@ -411,16 +409,16 @@ def _idle_gpus() -> Panel:
         overrides=[
             *_links(),
             by_name("Idle for", unit="s", custom__width=100),
-            by_name("Money so far", decimals=1, custom__width=160),
+            by_name("Cost so far", decimals=1, custom__width=160),
         ],
-        no_value="no GPU is known to be held for nothing",
+        no_value="No held GPU is idle.",
     )
 
 
 def _gpus_over_time() -> Panel:
     return time_series(
         "GPUs known, up, held and busy",
-        "The gap between held and busy is what the verdicts explain; that between up and held is free.",
+        "The verdicts explain the gap between held and busy. The gap between up and held is free capacity.",
         [
             Query(f"sum(cluster:gpus_known:count{{{CLUSTER}}})", "known", least_step="1m"),
             Query(f"sum(cluster:gpus_up:count{{{CLUSTER}}})", "up", least_step="1m"),
@@ -435,7 +433,7 @@ def _gpus_over_time() -> Panel:
 def _gpus_by_verdict() -> Panel:
     return time_series(
         "GPUs by verdict",
-        "Each GPU and MIG instance has one verdict. Much without enough evidence: add the shim to those trainings.",
+        "Each GPU and MIG instance has one verdict. If many lack evidence, add the shim to their training code.",
         [Query(f"sum by (cause) (cause:gpus:count{{{CLUSTER}}})", "{{cause}}", least_step="1m")],
         unit="none",
         stacked="normal",
@@ -446,7 +444,7 @@ def _gpus_by_verdict() -> Panel:
 def _runs_by_verdict() -> Panel:
     return time_series(
         "Runs by verdict",
-        "Each live run has one verdict. A cause that many runs have is worth mending once for all of them.",
+        "Each active run has one verdict. If many runs share a cause, fix it once for all of them.",
         [Query(f"count by (cause) (run:verdict:ratio5m{{{CLUSTER}}})", "{{cause}}", least_step="1m")],
         unit="none",
         stacked="normal",
@@ -456,9 +454,9 @@ def _runs_by_verdict() -> Panel:
 
 def _not_up() -> Panel:
     return table(
-        "GPUs that are not up",
-        "GPUs that the driver does not answer for, and why. Released, suspended and reconfigured are on purpose; lost "
-        "means: drain the node and reboot.",
+        "GPUs that are down",
+        "GPUs that the driver does not report, with the reason. Released, suspended and reconfigured are intentional. "
+        "Lost: drain the node and reboot.",
         [
             Query(
                 f"topk(100, max by ({GPU_LABELS}, reason) (stallscope_gpu_lost_info{{{CLUSTER}}}))",
@@ -469,7 +467,7 @@ def _not_up() -> Panel:
         width=12,
         sort="Node",
         overrides=_place_links(),
-        no_value="no GPU is known to be down",
+        no_value="No GPU is down.",
     )
 
 
@@ -477,21 +475,21 @@ def _hardware() -> Panel:
     broken = f'topk(100, gpu:verdict:ratio5m{{{CLUSTER}, cause=~"{"|".join(HARDWARE)}"}})'
     return table(
         "GPUs with a hardware verdict",
-        "GPUs that heat, power, a link or an error holds back. Drain such a node before the next run finds it.",
+        "GPUs slowed by heat, power, a link or an error. Drain such a node before the next run starts there.",
         [Query(verdicts.with_remedy(f"max by ({GPU_LABELS}, cause) ({broken})"), table=True)],
         columns={"instance": "Node", "gpu": "GPU", "cause": "Verdict", "remedy": "What to change"},
         width=12,
         sort="Verdict",
         overrides=[*_place_links(), *verdicts.columns(HARDWARE)],
-        no_value="no GPU is known to have a hardware verdict",
+        no_value="No GPU has a hardware verdict.",
     )
 
 
 def _map_of_nodes() -> Panel:
     lost = f"sum by (cluster, instance) (card_cause:time_lost:ratio5m{{{CLUSTER}}}"
     return status_history(
-        f"The {DRAWN} nodes that lose the most now",
-        "GPUs' worth of time lost on each node. A node that stands out among those of one run is the place to look.",
+        f"The {DRAWN} nodes with the largest losses now",
+        "Time lost on each node, in GPUs. If one node of a run loses more than the others, check it first.",
         [
             Query(
                 f"{lost}) and on (cluster, instance) topk({DRAWN}, {lost} @ end()))",
@@ -501,7 +499,7 @@ def _map_of_nodes() -> Panel:
         ],
         unit="short",
         height=12,
-        links=[to_dashboard("stallscope-host", "This node", {"instance": "${__field.labels.instance}"})],
+        links=[to_dashboard("stallscope-host", "Open node", {"instance": "${__field.labels.instance}"})],
     )
 
 
@@ -509,8 +507,8 @@ def _map_of_gpus() -> Panel:
     worst = f'topk({DRAWN}, gpu:verdict:ratio5m{{{CLUSTER}, cause!~"{NO_LOSS}"}} @ end())'
     shown = f"(gpu:verdict:ratio5m{{{CLUSTER}}} and on ({GPU_LABELS}) {worst})"
     return state_timeline(
-        f"Verdicts of the {DRAWN} GPUs that lose the most now",
-        "What each of them has suffered from over time. Rows that change together share their cause: a run, a node.",
+        f"Verdicts of the {DRAWN} GPUs with the largest losses now",
+        "Verdict of each GPU over time. Rows that change together share a cause, such as a run or a node.",
         [
             Query(
                 verdicts.coded(shown, "cluster", "instance", "gpu", "mig"),
@@ -523,7 +521,7 @@ def _map_of_gpus() -> Panel:
         links=[
             to_dashboard(
                 "stallscope-gpu",
-                "This GPU",
+                "Open GPU",
                 {"instance": "${__field.labels.instance}", "gpu": "${__field.labels.gpu}"},
             )
         ],
@@ -532,8 +530,9 @@ def _map_of_gpus() -> Panel:
 
 def _power_lost() -> Panel:
     return time_series(
-        "Power taken while time was lost, by cause",
-        "What the GPUs drew for nothing. Waiting for data is cheap, spinning in a collective is not.",
+        "Power drawn while time was lost, by cause",
+        "Power that the GPUs drew while their time was lost. Waiting for data draws little power, spinning in a "
+        "collective draws much.",
         [Query(f"sum by (cause) (cause:power_lost:watts5m{{{CLUSTER}}})", "{{cause}}", least_step="1m")],
         unit="watt",
         width=18,
@@ -545,8 +544,8 @@ def _power_lost() -> Panel:
 def _energy_lost() -> Panel:
     lost = f"sum(sum_over_time(cause:power_lost:watts5m{{{CLUSTER}}}[$__range:1m]))"
     return stat(
-        "Energy lost in the time shown",
-        "What the GPUs took while their time was lost, over the time chosen above, without cooling.",
+        "Energy lost in the time range",
+        "Energy that the GPUs used while their time was lost, over the selected time range, without cooling.",
         [Query(f"({lost} or {NOTHING_LOST}) / 60 / 1000", instant=True)],
         unit="kwatth",
         width=6,
@@ -559,21 +558,21 @@ def dashboard() -> Dashboard:
     return Dashboard(
         uid="stallscope-fleet",
         title="Stallscope / Fleet",
-        description="GPU-hours and money lost by cause, and the runs, GPUs and alerts to attend to.",
+        description="GPU-hours and cost lost by cause, and the runs, GPUs and alerts that need attention.",
         variables=(
             variables.datasource(),
             choices.cluster(),
             variables.entry(
                 "price_per_gpu_hour",
                 "2.50",
-                title="price of a GPU-hour",
-                description="What an hour of one GPU costs you: a number.",
+                title="price per GPU-hour",
+                description="Your cost of one GPU for one hour: a number.",
             ),
             variables.entry(
                 "currency",
                 "USD",
                 title="currency",
-                description="What sums of money are in, the price above among them.",
+                description="Currency of the price and of all costs.",
             ),
         ),
         rows=(
@@ -594,10 +593,10 @@ def dashboard() -> Dashboard:
                 ),
             ),
             Row("Alerts", (_alerts(),)),
-            Row("GPUs to attend to", (_worst_gpus(), _idle_gpus())),
-            Row("Health of GPUs", (_not_up(), _hardware())),
+            Row("GPUs that need attention", (_worst_gpus(), _idle_gpus())),
+            Row("GPU health", (_not_up(), _hardware())),
             Row(
-                "Use and verdicts over time",
+                "Utilisation and verdicts over time",
                 (_gpus_over_time(), _gpus_by_verdict(), _runs_by_verdict()),
                 collapsed=True,
             ),

@@ -1,4 +1,4 @@
-"""One GPU or a few of a node: what holds them back, and every signal that says so. For whoever got an alert of one."""
+"""Dashboard of one or a few GPUs of a node, for readers of a GPU alert: the causes that slow them, and all signals."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from grafana.builders.choices import GPU
 from grafana.builders.dashboard import Dashboard
 from grafana.builders.field import ORANGE, RED
 from grafana.builders.variables import datasource
-from grafana.gpu_rows import answer, detail, errors, inside, links, owners, rhythm, signals, usual
-from grafana.gpu_rows.asking import MILLISECONDS
+from grafana.gpu_rows import detail, dips, errors, gpu_summary, interconnect, owners, signals, sm_activity, utilisation
+from grafana.gpu_rows.gpu_queries import MILLISECONDS
 
 
 def dashboard() -> Dashboard:
@@ -17,14 +17,14 @@ def dashboard() -> Dashboard:
     return Dashboard(
         uid="stallscope-gpu",
         title="Stallscope / GPU",
-        description="What holds a GPU back, who has it, and every signal that says so.",
+        description="Causes that slow a GPU, its holders, and all its signals.",
         variables=(datasource(), choices.cluster(), choices.instance(everything=False), choices.gpu()),
         rows=(
-            answer.row(),
-            usual.row(),
-            inside.row(),
-            rhythm.row(),
-            links.row(),
+            gpu_summary.row(),
+            utilisation.row(),
+            sm_activity.row(),
+            dips.row(),
+            interconnect.row(),
             errors.row(),
             owners.row(),
             detail.row(),

@@ -1,4 +1,4 @@
-"""For whoever runs Stallscope: whether exporters, sources, intake and rules do their work, and what they cost."""
+"""Dashboard for operators of Stallscope: health and cost of exporters, collectors, report intake and rules."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from grafana.builders.panel import Panel, stat, state_timeline, table, time_seri
 from grafana.builders.query import Query
 
 EXPORTER = f'job=~".*stallscope.*", {HOST}'
-"""Series that every target of Prometheus has, of exporters alone."""
+"""Matcher of exporters in series that every Prometheus target has."""
 OWN_RULES = 'rule_group=~".*;stallscope-.*"'
 SHOWN = 20
-"""Curves of the worst in one panel."""
+"""Lines per panel."""
 OWN_ALERTS = f'alertname=~"Stallscope.+|TrainingTelemetryMissing", {CLUSTER}, instance=~"$instance|"'
-"""What is missing altogether has no instance."""
+"""Alerts on missing exporters have no instance."""
 KNOWN = f"0 * count(stallscope_build_info{{{HOST}}})"
-"""Zero, where an exporter answers: else nothing is known."""
-_TO_HOST = to_dashboard("stallscope-host", "This node", {"instance": "${__field.labels.instance}"})
+"""Zero if an exporter reports; otherwise nothing is known."""
+_TO_HOST = to_dashboard("stallscope-host", "Open node", {"instance": "${__field.labels.instance}"})
 _NONE_IS_GOOD = texts({"0": Text("0", GREEN)})
 
 
@@ -29,11 +29,11 @@ def _rate(family: str, *, labels: str = HOST, at: str = "") -> str:
 
 
 def _worst(by: str, expression: str) -> str:
-    """The same few for the whole time shown: those that are worst at its end.
+    """Select the highest series at the end of the time range, and show them over all of it.
 
     Args:
-        by: labels that tell the curves apart.
-        expression: what is drawn, with `{at}` after each selector or its range.
+        by: labels of the series.
+        expression: the PromQL, with `{at}` after each selector or its range.
     """
     return f"{expression.replace('{at}', '')} and on ({by}) topk({SHOWN}, {expression.replace('{at}', ' @ end()')})"
 
@@ -41,7 +41,8 @@ def _worst(by: str, expression: str) -> str:
 def _exporters() -> Panel:
     return stat(
         "Exporters",
-        "Targets of Prometheus that are exporters, and those that do not answer. Read the log of one that does not.",
+        "Stallscope exporters among the Prometheus targets, and those that are down. Read the log of an exporter that "
+        "is down.",
         [
             Query(f"count(up{{{EXPORTER}}})", "known", instant=True),
             Query(f"count(up{{{EXPORTER}}} == 0) or 0 * count(up{{{EXPORTER}}})", "silent", instant=True),
@@ -49,14 +50,14 @@ def _exporters() -> Panel:
         unit="none",
         text_of="value_and_name",
         overrides=[by_name("silent", color={"mode": "fixed", "fixedColor": RED}, mappings=_NONE_IS_GOOD)],
-        no_value="no exporter is a target",
+        no_value="No exporter is a target.",
     )
 
 
 def _sources() -> Panel:
     return stat(
-        "Sources that fail",
-        "Sources of readings, on all nodes, whose newest reading failed. Which ones and why stands below.",
+        "Failing collectors",
+        "Collectors, on all nodes, whose last poll failed. They are listed below with the reasons.",
         [Query(f"count(stallscope_exporter_source_up{{{HOST}}} == 0) or {KNOWN}", instant=True)],
         unit="none",
         colour={"mode": "fixed", "fixedColor": RED},
@@ -66,9 +67,9 @@ def _sources() -> Panel:
 
 def _stuck() -> Panel:
     return stat(
-        "Threads stuck",
-        "Threads in a reading that has not come back, as when a driver hangs. Restart the exporter once it is well "
-        "again.",
+        "Stuck threads",
+        "Threads in a call that has not returned, for example because a driver hangs. Restart the exporter once the "
+        "driver works again.",
         [Query(f"sum(stallscope_exporter_source_stuck_threads{{{HOST}}}) or {KNOWN}", instant=True)],
         unit="none",
         colour={"mode": "fixed", "fixedColor": RED},
@@ -80,35 +81,34 @@ def _thresholds() -> Panel:
     missing = 'ALERTS{alertname="StallscopeThresholdMissing"}'
     return stat(
         "Threshold alerts",
-        "Alerts on thresholds that are missing or defined twice: rules that read one find nothing. Restore "
-        "them in prometheus/rules/thresholds.yml.",
+        "Alerts on missing or duplicated thresholds: rules that use them return nothing. Restore them in "
+        "prometheus/rules/thresholds.yml.",
         [Query(f"count(count by (name) ({missing})) or 0 * count(stallscope:threshold)", instant=True)],
         unit="none",
         colour={"mode": "fixed", "fixedColor": RED},
         mappings=_NONE_IS_GOOD,
-        no_value="no rules",
+        no_value="No rules.",
     )
 
 
 def _ranks() -> Panel:
     return stat(
         "Ranks",
-        "Ranks of live runs, and those among them with evidence enough to judge their performance.",
+        "Ranks of active runs, and those with enough evidence for a performance verdict.",
         [
             Query(f"count(rank:live:info{{{HOST}}}) or {KNOWN}", "live", instant=True),
             Query(f"count(rank:judged:info{{{HOST}}}) or {KNOWN}", "judged", instant=True),
         ],
         unit="none",
         text_of="value_and_name",
-        links=[to_dashboard("stallscope-fleet", "What the fleet loses", {})],
+        links=[to_dashboard("stallscope-fleet", "Losses of the fleet", {})],
     )
 
 
 def _dropped() -> Panel:
     return stat(
-        "Series not shown",
-        "Series in the time shown that an exporter left out because a limit was reached. Raise the limit that is "
-        "named below.",
+        "Dropped series",
+        "Series that an exporter dropped in the time range because a limit was reached. Raise the limit listed below.",
         [
             Query(
                 f"sum(increase(stallscope_exporter_series_dropped_total{{{HOST}}}[$__range])) or {KNOWN}",
@@ -126,7 +126,7 @@ def _own_alerts() -> Panel:
     labels = "alertname, severity, cluster, instance, source, name, reason, limit"
     return table(
         "Alerts on Stallscope itself",
-        "What fires or is about to, on exporters, intake and rules. Click an alert for its runbook.",
+        "Firing and pending alerts on exporters, report intake and rules. Click an alert for its runbook.",
         [
             Query(f"topk(100, max by (alertstate, {labels}) (ALERTS{{{OWN_ALERTS}}}))", table=True),
         ],
@@ -153,18 +153,18 @@ def _own_alerts() -> Panel:
                 **verdicts.in_colour(),
             ),
             by_name(
-                "Node", links=[to_dashboard("stallscope-host", "This node", {"instance": "${__data.fields.Node}"})]
+                "Node", links=[to_dashboard("stallscope-host", "Open node", {"instance": "${__data.fields.Node}"})]
             ),
         ],
-        no_value="no alert on Stallscope is known",
+        no_value="No firing alerts.",
     )
 
 
 def _failing_sources() -> Panel:
     return table(
-        "Sources that fail now",
-        "Which reading fails on which node, and for how long it has not succeeded. The exporter's log names the "
-        "reason; --no-collector switches a source off.",
+        "Collectors that fail now",
+        "Failing collectors by node, with the time since their last success. The exporter's log has the reason. "
+        "--no-collector disables a collector.",
         [
             Query(
                 f"topk(100, max by (instance, source) (stallscope_exporter_source_up{{{HOST}}} == 0))",
@@ -177,24 +177,24 @@ def _failing_sources() -> Panel:
                 table=True,
             ),
         ],
-        columns={"instance": "Node", "source": "Source", "Value #B": "Last success ago"},
+        columns={"instance": "Node", "source": "Source", "Value #B": "Time since last success"},
         width=12,
-        sort="Last success ago",
+        sort="Time since last success",
         overrides=[
             by_name(
-                "Node", links=[to_dashboard("stallscope-host", "This node", {"instance": "${__data.fields.Node}"})]
+                "Node", links=[to_dashboard("stallscope-host", "Open node", {"instance": "${__data.fields.Node}"})]
             ),
-            by_name("Last success ago", unit="s"),
+            by_name("Time since last success", unit="s"),
         ],
-        no_value="no source is known to fail",
+        no_value="No collector fails.",
     )
 
 
 def _missing_evidence() -> Panel:
     return time_series(
-        "Ranks that can't be judged, by what is missing",
-        "Ranks without a verdict on performance, by what they do not tell. Warm-up passes by itself; data_wait wants "
-        "stallscope.track around the loader, gpu_idle a GPU that the exporter knows.",
+        "Ranks without a verdict, by missing data",
+        "Ranks without a performance verdict, by the data that they do not report. Warm-up ends by itself. For "
+        "data_wait, wrap the loader in stallscope.track. For gpu_idle, the exporter must know the GPU.",
         [
             Query(f"count by (missing) (rank:missing:info{{{HOST}}})", "{{missing}}", least_step="1m"),
             Query(f"count(rank:judged:info{{{HOST}}})", "judged", least_step="1m"),
@@ -206,7 +206,7 @@ def _missing_evidence() -> Panel:
 def _builds() -> Panel:
     return table(
         "Versions",
-        "Exporters by version. Bring the fewer ones to the version of the many.",
+        "Exporters by version. Upgrade all to the same version.",
         [Query(f"count by (version, python) (stallscope_build_info{{{HOST}}})", table=True)],
         columns={"version": "Stallscope", "python": "Python", "Value": "Exporters"},
         unit="none",
@@ -221,8 +221,8 @@ def _reading_time() -> Panel:
         f"(sum by (source) ({_rate('stallscope_exporter_source_readings_total')}) > 0)"
     )
     return time_series(
-        "Time of a reading, mean by source",
-        "Wall time of one reading, over all nodes. A source that has become slow waits for a driver or a file system.",
+        "Poll duration, mean by collector",
+        "Wall time of one poll, over all nodes. A collector that becomes slow waits for a driver or a file system.",
         [Query(mean, "{{source}}")],
         unit="s",
     )
@@ -230,8 +230,8 @@ def _reading_time() -> Panel:
 
 def _slowest() -> Panel:
     return time_series(
-        "Slowest readings now",
-        "The newest reading's time of the slowest sources and nodes. One node apart from the others has the trouble.",
+        "Slowest polls now",
+        "Duration of the last poll of the slowest collectors and nodes. If one node stands out, check it first.",
         [
             Query(
                 _worst(
@@ -248,8 +248,8 @@ def _slowest() -> Panel:
 
 def _failures() -> Panel:
     return time_series(
-        "Failed readings a second, by source",
-        "Readings that raised, returned nonsense or hung. Read the exporter's log on the nodes that are listed above.",
+        "Failed polls per second, by collector",
+        "Polls that raised an error, returned invalid data or hung. Read the exporter's log on the nodes listed above.",
         [Query(f"sum by (source) ({_rate('stallscope_exporter_source_failures_total')})", "{{source}}")],
         unit="short",
     )
@@ -257,8 +257,8 @@ def _failures() -> Panel:
 
 def _rejected_values() -> Panel:
     return time_series(
-        "Values rejected a second",
-        "What a driver said and can't have meant, by reason; it is shown nowhere. Update the driver, or reset the GPU.",
+        "Rejected values per second",
+        "Implausible values of a driver, by reason. They are not exported. Update the driver, or reset the GPU.",
         [
             Query(
                 f"sum by (source, reason) ({_rate('stallscope_exporter_values_rejected_total')})",
@@ -271,9 +271,9 @@ def _rejected_values() -> Panel:
 
 def _attribution() -> Panel:
     return time_series(
-        "Failed attributions a second",
-        "Attempts to find out who holds a GPU that failed, by reason. Check the exporter's access to processes and to "
-        "the orchestrator's socket.",
+        "Failed attributions per second",
+        "Failed attempts to find the holder of a GPU, by reason. Check the exporter's access to processes and to the "
+        "orchestrator's socket.",
         [Query(f"sum by (reason) ({_rate('stallscope_exporter_attribution_errors_total')})", "{{reason}}")],
         unit="short",
     )
@@ -281,8 +281,9 @@ def _attribution() -> Panel:
 
 def _driver_calls() -> Panel:
     return time_series(
-        "Driver calls a second",
-        "Calls made to GPU drivers, mean of the nodes. It grows with the GPUs and falls with --sampling.interval.",
+        "Driver calls per second",
+        "Calls to GPU drivers, mean of the nodes. The rate grows with the number of GPUs and falls with a longer "
+        "--sampling.interval.",
         [
             Query(
                 f"avg by (source) (sum by (instance, source) ({_rate('stallscope_exporter_driver_calls_total')}))",
@@ -295,9 +296,9 @@ def _driver_calls() -> Panel:
 
 def _reports() -> Panel:
     return time_series(
-        "Reports a second, by door",
-        "Training reports that arrived. A fall while runs go on means that reports get lost: see those rejected, and "
-        "the address that the runs send to.",
+        "Reports per second, by receiver",
+        "Received training reports. If the rate falls while runs continue, reports are lost: check the rejected "
+        "reports, and the address to which the runs send.",
         [Query(f"sum by (transport) ({_rate('stallscope_exporter_reports_total')})", "{{transport}}")],
         unit="short",
     )
@@ -305,8 +306,8 @@ def _reports() -> Panel:
 
 def _rejected_reports() -> Panel:
     return time_series(
-        "Reports rejected a second, by reason",
-        "Reports that were refused. Correct the sender, or raise the limit that the reason names.",
+        "Rejected reports per second, by reason",
+        "Rejected reports. Fix the sender, or raise the limit in the reason.",
         [Query(f"sum by (reason) ({_rate('stallscope_exporter_reports_rejected_total')})", "{{reason}}")],
         unit="short",
     )
@@ -314,7 +315,7 @@ def _rejected_reports() -> Panel:
 
 def _shim_drops() -> Panel:
     return time_series(
-        "Reports that shims could not send, a second",
+        "Reports that shims could not send, per second",
         "By cause, as the shims count them. Check STALLSCOPE_ADDRESS and that the exporter runs on that node.",
         [Query(f"sum by (cause) ({_rate('stallscope_training_shim_dropped_reports_total')})", "{{cause}}")],
         unit="short",
@@ -325,19 +326,19 @@ def _shim_overhead() -> Panel:
     overhead = f"sum by (run) ({_rate('stallscope_training_shim_overhead_seconds_total', at='{at}')})"
     loop = f"sum by (run) ({_rate('stallscope_training_phase_seconds_total', at='{at}')})"
     return time_series(
-        "Share of the loop's time that the shim takes",
-        f"The {SHOWN} runs with the greatest share. It grows with shorter steps and more phases; name fewer phases.",
+        "Share of the loop's time spent in the shim",
+        f"The {SHOWN} runs with the largest share. It grows with shorter steps and more phases: use fewer phases.",
         [Query(_worst("run", f"{overhead} / ({loop} > 0)"), "{{run}}")],
         unit="percentunit",
         decimals=3,
-        links=[to_dashboard("stallscope-run", "This run", {"run": "${__field.labels.run}"})],
+        links=[to_dashboard("stallscope-run", "Open run", {"run": "${__field.labels.run}"})],
     )
 
 
 def _runs_held() -> Panel:
     return time_series(
-        "Runs held",
-        "Runs that exporters hold, ended ones included until they are forgotten; the nodes with the most.",
+        "Stored runs",
+        "Runs stored in exporters, including ended runs until they expire; the nodes with the most.",
         [Query(_worst("instance", f"max by (instance) (stallscope_exporter_runs{{{HOST}}}{{at}})"), "{{instance}}")],
         unit="none",
         links=[_TO_HOST],
@@ -346,9 +347,9 @@ def _runs_held() -> Panel:
 
 def _series() -> Panel:
     return time_series(
-        "Series of an exporter",
-        "Series on the newest page, of the nodes with the most. They cost memory in Prometheus: many runs or owners "
-        "make many.",
+        "Series per exporter",
+        "Exported series, of the nodes with the most. They cost memory in Prometheus. Many runs or owners cause many "
+        "series.",
         [Query(_worst("instance", f"max by (instance) (stallscope_exporter_series{{{HOST}}}{{at}})"), "{{instance}}")],
         unit="short",
         links=[_TO_HOST],
@@ -357,18 +358,17 @@ def _series() -> Panel:
 
 def _series_dropped() -> Panel:
     return time_series(
-        "Series left out a second, by limit",
-        "Series that a limit kept off the page. Raise that limit, or report fewer values and runs.",
+        "Dropped series per second, by limit",
+        "Series dropped because of a limit. Raise that limit, or report fewer values and runs.",
         [Query(f"sum by (limit) ({_rate('stallscope_exporter_series_dropped_total')})", "{{limit}}")],
         unit="short",
     )
 
 
-def _processor() -> Panel:
+def _cpu() -> Panel:
     return time_series(
-        "Processor time of exporters",
-        "Processors that each exporter takes, of the nodes with the most. Raise --sampling.interval where it is too "
-        "much.",
+        "CPU use of exporters",
+        "CPUs used by each exporter, of the nodes with the most. If it is too much, raise --sampling.interval.",
         [
             Query(
                 _worst(
@@ -383,10 +383,10 @@ def _processor() -> Panel:
     )
 
 
-def _processor_by_source() -> Panel:
+def _cpu_by_collector() -> Panel:
     return time_series(
-        "Processor time by source",
-        "Processors that the readings of each source take, mean of the nodes. The dearest can be switched off.",
+        "CPU use by collector",
+        "CPUs used by the polls of each collector, mean of the nodes. You can disable the most expensive ones.",
         [
             Query(
                 "avg by (source) (sum by (instance, source) ("
@@ -402,8 +402,8 @@ def _processor_by_source() -> Panel:
 def _memory() -> Panel:
     return time_series(
         "Memory of exporters",
-        "Resident memory of each exporter, of the nodes with the most. Steady growth is a leak: restart it, and "
-        "report it.",
+        "Resident memory of each exporter, of the nodes with the most. Steady growth is a leak: restart the exporter "
+        "and report it.",
         [
             Query(
                 _worst("instance", f"max by (instance) (process_resident_memory_bytes{{{EXPORTER}}}{{at}})"),
@@ -417,9 +417,8 @@ def _memory() -> Panel:
 
 def _scrape_time() -> Panel:
     return time_series(
-        "Time of a scrape",
-        "How long Prometheus waited for the page, of the slowest exporters. A scrape only reads memory: look at the "
-        "node's load and at the network.",
+        "Scrape duration",
+        "Scrape duration of the slowest exporters. A scrape only reads memory: check the node's load and the network.",
         [Query(_worst("instance", f"max by (instance) (scrape_duration_seconds{{{EXPORTER}}}{{at}})"), "{{instance}}")],
         unit="s",
         width=8,
@@ -433,8 +432,8 @@ def _missed(window: str, at: str = "") -> str:
 
 def _missed_scrapes() -> Panel:
     return time_series(
-        "Scrapes that were missed",
-        "Share of scrapes that went unanswered, of the exporters that missed any. Rules bridge a single one.",
+        "Failed scrapes",
+        "Share of failed scrapes, of exporters with any. The rules tolerate a single one.",
         [
             Query(
                 _missed("$__rate_interval") + f" and on (instance) topk({SHOWN}, {_missed('$__range', ' @ end()')})",
@@ -450,9 +449,9 @@ def _missed_scrapes() -> Panel:
 
 def _refused_requests() -> Panel:
     return time_series(
-        "Requests refused a second, by reason",
-        "Requests and connections that exporters' web servers sent away. An exporter's log names the client's address: "
-        "correct its user, certificate or scheme, or close the port to it.",
+        "Rejected requests per second, by reason",
+        "Requests and connections that the exporters' web servers rejected. An exporter's log has the client's "
+        "address: correct its user, certificate or scheme, or block the address.",
         [Query(f"sum by (reason) ({_rate('stallscope_exporter_requests_refused_total')})", "{{reason}}")],
         unit="short",
         width=8,
@@ -461,9 +460,9 @@ def _refused_requests() -> Panel:
 
 def _up() -> Panel:
     return state_timeline(
-        "Exporters that were silent",
-        f"Up to {SHOWN} exporters that are silent at the end of the time shown or were in its course. One that "
-        "comes and goes is restarted again and again: read its log.",
+        "Exporters that were down",
+        f"Up to {SHOWN} exporters that are down at the end of the time range or were down within it. If one goes down "
+        "repeatedly, it restarts: read its log.",
         [
             Query(
                 f"up{{{EXPORTER}}} and on (cluster, job, instance) "
@@ -478,9 +477,9 @@ def _up() -> Panel:
 
 def _rule_time() -> Panel:
     return time_series(
-        "Time of rule groups",
-        "How long each group's newest evaluation took; the dashed line is the shortest interval. Near it, verdicts "
-        "come late: raise evaluation_interval, or divide the fleet. Only where Prometheus scrapes itself.",
+        "Evaluation time of rule groups",
+        "Duration of each group's last evaluation; dashed: the shortest interval. Near it, verdicts are late: raise "
+        "evaluation_interval, or split the fleet over several servers. Needs Prometheus to scrape itself.",
         [
             Query(
                 f"max by (rule_group) (prometheus_rule_group_last_duration_seconds{{{OWN_RULES}}})",
@@ -495,8 +494,8 @@ def _rule_time() -> Panel:
 
 def _rule_share() -> Panel:
     return time_series(
-        "Rules' time over their interval",
-        "Share of its interval that each group takes to evaluate. Only where Prometheus scrapes itself.",
+        "Evaluation time relative to the interval",
+        "Share of its interval that each group takes to evaluate. Needs Prometheus to scrape itself.",
         [
             Query(
                 f"max by (rule_group) (prometheus_rule_group_last_duration_seconds{{{OWN_RULES}}}) / "
@@ -510,8 +509,8 @@ def _rule_share() -> Panel:
 
 def _rule_failures() -> Panel:
     return time_series(
-        "Rule evaluations that failed or were missed, a second",
-        "Any is too many: read Prometheus's log. Only where Prometheus scrapes itself.",
+        "Failed or missed rule evaluations per second",
+        "There should be none: read the Prometheus log. Needs Prometheus to scrape itself.",
         [
             Query(
                 "sum by (rule_group) ("
@@ -530,9 +529,9 @@ def _rule_failures() -> Panel:
 
 def _rule_series() -> Panel:
     return time_series(
-        "Series that rules record",
-        "Samples of each group's newest evaluation. They grow with GPUs and with trouble. Only where Prometheus "
-        "scrapes itself.",
+        "Series recorded by rules",
+        "Samples of each group's last evaluation. The number grows with GPUs and with problems. Needs Prometheus to "
+        "scrape itself.",
         [
             Query(
                 f"max by (rule_group) (prometheus_rule_group_last_evaluation_samples{{{OWN_RULES}}})",
@@ -548,7 +547,7 @@ def dashboard() -> Dashboard:
     return Dashboard(
         uid="stallscope-health",
         title="Stallscope / Health",
-        description="Whether exporters, sources, intake and rules do their work, and what they cost.",
+        description="Health and cost of exporters, collectors, report intake and rules.",
         variables=(variables.datasource(), choices.cluster(), choices.instance()),
         rows=(
             Row(
@@ -568,7 +567,7 @@ def dashboard() -> Dashboard:
             ),
             Row("Scrapes", (_scrape_time(), _missed_scrapes(), _refused_requests(), _up())),
             Row(
-                "Sources",
+                "Collectors",
                 (_reading_time(), _slowest(), _failures(), _rejected_values(), _attribution(), _driver_calls()),
             ),
             Row(
@@ -577,12 +576,12 @@ def dashboard() -> Dashboard:
                 collapsed=True,
             ),
             Row(
-                "What exporters cost",
-                (_processor(), _processor_by_source(), _memory(), _series(), _series_dropped()),
+                "Cost of exporters",
+                (_cpu(), _cpu_by_collector(), _memory(), _series(), _series_dropped()),
                 collapsed=True,
             ),
             Row(
-                "What rules cost",
+                "Cost of rules",
                 (_rule_time(), _rule_share(), _rule_failures(), _rule_series()),
                 collapsed=True,
             ),

@@ -1,4 +1,4 @@
-"""One node or a few: whether processors, memory, disks or network hold its GPUs back. For whoever owns the machine."""
+"""Dashboard of one or a few nodes, for their operators: CPUs, memory, disks and network that slow the GPUs."""
 
 from __future__ import annotations
 
@@ -31,24 +31,24 @@ _TO_RUN = to_dashboard("stallscope-run", "The run", {"run": "${__data.fields.Run
 _TO_GPU = to_dashboard(
     "stallscope-gpu", "The GPU", {"instance": "${__data.fields.Node}", "gpu": "${__data.fields.GPU}"}
 )
-_TO_HOST = to_dashboard("stallscope-host", "This node alone", {"instance": "${__data.fields.Node}"})
+_TO_HOST = to_dashboard("stallscope-host", "Filter by this node", {"instance": "${__data.fields.Node}"})
 _CURVE = (
-    to_dashboard("stallscope-host", "This node alone", {"instance": "${__field.labels.instance}"}),
-    to_dashboard("stallscope-gpu", "Its GPUs", {"instance": "${__field.labels.instance}"}),
+    to_dashboard("stallscope-host", "Filter by this node", {"instance": "${__field.labels.instance}"}),
+    to_dashboard("stallscope-gpu", "Open GPUs", {"instance": "${__field.labels.instance}"}),
 )
 _RANK_CURVE = (
-    to_dashboard("stallscope-run", "This rank", {"run": "${__field.labels.run}", "rank": "${__field.labels.rank}"}),
+    to_dashboard("stallscope-run", "Open rank", {"run": "${__field.labels.run}", "rank": "${__field.labels.rank}"}),
 )
-_OTHERWISE = [{"type": "regex", "options": {"pattern": ".+", "result": {"text": "see its runbook", "index": 0}}}]
-"""Alerts of Stallscope itself have no cause of lost time."""
+_OTHERWISE = [{"type": "regex", "options": {"pattern": ".+", "result": {"text": "see runbook", "index": 0}}}]
+"""Alerts on Stallscope itself have no cause of lost time."""
 
 
 def _rate(counter: str, labels: str = "") -> str:
-    """Growth of a counter a second."""
+    """Return the rate of a counter per second."""
     return f"rate({counter}{{{HOST}{labels}}}[$__rate_interval])"
 
 
-# First screen: what stands on this node, and what it waits for.
+# First screen: verdicts and pressure of the node.
 
 
 def _runs() -> Panel:
@@ -56,8 +56,8 @@ def _runs() -> Panel:
     judged = f"(0 * {here} + on (cluster, namespace, run) group_left (cause) run:verdict:ratio5m{{{CLUSTER}}})"
     return table(
         "Runs on this node",
-        "Training runs with a rank here, what costs each run (on all of its nodes) most of its time, and what to "
-        "change first. Click a run for its phases.",
+        "Training runs with a rank on this node, the costliest cause of each run (over all its nodes), and its remedy. "
+        "Click a run for its phases.",
         [
             Query(
                 with_remedy(f"max by (cluster, instance, namespace, run, cause) ({judged})"),
@@ -69,7 +69,7 @@ def _runs() -> Panel:
             "instance": "Node",
             "run": "Run",
             "namespace": "Namespace",
-            "Value #B": "Ranks here",
+            "Value #B": "Ranks on this node",
             "cause": "Verdict",
             "Value #A": "Time lost",
             "remedy": "What to change",
@@ -80,19 +80,19 @@ def _runs() -> Panel:
         overrides=[
             by_name("Node", links=[_TO_HOST]),
             by_name("Run", links=[_TO_RUN]),
-            by_name("Ranks here", custom__width=100),
+            by_name("Ranks on this node", custom__width=100),
             by_name("Time lost", unit="percentunit", decimals=0, custom__width=100),
             *columns(),
         ],
-        no_value="No run reports from here: add the shim to the training code to see it.",
+        no_value="No run reports from this node. Add the shim to the training code.",
     )
 
 
 def _gpus() -> Panel:
     return table(
         "GPUs of this node",
-        "What costs each GPU most of its time, the share of the last five minutes that it costs, what to change "
-        "first, and the run there. Click a GPU for everything about it.",
+        "Costliest cause of each GPU, the share of the last five minutes that it costs, its remedy, and the run on it. "
+        "Click a GPU for its dashboard.",
         [
             Query(
                 with_remedy(f"max by (cluster, instance, gpu, uuid, mig, run, rank, cause) ({of_gpus(HOST)})"),
@@ -121,14 +121,14 @@ def _gpus() -> Panel:
             by_name("Rank", custom__width=70),
             *columns(),
         ],
-        no_value="No verdict: no GPU answers here, or Prometheus has no rules of Stallscope.",
+        no_value="No verdict: no GPU reports on this node, or Prometheus has not loaded the Stallscope rules.",
     )
 
 
 def _alerts() -> Panel:
     return table(
         "Firing alerts of this node and its GPUs",
-        "What fires now, and what to change first. Click an alert for its runbook, which says how to go about it.",
+        "Alerts that fire now, with their remedies. Click an alert for its runbook.",
         [
             Query(
                 with_remedy(
@@ -171,15 +171,15 @@ def _alerts() -> Panel:
             ),
             by_name("What to change", mappings=[*remedy_by_cause(), *_OTHERWISE], custom__minWidth=260),
         ],
-        no_value="No alert of this node fires.",
+        no_value="No firing alerts on this node.",
     )
 
 
 def _busy() -> Panel:
     return time_series(
-        "Processors busy, over five minutes",
-        "Share of all processors' time at work, as the rules judge it; dashed, where they call processors saturated. "
-        "Over it: decode and augment less for each sample, or have more processors for each GPU.",
+        "CPU utilisation, over five minutes",
+        "Busy share of all CPUs, as used by the rules; dashed: the threshold for saturation. Above it: decode and "
+        "augment less per sample, or give each GPU more CPUs.",
         [
             Query(f"host:cpu_busy:ratio5m{{{HOST}}}", _NODE),
             threshold("cpu_saturated", "saturated"),
@@ -196,50 +196,50 @@ def _busy() -> Panel:
 def _memory_share() -> Panel:
     return time_series(
         "Memory and shared memory used",
-        "Shares that can't be had without swapping, and of /dev/shm; dashed, where alerts begin. Full: fewer loader "
-        "workers, less prefetching; for /dev/shm a larger mount.",
+        "Memory that is not available without swapping, and used part of /dev/shm; dashed: the alert thresholds. Full: "
+        "use fewer loader workers and less prefetching; for /dev/shm, a larger mount.",
         [
             Query(f"host:memory_used:ratio{{{HOST}}}", f"{_NODE} memory"),
             Query(f"host:shared_memory_used:ratio{{{HOST}}}", f"{_NODE} shared memory"),
-            threshold("host_memory_used", "memory full"),
-            threshold("shared_memory_used", "shared memory full"),
+            threshold("host_memory_used", "memory threshold"),
+            threshold("shared_memory_used", "shared memory threshold"),
         ],
         unit="percentunit",
         maximum=1,
         width=8,
-        overrides=[*limit_line("memory full"), *limit_line("shared memory full", colour=ORANGE)],
+        overrides=[*limit_line("memory threshold"), *limit_line("shared memory threshold", colour=ORANGE)],
         links=_CURVE,
     )
 
 
 def _waiting() -> Panel:
     return time_series(
-        "Waiting for processors, memory and disks",
-        "Share of the last five minutes in which some task waited, as the rules judge it; dashed, where each begins "
-        "to count. Kernels without pressure information show nothing.",
+        "Pressure (PSI): CPU, memory, I/O",
+        "Share of the last five minutes in which some task waited; dashed: the thresholds of the rules. Empty on "
+        "kernels without pressure stall information.",
         [
-            Query(f"host:cpu_pressure:ratio5m{{{HOST}}}", f"{_NODE} processors"),
+            Query(f"host:cpu_pressure:ratio5m{{{HOST}}}", f"{_NODE} CPU"),
             Query(f"host:memory_waiting:ratio5m{{{HOST}}}", f"{_NODE} memory"),
             Query(f"host:io_pressure:ratio5m{{{HOST}}}", f"{_NODE} disks"),
-            threshold("cpu_pressure", "much for processors"),
-            threshold("memory_pressure", "much for memory"),
-            threshold("disk_pressure", "much for disks"),
+            threshold("cpu_pressure", "CPU threshold"),
+            threshold("memory_pressure", "memory threshold"),
+            threshold("disk_pressure", "I/O threshold"),
         ],
         unit="percentunit",
         width=8,
-        overrides=limit_line("much for processors", "much for memory", "much for disks"),
+        overrides=limit_line("CPU threshold", "memory threshold", "I/O threshold"),
         links=_CURVE,
     )
 
 
-# Processors.
+# CPUs.
 
 
 def _modes() -> Panel:
     return time_series(
-        "Processors by mode",
-        "Mean of the nodes chosen. Much user time: decoding and augmentation. Much system time: copies, page faults, "
-        "many small files. Much I/O wait: disks.",
+        "CPU time by mode",
+        "Mean of the selected nodes. High user time: decoding and augmentation. High system time: copies, page faults, "
+        "many small files. High I/O wait: disks.",
         [
             Query(
                 f"""
@@ -261,26 +261,26 @@ def _modes() -> Panel:
 
 def _busiest() -> Panel:
     return time_series(
-        "The busiest processor against the mean",
-        "One processor at its end (dashed) while the mean is low: a single thread holds the input up; move its work "
+        "Busiest CPU and mean",
+        "If one CPU is at its limit (dashed) while the mean is low, a single thread limits the input: move its work "
         "into loader workers.",
         [
             Query(f"clamp_max({_rate('stallscope_host_busiest_cpu_seconds_total')}, 1)", f"{_NODE} busiest"),
             Query(f"host:cpu_busy:ratio5m{{{HOST}}}", f"{_NODE} mean"),
-            threshold("single_thread_core", "one thread at its end"),
+            threshold("single_thread_core", "one CPU saturated"),
         ],
         unit="percentunit",
         maximum=1,
-        overrides=limit_line("one thread at its end"),
+        overrides=limit_line("one CPU saturated"),
         links=_CURVE,
     )
 
 
 def _throttled() -> Panel:
     return time_series(
-        "Periods throttled, of the ranks here",
-        "Share of scheduling periods in which a rank's cgroup used its quota up; dashed, where it counts. Raise or "
-        "drop the limit, or have no more loader workers than it allows.",
+        "CPU throttling of ranks (CFS periods)",
+        "Share of CFS periods in which a rank's cgroup used up its CPU quota; dashed: the threshold. Raise or remove "
+        "the limit, or run no more loader workers than it allows.",
         [
             Query(
                 f"""
@@ -299,11 +299,11 @@ def _throttled() -> Panel:
     )
 
 
-def _rank_processors() -> Panel:
+def _rank_cpus() -> Panel:
     return time_series(
-        "Processors used by the ranks here",
-        "Processors at work for each rank, loader workers included, and dashed what its quota or affinity allows. At "
-        "the line: the rank can't load faster on what it has.",
+        "CPUs used by ranks",
+        "CPUs used by each rank with its loader workers; dashed: its quota or affinity. At the line, the rank cannot "
+        "load faster.",
         [
             Query(_rate("stallscope_training_process_cpu_seconds_total"), "{{run}} {{rank}}"),
             Query(f"stallscope_training_cpu_limit_cores{{{HOST}}}", "{{run}} {{rank}} limit"),
@@ -316,9 +316,9 @@ def _rank_processors() -> Panel:
 
 def _throttled_time() -> Panel:
     return time_series(
-        "Time throttled, of the ranks here",
-        "Seconds a second for which a rank's threads were held back by its quota, summed over processors, so that it "
-        "may exceed 1. Nothing here: no quota, or no run.",
+        "CPU throttling of ranks (time)",
+        "Seconds per second for which the quota throttled a rank's threads, summed over CPUs, so it may exceed 1. "
+        "Empty: no quota, or no run.",
         [Query(_rate("stallscope_training_cpu_throttled_seconds_total"), "{{run}} {{rank}}")],
         unit="short",
         links=_RANK_CURVE,
@@ -327,9 +327,9 @@ def _throttled_time() -> Panel:
 
 def _pressure() -> Panel:
     return time_series(
-        "Some task waited",
-        "Share of time in which at least one task waited for the resource (pressure information: some). "
-        "Much for cpu: fewer workers; for io, while ranks wait for data: data nearer by, or larger pieces.",
+        "Pressure: some tasks waited",
+        "Share of time in which at least one task waited for the resource (PSI: some). High for cpu: use fewer "
+        "workers. High for io while ranks wait for data: move data closer, or read larger pieces.",
         [Query(_rate("stallscope_host_pressure_waiting_seconds_total"), f"{_NODE} {{{{resource}}}}")],
         unit="percentunit",
         links=_CURVE,
@@ -338,9 +338,9 @@ def _pressure() -> Panel:
 
 def _stalled() -> Panel:
     return time_series(
-        "Every task waited",
-        "Share of time in which all tasks waited for the resource at once (pressure information: full): nothing was "
-        "computed on the host then. Anything here but a trace is worth mending, memory first.",
+        "Pressure: all tasks waited",
+        "Share of time in which all tasks waited for the resource at the same time (PSI: full), so the host computed "
+        "nothing. Fix any more than a trace, memory first.",
         [Query(_rate("stallscope_host_pressure_stalled_seconds_total"), f"{_NODE} {{{{resource}}}}")],
         unit="percentunit",
         links=_CURVE,
@@ -353,8 +353,8 @@ def _stalled() -> Panel:
 def _memory() -> Panel:
     return time_series(
         "Memory",
-        "What is available without swapping, the page cache within it, and (dashed) all that is installed. A page "
-        "cache as large as the data set makes every epoch but the first fast.",
+        "Available memory, the page cache within it, and (dashed) total memory. If the page cache holds the whole data "
+        "set, only the first epoch is slow.",
         [
             Query(f"stallscope_host_memory_available_bytes{{{HOST}}}", f"{_NODE} available"),
             Query(f"stallscope_host_page_cache_bytes{{{HOST}}}", f"{_NODE} page cache"),
@@ -368,9 +368,9 @@ def _memory() -> Panel:
 
 def _rank_memory() -> Panel:
     return time_series(
-        "Memory of the ranks here",
+        "Memory of ranks",
         "Resident memory of each rank with its loader workers. Steady growth without an end: samples are kept, or "
-        "workers copy what they touch.",
+        "workers copy the memory that they access.",
         [Query(f"stallscope_training_process_memory_bytes{{{HOST}}}", "{{run}} {{rank}}")],
         unit="bytes",
         links=_RANK_CURVE,
@@ -380,8 +380,8 @@ def _rank_memory() -> Panel:
 def _shared_memory() -> Panel:
     return time_series(
         "Shared memory",
-        "Used part of /dev/shm, through which loader workers hand batches over, and (dashed) its size. Full: workers "
-        "die with a bus error; mount a larger one.",
+        "Used part of /dev/shm, through which loader workers pass batches, and (dashed) its size. Full: workers die "
+        "with a bus error, so mount a larger one.",
         [
             Query(f"stallscope_host_shared_memory_used_bytes{{{HOST}}}", _NODE),
             Query(f"stallscope_host_shared_memory_total_bytes{{{HOST}}}", f"{_NODE} limit"),
@@ -395,24 +395,24 @@ def _shared_memory() -> Panel:
 def _swap() -> Panel:
     return time_series(
         "Swapping",
-        "Bytes a second read back from swap and written to it; dashed, the reading that counts together with many "
-        "major faults. Reads hurt: use less memory.",
+        "Bytes per second read from and written to swap; dashed: the threshold, together with many major page faults. "
+        "Reads slow training: use less memory.",
         [
             Query(_rate("stallscope_host_swap_in_bytes_total"), f"{_NODE} in"),
             Query(_rate("stallscope_host_swap_out_bytes_total"), f"{_NODE} out"),
-            threshold("swap_in_bytes", "much read back"),
+            threshold("swap_in_bytes", "swap-in threshold"),
         ],
         unit="Bps",
-        overrides=limit_line("much read back"),
+        overrides=limit_line("swap-in threshold"),
         links=_CURVE,
     )
 
 
 def _faults() -> Panel:
     return time_series(
-        "Major page faults a second",
-        "Accesses to memory that had to wait for a read; dashed, how many count together with swapping. Mapped files "
-        "that don't fit into the page cache do this too.",
+        "Major page faults per second",
+        "Memory accesses that had to wait for a read; dashed: the threshold, together with swapping. Mapped files that "
+        "do not fit into the page cache cause them too.",
         [
             Query(_rate("stallscope_host_major_page_faults_total"), _NODE),
             threshold("major_faults", "many"),
@@ -425,9 +425,9 @@ def _faults() -> Panel:
 
 def _oom() -> Panel:
     return time_series(
-        "Processes killed for want of memory",
-        "Within ten minutes, and by cgroup where the exporter can see it. A loader worker among them ends the run: "
-        "fewer workers, less prefetching, or more memory. Nothing here: none was killed.",
+        "OOM kills",
+        "Processes killed within ten minutes, by cgroup if the exporter can see it. If a loader worker is killed, the "
+        "run ends: use fewer workers, less prefetching, or more memory. Empty: no kills.",
         [
             Query(f"host:oom_kills:increase10m{{{HOST}}}", _NODE),
             Query(f"topk(5, host_cgroup:oom_kills:increase10m{{{HOST}}})", f"{_NODE} {{{{cgroup}}}}"),
@@ -444,9 +444,9 @@ def _oom() -> Panel:
 
 def _disk_bytes() -> Panel:
     return time_series(
-        "Disks: bytes a second",
-        "Read and written, by device. Nothing read while the input is slow: data come from the page cache or over the "
-        "network, so look there.",
+        "Disks: bytes per second",
+        "Read and written, by device. If nothing is read while the input is slow, data come from the page cache or "
+        "over the network: check these.",
         [
             Query(_rate("stallscope_host_disk_read_bytes_total"), f"{_DEVICE} read"),
             Query(_rate("stallscope_host_disk_written_bytes_total"), f"{_DEVICE} written"),
@@ -458,9 +458,9 @@ def _disk_bytes() -> Panel:
 
 def _disk_busy() -> Panel:
     return time_series(
-        "Disks: time with work",
-        "Share of time in which the device had something to do. On solid-state disks 100 % alone isn't saturation: "
-        "trust the waiting for disks.",
+        "Disk utilisation (time)",
+        "Share of time in which the device had outstanding requests. On solid-state disks 100 % alone is not "
+        "saturation: check I/O pressure.",
         [Query(f"clamp_max({_rate('stallscope_host_disk_busy_seconds_total')}, 1)", _DEVICE)],
         unit="percentunit",
         maximum=1,
@@ -470,9 +470,9 @@ def _disk_busy() -> Panel:
 
 def _nfs_bytes() -> Panel:
     return time_series(
-        "NFS: bytes read a second",
-        "By mount. Steady and well under the network's limit while the input waits: latency is the limit, not "
-        "bandwidth. Nothing here: no NFS.",
+        "NFS: bytes read per second",
+        "By mount. If it is steady and far below the network's limit while the input waits, latency is the limit, not "
+        "bandwidth. Empty: no NFS.",
         [Query(_rate("stallscope_host_nfs_read_bytes_total"), f"{_NODE} {{{{mount}}}}")],
         unit="Bps",
         links=_CURVE,
@@ -481,8 +481,8 @@ def _nfs_bytes() -> Panel:
 
 def _nfs_operations() -> Panel:
     return time_series(
-        "NFS: operations a second",
-        "By mount. Many for few bytes: small files; pack samples into shards.",
+        "NFS: operations per second",
+        "By mount. Many operations for few bytes: pack small files into shards.",
         [Query(_rate("stallscope_host_nfs_operations_total"), f"{_NODE} {{{{mount}}}}")],
         unit="ops",
         links=_CURVE,
@@ -491,9 +491,9 @@ def _nfs_operations() -> Panel:
 
 def _nfs_wait() -> Panel:
     return time_series(
-        "NFS: wait for an operation",
-        "Queue and round trip of the mean operation; dashed, what counts as slow where many are in flight. Slow: "
-        "larger objects, more parallel requests (nconnect), or stage data locally.",
+        "NFS: operation latency",
+        "Mean queue and round-trip time of an operation; dashed: the threshold for many operations in flight. Slow: "
+        "use larger objects, more parallel requests (nconnect), or stage data locally.",
         [
             Query(
                 f"""
@@ -514,8 +514,8 @@ def _nfs_wait() -> Panel:
 def _nfs_in_flight() -> Panel:
     return time_series(
         "NFS: operations in flight",
-        "Mean number of operations that wait for the server; dashed, as many as fill the client's slots. "
-        "At the line: mount with nconnect, or read larger pieces.",
+        "Mean number of operations in flight; dashed: the number that fills the client's slots. At the line: mount "
+        "with nconnect, or read larger pieces.",
         [
             Query(_rate("stallscope_host_nfs_operation_wait_seconds_total"), f"{_NODE} {{{{mount}}}}"),
             threshold("nfs_in_flight", "many"),
@@ -531,9 +531,9 @@ def _nfs_in_flight() -> Panel:
 
 def _network() -> Panel:
     return time_series(
-        "Network: bytes a second",
-        "Received and sent, by interface; dashed, the link's speed where the interface tells it. At the line: cache "
-        "data locally, compress them, or shard them by node.",
+        "Network: bytes per second",
+        "Received and sent, by interface; dashed: the link speed, if the interface reports it. At the line: cache data "
+        "locally, compress them, or shard them by node.",
         [
             Query(_rate("stallscope_host_network_receive_bytes_total"), f"{_DEVICE} received"),
             Query(_rate("stallscope_host_network_transmit_bytes_total"), f"{_DEVICE} sent"),
@@ -547,9 +547,9 @@ def _network() -> Panel:
 
 def _link_share() -> Panel:
     return time_series(
-        "Network: share of the link that data take",
-        "Receiving of data over the speed of the link, on the fullest interface that receives much more than it sends "
-        "(so that gradients don't count); dashed, where the network is the limit.",
+        "Network: share of link speed used for data",
+        "Received data relative to the link speed, on the busiest interface that receives much more than it sends (so "
+        "that gradients do not count); dashed: the threshold of the rules.",
         [
             Query(f"host:network_data:ratio5m{{{HOST}}}", _NODE),
             threshold("network_high", "the limit"),
@@ -563,9 +563,9 @@ def _link_share() -> Panel:
 
 def _drops() -> Panel:
     return time_series(
-        "Network: drops and errors a second",
-        "Packets dropped or broken, both ways. Errors that keep coming: change cable or transceiver. Drops alone: the "
-        "host doesn't take packets fast enough.",
+        "Network: drops and errors per second",
+        "Dropped or faulty packets, in both directions. If errors persist, change cable or transceiver. Drops alone: "
+        "the host does not process packets fast enough.",
         [
             Query(_rate("stallscope_host_network_drops_total"), f"{_DEVICE} dropped"),
             Query(_rate("stallscope_host_network_errors_total"), f"{_DEVICE} errors"),
@@ -579,9 +579,8 @@ def _drops() -> Panel:
 
 def _error_share() -> Panel:
     return time_series(
-        "Network: packets lost, over an hour",
-        "Share of packets dropped or broken, where the rules find it too high (dashed). Nothing here: no interface "
-        "loses too many.",
+        "Network: packet loss, over an hour",
+        "Share of dropped or faulty packets, if it exceeds the threshold (dashed). Empty: no interface loses too many.",
         [
             Query(f"host:network_errors:ratio1h{{{HOST}}}", _DEVICE),
             threshold("network_error_ratio", "too many"),
@@ -594,9 +593,9 @@ def _error_share() -> Panel:
 
 def _rdma() -> Panel:
     return time_series(
-        "InfiniBand and RoCE: bytes a second",
-        "Received and sent, by port: gradients between nodes, mostly. One port idle among busy ones: check its cable "
-        "and the communication library's choice of interfaces.",
+        "InfiniBand and RoCE: bytes per second",
+        "Received and sent, by port; mostly gradients between nodes. If one port is idle among busy ones, check its "
+        "cable and the interfaces that the communication library uses.",
         [
             Query(_rate("stallscope_host_rdma_receive_bytes_total"), f"{_DEVICE} {{{{port}}}} received"),
             Query(_rate("stallscope_host_rdma_transmit_bytes_total"), f"{_DEVICE} {{{{port}}}} sent"),
@@ -608,8 +607,8 @@ def _rdma() -> Panel:
 
 def _what_it_is() -> Panel:
     return table(
-        "What each node is",
-        "Processor, kernel, and how many processors Linux sees. Nodes of one run that differ here may differ in speed.",
+        "Nodes",
+        "CPU model, kernel and number of CPUs. Nodes of one run that differ here may differ in speed.",
         [
             Query(f"max by (cluster, instance, cpu_model, kernel) (stallscope_host_info{{{HOST}}})", table=True),
             Query(f"max by (cluster, instance) (stallscope_host_cpus{{{HOST}}})", table=True),
@@ -618,16 +617,16 @@ def _what_it_is() -> Panel:
         ],
         columns={
             "instance": "Node",
-            "cpu_model": "Processor",
-            "Value #B": "Processors",
+            "cpu_model": "CPU model",
+            "Value #B": "CPUs",
             "Value #C": "Memory",
-            "Value #D": "GPUs that answer",
+            "Value #D": "GPUs up",
             "kernel": "Kernel",
         },
         unit="none",
         width=12,
         overrides=[by_name("Node", links=[_TO_HOST]), by_name("Memory", unit="bytes")],
-        no_value="No exporter answers here.",
+        no_value="No exporter reports from this node.",
     )
 
 
@@ -636,11 +635,11 @@ def dashboard() -> Dashboard:
     return Dashboard(
         uid="stallscope-host",
         title="Stallscope / Host",
-        description="Whether processors, memory, disks or network of a node hold its GPUs back.",
+        description="CPUs, memory, disks and network of a node, and whether they slow its GPUs.",
         variables=(datasource(), choices.cluster(), choices.instance(everything=False)),
         rows=(
             Row("", (_runs(), _gpus(), _busy(), _waiting(), _memory_share(), _alerts())),
-            Row("Processors", (_modes(), _busiest(), _throttled(), _rank_processors())),
+            Row("CPUs", (_modes(), _busiest(), _throttled(), _rank_cpus())),
             Row("Network", (_network(), _link_share(), _drops(), _error_share(), _rdma(), _what_it_is())),
             Row(
                 "Memory",
@@ -652,7 +651,7 @@ def dashboard() -> Dashboard:
                 (_disk_bytes(), _disk_busy(), _nfs_bytes(), _nfs_operations(), _nfs_wait(), _nfs_in_flight()),
                 collapsed=True,
             ),
-            Row("Pressure and throttling in detail", (_pressure(), _stalled(), _throttled_time()), collapsed=True),
+            Row("Pressure and throttling details", (_pressure(), _stalled(), _throttled_time()), collapsed=True),
         ),
         annotations=(
             events(

@@ -1,7 +1,7 @@
-"""One training run, for whoever trains: where its GPU time goes, what to change, and what that would gain.
+"""Dashboard of one training run: its losses by cause, the remedies, and the possible gain.
 
-The first screen answers, from recorded series alone. Below it lies the evidence: steps against the GPU's activity,
-ranks against each other, hosts, memory.
+The first screen uses only recorded series. The rows below have the evidence: steps and GPU activity, a comparison of
+ranks, hosts, memory.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from grafana.builders.choices import RUN, cluster, namespace, rank, run
 from grafana.builders.dashboard import Dashboard
 from grafana.builders.variables import datasource, labels_of
-from grafana.run_rows import answer, events, gpus, hosts, learning, memory, ranks, ranks_over_time, steps
+from grafana.run_rows import events, gpus, hosts, learning, memory, ranks, ranks_over_time, run_summary, steps
 
 
 def dashboard() -> Dashboard:
@@ -17,26 +17,26 @@ def dashboard() -> Dashboard:
     return Dashboard(
         uid="stallscope-run",
         title="Stallscope / Run",
-        description="One training run: where its GPU time goes, what to change, and what that would gain.",
+        description="One training run: its losses by cause, the remedies, and the possible gain.",
         variables=(
             datasource(),
             cluster(),
             namespace(),
             run(everything=False),
-            # No value for all: Grafana then lists the run's nodes, and queries of hosts and GPUs read no others.
+            # Without a value for All, Grafana lists the run's nodes, so queries of hosts and GPUs read only these.
             labels_of(
                 "instance",
                 "instance",
                 f"stallscope_training_rank_info{{{RUN}}}",
                 title="instance",
-                description="Nodes of the run, by the address at which Prometheus scrapes their exporter.",
+                description="Nodes of the run, as the addresses of their exporters.",
                 all_value="",
             ),
             rank(),
         ),
         annotations=events.marks(),
         rows=(
-            answer.row(),
+            run_summary.row(),
             steps.row(),
             learning.row(),
             ranks.row(),

@@ -1,8 +1,8 @@
-"""Write prometheus/rules/canonical*.yml, the adapters that record other exporters' series under our catalogue's names.
+"""Write prometheus/rules/canonical*.yml, the adapters that record other exporters' series under Stallscope's names.
 
 Each exporter has one table: a `NameSet` for each range of versions, with its metric families, units and labels. A
 release that renames families or changes units needs a new `NameSet` and no other code. `make generate` runs this file,
-and a test compares its output with the committed files. prometheus/README.md says what the names mean.
+and a test compares its output with the committed files. prometheus/README.md describes the names.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MHZ, MEBI, PERCENT = 1e6, 2.0**20, 0.01
 
 @dataclass(frozen=True)
 class Rule:
-    """A recording rule; one without a comment goes with the one above it."""
+    """A recording rule. A rule without a comment belongs to the one above it."""
 
     record: str
     expression: str
@@ -35,30 +35,30 @@ class Rule:
 
 
 def block(text: str, spaces: int = 2) -> str:
-    """The text, further in."""
+    """Return a text with every line indented."""
     return textwrap.indent(text, " " * spaces)
 
 
 def first_of(*expressions: str) -> str:
-    """Whichever of them is told first."""
+    """Return the first of these expressions that has a value."""
     return "\nor\n".join(block(each) for each in expressions) if len(expressions) > 1 else expressions[0]
 
 
 def renamed(expression: str, label: str, source: str, pattern: str = "(.+)", value: str = "$1") -> str:
-    """The series with a label made from another."""
+    """Return the series with a label derived from another label."""
     if "\n" not in expression and len(expression) < 60:
         return f'label_replace({expression}, "{label}", "{value}", "{source}", "{pattern}")'
     return f'label_replace(\n{block(expression)},\n  "{label}", "{value}", "{source}", "{pattern}"\n)'
 
 
 def label_join(expression: str, label: str, between: str, *sources: str) -> str:
-    """The series with a label made of several."""
+    """Return the series with a label joined from several labels."""
     names = ", ".join(f'"{source}"' for source in sources)
     return f'label_join(\n{block(expression)},\n  "{label}", "{between}", {names}\n)'
 
 
 def with_host(expression: str) -> str:
-    """The series with the host that their target's address begins with."""
+    """Return the series with a label `host`: the host in the address of their target."""
     return renamed(expression, "host", "instance", "(.+?)(:[0-9]+)?")
 
 
@@ -80,7 +80,7 @@ class Row:
 
     @property
     def value(self) -> str:
-        """The family in our unit."""
+        """The family converted to Stallscope's unit."""
         if self.signal == _TEMPERATURE:
             return f"{self.family} {_PLAUSIBLE_CELSIUS}"
         if self.factor == 1:
@@ -104,7 +104,7 @@ class NameSet:
     versions: str
     rows: tuple[Row, ...]
     labels: Mapping[str, str] = field(default_factory=dict)
-    """Our labels with the exporter's."""
+    """Stallscope's labels with those of the exporter."""
 
 
 @dataclass(frozen=True)
@@ -115,17 +115,17 @@ class GpuSource:
     keys: tuple[str, ...]
     """Labels that together identify a GPU."""
     name_sets: tuple[NameSet, ...]
-    """The preferred one first. A page may mix them."""
+    """In order of preference. An exporter may mix them."""
     seen: tuple[str, ...]
     """Families that every GPU of the exporter has; any of them is enough."""
     page: str
-    """Selects series that the exporter's page has whatever its GPU families are called."""
+    """Selects series that the exporter always has, independent of the names of its GPU families."""
     scoped: Callable[[Row], str] = lambda row: row.value
-    """Returns the expression of a row, restricted to the GPUs that it is valid for."""
+    """Returns the expression of a row, restricted to the GPUs for which it is valid."""
 
     @property
     def identified(self) -> tuple[str, ...]:
-        """Selectors of the families in `seen` that have the labels which identify a GPU."""
+        """Selectors of the families in `seen`, restricted to series with the labels that identify a GPU."""
         needed = ",".join(f'{label}!=""' for label in self.keys if label != "GPU_I_ID")
         return tuple(f"{family}{{{needed}}}" for family in self.seen)
 
@@ -139,7 +139,7 @@ class GpuSource:
         )
 
     def relabelled(self, expression: str, *labels: str) -> str:
-        """The series with our labels in place of those of any name set."""
+        """Return the series with Stallscope's labels instead of those of any name set."""
         for label in labels:
             for theirs in dict.fromkeys(names.labels[label] for names in self.name_sets if label in names.labels):
                 if theirs != label:
@@ -147,7 +147,7 @@ class GpuSource:
         return expression
 
     def readings(self) -> Iterator[Rule]:
-        """One rule for each signal of the name sets."""
+        """Yield one rule for each signal of the name sets."""
         signals = dict.fromkeys(
             (row.signal, tuple(row.labels.items())) for names in self.name_sets for row in names.rows
         )
@@ -164,11 +164,11 @@ class GpuSource:
         yield Rule(
             "gpu:unmetered_power:watts",
             self.of_each(*(f"{power}\n{unmetered}".rstrip() for power in self.values("stallscope_gpu_power_watts"))),
-            comment="Power of the GPUs that have no counter of energy.",
+            comment="Power of the GPUs without an energy counter.",
         )
 
     def found(self, expression: str, *labels: str) -> Iterator[Rule]:
-        """1 for each GPU on the exporter's pages: once for each target, and once for each GPU.
+        """Yield the rules with 1 for each GPU of the exporter: once per target, and once per GPU.
 
         Args:
             expression: series with `gpu`, the driver's index, and `UUID`, which is the card's.
@@ -194,9 +194,9 @@ class GpuSource:
         )
 
     def of_each(self, *expressions: str) -> str:
-        """The first of the values that is told of a GPU, under the labels that the rules know the GPU by."""
-        # What is no number, below zero, or as great as DCGM's "not supported" (2^47 and 2^63) means that there is
-        # none: a counter made of it would never recover.
+        """Return the first value of each GPU, under the labels that the rules use for the GPU."""
+        # NaN, negative values and DCGM's "not supported" (2^47 and 2^63) are missing values: a counter integrated from
+        # them would never recover.
         value = f"max by (cluster, {', '.join(self.keys)}) (\n{block(first_of(*expressions))}\n) >= 0 < 1e14"
         return (
             f"max by ({SUBJECT}) (\n"
@@ -205,11 +205,11 @@ class GpuSource:
         )
 
     def with_labels(self, labels: str, expression: str) -> str:
-        """1 for each GPU and what further labels say of it."""
+        """Return 1 for each GPU and its values of further labels."""
         return self._labelled("group", labels, expression)
 
     def of_each_with(self, labels: str, expression: str) -> str:
-        """The value of each GPU and further labels."""
+        """Return the value of each GPU and further labels."""
         return self._labelled("max", labels, expression)
 
     def _labelled(self, aggregation: str, labels: str, expression: str) -> str:
@@ -225,12 +225,12 @@ class GpuSource:
 
 
 def owners(source: GpuSource, series: tuple[str, ...], jobs: dict[str, str]) -> Rule:
-    """Who holds a GPU, as labels of the exporter's series tell.
+    """Return the rule on the holders of GPUs, from the labels of the exporter's series.
 
     Args:
         source: the exporter.
-        series: those that have the labels.
-        jobs: our labels for what a scheduler told the exporter, with theirs.
+        series: the series with these labels.
+        jobs: Stallscope's labels for the values of a scheduler, with those of the exporter.
     """
     alternatives: list[str] = []
     for name in series:
@@ -245,14 +245,16 @@ def owners(source: GpuSource, series: tuple[str, ...], jobs: dict[str, str]) -> 
             f'{name}{{exported_pod="",pod!=""}}\n{own}',
             f'{name}{{exported_pod="",pod="",{job}!=""}}',
         ]
-    told = first_of(*alternatives)
+    holders = first_of(*alternatives)
     for label, theirs in jobs.items():
-        told = renamed(told, label, theirs)
+        holders = renamed(holders, label, theirs)
     return Rule(
         "stallscope_gpu_owner_info",
-        source.with_labels(", ".join(("namespace", "pod", "container", *jobs)), told),
-        comment="Who holds the GPU. A pod that the target itself has is the exporter's own, and holds nothing; where "
-        "the holder's labels gave way to the target's, they begin with exported_.",
+        source.with_labels(", ".join(("namespace", "pod", "container", *jobs)), holders),
+        comment=(
+            "Holder of the GPU. The pod of the target is the exporter's own and is not a holder. If the target's "
+            "labels overrode the holder's, the latter begin with exported_."
+        ),
     )
 
 
@@ -268,12 +270,12 @@ def _dcgm_scoped(row: Row) -> str:
 
 
 def _whole(name: str) -> str:
-    """A family of DCGM for whole cards."""
+    """Return a DCGM family for whole cards."""
     return f'{name}{{GPU_I_ID=""}}'
 
 
 def _profiled(value: str) -> str:
-    """Values of DCGM's profiling, without the GPUs on which it is stuck."""
+    """Return values of DCGM's profiling, without GPUs whose profiling is stuck."""
     return f"{value} unless on (cluster, UUID) gpu:profiling_stuck:info"
 
 
@@ -498,7 +500,7 @@ OMNISTAT_NAMES = NameSet(
 
 
 def _prefixed(name: str) -> tuple[str, ...]:
-    """A family of AMD's exporter, which can be configured to begin all names with amd_."""
+    """Return a family of AMD's exporter, which can be configured to prefix all names with amd_."""
     return name, f"amd_{name}"
 
 
@@ -522,7 +524,7 @@ NVIDIA_SMI = GpuSource(
     ("uuid",),
     (NVIDIA_SMI_NAMES,),
     ("nvidia_smi_gpu_info",),
-    # Where nvidia-smi or NVML fails there are no families of GPUs, whatever they are called.
+    # If nvidia-smi or NVML fails, there are no GPU families under any name.
     "nvidia_gpu_exporter_build_info\n"
     f"  unless on ({TARGET})\n    (nvidia_smi_command_exit_code or nvidia_smi_nvml_return_code) != 0",
 )
@@ -548,20 +550,20 @@ OMNISTAT = GpuSource(
     "rocm_num_gpus > 0",
 )
 SOURCES = (DCGM, NVIDIA_SMI, NVITOP, AMD, OMNISTAT)
-"""The first exporter in this order that measures a GPU is the one that is used."""
+"""Precedence: the first exporter in this order that measures a GPU is used."""
 NODE = "node_exporter"
 NCCL = "nccl-inspector"
 
 
 def integral(counter: str, value: str, labels: dict[str, str] | None = None, comment: str = "") -> Rule:
-    """A counter that grows by a value for as long as it is told.
+    """Return a rule for a counter that integrates a value as long as the value exists.
 
-    Its own last sample tells since when: an evaluation that is missed is made up for, 90 s of them at most. With the
-    value the counter ends, and begins anew as any counter does.
+    The interval starts at the counter's own last sample, so a missed evaluation is compensated (90 s at most). The
+    counter ends with the value, and starts again like any counter.
     """
     matchers = "".join(f',{name}="{label}"' for name, label in (labels or {}).items())
     itself = f'{counter}{{measured_by!=""{matchers}}}'
-    # What has a label besides is made from a value without it.
+    # A counter with an additional label is built from a value without it.
     on = f" on ({SUBJECT})" if labels else ""
     return Rule(
         counter,
@@ -573,7 +575,7 @@ def integral(counter: str, value: str, labels: dict[str, str] | None = None, com
 
 
 def missed() -> Rule:
-    """The only GPU of an exporter that answers and tells of it no more."""
+    """Return the rule on the only GPU of an exporter that is up but no longer reports it."""
     pages = (
         *(family for source in SOURCES for family in source.seen),
         *(row.family for names in DCGM_NAMES for row in names.rows if row.signal == "stallscope_gpu_power_watts"),
@@ -594,29 +596,32 @@ def missed() -> Rule:
         "  unless on (cluster, UUID)\n    gpu:found:info\n"
         + "".join(f"  unless on ({TARGET})\n    {page}\n" for page in pages)
         + ")",
-        comment="1 for each GPU that was the only one of its exporter, of which that tells nothing for two minutes, "
-        "though it has answered before and ever since; remembered while it answers, until it tells of one. Silent "
-        "about all of several it is at fault itself, and nvidia-smi is where it fails but for finding no GPU (6) or a "
-        "lost one (15). Asked is the page: families may be taken off it, and evaluations may be missed.",
+        comment=(
+            "1 for each GPU that was the only one of its exporter and has been missing for two minutes, while the "
+            "exporter was up before and since. Kept while the exporter is up, until it reports a GPU. If all of "
+            "several GPUs disappear at once, the exporter is the likely cause. Ignores GPUs that are missing because "
+            "nvidia-smi fails, unless it finds no GPU (6) or a lost one (15). Checks the exporter's own families, "
+            "because relabelling may remove some of them, and evaluations may be missed."
+        ),
     )
 
 
 def unusable() -> Iterator[Rule]:
-    """Exporters whose pages arrive and cannot be used as they are, with the reason."""
+    """Yield the rules on exporters whose metrics cannot be used, with the reason."""
     record = "exporter:unusable:info"
     instances = 'group by (cluster, instance) (last_over_time(stallscope_gpu_up{measured_by=""}[90s]))'
     yield Rule(
         "host:measured:info",
         f"group by (cluster, host) (\n{block(with_host(instances))}\n)",
-        comment="1 for each host whose GPUs an exporter of ours measures.",
+        comment="1 for each host whose GPUs a Stallscope exporter measures.",
     )
 
     def unread(pages: str) -> str:
-        """The targets of pages on hosts whose GPUs no exporter of ours measures."""
+        """Return the targets on hosts whose GPUs no Stallscope exporter measures."""
         unmeasured = f"{block(with_host(pages))}\n  unless on (cluster, host)\n    host:measured:info"
         return f"group by ({TARGET}) (\n{unmeasured}\n)"
 
-    comment = "1 for each exporter whose page has none of the families by which its GPUs are found."
+    comment = "1 for each exporter without any of the metric families that identify its GPUs."
     for source in SOURCES:
         seen = block(first_of(*source.seen), 4)
         yield Rule(
@@ -626,7 +631,7 @@ def unusable() -> Iterator[Rule]:
             comment,
         )
         comment = ""
-    comment = "1 for each exporter with GPUs that lack a label which tells them apart."
+    comment = "1 for each exporter with GPUs that lack a label which identifies them."
     for source in SOURCES:
         needed = [label for label in source.keys if label not in ("GPU_I_ID", "instance")]
         yield Rule(
@@ -642,7 +647,7 @@ def unusable() -> Iterator[Rule]:
         f"group by ({TARGET}, measured_by) (\n    gpu:scraped:info\n  and on ({same})\n"
         f"    count by ({same}) (group by ({TARGET}, key, measured_by) (gpu:scraped:info)) > 1\n)",
         {"reason": "scraped_twice"},
-        "1 for each target whose GPUs are on another target's page too: two jobs scrape one exporter.",
+        "1 for each target whose GPUs another target exports too: two jobs scrape one exporter.",
     )
     yield Rule(
         record,
@@ -666,7 +671,7 @@ def unusable() -> Iterator[Rule]:
         f'      group by ({one}, gpu, UUID) (gpu:scraped:info{{mig="",gpu!="unknown"}})\n    ) > 1\n'
         f"  or\n    count by ({one}) (\n      group by ({one}, hostname) ({hostnames})\n    ) > 1\n)",
         {"reason": "shared_instance"},
-        "1 for each instance that two machines have in common: they have a GPU of the same index, or two host names.",
+        "1 for each instance that two machines share: they have a GPU with the same index, or two host names.",
     )
     yield Rule(
         record,
@@ -682,18 +687,19 @@ def unusable() -> Iterator[Rule]:
         record,
         f"group by ({TARGET}) (\n{block(first_of(*native), 2)}\n)",
         {"measured_by": "stallscope", "reason": "native_histograms"},
-        "1 for each exporter of ours whose histograms Prometheus converts at the scrape: rules read classic ones.",
+        "1 for each Stallscope exporter whose histograms Prometheus converts at the scrape: the rules need classic "
+        "ones.",
     )
     yield Rule(
         record,
         f'group by ({TARGET}) (stallscope_build_info{{__type__!=""}})',
         {"measured_by": "stallscope", "reason": "type_labels"},
-        "1 for each whose series Prometheus gives labels of type and unit, by which rules would not match them.",
+        "1 for each exporter whose series get type and unit labels from Prometheus: the rules would not match them.",
     )
 
 
 def canonical() -> Iterator[Rule]:
-    """What all sources share: whose word counts, under which labels, and counters made of readings."""
+    """Yield the rules for all exporters: precedence, labels, and counters integrated from gauges."""
     yield missed()
     found = [f'gpu:found:info{{measured_by="{source.name}"}}' for source in SOURCES]
     # Omnistat's cards have no identifier in common with those of AMD's exporter.
@@ -705,15 +711,15 @@ def canonical() -> Iterator[Rule]:
         + "".join(f"  or on (cluster, UUID)\n{block(each, 4)}\n" for each in (*found[1:], "gpu:missed:info"))
         + f")\nunless on (cluster, UUID)\n{block(known)}",
         comment=(
-            "1 for each GPU that only others tell of, from the first of them that does: a card of which an exporter "
-            "of ours has told within 90 s is left to it, whatever it says of the card."
+            "1 for each GPU that only other exporters report, from the first of them that does. A card that a "
+            "Stallscope exporter has reported within 90 s is left to it, whatever its state there."
         ),
     )
     yield Rule(
         "host:exporter:info",
         "topk by (cluster, host) (1,\n  group by (cluster, host, job, instance) (\n"
         f"{block(with_host('last_over_time(stallscope_build_info[90s])'), 4)}\n  )\n)",
-        comment="1 for each host with an exporter of ours.",
+        comment="1 for each host with a Stallscope exporter.",
     )
     claims = (
         "topk by (cluster, UUID) (1,\n  group by (cluster, UUID, job, instance) (\n"
@@ -771,9 +777,11 @@ def canonical() -> Iterator[Rule]:
         "      unless on (cluster, uuid)\n"
         "        last_over_time(gpu:missed:info[2m])\n"
         "    )",
-        comment="1 for each such GPU. 0 for one that no exporter tells of any longer while its own tells of others on "
-        "the host, or is missed: that one is lost. Forgotten once the exporter was silent for 90 s. A rank that makes "
-        "steps since then shows that it is not the GPU that is lost.",
+        comment=(
+            "1 for each such GPU. 0 for a lost GPU: no exporter reports it any more, while its exporter still reports "
+            "other GPUs of the host, or it was the only one and is missing. Forgotten once the exporter has been down "
+            "for 90 s. If a rank on it has completed steps since then, the GPU is not lost."
+        ),
     )
     lost = 'stallscope_gpu_up{measured_by!=""} == bool 0 > 0'
     yield Rule("stallscope_gpu_lost_info", lost, {"reason": "not_enumerated"})
@@ -795,9 +803,9 @@ def canonical() -> Iterator[Rule]:
         "stallscope_gpu_busy_seconds_total",
         utilization,
         comment=(
-            "Counters of what others only have a gauge for. Each grows by the value since its own last sample, so "
-            "that a missed evaluation is made up for (90 s at most); it ends with the value, and begins anew like any "
-            "counter."
+            "Counters integrated from gauges of other exporters. Each increases by the value times the time since its "
+            "own last sample, so a missed evaluation is compensated (90 s at most). It ends with the value, and starts "
+            "again like any counter."
         ),
     )
     yield integral("stallscope_gpu_observed_seconds_total", f"({utilization} >= bool 0)")
@@ -807,12 +815,12 @@ def canonical() -> Iterator[Rule]:
     yield integral(
         "stallscope_gpu_utilization_samples_sum",
         utilization,
-        comment="A gauge counts as a sample a second for as long as it holds.",
+        comment="A gauge counts as one sample per second while it has a value.",
     )
     yield integral("stallscope_gpu_utilization_samples_count", f"({utilization} >= bool 0)")
     for bound in (*UTILIZATION_BUCKETS, math.inf):
-        told = "+Inf" if math.isinf(bound) else f"{bound}"
-        yield integral("stallscope_gpu_utilization_samples_bucket", f"({utilization} <= bool {told})", {"le": told})
+        le = "+Inf" if math.isinf(bound) else f"{bound}"
+        yield integral("stallscope_gpu_utilization_samples_bucket", f"({utilization} <= bool {le})", {"le": le})
     for counter, gauge in {
         "stallscope_gpu_memory_busy_seconds_total": "stallscope_gpu_memory_utilization_ratio",
         "stallscope_gpu_sm_active_seconds_total": "gpu:sm_active:ratio",
@@ -837,13 +845,14 @@ _REASONS = (
     ("hw_thermal", 64, "", "CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN_NS"),
     ("power_brake", 128, "", "CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN_NS"),
 )
-"""Each reason of the catalogue with NVML's clock-event bit, and DCGM's counters in seconds and in nanoseconds."""
+"""Each throttle reason of the catalogue with NVML's clock-event bit, and DCGM's counters in seconds and in nanoseconds.
+Each throttle reason of the catalogue with NVML's clock-event bit, and DCGM's counters in seconds and in nanoseconds."""
 _BLANK_32 = 0x7FFF_FFF0
-"""From here on 32-bit values are DCGM's blanks. Read as bits, they are several reasons at once."""
+"""32-bit values from here on are DCGM's blanks. Read as bits, they would be several reasons at once."""
 
 
 def dcgm() -> Iterator[Rule]:
-    """dcgm-exporter in all its name sets."""
+    """Yield the rules for all name sets of dcgm-exporter."""
     # Without the UUID the GPUs of a whole cluster would be one.
     seen = first_of(*DCGM.identified)
     parts = renamed(label_join(seen, "uuid", "/", "UUID", "GPU_I_ID"), "uuid", "uuid", "(.*)/")
@@ -873,9 +882,11 @@ def dcgm() -> Iterator[Rule]:
         "    DCGM_FI_DEV_GPU_UTIL_RATIO\n"
         "  unless on (cluster, job, instance)\n"
         f"    (\n{block(newer, 6)}\n    )",
-        comment="DCGM_FI_DEV_GPU_UTIL_RATIO is a percentage up to DCGM 4.6 and a ratio from 4.7 on. 1 for each target "
-        "where a value over 1 was seen, which proves the former; remembered over gaps of an hour, and until a name "
-        "that only 4.7 has proves the latter. Where nothing is proven, only a zero counts.",
+        comment=(
+            "DCGM_FI_DEV_GPU_UTIL_RATIO is a percentage up to DCGM 4.6 and a ratio from 4.7 on. 1 for each target with "
+            "a value above 1, which proves the percentage. Kept over gaps of an hour, and until a name that only 4.7 "
+            "has proves the ratio. Without proof, only a zero counts."
+        ),
     )
     ratio = _whole("DCGM_FI_DEV_GPU_UTIL_RATIO")
     yield Rule(
@@ -888,9 +899,10 @@ def dcgm() -> Iterator[Rule]:
             "DCGM_FI_PROF_GR_ENGINE_ACTIVE <= 1",
             "DCGM_FI_PROF_GR_ENGINE_UTIL_RATIO <= 1",
         ),
-        comment="A MIG instance has no utilisation of its own there, or a zero: the share of time in which its "
-        "graphics or compute engine worked stands for it. Here and below, what belongs to the card is left "
-        "out for its instances.",
+        comment=(
+            "A MIG instance has no utilisation, or a zero. Instead, this is the share of time in which its graphics or "
+            "compute engine worked. Here and below, values of the card are dropped for its instances."
+        ),
     )
     engines = first_of(
         *(
@@ -902,14 +914,15 @@ def dcgm() -> Iterator[Rule]:
     yield Rule(
         "gpu:profiling_stuck:info",
         f"group by (cluster, UUID) (\n  (\n{block(engines, 4)}\n  )\n  and on (cluster, UUID)\n{block(busy, 4)}\n)",
-        comment="1 for each GPU that is busy, but not by DCGM's profiling. That tells zeros where it has lost its hold "
-        "of the counters, until it is restarted: all that it tells of the GPU is left out.",
+        comment=(
+            "1 for each GPU that is busy, but idle by DCGM's profiling. Profiling reports zeros after it has lost "
+            "access to the counters, until it is restarted: all its values of the GPU are dropped."
+        ),
     )
     yield from DCGM.readings()
 
     comment = (
-        "Time in which clocks were held down: DCGM's counters whose unit is certain, else the bits that are set when "
-        "it is scraped."
+        "Time in which clocks were throttled: DCGM's counters with a certain unit, otherwise the bits at the scrape."
     )
     for reason, bit, *names in _REASONS:
         counters = [f"DCGM_FI_DEV_{name}" for name in names if name]
@@ -930,7 +943,7 @@ def dcgm() -> Iterator[Rule]:
     counts = (total, 'DCGM_EXP_XID_ERRORS_COUNT{GPU_I_ID="",xid!=""}')
 
     def earlier(series: str) -> str:
-        """What was last told before; an evaluation may be missed, or a minute apart from the next."""
+        """Return the last value before; an evaluation may have been missed or be a minute ago."""
         return f"last_over_time({series}[10m] offset 90s)"
 
     def as_labels(values: list[str]) -> str:
@@ -938,7 +951,7 @@ def dcgm() -> Iterator[Rule]:
         return f'count_values by ({SUBJECT}) (\n  "xid",\n{block(code)}\n)'
 
     def risen(count: str) -> str:
-        """Of events that are counted those that are more than before, whichever pod has the GPU."""
+        """Return the counted events that increased, whichever pod has the GPU."""
         now, before = (f"max by (cluster, UUID, GPU_I_ID, xid) ({each})" for each in (count, earlier(count)))
         return DCGM.of_each_with("xid", f"{now} > 0\nunless\n    {now}\n  <=\n    {before}")
 
@@ -947,10 +960,12 @@ def dcgm() -> Iterator[Rule]:
     yield Rule(
         "gpu_xid:told:info",
         as_labels(codes),
-        comment="The last Xid error of each GPU, which DCGM tells until there is another; and when it came: when it "
-        "was first told of a GPU that was known before, with another or with none (newer releases tell no zero). Where "
-        "errors are counted, for good or for some minutes, also one that repeats. What was there when scrapes began is "
-        "not dated, and what is dated stays so when a rank's exporter takes the GPU over.",
+        comment=(
+            "The last Xid error of each GPU, which DCGM reports until the next, and its time: when it first appeared "
+            "on a known GPU, after another code or none (newer releases report no zero). With error counters, for all "
+            "time or for some minutes, also repeated errors. An error from before the first scrape has no time, and a "
+            "time is kept when a rank's exporter takes over the GPU."
+        ),
     )
     stamp = f'stallscope_gpu_xid_last_timestamp_seconds{{measured_by="{DCGM.name}"}}'
     yield Rule(
@@ -975,7 +990,10 @@ def dcgm() -> Iterator[Rule]:
 
 
 def nvidia_smi() -> Iterator[Rule]:
-    """nvidia_gpu_exporter, whose UUIDs lack their beginning, and until the middle of 2026 the label with the index."""
+    """Yield the rules for nvidia_gpu_exporter.
+
+    Its UUIDs lack their prefix and, until mid 2026, the label with the index.
+    """
     target = f"{TARGET}, uuid"
     (seen,) = NVIDIA_SMI.identified
     numbered = (
@@ -1000,7 +1018,7 @@ def nvidia_smi() -> Iterator[Rule]:
 
 
 def nvitop() -> Iterator[Rule]:
-    """nvitop-exporter: whole GPUs, with their processes."""
+    """Yield the rules for nvitop-exporter: whole GPUs, with their processes."""
     named = renamed('gpu_memory_total_MiB{uuid=~"GPU-.+"}', "gpu", "index")
     yield from NVITOP.found(renamed(named, "UUID", "uuid"), "hostname")
     described = NVITOP.relabelled("gpu_memory_total_MiB", "model")
@@ -1011,7 +1029,7 @@ def nvitop() -> Iterator[Rule]:
         "stallscope_gpu_processes",
         NVITOP.of_each(held, "0 * gpu_memory_total_MiB"),
         {"kind": "compute"},
-        "It tells of processes only while there are any, and not of their kind.",
+        "It exports processes only while there are any, and not their kind.",
     )
     yield Rule(
         "stallscope_gpu_owner_info", NVITOP.with_labels("user", renamed("process_gpu_memory_MiB", "user", "username"))
@@ -1019,7 +1037,7 @@ def nvitop() -> Iterator[Rule]:
 
 
 def amd() -> Iterator[Rule]:
-    """AMD's device-metrics-exporter."""
+    """Yield the rules for AMD's device-metrics-exporter."""
     seen = first_of(*AMD.identified)
     numbered = label_join(renamed(seen, "gpu", "gpu_id"), "UUID", "/", *AMD.keys)
     # Exported only where it is configured, and all zeros in a virtual machine.
@@ -1033,7 +1051,7 @@ def amd() -> Iterator[Rule]:
 
 
 def omnistat() -> Iterator[Rule]:
-    """Omnistat, whose cards have a number on their host and no UUID."""
+    """Yield the rules for Omnistat, whose cards have a number on their host but no UUID."""
     (seen,) = OMNISTAT.identified
     numbered = with_host(renamed(seen, "gpu", "card"))
     yield from OMNISTAT.found(label_join(numbered, "UUID", "/", "host", "card"))
@@ -1060,7 +1078,7 @@ def omnistat() -> Iterator[Rule]:
 
 
 def ceems() -> Iterator[Rule]:
-    """CEEMS, which measures no GPU but knows which job holds it."""
+    """Yield the rules for CEEMS, which does not measure GPUs but knows the job that holds one."""
     flag = 'ceems_compute_unit_gpu_index_flag{manager="slurm",gpuuuid!=""} > 0'
     named = label_join(renamed(flag, "slurm_job", "uuid"), "part", "/", "gpuuuid", "gpuiid")
     named = renamed(named, "part", "part", "(.*)/")
@@ -1071,7 +1089,7 @@ def ceems() -> Iterator[Rule]:
         + "\n  * on (cluster, part) group_left (job, instance, gpu, uuid, mig, measured_by)\n"
         + block(renamed("gpu:identity:info", "part", "uuid"), 4)
         + "\n)",
-        comment="The Slurm job that holds a GPU which another exporter measures. Two jobs may share a GPU.",
+        comment="The Slurm job that holds a GPU measured by another exporter. Two jobs may share a GPU.",
     )
 
 
@@ -1079,7 +1097,7 @@ _DISKS = 'device!~"(dm-|md|loop|ram|zram|sr|drbd|nbd|rbd|zd).*"'
 _NICS = 'device!~"(lo|veth|docker|br-|virbr|cni|cali|flannel|cilium|lxc|vxlan|tun|tap|ipvl|macvl|ifb|dummy|kube|ovs).*"'
 _NFS = "node_mountstats_nfs_operations"
 _PAGE = "4096"
-"""Bytes; the least of any machine that has GPUs. Others swap more than is told."""
+"""Minimum page size in bytes of machines with GPUs. With larger pages, more is swapped than recorded."""
 
 
 def placed(found: str, *labels: str) -> str:
@@ -1099,7 +1117,7 @@ def placed(found: str, *labels: str) -> str:
 
 
 def node() -> Iterator[Rule]:
-    """node_exporter, for hosts."""
+    """Yield the rules for hosts with node_exporter."""
     found = first_of(renamed("node_uname_info", "hostname", "nodename"), "node_memory_MemTotal_bytes").replace(
         "\nor\n", "\nor on (cluster, job, instance)\n"
     )
@@ -1109,30 +1127,35 @@ def node() -> Iterator[Rule]:
         + block(with_host(label_join(found, "key", "/", "job", "instance")))
         + "\n)",
         {"measured_by": NODE},
-        "1 for each host that node_exporter tells of.",
+        "1 for each host with node_exporter.",
     )
     yield Rule(
         "host:placed:info",
         f"topk by ({TARGET}) (1,\n{block(placed('host:found:info', 'host', 'hostname'))}\n)",
-        comment="Those with an exporter of ours or with GPUs of another, under its job and instance; other machines "
-        "are none of our business.",
+        comment=(
+            "Hosts with a Stallscope exporter or with GPUs of another one, under its job and instance; other machines "
+            "are ignored."
+        ),
     )
-    for name, told in (("identity", "cpus"), ("network_identity", "network_receive_bytes_total")):
+    for name, family in (("identity", "cpus"), ("network_identity", "network_receive_bytes_total")):
         yield Rule(
             f"host:{name}:info",
             "host:placed:info\n"
             "unless on (cluster, job, instance)\n"
-            f'  last_over_time(stallscope_host_{told}{{measured_by=""}}[90s])',
-            comment="Those of which no exporter of ours tells; one in a container may tell of all but the network."
+            f'  last_over_time(stallscope_host_{family}{{measured_by=""}}[90s])',
+            comment=(
+                "Hosts that no Stallscope exporter reports. One in a container may report everything except the "
+                "network."
+            )
             if name == "identity"
             else "",
         )
 
     def of_host(expression: str, labels: str = "", identity: str = "host:identity:info") -> str:
         kept = f", {labels}" if labels else ""
-        told = label_join(f"sum by (cluster, job, instance{kept}) ({expression})", "key", "/", "job", "instance")
+        keyed = label_join(f"sum by (cluster, job, instance{kept}) ({expression})", "key", "/", "job", "instance")
         return (
-            f"sum by (cluster, job, instance, measured_by{kept}) (\n{block(told, 4)}\n"
+            f"sum by (cluster, job, instance, measured_by{kept}) (\n{block(keyed, 4)}\n"
             "  * on (cluster, key) group_left (job, instance, measured_by)\n"
             f"    {identity}\n"
             ")"
@@ -1204,7 +1227,7 @@ def node() -> Iterator[Rule]:
 
 
 def nccl() -> Iterator[Rule]:
-    """NCCL Inspector, whose files node_exporter's textfile collector exports with its own page."""
+    """Yield the rules for NCCL Inspector, whose files node_exporter's textfile collector exports."""
     duration, bandwidth = "nccl_collective_exec_time_microseconds", "nccl_bus_bandwidth_gbs"
 
     def page(expression: str) -> str:
@@ -1230,19 +1253,23 @@ def nccl() -> Iterator[Rule]:
         "host:collectives_found:info",
         f"group by ({TARGET}, key, host, hostname) (\n{block(page(duration))}\n)",
         {"measured_by": NCCL},
-        "1 for each node on each page with metrics of NCCL Inspector.",
+        "1 for each node of each target with metrics of NCCL Inspector.",
     )
     yield Rule(
         "host:collectives_placed:info",
         placed("host:collectives_found:info", "hostname", "host"),
-        comment="The same under the job and instance of the node's GPUs: by its own name for the node, which is the "
-        "pod's name in a container, else by the target's address.",
+        comment=(
+            "Nodes under the job and instance of their GPUs: by their own name, which is the pod's name in a "
+            "container, otherwise by the target's address."
+        ),
     )
     yield Rule(
         "gpu:collectives:seconds",
         of_gpu("sum by (cluster, key, gpu) (\n" + block(f"{page(fresh(duration))} / 1e6") + "\n)"),
-        comment="Seconds that one collective of each kind takes on the GPU: a kind is an operation on a communicator "
-        "with a message size. Only of jobs whose values change, as each dump of the Inspector changes them.",
+        comment=(
+            "GPU seconds per collective of each kind: a kind is an operation on a communicator with a message size. "
+            "Only of jobs whose values change, as they do with each dump of the Inspector."
+        ),
     )
     yield Rule(
         "gpu_collective:bus_bandwidth:bytes_per_second",
@@ -1256,17 +1283,17 @@ def nccl() -> Iterator[Rule]:
 
 FILES: dict[str, tuple[str, Callable[[], Iterator[Rule]]]] = {
     "canonical": (
-        "What other exporters tell, under our names (label `measured_by`): whose word counts, and counters of gauges.",
+        "Series of other exporters under Stallscope's names (label `measured_by`): precedence, counters from gauges.",
         canonical,
     ),
-    "canonical_dcgm": ("dcgm-exporter's series under our names.", dcgm),
-    "canonical_nvidia_gpu_exporter": ("nvidia_gpu_exporter's series under our names.", nvidia_smi),
-    "canonical_nvitop": ("nvitop-exporter's series of GPUs under our names.", nvitop),
-    "canonical_amd": ("The series of AMD's device-metrics-exporter under our names.", amd),
-    "canonical_omnistat": ("Omnistat's series under our names.", omnistat),
-    "canonical_ceems": ("The holders of GPUs that CEEMS exports, under our names.", ceems),
-    "canonical_node_exporter": ("node_exporter's series under our names.", node),
-    "canonical_nccl_inspector": ("NCCL Inspector's metrics under our names.", nccl),
+    "canonical_dcgm": ("Series of dcgm-exporter under Stallscope's names.", dcgm),
+    "canonical_nvidia_gpu_exporter": ("Series of nvidia_gpu_exporter under Stallscope's names.", nvidia_smi),
+    "canonical_nvitop": ("GPU series of nvitop-exporter under Stallscope's names.", nvitop),
+    "canonical_amd": ("Series of AMD's device-metrics-exporter under Stallscope's names.", amd),
+    "canonical_omnistat": ("Series of Omnistat under Stallscope's names.", omnistat),
+    "canonical_ceems": ("Holders of GPUs from CEEMS under Stallscope's names.", ceems),
+    "canonical_node_exporter": ("Series of node_exporter under Stallscope's names.", node),
+    "canonical_nccl_inspector": ("Metrics of NCCL Inspector under Stallscope's names.", nccl),
 }
 
 
@@ -1275,7 +1302,7 @@ def _comment(text: str, indent: str, width: int = 120) -> str:
 
 
 def _scalar(value: str) -> str:
-    """A label's value as YAML takes it for text."""
+    """Return a label's value as a YAML string."""
     return value if value[0].isalpha() else f'"{value}"'
 
 

@@ -1,4 +1,4 @@
-"""What dashboards are made of: queries, panels, rows, variables, links, annotations, in Grafana's classic model."""
+"""Builders for dashboards in Grafana's classic model: queries, panels, rows, variables, links, annotations."""
 
 from __future__ import annotations
 
@@ -8,4 +8,4 @@ Json = dict[str, Any]
 """A JSON object of Grafana's dashboard model."""
 
 DATASOURCE: Json = {"type": "prometheus", "uid": "${datasource}"}
-"""Whatever the reader has chosen in the variable `datasource`."""
+"""The data source selected in the variable `datasource`."""

@@ -1,4 +1,4 @@
-"""Events, drawn as marks on every panel with a time axis."""
+"""Annotations: events as marks on every panel with a time axis."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ def events(
     at_value: bool = False,
     shown: bool = True,
 ) -> Json:
-    """Mark where an expression has a value.
+    """Add an annotation at each time with a value of the expression.
 
     Args:
-        name: shown beside the switch that turns the marks off.
+        name: shown next to the switch that hides the annotation.
         expression: PromQL.
         title: heading of a mark, with labels in braces.
-        text: its text, likewise.
+        text: text of a mark, also with labels in braces.
         colour: of the marks.
         labels: labels shown as tags, separated by commas.
-        at_value: the value is the event's time in milliseconds; the mark goes there.
-        shown: whether the marks are there until switched off, or only once switched on.
+        at_value: use the value as the time of the mark, in milliseconds.
+        shown: whether the annotation is enabled by default.
     """
     return {
         "name": name,
@@ -45,7 +45,7 @@ def events(
 
 
 def built_in() -> Json:
-    """Grafana's own marks, which each dashboard has."""
+    """Return Grafana's built-in annotation, which each dashboard has."""
     return {
         "builtIn": 1,
         "datasource": {"type": "grafana", "uid": "-- Grafana --"},

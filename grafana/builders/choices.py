@@ -1,7 +1,7 @@
-"""The choices that dashboards share, and the conditions that they put into queries.
+"""Variables that dashboards share, and the matchers that they add to queries.
 
-Every choice is read from an info metric and narrowed by those before it. Their names are those that alerts put into
-the addresses of dashboards: `var-run`, `var-instance`, `var-gpu`.
+The values of every variable come from an info metric, narrowed by the variables before it. Alerts use the names in the
+URLs of dashboards: `var-run`, `var-instance`, `var-gpu`.
 """
 
 from __future__ import annotations
@@ -18,66 +18,66 @@ RANK = f'{RUN}, rank=~"$rank"'
 
 
 def cluster() -> Json:
-    """Choose clusters, where scraping adds that label; else `All` matches what has none."""
+    """Select clusters by the label that scraping adds; without the label, `All` matches."""
     return labels_of(
         "cluster",
         "cluster",
         "stallscope_build_info",
         title="cluster",
-        description="Value of the label that scraping adds where one Prometheus has several clusters.",
+        description="Cluster label of the scrape configuration, if one Prometheus serves several clusters.",
         all_value=".*",
     )
 
 
 def instance(*, everything: bool = True) -> Json:
-    """Choose nodes, by the address at which Prometheus scrapes their exporter."""
+    """Select nodes by the address of their exporter."""
     return labels_of(
         "instance",
         "instance",
         f"stallscope_build_info{{{CLUSTER}}}",
         title="instance",
-        description="The node, by the address at which Prometheus scrapes its exporter.",
+        description="Node, as the address of its exporter.",
         everything=everything,
     )
 
 
 def gpu() -> Json:
-    """Choose GPUs of the nodes, by their index there."""
+    """Select GPUs of the nodes by index."""
     return labels_of(
         "gpu",
         "gpu",
         f"stallscope_gpu_info{{{HOST}}}",
         title="gpu",
-        description="Index of the GPU on its node, as nvidia-smi has it.",
+        description="Index of the GPU on its node, as in nvidia-smi.",
     )
 
 
 def namespace() -> Json:
-    """Choose namespaces of runs, where they have any: two may have a run of one name."""
+    """Select namespaces of runs, if they have any: runs in two namespaces may have the same name."""
     return labels_of(
         "namespace",
         "namespace",
         f"stallscope_training_rank_info{{{CLUSTER}}}",
         title="namespace",
-        description="Namespace of the run's pods, where it runs in Kubernetes.",
+        description="Kubernetes namespace of the run's pods.",
         all_value=".*",
     )
 
 
 def run(*, everything: bool = True) -> Json:
-    """Choose training runs, by the name that their code gave them."""
+    """Select training runs by name."""
     return labels_of(
         "run",
         "run",
         f"stallscope_training_rank_info{{{NAMESPACE}}}",
         title="run",
-        description="The training run, by the name that its code gave it.",
+        description="Name of the training run.",
         everything=everything,
     )
 
 
 def rank() -> Json:
-    """Choose ranks of the runs."""
+    """Select ranks of the runs."""
     return labels_of(
         "rank",
         "rank",

@@ -1,4 +1,4 @@
-"""A dashboard: rows of panels, laid out from left to right, as Grafana's file provisioning takes it."""
+"""A dashboard: rows of panels, laid out from left to right, in the format of Grafana's file provisioning."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from grafana.builders.links import TAG, menu
 from grafana.builders.panel import COLUMNS, Panel
 
 SCHEMA = 39
-"""The classic model's version: Grafana 9.4 takes it as it is, later ones migrate it on loading."""
+"""Version of the classic model: Grafana 9.4 uses it unchanged, later versions migrate it on loading."""
 
 
 @dataclass(frozen=True)
@@ -19,12 +19,12 @@ class Row:
     """Panels under one heading."""
 
     title: str
-    """Empty for the first screen, which has none."""
+    """Empty for the first row, which has no heading."""
     panels: tuple[Panel, ...]
     collapsed: bool = False
-    """Closed until it is opened; its queries are only then asked."""
+    """The row is closed at first. Grafana runs its queries only once it is opened."""
     repeat: str = ""
-    """Variable for each of whose values the row is shown once."""
+    """Variable whose values each get their own copy of the row."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Dashboard:
         }
 
     def _placed(self) -> Iterator[Json]:
-        """Give each panel a number and the next place where it fits, from left to right and down."""
+        """Assign each panel a number and the next free position, from left to right and from top to bottom."""
         number, top = 0, 0
         for row in self.rows:
             heading: Json | None = None

@@ -1,4 +1,4 @@
-"""How values look: units, texts for values, colours, and what one series has for itself."""
+"""Field options: units, texts for values, colours, and overrides of single series."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from grafana.builders import Json
 
 GREEN, YELLOW, ORANGE, RED, BLUE, GREY = "green", "yellow", "orange", "red", "blue", "#808080"
-ABSENT = "not told"
-"""What a panel shows where there is no value."""
+ABSENT = "unknown"
+"""Text of a panel without a value."""
 
 
 @dataclass(frozen=True)
 class Text:
-    """What stands for a value."""
+    """Text and colour that replace a value."""
 
     text: str
     colour: str = ""
@@ -31,7 +31,7 @@ def texts(by_value: Mapping[str, Text]) -> list[Json]:
 
 
 def patterns(by_pattern: Mapping[str, Text]) -> list[Json]:
-    """Map values by regular expressions, of which the first that matches counts; `$1` is its first group."""
+    """Map values by regular expressions. The first match counts; `$1` is its first group."""
     return [
         {"type": "regex", "options": {"pattern": f"/{pattern}/", "result": text.json(index)}}
         for index, (pattern, text) in enumerate(by_pattern.items())
@@ -39,16 +39,16 @@ def patterns(by_pattern: Mapping[str, Text]) -> list[Json]:
 
 
 def absent_as(text: str) -> list[Json]:
-    """Map what is missing to a text, as in a cell of a table that no series fills."""
+    """Map missing values to a text, such as table cells without a series."""
     return [{"type": "special", "options": {"match": "null+nan", "result": {"text": text, "color": GREY, "index": 0}}}]
 
 
 def steps(base: str, *above: tuple[float, str]) -> Json:
-    """Colour values from each step on.
+    """Return thresholds that colour values from each step upwards.
 
     Args:
-        base: colour under the first step.
-        above: the steps, each a value and the colour from it on.
+        base: colour below the first step.
+        above: the steps: each has a value and the colour from that value upwards.
     """
     return {
         "mode": "absolute",
@@ -58,12 +58,12 @@ def steps(base: str, *above: tuple[float, str]) -> Json:
 
 @dataclass(frozen=True)
 class Override:
-    """What some fields of a panel have for themselves."""
+    """Options of some fields of a panel."""
 
     matcher: tuple[str, str]
-    """Which fields: `("byName", "Power")`, `("byRegexp", "/limit/")`, `("byFrameRefID", "B")`."""
+    """Selects the fields: `("byName", "Power")`, `("byRegexp", "/limit/")`, `("byFrameRefID", "B")`."""
     properties: Mapping[str, object]
-    """What they have: `{"unit": "watt"}`."""
+    """Options by name, such as `{"unit": "watt"}`."""
 
     def json(self) -> Json:
         """Return the override."""
@@ -74,12 +74,12 @@ class Override:
 
 
 def by_name(name: str, **properties: object) -> Override:
-    """Override one field; `__` in a property's name stands for a full stop, as in `custom__width`."""
+    """Override one field; `__` in the name of an option stands for a dot, as in `custom__width`."""
     return Override(("byName", name), {key.replace("__", "."): value for key, value in properties.items()})
 
 
 def limit_line(*names: str, colour: str = RED) -> list[Override]:
-    """Draw series as dashed lines without filling, apart from any stack: limits and thresholds.
+    """Draw series as dashed lines without fill, outside any stack: limits and thresholds.
 
     Args:
         names: of the series; between slashes, a regular expression.
@@ -102,13 +102,13 @@ def limit_line(*names: str, colour: str = RED) -> list[Override]:
 
 
 def limits_of_each() -> list[Override]:
-    """Draw series whose name ends in `limit` as such, out of the legend: like subjects' are alike."""
+    """Draw series whose name ends in `limit` as limit lines without a legend: there is one per subject."""
     unlisted = {"custom.hideFrom": {"legend": True, "tooltip": False, "viz": False}}
     return [*limit_line("/ limit$/"), Override(("byRegexp", "/ limit$/"), unlisted)]
 
 
 def second_axis(*names: str, unit: str) -> list[Override]:
-    """Give series an axis of their own on the right."""
+    """Draw series on a second axis on the right."""
     return [Override(("byName", name), {"unit": unit, "custom.axisPlacement": "right"}) for name in names]
 
 
@@ -137,17 +137,17 @@ def field_config(
     """Return a panel's `fieldConfig`.
 
     Args:
-        unit: a unit of Grafana's: `percentunit`, `s`, `bytes`, `Bps`, `watt`, `celsius`, `hertz`, `short`, `none` …
+        unit: a Grafana unit: `percentunit`, `s`, `bytes`, `Bps`, `watt`, `celsius`, `hertz`, `short`, `none` …
         decimals: digits after the point; Grafana's choice if left out.
         minimum: lower end of the axis.
-        maximum: its upper end.
-        colour: a colour mode; by series if left out.
+        maximum: upper end of the axis.
+        colour: a colour mode; by series if omitted.
         mappings: texts for values.
-        thresholds: colours by value; none if left out.
-        no_value: what is shown where there is no value at all.
-        links: where a click leads.
-        custom: what only this kind of panel has.
-        overrides: what some fields have for themselves.
+        thresholds: colours by value; none if omitted.
+        no_value: text of a field without a value.
+        links: targets of a click.
+        custom: options of this panel type.
+        overrides: options of some fields.
     """
     defaults: Json = {
         "unit": unit,

@@ -1,4 +1,4 @@
-"""Ways from one dashboard to the next. The time shown, the data source and the clusters chosen go along."""
+"""Links between dashboards. They keep the time range, the data source and the selected clusters."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from grafana.builders import Json
 
 _KEPT = "${__url_time_range}&${datasource:queryparam}&${cluster:queryparam}"
 TAG = "stallscope"
-"""What all dashboards are found by."""
+"""Tag of all dashboards."""
 RUNBOOKS = "https://github.com/stallscope/stallscope/blob/main/alerts/runbooks"
-"""Where alerts' `runbook_url` leads: one page an alert."""
+"""Base of the alerts' `runbook_url`: one page per alert."""
 
 
 def to_dashboard(uid: str, title: str, variables: Mapping[str, str], *, kept: Sequence[str] = ()) -> Json:
-    """A link from a value to another dashboard.
+    """Return a link from a value to another dashboard.
 
     Args:
-        uid: the dashboard's.
-        title: what the link says.
-        variables: what its variables get: `{"run": "${__data.fields.Run}"}` in a table,
-            `{"run": "${__field.labels.run}"}` from a curve, `{"run": "$run"}` from a panel with one run.
-        kept: variables of both dashboards whose choice goes along.
+        uid: UID of the dashboard.
+        title: text of the link.
+        variables: values of its variables: `{"run": "${__data.fields.Run}"}` in a table,
+            `{"run": "${__field.labels.run}"}` from a series, `{"run": "$run"}` from a panel with one run.
+        kept: variables of both dashboards that keep their values.
     """
-    # Left alone, Grafana encodes neither & nor # nor +, which names of runs may have.
+    # By default, Grafana does not encode &, # and +, which names of runs may contain.
     encoded = {name: value.replace("}", ":percentencode}") for name, value in variables.items()}
     given = "".join(f"&var-{name}={value}" for name, value in encoded.items())
     given += "".join(f"&${{{name}:queryparam}}" for name in kept)
@@ -31,17 +31,17 @@ def to_dashboard(uid: str, title: str, variables: Mapping[str, str], *, kept: Se
 
 
 def web(title: str, url: str) -> Json:
-    """A link to elsewhere."""
+    """Return a link to another site."""
     return {"title": title, "url": url, "targetBlank": True}
 
 
 def runbook() -> Json:
-    """A link to the page of the alert whose name the cell shows."""
-    return web("What to do, step by step", f"{RUNBOOKS}/${{__value.text}}.md")
+    """Return a link to the runbook of the alert named in the cell."""
+    return web("Open runbook", f"{RUNBOOKS}/${{__value.text}}.md")
 
 
 def menu() -> Json:
-    """The list of the other dashboards at the top, with the choices and the time kept."""
+    """Return the menu of the other dashboards, which keeps variables and time range."""
     return {
         "type": "dashboards",
         "title": "Stallscope",
@@ -51,6 +51,6 @@ def menu() -> Json:
         "keepTime": True,
         "targetBlank": False,
         "icon": "external link",
-        "tooltip": "The other dashboards, for the same time and the same choices",
+        "tooltip": "Other dashboards, with the same time range and variables",
         "url": "",
     }

@@ -1,4 +1,4 @@
-"""The kinds of panel. Every one has a title, a description, a unit, and the size of its place."""
+"""Panel types. Every panel has a title, a description, a unit, and a size."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from grafana.builders.field import ABSENT, Override, field_config
 from grafana.builders.query import Query
 
 COLUMNS = 24
-"""A dashboard is as wide as so many units."""
+"""Width of a dashboard in Grafana's grid units."""
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 @dataclass(frozen=True)
 class Panel:
-    """A panel without its place."""
+    """A panel without its position."""
 
     kind: str
     title: str
     description: str
-    """What is shown, and what to do when it looks bad."""
+    """Meaning of the panel, and the action if the values are bad."""
     queries: tuple[Query, ...]
     fields: Json
     options: Json
@@ -30,11 +30,11 @@ class Panel:
     transformations: tuple[Json, ...] = ()
     links: tuple[Json, ...] = ()
     repeat: str = ""
-    """Variable for each of whose values the panel is shown once."""
+    """Variable whose values each get their own copy of the panel."""
     extra: Json = field(default_factory=dict)
 
     def json(self, number: int, x: int, y: int) -> Json:
-        """Return the panel under that number, at that place."""
+        """Return the panel with that number at that position."""
         panel: Json = {
             "id": number,
             "type": self.kind,
@@ -90,32 +90,32 @@ def time_series(
     transformations: Sequence[Json] = (),
     repeat: str = "",
 ) -> Panel:
-    """Curves over time. Gaps stay gaps: a value that was not told is not drawn.
+    """Lines over time. Missing values stay gaps.
 
     Args:
         title: a few words.
-        description: what is shown, and what to do when it looks bad.
-        queries: what is asked.
+        description: meaning of the panel, and the action if the values are bad.
+        queries: its queries.
         unit: of the axis.
         width: of 24.
         height: in rows of about 30 pixels.
-        stacked: `normal` or `percent`; side by side if left out.
-        filled: opacity under the curves, 0 to 100.
+        stacked: `normal` or `percent`; side by side if omitted.
+        filled: opacity under the lines, 0 to 100.
         bars: bars instead of lines.
         points: points instead of lines, for events.
-        minimum: lower end of the axis; None: as the data are.
-        maximum: its upper end.
+        minimum: lower end of the axis; from the data if None.
+        maximum: upper end of the axis.
         decimals: digits after the point.
         logarithmic: a logarithmic axis.
-        legend: figures in the legend, such as `mean`, `max`, `lastNotNull`.
+        legend: values in the legend, such as `mean`, `max`, `lastNotNull`.
         show_legend: whether there is a legend.
         mappings: texts for values.
         thresholds: colours by value.
         colour: colour mode.
-        overrides: what some series have for themselves.
-        links: where a click leads.
-        transformations: what Grafana does with the answers first.
-        repeat: variable for each of whose values the panel is shown.
+        overrides: options of some series.
+        links: targets of a click.
+        transformations: Grafana transformations of the results.
+        repeat: variable whose values each get a copy of the panel.
     """
     custom: Json = {
         "drawStyle": "bars" if bars else "points" if points else "line",
@@ -180,28 +180,28 @@ def stat(
     transformations: Sequence[Json] = (),
     no_value: str = ABSENT,
 ) -> Panel:
-    """One figure, or a few, in large letters.
+    """One or a few values in large letters.
 
     Args:
         title: a few words.
-        description: what is shown, and what to do when it looks bad.
-        queries: what is asked.
-        unit: of the figure.
+        description: meaning of the panel, and the action if the values are bad.
+        queries: its queries.
+        unit: unit of the value.
         width: of 24.
         height: in rows.
         decimals: digits after the point.
         mappings: texts for values.
         thresholds: colours by value.
-        colour: colour mode; by threshold if left out.
-        background: colour the ground instead of the letters.
-        curve: a small curve under the figure.
+        colour: colour mode; by threshold if omitted.
+        background: colour the background instead of the text.
+        curve: a small graph under the value.
         text_of: `value`, `name`, or `value_and_name`.
-        calculation: how a curve becomes one figure.
-        fields: which fields, as a regular expression between slashes; numbers only if left out.
-        overrides: what some fields have for themselves.
-        links: where a click leads.
-        transformations: what Grafana does with the answers first.
-        no_value: what is shown where there is no value.
+        calculation: reduction of a series to one value.
+        fields: which fields, as a regular expression between slashes; numbers only if omitted.
+        overrides: options of some fields.
+        links: targets of a click.
+        transformations: Grafana transformations of the results.
+        no_value: text of a panel without a value.
     """
     return Panel(
         "stat",
@@ -251,7 +251,7 @@ def bar_gauge(
     links: Sequence[Json] = (),
     transformations: Sequence[Json] = (),
 ) -> Panel:
-    """A bar for each series, at its newest value; arguments as for `stat`."""
+    """A bar per series with its last value; arguments as for `stat`."""
     return Panel(
         "bargauge",
         title,
@@ -283,9 +283,9 @@ def bar_gauge(
 
 
 _CELLS = (
-    # Else Grafana writes into each empty cell what stands for a table without rows.
+    # Without this, Grafana fills each empty cell with the text of an empty table.
     Override(("byRegexp", "/.*/"), {"noValue": "n/a"}),
-    # Else it takes labels of digits for numbers, in links too: rank 1024 for 1.02 K, GPU 1 for 100 %.
+    # Without this, Grafana formats numeric labels as numbers, also in links: rank 1024 as 1.02 K, GPU 1 as 100 %.
     Override(("byType", "string"), {"unit": "string", "noValue": ""}),
 )
 
@@ -304,22 +304,22 @@ def table(
     transformations: Sequence[Json] = (),
     no_value: str = ABSENT,
 ) -> Panel:
-    """Rows and columns at the end of the time shown.
+    """Table of the values at the end of the time range.
 
     Args:
         title: a few words.
-        description: what is shown, and what to do when it looks bad.
-        queries: what is asked; each must be a table query.
-        columns: label or value field and the heading of its column, in their order; what is not named is not shown. The
-            value of the only query is `Value`, those of several are `Value #A`, `Value #B`, … Several queries make one
-            row where all labels that all of them have are the same: let each aggregate by the same labels.
-        unit: of columns that have none of their own.
+        description: meaning of the panel, and the action if the values are bad.
+        queries: its queries; each must be a table query.
+        columns: label or value field and the heading of its column, in this order; other fields are hidden. The
+            value of a single query is `Value`, those of several are `Value #A`, `Value #B`, … Results of several
+            queries are joined into one row if all their common labels are equal: aggregate each by the same labels.
+        unit: unit of columns without their own.
         width: of 24.
         height: in rows.
-        sort: heading of the column that rows are ordered by, greatest first.
-        overrides: what some columns have for themselves, by heading.
-        transformations: what Grafana does before columns are chosen; a merge of all queries if left out.
-        no_value: what stands in a table without rows.
+        sort: heading of the column by which rows are sorted, descending.
+        overrides: options of some columns, by heading.
+        transformations: Grafana transformations before columns are selected; by default a merge of all queries.
+        no_value: text of a table without rows.
     """
     first = list(transformations)
     if not first and len(queries) > 1:
@@ -367,19 +367,19 @@ def state_timeline(
     overrides: Sequence[Override] = (),
     repeat: str = "",
 ) -> Panel:
-    """States over time, one row a series. Texts and colours come from the mappings alone.
+    """States over time, one row per series. Texts and colours come from the mappings only.
 
     Args:
         title: a few words.
-        description: what is shown, and what to do when it looks bad.
-        queries: what is asked.
+        description: meaning of the panel, and the action if the values are bad.
+        queries: its queries.
         mappings: text and colour of each state's number.
         width: of 24.
         height: in rows.
-        show_values: write the state's text into the row.
-        links: where a click leads.
-        overrides: what some rows have for themselves.
-        repeat: variable for each of whose values the panel is shown.
+        show_values: show the state as text in the row.
+        links: targets of a click.
+        overrides: options of some rows.
+        repeat: variable whose values each get a copy of the panel.
     """
     return Panel(
         "state-timeline",
@@ -388,7 +388,7 @@ def state_timeline(
         tuple(queries),
         field_config(
             unit="none",
-            # Without a thresholds key of use and with this mode, only mappings colour.
+            # In this mode and without thresholds, only the mappings set colours.
             colour={"mode": "fixed", "fixedColor": "text"},
             mappings=mappings,
             links=links,
@@ -424,7 +424,7 @@ def status_history(
     height: int = 8,
     links: Sequence[Json] = (),
 ) -> Panel:
-    """A heat map of series by time: one row a series, coloured by value; arguments as for `time_series`."""
+    """Heat map over time: one row per series, coloured by value; arguments as for `time_series`."""
     return Panel(
         "status-history",
         title,
@@ -449,7 +449,7 @@ def status_history(
         },
         width,
         height,
-        # Grafana refuses to draw more columns than half the panel's pixels.
+        # Grafana draws at most one column for two pixels.
         extra={"maxDataPoints": 120},
     )
 
@@ -465,17 +465,17 @@ def heat_map(
     scheme: str = "Oranges",
     links: Sequence[Json] = (),
 ) -> Panel:
-    """How the observations of a histogram are distributed, over time; buckets come from the series' `le`.
+    """Distribution of a histogram over time; buckets come from the series' `le`.
 
     Args:
         title: a few words.
-        description: what is shown, and what to do when it looks bad.
+        description: meaning of the panel, and the action if the values are bad.
         query: rates of buckets by `le`, as `heat_map` query.
         unit: of the vertical axis.
         width: of 24.
         height: in rows.
-        scheme: a colour scheme of Grafana's.
-        links: where a click leads.
+        scheme: a Grafana colour scheme.
+        links: targets of a click.
     """
     return Panel(
         "heatmap",
@@ -494,7 +494,7 @@ def heat_map(
             "calculate": False,
             "cellGap": 1,
             "color": {"mode": "scheme", "scheme": scheme, "scale": "exponential", "exponent": 0.5, "steps": 64},
-            # A bucket without an observation is background, not the palest colour.
+            # Empty buckets have the background colour, not the palest colour.
             "filterValues": {"le": 1e-9},
             "rowsFrame": {"layout": "auto"},
             "yAxis": {"unit": unit, "axisPlacement": "left", "reverse": False},
@@ -509,7 +509,7 @@ def heat_map(
 
 
 def text(title: str, description: str, markdown: str, *, width: int = 24, height: int = 3) -> Panel:
-    """Words, in Markdown."""
+    """Markdown text."""
     return Panel(
         "text",
         title,

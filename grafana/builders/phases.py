@@ -1,14 +1,14 @@
-"""Phases of a step: their shares of the time."""
+"""PromQL for the phases of a step."""
 
 from __future__ import annotations
 
 
 def shares(record: str, *labels: str) -> str:
-    """PromQL for the share of the time that each phase takes.
+    """Return PromQL for the share of time of each phase.
 
     Args:
-        record: a selector of `run_phase:time:rate5m` or its like, which is summed over ranks.
-        labels: what the shares are told apart by, beside the phase.
+        record: a selector of `run_phase:time:rate5m` or a similar series, which is summed over ranks.
+        labels: labels of the shares, in addition to the phase.
     """
     by = ", ".join(labels)
     return (

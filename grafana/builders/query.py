@@ -1,4 +1,4 @@
-"""What a panel asks Prometheus."""
+"""Queries of panels."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from grafana.builders import DATASOURCE, Json
 class Query:
     """One query of a panel.
 
-    Several queries of one panel are told apart by letters in their order (`A`, `B`, …), which overrides refer to.
+    The queries of one panel get letters in their order (`A`, `B`, …), to which overrides refer.
     """
 
     expression: str
     """PromQL. Rates are taken over `$__rate_interval`, recorded series are read as they are."""
     legend: str = ""
-    """Name of each series, with its labels in braces: `{{rank}}`."""
+    """Name of each series, with labels in braces: `{{rank}}`."""
     instant: bool = False
-    """Only the value at the end of the time shown, as a table or a single figure has it."""
+    """Read only the value at the end of the time range, for a table or a single value."""
     table: bool = False
-    """One row a series, one column a label."""
+    """One row per series, one column per label."""
     heat_map: bool = False
-    """Histogram buckets, one a series."""
+    """Histogram buckets, one per series."""
     least_step: str = ""
-    """No finer steps than this: `1m`."""
+    """Minimum step, such as `1m`."""
     exemplars: bool = False
 
     def json(self, letter: str) -> Json:
-        """Return the target of that letter."""
+        """Return the Grafana target with this letter as its reference."""
         target: Json = {
             "datasource": DATASOURCE,
             "editorMode": "code",
@@ -49,7 +49,7 @@ class Query:
 
 
 def threshold(name: str, legend: str) -> Query:
-    """Ask for one of the thresholds that the rules judge by, to be drawn as a line.
+    """Return a query for a threshold of the rules, to be drawn as a line.
 
     Args:
         name: as in `stallscope:threshold{name="…"}`.

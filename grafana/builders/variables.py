@@ -1,4 +1,4 @@
-"""The choices at the top of a dashboard, each narrowed by those before it."""
+"""Variables at the top of a dashboard; each is narrowed by the ones before it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ _ON_TIME_RANGE_CHANGE = 2
 
 
 def datasource() -> Json:
-    """Choose the Prometheus that is asked."""
+    """Select the Prometheus data source."""
     return {
         "type": "datasource",
         "name": "datasource",
         "label": "Data Source",
-        "description": "The Prometheus, or a server that answers like it, that scrapes Stallscope's exporters.",
+        "description": "Prometheus, or a compatible server, with the metrics of the Stallscope exporters.",
         "query": "prometheus",
         "regex": "",
         "hide": 0,
@@ -24,7 +24,7 @@ def datasource() -> Json:
         "options": [],
         "refresh": 1,
         "skipUrlSync": False,
-        # The local stack and the provisioning files call theirs so; where it is not, Grafana takes its default.
+        # Name of the data source in the local stack and the provisioning files. Without it, Grafana uses its default.
         "current": {"selected": False, "text": "default", "value": "default"},
     }
 
@@ -41,18 +41,18 @@ def labels_of(
     all_value: str = ".+",
     hide: bool = False,
 ) -> Json:
-    """Choose among the values that a label of a series has.
+    """Select among the values of a label.
 
     Args:
-        name: the variable's.
+        name: name of the variable.
         label: the label.
         series: selector of the series, narrowed by earlier variables.
-        title: shown before the choice.
-        description: what is chosen.
-        multi: whether several may be chosen.
-        everything: whether all may be chosen at once, which then is the default; else the first value is.
-        all_value: regular expression for all; `.*` where the label may be missing.
-        hide: keep it out of sight, as in links.
+        title: shown next to the variable.
+        description: tooltip of the variable.
+        multi: whether several values can be selected.
+        everything: whether All can be selected; it is then the default. Otherwise the first value is.
+        all_value: regular expression for All; `.*` if the label may be missing.
+        hide: do not show the variable.
     """
     query = f"label_values({series}, {label})"
     variable: Json = {
@@ -80,7 +80,7 @@ def labels_of(
 
 
 def entry(name: str, default: str, *, title: str, description: str) -> Json:
-    """Let the reader type a value, such as a price."""
+    """Add a text box for a value, such as a price."""
     return {
         "type": "textbox",
         "name": name,
@@ -95,7 +95,7 @@ def entry(name: str, default: str, *, title: str, description: str) -> Json:
 
 
 def choice(name: str, values: Sequence[str], *, title: str, description: str) -> Json:
-    """Let the reader choose one of a few fixed values; the first is the default."""
+    """Select one of a few fixed values; the first is the default."""
     options = [{"selected": index == 0, "text": value, "value": value} for index, value in enumerate(values)]
     return {
         "type": "custom",

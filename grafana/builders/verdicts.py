@@ -1,4 +1,4 @@
-"""Texts and colours of causes, from the one table of causes."""
+"""Texts and colours of causes, from the table of causes."""
 
 from __future__ import annotations
 
@@ -19,54 +19,54 @@ REMEDIES: dict[str, str] = {
 }
 
 VERDICTS = (*REMAINDERS, *(cause.name for cause in CAUSES.values() if cause.tier))
-"""What may be a verdict, or be told of time lost; the others are told by their alerts alone."""
+"""Causes that can be a verdict or have lost time; other causes appear only in alerts."""
 
 
 def colour_of(cause: str) -> str:
-    """Colour of a cause's kind."""
+    """Return the colour of a cause's domain."""
     return REMAINDER_COLOURS.get(cause) or COLOURS[CAUSES[cause].domain]
 
 
 def by_code() -> list[Json]:
-    """Text and colour of each number that `coded` yields."""
+    """Return text and colour for each number of `coded`."""
     return texts({str(CODES[name]): Text(TITLES[name], colour_of(name)) for name in VERDICTS})
 
 
 def by_cause(among: Iterable[str] = tuple(TITLES)) -> list[Json]:
-    """Text and colour of values of the label `cause`."""
+    """Return text and colour for values of the label `cause`."""
     return texts({name: Text(TITLES[name], colour_of(name)) for name in among})
 
 
 def remedy_by_cause(among: Iterable[str] = tuple(REMEDIES)) -> list[Json]:
-    """What to change first, for values of the label `cause`."""
+    """Return the remedy for values of the label `cause`."""
     return texts({name: Text(REMEDIES[name]) for name in among})
 
 
 def runbook_by_cause(among: Iterable[str] = VERDICTS) -> list[Json]:
-    """Name of the alert, and so of the runbook's page, for values of the label `cause`; see `links.runbook`."""
+    """Return the name of the alert and of its runbook for values of the label `cause`; see `links.runbook`."""
     alerts = {name: CAUSES[name].alert for name in among if name in CAUSES}
     return texts({name: Text(alert) for name, alert in alerts.items() if alert})
 
 
 WITHOUT_RUNBOOK = "|".join(name for name in VERDICTS if name not in CAUSES or not CAUSES[name].alert)
-"""Regular expression for the causes that have no page."""
+"""Regular expression of causes without a runbook."""
 
 
 def coded(verdicts: str, *subject: str) -> str:
-    """PromQL that turns verdicts into the numbers of their causes, one series a subject however often it changes.
+    """Return PromQL that converts verdicts to the numbers of their causes, in one series per subject.
 
     Args:
         verdicts: a selector of `run:verdict:ratio5m` or its like.
-        subject: the labels that tell subjects apart.
+        subject: the labels that identify a subject.
     """
     return f"max by ({', '.join(subject)}) (({verdicts} >= bool 0) * on (cause) group_left () stallscope:cause:code)"
 
 
 def of_gpus(matchers: str) -> str:
-    """PromQL for verdicts of GPUs, with the run and the rank that compute there: one of them where several do.
+    """Return PromQL for verdicts of GPUs with the run and rank on the GPU (one of them if there are several).
 
     Args:
-        matchers: what narrows both, such as `choices.GPU`.
+        matchers: matchers for both, such as `choices.GPU`.
     """
     gpu = "cluster, job, instance, gpu, uuid, mig"
     return f"""
@@ -79,19 +79,19 @@ def of_gpus(matchers: str) -> str:
 
 
 def with_remedy(expression: str) -> str:
-    """PromQL that has the cause a second time, in the label `remedy`, for a column of its own."""
+    """Return PromQL that copies the cause to the label `remedy`, for a separate column."""
     return f'label_replace({expression}, "remedy", "$1", "cause", "(.*)")'
 
 
 def with_culprit(verdicts: str, matchers: str) -> str:
-    """PromQL that adds the culprit of a run's verdict and its root cause, where they are known.
+    """Return PromQL that adds the culprit of a run's verdict and its root cause, if they are known.
 
-    The label `culprit` is as `rank 3, GPU 1 of node1:9400: thermal_throttle`, for `culprit_column`. The label `root` is
-    the root cause.
+    The label `culprit` has the form `rank 3, GPU 1 of node1:9400: thermal_throttle`, for `culprit_column`. The label
+    `root` is the root cause.
 
     Args:
         verdicts: verdicts of runs with the labels `cluster`, `namespace`, `run` and `cause`.
-        matchers: what narrows the culprits to these runs.
+        matchers: matchers that select the culprits of these runs.
     """
     place = f'label_join(run:culprit:info{{{matchers}}}, "culprit", ";", "rank", "gpu", "mig", "instance")'
     for pattern, words in (
@@ -111,18 +111,18 @@ def with_culprit(verdicts: str, matchers: str) -> str:
 
 
 def with_root_remedy(expression: str) -> str:
-    """PromQL that has the root cause in the label `remedy`, where `with_culprit` found one, and else the cause."""
+    """Return PromQL that sets the label `remedy` to the root cause of `with_culprit`, or to the cause without one."""
     return f'label_replace({with_remedy(expression)}, "remedy", "$1", "root", "(.+)")'
 
 
 def with_runbook(expression: str) -> str:
-    """PromQL that has the cause once more, in the label `runbook`, where there is a page; see `runbook_by_cause`."""
+    """Return PromQL that copies the cause to the label `runbook`, if it has a page; see `runbook_by_cause`."""
     copied = f'label_replace({expression}, "runbook", "$1", "cause", "(.*)")'
     return f'label_replace({copied}, "runbook", "", "cause", "{WITHOUT_RUNBOOK}")'
 
 
 def cause_colours() -> list[Override]:
-    """Title and colour for series that are called by their cause."""
+    """Return title and colour for series named by their cause."""
     return [
         Override(
             ("byName", name),
@@ -133,18 +133,18 @@ def cause_colours() -> list[Override]:
 
 
 def in_colour() -> dict[str, object]:
-    """What makes a column's text take the colour of its mapping, for `by_name`."""
-    # The second is what Grafana before 9.5 calls it.
+    """Return the options that colour a column's text by its mapping, for `by_name`."""
+    # The second is the name before Grafana 9.5.
     return {"custom__cellOptions": {"type": "color-text"}, "custom__displayMode": "color-text"}
 
 
 def title_column(heading: str, among: Iterable[str] = VERDICTS) -> Override:
-    """A table's column of causes, each as its title in its colour."""
+    """Return the override of a cause column: title and colour of each cause."""
     return by_name(heading, mappings=by_cause(among), custom__width=210, **in_colour())
 
 
 def culprit_column(heading: str = "Culprit") -> Override:
-    """A table's column of culprits, as `with_culprit` makes them: rank, GPU, node and root cause."""
+    """Return the override of a culprit column from `with_culprit`: rank, GPU, node and root cause."""
     causes = [name for name in VERDICTS if name in CAUSES and (name in ROOT_WORDS or CAUSES[name].tier)]
     words = {f"^(.*): {name}$": Text(f"$1: {root_words(name)}", colour_of(name)) for name in causes}
     return by_name(
@@ -157,7 +157,7 @@ def culprit_column(heading: str = "Culprit") -> Override:
 
 
 def columns(among: Iterable[str] = VERDICTS) -> list[Override]:
-    """Title and remedy, for a table's columns `Verdict` and `What to change`."""
+    """Return the overrides of the columns `Verdict` and `What to change`."""
     return [
         title_column("Verdict", among),
         by_name("What to change", mappings=remedy_by_cause(among), custom__minWidth=260),

@@ -1,1 +1,1 @@
-"""The rows of the dashboard of GPUs, one module a row."""
+"""Rows of the GPU dashboard, one module per row."""

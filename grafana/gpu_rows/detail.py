@@ -1,4 +1,4 @@
-"""Memory and clocks beyond the usual graphs."""
+"""Details of memory and clocks."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from grafana.builders.dashboard import Row
 from grafana.builders.field import GREEN, YELLOW, Text, limit_line, limits_of_each, texts
 from grafana.builders.panel import Panel, state_timeline, time_series
 from grafana.builders.query import Query, threshold
-from grafana.gpu_rows.asking import CURVE, NAME
+from grafana.gpu_rows.gpu_queries import CURVE, NAME
 
 
 def row() -> Row:
     """Return the row."""
     return Row(
-        "Memory and clocks in detail",
+        "Memory and clock details",
         (_memory_bytes(), _zombies(), _bar1(), _persistence(), _clock_share(), _held_down(), _other_clocks()),
         collapsed=True,
     )
@@ -22,8 +22,8 @@ def row() -> Row:
 def _memory_bytes() -> Panel:
     return time_series(
         "Memory in bytes",
-        "Frame buffer held by processes and kept by the driver; dashed, all that there is. Held without any process: "
-        "a dead process still has it, find who holds the device's files.",
+        "Framebuffer memory used by processes and reserved by the driver; dashed: total. If memory is used without any "
+        "process, a dead process still holds it: find the process that has the device files open.",
         [
             Query(f"stallscope_gpu_memory_used_bytes{{{GPU}}}", f"{NAME} used"),
             Query(f"stallscope_gpu_memory_reserved_bytes{{{GPU}}}", f"{NAME} kept by the driver"),
@@ -37,9 +37,9 @@ def _memory_bytes() -> Panel:
 
 def _zombies() -> Panel:
     return time_series(
-        "Memory that no process holds",
-        "Frame buffer still taken on a GPU without processes, over the least that counts (dashed). Find holders of "
-        "/dev/nvidia*, end them, or reset the GPU once it is drained. Nothing here: there is none.",
+        "Memory without a process",
+        "Framebuffer memory used on a GPU without processes, above the threshold (dashed). Find processes that have "
+        "/dev/nvidia* open and end them, or reset the GPU once it is drained. Empty: no such memory.",
         [
             Query(f"gpu:zombie_memory:bytes5m{{{GPU}}}", NAME),
             threshold("zombie_bytes", "least that counts"),
@@ -52,9 +52,9 @@ def _zombies() -> Panel:
 
 def _bar1() -> Panel:
     return time_series(
-        "BAR1 aperture",
-        "The window through which other devices reach this GPU's memory, used and (dashed) in all. Full: peer-to-peer "
-        "and GPUDirect mappings fail.",
+        "BAR1 memory",
+        "Address window for other devices to access this GPU's memory, used and (dashed) total. Full: peer-to-peer and "
+        "GPUDirect mappings fail.",
         [
             Query(f"stallscope_gpu_bar1_used_bytes{{{GPU}}}", NAME),
             Query(f"stallscope_gpu_bar1_total_bytes{{{GPU}}}", f"{NAME} limit"),
@@ -68,10 +68,10 @@ def _bar1() -> Panel:
 def _persistence() -> Panel:
     return state_timeline(
         "Persistence mode",
-        "Whether the driver keeps the GPU initialised while nobody uses it. Where it doesn't, every first use waits: "
-        "run nvidia-persistenced.",
+        "With persistence mode, the driver keeps an unused GPU initialised. Without it, each first use is delayed: run "
+        "nvidia-persistenced.",
         [Query(f"max by (cluster, instance, gpu, mig) (stallscope_gpu_persistence_mode{{{GPU}}})", NAME)],
-        mappings=texts({"1": Text("kept initialised", GREEN), "0": Text("left between uses", YELLOW)}),
+        mappings=texts({"1": Text("enabled", GREEN), "0": Text("disabled", YELLOW)}),
         width=12,
         height=8,
         show_values=True,
@@ -81,9 +81,9 @@ def _persistence() -> Panel:
 
 def _clock_share() -> Panel:
     return time_series(
-        "Clock reached, over five minutes",
-        "Mean clock of the multiprocessors over the one that is configured or, without one, the highest. Under the "
-        "dashed line and hot, the rules speak of thermal throttling.",
+        "SM clock relative to its maximum, over five minutes",
+        "Mean SM clock relative to the configured clock or, without one, the maximum. Below the dashed line and hot, "
+        "the verdict is thermal throttling.",
         [
             Query(f"gpu:sm_clock:ratio5m{{{GPU}}}", NAME),
             threshold("thermal_clock", "slow"),
@@ -97,17 +97,16 @@ def _clock_share() -> Panel:
 
 def _held_down() -> Panel:
     return time_series(
-        "Held down by heat or power supply",
-        "Share of the last ten minutes as the alerts judge it, with their thresholds as dashed lines. Nothing here: "
-        "never.",
+        "Thermal and power brake throttling",
+        "Share of the last ten minutes, as used by the alerts; dashed: their thresholds. Empty: never.",
         [
             Query(f"gpu:thermal_throttled:ratio10m{{{GPU}}}", f"{NAME} heat"),
             Query(f"gpu:power_braked:ratio10m{{{GPU}}}", f"{NAME} power brake"),
-            threshold("thermal_share", "too much heat"),
-            threshold("power_brake_share", "too much braking"),
+            threshold("thermal_share", "thermal threshold"),
+            threshold("power_brake_share", "power brake threshold"),
         ],
         unit="percentunit",
-        overrides=limit_line("too much heat", "too much braking"),
+        overrides=limit_line("thermal threshold", "power brake threshold"),
         links=CURVE,
     )
 
@@ -115,7 +114,7 @@ def _held_down() -> Panel:
 def _other_clocks() -> Panel:
     return time_series(
         "Other clocks",
-        "Clocks of memory, graphics and video now; dashed, the highest of this model and those configured.",
+        "Current clocks of memory, graphics and video; dashed: maximum and configured clocks.",
         [
             Query(f'stallscope_gpu_clock_hertz{{{GPU}, clock!="sm"}}', f"{NAME} {{{{clock}}}}"),
             Query(f'stallscope_gpu_clock_max_hertz{{{GPU}, clock!="sm"}}', f"{NAME} {{{{clock}}}} highest limit"),

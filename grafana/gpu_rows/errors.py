@@ -1,4 +1,4 @@
-"""What the driver reports as broken."""
+"""Errors that the driver reports."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from grafana.builders.field import GREEN, GREY, ORANGE, RED, YELLOW, Text, by_na
 from grafana.builders.panel import Panel, state_timeline, table, time_series
 from grafana.builders.query import Query, threshold
 from grafana.builders.verdicts import in_colour
-from grafana.gpu_rows.asking import CURVE, MILLISECONDS, NAME, ONE, PLACE, PLACE_LINKS
+from grafana.gpu_rows.gpu_queries import CURVE, MILLISECONDS, NAME, ONE, PLACE, PLACE_LINKS
 
 
 def row() -> Row:
@@ -24,8 +24,8 @@ def _xids() -> Panel:
     seen = f"max by ({ONE}, xid) (stallscope_gpu_xid_last_timestamp_seconds{{{GPU}}})"
     return table(
         "Xid errors",
-        "The driver's error codes that each GPU has had since its exporter started, when each last came, what class "
-        "it is, and what to do. Hardware: drain the node.",
+        "Xid codes of each GPU since its exporter started, with the time of the last one, its class and the action. "
+        "Class hardware: drain the node.",
         [
             Query(
                 f"""
@@ -43,13 +43,13 @@ def _xids() -> Panel:
                 table=True,
             )
         ],
-        columns={**PLACE, "xid": "Xid", "Value": "Last time", "class": "Class", "action": "What to do"},
+        columns={**PLACE, "xid": "Xid", "Value": "Last seen", "class": "Class", "action": "Action"},
         unit="none",
         height=7,
-        sort="Last time",
+        sort="Last seen",
         overrides=[
             *PLACE_LINKS,
-            by_name("Last time", unit="dateTimeAsIso"),
+            by_name("Last seen", unit="dateTimeAsIso"),
             by_name(
                 "Class",
                 mappings=texts(
@@ -57,38 +57,37 @@ def _xids() -> Panel:
                         "hw": Text("hardware", RED),
                         "application": Text("application", YELLOW),
                         "workflow": Text("follow-up", ORANGE),
-                        "log": Text("for the record", GREY),
+                        "log": Text("informational", GREY),
                         "unknown": Text("unknown", ORANGE),
                     }
                 ),
                 **in_colour(),
             ),
-            by_name("What to do", custom__minWidth=300),
+            by_name("Action", custom__minWidth=300),
         ],
-        no_value="No Xid since the exporters started, or the driver gives no events.",
+        no_value="No Xid since the exporters started, or the driver reports no events.",
     )
 
 
 def _lost() -> Panel:
     return table(
-        "GPUs that don't answer",
-        "GPUs that are not read now, and why. Off the bus: read the kernel log for Xid 79 and reboot. Released: "
-        "somebody asked for it, and nothing is wrong.",
+        "Lost GPUs",
+        "GPUs that cannot be read now, with the reason. Off the bus: look for Xid 79 in the kernel log and reboot. "
+        "Released: an operator requested it, and nothing is wrong.",
         [Query(f"stallscope_gpu_lost_info{{{GPU}}} == 1", table=True)],
         columns={**PLACE, "uuid": "UUID", "reason": "Reason"},
         unit="none",
         width=12,
         height=6,
         overrides=PLACE_LINKS,
-        no_value="Every GPU chosen is read.",
+        no_value="All selected GPUs report.",
     )
 
 
 def _reading_age() -> Panel:
     return time_series(
-        "Age of the newest reading",
-        "Time since each GPU was last read. It grows while a driver hangs, and what the other panels show is absent "
-        "then.",
+        "Time since the last poll",
+        "Time since each GPU was last polled. It grows while a driver hangs; other panels have no data then.",
         [Query(f"time() - stallscope_gpu_last_reading_timestamp_seconds{{{GPU}}}", NAME)],
         unit="s",
         height=6,
@@ -99,8 +98,8 @@ def _reading_age() -> Panel:
 def _ecc() -> Panel:
     return time_series(
         "ECC errors",
-        "Memory errors within the step shown. Corrected ones cost nothing but may foretell others; an uncorrected one "
-        "ends the job: reset the GPU.",
+        "Memory errors per interval of the graph. Corrected errors cost nothing but may precede others. An uncorrected "
+        "error ends the job: reset the GPU.",
         [
             Query(
                 f"increase(stallscope_gpu_ecc_errors_total{{{GPU}}}[$__rate_interval])",
@@ -116,8 +115,8 @@ def _ecc() -> Panel:
 def _nvlink_errors() -> Panel:
     return time_series(
         "NVLink errors",
-        "Errors over all links within the step shown; dashed, how many in five minutes the rules take for a fault. "
-        "Recoveries and errors that come back: check bridge or baseboard.",
+        "Errors over all links per interval of the graph; dashed: the threshold of the rules for five minutes. If "
+        "recoveries and errors recur, check bridge or baseboard.",
         [
             Query(
                 f"increase(stallscope_gpu_nvlink_errors_total{{{GPU}}}[$__rate_interval])",
@@ -133,9 +132,8 @@ def _nvlink_errors() -> Panel:
 
 def _remapped() -> Panel:
     return time_series(
-        "Memory rows remapped and pages retired",
-        "Memory taken out of use for its errors. It only grows; fast growth or many uncorrected ones are a case for "
-        "the maker.",
+        "Remapped rows and retired pages",
+        "Memory retired because of errors. Fast growth or many uncorrected errors qualify for a warranty claim (RMA).",
         [
             Query(f"stallscope_gpu_remapped_rows{{{GPU}}}", f"{NAME} rows {{{{kind}}}}"),
             Query(f"stallscope_gpu_retired_pages{{{GPU}}}", f"{NAME} pages {{{{cause}}}}"),
@@ -149,7 +147,7 @@ def _remapped() -> Panel:
 def _remap_state() -> Panel:
     return state_timeline(
         "Row remapping",
-        "Whether a remap waits for a reset (reset the GPU when its job ends) or failed (replace the GPU).",
+        "Pending: reset the GPU when its job ends. Failed: replace the GPU.",
         [
             Query(
                 f"max by (cluster, instance, gpu, mig) (stallscope_gpu_row_remap_pending{{{GPU}}})", f"{NAME} pending"

@@ -1,4 +1,4 @@
-"""Who holds the GPUs, now and before, and what runs there."""
+"""Current and past holders of the GPUs, and the runs on them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from grafana.builders.dashboard import Row
 from grafana.builders.field import BLUE, Text, by_name, limit_line, texts
 from grafana.builders.panel import Panel, state_timeline, table, time_series
 from grafana.builders.query import Query, threshold
-from grafana.gpu_rows.asking import CURVE, HOLDER, NAME, OWNER, PLACE, PLACE_LINKS, TO_RANK, TO_RUN, rate
+from grafana.gpu_rows.gpu_queries import CURVE, HOLDER, NAME, OWNER, PLACE, PLACE_LINKS, TO_RANK, TO_RUN, rate
 
 
 def row() -> Row:
@@ -22,9 +22,9 @@ def row() -> Row:
 def _holders() -> Panel:
     by = f"cluster, instance, gpu, uuid, mig, {OWNER}"
     return table(
-        "Who holds them now",
-        "Every holder of every GPU, with the memory that its processes hold and the share of time in which they "
-        "computed. A holder that never computes: ask whether the GPU can be given back.",
+        "Current holders",
+        "Every holder of every GPU, with the memory of its processes and their share of compute time. If a holder "
+        "never computes, ask whether the GPU can be released.",
         [
             Query(f"max by ({by}) (stallscope_gpu_owner_info{{{GPU}}})", table=True),
             Query(f"sum by ({by}) (stallscope_gpu_owner_memory_used_bytes{{{GPU}}})", table=True),
@@ -48,15 +48,14 @@ def _holders() -> Panel:
             by_name("Memory", unit="bytes"),
             by_name("Computing", unit="percentunit"),
         ],
-        no_value="Nobody holds these GPUs, or the exporter may not see who does.",
+        no_value="No holders, or the exporter has no permission to see them.",
     )
 
 
 def _ranks() -> Panel:
     return table(
         "Runs on these GPUs",
-        "Each rank of a training run that computes there. Two runs on one GPU share its time: see whether that was "
-        "meant.",
+        "Each rank of a training run on these GPUs. Two runs on one GPU share its time: check that this is intended.",
         [
             Query(
                 f'max by (cluster, instance, gpu, mig, namespace, run, rank) (gpu_rank:pair:info{{{GPU}, run!=""}})',
@@ -68,14 +67,15 @@ def _ranks() -> Panel:
         width=12,
         height=7,
         overrides=[*PLACE_LINKS, by_name("Run", links=[TO_RUN]), by_name("Rank", links=[TO_RANK])],
-        no_value="No run reports from these GPUs: add the shim to the training code to see it.",
+        no_value="No run reports from these GPUs. Add the shim to the training code.",
     )
 
 
 def _history() -> Panel:
     return state_timeline(
-        "Who held them",
-        "One row for each GPU and holder. A row that goes on while utilisation is nothing is a GPU kept for nothing.",
+        "Holders over time",
+        "One row per GPU and holder. A row that continues while utilisation is zero shows a GPU that is held without "
+        "use.",
         [
             Query(
                 f"max by (cluster, instance, gpu, mig, {OWNER}) (stallscope_gpu_owner_info{{{GPU}}})",
@@ -92,8 +92,8 @@ def _history() -> Panel:
 
 def _busy_by_owner() -> Panel:
     return time_series(
-        "Computing, by holder",
-        "Share of time in which each holder's processes had kernels resident. It tells who uses a shared GPU.",
+        "Utilisation by holder",
+        "Share of time in which each holder's processes had kernels resident. It shows who uses a shared GPU.",
         [Query(rate("stallscope_gpu_owner_busy_seconds_total"), f"{NAME} {HOLDER}")],
         unit="percentunit",
         links=CURVE,
@@ -102,8 +102,8 @@ def _busy_by_owner() -> Panel:
 
 def _memory_by_owner() -> Panel:
     return time_series(
-        "Memory, by holder",
-        "Frame buffer of each holder's processes. A curve without a name is memory that no known holder accounts for.",
+        "Memory by holder",
+        "Framebuffer memory of each holder's processes. A line without a name is memory without a known holder.",
         [Query(f"stallscope_gpu_owner_memory_used_bytes{{{GPU}}}", f"{NAME} {HOLDER}")],
         unit="bytes",
         links=CURVE,
@@ -113,8 +113,8 @@ def _memory_by_owner() -> Panel:
 def _processes() -> Panel:
     return time_series(
         "Processes",
-        "Processes with a context on the GPU. More than the run's own: something was left behind, or somebody came "
-        "along.",
+        "Processes with a context on the GPU. If there are more than the run's own, a dead process was left behind or "
+        "another job uses the GPU.",
         [Query(f"stallscope_gpu_processes{{{GPU}}}", f"{NAME} {{{{kind}}}}")],
         unit="none",
         decimals=0,
@@ -125,8 +125,8 @@ def _processes() -> Panel:
 def _sharers() -> Panel:
     return time_series(
         "GPUs with several holders",
-        "How many share a GPU that is to be handed out whole. Check CUDA_VISIBLE_DEVICES and the scheduler's "
-        "allocation. Nothing here: none is shared by mistake.",
+        "Number of holders of a GPU that should be exclusive. Check CUDA_VISIBLE_DEVICES and the scheduler's "
+        "allocation. Empty: no GPU is shared by mistake.",
         [Query(f"gpu:sharers:count{{{GPU}}}", NAME)],
         unit="none",
         decimals=0,
@@ -136,9 +136,9 @@ def _sharers() -> Panel:
 
 def _unused() -> Panel:
     return time_series(
-        "Held and not used",
-        "How long a GPU has been held without computing, once it is longer than the rules allow (dashed). Give it "
-        "back, or tell its holder. Nothing here: none.",
+        "Held but idle",
+        "Time for which a GPU has been held without computing, once it exceeds the threshold (dashed). Release it, or "
+        "contact its holder. Empty: no such GPU.",
         [
             Query(f"gpu:idle_allocated:seconds{{{GPU}}}", NAME),
             threshold("idle_seconds", "allowed"),

@@ -1,4 +1,4 @@
-"""What there is to see at all on these GPUs."""
+"""Supported and unsupported signals of these GPUs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from grafana.builders.choices import GPU
 from grafana.builders.dashboard import Row
 from grafana.builders.panel import Panel, table
 from grafana.builders.query import Query
-from grafana.gpu_rows.asking import ONE, PLACE, PLACE_LINKS
+from grafana.gpu_rows.gpu_queries import ONE, PLACE, PLACE_LINKS
 
 
 def row() -> Row:
@@ -16,9 +16,9 @@ def row() -> Row:
 
 def _unsupported() -> Panel:
     return table(
-        "Not supported by this GPU and driver",
-        "Signals that a model lacks with its driver, and on how many GPUs: panels of these are empty for that reason, "
-        "and nothing is wrong.",
+        "Signals not supported by this GPU and driver",
+        "Signals that a model does not support with its driver, and the number of GPUs. Panels of these signals are "
+        "empty, and nothing is wrong.",
         [
             Query(
                 f"""
@@ -35,15 +35,14 @@ def _unsupported() -> Panel:
         unit="none",
         width=12,
         sort="GPUs",
-        no_value="Every signal is supported here.",
+        no_value="All signals are supported.",
     )
 
 
 def _mig() -> Panel:
     return table(
         "MIG instances",
-        "Parts of GPUs that are handed out on their own; each has verdicts and curves of its own wherever they are "
-        "shown.",
+        "GPU partitions that are allocated separately. Each has its own verdicts and lines in all panels.",
         [
             Query(
                 f'max by (cluster, instance, gpu, mig, uuid, model) (stallscope_gpu_info{{{GPU}, mig!=""}})', table=True
@@ -53,5 +52,5 @@ def _mig() -> Panel:
         unit="none",
         width=12,
         overrides=PLACE_LINKS,
-        no_value="No GPU chosen is divided into MIG instances.",
+        no_value="No selected GPU has MIG instances.",
     )

@@ -1,1 +1,1 @@
-"""The rows of the run's dashboard, one module a row."""
+"""Rows of the run dashboard, one module per row."""

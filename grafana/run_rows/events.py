@@ -1,6 +1,6 @@
-"""Events of a run, as marks on every panel with a time axis.
+"""Events of a run, as annotations on every panel with a time axis.
 
-Rank 0 stands for the run: it saves, starts and ends with the rest.
+Rank 0 represents the run: it saves, starts and ends together with the other ranks.
 """
 
 from __future__ import annotations
@@ -8,11 +8,11 @@ from __future__ import annotations
 from grafana.builders import Json
 from grafana.builders.annotations import events
 from grafana.builders.choices import HOST, RUN
-from grafana.run_rows.asking import BY_GPU, RANK_HERE, RUN_HERE
+from grafana.run_rows.run_queries import BY_GPU, RANK_HERE, RUN_HERE
 
 
 def marks() -> tuple[Json, ...]:
-    """Return what is marked."""
+    """Return the annotations."""
     saves = f'stallscope_training_phase_occurrences_total{{{RUN_HERE}, rank="0", phase="checkpoint"}}[2m]'
     start = f'stallscope_training_start_timestamp_seconds{{{RUN_HERE}, rank="0"}}'
     on_gpus = f"and on ({BY_GPU}) rank_gpu:claim:info{{{RANK_HERE}}}"

@@ -1,4 +1,4 @@
-"""The GPUs of the chosen ranks, one curve each."""
+"""GPUs of the selected ranks, one line each."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from grafana.builders.choices import HOST
 from grafana.builders.dashboard import Row
 from grafana.builders.panel import Panel, time_series
 from grafana.builders.query import Query
-from grafana.run_rows.asking import BY_GPU, RANK_HERE, TO_GPU, few
+from grafana.run_rows.run_queries import BY_GPU, RANK_HERE, TO_GPU, few
 
 
 def _gpu_curves(title: str, description: str, expression: str, unit: str) -> Panel:
@@ -26,22 +26,22 @@ def _chosen_gpus() -> tuple[Panel, ...]:
     return (
         _gpu_curves(
             "GPU busy",
-            "Share of time with a kernel resident, of the ranks chosen (the busiest where there are many). Click a "
-            "curve for its GPU.",
+            "Share of time with a kernel resident, of the selected ranks (the busiest if there are many). Click a line "
+            "for its GPU.",
             claim + f"(rate(stallscope_gpu_busy_seconds_total{{{HOST}}}[$__rate_interval]@@))",
             "percentunit",
         ),
         _gpu_curves(
-            "Time under 10 %",
-            "Share of time in which utilisation was under 10 %, of the ranks with most of it. What the host did "
-            "meanwhile is what the GPU waited for.",
+            "Time below 10 % utilisation",
+            "Share of time with utilisation below 10 %, of the ranks with the most. The GPU waited for the host in "
+            "that time.",
             claim + f'(rate(stallscope_gpu_below_seconds_total{{{HOST}, level="0.1"}}[$__rate_interval]@@))',
             "percentunit",
         ),
         _gpu_curves(
             "SM clock",
-            "SM clock over the highest, of the ranks chosen. One under its peers is throttled: its GPU's page says by "
-            "what.",
+            "SM clock relative to its maximum, of the selected ranks. A clock lower than its peers is throttled: see "
+            "the GPU's dashboard for the reason.",
             claim + f"(gpu:sm_clock:ratio5m{{{HOST}}}@@)",
             "percentunit",
         ),
@@ -49,5 +49,5 @@ def _chosen_gpus() -> tuple[Panel, ...]:
 
 
 def row() -> Row:
-    """Return the GPUs."""
-    return Row("GPUs of the chosen ranks", _chosen_gpus(), collapsed=True)
+    """Return the row."""
+    return Row("GPUs of the selected ranks", _chosen_gpus(), collapsed=True)

@@ -1,4 +1,4 @@
-"""Throughput, and what the training itself tells."""
+"""Throughput, and the values that the training reports."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from grafana.builders.dashboard import Row
 from grafana.builders.field import ORANGE, Override, limit_line
 from grafana.builders.panel import Panel, time_series
 from grafana.builders.query import Query, threshold
-from grafana.run_rows.asking import RANK_HERE, TO_COMPARE
+from grafana.run_rows.run_queries import RANK_HERE, TO_COMPARE
 
 
 def _samples() -> Panel:
     return time_series(
         "Throughput",
-        "Samples and tokens a second, of all ranks. A fall with an unchanged batch size is lost time: see which phase "
-        "grew.",
+        "Samples and tokens per second, of all ranks. If it falls at the same batch size, find the phase that grew.",
         [
             Query(f"max by (run) (run:samples:rate5m{{{RUN}}})", "samples a second, {{run}}"),
             Query(f"max by (run) (run:tokens:rate5m{{{RUN}}})", "tokens a second, {{run}}"),
@@ -29,7 +28,7 @@ def _samples() -> Panel:
 def _batch() -> Panel:
     return time_series(
         "Batch size and epoch",
-        "Samples in a step of all ranks, and the epoch on the right.",
+        "Samples per step over all ranks; right: epoch.",
         [
             Query(f"max by (run) (run:batch_size:sum{{{RUN}}})", "batch, {{run}}"),
             Query(f"max by (run) (stallscope_training_epoch{{{RANK_HERE}}})", "epoch, {{run}}"),
@@ -42,13 +41,13 @@ def _batch() -> Panel:
 
 def _mfu() -> Panel:
     return time_series(
-        "Model FLOP/s used",
-        "Useful arithmetic over what the GPUs could do in the model's precision. Under the line: check precision, "
-        "kernels and parallel layout. Missing where the code tells no FLOPs.",
-        [Query(f"max by (run) (run:mfu:ratio5m{{{RUN}}})", "{{run}}"), threshold("mfu_low", "low from here down")],
+        "Model FLOPs utilisation (MFU)",
+        "Model FLOP/s relative to the GPUs' peak in the model's precision. Below the line: check precision, kernels "
+        "and parallel layout. Empty if the code reports no FLOPs.",
+        [Query(f"max by (run) (run:mfu:ratio5m{{{RUN}}})", "{{run}}"), threshold("mfu_low", "low below this line")],
         unit="percentunit",
         width=8,
-        overrides=limit_line("low from here down", colour=ORANGE),
+        overrides=limit_line("low below this line", colour=ORANGE),
         links=[TO_COMPARE],
     )
 
@@ -73,8 +72,8 @@ def _learning(title: str, description: str, name: str, *, logarithmic: bool = Fa
 
 def _values() -> Panel:
     return time_series(
-        "The code's own values",
-        "What the training tells by report(name=figure), a mean over its ranks.",
+        "Custom values",
+        "Values reported with report(name=value), mean over the ranks.",
         [Query(f"avg by (run, name) (stallscope_training_value{{{RANK_HERE}}})", "{{name}}, {{run}}")],
         unit="short",
         width=6,
@@ -83,7 +82,7 @@ def _values() -> Panel:
 
 
 def row() -> Row:
-    """Return throughput, and what the code tells."""
+    """Return the row."""
     return Row(
         "Throughput and learning",
         (
@@ -92,13 +91,13 @@ def row() -> Row:
             _mfu(),
             _learning(
                 "Loss",
-                "As the code told it last. A gap may be a loss that is not a number: alerts tell.",
+                "Last reported value. A gap may be a NaN loss: check the alerts.",
                 "loss",
             ),
-            _learning("Learning rate", "As the code told it last.", "learning_rate", logarithmic=True),
+            _learning("Learning rate", "Last reported value.", "learning_rate", logarithmic=True),
             _learning(
                 "Gradient norm",
-                "As the code told it last. A peak before the loss jumps: clip gradients, or lower the learning rate.",
+                "Last reported value. A peak before the loss jumps: clip gradients, or lower the learning rate.",
                 "gradient_norm",
                 logarithmic=True,
             ),

@@ -1,4 +1,4 @@
-"""Memory, as the framework's allocator and the processes tell it, and time beside the model."""
+"""Memory of the allocator and the processes, and overhead outside the model."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from grafana.builders.dashboard import Row
 from grafana.builders.field import ORANGE, fixed_colours, limit_line, second_axis
 from grafana.builders.panel import Panel, time_series
 from grafana.builders.query import Query, threshold
-from grafana.run_rows.asking import FEW, RANK_HERE, TO_RANK, few_ranks
+from grafana.run_rows.run_queries import FEW, RANK_HERE, TO_RANK, few_ranks
 from grafana.run_rows.spread import spread
 
 
@@ -15,14 +15,14 @@ def _allocator() -> Panel:
         return Query(f"max by (run) (stallscope_training_allocator_{name}_bytes{{{RANK_HERE}}})", legend)
 
     return time_series(
-        "GPU memory of the fullest rank",
-        "What tensors use, what the allocator holds, and the highest use so far, against the GPU's memory. Far under "
-        "it: a larger batch fits. Over the dashed line: checkpoint activations, or a smaller micro-batch.",
+        "GPU memory of the rank with the highest use",
+        "Memory allocated to tensors, reserved by the allocator, and the peak so far, against the GPU's memory. Far "
+        "below it: a larger batch fits. Above the dashed line: use activation checkpointing, or a smaller micro-batch.",
         [
             most("used", "tensors"),
-            most("reserved", "held by the allocator"),
-            most("peak", "highest so far"),
-            Query(f"min by (run) (rank:gpu_memory:bytes{{{RANK_HERE}}})", "memory of the GPU"),
+            most("reserved", "reserved by the allocator"),
+            most("peak", "peak"),
+            Query(f"min by (run) (rank:gpu_memory:bytes{{{RANK_HERE}}})", "GPU memory"),
             Query(
                 f"min by (run) (rank:gpu_memory:bytes{{{RANK_HERE}}})"
                 ' * scalar(stallscope:threshold{name="memory_near"})',
@@ -31,14 +31,14 @@ def _allocator() -> Panel:
         ],
         unit="bytes",
         legend=["max", "lastNotNull"],
-        overrides=[*limit_line("memory of the GPU"), *limit_line("nearly full", colour=ORANGE)],
+        overrides=[*limit_line("GPU memory"), *limit_line("nearly full", colour=ORANGE)],
     )
 
 
 def _allocator_by_rank() -> Panel:
     return spread(
-        "Highest use across ranks",
-        "Highest use by tensors over the GPU's memory. Curves that part: balance shards and stages.",
+        "Peak memory across ranks",
+        "Peak memory of tensors relative to the GPU's memory. If the lines diverge, balance shards and stages.",
         f"rank:allocator_peak:ratio{{{RANK_HERE}}}",
         "percentunit",
         threshold("memory_near", "nearly full"),
@@ -52,9 +52,9 @@ def _failed_allocations() -> Panel:
         )
 
     return time_series(
-        "Allocations that failed at first, or for good",
-        "A retry empties the allocator's cache and costs time: use expandable segments, and avoid changing shapes. One "
-        "that fails for good ends most trainings.",
+        "Allocation retries and failures",
+        "A retry empties the allocator's cache and costs time: use expandable segments, and avoid changing shapes. A "
+        "final failure (out of memory) ends most trainings.",
         [grown("allocator_retries", "retries"), grown("out_of_memory", "out of memory")],
         unit="short",
         bars=True,
@@ -66,8 +66,8 @@ def _failed_allocations() -> Panel:
 def _process_memory() -> Panel:
     return time_series(
         "Host memory of ranks",
-        "Resident memory of a rank and its workers. One that grows without end leads to the node's killer of "
-        "processes: look for what is kept from step to step. The largest are shown.",
+        "Resident memory of a rank and its workers. If it keeps growing, the kernel will kill the process: find what "
+        "is kept from step to step. The ranks with the highest use are shown.",
         [few_ranks(f"stallscope_training_process_memory_bytes{{{RANK_HERE}}}@@", "rank {{rank}}", FEW)],
         unit="bytes",
         width=8,
@@ -80,9 +80,9 @@ def _work_beside() -> Panel:
         return Query(f"max by (run) (rate(stallscope_training_{name}{{{RANK_HERE}}}[$__rate_interval]))", legend)
 
     return time_series(
-        "Time beside the model",
-        "Seconds a second in Python's garbage collector and in Stallscope's own shim, and graph compilations; of the "
-        "rank with most. Compilations that go on mean that shapes change: pad them, or mark them as dynamic.",
+        "Overhead outside the model",
+        "Seconds per second in Python's garbage collector and in the Stallscope shim, and graph compilations; the rank "
+        "with the most. Continuing compilations mean that shapes change: pad them, or mark them as dynamic.",
         [
             share("garbage_collection_seconds_total", "garbage collection"),
             share("shim_overhead_seconds_total", "Stallscope"),
@@ -98,9 +98,9 @@ def _work_beside() -> Panel:
 
 
 def row() -> Row:
-    """Return memory, and what takes time beside the model."""
+    """Return the row."""
     return Row(
-        "Memory, and time beside the model",
+        "Memory and overhead",
         (_allocator(), _allocator_by_rank(), _failed_allocations(), _process_memory(), _work_beside()),
         collapsed=True,
     )

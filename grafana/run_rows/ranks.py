@@ -1,4 +1,4 @@
-"""Ranks against each other."""
+"""Comparison of ranks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from grafana.builders.field import GREY, absent_as, by_name, fixed_colours, limi
 from grafana.builders.panel import Panel, table, time_series
 from grafana.builders.query import Query, threshold
 from grafana.builders.verdicts import in_colour, title_column
-from grafana.run_rows.asking import (
+from grafana.run_rows.run_queries import (
     BY_RANK,
     CELL_TO_GPU,
     CELL_TO_HOST,
@@ -32,9 +32,9 @@ def _stragglers() -> Panel:
     where = f"{BY_RANK}, instance, gpu"
     step = "rate(stallscope_training_step_seconds_{}{{{}}}[$__rate_interval])"
     return table(
-        "Ranks, those first that the others wait for",
-        f"The {MANY} ranks of each run with the greatest straggler score: the share of the others' step that they "
-        "wait for this one. Look along its row for what differs: data, clock, or activity. The straggler itself waits "
+        "Ranks by straggler score",
+        f"The {MANY} ranks of each run with the highest straggler score: the share of their step that the other ranks "
+        "wait for this rank. Compare its row for differences: data, clock, or activity. The straggler itself waits "
         "least.",
         [
             Query(
@@ -91,7 +91,7 @@ def _stragglers() -> Panel:
             ),
             *(by_name(name, decimals=1, mappings=absent_as("n/a")) for name in ("GPU busy", "SMs active", "SM clock")),
         ],
-        no_value="No live rank.",
+        no_value="No active rank.",
     )
 
 
@@ -99,8 +99,8 @@ def _step_spread() -> Panel:
     step = "rate(stallscope_training_step_seconds_{}{{{}}}[$__rate_interval])"
     return spread(
         "Step time across ranks",
-        "Ranks that train together take equally long: curves that part mean that steps are not in step, or that a rank "
-        "is lost.",
+        "Ranks that train together have equal step times. If the lines diverge, the steps are not synchronised, or a "
+        "rank is lost.",
         f"{step.format('sum', RANK_HERE)} / ({step.format('count', RANK_HERE)} > 0)",
         "s",
     )
@@ -109,20 +109,20 @@ def _step_spread() -> Panel:
 def _scaling() -> Panel:
     return time_series(
         "Scaling efficiency and load",
-        "Work of each GPU here over that of one GPU alone, where the code tells single_gpu_samples_per_second; and how "
-        "far the GPUs' activity lies apart. Under or over its line: look at communication, or at how work is divided.",
+        "Work per GPU relative to a single GPU, if the code reports single_gpu_samples_per_second, and the spread of "
+        "the GPUs' activity. Beyond its line: check communication, or the distribution of work.",
         [
             Query(f"max by (run) (run:scaling_efficiency:ratio5m{{{RUN}}})", "efficiency"),
-            Query(f"max by (run) (run:load_spread:ratio5m{{{RUN}}})", "load apart by"),
-            threshold("scaling_warning", "efficiency too low"),
-            threshold("load_spread", "load too uneven"),
+            Query(f"max by (run) (run:load_spread:ratio5m{{{RUN}}})", "load spread"),
+            threshold("scaling_warning", "efficiency threshold"),
+            threshold("load_spread", "load spread threshold"),
         ],
         unit="percentunit",
         width=12,
         overrides=[
-            *fixed_colours({"efficiency": "#37872D", "load apart by": "#E0B400"}),
-            *limit_line("efficiency too low", colour="#37872D"),
-            *limit_line("load too uneven", colour="#E0B400"),
+            *fixed_colours({"efficiency": "#37872D", "load spread": "#E0B400"}),
+            *limit_line("efficiency threshold", colour="#37872D"),
+            *limit_line("load spread threshold", colour="#E0B400"),
         ],
         links=[TO_COMPARE],
     )
@@ -131,8 +131,8 @@ def _scaling() -> Panel:
 def _states() -> Panel:
     return time_series(
         "Ranks by state",
-        "Processes that start, run, have ended, were terminated by a signal, or are lost. One that is gone holds the "
-        "others up in their next collective: restart from the last checkpoint.",
+        "Processes that are starting, running, ended, terminated by a signal, or lost. A lost rank blocks the others "
+        "in their next collective: restart from the last checkpoint.",
         [Query(f"count by (state) (stallscope_training_state{{{RANK_HERE}}} == 1)", "{{state}}")],
         unit="locale",
         stacked="normal",
@@ -151,23 +151,23 @@ def _states() -> Panel:
 
 
 def row() -> Row:
-    """Return the comparison of ranks."""
+    """Return the row."""
     return Row(
-        "Ranks compared",
+        "Comparison of ranks",
         (
             _stragglers(),
             _step_spread(),
             spread(
-                "Waiting for data across ranks",
-                "Share of the loop in which ranks wait for data. One far over the others holds all of them up.",
+                "Data wait across ranks",
+                "Share of the loop in which ranks wait for data. If one is far above the others, all wait for it.",
                 f"rank:data_wait:ratio5m{{{RANK_HERE}}}",
                 "percentunit",
-                threshold("input_notice", "worth a look"),
+                threshold("input_notice", "notable"),
             ),
             spread(
                 "Communication across ranks",
-                "Share of the loop in collectives, waiting for other ranks included. The lowest is whom the "
-                "others wait for; all of them high: the network, or too little work between collectives.",
+                "Share of the loop in collectives, including waiting for other ranks. The others wait for the lowest "
+                "rank. If all are high: the network is slow, or there is too little work between collectives.",
                 f"run_rank:communication:ratio5m{{{RANK}}}",
                 "percentunit",
                 threshold("comm_warning", "too much"),

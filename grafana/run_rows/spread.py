@@ -1,11 +1,11 @@
-"""How far the ranks of a run lie apart, as curves."""
+"""The spread of a value across the ranks of a run."""
 
 from __future__ import annotations
 
 from grafana.builders.field import ORANGE, fixed_colours, limit_line
 from grafana.builders.panel import Panel, time_series
 from grafana.builders.query import Query
-from grafana.run_rows.asking import BY_RANK
+from grafana.run_rows.run_queries import BY_RANK
 
 
 def spread(title: str, description: str, expression: str, unit: str, *further: Query) -> Panel:
@@ -13,8 +13,8 @@ def spread(title: str, description: str, expression: str, unit: str, *further: Q
 
     Args:
         title: a few words.
-        description: what is shown, and what to do when it looks bad.
-        expression: a figure by rank.
+        description: meaning of the panel, and the action if the values are bad.
+        expression: a value by rank.
         unit: of the axis.
         further: lines to compare with.
     """

@@ -1,4 +1,4 @@
-"""Steps against the GPU's activity."""
+"""Steps and GPU activity."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from grafana.builders.field import Override, by_name, fixed_colours
 from grafana.builders.panel import Panel, heat_map, stat, table, time_series
 from grafana.builders.phases import shares
 from grafana.builders.query import Query
-from grafana.run_rows.asking import (
+from grafana.run_rows.run_queries import (
     BY_RANK,
     BY_RUN,
     CELL_TO_GPU,
@@ -31,10 +31,10 @@ def _activity_against_steps() -> Panel:
     sample = of_gpus(f"stallscope_gpu_utilization_ratio{{{HOST}}}")
     dipping = of_gpus(f'rate(stallscope_gpu_below_seconds_total{{{HOST}, level="0.1"}}[$__rate_interval] @ end())')
     return time_series(
-        "GPU activity against steps",
-        "Left: how busy the GPUs are, and the share of time under 10 %, counted at the driver's own rate, so that dips "
-        "between two scrapes are seen. Right: how many steps lie between two dips. A steady figure there names the "
-        "culprit: look for what the loop does every so many steps. Hover for the step.",
+        "GPU activity and steps between dips",
+        "Left: GPU utilisation, and the share of time below 10 %, from the driver's own samples, so dips between two "
+        "scrapes are included. Right: number of steps between two dips. If it is constant, look for work that the loop "
+        "does every N steps.",
         [
             Query(
                 f"avg by (run) ({of_gpus(f'rate(stallscope_gpu_busy_seconds_total{{{HOST}}}[$__rate_interval])')})",
@@ -101,9 +101,9 @@ def _comes_back() -> Panel:
     phases = 'phase!~"data_wait|host_copy|forward|backward|communication|optimizer|other|initialization|restore"'
     occurrences = f"increase(stallscope_training_phase_occurrences_total{{{RANK_HERE}, {phases}}}[$__range])"
     return stat(
-        "What comes back every so many steps",
-        "Steps, over the time shown, for each dip of the GPU, each slow step, and each occurrence of a phase that not "
-        "every step has. The phase with the figure of the dips is their cause: do it less often, or beside the loop.",
+        "Work that recurs every N steps",
+        "Number of steps, over the time range, per GPU dip, per slow step, and per occurrence of a phase that not "
+        "every step has. A phase with the same number as the dips causes them: do it less often, or outside the loop.",
         [
             Query(f"{steps} / (avg by (run) ({dips}) > 0)", "GPU dip", instant=True),
             Query(f"{steps} / (avg by (run) ({slow}) > 0)", "slow step", instant=True),
@@ -118,7 +118,7 @@ def _comes_back() -> Panel:
         width=12,
         height=5,
         text_of="value_and_name",
-        no_value="nothing does",
+        no_value="none",
     )
 
 
@@ -127,9 +127,9 @@ def _regular_dips() -> Panel:
     busy = f"gpu:regular_dips:ratio5m{{{HOST}}}"
     labels = "cluster, namespace, run, rank, instance, gpu"
     return table(
-        "GPUs that dip at regular intervals",
-        "Dips as regular as a clock, by GPU, with what they cost. What the loop does at that interval (logging, "
-        "saving, evaluating, reading a loss) is the cause: do it less often, or asynchronously.",
+        "GPUs with regular dips",
+        "Regular dips by GPU, with the time they cost. The cause is work that the loop does at that interval (logging, "
+        "saving, evaluating, reading a loss): do it less often, or asynchronously.",
         [
             Query(f"topk({MANY}, max by ({labels}) ({of_gpus(expression)}))", table=True)
             for expression in (steps, seconds, busy)
@@ -141,20 +141,20 @@ def _regular_dips() -> Panel:
             "gpu": "GPU",
             "Value #A": "Every … steps",
             "Value #B": "Every … seconds",
-            "Value #C": "Time under 10 %",
+            "Value #C": "Time below 10 % utilisation",
         },
         width=12,
         height=5,
-        sort="Time under 10 %",
+        sort="Time below 10 % utilisation",
         overrides=[
             by_name("Rank", links=[CELL_TO_RANK]),
             by_name("Node", links=[CELL_TO_HOST]),
             by_name("GPU", links=[CELL_TO_GPU]),
             by_name("Every … steps", unit="none", decimals=0),
             by_name("Every … seconds", unit="s", decimals=1),
-            by_name("Time under 10 %", unit="percentunit", decimals=1),
+            by_name("Time below 10 % utilisation", unit="percentunit", decimals=1),
         ],
-        no_value="No GPU dips regularly.",
+        no_value="No GPU has regular dips.",
     )
 
 
@@ -162,8 +162,8 @@ def _step_times() -> Panel:
     bucket = f"run:step_seconds_bucket:rate5m{{{RUN}}}"
     return time_series(
         "Step time",
-        "Quantiles over all ranks in five minutes, and the mean. A 99th percentile far from the median means slow "
-        "steps: compare their number with saves and dips. A mean that creeps up means drift.",
+        "Quantiles over all ranks in five minutes, and the mean. A 99th percentile far above the median means slow "
+        "steps: compare with saves and dips. A rising mean means drift.",
         [
             *(
                 Query(f"histogram_quantile({share}, sum by (run, le) ({bucket}))", name)
@@ -174,14 +174,14 @@ def _step_times() -> Panel:
                 "max by (run) ("
                 f"rate(stallscope_training_slow_step_excess_seconds_total{{{RANK_HERE}}}[$__rate_interval])"
                 f" / (rate(stallscope_training_slow_steps_total{{{RANK_HERE}}}[$__rate_interval]) > 0))",
-                "lost by a slow step, mean",
+                "loss per slow step, mean",
             ),
         ],
         unit="s",
         legend=["mean", "max"],
         overrides=[
             *fixed_colours({"median": "#37872D", "95 %": "#E0B400", "99 %": "#C4162A", "mean": "#3274D9"}),
-            by_name("lost by a slow step, mean", custom__drawStyle="points"),
+            by_name("loss per slow step, mean", custom__drawStyle="points"),
         ],
         links=[TO_COMPARE],
     )
@@ -189,9 +189,9 @@ def _step_times() -> Panel:
 
 def _step_heat() -> Panel:
     return heat_map(
-        "How step times are spread",
-        "Steps a second by length. One band is a steady run; a second band above it is a kind of step that takes "
-        "longer, as every so many that save or log.",
+        "Step time distribution",
+        "Steps per second by duration. One band is a steady run. A second band above it is another kind of step, for "
+        "example one that saves or logs.",
         Query(f"sum by (le) (run:step_seconds_bucket:rate5m{{{RUN}}})", "{{le}}", heat_map=True),
         unit="s",
     )
@@ -212,9 +212,9 @@ def _phases(title: str, description: str, record: str) -> Panel:
 
 
 def row() -> Row:
-    """Return steps, and what the GPU does in them."""
+    """Return the row."""
     return Row(
-        "Steps and the GPU's activity",
+        "Steps and GPU activity",
         (
             _activity_against_steps(),
             _comes_back(),
@@ -222,15 +222,15 @@ def row() -> Row:
             _step_times(),
             _step_heat(),
             _phases(
-                "Phases of the step",
-                "Share of the ranks' time in each phase, by the host's clock. What grows is where time goes; "
-                "asynchronous copies and kernels only show where the host waits for them.",
+                "Time by phase",
+                "Share of the ranks' time in each phase, by the host's clock. The growing phase is where time goes. "
+                "Asynchronous copies and kernels appear only as far as the host waits for them.",
                 "run_phase:time:rate5m",
             ),
             _phases(
-                "Phases by the GPU's clock",
-                "The same as the device measures it, where the integration can. A copy that is long here and "
-                "short on the left holds the GPU up unseen.",
+                "Time by phase, GPU clock",
+                "Phases as measured on the device, if the integration supports it. A copy that is long here but short "
+                "on the left delays the GPU unnoticed.",
                 "run_phase:gpu_time:rate5m",
             ),
         ),

@@ -1,4 +1,4 @@
-"""A real Alertmanager with the bundle's configuration, in a hurry, and the addresses of a test's own receivers."""
+"""A real Alertmanager with the bundle's configuration and short waits, and the addresses of a test's receivers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.waiting import until
 
 ALERTS = Path(__file__).parents[2] / "alerts"
 PATIENCE = 60.0
-"""Seconds in which a program starts and an alert takes effect, on the slowest of machines."""
+"""Seconds within which a program starts and an alert takes effect on a slow machine."""
 GROUP_WAIT = "600ms"
 GROUP_INTERVAL = "1s"
 
@@ -31,52 +31,52 @@ Configuration = dict[str, Any]
 
 @dataclass(frozen=True)
 class Alert:
-    """What Prometheus posts of one alert."""
+    """An alert as Prometheus posts it."""
 
     labels: Labels
     annotations: Labels = field(default_factory=dict)
     ended: bool = False
 
     def posted(self) -> dict[str, object]:
-        """As the interface wants it: what says no end goes on."""
+        """Return the alert as the API expects it: without an end it keeps firing."""
         end = {"endsAt": datetime.now(timezone.utc).isoformat()} if self.ended else {}
         return {"labels": dict(self.labels), "annotations": dict(self.annotations), **end}
 
 
 class Alertmanager:
-    """One that runs."""
+    """A running Alertmanager."""
 
     def __init__(self, address: str) -> None:
         self.address = f"http://{address}"
 
     @property
     def ready(self) -> bool:
-        """Whether it answers."""
+        """Return whether it is ready."""
         with contextlib.suppress(requests.ConnectionError):
             return requests.get(f"{self.address}/-/ready", timeout=PATIENCE).ok
         return False
 
     def post(self, alerts: Iterable[Alert]) -> None:
-        """Tell it of alerts, as Prometheus does."""
+        """Post alerts, as Prometheus does."""
         posted = [alert.posted() for alert in alerts]
         requests.post(f"{self.address}/api/v2/alerts", json=posted, timeout=PATIENCE).raise_for_status()
 
     def notified(self) -> int:
-        """How many notifications it has begun to send."""
+        """Return how many notifications it has started to send."""
         page = requests.get(f"{self.address}/metrics", timeout=PATIENCE).text
         return sum(
             int(float(value)) for value in re.findall(r"^alertmanager_notifications_total{.*} (\S+)$", page, re.M)
         )
 
     def muted(self) -> set[frozenset[tuple[str, str]]]:
-        """The labels of every alert that is muted now."""
+        """Return the labels of every muted alert."""
         found = requests.get(f"{self.address}/api/v2/alerts", timeout=PATIENCE).json()
         return {frozenset(each["labels"].items()) for each in found if each["status"]["state"] == "suppressed"}
 
 
 @contextlib.contextmanager
 def running(configuration: Configuration, folder: Path) -> Iterator[Alertmanager]:
-    """Run it until the end of the block."""
+    """Run an Alertmanager until the end of the block."""
     program = find_programs().alertmanager
     if program is None:
         pytest.fail("Alertmanager is not on PATH; sh tests/install_tools.sh installs it on Debian and Ubuntu")
@@ -106,28 +106,28 @@ def running(configuration: Configuration, folder: Path) -> Iterator[Alertmanager
 
 
 def wait_until(condition: Callable[[], object], complaint: Callable[[], str]) -> None:
-    """Wait until it holds, or fail with the complaint."""
+    """Wait until the condition is true, or fail with the message."""
     until(condition, complaint, seconds=PATIENCE)
 
 
 def bundled() -> Configuration:
-    """The bundle's configuration as it is."""
+    """Return the bundle's configuration."""
     return _parsed((ALERTS / "alertmanager.yml").read_text(encoding="utf-8"))
 
 
 def with_examples() -> Configuration:
-    """The bundle's configuration with every example in it uncommented: as an operator would who follows them all."""
+    """Return the bundle's configuration with every example uncommented."""
     lines = (ALERTS / "alertmanager.yml").read_text(encoding="utf-8").splitlines()
     return _parsed("\n".join(_uncommented(lines)))
 
 
 def hastened(configuration: Configuration) -> Configuration:
-    """The same with waits that a test can afford; nothing else differs."""
+    """Return the configuration with shorter waits."""
     return {**configuration, "route": _hastened(configuration["route"])}
 
 
 def notifying(configuration: Configuration, notifications: Mapping[str, Configuration]) -> Configuration:
-    """The same with other ways to notify for the receivers named, and none for all others."""
+    """Return the configuration with other notification settings for these receivers, and none for all others."""
     receivers = [{"name": each["name"], **notifications.get(each["name"], {})} for each in configuration["receivers"]]
     return {**configuration, "receivers": receivers}
 
@@ -147,6 +147,6 @@ def _hastened(route: Configuration) -> Configuration:
 
 
 def _uncommented(lines: Iterable[str]) -> Iterator[str]:
-    """An example is commented out by a mark without a space; what is nested in it has two or more."""
+    """Uncomment examples: they begin with a `#` without a space; examples nested in them have two or more."""
     for line in lines:
         yield re.sub(r"^( *)#(?! \S|$)", r"\1", line)

@@ -1,4 +1,4 @@
-"""Nodes that die, with what the bundle's rules raise, and with what rules might that know less."""
+"""Nodes that die, with the alerts of the bundle's rules, and with alerts of rules without any coordination."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.scenarios.story import From, Gpu, Host, Run, Story, Work
 GPUS = 8
 RANKS = 32
 DEATH = 6.0
-"""Minute, of all stories. Runs began long before."""
+"""Minute of the death in all stories. Runs begin long before."""
 LENGTH = 13.5
 _FIRING = 'ALERTS{alertstate="firing"}'
 _ALWAYS = -1e9
@@ -26,7 +26,7 @@ _QUIET = (From(_ALWAYS, Host(cores=4)),)
 
 @dataclass(frozen=True)
 class Moment:
-    """The alerts that fire from a second on, until the next moment."""
+    """The firing alerts from a second on, until the next moment."""
 
     second: int
     alerts: tuple[Labels, ...]
@@ -45,7 +45,7 @@ def crowded_node() -> Story:
 
 
 def fallen_gpus() -> Story:
-    """The same node, which lives, while its eight GPUs fall off the bus at once."""
+    """Return the same node, which stays up while its eight GPUs fall off the bus at once."""
     fallen = From(DEATH, Gpu(present=False, lost_reason="gpu_lost", xids=(79,)))
     return Story((HGX,), _crowd(hangs=True), _QUIET, gpus=(From(_ALWAYS, Gpu()), fallen), sharing="mps")
 
@@ -58,7 +58,7 @@ def _crowd(*, hangs: bool) -> tuple[Run, ...]:
 
 
 def raised_by_the_rules(stories: Mapping[str, Story]) -> dict[str, list[Moment]]:
-    """What the bundle's rules raise in each story, in the order of time; all stories in one run of the engine."""
+    """Return the alerts of the bundle's rules in each story, by time. All stories are evaluated in one run."""
     series = [
         each
         for name, story in stories.items()
@@ -71,19 +71,19 @@ def raised_by_the_rules(stories: Mapping[str, Story]) -> dict[str, list[Moment]]
     moments: dict[str, list[Moment]] = {name: [] for name in stories}
     for second, samples in ask(series, {_FIRING: seconds}).samples[_FIRING].items():
         firing = [sample.labels for sample in samples if sample.labels["alertname"] != WATCHDOG]
-        for name, told in moments.items():
+        for name, timeline in moments.items():
             alerts = tuple(
                 {label: value for label, value in labels.items() if label not in ("__name__", "alertstate")}
                 for labels in firing
                 if labels["cluster"] == name
             )
-            if alerts != (told[-1].alerts if told else ()):
-                told.append(Moment(second, alerts))
+            if alerts != (timeline[-1].alerts if timeline else ()):
+                timeline.append(Moment(second, alerts))
     return moments
 
 
 def raised_by_ignorant_rules() -> list[Moment]:
-    """What rules would raise that judge each victim for itself: every alert on every GPU and rank of the node."""
+    """Return the alerts of rules without coordination: every alert on every GPU and rank of the node."""
     at_once = (
         on_node("StallscopeExporterDown", severity="warning"),
         on_node("StallscopeExporterDown", namespace="vision", run="bert"),

@@ -1,6 +1,6 @@
-"""Golden messages: `python -m tests.alerting.golden` (or `make generate`) writes what every receiver gets anew.
+"""Golden messages: `python -m tests.alerting.golden` (or `make generate`) regenerates the messages of every receiver.
 
-Each story is told to a real Alertmanager with the bundle's routes, inhibition and templates, and with its examples of
+Each story is posted to a real Alertmanager with the bundle's routes, inhibition and templates, and with its example
 receivers, whose addresses are a mail server and web servers of this process.
 """
 
@@ -37,12 +37,12 @@ _TIME = re.compile(r"\d+ [A-Z][a-z]{2} \d\d:\d\d")
 
 def _input_bound(*, ended: bool) -> list[Alert]:
     annotations = {
-        "summary": "Training run waits for data its processors can't prepare.",
+        "summary": "Training run waits for data that its CPUs can't prepare in time.",
         "description": (
-            "Run bert loses 24% of its GPU time waiting for batches that the processors cannot prepare in time: "
+            "Run bert loses 24% of its GPU time waiting for batches that the CPUs cannot prepare in time: "
             "without the wait it would be up to 1.3 times as fast. More workers will not help. Decode and augment less "
             "per sample (cache decoded data, resize offline, decode faster or on the GPU), or give the job more "
-            "processors per GPU."
+            "CPUs per GPU."
         ),
         "lost": "46.1 GPU-hours a day",
         "runbook_url": f"{RUNBOOKS}/TrainingInputCpuSaturated.md",
@@ -54,10 +54,10 @@ def _input_bound(*, ended: bool) -> list[Alert]:
 def _lost(gpus: range, *, ended: bool) -> list[Alert]:
     def annotations(gpu: int) -> dict[str, str]:
         return {
-            "summary": "GPU no longer answers.",
+            "summary": "GPU is lost: it cannot be read any more.",
             "description": (
-                f"GPU {gpu} (GPU-n1-{gpu}) of n1:19400 no longer gives readings: all of its time (100%) is lost, and "
-                f"run bert, which has rank {gpu} on it, cannot go on. Drain the node, read the kernel log for Xid 79, "
+                f"GPU {gpu} (GPU-n1-{gpu}) of n1:19400 can no longer be read: all of its time (100%) is lost, and "
+                f"run bert, which has rank {gpu} on it, cannot continue. Drain the node, look for Xid 79 in dmesg, "
                 "and reboot; if the GPU is lost again, reseat or replace it."
             ),
             "lost": "24.0 GPU-hours a day",
@@ -75,7 +75,7 @@ def _lost(gpus: range, *, ended: bool) -> list[Alert]:
 
 
 def _mixed(*, ended: bool) -> list[Alert]:
-    """A team's own route may put tickets and pages into one group; the gravest comes first."""
+    """Tickets and pages in one group, as a team's own route may have; the most severe is first."""
     leak = {
         "summary": "Training run's GPU memory grows.",
         "description": "The memory of run bert grows by 1.2 GiB an hour. Look for tensors that are kept.",
@@ -91,7 +91,7 @@ def _mixed(*, ended: bool) -> list[Alert]:
 
 
 def _hostile(*, ended: bool) -> list[Alert]:
-    """A run may be called anything, and another's alert may lack what the bundle's have."""
+    """Runs with unusual names, and alerts of others that lack the labels of the bundle's alerts."""
     run = '<!channel> & "<script>alert(1)</script>'
     described = Alert(
         on_run("TrainingLossNonfinite", run=run),
@@ -115,17 +115,18 @@ STORIES: dict[str, list[list[Alert]]] = {
     "a_team": [_mixed(ended=False), _mixed(ended=True)],
     "hostile": [_hostile(ended=False), _hostile(ended=True)],
 }
-"""Each a list of posts; every one is followed by a notification."""
+"""Stories by name. Each is a list of posts, and a notification follows each post."""
 
 
 class Receivers:
-    """A mail server, and web servers in the place of Slack, PagerDuty and Discord."""
+    """A mail server, and web servers in place of Slack, PagerDuty and Discord."""
 
     def __init__(self) -> None:
         self._mail, self._slack, self._pager, self._chat = MailServer(), Webhook(), Webhook(), Webhook()
 
     def configuration(self) -> Configuration:
-        """The bundle's, with its examples as `page` and `ticket`, at the addresses of these servers."""
+        """Return the bundle's configuration with its examples as `page` and `ticket`, at the addresses of these
+        servers."""
         examples = {each["name"]: each for each in with_examples()["receivers"]}
         everything = {
             "email_configs": [
@@ -147,7 +148,7 @@ class Receivers:
         return hastened(configuration)
 
     def next_messages(self) -> str:
-        """What each gets of the next notification, as one text."""
+        """Return the messages of the next notification from all receivers, as one text."""
         (slack,) = self._slack.notifications.get(timeout=PATIENCE)["attachments"]
         pager = self._pager.notifications.get(timeout=PATIENCE)
         (chat,) = self._chat.notifications.get(timeout=PATIENCE)["embeds"]
@@ -164,7 +165,7 @@ class Receivers:
         )
 
     def close(self) -> None:
-        """Take no more."""
+        """Close all servers."""
         for each in (self._mail, self._slack, self._pager, self._chat):
             each.close()
 
@@ -199,7 +200,7 @@ def _pager_lines(event: Notification) -> Iterator[str]:
 
 @contextlib.contextmanager
 def receiving(folder: Path) -> Iterator[tuple[Alertmanager, Receivers]]:
-    """An Alertmanager that notifies these receivers."""
+    """Run an Alertmanager that notifies these receivers."""
     receivers = Receivers()
     try:
         with running(receivers.configuration(), folder) as alertmanager:
@@ -208,8 +209,8 @@ def receiving(folder: Path) -> Iterator[tuple[Alertmanager, Receivers]]:
         receivers.close()
 
 
-def told(alertmanager: Alertmanager, receivers: Receivers, story: list[list[Alert]]) -> str:
-    """Tell the story, and return what people read."""
+def messages(alertmanager: Alertmanager, receivers: Receivers, story: list[list[Alert]]) -> str:
+    """Post the story, and return the messages."""
     parts = []
     for number, alerts in enumerate(story, 1):
         alertmanager.post(alerts)
@@ -218,15 +219,15 @@ def told(alertmanager: Alertmanager, receivers: Receivers, story: list[list[Aler
 
 
 def golden(name: str) -> Path:
-    """Where the story's messages stand."""
+    """Return the path of the story's messages."""
     return GOLDEN / f"{name}.txt"
 
 
 def main() -> None:
-    """Write them all anew."""
+    """Write all golden messages."""
     with tempfile.TemporaryDirectory() as folder, receiving(Path(folder)) as (alertmanager, receivers):
         for name, story in STORIES.items():
-            golden(name).write_text(told(alertmanager, receivers, story), encoding="utf-8")
+            golden(name).write_text(messages(alertmanager, receivers, story), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""An SMTP server that keeps what it is given."""
+"""An SMTP server that stores the messages that it receives."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _GREETING, _DONE, _BYE, _GO_ON = b"220 ready\r\n", b"250 done\r\n", b"221 bye\r\
 
 
 class MailServer:
-    """Takes mail from anybody, for anybody."""
+    """Accepts mail for every recipient."""
 
     def __init__(self) -> None:
         self.mails: queue.SimpleQueue[EmailMessage] = queue.SimpleQueue()
@@ -43,7 +43,7 @@ class MailServer:
         self.address = f"127.0.0.1:{self._server.server_address[1]}"
 
     def close(self) -> None:
-        """Take no more."""
+        """Close the server."""
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()

@@ -1,4 +1,4 @@
-"""Alerts as the bundle's rules write them: names and severities of the causes, labels of what they are about."""
+"""Alerts as the bundle's rules create them: names and severities of the causes, and labels of their subjects."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ SEVERITIES: dict[str, str] = {
     "StallscopeSeriesDropped": "warning",
     "StallscopeVerdictMissing": "warning",
 }
-"""Every alert about a run, a GPU or a node, at its gravest."""
+"""Every alert on a run, a GPU or a node, with its highest severity."""
 OF_THE_SERVER = frozenset(
     (
         *("Watchdog", "StallscopeThresholdMissing", "StallscopeRulesMissing", "StallscopeRulesFailing"),
         "StallscopeExporterUnusable",
     )
 )
-"""Those about Prometheus, its rules and what it scrapes."""
+"""Alerts on Prometheus, its rules and its targets."""
 
 RUN = {"namespace": "vision", "run": "bert"}
 NODE = {"instance": "n1:19400"}
@@ -32,23 +32,23 @@ GPU = {**NODE, "gpu": "3", "uuid": "GPU-n1-3"}
 
 
 def on_run(name: str, **labels: str) -> Labels:
-    """The alert on a run; on one of its ranks, where a straggler is named."""
+    """Return the alert on a run, or on one of its ranks if it names a straggler."""
     rank = {"rank": "7"} if "Straggler" in name else {}
     return {"alertname": name, "severity": SEVERITIES[name], **RUN, **rank, **labels}
 
 
 def on_gpu(name: str, **labels: str) -> Labels:
-    """The alert on a GPU that no run uses."""
+    """Return the alert on a GPU that no run uses."""
     return {"alertname": name, "severity": SEVERITIES[name], **GPU, **labels}
 
 
 def on_node(name: str, **labels: str) -> Labels:
-    """The alert on a node or its exporter."""
+    """Return the alert on a node or its exporter."""
     return {"alertname": name, "severity": SEVERITIES[name], **NODE, **labels}
 
 
 def on_the_same(name: str, **labels: str) -> Labels:
-    """The alert on one run, on the GPU that its rank 7 uses, or on their node, whichever it is about."""
+    """Return the alert on a run, on the GPU of its rank 7, or on their node, depending on its subject."""
     if name.startswith("Training"):
         return on_run(name, **labels)
     if name.startswith("Gpu"):
@@ -59,7 +59,7 @@ def on_the_same(name: str, **labels: str) -> Labels:
 
 
 def on_another(name: str, **labels: str) -> Labels:
-    """The same alert on another run, GPU or node."""
+    """Return the alert on another run, GPU or node."""
     others = {"run": "gpt", "rank": "8", "gpu": "4", "uuid": "GPU-n2-4", "instance": "n2:19400"}
     had = on_the_same(name)
     return {**had, **{key: value for key, value in others.items() if key in had}, **labels}

@@ -1,4 +1,5 @@
-"""A real Alertmanager with the bundle's configuration mutes what follows from something worse, and nothing else."""
+"""A real Alertmanager with the bundle's configuration mutes alerts that follow from a more severe one, and no others.
+A real Alertmanager with the bundle's configuration mutes alerts that follow from a more severe one, and no others."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ EXPECTED: dict[str, set[str]] = {
 """The alerts that an alert mutes: on the same run, on a GPU that the run uses, on their node."""
 
 Question = tuple[Sequence[Labels], Sequence[Labels]]
-"""Which of the latter are muted by the former?"""
+"""Return which of the latter alerts the former mute."""
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +43,7 @@ def alertmanager(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Alertmana
 
 
 def muted(alertmanager: Alertmanager, where: str, questions: Mapping[str, Question]) -> dict[str, set[str]]:
-    """Names of the muted. Questions share one Alertmanager; a cluster of its own keeps each apart."""
+    """Return the names of the muted alerts. Tests share one Alertmanager; each uses a cluster of its own."""
     inside = {
         key: [(at(f"{where} {key}", labels), labels) for labels in asked] for key, (_, asked) in questions.items()
     }
@@ -65,18 +66,19 @@ def muted(alertmanager: Alertmanager, where: str, questions: Mapping[str, Questi
 
 
 def at(cluster: str, labels: Labels) -> Labels:
-    """The same alert there, without what it has no value for."""
-    told = {label: value for label, value in labels.items() if value}
-    return {**told, "cluster": cluster + labels.get("cluster", "")}
+    """Return the labels in this cluster, without labels that have no value."""
+    present = {label: value for label, value in labels.items() if value}
+    return {**present, "cluster": cluster + labels.get("cluster", "")}
 
 
 NOTHING: dict[str, set[str]] = {name: set() for name in EXPECTED}
-# Alerts of severity info mute nothing (a test of its own), so that all targets of a source can be asked for at once.
+# Alerts of severity info mute nothing (see the other test), so all targets of a source are posted at once.
 INFO = {"severity": "info"}
 
 
 def test_each_rule_has_one_alert_as_its_source() -> None:
-    """Alertmanager may remember one source for each rule: two that end at different times would unmute their target."""
+    """Some versions of Alertmanager keep one source per rule: two that end at different times would unmute their
+    target."""
     sources = [matcher for rule in bundled()["inhibit_rules"] for matcher in rule["source_matchers"]]
     assert not [matcher for matcher in sources if matcher.startswith("alertname =~")]
 
@@ -93,7 +95,7 @@ def test_each_rule_has_one_alert_as_its_source() -> None:
 def test_an_alert_stays_muted_when_one_of_two_sources_ends(
     alertmanager: Alertmanager, target: str, stays: Labels, ends: Labels
 ) -> None:
-    """Alertmanager 0.33.1 forgets the one that stays where a rule names both."""
+    """Alertmanager 0.33.1 forgets the remaining source if a rule names both."""
     here = f"two {target}"
     of_target, of_stays, of_ends = (at(here, labels) for labels in (on_run(target), stays, ends))
     marker = at(here, on_run("TrainingStepOutliers"))
@@ -154,7 +156,7 @@ def test_a_run_of_the_same_name_in_another_namespace_is_another(alertmanager: Al
 
 
 def test_alerts_on_no_run_at_all_are_on_no_common_run(alertmanager: Alertmanager) -> None:
-    """Two labels that are missing count as equal."""
+    """Alertmanager treats two missing labels as equal."""
     without = {"run": "", "namespace": ""}
     questions = {
         source: (
@@ -166,7 +168,7 @@ def test_alerts_on_no_run_at_all_are_on_no_common_run(alertmanager: Alertmanager
     assert muted(alertmanager, "no run", questions) == NOTHING
 
 
-def test_what_nobody_is_told_of_mutes_nothing(alertmanager: Alertmanager) -> None:
+def test_an_alert_that_notifies_no_one_mutes_nothing(alertmanager: Alertmanager) -> None:
     questions = {
         target: ([on_the_same(source, **INFO) for source in SEVERITIES if source != target], [on_the_same(target)])
         for target in SEVERITIES

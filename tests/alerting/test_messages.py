@@ -1,4 +1,4 @@
-"""What people read: what is lost each day, why, what to change, one link."""
+"""Messages: the loss per day, the cause, the first action, one link."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.alerting.alertmanager import ALERTS, Alertmanager
-from tests.alerting.golden import GOLDEN, STORIES, Receivers, golden, receiving, told
+from tests.alerting.golden import GOLDEN, STORIES, Receivers, golden, messages, receiving
 from tests.rules.rulebook import run_tool
 
 
@@ -23,7 +23,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Alertmanag
 @pytest.mark.parametrize("name", STORIES)
 def test_every_receiver_gets_the_golden_messages(name: str, stage: tuple[Alertmanager, Receivers]) -> None:
     """After a change of the templates: `python -m tests.alerting.golden`."""
-    assert told(*stage, STORIES[name]) == golden(name).read_text(encoding="utf-8")
+    assert messages(*stage, STORIES[name]) == golden(name).read_text(encoding="utf-8")
 
 
 def test_no_golden_message_is_left_over() -> None:
@@ -74,7 +74,7 @@ def templates(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def templates_with_grafana(templates: Path) -> Path:
-    """As the operator has them who took the second definition of links.tmpl."""
+    """With the second definition of links.tmpl."""
     file = templates / "links.tmpl"
     definition = GRAFANA.search(file.read_text(encoding="utf-8"))
     assert definition

@@ -1,4 +1,4 @@
-"""One matter is one notification: people who are told forty times of a dead node stop reading."""
+"""One incident is one notification: people who get forty messages about a dead node stop reading."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from tests.alerting.subjects import on_gpu, on_run
 from tests.webhook import Notification, Webhook
 
 TOGETHER = 30
-"""Seconds, one evaluation: alerts so close meet in one wait of their group."""
+"""Seconds of one evaluation: alerts this close arrive within one wait of their group."""
 
 
 class Audience:
-    """Everybody whom the bundle's routes lead to."""
+    """Everyone to whom the bundle's routes lead."""
 
     def __init__(self, alertmanager: Alertmanager, webhook: Webhook) -> None:
         self._alertmanager = alertmanager
@@ -35,8 +35,8 @@ class Audience:
         self._received = 0
 
     def watch(self, story: Sequence[Moment]) -> list[Notification]:
-        """Let the alerts of a story come and go as Prometheus tells of them, and return what people are told."""
-        told: list[Notification] = []
+        """Post the alerts of a story as Prometheus does, and return the notifications."""
+        notifications: list[Notification] = []
         posted: list[Alert] = []
         firing: tuple[Any, ...] = ()
         for moment, following in itertools.zip_longest(story, story[1:]):
@@ -46,25 +46,26 @@ class Audience:
             if following is None or following.second - moment.second > TOGETHER:
                 self._alertmanager.post(posted)  # at once: the wait in which they meet is short here
                 posted.clear()
-                told += self._settled()
-        return told
+                notifications += self._settled()
+        return notifications
 
     def _next(self) -> Notification:
         self._received += 1
         return self._webhook.notifications.get(timeout=PATIENCE)
 
     def _settled(self) -> list[Notification]:
-        """What is told until every group has had its turn: a last one, told of twice, comes after all others."""
+        """Return the notifications until every group has notified: a marker alert, posted last, arrives after all
+        others."""
         last = f"Last{next(self._numbers)}"
-        told = []
+        notifications = []
         for part in ("first", "second"):
             self._alertmanager.post([Alert({"alertname": last, "cluster": last, "part": part})])
             while (notification := self._next())["groupLabels"] != {"cluster": last}:
-                told.append(notification)
-        # Where the machine stood still, all were due at once, and another may have come before it.
+                notifications.append(notification)
+        # If the machine paused, all were due at once, and another one may have arrived before it.
         while self._received < self._alertmanager.notified():
-            told.append(self._next())
-        return told
+            notifications.append(self._next())
+        return notifications
 
 
 @pytest.fixture
@@ -100,13 +101,13 @@ def test_eight_lost_gpus_under_a_run_are_one_page(audience: Audience) -> None:
 
 
 def test_two_runs_are_two_matters(audience: Audience) -> None:
-    told = audience.watch([Moment(0, (on_run("TrainingStalled"), on_run("TrainingStalled", run="gpt")))])
-    assert sorted(each["groupLabels"]["run"] for each in told) == ["bert", "gpt"]
+    notifications = audience.watch([Moment(0, (on_run("TrainingStalled"), on_run("TrainingStalled", run="gpt")))])
+    assert sorted(each["groupLabels"]["run"] for each in notifications) == ["bert", "gpt"]
 
 
 def test_two_nodes_are_two_matters(audience: Audience) -> None:
-    told = audience.watch([Moment(0, (on_gpu("GpuLost"), on_gpu("GpuLost", instance="n2:19400")))])
-    assert sorted(each["groupLabels"]["instance"] for each in told) == ["n1:19400", "n2:19400"]
+    notifications = audience.watch([Moment(0, (on_gpu("GpuLost"), on_gpu("GpuLost", instance="n2:19400")))])
+    assert sorted(each["groupLabels"]["instance"] for each in notifications) == ["n1:19400", "n2:19400"]
 
 
 def test_two_faults_of_one_run_are_one_notification(audience: Audience) -> None:
@@ -115,28 +116,29 @@ def test_two_faults_of_one_run_are_one_notification(audience: Audience) -> None:
     assert len(ticket["alerts"]) == 2
 
 
-def test_what_ends_is_told_of_once_more(audience: Audience) -> None:
-    told = audience.watch([Moment(0, (on_run("TrainingStalled"),)), Moment(600, ())])
-    assert [each["status"] for each in told] == ["firing", "resolved"]
+def test_a_resolved_alert_notifies_once_more(audience: Audience) -> None:
+    notifications = audience.watch([Moment(0, (on_run("TrainingStalled"),)), Moment(600, ())])
+    assert [each["status"] for each in notifications] == ["firing", "resolved"]
 
 
 def test_the_muted_is_heard_when_what_muted_it_has_ended(audience: Audience) -> None:
     lost, waits = on_gpu("GpuLost", run="bert", namespace="vision"), on_run("TrainingInputBound")
-    told = audience.watch([Moment(0, (lost, waits)), Moment(600, (waits,))])
-    assert {(each["status"], *names(each)) for each in told} == {
+    notifications = audience.watch([Moment(0, (lost, waits)), Moment(600, (waits,))])
+    assert {(each["status"], *names(each)) for each in notifications} == {
         ("firing", "GpuLost"),
         ("resolved", "GpuLost"),
         ("firing", "TrainingInputBound"),
     }
 
 
-def test_context_is_told_to_nobody(audience: Audience) -> None:
+def test_context_notifies_no_one(audience: Audience) -> None:
     experiment = (on_run("TrainingStalled", severity="info"), on_gpu("GpuPowerCapped"), on_gpu("GpuXidApp"))
     assert audience.watch([Moment(0, experiment)]) == []
 
 
 def test_alerts_of_two_evaluations_meet_in_the_wait_of_a_node() -> None:
-    """A node's alerts come in salvos: an Xid, then the lost GPU; a silent exporter, then the run that waits for it."""
+    """Alerts of a node arrive in bursts: an Xid, then the lost GPU; an exporter down, then the run that waits for it.
+    Alerts of a node arrive in bursts: an Xid, then the lost GPU; an exporter down, then the run that waits for it."""
     (node,) = [each for each in bundled()["route"]["routes"] if "Gpu" in each["matchers"][0]]
     assert {each["group_wait"] for each in (node, *node["routes"]) if "group_wait" in each} == {"1m", "2m"}
     assert TOGETHER < 60

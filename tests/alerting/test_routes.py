@@ -1,4 +1,4 @@
-"""Who hears of what: pages, tickets, nobody, and the team that owns the run."""
+"""Routing: pages, tickets, no notification, and the team that owns the run."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def written(configuration: Configuration, folder: Path) -> str:
     return str(file)
 
 
-def assert_told(configuration: Configuration, labels: Labels, receivers: str, folder: Path) -> None:
-    """Fail unless exactly these receivers, by comma, hear of the alert."""
+def assert_notifies(configuration: Configuration, labels: Labels, receivers: str, folder: Path) -> None:
+    """Fail unless exactly these receivers, separated by commas, get the alert."""
     pairs = [f"{label}={value}" for label, value in labels.items()]
     flags = (f"--config.file={written(configuration, folder)}", f"--verify.receivers={receivers}")
     run_tool("amtool", "config", "routes", "test", *flags, *pairs)
@@ -71,7 +71,7 @@ def test_amtool_accepts_it_with_every_example_in_use(tmp_path: Path) -> None:
     ids=lambda value: value if isinstance(value, str) else f"{value['alertname']}-{value.get('severity', 'none')}",
 )
 def test_severity_decides(labels: Labels, receiver: str, tmp_path: Path) -> None:
-    assert_told(bundled(), labels, receiver, tmp_path)
+    assert_notifies(bundled(), labels, receiver, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_severity_decides(labels: Labels, receiver: str, tmp_path: Path) -> None
         pytest.param(on_run("TrainingStalled"), "vision", id="its-run-gravely"),
         pytest.param(on_run("TrainingInputBound", severity="info"), "none", id="mere-context"),
         pytest.param(on_run("TrainingInputBound", namespace="language"), "ticket", id="the-run-of-others"),
-        pytest.param(on_run("TrainingInputBound", namespace=""), "ticket", id="a-run-of-nobody"),
+        pytest.param(on_run("TrainingInputBound", namespace=""), "ticket", id="a-run-without-an-owner"),
         pytest.param(on_gpu("GpuLost", **RUN), "vision,page", id="the-hardware-under-its-run"),
         pytest.param(on_gpu("GpuLost"), "page", id="hardware-that-it-does-not-use"),
         pytest.param(on_gpu("GpuIdleAllocated", namespace="vision"), "vision,ticket", id="a-gpu-that-it-holds"),
@@ -90,25 +90,25 @@ def test_severity_decides(labels: Labels, receiver: str, tmp_path: Path) -> None
         pytest.param(on_node("HostSwapping"), "ticket", id="a-host"),
     ],
 )
-def test_a_team_hears_of_its_namespace_by_the_example(labels: Labels, receivers: str, tmp_path: Path) -> None:
-    assert_told(with_examples(), labels, receivers, tmp_path)
+def test_the_example_routes_a_namespace_to_its_team(labels: Labels, receivers: str, tmp_path: Path) -> None:
+    assert_notifies(with_examples(), labels, receivers, tmp_path)
 
 
 @pytest.mark.parametrize(
     ("user", "receiver"), [("ada", "vision"), ("grace", "vision"), ("adam", "ticket"), ("", "ticket")]
 )
-def test_a_team_hears_of_its_users_by_the_examples_other_matcher(user: str, receiver: str, tmp_path: Path) -> None:
+def test_the_example_routes_users_to_their_team(user: str, receiver: str, tmp_path: Path) -> None:
     configuration = with_examples()
     text = (ALERTS / "alertmanager.yml").read_text(encoding="utf-8")
     by_user = 'user =~ "ada|grace"'
     assert f"'{by_user}'" in text
     for route in configuration["route"]["routes"]:
         route["matchers"] = [by_user if each == 'namespace = "vision"' else each for each in route["matchers"]]
-    assert_told(configuration, on_run("TrainingInputBound", namespace="", user=user), receiver, tmp_path)
+    assert_notifies(configuration, on_run("TrainingInputBound", namespace="", user=user), receiver, tmp_path)
 
 
 @pytest.mark.parametrize("name", ["GpuIdleAllocated", "GpuUnderused", "GpuSharedUnexpectedly"])
-def test_every_owner_of_a_shared_gpu_is_told_of_it(name: str, tmp_path: Path) -> None:
+def test_every_owner_of_a_shared_gpu_is_notified(name: str, tmp_path: Path) -> None:
     configuration = with_examples()
     (route,) = [each for each in configuration["route"]["routes"] if each["matchers"] == ['namespace = "vision"']]
     other = {**route, "matchers": ['user =~ "ada|grace"'], "receiver": "slurm"}
@@ -116,17 +116,17 @@ def test_every_owner_of_a_shared_gpu_is_told_of_it(name: str, tmp_path: Path) ->
     configuration["receivers"].append({"name": "slurm"})
     webhook = Webhook()
     posts = {"webhook_configs": [{"url": webhook.url, "send_resolved": True}]}
-    told: dict[str, set[tuple[str, str]]] = {"vision": set(), "slurm": set(), "ticket": set()}
+    notified: dict[str, set[tuple[str, str]]] = {"vision": set(), "slurm": set(), "ticket": set()}
     owners = {"vision": ("vision", ""), "slurm": ("", "ada"), "nobody": ("language", "")}
     try:
-        with running(hastened(notifying(configuration, dict.fromkeys(told, posts))), tmp_path) as alertmanager:
+        with running(hastened(notifying(configuration, dict.fromkeys(notified, posts))), tmp_path) as alertmanager:
             alertmanager.post(Alert(on_gpu(name, namespace=space, user=user)) for space, user in owners.values())
-            while len(told["ticket"]) < len(owners) or not (told["vision"] and told["slurm"]):
+            while len(notified["ticket"]) < len(owners) or not (notified["vision"] and notified["slurm"]):
                 notification = webhook.notifications.get(timeout=PATIENCE)
-                told[notification["receiver"]] |= {
+                notified[notification["receiver"]] |= {
                     (each["labels"].get("namespace", ""), each["labels"].get("user", ""))
                     for each in notification["alerts"]
                 }
     finally:
         webhook.close()
-    assert told == {"vision": {owners["vision"]}, "slurm": {owners["slurm"]}, "ticket": set(owners.values())}
+    assert notified == {"vision": {owners["vision"]}, "slurm": {owners["slurm"]}, "ticket": set(owners.values())}

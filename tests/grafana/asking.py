@@ -1,4 +1,4 @@
-"""Ask a Prometheus what a dashboard asks, with variables put in as Grafana puts them in."""
+"""Run the queries of a dashboard against a Prometheus, with variables substituted as Grafana does."""
 
 from __future__ import annotations
 
@@ -11,41 +11,41 @@ from tests.grafana.pages import Json, label_values, variables
 from tests.prometheus_server import Prometheus
 
 SCRAPE_SECONDS = 15
-"""What the provisioned data source says of the time between scrapes."""
+"""Scrape interval in the provisioned data source."""
 _PIXELS = 1000
-"""Width of a panel with a time axis, on a screen of usual size."""
+"""Width in pixels of a panel with a time axis, on a typical screen."""
 _SPECIAL = re.compile(r"[\\^$.*+?()\[\]{}|']")
 _USE = re.compile(r"\$\{(?P<braced>\w+)(?::(?P<form>\w+))?\}|\$(?P<bare>\w+)")
 _NICE = (1, 2, 5, 10, 15, 20, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400)
-"""Steps in seconds that Grafana rounds to."""
+"""Steps in seconds to which Grafana rounds."""
 ALL = ("$__all",)
 
 
 @dataclass(frozen=True)
 class Window:
-    """The time that a dashboard shows, in Unix seconds."""
+    """Time range of a dashboard, in Unix seconds."""
 
     start: float
     end: float
 
     @property
     def seconds(self) -> int:
-        """Its length."""
+        """Return its length in seconds."""
         return round(self.end - self.start)
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """What a reader has chosen: the values of each variable, `ALL` for all at once."""
+    """Selected values of each variable; `ALL` if all are selected."""
 
     page: Json
     window: Window
     values: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     options: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Of query variables: what there is to choose from."""
+    """Available values of query variables."""
 
     def put_in(self, expression: str, step: int) -> str:
-        """Put everything that is chosen into an expression.
+        """Substitute all variables in an expression.
 
         Args:
             expression: with variables.
@@ -82,13 +82,13 @@ class Chosen:
             return (
                 "".join(values).replace("\\", "\\\\").replace('"', '\\"') if variable["type"] == "query" else values[0]
             )
-        # Escaped for the regular expression, and once more for the string that it stands in.
+        # Escaped for the regular expression, and once more for the string around it.
         escaped = [_SPECIAL.sub(lambda found: 2 * "\\" + found.group().replace("\\", "\\\\"), each) for each in values]
         return escaped[0] if len(escaped) == 1 else f"({'|'.join(escaped)})"
 
 
 def choose(server: Prometheus, page: Json, window: Window, wanted: Mapping[str, Sequence[str]]) -> Chosen:
-    """Open a dashboard: fill its variables in order, as the address says or as they are by default.
+    """Open a dashboard: set its variables in order, from the URL or to their defaults.
 
     Args:
         server: the Prometheus.
@@ -122,7 +122,7 @@ def _options(server: Prometheus, variable: Json, chosen: Chosen) -> tuple[str, .
 
 
 def step_of(target: Json, window: Window) -> int:
-    """Seconds between two points that Grafana would choose, on a screen of usual size."""
+    """Return the step in seconds that Grafana uses on a typical screen."""
     least = SCRAPE_SECONDS
     if target.get("interval"):
         number, unit = re.fullmatch(r"(\d+)([smh])", target["interval"]).groups()  # type: ignore[union-attr]
@@ -133,7 +133,7 @@ def step_of(target: Json, window: Window) -> int:
 
 
 def ask(server: Prometheus, chosen: Chosen, target: Json, panel: Json | None = None) -> dict[str, Any]:
-    """Ask one query of a panel as Grafana does, and return the whole answer.
+    """Run one query of a panel as Grafana does, and return the whole response.
 
     Args:
         server: the Prometheus.
@@ -156,7 +156,7 @@ def ask(server: Prometheus, chosen: Chosen, target: Json, panel: Json | None = N
 
 
 def legend(target: Json, labels: Mapping[str, str]) -> str:
-    """What a series is called in a panel."""
+    """Return the name of a series in a panel."""
     form = target.get("legendFormat") or "__auto"
     if form == "__auto":
         return ",".join(f"{name}={value}" for name, value in sorted(labels.items()))

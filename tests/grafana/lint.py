@@ -1,7 +1,7 @@
-"""What is asked of every dashboard, each as a function from a page to its complaints.
+"""Lint rules for dashboards: each is a function from a page to its violations.
 
-The rules of Grafana's dashboard-linter, for all kinds of panel and for panels in closed rows as well (the linter looks
-at six kinds and at open rows only), and what the linter does not ask.
+These are the rules of Grafana's dashboard-linter, applied to all panel types and to closed rows (the linter checks six
+types and open rows only), and additional rules.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ON_TIME_RANGE_CHANGE = 2
 _KINDS = frozenset(
     {"timeseries", "stat", "bargauge", "gauge", "table", "state-timeline", "status-history", "heatmap", "text", "row"}
 )
-"""Kinds that Grafana 9.4 and 13 both have."""
+"""Panel types in both Grafana 9.4 and 13."""
 _COUNTERS = frozenset(
     {
         series
@@ -34,15 +34,14 @@ _COUNTERS = frozenset(
     | {name for name in SERVER_SERIES if name.endswith("_total")}
 )
 _RATED = re.compile(r"\b(?:rate|irate|increase)\s*\(\s*(?P<metric>[\w:]+)\s*(?:\{[^}]*\})?\s*\[(?P<window>[^\]]*)\]")
-_SPAN = re.compile(r"(?P<metric>[\w:]+)\s*(?:\{[^}]*\})?\s*\[(?P<window>[^\]]*)\]")
 _BUILT_IN = re.compile(r"__\w+")
 _VARIABLE = re.compile(r"\$(?:\{(?P<braced>[A-Za-z_]\w*)(?:[:.][^}]*)?\}|(?P<bare>[A-Za-z_]\w*))")
 _FIXED_WINDOWS_OF = frozenset({"stallscope_training_restarts_total", "stallscope_gpu_xid_events_total"})
-"""Counters of rare events, which are counted over a stretch that the title names."""
+"""Counters of rare events, shown as increases over an interval that the title names."""
 
 
 def identity(page: Json) -> Iterator[str]:
-    """Uid, title, tags, schema; classic and for file provisioning; not to be edited."""
+    """Check UID, title, tags and schema, and that the dashboard is read-only and suits file provisioning."""
     for key in ("uid", "title", "description", "tags", "schemaVersion", "time", "refresh", "panels", "templating"):
         if not page.get(key):
             yield f"no {key}"
@@ -58,19 +57,19 @@ def identity(page: Json) -> Iterator[str]:
 
 
 def layout(page: Json) -> Iterator[str]:
-    """Each panel has a number of its own and a place that no other one has."""
+    """Check that each panel has a unique number and position."""
     for number, count in Counter(panel["id"] for panel in panels(page)).items():
         if count > 1:
             yield f"{count} panels have the id {number}"
     places = [(panel["title"], panel["gridPos"]) for panel in panels(page)]
     for title, place in places:
         if place["x"] < 0 or place["x"] + place["w"] > _WIDTH or min(place["w"], place["h"]) < 1:
-            yield f"{title} lies outside"
+            yield f"{title} is outside the grid"
     # Panels of a closed row take the places that they have once it is open; all below move then.
     for group in (page["panels"], *(panel["panels"] for panel in page["panels"] if panel.get("panels"))):
         for one, other in combinations(group, 2):
             if _overlap(one["gridPos"], other["gridPos"]):
-                yield f"{one['title']} lies over {other['title']}"
+                yield f"{one['title']} overlaps {other['title']}"
 
 
 def _overlap(one: Json, other: Json) -> bool:
@@ -81,7 +80,7 @@ def _overlap(one: Json, other: Json) -> bool:
 
 
 def words(page: Json) -> Iterator[str]:
-    """Title and description on every panel, in sentences."""
+    """Check that every panel has a title and a description in sentences."""
     for panel in drawn(page):
         if not panel.get("title"):
             yield f"panel {panel['id']} has no title"
@@ -99,24 +98,24 @@ def words(page: Json) -> Iterator[str]:
 
 
 def targets(page: Json) -> Iterator[str]:
-    """Queries on every panel but texts, each under a letter of its own."""
+    """Check that every panel except texts has queries, each with a unique letter."""
     for panel in drawn(page):
         if panel["type"] == "text":
             continue
         found = panel.get("targets", [])
         if not found:
-            yield f"{panel['title']} asks nothing"
+            yield f"{panel['title']} has no query"
         if len({target["refId"] for target in found}) < len(found):
             yield f"{panel['title']} has two queries of one letter"
         for target in found:
             if not target["expr"].strip():
                 yield f"{panel['title']} {target['refId']} is empty"
             if target["instant"] == target["range"]:
-                yield f"{panel['title']} {target['refId']} asks for a moment and a stretch, or for neither"
+                yield f"{panel['title']} {target['refId']} is both an instant and a range query, or neither"
 
 
 def datasource(page: Json) -> Iterator[str]:
-    """One variable chooses the Prometheus, and everything asks that one."""
+    """Check that one variable selects the Prometheus, and that every query uses it."""
     sources = [variable for variable in variables(page) if variable["type"] == "datasource"]
     if [(each["name"], each["label"], each["query"]) for each in sources] != [
         ("datasource", "Data Source", "prometheus")
@@ -128,26 +127,27 @@ def datasource(page: Json) -> Iterator[str]:
         if panel["type"] == "text":
             continue
         if panel.get("datasource") != DATASOURCE:
-            yield f"{panel['title']} asks another data source"
+            yield f"{panel['title']} uses another data source"
         for target in panel.get("targets", ()):
             if target.get("datasource") != DATASOURCE:
-                yield f"{panel['title']} {target['refId']} asks another data source"
+                yield f"{panel['title']} {target['refId']} uses another data source"
     for each in marks(page):
         if each["datasource"] != DATASOURCE:
-            yield f"annotation {each['name']} asks another data source"
+            yield f"annotation {each['name']} uses another data source"
 
 
 def templates(page: Json) -> Iterator[str]:
-    """Query variables are what they are called, take several values and all, and follow the time that is shown."""
+    """Check that query variables are named after their label, allow several values and all, and follow the time range.
+    Check that query variables are named after their label, allow several values and all, and follow the time range."""
     for variable in variables(page):
         if variable["type"] != "query":
             continue
         name = variable["name"]
         if variable["datasource"] != DATASOURCE:
-            yield f"variable {name} asks another data source"
+            yield f"variable {name} uses another data source"
         if variable["refresh"] != _ON_TIME_RANGE_CHANGE:
             yield f"variable {name} does not follow the time that is shown"
-        # A run's nodes are listed by name, since what hosts tell has no run to be narrowed by.
+        # A run's nodes are listed by name, because series of hosts have no label `run`.
         listed = name == "instance" and "$run" in label_values(variable).series
         if variable["includeAll"] and not (variable["multi"] and (variable.get("allValue") in (".+", ".*") or listed)):
             yield f"variable {name} stands for all by a list of its values"
@@ -159,11 +159,11 @@ def templates(page: Json) -> Iterator[str]:
         if name != label and name in LABELS:
             yield f"variable {name} is called like another label than its own, {label}"
         if variable["definition"] != variable["query"]["query"]:
-            yield f"variable {name} shows another query than it asks"
+            yield f"variable {name} shows another query than it runs"
 
 
 def defined(page: Json) -> Iterator[str]:
-    """Every variable that is used exists, and each but the data source is used."""
+    """Check that every used variable exists, and that every variable except the data source is used."""
     names = variable_names(page)
     used: set[str] = set()
     for where, text in _texts(page):
@@ -181,7 +181,7 @@ def defined(page: Json) -> Iterator[str]:
         if variable["type"] == "query":
             for match in _VARIABLE.finditer(variable["query"]["query"]):
                 if (match["braced"] or match["bare"]) not in before:
-                    yield f"variable {variable['name']} stands before what narrows it"
+                    yield f"variable {variable['name']} is before the variable that narrows it"
         before.add(variable["name"])
 
 
@@ -204,7 +204,7 @@ def _texts(page: Json) -> Iterator[tuple[str, str]]:
 
 
 def links(panel: Json, columns: Collection[str] = ()) -> Iterator[Json]:
-    """Every link of a panel: its own, of its series, and of single columns; with `columns` only of these."""
+    """Yield every link of a panel: its own, of its series, and of single columns; with `columns` only the last."""
     yield from panel.get("links", ())
     config = panel.get("fieldConfig", {})
     yield from config.get("defaults", {}).get("links", ())
@@ -219,7 +219,7 @@ _KEPT = ("${__url_time_range}", "${datasource:queryparam}", "${cluster:querypara
 
 
 def ways(page: Json) -> Iterator[str]:
-    """Links to dashboards take the time, the data source and the clusters along, and values that need encoding."""
+    """Check that links to dashboards keep time range, data source and clusters, and encode values that need it."""
     for panel in panels(page):
         for link in links(panel):
             address, _mark, query = link["url"].partition("?")
@@ -235,7 +235,7 @@ def ways(page: Json) -> Iterator[str]:
 
 
 def cells(page: Json) -> Iterator[str]:
-    """Tables write labels as they are, and nothing into their cells that is meant for a table without rows."""
+    """Check that tables show labels unchanged, and do not fill cells with the text of an empty table."""
     for panel in drawn(page):
         if panel["type"] != "table":
             continue
@@ -251,7 +251,7 @@ def cells(page: Json) -> Iterator[str]:
 
 
 def rates(page: Json) -> Iterator[str]:
-    """Counters stand in a rate, and rates of scraped counters are taken over `$__rate_interval`."""
+    """Check that counters are in a rate, and that rates of scraped counters use `$__rate_interval`."""
     for where, expression in asked(page):
         if where.startswith("variable"):
             continue
@@ -271,7 +271,7 @@ def rates(page: Json) -> Iterator[str]:
 
 
 def narrowing(page: Json, labels_of: Callable[[str], frozenset[str]]) -> Iterator[tuple[str, str, str]]:
-    """Selectors that a choice of the dashboard could narrow, and that it does not.
+    """Yield selectors that a variable of the dashboard could narrow but does not.
 
     Args:
         page: the dashboard.
@@ -301,7 +301,7 @@ def narrowing(page: Json, labels_of: Callable[[str], frozenset[str]]) -> Iterato
 
 
 def units(page: Json, known: frozenset[str]) -> Iterator[str]:
-    """A unit of Grafana's on every panel but texts, and in every override of one."""
+    """Check the unit of every panel except texts, and of every override that sets one."""
     for panel in drawn(page):
         if panel["type"] == "text":
             continue
@@ -315,17 +315,17 @@ def units(page: Json, known: frozenset[str]) -> Iterator[str]:
 
 
 def raw_on_first_screen(page: Json) -> Iterator[str]:
-    """Before a row is opened, what was scraped is asked for a whole fleet only where a node has but a few series."""
+    """Check that open rows read scraped series of a whole fleet only if a node has few of them."""
     for panel in first_screen(page):
         for target in panel.get("targets", ()):
             for metric in sorted(names_in(target["expr"]).metrics):
                 few = metric.endswith("_info") or metric.startswith("stallscope_exporter_")
                 if metric in BY_SERIES_NAME and not few:
-                    yield f"{panel['title']} {target['refId']} asks for {metric}"
+                    yield f"{panel['title']} {target['refId']} reads {metric}"
 
 
 def gaps(page: Json) -> Iterator[str]:
-    """What was not told is not drawn, and says so where there is nothing else."""
+    """Check that missing values stay gaps, and that panels without any value say so."""
     for panel in drawn(page):
         if panel["type"] == "text":
             continue
@@ -333,7 +333,7 @@ def gaps(page: Json) -> Iterator[str]:
         if defaults.get("custom", {}).get("spanNulls"):
             yield f"{panel['title']} connects gaps"
         if not defaults.get("noValue"):
-            yield f"{panel['title']} shows nothing where nothing was told"
+            yield f"{panel['title']} has no text for missing values"
         if panel["type"] == "state-timeline" and not defaults["mappings"]:
             yield f"{panel['title']} has states without texts"
         if panel["type"] == "state-timeline" and defaults["color"]["mode"] == "thresholds":
@@ -341,7 +341,7 @@ def gaps(page: Json) -> Iterator[str]:
 
 
 def size(text: str) -> Iterator[str]:
-    """A file that is loaded at once."""
+    """Check the size of a dashboard."""
     if len(text.encode()) > _BYTES:
         yield f"{len(text.encode())} bytes"
 
@@ -360,4 +360,4 @@ RULES: tuple[Callable[[Json], Iterator[str]], ...] = (
     raw_on_first_screen,
     gaps,
 )
-"""Those that need nothing but the dashboard; each yields its complaints."""
+"""Rules that need only the dashboard; each yields its violations."""

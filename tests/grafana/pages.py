@@ -1,4 +1,4 @@
-"""The dashboards as they are shipped, and what is in them: panels in closed rows as well."""
+"""The committed dashboards and their parts, including panels in closed rows."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Json = dict[str, Any]
 PAGES: dict[str, Json] = {
     path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(FOLDER.glob("*.json"))
 }
-"""Every committed dashboard, by its file's name without the ending."""
+"""Every committed dashboard by file name without extension."""
 _LABEL_VALUES = re.compile(r"label_values\((?:(?P<series>.+),\s*)?(?P<label>\w+)\)", re.DOTALL)
 
 
 class Asked(NamedTuple):
-    """A query and where it stands."""
+    """A query and its place."""
 
     where: str
     """Panel and letter, or variable, or annotation."""
@@ -27,27 +27,27 @@ class Asked(NamedTuple):
 
 
 class LabelValues(NamedTuple):
-    """What a variable asks for."""
+    """The label and the series of a query variable."""
 
     series: str
-    """A selector; empty where all series are meant."""
+    """A selector; empty for all series."""
     label: str
 
 
 def panels(page: Json) -> Iterator[Json]:
-    """Every panel, rows and what is in them included, in order."""
+    """Yield every panel in order, including rows and their panels."""
     for panel in page["panels"]:
         yield panel
         yield from panel.get("panels", ())
 
 
 def drawn(page: Json) -> Iterator[Json]:
-    """Every panel that is no row."""
+    """Yield every panel except rows."""
     return (panel for panel in panels(page) if panel["type"] != "row")
 
 
 def first_screen(page: Json) -> Iterator[Json]:
-    """The panels above the first heading: what is asked when a dashboard is opened."""
+    """Return the panels above the first heading, whose queries run when a dashboard is opened."""
     for panel in page["panels"]:
         if panel["type"] == "row":
             return
@@ -55,23 +55,23 @@ def first_screen(page: Json) -> Iterator[Json]:
 
 
 def variables(page: Json) -> list[Json]:
-    """The variables, in order."""
+    """Return the variables in order."""
     found: list[Json] = page["templating"]["list"]
     return found
 
 
 def variable_names(page: Json) -> set[str]:
-    """The names of all variables."""
+    """Return the names of all variables."""
     return {variable["name"] for variable in variables(page)}
 
 
 def marks(page: Json) -> Iterator[Json]:
-    """The annotations that ask Prometheus."""
+    """Return the annotations that query Prometheus."""
     return (each for each in page["annotations"]["list"] if not each.get("builtIn"))
 
 
 def label_values(variable: Json) -> LabelValues:
-    """What a query variable asks.
+    """Return the query of a variable.
 
     Raises:
         ValueError: it is no `label_values(…)`.
@@ -79,12 +79,12 @@ def label_values(variable: Json) -> LabelValues:
     text = variable["query"]["query"]
     match = _LABEL_VALUES.fullmatch(text)
     if match is None:
-        raise ValueError(f"variable {variable['name']} asks for no label_values: {text}")
+        raise ValueError(f"variable {variable['name']} is not a label_values query: {text}")
     return LabelValues(match["series"] or "", match["label"])
 
 
 def asked(page: Json) -> Iterator[Asked]:
-    """Every PromQL expression of panels, annotations and variables."""
+    """Yield every PromQL expression of panels, annotations and variables."""
     for panel in drawn(page):
         for target in panel.get("targets", ()):
             yield Asked(f"{panel['title']} {target['refId']}", target["expr"])
@@ -98,7 +98,7 @@ def asked(page: Json) -> Iterator[Asked]:
 
 
 def strings(value: object) -> Iterator[str]:
-    """Every string in a piece of JSON, keys excepted."""
+    """Yield every string in a JSON value, except keys."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):

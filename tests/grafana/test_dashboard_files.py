@@ -1,4 +1,4 @@
-"""What is committed is what the code makes, and the dashboards belong together."""
+"""The committed dashboards equal the generated ones, and links between them are valid."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_dashboard_is_small_enough_to_be_loaded_at_once(uid: str) -> None:
 
 
 def _addresses() -> list[tuple[str, str, dict[str, str]]]:
-    """Where addresses of dashboards stand, the dashboard, and the variables that are given."""
+    """Yield the place of each dashboard URL, the dashboard, and the variables in it."""
     texts = [(uid, text) for uid, page in PAGES.items() for text in strings(page)]
     texts += [(rule["alert"], rule["annotations"]["dashboard_url"]) for rule in rules() if "alert" in rule]
     return [

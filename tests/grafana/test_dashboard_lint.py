@@ -14,7 +14,7 @@ from tests.known_names import chosen_by
 WIDE_ON_PURPOSE = {
     ("stallscope-run", "rank:verdict:ratio5m", "instance"): "ranks are chosen by run and rank, which say their nodes",
 }
-"""Dashboard, beginning of series, and label: why the ones are not narrowed by the other."""
+"""Selectors that need no narrowing, by dashboard, prefix of the series, and label, with the reason."""
 
 
 @pytest.mark.parametrize("uid", PAGES)
@@ -24,7 +24,7 @@ def test_a_dashboard_keeps_the_rule(rule: Callable[[Json], Iterator[str]], uid: 
 
 
 def _wide(uid: str) -> Iterator[tuple[str, str, str, set[tuple[str, str, str]]]]:
-    """Where, series and variable of what is not narrowed, with the exceptions that allow it."""
+    """Return place, series and variable of each selector that is not narrowed, with the exception that allows it."""
     for where, metric, name in lint.narrowing(PAGES[uid], chosen_by):
         allowed = {each for each in WIDE_ON_PURPOSE if (uid, name) == each[::2] and metric.startswith(each[1])}
         yield where, metric, name, allowed

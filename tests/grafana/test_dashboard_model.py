@@ -1,4 +1,4 @@
-"""Grafana's own model of a dashboard, as its SDK has it, knows everything that is written."""
+"""Grafana's own model of a dashboard, from its SDK, supports every key in the dashboards."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ pytestmark = pytest.mark.skipif(sys.version_info < (3, 11), reason="Grafana's SD
 OLDER = {
     "options.tooltip.show": "a heat map's, until Grafana 10; `mode` is what later ones read",
 }
-"""What only older Grafanas know, by the end of its path."""
+"""Keys that only older versions of Grafana use, by the end of their path."""
 
 
 def understood(page: dict[str, Any]) -> Any:
-    """The page, read by the model and written again."""
+    """Return the page after the model has read and written it."""
     with warnings.catch_warnings():
         # It would rather have the second model, which file provisioning does not take.
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -34,7 +34,7 @@ def understood(page: dict[str, Any]) -> Any:
 
 
 def lost(written: Any, kept: Any, path: str = "") -> Iterator[str]:
-    """Where the second has not what the first has."""
+    """Yield the paths of values that the second lacks."""
     if isinstance(written, dict) and isinstance(kept, dict):
         for key, value in written.items():
             if key in kept:

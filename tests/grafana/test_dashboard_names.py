@@ -1,4 +1,4 @@
-"""Dashboards name only series and labels that there are."""
+"""Dashboards use only series and labels that exist."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.known_names import LABELS, is_known, selects_something
 from tests.promql_names import names_in
 
 _MADE = re.compile(r',\s*"(\w+)",\s*"[^"]*",\s*"\w+"')
-"""What `label_replace` and `label_join` name first: the label that they make."""
+"""Label that `label_replace` or `label_join` creates."""
 _LEGEND = re.compile(r"\{\{\s*(\w+)\s*\}\}")
 _OF_SERIES = re.compile(r"\$\{__field\.labels\.(\w+)(?::\w+)?\}")
 _OF_ROW = re.compile(r"\$\{__data\.fields(?:\.(\w+)|\[\"?([^\"\]]+)\"?\])(?::\w+)?\}")
@@ -52,7 +52,7 @@ def test_every_label_that_is_grouped_by_exists(uid: str) -> None:
 
 
 def made(*expressions: str) -> set[str]:
-    """Labels that expressions make themselves."""
+    """Return the labels that expressions create."""
     return {label for expression in expressions for label in _MADE.findall(expression)}
 
 
@@ -121,7 +121,7 @@ def test_every_column_of_a_table_is_a_label_or_a_value_of_its_queries(uid: str) 
 
 
 def columns(panel: Json) -> Iterator[str]:
-    """Headings of a table."""
+    """Return the headings of a table."""
     for step in panel.get("transformations", ()):
         if step["id"] == "organize":
             yield from step["options"]["renameByName"].values()

@@ -1,4 +1,4 @@
-"""Every query of every dashboard, asked of a real Prometheus that holds an installation with every kind of trouble."""
+"""Every query of every dashboard, run on a real Prometheus with an installation that has every kind of fault."""
 
 from __future__ import annotations
 
@@ -20,56 +20,56 @@ COMPARING = "stallscope-compare"
 """The dashboard that shows several runs."""
 
 SHOWN_FOR = {
-    ("stallscope-gpu", "Clock of the multiprocessors", "C"): "host",
-    ("stallscope-gpu", "Fans", "A"): "hot",
-    ("stallscope-gpu", "Period of dips", "A"): "saving",
-    ("stallscope-gpu", "Period of dips", "B"): "saving",
-    ("stallscope-gpu", "PCIe link against what is possible", "C"): "broken",
-    ("stallscope-gpu", "PCIe replays a minute", "B"): "broken",
+    ("stallscope-gpu", "SM clock", "C"): "host",
+    ("stallscope-gpu", "Fan speed", "A"): "hot",
+    ("stallscope-gpu", "Interval of regular dips", "A"): "saving",
+    ("stallscope-gpu", "Interval of regular dips", "B"): "saving",
+    ("stallscope-gpu", "PCIe link relative to its maximum", "C"): "broken",
+    ("stallscope-gpu", "PCIe replays per minute", "B"): "broken",
     ("stallscope-gpu", "Xid errors", "A"): "broken",
-    ("stallscope-gpu", "GPUs that don't answer", "A"): "broken",
+    ("stallscope-gpu", "Lost GPUs", "A"): "broken",
     ("stallscope-gpu", "GPUs with several holders", "A"): "shared",
-    ("stallscope-gpu", "Held and not used", "A"): "idle",
-    ("stallscope-gpu", "Memory that no process holds", "A"): "shared",
-    ("stallscope-gpu", "Held down by heat or power supply", "A"): "hot",
-    ("stallscope-gpu", "Held down by heat or power supply", "B"): "broken",
+    ("stallscope-gpu", "Held but idle", "A"): "idle",
+    ("stallscope-gpu", "Memory without a process", "A"): "shared",
+    ("stallscope-gpu", "Thermal and power brake throttling", "A"): "hot",
+    ("stallscope-gpu", "Thermal and power brake throttling", "B"): "broken",
     ("stallscope-gpu", "Other clocks", "C"): "host",
     ("stallscope-gpu", "MIG instances", "A"): "partitioned",
-    ("stallscope-health", "Sources that fail now", "A"): "exporters",
-    ("stallscope-health", "Sources that fail now", "B"): "exporters",
-    ("stallscope-health", "Ranks that can't be judged, by what is missing", "A"): "unknown",
-    ("stallscope-health", "Scrapes that were missed", "A"): "exporters",
-    ("stallscope-health", "Exporters that were silent", "A"): "exporters",
-    ("stallscope-health", "Requests refused a second, by reason", "A"): "exporters",
-    ("stallscope-health", "Values rejected a second", "A"): "exporters",
-    ("stallscope-health", "Failed attributions a second", "A"): "exporters",
-    ("stallscope-health", "Reports rejected a second, by reason", "A"): "exporters",
+    ("stallscope-health", "Collectors that fail now", "A"): "exporters",
+    ("stallscope-health", "Collectors that fail now", "B"): "exporters",
+    ("stallscope-health", "Ranks without a verdict, by missing data", "A"): "unknown",
+    ("stallscope-health", "Failed scrapes", "A"): "exporters",
+    ("stallscope-health", "Exporters that were down", "A"): "exporters",
+    ("stallscope-health", "Rejected requests per second, by reason", "A"): "exporters",
+    ("stallscope-health", "Rejected values per second", "A"): "exporters",
+    ("stallscope-health", "Failed attributions per second", "A"): "exporters",
+    ("stallscope-health", "Rejected reports per second, by reason", "A"): "exporters",
     ("stallscope-host", "Firing alerts of this node and its GPUs", "A"): "host",
-    ("stallscope-host", "Network: packets lost, over an hour", "A"): "host",
-    ("stallscope-host", "Processes killed for want of memory", "A"): "host",
-    ("stallscope-host", "Processes killed for want of memory", "B"): "host",
-    ("stallscope-run", "Alerts firing", "A"): "waiting",
-    ("stallscope-run", "What is missing", "A"): "unknown",
-    ("stallscope-run", "GPU activity against steps", "D"): "saving",
-    ("stallscope-run", "GPU activity against steps", "E"): "saving",
-    ("stallscope-run", "What comes back every so many steps", "A"): "saving",
-    ("stallscope-run", "What comes back every so many steps", "B"): "stuttering",
-    ("stallscope-run", "What comes back every so many steps", "C"): "saving",
-    ("stallscope-run", "GPUs that dip at regular intervals", "A"): "saving",
-    ("stallscope-run", "GPUs that dip at regular intervals", "B"): "saving",
-    ("stallscope-run", "GPUs that dip at regular intervals", "C"): "saving",
+    ("stallscope-host", "Network: packet loss, over an hour", "A"): "host",
+    ("stallscope-host", "OOM kills", "A"): "host",
+    ("stallscope-host", "OOM kills", "B"): "host",
+    ("stallscope-run", "Firing alerts", "A"): "waiting",
+    ("stallscope-run", "Missing data", "A"): "unknown",
+    ("stallscope-run", "GPU activity and steps between dips", "D"): "saving",
+    ("stallscope-run", "GPU activity and steps between dips", "E"): "saving",
+    ("stallscope-run", "Work that recurs every N steps", "A"): "saving",
+    ("stallscope-run", "Work that recurs every N steps", "B"): "stuttering",
+    ("stallscope-run", "Work that recurs every N steps", "C"): "saving",
+    ("stallscope-run", "GPUs with regular dips", "A"): "saving",
+    ("stallscope-run", "GPUs with regular dips", "B"): "saving",
+    ("stallscope-run", "GPUs with regular dips", "C"): "saving",
     ("stallscope-run", "Step time", "E"): "stuttering",
     ("stallscope-run", "Scaling efficiency and load", "B"): "lopsided",
     ("stallscope-run", "Loader workers", "C"): "waiting",
-    ("stallscope-run", "What the network could feed", "A"): "starving",
-    ("stallscope-run", "What the network could feed", "C"): "starving",
+    ("stallscope-run", "Network limit in samples per second", "A"): "starving",
+    ("stallscope-run", "Network limit in samples per second", "C"): "starving",
 }
-"""Queries that find something for the trouble that they are about, and nothing for a healthy run and its nodes."""
+"""Queries that return data only for a specific fault, not for a healthy run and its nodes."""
 NO_STORY = {
-    ("stallscope-fleet", "GPUs that are held and do nothing", "D"): "a run would have to stand still for an hour first",
-    ("stallscope-gpu", "Memory rows remapped and pages retired", "B"): "only GPUs older than the stories' retire pages",
+    ("stallscope-fleet", "Held but idle GPUs", "D"): "a run would first have to be stalled for an hour",
+    ("stallscope-gpu", "Remapped rows and retired pages", "B"): "only GPUs older than the stories' retire pages",
 }
-"""Queries that no part of the installation has anything for, and why."""
+"""Queries for which no part of the installation has data, with the reason."""
 
 MARKED = {
     ("stallscope-compare", "Alerts"): "starving",
@@ -85,7 +85,7 @@ MARKED = {
     ("stallscope-run", "Verdict changes"): HEALTHY,
     ("stallscope-run", "Xids"): "broken",
 }
-"""Annotations, and the part whose events they mark."""
+"""Annotations, and the part of the installation with their events."""
 VERDICTS = {
     HEALTHY: "compute_bound",
     "waiting": "input_few_workers",
@@ -97,11 +97,11 @@ VERDICTS = {
     "restarting": "restart_loop",
     "unknown": "insufficient_data",
 }
-"""What the run of a part suffers from."""
+"""Cause of the run of a part."""
 
 
 class Answer(NamedTuple):
-    """What one query of a panel found."""
+    """Result of one query of a panel."""
 
     panel: Json
     target: Json
@@ -115,14 +115,14 @@ class Answer(NamedTuple):
 
 
 class Library:
-    """Dashboards as they look for a part of the installation, each asked once."""
+    """Dashboards for the parts of the installation; each query runs once."""
 
     def __init__(self, filled: FilledPrometheus) -> None:
         self._filled = filled
         self._found: dict[tuple[str, str], list[Answer]] = {}
 
     def opened(self, uid: str, part: str) -> Chosen:
-        """A dashboard as a link to a part's run and nodes opens it."""
+        """Return a dashboard as opened by a link to a part's run and nodes."""
         shown = self._filled.parts[part]
         wanted = {
             "cluster": [shown.cluster] if shown.cluster else [],
@@ -134,7 +134,7 @@ class Library:
         return choose(self._filled.server, PAGES[uid], window, wanted)
 
     def answers(self, uid: str, part: str) -> list[Answer]:
-        """What all queries of the dashboard's panels find then."""
+        """Return the results of all queries of the dashboard's panels."""
         if (uid, part) not in self._found:
             chosen = self.opened(uid, part)
             self._found[uid, part] = [
@@ -146,7 +146,7 @@ class Library:
         return self._found[uid, part]
 
     def found(self, uid: str, part: str, place: tuple[str, str]) -> list[dict[str, Any]]:
-        """What one query finds."""
+        """Return the result of one query."""
         return next(answer.result for answer in self.answers(uid, part) if answer.place == place)
 
 
@@ -215,7 +215,7 @@ def test_nothing_is_shown_of_trouble_that_a_healthy_run_does_not_have(
 
 
 def _lately(filled: FilledPrometheus, series: dict[str, Any]) -> bool:
-    """Whether it has a value in the second half of the hour: in its first minutes nobody can be judged."""
+    """Return whether a query has a value in the second half of the hour: no verdict exists in the first minutes."""
     newest = float((series.get("value") or series["values"][-1])[0])
     return newest > filled.end - HOUR / 2
 
@@ -294,8 +294,8 @@ def test_the_fleet_lists_no_healthy_run_and_no_healthy_gpu_among_the_worst(libra
 
 
 LISTED = {
-    ("GPUs that are held and do nothing", "A"): {("idle0:19400", "0")},
-    ("GPUs that are not up", "A"): {("broken1:19400", "1")},
+    ("Held but idle GPUs", "A"): {("idle0:19400", "0")},
+    ("GPUs that are down", "A"): {("broken1:19400", "1")},
     ("GPUs with a hardware verdict", "A"): {
         ("broken0:19400", "0"),
         ("broken0:19400", "1"),
@@ -315,7 +315,7 @@ def test_the_fleet_lists_the_gpus_that_are_ill_and_no_other(library: Library, pl
 
 
 def test_the_fleet_tells_what_each_run_suffers_from(library: Library) -> None:
-    found = library.found("stallscope-fleet", "hot", ("Runs that lose the most", "A"))
+    found = library.found("stallscope-fleet", "hot", ("Runs with the largest losses", "A"))
     said = {series["metric"]["run"]: series["metric"]["cause"] for series in found}
     assert {part: said[part] for part in VERDICTS} == VERDICTS
 
@@ -326,17 +326,17 @@ CULPRITS = {
     "waiting": None,
     HEALTHY: None,
 }
-"""Culprit of the run of a part, before its cause is put into words."""
+"""Return the culprit of the run of a part, before its cause is replaced by its title."""
 
 
 def test_the_fleet_names_the_culprit_of_a_run_and_none_where_no_rank_is_to_blame(library: Library) -> None:
-    found = library.found("stallscope-fleet", "hot", ("Runs that lose the most", "A"))
+    found = library.found("stallscope-fleet", "hot", ("Runs with the largest losses", "A"))
     said = {series["metric"]["run"]: series["metric"].get("culprit") for series in found}
     assert {part: said[part] for part in CULPRITS} == CULPRITS
 
 
 def test_the_fleet_lists_a_hung_run_with_a_lost_gpu_as_such_with_all_of_its_time(library: Library) -> None:
-    found = library.found("stallscope-fleet", "hot", ("Runs that lose the most", "A"))
+    found = library.found("stallscope-fleet", "hot", ("Runs with the largest losses", "A"))
     (broken,) = [series for series in found if series["metric"]["run"] == "broken"]
     assert (broken["metric"]["cause"], float(broken["value"][1])) == ("lost", 1.0)
 

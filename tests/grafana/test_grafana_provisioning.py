@@ -1,4 +1,4 @@
-"""What Grafana is provisioned with: fields of its documented formats, and what dashboards, rules and stack expect."""
+"""Grafana's provisioning files use documented fields, and match dashboards, rules and stack."""
 
 from __future__ import annotations
 
@@ -119,6 +119,6 @@ def test_dashboards_are_provided_read_only_in_one_folder() -> None:
     assert provider["type"] == "file"
     assert provider["allowUiUpdates"] is False
     assert (provider["folder"], provider["folderUid"]) == ("Stallscope", "stallscope")
-    # With folders as files lie, neither of the two may be there.
+    # With folders from the file structure, both settings must be absent.
     assert not provider["options"].get("foldersFromFilesStructure")
     assert provider["options"]["path"].startswith("/")

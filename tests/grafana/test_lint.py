@@ -1,4 +1,4 @@
-"""The lint rules see what they are there to see: each on a sound dashboard, with one thing changed."""
+"""Each lint rule finds its violation, in a sound dashboard with one change."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _counted() -> Panel:
 
 
 def _sound() -> Json:
-    """Two panels above a closed row that has three more."""
+    """Return two panels above a closed row with three panels."""
     states = state_timeline(
         "States",
         "What each does.",
@@ -48,7 +48,7 @@ def _sound() -> Json:
         columns={"gpu": "GPU"},
         unit="none",
     )
-    link = to_dashboard("stallscope-gpu", "This GPU", {"gpu": "${__field.labels.gpu}"})
+    link = to_dashboard("stallscope-gpu", "Open GPU", {"gpu": "${__field.labels.gpu}"})
     figure = stat("GPUs", "How many there are.", [Query(gpus)], unit="none", links=[link])
     return Dashboard(
         uid="stallscope-example",
@@ -72,13 +72,13 @@ def _first(page: Json) -> Json:
 
 
 def _closed(page: Json) -> Json:
-    """A panel in the closed row."""
+    """Return a panel in the closed row."""
     panel: Json = page["panels"][-1]["panels"][0]
     return panel
 
 
 def _listed(page: Json) -> Json:
-    """The table there."""
+    """Return the table in the closed row."""
     panel: Json = page["panels"][-1]["panels"][2]
     return panel
 
@@ -105,24 +105,24 @@ def test_a_sound_dashboard_has_no_complaints() -> None:
         (lambda page: page.update(uid="node"), "uid node"),
         (lambda page: page.update(tags=[]), "no tags"),
         (lambda page: _closed(page).update(id=1), "2 panels have the id 1"),
-        (lambda page: _first(page)["gridPos"].update(w=25), "lies outside"),
-        (lambda page: _first(page)["gridPos"].update(w=13), "Busy lies over GPUs"),
-        (lambda page: _closed(page)["gridPos"].update(h=20), "Again lies over States"),
+        (lambda page: _first(page)["gridPos"].update(w=25), "is outside the grid"),
+        (lambda page: _first(page)["gridPos"].update(w=13), "Busy overlaps GPUs"),
+        (lambda page: _closed(page)["gridPos"].update(h=20), "Again overlaps States"),
         (lambda page: _closed(page).update(title=""), "has no title"),
         (lambda page: _closed(page).update(description="busy"), "no description in sentences"),
         (lambda page: _closed(page).update(type="graph"), "of the kind graph"),
-        (lambda page: _closed(page).update(targets=[]), "asks nothing"),
+        (lambda page: _closed(page).update(targets=[]), "has no query"),
         (lambda page: _closed(page)["targets"].append(_closed(page)["targets"][0]), "two queries of one letter"),
         (lambda page: _closed(page).update(datasource={"uid": "x"}), "another data source"),
-        (lambda page: _closed(page)["targets"][0].update(datasource="x"), "Again A asks another data source"),
-        (lambda page: page["annotations"]["list"][1].update(datasource={}), "annotation Alerts asks another"),
+        (lambda page: _closed(page)["targets"][0].update(datasource="x"), "Again A uses another data source"),
+        (lambda page: page["annotations"]["list"][1].update(datasource={}), "annotation Alerts uses another"),
         (lambda page: page["templating"]["list"].pop(0), "not exactly one variable `datasource`"),
         (lambda page: page["templating"]["list"][0].update(label="Source"), "not exactly one variable `datasource`"),
         (lambda page: page["templating"]["list"][2].update(refresh=1), "does not follow the time"),
         (lambda page: page["templating"]["list"][2].pop("allValue"), "all by a list of its values"),
         (lambda page: page["templating"]["list"][2].update(allValue=".*"), "takes what has no such label"),
         (lambda page: page["templating"]["list"][2].update(multi=False), "all by a list of its values"),
-        (lambda page: page["templating"]["list"].reverse(), "stands before what narrows it"),
+        (lambda page: page["templating"]["list"].reverse(), "is before the variable that narrows it"),
         (lambda page: page["templating"]["list"].pop(3), "uses $gpu"),
         (lambda page: _change_link(page, "&${cluster:queryparam}", ""), "GPUs forgets ${cluster:queryparam}"),
         (lambda page: _change_link(page, ":percentencode", ""), "GPUs leaves var-gpu=${__field.labels.gpu} as it is"),
@@ -132,23 +132,23 @@ def test_a_sound_dashboard_has_no_complaints() -> None:
         (lambda page: _asks(_closed(page), f"stallscope_gpu_dips_total{{{choices.GPU}}}"), "_total without a rate"),
         (lambda page: _asks(_closed(page), _BUSY.replace(', gpu=~"$gpu"', "")), "Again A wide by gpu"),
         (lambda page: _asks(_closed(page), "gpu:up:max"), "Again A wide by instance"),
-        (lambda page: _asks(_first(page), _BUSY), "Busy A asks for stallscope_gpu_busy_seconds_total"),
+        (lambda page: _asks(_first(page), _BUSY), "Busy A reads stallscope_gpu_busy_seconds_total"),
         (lambda page: _closed(page)["fieldConfig"]["defaults"].update(unit="percents"), "the unit 'percents'"),
         (lambda page: _closed(page)["fieldConfig"]["defaults"].pop("unit"), "the unit ''"),
         (lambda page: _closed(page)["fieldConfig"]["defaults"]["custom"].update(spanNulls=True), "connects gaps"),
-        (lambda page: _closed(page)["fieldConfig"]["defaults"].update(noValue=""), "shows nothing where nothing"),
+        (lambda page: _closed(page)["fieldConfig"]["defaults"].update(noValue=""), "has no text for missing values"),
         (
             lambda page: page["panels"][-1]["panels"][1]["fieldConfig"]["defaults"].update(mappings=[]),
             "States has states without texts",
         ),
     ],
 )
-def test_what_is_wrong_is_told(change: Callable[[Json], object], said: str) -> None:
+def test_a_violation_is_reported(change: Callable[[Json], object], said: str) -> None:
     page = copy.deepcopy(_sound())
     change(page)
     assert any(said in complaint for complaint in _complaints(page)), _complaints(page)
 
 
-def test_a_file_that_is_too_large_is_told() -> None:
+def test_a_file_that_is_too_large_is_reported() -> None:
     assert list(lint.size("x" * 300_000)) == []
     assert list(lint.size("x" * 300_001)) == ["300001 bytes"]

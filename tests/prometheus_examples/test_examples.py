@@ -1,4 +1,4 @@
-"""The examples of `prometheus/examples/`: valid, whole, and sending what they say."""
+"""The files in `prometheus/examples/` are valid and complete, and send the series that they describe."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ AGENT = "agent.yml"
 AGENTS = (AGENT, "thanos-rule.yml")
 GLOBAL = "global-view.yml"
 ON_RECORDED_SERIES = ("stallscope-fleet", "stallscope-compare")
-"""Dashboards that the short list of series is enough for."""
+"""Dashboards for which the short list of series is enough."""
 MIMIRS_RULES = 20
-"""Rules that Mimir's ruler takes in a group by default: `ruler_max_rules_per_rule_group`."""
+"""Default limit of rules per group in Mimir's ruler: `ruler_max_rules_per_rule_group`."""
 _SECONDS = 60.0
 
 
@@ -51,7 +51,7 @@ def with_section(section: str) -> list[str]:
 
 
 def relabelling(name: str) -> Iterator[tuple[str, re.Pattern[str]]]:
-    """What an example does to the names of series that leave: each action with its expression."""
+    """Return the actions of an example on the names of sent series: each action with its expression."""
     for target in content(name).get("remote_write", ()):
         for step in target.get("write_relabel_configs", ()):
             assert step["source_labels"] == ["__name__"]
@@ -59,12 +59,12 @@ def relabelling(name: str) -> Iterator[tuple[str, re.Pattern[str]]]:
 
 
 def sent(name: str, series: str) -> bool:
-    """Whether a series of that name leaves."""
+    """Return whether a series with this name is sent."""
     return all((action == "keep") == bool(regex.fullmatch(series)) for action, regex in relabelling(name))
 
 
 def shown_on(pages: tuple[str, ...]) -> set[str]:
-    """Every series that dashboards read."""
+    """Return every series that dashboards read."""
     return {
         metric
         for page in pages
@@ -152,12 +152,12 @@ def test_nothing_is_sent_in_the_clear(name: str) -> None:
 
 
 def rule_groups() -> dict[str, int]:
-    """The number of rules in each group."""
+    """Return the number of rules in each group."""
     return {group["name"]: len(group["rules"]) for path in (*CANONICAL_FILES, *RULE_FILES) for group in groups_of(path)}
 
 
 def steps_to(name: str) -> int:
-    """The most rules that a reading passes through until it reaches a recorded series.
+    """Return the maximum number of rules that a sample passes until it reaches a recorded series.
 
     A rule counts what rules before it record; the chain that a rule makes with its own past is no step.
     """
@@ -171,7 +171,7 @@ def steps_to(name: str) -> int:
 
 
 def test_the_folder_says_what_a_ruler_must_take() -> None:
-    """Mimir's limits, and how long a chain is where an engine delays each step."""
+    """Mimir's limits, and the length of a chain if an engine delays each step."""
     text = " ".join((FOLDER / "README.md").read_text(encoding="utf-8").split())
     groups = rule_groups()
     largest = max(groups, key=lambda name: groups[name])
@@ -203,7 +203,7 @@ def test_vmagent_takes_the_agents_file_where_it_may_leave_out_what_it_does_not_k
 def started(
     example: dict[str, Any], folder: Path, *flags: str, central: Prometheus | None = None
 ) -> Iterator[Prometheus]:
-    """Run an example that scrapes itself every second, and sends to this server where it sends."""
+    """Run an example that scrapes itself every second, and sends to this server."""
     address = f"127.0.0.1:{free_port()}"
     intervals = {key: "1s" for key in example["global"] if key.endswith("_interval")}
     jobs = [{**job, "static_configs": [{"targets": [address]}]} for job in example["scrape_configs"]]
@@ -228,7 +228,7 @@ def started(
 
 
 def awaited(server: Prometheus, query: str) -> list[dict[str, Any]]:
-    """The samples of a query as soon as there are any."""
+    """Return the samples of a query as soon as there are any."""
     return until(lambda: _samples(server, query), f"nothing came for {query}", seconds=_SECONDS)
 
 
@@ -251,7 +251,7 @@ def test_a_real_agent_sends_its_scrapes_under_its_cluster(tmp_path: Path) -> Non
 
 
 def check_edge(folder: Path, central: Prometheus) -> None:
-    """Expect there what an edge's rules record, and nothing of what is not on its list."""
+    """Expect the recorded series of an edge there, and no series outside its list."""
     with started(content("edge-rules.yml"), folder, central=central) as edge:
         thresholds = awaited(central, "stallscope:threshold")
         assert {each["metric"]["cluster"] for each in thresholds} == {"east"}

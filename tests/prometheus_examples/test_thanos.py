@@ -1,4 +1,4 @@
-"""The bundle's rules in Thanos Rule on what Thanos Receive holds, and in Prometheus on the same scrapes."""
+"""The bundle's rules in Thanos Rule on the data of Thanos Receive, and in Prometheus on the same scrapes."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ INTERVAL = 10
 """Seconds between evaluations. One evaluation of all rules takes Thanos Rule some seconds on two cores."""
 PATIENCE = 300.0
 REPLICAS = ("receive_replica", "rule_replica", "tenant_id")
-"""Labels that Receive and Rule add, and that Query takes off."""
+"""Labels that Receive and Rule add, and that Query removes."""
 
 
 @dataclass(frozen=True)
 class Both:
-    """The same moment in both."""
+    """One moment in both systems."""
 
     prometheus: Recorded
     thanos: Recorded
 
     @property
     def settled(self) -> bool:
-        """Whether both have found the cause of every story, and have the same series."""
+        """Return whether both have found the cause of every story, and have the same series."""
         return (
             all(STORIES.items() <= by_run(each).items() for each in (self.prometheus, self.thanos))
             and self.names(self.prometheus) == self.names(self.thanos)
@@ -59,18 +59,18 @@ class Both:
         )
 
     def differences(self, name: str) -> dict[Labels, tuple[set[str], str | None]]:
-        """Subjects of which Thanos has a verdict that Prometheus could not have had."""
+        """Return subjects with a verdict of Thanos that Prometheus could not have had."""
         return self.prometheus.differences(self.thanos, name)
 
     @staticmethod
     def names(of: Recorded) -> set[str]:
-        """Names of series, and of alerts that fire."""
+        """Return the names of series, and of firing alerts."""
         return set(of.samples) | {alert for labels in of.firing for name, alert in labels if name == "alertname"}
 
 
 @contextmanager
 def thanos(folder: Path, files: Sequence[Path]) -> Iterator[tuple[Prometheus, Receiver]]:
-    """Run Receive, Query and Rule as the example has them; Query, and the receiver."""
+    """Run Receive, Query and Rule as in the example; return Query and the receiver."""
     ports = {name: (free_port(), free_port()) for name in ("receive", "query", "rule")}
     receiver = free_port()
     http, grpc = ({name: f"127.0.0.1:{each[place]}" for name, each in ports.items()} for place in (0, 1))

@@ -1,6 +1,6 @@
-"""The bundle's rules in vmalert on VictoriaMetrics, beside the same rules in Prometheus on the same scrapes.
+"""The bundle's rules in vmalert on VictoriaMetrics, next to the same rules in Prometheus on the same scrapes.
 
-Both look at an installation with every kind of trouble from the same moment on, without a past of their own.
+Both start at the same moment, without earlier data, on an installation with every kind of fault.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ pytestmark = [
 INTERVAL = 2
 """Seconds between evaluations: vmalert needs one for each rule in a chain."""
 AHEAD = 390.0
-"""Seconds of scrapes that are still to come when both begin."""
+"""Seconds of scrapes that follow after both have started."""
 PATIENCE = 360.0
 VERDICTS = ("run:verdict:ratio5m", "rank:verdict:ratio5m", "gpu:verdict:ratio5m")
 SCORE_FROM, SCORE_UNTIL = "score_from", "score_until"
-"""Endings of series that only this test records: scores of causes, as if none or each were the verdict already."""
+"""Suffixes of series that only this test records: scores of causes, as if none or each were the current verdict."""
 SHARES = "run_cause:time_lost:ratio5m"
 STORIES = {
     "waiting": "input_few_workers",
@@ -52,7 +52,7 @@ STORIES = {
     "unknown": "insufficient_data",
     "healthy": "compute_bound",
 }
-"""Runs and the causes that their stories have."""
+"""Return the runs and the causes of their stories."""
 
 Labels = frozenset[tuple[str, str]]
 Samples = dict[str, dict[Labels, float]]
@@ -60,16 +60,16 @@ Samples = dict[str, dict[Labels, float]]
 
 @dataclass(frozen=True)
 class Recorded:
-    """What rules and alerts had recorded at one moment."""
+    """Recorded series and alerts at one moment."""
 
     samples: Samples
 
     def verdicts(self, name: str) -> dict[Labels, str]:
-        """The cause of each run, rank or GPU."""
+        """Return the cause of each run, rank or GPU."""
         return {labels - {cause}: cause[1] for labels in self.samples.get(name, {}) if (cause := _cause_in(labels))}
 
     def candidates(self, name: str) -> dict[Labels, set[str]]:
-        """The verdict of each run, rank or GPU, and the causes that stay the verdict where they already are."""
+        """Return the verdict of each run, rank or GPU, and the causes that would stay the verdict."""
         causes = {subject: {cause} for subject, cause in self.verdicts(name).items()}
         highest: dict[Labels, float] = {}
         for labels, score in self.samples.get(f"{name}:{SCORE_FROM}", {}).items():
@@ -92,25 +92,25 @@ class Recorded:
 
     @property
     def firing(self) -> set[Labels]:
-        """Alerts, but for one that looks back an hour, over minutes of recorded series here."""
+        """Return the alerts, except one with a window of an hour, over minutes of recorded series here."""
         alerts = self.samples.get("ALERTS", {})
         return {each for each in alerts if ("alertname", "TrainingGoodputLow") not in each}
 
 
 @dataclass(frozen=True)
 class Both:
-    """The same moment in both."""
+    """One moment in both systems."""
 
     prometheus: Recorded
     victoria_metrics: Recorded
 
     def differences(self, name: str) -> dict[Labels, tuple[set[str], str | None]]:
-        """Subjects of which VictoriaMetrics has a verdict that Prometheus could not have had."""
+        """Return the subjects with a verdict of VictoriaMetrics that Prometheus could not have had."""
         return self.prometheus.differences(self.victoria_metrics, name)
 
     @property
     def settled(self) -> bool:
-        """Whether both have seen enough to agree."""
+        """Return whether both have enough data to agree."""
         stories = [by_run(each) for each in (self.prometheus, self.victoria_metrics)]
         return (
             all(STORIES.items() <= each.items() for each in stories)
@@ -121,9 +121,9 @@ class Both:
 
     @property
     def far_shares(self) -> dict[Labels, tuple[float | None, float | None]]:
-        """Shares that runs lose which are not the same within a twentieth of the time.
+        """Yield the lost shares of runs that differ by more than a twentieth of the time.
 
-        But of one that begins anew every few minutes: MetricsQL divides by the time for which a series has samples.
+        Excludes a run that restarts every few minutes: MetricsQL divides by the time for which a series has samples.
         """
         expected, found = (each.samples.get(SHARES, {}) for each in (self.prometheus, self.victoria_metrics))
         return {
@@ -153,7 +153,7 @@ def recorded(server: Prometheus, moment: int) -> Recorded:
 
 
 def _scores(verdict: str, name: str) -> dict[str, str]:
-    """Return expressions of the causes' scores, from the one of a verdict: the second argument of its `topk`."""
+    """Return the expressions of the causes' scores, from that of a verdict: the second argument of its `topk`."""
     _, _, scores = verdict.partition("(1,\n")
     depth = 1
     for place, character in enumerate(scores):
@@ -168,17 +168,17 @@ def _scores(verdict: str, name: str) -> dict[str, str]:
 
 
 def quick_rules(folder: Path) -> list[Path]:
-    """The bundle's files, so that minutes of evaluation are enough: their expressions stay, but for one moment."""
+    """Return the bundle's files without waits and with one shorter offset, so that minutes of evaluation are enough."""
     written = []
     for path in RULE_FILES:
         content: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
         for group in content["groups"]:
             group.pop("interval", None)
             for rule in group["rules"]:
-                # Before 1.92 vmalert knows no `keep_firing_for`, and fails at words about labels that an alert lacks.
+                # Before 1.92 vmalert does not support `keep_firing_for`, and fails at texts about missing labels.
                 for timing in ("for", "keep_firing_for", "annotations"):
                     rule.pop(timing, None)
-                # What is healthy is so after ten seconds in place of a minute.
+                # A verdict `healthy` needs ten seconds instead of a minute.
                 rule["expr"] = rule["expr"].replace("rank:judged:info offset 1m", "rank:judged:info offset 10s")
             group["rules"] += [
                 {"record": f"{rule['record']}:{ending}", "expr": scores}
@@ -235,7 +235,7 @@ def test_the_same_alerts_fire(both: Both) -> None:
 
 
 def _refused(files: list[Path]) -> str:
-    """What vmalert has against files; nothing if it takes them."""
+    """Return vmalert's errors on files; empty if it accepts them."""
     done = subprocess.run(
         ["vmalert", "-dryRun", *(f"-rule={path}" for path in files)], capture_output=True, text=True, check=False
     )
@@ -247,8 +247,8 @@ def test_vmalert_takes_the_rule_files_as_they_are() -> None:
 
 
 def test_vmalert_takes_the_alerts_but_for_a_field_that_it_knows_since_1_92(tmp_path: Path) -> None:
-    told = _refused(list(ALERT_FILES))
-    assert not told or "unknown fields in rule: keep_firing_for" in told
+    errors = _refused(list(ALERT_FILES))
+    assert not errors or "unknown fields in rule: keep_firing_for" in errors
     without = []
     for path in ALERT_FILES:
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True)

@@ -1,4 +1,4 @@
-"""A real VictoriaMetrics with vmalert beside it, for as long as a test needs them."""
+"""A real VictoriaMetrics with vmalert, for the duration of a test."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ PROGRAMS = ("victoria-metrics", "vmalert")
 
 @dataclass(frozen=True)
 class VictoriaMetrics(Prometheus):
-    """One that was started here."""
+    """A running VictoriaMetrics."""
 
     port: int
 
 
 def missing() -> list[str]:
-    """Programs that are not on PATH."""
+    """Return the programs that are not on PATH."""
     return [name for name in PROGRAMS if shutil.which(name) is None]
 
 
 @contextmanager
 def victoria_metrics(folder: Path) -> Iterator[VictoriaMetrics]:
-    """Run one without data.
+    """Run a VictoriaMetrics without data.
 
     Args:
         folder: where it keeps data and log.
@@ -57,7 +57,7 @@ def victoria_metrics(folder: Path) -> Iterator[VictoriaMetrics]:
 
 @contextmanager
 def vmalert(folder: Path, storage: VictoriaMetrics, files: Sequence[Path], interval: int) -> Iterator[None]:
-    """Evaluate rules on what a VictoriaMetrics holds, and write what comes out into it; alerts reach nobody.
+    """Evaluate rules on the data of a VictoriaMetrics, and write the results into it; alerts notify no one.
 
     Args:
         folder: for its log.

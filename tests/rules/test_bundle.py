@@ -16,7 +16,7 @@ from tests.rules.rulebook import GROUPS, ROOT, RULE_FILES, run_tool
 RUNBOOKS = ROOT / "alerts" / "runbooks"
 SECTIONS = ("What it means", "Confirm", "What to do", "False positives", "Where the thresholds come from")
 CORRECTIVE_WORDS = {
-    "TrainingTelemetryMissing": ("STALLSCOPE_ADDRESS", "warnings in their logs"),
+    "TrainingTelemetryMissing": ("STALLSCOPE_ADDRESS", "their logs for warnings"),
     "StallscopeSourceStuck": ("restart", "driver"),
     "StallscopeValuesRejected": ("Update", "reset"),
     "StallscopeSeriesDropped": ("Raise the limit",),
@@ -25,8 +25,8 @@ CORRECTIVE_WORDS = {
     "StallscopeRulesFailing": ("log", "evaluation_interval"),
     "StallscopeExporterDown": ("restart", "port"),
     "StallscopeSourceFailing": ("log", "--no-collector"),
-    "StallscopeReportsRejected": ("Correct the sender", "limit"),
-    "StallscopeRequestsRefused": ("correct that client", "close the port"),
+    "StallscopeReportsRejected": ("Fix the sender", "limit"),
+    "StallscopeRequestsRefused": ("correct that client", "block its address"),
     "StallscopeExporterUnusable": ("version", "keep the label", "remove one", "label cluster"),
     "StallscopeThresholdMissing": ("Restore", "reload"),
     "Watchdog": ("check Prometheus", "Alertmanager"),

@@ -1,4 +1,4 @@
-"""What happens inside: multiprocessors, pipes, bandwidth."""
+"""Profiling metrics: SMs, pipes, memory bandwidth."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from grafana.builders.dashboard import Row
 from grafana.builders.field import limit_line
 from grafana.builders.panel import Panel, time_series
 from grafana.builders.query import Query, threshold
-from grafana.gpu_rows.asking import CURVE, NAME, share
+from grafana.gpu_rows.gpu_queries import CURVE, NAME, share
 
 
 def row() -> Row:
     """Return the row."""
     return Row(
-        "Inside: multiprocessors, pipes, bandwidth",
+        "SM activity, pipes, memory bandwidth",
         (_sm_active(), _occupancy(), _tensor(), _pipes(), _dram(), _engines()),
         collapsed=True,
     )
@@ -20,25 +20,25 @@ def row() -> Row:
 
 def _sm_active() -> Panel:
     return time_series(
-        "Multiprocessors at work",
-        "Share of multiprocessors with work. Far under the utilisation: kernels are too small; enlarge the batch or "
-        "fuse kernels. Under the dashed line, the rules look for a batch that is too small.",
+        "SM activity",
+        "Share of SMs with work. Far below the utilisation: kernels are too small, so enlarge the batch or fuse "
+        "kernels. Below the dashed line, the rules check for a batch that is too small.",
         [
             Query(share("stallscope_gpu_sm_active_seconds_total"), NAME),
-            threshold("small_batch_sm", "too few"),
+            threshold("small_batch_sm", "low"),
         ],
         unit="percentunit",
         maximum=1,
-        overrides=limit_line("too few"),
+        overrides=limit_line("low"),
         links=CURVE,
     )
 
 
 def _occupancy() -> Panel:
     return time_series(
-        "Occupancy",
-        "Resident warps over the most that the multiprocessors can hold. Low with many multiprocessors at work is a "
-        "matter of the kernels' own limits (registers, shared memory), not of the batch.",
+        "SM occupancy",
+        "Resident warps relative to the maximum of the SMs. If it is low while many SMs are active, the kernels' own "
+        "limits are the reason (registers, shared memory), not the batch.",
         [Query(share("stallscope_gpu_sm_occupancy_seconds_total"), NAME)],
         unit="percentunit",
         maximum=1,
@@ -48,9 +48,9 @@ def _occupancy() -> Panel:
 
 def _tensor() -> Panel:
     return time_series(
-        "Tensor cores",
-        "Share of time in which they issued work. Under the dashed line while multiprocessors work: enable mixed "
-        "precision or TF32, and dimensions that are multiples of eight.",
+        "Tensor core activity",
+        "Share of time in which the tensor cores were active. Below the dashed line while SMs are active: enable mixed "
+        "precision or TF32, and use dimensions that are multiples of eight.",
         [
             Query(share("stallscope_gpu_pipe_active_seconds_total", ', pipe="tensor"'), NAME),
             threshold("tensor_low", "unused"),
@@ -64,9 +64,9 @@ def _tensor() -> Panel:
 
 def _pipes() -> Panel:
     return time_series(
-        "Other pipes",
-        "Share of time in which the floating-point and integer pipes issued work: which arithmetic the kernels really "
-        "use.",
+        "FP64, FP32, FP16 and integer activity",
+        "Share of time in which the floating-point and integer pipes were active: the arithmetic that the kernels "
+        "really use.",
         [Query(share("stallscope_gpu_pipe_active_seconds_total", ', pipe!="tensor"'), f"{NAME} {{{{pipe}}}}")],
         unit="percentunit",
         maximum=1,
@@ -76,25 +76,25 @@ def _pipes() -> Panel:
 
 def _dram() -> Panel:
     return time_series(
-        "Memory bandwidth",
-        "Share of the peak bandwidth of device memory. Over the dashed line with idle tensor cores, memory is the "
-        "limit: fuse elementwise operations, use 16-bit activations.",
+        "Memory bandwidth utilisation",
+        "Share of the peak memory bandwidth. Above the dashed line with idle tensor cores, memory is the limit: fuse "
+        "elementwise operations, use 16-bit activations.",
         [
             Query(share("stallscope_gpu_dram_active_seconds_total"), NAME),
-            threshold("bandwidth_high", "bound by memory"),
+            threshold("bandwidth_high", "memory-bound"),
         ],
         unit="percentunit",
         maximum=1,
-        overrides=limit_line("bound by memory"),
+        overrides=limit_line("memory-bound"),
         links=CURVE,
     )
 
 
 def _engines() -> Panel:
     return time_series(
-        "Engines",
-        "Share of time in which encoder, decoder, JPEG and optical-flow engines worked. Decoding of images and video "
-        "on the GPU shows here.",
+        "Encoder, decoder, JPEG and optical flow",
+        "Utilisation of the encoder, decoder, JPEG and optical-flow engines. Image and video decoding on the GPU "
+        "appears here.",
         [Query(share("stallscope_gpu_engine_busy_seconds_total"), f"{NAME} {{{{engine}}}}")],
         unit="percentunit",
         maximum=1,

@@ -1,6 +1,6 @@
-"""The first screen: what it is, what to change, and what that gains.
+"""First screen: the verdict, its remedy, and the possible gain.
 
-Recorded series only, so that it is there at once however large the run.
+It uses only recorded series, so it loads quickly for runs of any size.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from grafana.builders.verdicts import (
     with_root_remedy,
     with_runbook,
 )
-from grafana.run_rows.asking import (
+from grafana.run_rows.run_queries import (
     BY_RUN,
     CELL_TO_GPU,
     CELL_TO_HOST,
@@ -40,24 +40,24 @@ from grafana.run_rows.asking import (
 _MISSING = {
     "reports": "no fresh reports: see whether the process lives, and where STALLSCOPE_ADDRESS leads",
     "steps": "too few steps yet: wait",
-    "warmup": "the run has only begun: wait",
-    "data_wait": 'phase data_wait is not told: wrap the loader, or use phase("data_wait")',
-    "gpu_idle": "the rank's GPU tells nothing: see the exporter's health",
+    "warmup": "the run has just started: wait",
+    "data_wait": 'phase data_wait is not reported: wrap the loader, or use phase("data_wait")',
+    "gpu_idle": "no data from the rank's GPU: see the exporter's health",
 }
 
 
 def _verdict() -> Panel:
     return stat(
         "Verdict",
-        "What costs the run most now, hardware and standstill before all else. What to change stands below; grey means "
-        "that evidence is missing, and the table of what is missing says which.",
+        "Costliest cause now; hardware faults and stalls take precedence. Grey: data are missing (see the table of "
+        "missing data).",
         [Query(coded(f"run:verdict:ratio5m{{{RUN}}}", "cluster", "namespace", "run"), "{{run}}", instant=True)],
         unit="none",
         mappings=by_code(),
         background=True,
         text_of="auto",
         width=8,
-        no_value="no live rank",
+        no_value="no active rank",
         links=[TO_COMPARE],
     )
 
@@ -65,8 +65,8 @@ def _verdict() -> Panel:
 def _lost() -> Panel:
     return stat(
         "GPU time lost",
-        "Share of the GPUs' time that is lost to all causes together, a mean over the ranks and over five minutes. "
-        "If it is high, begin with the first cause in the table.",
+        "Share of GPU time lost to all causes, mean over the ranks and five minutes. If it is high, start with the "
+        "first cause in the table.",
         [Query(f"run:time_lost:ratio5m{{{RUN}}}", "{{run}}", instant=True)],
         unit="percentunit",
         decimals=0,
@@ -78,22 +78,21 @@ def _lost() -> Panel:
 
 def _gain() -> Panel:
     return stat(
-        "Faster by at most",
-        "How many times as fast the run would be if nothing were lost: 1 / (1 - share lost). The table says what each "
-        "cause has in it; where no step is made there is no figure.",
+        "Possible speedup",
+        "Speed of the run without any loss, relative to now: 1 / (1 - share lost). The table shows the speedup by "
+        "cause. Empty while the run completes no steps.",
         [Query(f"1 / (1 - (run:time_lost:ratio5m{{{RUN}}} < 1))", "{{run}}", instant=True)],
         unit="suffix: times",
         decimals=2,
         text_of="auto",
-        no_value="not foreseeable",
+        no_value="unknown",
     )
 
 
 def _hours() -> Panel:
     return stat(
-        "GPU-hours lost a day",
-        "What that share comes to on all GPUs of the run, and so what there is to win. Weigh it against the work that "
-        "the change is.",
+        "GPU-hours lost per day",
+        "Loss on all GPUs of the run, and so the possible gain. Compare it with the effort of the change.",
         [
             Query(
                 f"24 * run:time_lost:ratio5m{{{RUN}}} * on ({BY_RUN}) group_left () run:gpus:count{{{RUN}}}",
@@ -104,30 +103,30 @@ def _hours() -> Panel:
         unit="short",
         decimals=1,
         text_of="auto",
-        no_value="no GPU claimed",
+        no_value="no GPU",
     )
 
 
 def _goodput() -> Panel:
     return stat(
         "Goodput",
-        "Productive step time over wall time, in the last hour: without waits, saves, restarts, and steps done twice. "
-        "If it is low while little GPU time is lost, look at saves and restarts.",
+        "Productive step time relative to wall time in the last hour, without waits, saves, restarts and repeated "
+        "steps. If it is low but little GPU time is lost, check saves and restarts.",
         [Query(f"run:goodput:ratio1h{{{RUN}}}", "{{run}}", instant=True)],
         unit="percentunit",
         decimals=0,
         colour={"mode": "continuous-RdYlGr"},
         overrides=[Override(("byRegexp", "/.*/"), {"min": 0, "max": 1})],
         text_of="auto",
-        no_value="too new",
+        no_value="too early",
     )
 
 
 def _change() -> Panel:
     return table(
         "What to change first",
-        "The remedy for the verdict, in one sentence, and the rank, GPU, node and root cause where one rank is to "
-        "blame. The runbook says how to confirm it, and how to go about it.",
+        "Remedy for the verdict, and the rank, GPU, node and root cause if one rank is the culprit. The runbook "
+        "describes how to confirm and fix it.",
         [
             Query(
                 with_root_remedy(
@@ -140,7 +139,7 @@ def _change() -> Panel:
             "run": "Run",
             "culprit": "Culprit",
             "remedy": "What to change",
-            "Value": "Lost to it",
+            "Value": "Lost to cause",
             "runbook": "Runbook",
         },
         width=16,
@@ -154,10 +153,10 @@ def _change() -> Panel:
             ),
             by_name("Run", custom__width=140),
             culprit_column(),
-            by_name("Lost to it", unit="percentunit", decimals=0, custom__width=90),
+            by_name("Lost to cause", unit="percentunit", decimals=0, custom__width=90),
             _runbook_column(),
         ],
-        no_value="No live rank of this run.",
+        no_value="No active rank of this run.",
     )
 
 
@@ -168,7 +167,7 @@ def _runbook_column() -> Override:
 def _progress() -> Panel:
     return stat(
         "Progress",
-        "Step reached, and its share of the steps planned where the code tells them.",
+        "Current step, and its share of the planned steps if the code reports them.",
         [
             Query(f"run:step:max{{{RUN}}}", "step", instant=True),
             Query(f"run:step:max{{{RUN}}} / run:steps_planned:max{{{RUN}}}", "of planned", instant=True),
@@ -183,14 +182,14 @@ def _progress() -> Panel:
 
 def _time_left() -> Panel:
     return stat(
-        "Time left",
-        "Time until the planned steps are done, at the pace of the last half hour, saves and evaluations included. "
-        "Missing where no number of steps is told, or while no step is made.",
+        "Time remaining",
+        "Time until the planned steps are done, at the rate of the last 30 minutes including saves and evaluations. "
+        "Empty if the code reports no number of steps, or while no step completes.",
         [Query(f"run:time_left:seconds{{{RUN}}}", "{{run}}", instant=True)],
         unit="s",
         decimals=1,
         text_of="auto",
-        no_value="not foreseeable",
+        no_value="unknown",
     )
 
 
@@ -198,9 +197,9 @@ def _causes() -> Panel:
     share = f"max by ({BY_RUN}, cause) (run_cause:time_lost:ratio5m{{{RUN}}} > 0)"
     hours = f"24 * {share} * on ({BY_RUN}) group_left () run:gpus:count{{{RUN}}}"
     return table(
-        "All causes, the costliest first",
-        "Every cause that costs the run GPU time now, with its remedy. Causes lie behind one another: mend the first, "
-        "then look again.",
+        "All causes, costliest first",
+        "Every cause that costs GPU time now, with its remedy. One cause may hide others: fix the first, then look "
+        "again.",
         [
             Query(with_remedy(with_runbook(share)), table=True),
             Query(with_remedy(with_runbook(f"1 / (1 - ({share} < 1))")), table=True),
@@ -211,7 +210,7 @@ def _causes() -> Panel:
             "cause": "Verdict",
             "Value #A": "Lost",
             "Value #B": "Faster by",
-            "Value #C": "GPU-hours a day",
+            "Value #C": "GPU-hours per day",
             "remedy": "What to change",
             "runbook": "Runbook",
         },
@@ -223,18 +222,18 @@ def _causes() -> Panel:
             by_name("Run", custom__width=140),
             by_name("Lost", unit="percentunit", decimals=1, custom__width=70),
             by_name("Faster by", unit="suffix: times", decimals=2, custom__width=85),
-            by_name("GPU-hours a day", decimals=1, custom__width=125),
+            by_name("GPU-hours per day", decimals=1, custom__width=125),
             _runbook_column(),
         ],
-        no_value="Nothing is lost.",
+        no_value="No loss.",
     )
 
 
 def _alerts() -> Panel:
     labels = "alertname, severity, run, rank, instance, gpu"
     return table(
-        "Alerts firing",
-        "Alerts on the run and on the nodes and GPUs under it. Click a name for its runbook.",
+        "Firing alerts",
+        "Alerts on the run and on its nodes and GPUs. Click a name for its runbook.",
         [
             Query(
                 f'max by ({labels}) (ALERTS{{alertstate="firing", cause!="", {RUN}}}'
@@ -272,14 +271,14 @@ def _alerts() -> Panel:
             by_name("Node", links=[CELL_TO_HOST]),
             by_name("GPU", links=[CELL_TO_GPU], custom__width=55),
         ],
-        no_value="No alert fires.",
+        no_value="No firing alerts.",
     )
 
 
 def _verdicts() -> Panel:
     return state_timeline(
         "Verdict over time",
-        "What cost the run most, at each moment. A gap: no rank lived, or Prometheus did not scrape.",
+        "Costliest cause over time. A gap: no rank was alive, or Prometheus did not scrape.",
         [Query(coded(f"run:verdict:ratio5m{{{RUN}}}", "cluster", "namespace", "run"), "{{run}}")],
         mappings=by_code(),
         height=4,
@@ -291,8 +290,8 @@ def _verdicts() -> Panel:
 def _lost_over_time() -> Panel:
     return time_series(
         "GPU time lost, by cause",
-        "Share of the run's GPU time that each cause takes; of several runs, the mean. A cause that comes and goes is "
-        "worth the moment that it came: look at the marks of saves, restarts and alerts there.",
+        "Share of the run's GPU time that each cause costs; the mean if several runs are selected. If a cause comes "
+        "and goes, compare with the annotations of saves, restarts and alerts.",
         [
             Query(
                 f"sum by (cause) (run_cause:time_lost:ratio5m{{{RUN}}} > 0)"
@@ -310,33 +309,34 @@ def _lost_over_time() -> Panel:
 
 def _missing() -> Panel:
     return table(
-        "What is missing",
-        "Why ranks can't be judged, and how many. Once it is there a verdict follows within a minute or two.",
+        "Missing data",
+        "Reasons why ranks have no verdict, and the number of ranks. Once the data are there, a verdict follows within "
+        "a minute or two.",
         [Query(f"count by (run, missing) (rank:missing:info{{{RANK_HERE}}})", table=True)],
-        columns={"missing": "Missing, and what to do", "Value": "Ranks"},
+        columns={"missing": "Missing data and action", "Value": "Ranks"},
         width=7,
         height=7,
         sort="Ranks",
         overrides=[
             by_name(
-                "Missing, and what to do",
+                "Missing data and action",
                 mappings=texts({name: Text(text) for name, text in _MISSING.items()}),
                 custom__cellOptions={"type": "auto", "wrapText": True},
             ),
             by_name("Ranks", custom__width=65),
         ],
-        no_value="Nothing is missing.",
+        no_value="No missing data.",
     )
 
 
 def _activities() -> Panel:
     return bar_gauge(
-        "Ranks by what they do",
-        "Live ranks by activity. Some in another activity than the rest are what the rest wait for; fewer than the run "
-        "should have means that some are lost.",
+        "Ranks by activity",
+        "Ranks by activity. If a few ranks have another activity, the other ranks wait for them. If there are fewer "
+        "than expected, some are lost.",
         [
             Query(f"sum by (activity) (run_activity:ranks:count{{{RUN}}})", "{{activity}}", instant=True),
-            Query(f"sum(run_world:ranks:count{{{RUN}}})", "known in any state", instant=True),
+            Query(f"sum(run_world:ranks:count{{{RUN}}})", "all known", instant=True),
         ],
         unit="locale",
         decimals=0,

@@ -1,4 +1,4 @@
-"""The graphs that people know from experiment trackers: use, memory, power, temperature, clocks."""
+"""The graphs known from experiment trackers: utilisation, memory, power, temperature, clocks."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from grafana.builders.dashboard import Row
 from grafana.builders.field import Text, limit_line, limits_of_each, texts
 from grafana.builders.panel import Panel, status_history, time_series
 from grafana.builders.query import Query
-from grafana.gpu_rows.asking import CURVE, NAME, share
+from grafana.gpu_rows.gpu_queries import CURVE, NAME, share
 
 
 def row() -> Row:
     """Return the row."""
     return Row(
-        "Use, power, temperature and clocks",
+        "Utilisation, power, temperature and clocks",
         (
             _utilisation(),
             _memory_access(),
@@ -30,8 +30,8 @@ def row() -> Row:
 def _utilisation() -> Panel:
     return time_series(
         "GPU utilisation",
-        "Share of time with at least one kernel resident. It says that the GPU was in use, not that it was used well: "
-        "read it beside the activity of its multiprocessors.",
+        "Share of time with at least one kernel resident. High utilisation does not prove good use: compare with SM "
+        "activity.",
         [Query(share("stallscope_gpu_busy_seconds_total"), NAME)],
         unit="percentunit",
         maximum=1,
@@ -41,9 +41,9 @@ def _utilisation() -> Panel:
 
 def _memory_access() -> Panel:
     return time_series(
-        "Time accessing memory",
-        "Share of time in which device memory was read or written. Near the utilisation at a small batch, it means "
-        "much traffic for little computing; it isn't bandwidth.",
+        "Memory utilisation (time)",
+        "Share of time in which GPU memory was read or written. If it is close to the GPU utilisation at a small "
+        "batch, there is much traffic for little computation. This is not bandwidth.",
         [Query(share("stallscope_gpu_memory_busy_seconds_total"), NAME)],
         unit="percentunit",
         maximum=1,
@@ -53,9 +53,9 @@ def _memory_access() -> Panel:
 
 def _memory_allocated() -> Panel:
     return time_series(
-        "Memory allocated",
-        "Frame buffer held by processes, of all that there is. Frameworks that reserve everything show 100 % whatever "
-        "they need: the run's dashboard has what tensors use.",
+        "GPU memory used",
+        "Framebuffer memory used by processes, as a share of the total. Frameworks that preallocate show 100 % "
+        "whatever they need: the run's dashboard shows the memory of tensors.",
         [
             Query(
                 f"stallscope_gpu_memory_used_bytes{{{GPU}}} / stallscope_gpu_memory_total_bytes{{{GPU}}}",
@@ -71,8 +71,8 @@ def _memory_allocated() -> Panel:
 def _power() -> Panel:
     return time_series(
         "Power",
-        "Board power, and the limit in force as a dashed line. Well under the limit while busy: too little work at a "
-        "time. At the limit: raise the limit, or cool better.",
+        "Board power; dashed: the enforced power limit. Far below the limit while busy: too little work per kernel. At "
+        "the limit: raise the limit, or improve cooling.",
         [
             Query(f"stallscope_gpu_power_watts{{{GPU}}}", NAME),
             Query(f"stallscope_gpu_power_limit_watts{{{GPU}}}", f"{NAME} limit"),
@@ -86,8 +86,8 @@ def _power() -> Panel:
 def _temperature() -> Panel:
     return time_series(
         "Temperature",
-        "Of the GPU and of its memory, and the lowest limits among the GPUs chosen, at which the driver slows down or "
-        "shuts down. Near them: check fans, airflow and hot neighbours.",
+        "Temperature of the GPU and its memory, and the lowest slowdown and shutdown limits of the selected GPUs. Near "
+        "a limit: check fans, airflow and hot neighbours.",
         [
             Query(f"stallscope_gpu_temperature_celsius{{{GPU}}}", f"{NAME} {{{{sensor}}}}"),
             Query(f"min by (limit) (stallscope_gpu_temperature_limit_celsius{{{GPU}}})", "{{limit}} limit"),
@@ -101,9 +101,9 @@ def _temperature() -> Panel:
 
 def _clocks() -> Panel:
     return time_series(
-        "Clock of the multiprocessors",
-        "The clock now; dashed, the highest of this model or, where somebody set a lower one, that. Under it while "
-        "busy: see what holds it down beside this.",
+        "SM clock",
+        "Current SM clock; dashed: the maximum, or the configured clock if it is lower. If the clock is lower while "
+        "busy, check the throttle reasons.",
         [
             Query(f'stallscope_gpu_clock_hertz{{{GPU}, clock="sm"}}', NAME),
             Query(f'stallscope_gpu_clock_max_hertz{{{GPU}, clock="sm"}}', f"{NAME} highest limit"),
@@ -117,9 +117,9 @@ def _clocks() -> Panel:
 
 def _throttling() -> Panel:
     return status_history(
-        "What held clocks down",
-        "Share of time in which clocks were held down, by reason; empty: never. Thermal reasons want cooling, a power "
-        "cap a higher limit, a power brake or hardware slowdown a look at the power supply.",
+        "Clock throttle reasons",
+        "Share of time in which clocks were throttled, by reason; empty if never. Thermal: improve cooling. Power cap: "
+        "raise the limit. Power brake or hardware slowdown: check the power supply.",
         [
             Query(
                 f"max by (cluster, instance, gpu, mig, reason) ({share('stallscope_gpu_throttled_seconds_total')})",
@@ -137,9 +137,9 @@ def _throttling() -> Panel:
 
 def _fans() -> Panel:
     return time_series(
-        "Fans",
-        "Speed over the maximum. At the maximum while hot: the air is too warm or blocked. Passively cooled GPUs have "
-        "none.",
+        "Fan speed",
+        "Share of the maximum speed. At the maximum while hot: the air is too warm or blocked. Passively cooled GPUs "
+        "have no fans.",
         [Query(f"stallscope_gpu_fan_speed_ratio{{{GPU}}}", f"{NAME} fan {{{{fan}}}}")],
         unit="percentunit",
         maximum=1,

@@ -1,4 +1,4 @@
-"""The ways in and out: PCIe and NVLink against what they can do."""
+"""PCIe and NVLink throughput relative to their limits."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from grafana.builders.dashboard import Row
 from grafana.builders.field import RED, Override, limits_of_each
 from grafana.builders.panel import Panel, table, time_series
 from grafana.builders.query import Query
-from grafana.gpu_rows.asking import CURVE, MINUTE, NAME, ONE, PLACE, PLACE_LINKS, rate
+from grafana.gpu_rows.gpu_queries import CURVE, MINUTE, NAME, ONE, PLACE, PLACE_LINKS, rate
 
 
 def row() -> Row:
@@ -20,9 +20,9 @@ def row() -> Row:
 def _pcie() -> Panel:
     return time_series(
         "PCIe throughput",
-        "Bytes a second each way. Dashed, what the link can carry as it is now: lanes x 2 ^ generation x the bytes a "
-        "second of a lane per such unit (threshold h2d_lane_bytes). Near it: send fewer bytes, or overlap copies with "
-        "computing.",
+        "Bytes per second in each direction. Dashed: maximum of the link as it is now: lanes x 2 ^ generation x bytes "
+        "per second of a lane per such unit (threshold h2d_lane_bytes). Near it: copy fewer bytes, or overlap copies "
+        "with computation.",
         [
             Query(rate("stallscope_gpu_pcie_receive_bytes_total"), f"{NAME} to the GPU"),
             Query(rate("stallscope_gpu_pcie_transmit_bytes_total"), f"{NAME} from the GPU"),
@@ -44,8 +44,8 @@ def _pcie() -> Panel:
 def _nvlink() -> Panel:
     return time_series(
         "NVLink throughput",
-        "Bytes a second over all links, each way. The driver doesn't say what the links can carry, so that no limit "
-        "is drawn. Nothing here: this GPU has no NVLink.",
+        "Bytes per second over all links, in each direction. The driver does not report the links' maximum, so no "
+        "limit is shown. Empty: this GPU has no NVLink.",
         [
             Query(rate("stallscope_gpu_nvlink_receive_bytes_total"), f"{NAME} received"),
             Query(rate("stallscope_gpu_nvlink_transmit_bytes_total"), f"{NAME} sent"),
@@ -57,9 +57,9 @@ def _nvlink() -> Panel:
 
 def _pcie_state() -> Panel:
     return time_series(
-        "PCIe link against what is possible",
-        "Generation and lanes over the most possible; 100 % is right. The generation may fall while idle; the last "
-        "curve is what the rules call degraded.",
+        "PCIe link relative to its maximum",
+        "Generation and lanes relative to the maximum; 100 % is correct. The generation may fall while idle. The last "
+        "line is the degradation that the rules use.",
         [
             Query(
                 f"stallscope_gpu_pcie_link_generation{{{GPU}}} / stallscope_gpu_pcie_link_generation_max{{{GPU}}}",
@@ -79,9 +79,9 @@ def _pcie_state() -> Panel:
 
 def _replays() -> Panel:
     return time_series(
-        "PCIe replays a minute",
-        "Packets sent again. A few are normal; where the rules judge them too many for this link, that curve is drawn "
-        "too: reseat the card or its riser.",
+        "PCIe replays per minute",
+        "Replayed packets. A few are normal. If the rules find too many for this link, that line is shown too: reseat "
+        "the card or its riser.",
         [
             Query(f"{MINUTE} * {rate('stallscope_gpu_pcie_replays_total')}", NAME),
             Query(f"gpu:pcie_replays:per_minute5m{{{GPU}}}", f"{NAME} too many"),
@@ -95,8 +95,8 @@ def _replays() -> Panel:
 def _pcie_link() -> Panel:
     return table(
         "PCIe link",
-        "Generation and lanes now, and the most that GPU and slot can do. Fewer lanes than possible: reseat the card. "
-        "A lower generation is normal while idle.",
+        "Current generation and lanes, and the maximum of GPU and slot. Fewer lanes than possible: reseat the card. A "
+        "lower generation is normal while idle.",
         [
             Query(f"max by ({ONE}) (stallscope_gpu_pcie_link_generation{{{GPU}}})", table=True),
             Query(f"max by ({ONE}) (stallscope_gpu_pcie_link_generation_max{{{GPU}}})", table=True),
@@ -108,20 +108,20 @@ def _pcie_link() -> Panel:
             "Value #A": "Generation",
             "Value #B": "possible",
             "Value #C": "Lanes",
-            "Value #D": "possible lanes",
+            "Value #D": "maximum lanes",
         },
         unit="none",
         width=12,
         overrides=PLACE_LINKS,
-        no_value="No GPU here tells its PCIe link.",
+        no_value="No selected GPU reports its PCIe link.",
     )
 
 
 def _links_up() -> Panel:
     return time_series(
-        "NVLinks up",
-        "Links that are up; dashed, those that the GPU has. Fewer while its neighbours have all: check the fabric "
-        "manager, then the bridge or baseboard.",
+        "Active NVLinks",
+        "Active links; dashed: all links of the GPU. If only this GPU has inactive links, check the fabric manager, "
+        "then the bridge or baseboard.",
         [
             Query(f"stallscope_gpu_nvlink_links_active{{{GPU}}}", NAME),
             Query(f"stallscope_gpu_nvlink_links{{{GPU}}}", f"{NAME} limit"),

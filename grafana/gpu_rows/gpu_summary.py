@@ -1,4 +1,4 @@
-"""What each GPU loses, and to whom: the first screen, from recorded series and who holds it alone."""
+"""First screen: losses and holders of each GPU, from recorded series and the owner series."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from grafana.builders.verdicts import (
     with_remedy,
     with_runbook,
 )
-from grafana.gpu_rows.asking import CURVE, NAME, ONE, OWNER, PLACE, PLACE_LINKS, TO_RANK, TO_RUN
+from grafana.gpu_rows.gpu_queries import CURVE, NAME, ONE, OWNER, PLACE, PLACE_LINKS, TO_RANK, TO_RUN
 
 
 def row() -> Row:
@@ -29,9 +29,8 @@ def row() -> Row:
 def _verdicts() -> Panel:
     return table(
         "Verdict of each GPU",
-        "What costs each GPU most of its time, the share of the last five minutes that it costs, what to change "
-        "first, and the run that computes there (one of them where several do). Click the run for its phases, the "
-        "node for its host.",
+        "Costliest cause of each GPU, the share of the last five minutes that it costs, its remedy, and the run on the "
+        "GPU (one of them if there are several). Click the run for its phases, the node for its host.",
         [
             Query(
                 with_runbook(
@@ -63,14 +62,14 @@ def _verdicts() -> Panel:
             by_name("Run", links=[TO_RUN]),
             by_name("Rank", links=[TO_RANK], custom__width=70),
         ],
-        no_value="No verdict: no GPU was chosen, or Prometheus has no rules of Stallscope.",
+        no_value="No verdict: no GPU is selected, or Prometheus has not loaded the Stallscope rules.",
     )
 
 
 def _verdict_timeline() -> Panel:
     return state_timeline(
         "Verdicts over time",
-        "The verdict of each GPU at each moment. A gap means that the GPU or its node told nothing.",
+        "Verdict of each GPU over time. A gap means that there are no data from the GPU or its node.",
         [Query(coded(f"gpu:verdict:ratio5m{{{GPU}}}", "cluster", "instance", "gpu", "uuid", "mig"), NAME)],
         mappings=by_code(),
         width=16,
@@ -82,9 +81,9 @@ def _verdict_timeline() -> Panel:
 
 def _causes() -> Panel:
     return bar_gauge(
-        "Where the time of these GPUs goes",
-        "Share of the time of all GPUs chosen that each cause costs, over the last five minutes. Start with the "
-        "longest.",
+        "Time lost by cause",
+        "Share of the time of all selected GPUs that each cause costs, over the last five minutes. Start with the "
+        "largest.",
         [
             Query(
                 f"""
@@ -116,16 +115,16 @@ def _what_it_is() -> Panel:
         {info}
     """
     return table(
-        "What each GPU is, and who holds it",
-        "Model, driver, how the GPU is handed out, and who holds it now (one holder where several share; all of them "
-        "stand below, under Owners). Columns without text mean: not held in that way.",
+        "GPU models and holders",
+        "Model, driver, allocation mode, and the current holder (one of them if the GPU is shared; all are listed "
+        "below under Owners). An empty column means that the GPU has no such holder.",
         [Query(held, table=True)],
         columns={
             **PLACE,
             "model": "Model",
             "driver_version": "Driver",
             "cuda_version": "CUDA",
-            "sharing": "Handed out",
+            "sharing": "Allocation",
             "user": "User",
             "namespace": "Namespace",
             "pod": "Pod",
@@ -136,5 +135,5 @@ def _what_it_is() -> Panel:
         unit="none",
         height=5,
         overrides=PLACE_LINKS,
-        no_value="No GPU answers on the nodes chosen.",
+        no_value="No GPU reports on the selected nodes.",
     )
