@@ -7,8 +7,8 @@ For a training loop, three lines at most:
     for batch in stallscope.track(loader, run="resnet50"):
         train(batch)
 
-Every step's time and its wait for data then stand in the node's exporter. `Run` tells more: phases, loss, progress.
-Importing this package loads nothing but the standard library, and starts nothing.
+Every step's time and its wait for data are then exposed by the node's exporter. `Run` reports more: phases, loss,
+progress. Importing this package loads nothing but the standard library, and starts nothing.
 """
 
 from __future__ import annotations

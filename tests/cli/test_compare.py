@@ -119,7 +119,7 @@ def test_the_cause_that_makes_the_difference_is_named_with_what_to_change(
 ) -> None:
     said = answer(capsys, server, "two-gpus", "real-data")
     assert "real-data takes 41.9 % more GPU time for each sample" in said
-    assert "+41.8 %  Waiting for data: processors full (0 % there, 30 % here)" in said
+    assert "+41.8 %  Waiting for data: CPUs saturated (0 % there, 30 % here)" in said
     assert "Decode and augment less per sample" in said
     assert "unexplained" not in said
 
@@ -128,7 +128,7 @@ def test_what_to_change_stands_with_its_cause_and_not_with_what_is_unexplained()
     fast = RunFigures("fast", 900, gpus=1, samples=100, time_lost=0.0)
     slow = RunFigures("slow", 900, gpus=1, samples=40, time_lost=0.4, lost={"input_cpu_saturated": 0.4})
     lines = text(comparison.compare([fast, slow])).splitlines()
-    (cause,) = (number for number, line in enumerate(lines) if "processors full" in line)
+    (cause,) = (number for number, line in enumerate(lines) if "CPUs saturated" in line)
     assert "Decode and augment less per sample" in lines[cause + 1]
     assert any("unexplained" in line for line in lines[cause + 2 :])
 

@@ -85,7 +85,7 @@ def test_the_exporter_s_page_is_read() -> None:
 
 @pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 404 Not Found\r\n\r\nno", b"SSH-2.0-OpenSSH_9.2\r\n"])
 def test_another_server_is_told_from_an_exporter(answer: bytes) -> None:
-    with served(answer) as url, pytest.raises(ValueError, match="answered"):
+    with served(answer) as url, pytest.raises(ValueError, match="responded"):
         Exporter(url).counters(FIRST)
 
 

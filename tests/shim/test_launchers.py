@@ -113,13 +113,13 @@ def test_a_rank_outside_its_world_is_warned_of_once_and_taken(caplog: pytest.Log
     for _ in range(2):
         assert launchers.ranks({"RANK": "9", "LOCAL_RANK": "1", "WORLD_SIZE": "8"}) == (9, 1, 1)
     assert [record.message for record in caplog.records] == [
-        "torchrun tells of rank 9, local rank 1, in a world of 8; the world is left open"
+        "torchrun sets rank 9, local rank 1, in a world of 8; the world stays unknown"
     ]
 
 
 def test_a_world_left_over_from_elsewhere_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     assert launchers.ranks({"RANK": "0", "WORLD_SIZE": "1", **SLURM}) == (0, None, 1)
-    assert "torchrun tells of a world of 1, Slurm of 8; the former is taken" in caplog.text
+    assert "torchrun sets a world of 1, Slurm of 8; the former is used" in caplog.text
     caplog.clear()
     assert launchers.ranks({"RANK": "0", "WORLD_SIZE": "1", **BATCH}) == (0, None, 1)
     assert caplog.text == ""

@@ -466,7 +466,7 @@ def test_a_condition_that_raises_is_asked_no_more(
     run.trace(when=when, directory=str(folder))
     train(run, clock, 5)
     assert asked == [0]
-    assert "asking which step to trace failed" in caplog.text
+    assert "choosing steps to trace failed" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -100,7 +100,7 @@ class Alert:
     """The alert on a cause. `alerts/alert_rules.py` writes the rule."""
 
     severity: Severity
-    """Highest severity. A run with job class `experiment` raises at most info, and an unused GPU at most a warning."""
+    """Highest severity: info for a run of job class `experiment`, at most warning for an unused GPU."""
     shape: Shape
     summary: str
     description: str
@@ -137,7 +137,7 @@ class Cause:
 
     @property
     def subject(self) -> Subject:
-        """Subject of its alert."""
+        """What its alert names."""
         return _SUBJECTS.get(self.domain, "training")
 
     @property
@@ -183,9 +183,9 @@ CAUSES: dict[str, Cause] = {
                 "warning",
                 Loss("input_warning", "input_high"),
                 "Training run waits for its input data.",
-                """{loses} waiting for the next batch: {faster}. Nothing on its host shows why: raise the number of
+                """{loses} waiting for the next batch: {faster}. Its host shows no reason. Raise the number of
                 loader workers and the prefetch depth, keep workers alive between epochs, and check where the data
-                is (cache it on a local disk).""",
+                are stored (cache them on a local disk).""",
             ),
             mutes=_WAITS_FOR_DATA,
         ),
@@ -194,12 +194,12 @@ CAUSES: dict[str, Cause] = {
             102,
             "input",
             "performance",
-            "Waiting for data: CPUs full",
+            "Waiting for data: CPUs saturated",
             "Decode and augment less per sample, or give the job more CPUs per GPU.",
             Alert(
                 "warning",
                 Loss("input_warning", "input_high"),
-                "Training run waits for data: its CPUs are full.",
+                "Training run waits for data: its CPUs are saturated.",
                 """{loses} waiting for batches that the CPUs cannot prepare in time: {faster}. More workers will
                 not help. Decode and augment less per sample (cache decoded data, resize offline, decode faster or
                 on the GPU), or give the job more CPUs per GPU.""",
@@ -219,7 +219,7 @@ CAUSES: dict[str, Cause] = {
                 Loss("input_warning", "input_high"),
                 "Training run waits for data: its CPU quota throttles it.",
                 """{loses} waiting for data, while its container's CPU limit throttles the loader and the node has
-                CPUs left: {faster}. Raise or remove the limit, or run no more workers than it allows. More
+                idle CPUs: {faster}. Raise or remove the limit, or run no more workers than it allows. More
                 workers will not help.""",
                 wait="10m",
             ),
@@ -252,7 +252,7 @@ CAUSES: dict[str, Cause] = {
             Alert(
                 "warning",
                 Loss("input_warning", "input_high"),
-                "Training run waits for data: one thread does it all.",
+                "Training run waits for data: one thread does all the work.",
                 """{loses} waiting for data, while one thread is at its limit and CPUs are idle: {faster}. Move
                 decoding and collation out of the training process into workers, shard an iterable data set over
                 them, and avoid Python loops over samples.""",
@@ -270,7 +270,7 @@ CAUSES: dict[str, Cause] = {
                 "warning",
                 Loss("input_warning", "input_high"),
                 "Training run waits for data: too many loader workers.",
-                """{loses} waiting for data: more than two workers for each CPU{workers} hold each other up:
+                """{loses} waiting for data, because more than two workers per CPU{workers} delay each other:
                 {faster}. Reduce num_workers to one per CPU that the rank may use, and set threads inside them
                 to one (OMP_NUM_THREADS, OpenCV).""",
             ),
@@ -286,7 +286,7 @@ CAUSES: dict[str, Cause] = {
             Alert(
                 "warning",
                 Loss("input_warning", "input_high"),
-                "Training run waits for data: its disks are the limit.",
+                "Training run waits for data: its disks are saturated.",
                 """{loses} waiting for data that the disks deliver too slowly: {faster}. Read from local NVMe, cache in
                 memory what fits, and store samples in large sequential shards with more read-ahead. More workers
                 will not help.""",
@@ -303,14 +303,14 @@ CAUSES: dict[str, Cause] = {
             Alert(
                 "warning",
                 Loss("input_warning", "input_high"),
-                "Training run waits for data: its network link is full.",
-                """{loses} waiting for data that the network cannot carry faster: {faster}. {{ with printf
+                "Training run waits for data: its network link is saturated.",
+                """{loses} waiting for data that the network cannot deliver faster: {faster}. {{ with printf
                 "run:input_ceiling:rate5m{run=%q,namespace=%q,cluster=%q}" $labels.run $labels.namespace
                 $labels.cluster | query }}The link carries at most {{ . | first | value | printf "%.0f" }} samples a
                 second{{ with printf "run:input_sample:bytes5m{run=%q,namespace=%q,cluster=%q}" $labels.run
                 $labels.namespace $labels.cluster | query }} of {{ . | first | value | humanize }}B each{{ end }}.
-                {{ end }}Cache the data on the node, compress or shrink it before it travels, give each node its own
-                part, or use a faster link.""",
+                {{ end }}Cache the data on the node, compress or shrink it before the transfer, give each node its own
+                shard, or use a faster link.""",
             ),
             mutes=("input_bound", *_WAITS_FOR_DATA),
         ),
@@ -320,14 +320,14 @@ CAUSES: dict[str, Cause] = {
             "input",
             "performance",
             "Waiting for data: slow storage",
-            "Request more at once (connections, larger objects), or stage the data on the node.",
+            "Request more in parallel (connections, larger objects), or stage the data on the node.",
             Alert(
                 "warning",
                 Loss("input_warning", "input_high"),
-                "Training run waits for data: its storage answers slowly.",
-                """{loses} waiting for a network file system with 64 operations or more in flight: {faster}. Request
-                more at once (more connections such as nconnect, larger objects or shards), or stage the data on the
-                node before training.""",
+                "Training run waits for data: its network storage is slow.",
+                """{loses} waiting for a network file system with 64 or more operations in flight: {faster}. Request
+                more in parallel (more connections such as nconnect, larger objects or shards), or stage the data on
+                the node before training.""",
             ),
             mutes=("input_bound", *_WAITS_FOR_DATA),
         ),
@@ -343,7 +343,8 @@ CAUSES: dict[str, Cause] = {
                 "warning",
                 Loss("h2d_warning", "h2d_high"),
                 "Training run waits for copies to its GPUs.",
-                """{loses} in copies from host to GPU that nothing hides: {faster}. Pin the memory of batches
+                """{loses} in copies from host to GPU that do not overlap with computation: {faster}. Pin the memory of
+                batches
                 (pin_memory), copy with non_blocking=True and prefetch the next batch on a side stream; send bytes
                 (uint8) and normalise on the GPU.""",
             ),
@@ -359,7 +360,7 @@ CAUSES: dict[str, Cause] = {
                 "warning",
                 DeviceClass(),
                 "Training steps have too little work for the GPU.",
-                """GPUs of run {run} look busy and do little: each step is too small{idle_sms}. Raise the batch size{{
+                """GPUs of run {run} look busy but do little: each step is too small{idle_sms}. Raise the batch size{{
                 with printf "max(stallscope_training_allocator_peak_bytes{run=%q,cluster=%q}) / on ()
                 max(stallscope_gpu_memory_total_bytes and on (cluster, job, instance, gpu, uuid)
                 rank_gpu:claim:info{run=%q,cluster=%q})" $labels.run $labels.cluster $labels.run $labels.cluster |
@@ -399,8 +400,8 @@ CAUSES: dict[str, Cause] = {
                 Loss("sync_warning", "sync_high"),
                 "Training run loses time outside its measured phases.",
                 """{loses} outside every measured phase, with its GPUs idle: {faster}. Avoid .item(), .cpu() and print
-                in each step, log only every 50 steps or so, switch anomaly detection off, and control garbage
-                collection; or name what it is with run.phase().""",
+                in each step, log less often, disable anomaly detection, and control garbage collection; or name the
+                work with run.phase().""",
             ),
         ),
         Cause(
@@ -414,7 +415,8 @@ CAUSES: dict[str, Cause] = {
                 "info",
                 DeviceClass(),
                 "GPU memory bandwidth limits the training run.",
-                """GPUs of run {run} move data most of the time{idle_sms}. Fuse elementwise operations (torch.compile),
+                """GPUs of run {run} transfer data to and from their memory most of the time{idle_sms}. Fuse
+                elementwise operations (torch.compile),
                 keep activations in 16 bits, use channels-last layouts, flash attention and larger matrix products.""",
                 wait="2m",
             ),
@@ -430,7 +432,8 @@ CAUSES: dict[str, Cause] = {
                 "info",
                 DeviceClass(),
                 "Tensor cores are not used.",
-                """SMs of the GPUs of run {run} work, but not their tensor cores{idle_sms}. Switch on mixed precision
+                """The SMs of the GPUs of run {run} are active, but not their tensor cores{idle_sms}. Enable mixed
+                precision
                 (bf16) or TF32, and make matrix dimensions multiples of 8.""",
                 wait="7m",
             ),
@@ -445,7 +448,7 @@ CAUSES: dict[str, Cause] = {
             Alert(
                 "info",
                 DeviceClass(),
-                "Training run does little useful arithmetic.",
+                "Training run has a low model FLOPs utilisation (MFU).",
                 """Run {run} does {{ with printf "run:mfu:ratio5m{run=%q,namespace=%q,cluster=%q}" $labels.run
                 $labels.namespace $labels.cluster | query }}{{ . | first | value | humanizePercentage }}{{ else
                 }}little{{ end }} of the arithmetic that its GPUs could{idle_sms}. Check precision, kernels,
@@ -459,7 +462,7 @@ CAUSES: dict[str, Cause] = {
             "device",
             "harmless",
             "GPU-bound, well used",
-            "Nothing to mend; a faster GPU or more of them.",
+            "Nothing to fix; use a faster GPU or more GPUs.",
         ),
         # GPU memory.
         Cause(
@@ -474,9 +477,9 @@ CAUSES: dict[str, Cause] = {
                 "info",
                 Expression("run:memory_headroom:ratio"),
                 "GPU memory of a run has room for a larger batch.",
-                """Run {run} uses {share} of its GPUs' memory at most, and they are not always busy: a larger batch
-                fits, and each step would do more for its overhead. Raise the batch size step by step (and the
-                learning rate with it), or use a smaller GPU.""",
+                """Run {run} uses at most {share} of its GPUs' memory, and the GPUs are not always busy: a larger batch
+                fits and has less overhead per sample. Raise the batch size step by step (and the learning rate with
+                it), or use a smaller GPU.""",
                 wait="10m",
             ),
         ),
@@ -526,9 +529,9 @@ CAUSES: dict[str, Cause] = {
             Alert(
                 "warning",
                 Expression("max by ({run}) (rank:memory_leak:bytes50m)"),
-                "GPU memory of a run grows and grows.",
-                """GPU memory held by tensors of run {run} has grown by {bytes} in 50 minutes, without a
-                pause, and will fill it within a day. Detach losses before summing them (loss.item()), drop retained
+                "GPU memory of a run keeps growing.",
+                """The tensor memory of run {run} on a GPU has grown steadily by {bytes} in 50 minutes,
+                and will fill the GPU within a day. Detach losses before summing them (loss.item()), drop retained
                 graphs, and clear lists of outputs; until then save a checkpoint before memory is full.""",
                 keep="20m",
             ),
@@ -544,8 +547,9 @@ CAUSES: dict[str, Cause] = {
                 "info",
                 Expression("max by ({run}) (rank:memory_fragmented:ratio5m)"),
                 "GPU memory of a run is fragmented.",
-                """The allocator of run {run} holds {{ $value | printf "%.1f" }} times what its tensors use of a GPU's
-                memory: it is cut in pieces that fit nothing. Use expandable segments (PYTORCH_CUDA_ALLOC_CONF),
+                """The allocator of run {run} has reserved {{ $value | printf "%.1f" }} times the memory that its
+                tensors
+                use, in blocks that are too small for large tensors. Use expandable segments (PYTORCH_CUDA_ALLOC_CONF),
                 avoid changing shapes, and empty the cache after an evaluation.""",
                 wait="10m",
             ),
@@ -562,9 +566,9 @@ CAUSES: dict[str, Cause] = {
                 "info",
                 Expression("run_rank:memory_imbalance:ratio"),
                 "One rank of a run needs far more GPU memory.",
-                """Rank {rank} of run {run} needs {share} more GPU memory than the others do on average, and limits the
-                batch of all of them. Balance shards and stages, gather and log on the CPU instead, and use
-                DDP instead of DataParallel.""",
+                """Rank {rank} of run {run} needs {share} more GPU memory than the mean of the others, and limits the
+                batch size of all ranks. Balance shards and stages, gather and log on the CPU, and use DDP instead of
+                DataParallel.""",
                 wait="10m",
             ),
         ),
@@ -580,7 +584,7 @@ CAUSES: dict[str, Cause] = {
             Alert(
                 "warning",
                 Over('run_cause:time_lost:ratio1h{cause="checkpoint_stall"}', "output_warning", loses=True),
-                "Training stands still while it saves checkpoints.",
+                "Training is blocked while it saves checkpoints.",
                 """Blocking saves took {share} of run {run}'s last hour. Save asynchronously
                 (torch.distributed.checkpoint.async_save or the like), to a local disk first and upload from there,
                 with every rank writing its own part; or save less often, about every sqrt(2 x save time x time
@@ -599,9 +603,9 @@ CAUSES: dict[str, Cause] = {
                 "warning",
                 Over('run_cause:time_lost:ratio1h{cause="evaluation_overhead"}', "evaluation_warning", loses=True),
                 "Evaluation takes much of the training time.",
-                """Evaluation took {share} of run {run}'s last hour. It is useful work; if that is more than you meant
-                to spend: evaluate less often or on a subset, with a larger batch and without gradients, or in a
-                separate job that reads the checkpoints.""",
+                """Evaluation took {share} of run {run}'s last hour. It is useful work. If this is too much, evaluate
+                less often or on a subset, with a larger batch and without gradients, or in a separate job that reads
+                the checkpoints.""",
             ),
             mutes=_PAUSES,
         ),
@@ -637,9 +641,9 @@ CAUSES: dict[str, Cause] = {
                     """,
                     loses=True,
                 ),
-                "Logging or callbacks hold training up.",
-                """GPUs of run {run} idle for {share} of the time while the loop logs, calls back or is in a phase of
-                the user's own. Move that work to a thread, do it less often, and reduce on the GPU before copying
+                "Logging or callbacks block training.",
+                """GPUs of run {run} idle for {share} of the time while the loop logs, runs callbacks or is in a phase
+                with a custom name. Move that work to a thread, do it less often, and reduce on the GPU before copying
                 (one number, not a tensor); stallscope_training_phase_max_seconds names the longest.""",
             ),
             mutes=_PAUSES,
@@ -673,8 +677,8 @@ CAUSES: dict[str, Cause] = {
                     loses=True,
                 ),
                 "A few very slow steps cost much time.",
-                """Slow steps lose {share} of run {run}'s time against the usual ones, and no phase explains them.
-                Compare their moments with garbage collection (gc.freeze, collect every N steps), recompilations
+                """Slow steps cost {share} of run {run}'s time, and no phase explains them.
+                Compare their times with garbage collection (gc.freeze, collect every N steps), recompilations
                 (pad or bucket shapes), write-back of the page cache and other jobs on the node.""",
                 wait="15m",
             ),
@@ -692,8 +696,8 @@ CAUSES: dict[str, Cause] = {
                 "Training steps have become slower.",
                 """For the same work, steps of run {run} take longer than an hour before, which loses {share} of its
                 time. Look for what changed then: clocks and temperature, other jobs on the node, the network,
-                longer sequences, memory or objects that grow with every step. A restart shows whether it is the
-                process or the machine.""",
+                longer sequences, memory or objects that grow with every step. A restart shows whether the
+                process or the machine is the cause.""",
                 wait="10m",
             ),
         ),
@@ -707,11 +711,11 @@ CAUSES: dict[str, Cause] = {
             Alert(
                 "warning",
                 Found(),
-                "Training has been starting for very long.",
-                """{share} of the ranks of run {run} have not made a first step, {{ printf
+                "Training run takes very long to start.",
+                """{share} of the ranks of run {run} have not completed a first step, {{ printf
                 "stallscope:threshold{name='init_seconds'}" | query | first | value | humanizeDuration }} after
                 their start. Stream or pre-stage data instead of downloading it first, cache compiled graphs and
-                kernels, load weights in parallel; and look whether a rank waits for one that never came.""",
+                kernels, load weights in parallel; and check whether a rank waits for a missing one.""",
                 wait="1m",
                 keep="0m",
             ),
@@ -730,11 +734,11 @@ CAUSES: dict[str, Cause] = {
             Alert(
                 "critical",
                 Found(),
-                "Training makes no progress though its processes live.",
-                """{share} of the ranks of run {run} have made no step for over a minute, and for longer than all but
-                their rarest steps take.{gone}{culprit} Dump the stacks of every rank (py-spy dump, or the
-                collective library's flight recorder) before the job is killed, look for the rank that waits
-                elsewhere than the others, then restart from the last checkpoint.""",
+                "Training is stalled, but its processes are alive.",
+                """{share} of the ranks of run {run} have not completed a step for over a minute, and for far longer
+                than their steps usually take.{gone}{culprit} Dump the stacks of every rank (py-spy dump, or the
+                collective library's flight recorder) before the job is killed, find the rank whose stack differs
+                from the others, then restart from the last checkpoint.""",
                 wait="1m",
                 keep="5m",
             ),
@@ -751,9 +755,10 @@ CAUSES: dict[str, Cause] = {
                 "critical",
                 Found(),
                 "Training hangs in a collective operation.",
-                """{share} of the ranks of run {run} make no step while GPUs spin: fully busy at low, even power, as in
-                a collective operation that never ends.{gone} Find the rank whose GPU does not spin: it isn't in the
-                collective.{culprit} Dump stacks and the flight recorder (py-spy dump, TORCH_NCCL_TRACE_BUFFER_SIZE)
+                """{share} of the ranks of run {run} complete no step while GPUs spin: they are fully busy at low,
+                constant power, as in a collective operation that never completes.{gone} Find the rank whose GPU does
+                not spin: it is not in the collective.{culprit} Dump stacks and the flight recorder (py-spy dump,
+                TORCH_NCCL_TRACE_BUFFER_SIZE)
                 before the library's timeout kills the job, then restart from the last checkpoint, without that node
                 if it happens again.""",
                 wait="1m",
@@ -766,16 +771,17 @@ CAUSES: dict[str, Cause] = {
             409,
             "time",
             "progress",
-            "Hung in input or output",
+            "Hung in I/O",
             "Check the mounts and disks that the ranks wait for.",
             Alert(
                 "critical",
                 Found(),
-                "Training hangs in input or output.",
-                """{share} of the ranks of run {run} make no step, their GPUs idle, and on one of their nodes all tasks
+                "Training hangs in I/O.",
+                """{share} of the ranks of run {run} complete no step, their GPUs idle, and on one of their nodes all
+                tasks
                 wait for storage.{culprit} Check that node's mounts and disks (dmesg, mountstats, tasks in state D) and
-                the storage service behind them; mend or remount it, then restart from the last checkpoint if the run
-                does not go on by itself.""",
+                the storage service behind them. Repair or remount it, then restart from the last checkpoint if the run
+                does not continue by itself.""",
                 wait="1m",
                 keep="5m",
             ),
@@ -786,15 +792,15 @@ CAUSES: dict[str, Cause] = {
             410,
             "time",
             "progress",
-            "Restarts again and again",
+            "Restart loop",
             "Read why the last attempt ended before the next one.",
             Alert(
                 "warning",
                 Expression("run:restarts:increase1h >= threshold(restart_count)"),
-                "Training restarts again and again.",
-                """Run {run} has restarted {rounded} times within an hour. Read how the last attempts ended (the log's
-                last lines, the kernel log, alerts of its nodes) and mend that, or leave out the node on which it
-                begins; save checkpoints more often than it fails.""",
+                "Training restarts repeatedly.",
+                """Run {run} has restarted {rounded} times within an hour. Find out how the last attempts ended (the
+                log's last lines, the kernel log, alerts of its nodes) and fix the reason, or exclude the node on which
+                it starts; save checkpoints more often than it fails.""",
                 wait="0m",
             ),
             mutes=("long_init", "scaling_inefficient", "step_outliers", "step_time_drift", *_BETWEEN_ATTEMPTS),
@@ -805,7 +811,7 @@ CAUSES: dict[str, Cause] = {
             "time",
             None,
             "Little productive time",
-            "Attend to the largest loss first: the verdicts name it.",
+            "Fix the largest loss first: the verdicts name it.",
             # Silent for an hour after an alert on a single loss: this alert is for the sum of small or intermittent
             # losses.
             Alert(
@@ -840,10 +846,9 @@ CAUSES: dict[str, Cause] = {
                     loses=True,
                 ),
                 "Little of the training time is productive.",
-                """{share} of run {run}'s last hour went neither into productive steps nor into evaluation, but into
-                starts, restores, waiting, saving, or steps that a return to a checkpoint has lost. Attend to the
-                largest part first: the run's page shows it by cause. Save more often if steps are lost, and shorten
-                starts if it restarts.""",
+                """{share} of run {run}'s last hour was neither productive steps nor evaluation, but starts, restores,
+                waiting, saving, or steps lost by a return to a checkpoint. Start with the largest loss: the run's
+                dashboard shows it by cause. Save more often if steps are lost, and shorten starts if it restarts.""",
                 wait="10m",
             ),
             is_slowness=True,
@@ -858,10 +863,10 @@ CAUSES: dict[str, Cause] = {
             Alert(
                 "critical",
                 Found(),
-                "The training loss is not a number.",
+                "Training loss is NaN or infinite.",
                 """{share} of the ranks of run {run} report only losses that are NaN or infinite: every further step is
                 wasted. Stop the run, go back to the last good checkpoint, and lower the learning rate, clip
-                gradients or use bf16 in place of fp16; look at the batch at which it began.""",
+                gradients or use bf16 instead of fp16; check the first bad batch.""",
                 wait="0m",
                 keep="0m",
             ),
@@ -874,13 +879,13 @@ CAUSES: dict[str, Cause] = {
             "ranks",
             "performance",
             "One rank delays the others",
-            "Look at that rank's work and host; rebalance it.",
+            "Check that rank's work and host; rebalance it.",
             Alert(
                 "warning",
                 Straggler(),
                 "One rank delays all others.",
                 """The other ranks of run {run} wait {share} of each step for {straggler}; neither its input nor its
-                GPU shows why. Compare its work (longer sequences, more experts or layers, logging on rank 0) and
+                GPU shows a reason. Compare its work (longer sequences, more experts or layers, logging on rank 0) and
                 its host (other jobs, CPU binding) with the others'; rebalance the work, or move the rank to
                 another node.""",
             ),
@@ -932,9 +937,9 @@ CAUSES: dict[str, Cause] = {
                 "warning",
                 Over("run:load_spread:ratio5m", "load_spread"),
                 "GPUs of one training run differ in load.",
-                """GPUs of run {run} differ by {share} of the time in how active they are. Use DistributedDataParallel
-                in place of DataParallel, and balance shards, experts or pipeline stages; see which GPU differs,
-                and whether its rank does something of its own.""",
+                """The activity of the GPUs of run {run} differs by {share} of the time. Use DistributedDataParallel
+                instead of DataParallel, and balance shards, experts or pipeline stages; find the GPU that differs, and
+                check whether its rank does other work.""",
                 wait="10m",
             ),
             is_slowness=True,
@@ -949,8 +954,9 @@ CAUSES: dict[str, Cause] = {
             Alert(
                 "warning",
                 Loss("comm_warning", "comm_high", window="3m"),
-                "Communication holds training up.",
-                """Run {run} spends {share} of its time in communication that no computing hides. Use larger buckets or
+                "Communication slows training.",
+                """Run {run} spends {share} of its time in communication that does not overlap with computation. Use
+                larger buckets or
                 gradient accumulation, overlap it with the backward pass, and send gradients in 16 bits; check that
                 the collective library uses NVLink and RDMA (NCCL_DEBUG=INFO), not sockets.""",
             ),
@@ -961,8 +967,8 @@ CAUSES: dict[str, Cause] = {
             506,
             "ranks",
             None,
-            "Scales badly",
-            "Attend to the largest loss: communication, a straggler or the input.",
+            "Poor scaling",
+            "Fix the largest loss first: communication, a straggler or the input.",
             # Silent while the input is too slow: more GPUs make that worse.
             Alert(
                 "warning",
@@ -983,10 +989,10 @@ CAUSES: dict[str, Cause] = {
                         threshold(input_warning)
                     """,
                 ),
-                "Training scales badly over its GPUs.",
-                """Each GPU of run {run} does {share} of what one GPU alone did (single_gpu_samples_per_second, as the
-                run itself reports). Fix its largest loss first: communication (larger buckets, 16 bits, NVLink
-                or RDMA), a straggler, or a batch per GPU that has become too small.""",
+                "Training scales poorly over its GPUs.",
+                """Each GPU of run {run} does {share} of the work of a single GPU (single_gpu_samples_per_second, as the
+                run reports it). Fix its largest loss first: communication (larger buckets, 16 bits, NVLink or RDMA), a
+                straggler, or a batch per GPU that is too small.""",
                 wait="10m",
             ),
             is_slowness=True,
@@ -1003,7 +1009,7 @@ CAUSES: dict[str, Cause] = {
                 "warning",
                 Over("gpu:thermal_throttled:ratio10m", "thermal_share"),
                 "GPU runs slower because of heat.",
-                """Heat held down the clocks of {gpu} for {share} of the last ten minutes{{ if $labels.run }}, which
+                """Heat reduced the clocks of {gpu} for {share} of the last ten minutes{{ if $labels.run }}, which
                 slows run {run} (rank {rank}){{ end }}. Check airflow, fans and inlet temperature, and move hot
                 neighbours; clean the heat sink or renew its paste if this GPU alone is hot.""",
                 wait="1m",
@@ -1020,10 +1026,10 @@ CAUSES: dict[str, Cause] = {
             Alert(
                 "critical",
                 Value("gpu:power_braked:ratio10m >= threshold(power_brake_share)"),
-                "GPU is held down by its power brake.",
-                """The board's power brake held down the clocks of {gpu} for {share} of the last ten minutes, which
-                halves them or worse.{used_by}{unused} Check the power supply, its cables and the rack's power cap,
-                and spread the load until they are mended.""",
+                "GPU is throttled by its power brake.",
+                """The power brake reduced the clocks of {gpu} for {share} of the last ten minutes, to half or
+                less.{used_by}{unused} Check the power supply, its cables and the rack's power cap, and spread the load
+                until they are repaired.""",
                 wait="1m",
             ),
             mutes=_BROKEN_GPU,
@@ -1042,8 +1048,8 @@ CAUSES: dict[str, Cause] = {
                 Value("gpu:power_capped:ratio5m"),
                 "GPU runs slower under a lowered power limit.",
                 """{gpu} was at its power limit for {share} of its time, and the limit is lower than the
-                default.{used_by} Raise the limit (nvidia-smi -pl) if power and cooling allow; else leave it: work
-                per joule is better so.""",
+                default.{used_by} Raise the limit (nvidia-smi -pl) if power and cooling allow. Otherwise keep it: the
+                lower limit does more work per joule.""",
                 wait="10m",
             ),
         ),
@@ -1053,13 +1059,13 @@ CAUSES: dict[str, Cause] = {
             "hardware",
             None,
             "Clocks set below their maximum",
-            "Reset the clocks unless they are set on purpose.",
+            "Reset the clocks unless this is intended.",
             Alert(
                 "info",
                 Value("gpu:clocks_limited:ratio"),
                 "Clocks of a GPU are set below their maximum.",
                 """The SM clock of {gpu} is set to {share} of its maximum.{used_by} Reset it (nvidia-smi -rgc, and -rac
-                for application clocks) unless it is on purpose, as for a benchmark.""",
+                for application clocks) unless this is intended, as for a benchmark.""",
                 wait="15m",
                 keep="0m",
             ),
@@ -1070,7 +1076,7 @@ CAUSES: dict[str, Cause] = {
             "hardware",
             "hardware",
             "Hardware error (Xid)",
-            "Follow the error's class: reset the GPU, reboot or drain the node.",
+            "Follow the action of the error's class: reset the GPU, reboot or drain the node.",
             # Fires at once, and for an hour after the latest error. The value is the age of the error in seconds.
             Alert(
                 "critical",
@@ -1113,7 +1119,7 @@ CAUSES: dict[str, Cause] = {
                         gpu:xid_app:timestamp_seconds
                     """,
                 ),
-                "GPU reported an error that need not be its own (Xid).",
+                "GPU reported an Xid error, probably caused by an application.",
                 """{gpu} reported Xid {{ $labels.xid }} (class: {{ $labels.class }}) {{ $value | humanizeDuration }}
                 ago.{used_by} To do: {{ $labels.action }}. The GPU is fine, unless the same comes back under
                 different jobs.""",
@@ -1139,9 +1145,10 @@ CAUSES: dict[str, Cause] = {
                     """,
                     loses=True,
                 ),
-                "GPU no longer answers.",
-                """{gpu} no longer gives readings: all of its time ({share}) is lost{{ if $labels.run }}, and run
-                {run}, which has rank {rank} on it, cannot go on{{ end }}.{unused} Drain the node, read the kernel log
+                "GPU is lost: it cannot be read any more.",
+                """{gpu} can no longer be read: all of its time ({share}) is lost{{ if $labels.run }}, and run
+                {run}, which has rank {rank} on it, cannot continue{{ end }}.{unused} Drain the node, read the kernel
+                log
                 for Xid 79, and reboot; if the GPU is lost again, reseat or replace it.""",
                 wait="30s",
                 keep="2m",
@@ -1160,8 +1167,8 @@ CAUSES: dict[str, Cause] = {
                 "critical",
                 Evidence("gpu:ecc_uncorrected:count"),
                 "GPU memory had an error that ECC could not correct.",
-                """{gpu} has had {value} uncorrectable memory errors since its driver was loaded: what it computed with
-                them is wrong, or its process was killed.{used_by}{unused} Drain the node and reset the GPU; replace
+                """{gpu} has had {value} uncorrectable memory errors since its driver was loaded: results based on this
+                memory are wrong, or the process was killed.{used_by}{unused} Drain the node and reset the GPU; replace
                 the GPU if it happens again.""",
                 wait="0m",
                 keep="0m",
@@ -1178,8 +1185,8 @@ CAUSES: dict[str, Cause] = {
             Alert(
                 "warning",
                 Evidence(),
-                "GPU waits for a reset to replace bad memory.",
-                """{gpu} has found bad memory, and will use the spare row only after a reset (row_remap_pending is
+                "GPU needs a reset to remap faulty memory.",
+                """{gpu} has found faulty memory, and will use the spare row only after a reset (row_remap_pending is
                 {value}).{used_by} Let the job end, then reset the GPU before the next one starts.""",
                 wait="1m",
                 keep="0m",
@@ -1195,8 +1202,8 @@ CAUSES: dict[str, Cause] = {
             Alert(
                 "critical",
                 Evidence(),
-                "GPU memory is bad, and no spare row is left.",
-                """{gpu} found bad memory that it could not replace (row_remap_failed is {value}): errors will come
+                "GPU memory is faulty, and no spare row is left.",
+                """{gpu} found faulty memory that it could not remap (row_remap_failed is {value}): errors will come
                 back.{used_by}{unused} Drain the node and replace the GPU.""",
                 wait="1m",
                 keep="0m",
@@ -1230,8 +1237,8 @@ CAUSES: dict[str, Cause] = {
             Alert(
                 "warning",
                 Evidence("last_over_time(gpu:pcie_replays:per_minute5m[1m])"),
-                "PCIe link of a GPU makes too many errors.",
-                """The PCIe link of {gpu} repeats {rounded} packets a minute, more than its bit error rate
+                "PCIe link of a GPU has too many errors.",
+                """The PCIe link of {gpu} replays {rounded} packets a minute, more than its bit error rate
                 allows.{used_by} Reseat the GPU, or replace the riser or cable; drain the node if the GPU is lost
                 after it.""",
                 wait="1m",
@@ -1247,9 +1254,9 @@ CAUSES: dict[str, Cause] = {
             Alert(
                 "warning",
                 Evidence("last_over_time(gpu:nvlink_errors:increase5m[1m])"),
-                "NVLink of a GPU makes errors.",
-                """The NVLinks of {gpu} made about {rounded} errors in five minutes, and collectives wait for what is
-                sent again.{used_by} Reset the GPU when the job ends; if they come back, have the link, its bridge
+                "NVLink of a GPU has errors.",
+                """The NVLinks of {gpu} had about {rounded} errors in five minutes, and collectives wait for replayed
+                packets.{used_by} Reset the GPU when the job ends; if the errors come back, have the link, its bridge
                 or the switch checked.""",
                 wait="0m",
             ),
@@ -1289,7 +1296,7 @@ CAUSES: dict[str, Cause] = {
                     "gpu_holder:pair:info",
                     loses=True,
                 ),
-                "GPU is underused, and no training report shows why.",
+                "GPU is underused, and no training report explains why.",
                 """{gpu} is held but not busy for {share} of its time, and 95 % of its utilisation samples are at or
                 under 70 %.{held_by} Add `stallscope.track` around the training loop's data loader to learn why;
                 until then compare with the host's CPUs, disks and network, and try more loader workers or a
@@ -1318,8 +1325,8 @@ CAUSES: dict[str, Cause] = {
                     """,
                     loses=True,
                 ),
-                "GPU stops working at regular intervals.",
-                """{gpu} does nothing for {share} of its time, in regular dips{{ with printf
+                "GPU is idle at regular intervals.",
+                """{gpu} is idle for {share} of its time, in regular dips{{ with printf
                 "gpu:dip_period:seconds30m{instance=%q,gpu=%q,uuid=%q}" $labels.instance $labels.gpu $labels.uuid |
                 query }} every {{ . | first | value | humanizeDuration }}{{ end }}{{ with printf
                 "gpu:dip_period:steps30m{instance=%q,gpu=%q,uuid=%q}" $labels.instance $labels.gpu $labels.uuid |
@@ -1348,7 +1355,7 @@ CAUSES: dict[str, Cause] = {
                 "GPU is held, and nothing runs on it.",
                 """{gpu} has had no work for {{ with printf "gpu:idle_allocated:seconds{instance=%q,gpu=%q,uuid=%q}"
                 $labels.instance $labels.gpu $labels.uuid | query }}{{ . | first | value | humanizeDuration }}{{
-                else }}over an hour{{ end }}, though it is held: {share} of its time is lost.{held_by}
+                else }}over an hour{{ end }}, although it is held: {share} of its time is lost.{held_by}
                 Release it, or start the stage that needs it earlier; if the job has several GPUs, check that it
                 uses them all.""",
                 wait="1m",
@@ -1367,10 +1374,10 @@ CAUSES: dict[str, Cause] = {
             Alert(
                 "warning",
                 Evidence("last_over_time(gpu:zombie_memory:bytes5m[1m])"),
-                "GPU memory is in use, but by no process.",
-                """{bytes} of the memory of {gpu} are in use, though no process holds the GPU: what a dead process
-                left. Find who has the device open (fuser -v /dev/nvidia*) and kill it; else drain the node and
-                reset the GPU.""",
+                "GPU memory is in use without a process.",
+                """{bytes} of the memory of {gpu} are in use, although no process holds the GPU: probably a dead
+                process left it allocated. Find the process that has the device open (fuser -v /dev/nvidia*) and kill
+                it; otherwise drain the node and reset the GPU.""",
                 wait="1m",
                 keep="0m",
             ),
@@ -1386,9 +1393,9 @@ CAUSES: dict[str, Cause] = {
                 "warning",
                 Value("gpu:sharers:count", "gpu_holder:pair:info"),
                 "Jobs share a GPU while another one is free.",
-                """{value} jobs or owners compute on {gpu}, which is intended for one, and another GPU of the node is
-                free: each slows the other.{held_by} Check CUDA_VISIBLE_DEVICES of all of them, or configure the
-                scheduler for one GPU each.""",
+                """{value} jobs or owners compute on {gpu}, which is allocated exclusively, and another GPU of the node
+                is free: each slows the others.{held_by} Check CUDA_VISIBLE_DEVICES of all of them, or request one GPU
+                each from the scheduler.""",
                 wait="2m",
                 keep="5m",
             ),
@@ -1413,7 +1420,7 @@ CAUSES: dict[str, Cause] = {
                 }}B{{ end }} free, busy for {{ with printf
                 "max(rate(stallscope_gpu_busy_seconds_total{instance=%q,gpu=%q,uuid=%q}[5m]))" $labels.instance
                 $labels.gpu $labels.uuid | query }}{{ . | first | value | humanizePercentage }}{{ end }} of the
-                time), and its host has CPUs to spare.{used_by} Run another experiment next to it, by MPS or as
+                time), and its host has CPUs to spare.{used_by} Run another experiment beside it, by MPS or as
                 MIG instances.""",
                 wait="30m",
                 keep="0m",
@@ -1444,8 +1451,9 @@ CAUSES: dict[str, Cause] = {
                     """,
                 ),
                 "Host is short of memory.",
-                """{instance} has used up its memory ({share} in use), or its tasks wait for it: page cache goes first,
-                then processes. Run fewer loader workers with less prefetching, map data sets into memory instead of
+                """{instance} has used up its memory ({share} in use), or its tasks wait for it. The kernel drops page
+                cache first, then kills processes. Run fewer loader workers with less prefetching, map data sets into
+                memory instead of
                 loading them, and keep no Python lists of samples in the data set.""",
                 wait="15m",
             ),
@@ -1455,7 +1463,7 @@ CAUSES: dict[str, Cause] = {
             802,
             "host",
             None,
-            "Process killed for memory",
+            "OOM kill",
             "Raise the memory limit, or run fewer workers.",
             # Fires at once; the kernel log names the process. One alert for each run that is affected, else one for the
             # host, which notifies nobody.
@@ -1472,7 +1480,7 @@ CAUSES: dict[str, Cause] = {
                       rank:oom_kill:info
                     """,
                 ),
-                "Host killed a process for want of memory.",
+                "Host killed a process because memory ran out (OOM).",
                 """The kernel of {instance} killed about {rounded} processes in ten minutes because memory ran
                 out{cgroups}. {{ if $labels.run }}Run {run} is affected: a process in its cgroup was killed, such as a
                 loader worker, which leaves the run hanging, or a rank ended at that time{oom_ranks}. Raise the memory
@@ -1495,9 +1503,9 @@ CAUSES: dict[str, Cause] = {
                 "warning",
                 Expression("host:shared_memory_used:ratio >= threshold(shared_memory_used)"),
                 "Shared memory of a host is nearly full.",
-                """/dev/shm of {instance} is {share} full: loader workers pass batches through it, and die by a bus
-                error or hang when it is. Raise it (--shm-size, or an emptyDir of medium Memory), or share tensors
-                by file system; remove what dead processes left there.""",  # noqa: S108
+                """/dev/shm of {instance} is {share} full. Loader workers pass batches through it, and die with a bus
+                error or hang when it is full. Enlarge it (--shm-size, or an emptyDir of medium Memory), or share
+                tensors through the file system; remove files of dead processes.""",  # noqa: S108
             ),
         ),
         Cause(
@@ -1510,9 +1518,9 @@ CAUSES: dict[str, Cause] = {
             Alert(
                 "warning",
                 Expression("host:swapping:bytes5m"),
-                "Host swaps.",
-                """{instance} swaps in {bytes} a second, and processes wait for it: memory is overcommitted. Hold less
-                in it (fewer workers, smaller caches), or give the node to fewer jobs.""",
+                "Host is swapping.",
+                """{instance} swaps in {bytes} a second, and processes wait for it: memory is overcommitted. Use less
+                memory (fewer workers, smaller caches), or run fewer jobs on the node.""",
                 wait="15m",
             ),
         ),
@@ -1521,7 +1529,7 @@ CAUSES: dict[str, Cause] = {
             805,
             "host",
             None,
-            "CPUs full",
+            "CPUs saturated",
             "Nothing yet: training is not slowed by it.",
             # Silent where a run waits for data: that alert says more.
             Alert(
@@ -1533,9 +1541,9 @@ CAUSES: dict[str, Cause] = {
                       pair_cause:time_lost:ratio5m{domain="input"} >= threshold(input_notice)
                     """,
                 ),
-                "CPUs of a host are full; training is not slowed.",
-                """The CPUs of {instance} are {share} busy, and no run there waits for data. There is nothing to
-                do yet: check this before adding loader workers or jobs, and give jobs CPUs of their own.""",
+                "CPUs of a host are saturated; training is not slowed.",
+                """The CPUs of {instance} are {share} busy, and no run there waits for data. There is nothing to do yet.
+                Check this before you add loader workers or jobs, and give each job its own CPUs.""",
                 wait="15m",
             ),
         ),
@@ -1549,10 +1557,10 @@ CAUSES: dict[str, Cause] = {
             Alert(
                 "warning",
                 Expression("host:network_errors:ratio1h"),
-                "Network link of a host makes errors.",
+                "Network link of a host has errors.",
                 """{share} of the packets on {{ $labels.device }} of {instance} had errors or were dropped in the last
-                hour, and what goes over it is sent again. Check cable, optics and switch port; keep jobs over
-                several nodes away until then.""",
+                hour, and were sent again. Check cable, optics and switch port; until then run no multi-node jobs
+                there.""",
             ),
         ),
     )
@@ -1569,7 +1577,7 @@ MISSING: dict[str, str] = {
     "steps": "Fewer than 20 steps yet.",
     "warmup": "The run is young: it is judged five minutes after its first step, or once steps get no shorter.",
     "late_step": "A step takes longer than usual: it is a standstill once it has taken a minute, and five usual steps.",
-    "standstill": "The rank was at a standstill: it is judged again five minutes later.",
+    "standstill": "The rank stood still: it is judged again five minutes later.",
     "data_wait": 'Phase data_wait is not reported: wrap the loader, or use phase("data_wait").',
     "gpu_idle": "Its GPU was observed for under two minutes of five: if this lasts, see the exporter's health.",
 }
@@ -1605,4 +1613,4 @@ PHASE_COLOURS: dict[str, str] = {
     "logging": "#B07D55",
     "other": "#808080",
 }
-"""One colour for each phase of a step: the colour of its causes; green for phases with work."""
+"""One colour for each phase of a step: that of the causes which it tells of, green where work is done."""

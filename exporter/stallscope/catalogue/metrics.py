@@ -890,7 +890,7 @@ EXPORTER_FAMILIES = (
     _exporter(
         "exporter_reports_total",
         _COUNTER,
-        "Training reports received, by transport, including those skipped because a newer one arrived before they were read.",
+        "Training reports received, by transport, including those skipped because a newer one had arrived.",
         labels=("transport",),
         values={"transport": ("unix", "udp", "http")},
         provider="intake.runs",

@@ -47,7 +47,7 @@ class Fit:
         """True during a fit."""
 
     def __reduce__(self) -> tuple[type[Fit], tuple[Run | str | None, str, str, dict[str, Any]]]:
-        # In another process it begins anew; a run that was given is silent there.
+        # In another process it starts again; a given run is silent there.
         return Fit, (self._told, self.integration, self.framework, self._settings)
 
     def begin(self, **found: Any) -> Run:
@@ -109,7 +109,7 @@ class Fit:
 
     @contextmanager
     def booked(self, name: str) -> Iterator[None]:
-        """Book the block to a phase, also between two fits; what it does with the framework is no loop of its own."""
+        """Book the block to a phase, also between two fits; framework calls in it are not a loop of their own."""
         run = self.run
         if run is None or run.silent:
             yield

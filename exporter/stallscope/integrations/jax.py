@@ -41,7 +41,7 @@ _MEMORY = {
 
 
 class TrackedStep(Generic[Arguments, Result]):
-    """A step function that tells its run of each call; it has the attributes of what it wraps."""
+    """A step function that reports each call to its run; it has the attributes of the wrapped function."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class TrackedStep(Generic[Arguments, Result]):
 
     @property
     def run(self) -> Run:
-        """The run; it begins when it is first asked for, at the latest with the first call."""
+        """The run; it begins at its first use, at the latest with the first call."""
         run = self._fit.run
         return run if run is not None and not run.silent else self._begin()
 
@@ -192,7 +192,7 @@ def _track_step(
         function: the jitted function, or whatever calls it.
         run: a run, or the name of one that is open or is to be started with the first call.
         calls_per_step: calls that make one step, where gradients are accumulated.
-        device_time_every: on every so many calls, wait for the device before and after, and report what the call took
+        device_time_every: on every N-th call, wait for the device before and after, and report the time of the call
             there as the value `device_step_seconds`. This slows those steps down; 0 never waits.
         settings: further arguments of `stallscope.Run`.
     """
@@ -200,7 +200,7 @@ def _track_step(
 
 
 def _place(jax: Any) -> dict[str, Any]:
-    """Rank and world, where JAX knows them already; asking earlier would keep it from being told."""
+    """Rank and world, if JAX knows them already; querying earlier would prevent their initialization."""
     distributed = getattr(jax, "distributed", None)
     initialized = getattr(distributed, "is_initialized", None)
     if initialized is None or not initialized():

@@ -120,7 +120,7 @@ class TrainerEvents:
         if self._counts_samples and (found := samples(batch) or self._batch_size):
             run.report(samples=found)
         stepped = trainer.global_step
-        # Optimizers that a manual loop drives past Lightning are counted by nobody: there each batch is a step.
+        # Optimizers that a manual loop steps without Lightning are not counted: there each batch is a step.
         if stepped != self._global_step or (stepped == 0 and not pl_module.automatic_optimization):
             self._global_step = stepped
             run.step()
@@ -157,7 +157,7 @@ class TrainerEvents:
 
     @tolerant
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """The training failed, or somebody stopped it."""
+        """The training failed, or was interrupted."""
         self._restore()
         self._evaluated()
         self.fit.fail(exception)

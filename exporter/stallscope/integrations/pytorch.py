@@ -44,7 +44,7 @@ _COUNTED_STEP = 5
 _patches: Patches | None = None
 _loop: Loop | None = None
 _waiting_since: float | None = None
-"""Since when, by the monotonic clock, any loop that begins is to be watched; None where only those told of are."""
+"""Monotonic time since when any new loop is watched; None to watch only explicit ones."""
 
 
 def watch(
@@ -58,7 +58,7 @@ def watch(
     flops_per_step: float | Literal["parameters", "counted"] | None = None,
     steps_planned: int | None = None,
 ) -> Run:
-    """Tell a run what this process' training loop does, from now on.
+    """Report this process' training loop to a run, from now on.
 
     One loop is watched at a time, in the thread that calls this; another call ends the watching of the one before.
 
@@ -208,7 +208,7 @@ def _open_run(name: str | None) -> Run:
 
 
 def _is_worker() -> bool:
-    """Whether this is a helper of a training process and no rank: it loads data, or ends with its parent."""
+    """Return True for a helper of a training process: it loads data, or ends with its parent."""
     return multiprocessing.current_process().daemon or torch.utils.data.get_worker_info() is not None
 
 
@@ -216,7 +216,7 @@ def _several(told: Any, kind: type) -> list[Any]:
     """One or several of a kind, as a list.
 
     Raises:
-        TypeError: what is told is something else.
+        TypeError: an argument has another type.
     """
     found = [told] if isinstance(told, kind) else [] if told is None else list(told)
     for each in found:

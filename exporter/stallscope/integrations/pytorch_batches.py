@@ -67,7 +67,7 @@ class Pass:
         self.predicted = predicted
         self.is_prefetched = is_prefetched
         self.is_evaluated = False
-        """Whether the newest batch is for an evaluation."""
+        """True if the newest batch is for an evaluation."""
         self.is_proven = False
         """True once gradients were computed from its batches."""
         self.before: Snapshot | None = None
@@ -113,7 +113,7 @@ def batch_size(loader: Any) -> int | None:
 
 
 def leading_dimension(batch: Any) -> int:
-    """Return the first dimension of the first tensor in a batch; 0 where there is none."""
+    """Return the first dimension of the first tensor in a batch; 0 without a tensor."""
     try:
         first = batch[0] if batch.__class__ in (list, tuple) and batch else batch
         if first.__class__ is torch.Tensor and first.dim():

@@ -1,4 +1,4 @@
-"""What a program does with PyTorch before its loop begins: evaluations, restores and the first forward pass.
+"""PyTorch calls before the loop begins: evaluations, restores and the first forward pass.
 
 Nothing shows yet that it will train, so no run is started for it; it is only noted, and booked once the loop begins.
 """

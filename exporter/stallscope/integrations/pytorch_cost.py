@@ -2,8 +2,8 @@
 
 A tight loop of the same calls would show a fifth of it: the training replaces what the caches held in between. So for a
 few steps after each report, each call of the loop's observer is timed, without the work that it contains and without
-the reading of the clock. The clock is the thread's CPU time: what other programs take from the loop is no cost of the
-shim. While events are only noted (`pytorch_steady`), their processing is timed as well.
+the reading of the clock. The clock is the thread's CPU time: time that other programs take from the loop is not a cost
+of the shim. While events are only noted (`pytorch_steady`), their processing is timed as well.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SKIPPED = 2
 
 
 class TimedLoop:
-    """Stands in for a loop, and times its calls."""
+    """Replaces a loop, and times its calls."""
 
     def __init__(self, loop: Loop, direct: Callable[[Any], None]) -> None:
         """Prepare to time.

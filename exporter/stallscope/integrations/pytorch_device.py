@@ -26,11 +26,11 @@ class Span:
 
 
 class DeviceClock:
-    """Tells a run how long the GPU took from the beginning of each phase to its end, without ever waiting for it.
+    """Reports to a run how long the GPU took from the beginning of each phase to its end, without ever waiting for it.
 
     An event is a mark that the GPU stamps when it gets there. Marks are put on the current stream, where the phase's
-    work is queued; while that stream is being captured into a graph there are none. Whatever the GPU has not passed
-    when a report is due is told with a later one. CUDA must be initialised, since nothing here is to do so.
+    work is queued; while that stream is being captured into a graph there are none. Work that the GPU has not passed
+    when a report is due is reported later. CUDA must be initialised already, since this class must not do so.
     """
 
     def __init__(self, cuda: Any, run: Run) -> None:
@@ -65,7 +65,7 @@ class DeviceClock:
         self._open = None
 
     def on_main_stream(self) -> bool:
-        """Whether work is being queued where the model computes, and not beside it."""
+        """True if work is queued on the stream that the model computes on."""
         return bool(self._cuda.current_stream() == self._cuda.default_stream())
 
     def move(self, phase: str, other: str, seconds: float) -> None:
@@ -74,9 +74,9 @@ class DeviceClock:
         self._run.gpu_time(other, seconds)
 
     def read(self) -> None:
-        """Tell the run of all that the GPU has passed by now."""
+        """Report all work that the GPU has passed by now."""
         try:
-            # A stream that is being captured forbids even asking.
+            # A stream that is being captured forbids even queries.
             if self._broken or self._cuda.is_current_stream_capturing():
                 return
             while self._queued and self._queued[0].ended.query():
@@ -114,14 +114,14 @@ class DeviceClock:
         return event
 
     def _give_up(self, error: Exception) -> None:
-        # A GPU that fell off fails every call from now on; the training will hear of it by itself.
+        # A GPU that fell off fails every call from now on; the training will notice by itself.
         self._broken = True
         self._queued.clear()
         tolerate(error, "timing the GPU")
 
 
 def tell_allocator(cuda: Any, run: Run) -> None:
-    """Tell what PyTorch's allocator holds on the present GPU; it only looks at its own books."""
+    """Report the memory of PyTorch's allocator on the current GPU; it reads only the allocator's statistics."""
     statistics = cuda.memory_stats_as_nested_dict()
     if not statistics:
         return

@@ -36,7 +36,7 @@ class ModuleCalls:
         self.listener: Listener | None = None
         """Observes outermost calls."""
         self.ignored = False
-        """Whether calls pass unobserved: set during an observed call, a backward pass and the wait for a batch."""
+        """True while calls pass unobserved: during an observed call, a backward pass and the wait for a batch."""
         self._original = torch.nn.Module.__call__
         self._observed = self._observing(self._original)
         torch.nn.Module.__call__ = self._observed

@@ -61,7 +61,7 @@ class _Returned:
         self.seconds = seconds
         self.values = values
         self.is_own = str(frame.f_globals.get("__name__", "")).partition(".")[0] != "torch"
-        """Whether it is the program's own function, or another library's than PyTorch."""
+        """Return True for the program's own function, or another library's than PyTorch."""
 
 
 class InputCalls:
@@ -88,7 +88,7 @@ class InputCalls:
 
     @property
     def drawing(self) -> bool:
-        """Whether a function that draws batches is being called."""
+        """True while a function that draws batches is being called."""
         return any(call.code in self.functions for call in self._open)
 
     def begin(self) -> None:
@@ -104,7 +104,7 @@ class InputCalls:
             sys.setprofile(self._hook)
 
     def end(self, *, computes_gradients: bool = False) -> None:
-        """End it where a phase begins that is no call of a module.
+        """End it where a phase begins that is not a call of a module.
 
         Args:
             computes_gradients: whether it is a backward pass: in a program without modules, it is all that shows.
@@ -281,7 +281,7 @@ class LoopInput(InputCalls):
 class FirstInput(InputCalls):
     """The time before a loop's first call of a module, in which its first batch was drawn.
 
-    Anything may happen then, so only so many events are observed.
+    Anything may happen then, so the number of observed events is limited.
     """
 
     def __init__(self) -> None:
@@ -317,7 +317,7 @@ class FirstInput(InputCalls):
 
 
 def _values(result: Any) -> list[weakref.ref[Any]] | None:
-    """Return weak references to the tensors and arrays in what a call returned; None where there are none.
+    """Return weak references to the tensors and arrays in a call's result; None without any.
 
     The list is empty where a tensor has a gradient: such a call computes, and draws no batch.
     """

@@ -70,7 +70,7 @@ def guarded(method: Method) -> Method:
 
 
 class Module:
-    """What is known of a module that was called."""
+    """State of a module that was called."""
 
     __slots__ = ("compared_with", "is_loss", "is_observed", "is_part", "module", "trains")
 
@@ -80,9 +80,9 @@ class Module:
         """True if the module has parameters, and is one of the named models if there are any."""
         self.is_loss = isinstance(module, _Loss)
         self.trains = False
-        """Whether gradients were computed after it was called with them."""
+        """True if gradients were computed after it was called with them."""
         self.is_part = False
-        """Whether it is a part of a module that is trained."""
+        """True if it is a part of a module that is trained."""
         self.compared_with = 0
         """Trained modules that were known when `is_part` was set."""
 
@@ -96,16 +96,16 @@ class Evaluation:
         self.iterator = iterator
         """The iterator that its batches come from, if it began with one."""
         self.in_context = in_context
-        """Whether it lies inside of a context without gradients, and ends with that."""
+        """True if it is inside of a context without gradients, and ends with that."""
         self.in_mode = in_mode
-        """Whether a module was switched to evaluation mode for it."""
+        """True if a module was switched to evaluation mode for it."""
 
 
 class Loop:
     """One loop: which events belong to it, and to which phase.
 
     It holds modules, optimizers and loaders weakly. The loop belongs to the thread that computes gradients and steps
-    the optimizers. Other threads are no part of it, nor are forked processes; loaders that are iterated in other
+    the optimizers. Other threads are not part of it, nor are forked processes; loaders that are iterated in other
     threads only add to the value `prefetch_seconds`.
     """
 
@@ -230,7 +230,7 @@ class Loop:
 
     @property
     def misses_steps(self) -> bool:
-        """Whether gradients were computed, and no step was found."""
+        """True if gradients were computed, and no step was found."""
         return self._is_owner and self._timeline.steps == 0
 
     def close(self) -> None:
@@ -642,7 +642,7 @@ class Loop:
                 self._open_evaluation(self._hint, None)
                 return False
             if self._forwards == self._forwards_before:
-                self._forwards_before += 1  # which is no forward pass of the step
+                self._forwards_before += 1  # which is not a forward pass of the step
         else:
             if not known.trains:
                 self._called.append(known)
@@ -764,7 +764,7 @@ class Loop:
             self._capture.add("backward")
             return function(*arguments, **options)
         calls, ignored = self.calls, self.calls.ignored
-        calls.ignored = True  # what checkpointing calls again is no forward pass
+        calls.ignored = True  # a recomputation of checkpointing is not a forward pass
         span = self.open_backward(arguments)
         try:
             return function(*arguments, **options)
@@ -928,7 +928,7 @@ class Loop:
         self._newest = key
         self._stepped = self._timeline.step_by_now
         if self._batches:
-            self._cycle.add(key)  # the step lasts until the loop asks for the next batch
+            self._cycle.add(key)  # the step lasts until the loop requests the next batch
             if self._exhausted and self._closing in (0, key):  # which it has done already, if its loader fetches ahead
                 self._mark()
             return
@@ -1041,7 +1041,7 @@ class Loop:
         if self._elsewhere() or not self._timeline.looping:
             return function(*arguments, **options)
         self._communication.__enter__()
-        # On a stream of its own, communication goes on beside the computing, and holds nobody up.
+        # On a stream of its own, communication overlaps with the computation, and delays nothing.
         beside = self.device is None or self._communication.hidden or not self.device.on_main_stream()
         span = None if beside or self.device is None else self.device.begin("communication")
         try:
@@ -1083,7 +1083,7 @@ class Loop:
         return opening is not None and opening.opened
 
     def _mark_within_batch(self) -> None:
-        """Mark a boundary although the loop has not asked for another batch: several steps use one."""
+        """Mark a boundary although the loop has not requested another batch: several steps use one."""
         batches, self._of_one_batch = min(self._batches, 1), self._of_one_batch + 1
         self._mark()
         self._batches = batches
@@ -1188,7 +1188,7 @@ class Loop:
             self._added = beyond
 
     def _finish(self) -> None:
-        """Count the last step, where the loop was left before it asked for another batch."""
+        """Count the last step, if the loop was left before it requested another batch."""
         if self._elsewhere():
             return
         self._input.end()

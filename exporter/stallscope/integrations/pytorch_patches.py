@@ -88,7 +88,7 @@ _PHASES = {
 }
 """Functions that are a phase each, by module: `name`, or `Class.name`."""
 _FRAMES = "_frames_up"
-"""Argument of `torch.jit.script`: how far above it the names lie that the scripted code uses."""
+"""Argument of `torch.jit.script`: how many frames above the names are that the scripted code uses."""
 
 
 class FindsLoop(Protocol):
@@ -127,14 +127,14 @@ class Patches:
         """The newest loop."""
         self.calls = ModuleCalls()
         self.before = Before(self.calls)
-        """What happens before the loop begins."""
+        """Calls before the loop begins."""
         self.reduced: WeakSet[Any] = WeakSet()
         """Models whose gradients `DistributedDataParallel` reduces over ranks."""
         self.computed_gradients = False
-        """Whether the program has computed gradients with `torch.autograd.grad`."""
+        """True if the program has computed gradients with `torch.autograd.grad`."""
         self._storing = 0
         self.has_optimizers = False
-        """Whether the program has made an optimizer."""
+        """True if the program has created an optimizer."""
         self._replaced: list[tuple[Any, str, Any, Any]] = []
         self._handles = [
             register_optimizer_step_pre_hook(self._optimizer_begins),
@@ -181,7 +181,7 @@ class Patches:
                     self._replace(held_by, attribute, functools.partial(self._store, phase))
 
     def direct(self, observer: Any) -> None:
-        """Let what happens be observed by a loop, or by one that stands in for it."""
+        """Report events to a loop, or to a replacement of one."""
         self.loop = self.calls.listener = observer
 
     def on_gpu(self) -> None:

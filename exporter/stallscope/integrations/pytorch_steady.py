@@ -50,7 +50,7 @@ class _EndsNoting:
 
 
 class SteadyLoop:
-    """Stands in for a loop while its steps repeat.
+    """Replaces a loop while its steps repeat.
 
     Its methods run between the operations of the training, so each does as little as it can. That is why the ends of
     fetches, forward and backward passes append their events themselves, without a call of `_note`, and why the class

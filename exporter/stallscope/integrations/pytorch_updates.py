@@ -27,15 +27,15 @@ class Updates:
         """
         self._patience = patience
         self._is_certain = patience == 0
-        """Whether nobody but the program can apply gradients."""
+        """True if only the program itself can apply gradients."""
         self._is_returned = False
-        """Whether the pass under way returns gradients, in place of keeping them."""
+        """True if the current pass returns gradients instead of storing them."""
         self._shows = False
-        """Whether an update was seen at the parameter or its gradient."""
+        """True if an update was seen at the parameter or its gradient."""
         self.is_by_hand = False
-        """Whether gradients were found to be applied by the program."""
+        """True if gradients were found to be applied by the program."""
         self.is_pending = False
-        """Whether gradients were computed and, as far as is known, not applied yet."""
+        """True if gradients were computed and, as far as known, not applied yet."""
         self._parameter: weakref.ref[Any] | None = None
         self._gradient = (0, 0)
         self._version = 0
@@ -87,7 +87,7 @@ class Updates:
 def computes_update(arguments: tuple[Any, ...], options: dict[str, Any]) -> bool:
     """Return whether `torch.autograd.grad` is called for parameters, and not for forces or equations.
 
-    Where it is called for tensors that are no parameters, several of them are held to be weights.
+    If it is called for tensors that are not parameters, several of them count as weights.
     """
     inputs = arguments[1] if len(arguments) > 1 else options.get("inputs", ())
     if options.get("create_graph"):

@@ -4,7 +4,7 @@
     stallscope.sync_tensorboard(run)
     writer.add_scalar("Loss/train", loss.item(), step)   # as before
 
-Heard are `SummaryWriter.add_scalar` and `add_scalars` of torch.utils.tensorboard and tensorboardX, and
+Observed are `SummaryWriter.add_scalar` and `add_scalars` of torch.utils.tensorboard and tensorboardX, and
 `tf.summary.scalar`, once the program has imported them. Only Python and NumPy numbers are taken: a tensor that a writer
 is given is not read, since that would wait for the GPU a second time.
 """
@@ -35,14 +35,14 @@ _WRITERS = ("torch.utils.tensorboard.writer", "tensorboardX.writer")
 
 
 class _Bridge:
-    """Hears what writers are told, and tells the run."""
+    """Observes writers, and reports their scalars to the run."""
 
     def __init__(self) -> None:
         self._run: Run | None = None
         self._names: set[str] = set()
 
     def serve(self, run: Run) -> None:
-        """Tell this run from now on, and look for writers that are imported later whenever it reports."""
+        """Report to this run from now on, and look for writers that are imported later at each report."""
         if self._run is not run:
             self._run = run
             self._names = set()
@@ -57,7 +57,7 @@ class _Bridge:
                 _wrap(writer, "add_scalar", self.scalar)
                 _wrap(writer, "add_scalars", self.scalars)
         tensorflow = sys.modules.get("tensorflow")
-        # Only what is there already: asking TensorFlow for an attribute may import it.
+        # Only existing attributes: querying TensorFlow for one may import it.
         summary = vars(tensorflow).get("summary") if tensorflow is not None else None
         if hasattr(summary, "scalar"):
             _wrap(summary, "scalar", self.summary)

@@ -1,4 +1,4 @@
-"""What runs inside the training process: accumulate steps and phases, find out who this is, send reports.
+"""The part inside the training process: accumulates steps and phases, detects its identity, sends reports.
 
 Standard library only, no thread, and never an exception into the training loop.
 """

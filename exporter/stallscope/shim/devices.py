@@ -2,8 +2,8 @@
 
 A GPU has two names outside this process: its UUID, and its index in the driver's list, which goes by PCI address. A
 number in CUDA_VISIBLE_DEVICES is neither: it counts the GPUs that this process may open, in an order of CUDA's choice.
-`/proc/driver/nvidia/gpus` tells addresses, UUIDs and device files without the driver's library, in containers too.
-What stays open is left open: a wrong GPU is worse than none, since its losses would be told of another's.
+`/proc/driver/nvidia/gpus` lists addresses, UUIDs and device files without the driver's library, in containers too.
+An ambiguous GPU stays unknown: a wrong GPU is worse than none, since its losses would be attributed to another's.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Gpus = list[dict[str, str]]
 
 
 class Known:
-    """One NVIDIA GPU as the kernel driver tells of it."""
+    """One NVIDIA GPU as the kernel driver lists it."""
 
     __slots__ = ("model", "place", "usable", "uuid")
 
@@ -35,13 +35,13 @@ class Known:
         self.place = place
         """Its place in the driver's list; empty in a container, which may show fewer."""
         self.usable = usable
-        """Whether this process may open its device file; those of other jobs are kept from it by its cgroup."""
+        """True if this process may open its device file; the cgroup denies those of other jobs."""
 
 
 def gpus(environment: Mapping[str, str], local_rank: int | None, root: str = "/") -> Gpus:
     """Find the GPU this rank computes on; empty where that would be a guess.
 
-    The framework knows best, once it uses one. Before, CUDA_VISIBLE_DEVICES tells: its only entry, or the one at the
+    The framework knows best, once it uses a GPU. Before, CUDA_VISIBLE_DEVICES counts: its only entry, or the one at the
     local rank. Without the variable a launched rank has the GPU of its local rank, and a process in a container the
     only one that the container was given.
     """
@@ -77,7 +77,7 @@ def gpu_position() -> int | None:
 
 
 def _entries(environment: Mapping[str, str], variable: str) -> list[str] | None:
-    """The variable's entries up to the first that is none, as CUDA reads them; None where it isn't set."""
+    """The variable's entries up to the first invalid one, as CUDA reads them; None if it isn't set."""
     text = environment.get(variable)
     if text is None:
         return None
@@ -133,13 +133,13 @@ def _granted(environment: Mapping[str, str], position: int | None, root: str) ->
     if position is None:
         return []
     if given is None and not _known(environment, root):
-        # Device files are numbered otherwise than GPUs only where there are several; here they tell that there is one.
+        # Device files are numbered differently from GPUs only if there are several; here they show that there is one.
         return _numbered(environment, position, root) if os.path.exists(_device(root, str(position))) else []
     return _numbered(environment, position, root)
 
 
 def _given(environment: Mapping[str, str]) -> list[str] | None:
-    """What the container was given by name or number; None where that is everything, nothing, or not told."""
+    """GPUs given to the container by name or number; None for all, none, or unknown."""
     text = environment.get("NVIDIA_VISIBLE_DEVICES", "").strip()
     if text in ("", "all", "void", "none") or "=" in text or "/" in text:
         return None
@@ -159,7 +159,7 @@ def _in_container(environment: Mapping[str, str], root: str) -> bool:
 
 
 def _known(environment: Mapping[str, str], root: str) -> list[Known]:
-    """Every GPU that the kernel driver tells of here, by PCI address."""
+    """Every GPU that the kernel driver lists here, by PCI address."""
     folder = os.path.join(root, "proc/driver/nvidia/gpus")
     found: list[Known] = []
     whole_machine = not _in_container(environment, root)
@@ -172,10 +172,10 @@ def _known(environment: Mapping[str, str], root: str) -> list[Known]:
             uuid = told.get("GPU UUID", "")
             found.append(
                 Known(
-                    uuid="" if "?" in uuid else uuid,  # nobody has used it since the driver was loaded
+                    uuid="" if "?" in uuid else uuid,  # not used since the driver was loaded
                     model=told.get("Model", ""),
                     place=str(len(found)) if whole_machine else "",
-                    # Asks the device cgroup as well; opening the file would wake the GPU.
+                    # Checks the device cgroup as well; opening the file would wake the GPU.
                     usable=os.access(_device(root, told.get("Device Minor", "?")), os.R_OK | os.W_OK),
                 )
             )
@@ -187,7 +187,7 @@ def _device(root: str, minor: str) -> str:
 
 
 def _torch() -> Any:
-    """PyTorch, once it uses a GPU; asking it earlier would make it use one."""
+    """PyTorch, once it uses a GPU; querying it earlier would make it use one."""
     torch = sys.modules.get("torch")
     cuda = getattr(torch, "cuda", None)  # absent while it is being imported
     return torch if cuda is not None and cuda.is_initialized() else None
@@ -205,7 +205,7 @@ def _of_amd(root: str) -> bool:
 def _amd(environment: Mapping[str, str], torch: Any, position: int | None, root: str) -> Gpus:
     """The runtime sees what ROCR_VISIBLE_DEVICES lists; HIP_VISIBLE_DEVICES, or CUDA's, chooses among those."""
     if torch is not None:
-        with suppress(ValueError):  # the 16 bytes of its UUID are the digits of the number that the kernel tells
+        with suppress(ValueError):  # the 16 bytes of its UUID are the digits of the number in the kernel's file
             number = bytes.fromhex(_torch_uuid(torch, position).removeprefix("GPU-").replace("-", "")).decode("ascii")
             if len(number) == 16 and int(number, 16):
                 return [{"gpu": "", "uuid": f"GPU-{number.lower()}"}]

@@ -1,4 +1,4 @@
-"""What an exception says about how a run ended."""
+"""Classifies the exception that ended a run."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _OUT_OF_MEMORY_MESSAGES = ("out of memory", "RESOURCE_EXHAUSTED")
 
 
 def failure_of(error: BaseException | None) -> str:
-    """Name an exception's type, as a report tells it; empty for none."""
+    """Return an exception's type, as in the report; empty for none."""
     return "" if error is None else label(type(error).__name__, MAX_LABEL_LENGTH)
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether the GPU's memory did not suffice. A host that has none left raises MemoryError, which is something else.
+    """Return True if the GPU's memory was exhausted. Exhausted host memory raises MemoryError instead.
 
-    Types are told by name, since no framework may be imported for this.
+    Types are compared by name, since no framework may be imported for this.
     """
     if error is None:
         return False

@@ -1,4 +1,4 @@
-"""What a report leaves out where all of it would not fit into one datagram."""
+"""Shortens a report that does not fit into one datagram."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _MARGIN = 0.95
 def fit(document: dict[str, Any], longest: int = MAX_BYTES) -> tuple[bytes, bool]:
     """Write a document as it travels, without what matters least where it is too long.
 
-    The user's own values go first, then their own phases, whose time is told as `other` so that phases still sum to the
-    loop's time, then all but the first GPUs: of each the newest first, so that what is shown stays the same from one
-    report to the next. Only names in many bytes make that necessary.
+    The user's own values go first, then their own phases, whose time is added to `other` so that phases still sum to
+    the loop's time, then all but the first GPUs: of each the newest first, so that what is shown stays the same from
+    one report to the next. Only names in many bytes make that necessary.
 
     Returns:
-        the bytes, and whether something was left out; bytes that are too long all the same are for nobody.
+        the bytes, and True if something was left out; payloads that still exceed the limit are dropped.
     """
     payload = _encoded(document)
     if len(payload) <= longest:

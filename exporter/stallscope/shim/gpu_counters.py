@@ -1,4 +1,4 @@
-"""What the exporter knows of this rank's GPUs at a moment, asked for once, for a trace."""
+"""The exporter's counters of this rank's GPUs at one moment, for a trace."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Exporter:
         """Take `http://host:port`, with the metrics' path where it isn't `/metrics`.
 
         Raises:
-            ValueError: the address is none.
+            ValueError: the address is invalid.
             OSError: the host is not found.
         """
         scheme, _, rest = url.partition("://")
@@ -38,7 +38,7 @@ class Exporter:
         host, colon, port = place.rpartition(":")
         if scheme != "http" or not (place.isprintable() and path.isprintable()) or " " in place + path:
             shown = f"{scheme.rpartition('@')[2]}://{rest}"
-            raise ValueError(f"{shown!r:.200} is no address to ask for counters; expected http://host:port")
+            raise ValueError(f"{shown!r:.200} is not an address of counters; expected http://host:port")
         if not colon:
             host, port = place, "80"
         self._targets = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
@@ -46,18 +46,18 @@ class Exporter:
         self._request = f"GET {path} HTTP/1.0\r\nHost: {place}\r\nAccept: text/plain\r\n\r\n".encode()
 
     def counters(self, gpus: Sequence[Mapping[str, str]]) -> dict[str, float]:
-        """Ask for the page and pick out the GPUs' counters, by the names that a trace shows.
+        """Request the page and extract the GPUs' counters, by the names that a trace shows.
 
         Args:
             gpus: `{"gpu": …, "uuid": …}` of each, as a rank knows them.
 
         Raises:
-            OSError: nobody answered within a second.
-            ValueError: what answered is no such page.
+            OSError: no response within a second.
+            ValueError: the response is not such a page.
         """
         head, _, page = self._answer().partition(b"\r\n\r\n")
         if head[9:12] != b"200":
-            raise ValueError(f"the exporter answered {head[:60]!r} when asked for counters")
+            raise ValueError(f"the exporter responded {head[:60]!r} to a request for counters")
         return pick(page.decode(errors="replace"), gpus)
 
     def _answer(self) -> bytes:

@@ -1,4 +1,4 @@
-"""Who this process is, beside its rank and its GPU: what the report's `info` tells."""
+"""Identity of this process, except its rank and its GPU: the `info` of the report."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NAMESPACE = "var/run/secrets/kubernetes.io/serviceaccount/namespace"
 
 
 def information(environment: Mapping[str, str], root: str = "/") -> dict[str, str]:
-    """Describe this process: the report's `info`, but for ranks."""
+    """Return the report's `info`, without ranks."""
     import socket
 
     job_class = environment.get("STALLSCOPE_JOB_CLASS", "").strip() or "production"
@@ -42,7 +42,7 @@ def information(environment: Mapping[str, str], root: str = "/") -> dict[str, st
 
 
 def framework() -> str:
-    """Name the framework that the program has imported, empty where there is none."""
+    """Return the framework that the program has imported, empty without one."""
     return next((name for module, name in _FRAMEWORKS.items() if module in sys.modules), "")
 
 
@@ -54,7 +54,7 @@ def _namespace(environment: Mapping[str, str], root: str) -> str:
 
 
 def _commit() -> str:
-    """The commit of the program's folder, or, where it is no file, of the folder it runs in."""
+    """Return the commit of the program's folder, or of the working folder if the program is not a file."""
     script = (getattr(sys, "argv", None) or [""])[0]
     return commit(os.path.dirname(script) if os.path.isfile(script) else ".")
 

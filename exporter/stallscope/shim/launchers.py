@@ -1,7 +1,7 @@
 """Which rank of which job this process is, by what its launcher left in the environment.
 
 The first launcher of `LAUNCHERS` that gives a rank settles rank, local rank and world: what the user says, then what
-stands closest to the training process, since one launcher often runs inside another (torchrun inside Slurm).
+is closest to the training process, since one launcher often runs inside another (torchrun inside Slurm).
 """
 
 from __future__ import annotations
@@ -82,13 +82,13 @@ _RESTARTS = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
 _ROLES = r"-(?:(?:master|worker|chief|ps|evaluator|server|scheduler)-\d+|launcher(?:-[a-z0-9]{5})?)$"
 """How Kubeflow's PyTorchJob, TFJob, MPIJob and their like name a job's pods."""
 _GENERATED = r"-[bcdfghjklmnpqrstvwxz2456789]{5}$"
-"""What Kubernetes adds to a pod's name; it knows no vowels."""
+"""Suffix of a pod's name in Kubernetes; it contains no vowels."""
 _REPLICA_SET = r"-[bcdfghjklmnpqrstvwxz2456789]{6,10}$"
 _ORDINAL = r"-\d+$"
 
 
 class Launch:
-    """What a launcher told; None where it doesn't."""
+    """Values of a launcher; None where it sets none."""
 
     __slots__ = ("local_rank", "rank", "world_size")
 
@@ -99,7 +99,7 @@ class Launch:
 
 
 def ranks(environment: Environment) -> tuple[int, int | None, int]:
-    """Find the global rank, the local rank (None where nobody tells it) and the world's size.
+    """Find the global rank, the local rank (None if unknown) and the world's size.
 
     A process that no launcher started is rank 0 of 1. Variables that contradict each other are warned of, once.
     """
@@ -108,7 +108,7 @@ def ranks(environment: Environment) -> tuple[int, int | None, int]:
 
 
 def restarts(environment: Environment) -> int:
-    """How often the launcher says that it started this rank anew."""
+    """Return how often the launcher says that it restarted this rank."""
     return sum(_whole(environment, variable) or 0 for variable in _RESTARTS)
 
 
@@ -146,7 +146,7 @@ def pod_name(environment: Environment, root: str = "/") -> str:
 
 
 def in_pod(environment: Environment) -> bool:
-    """Whether a kubelet started this."""
+    """Return True if a kubelet started this process."""
     return bool(environment.get("KUBERNETES_SERVICE_HOST"))
 
 
@@ -164,24 +164,24 @@ def _launch(environment: Environment) -> Launch | None:
 
 
 def _agreed(environment: Environment, launcher: Launcher, launch: Launch) -> Launch:
-    """What a launcher told, without what can't be; warns of a lonely rank that another launcher started with others."""
+    """Return a launcher's values without impossible ones; warn if another launcher started a larger world."""
     rank, local, world = launch.rank, launch.local_rank, launch.world_size
     if world is not None and max(rank, local or 0) >= world:
-        warn(f"{launcher.name} tells of rank {rank}, local rank {local}, in a world of {world}; the world is left open")
+        warn(f"{launcher.name} sets rank {rank}, local rank {local}, in a world of {world}; the world stays unknown")
         world = None
     for other in LAUNCHERS[1:] if world == 1 and launcher is not LAUNCHERS[0] else ():
         if environment.get(other.rank) and (other.name != "Slurm" or _slurm_step(environment)):
             more = next((found for name in other.world_size if (found := _whole(environment, name))), 1)
             if more > 1:
                 warn(
-                    f"{launcher.name} tells of a world of 1, {other.name} of {more}; the former is taken: unset what is"
-                    " left from elsewhere, or set STALLSCOPE_RANK and STALLSCOPE_WORLD_SIZE"
+                    f"{launcher.name} sets a world of 1, {other.name} of {more}; the former is used: unset stale "
+                    "variables, or set STALLSCOPE_RANK and STALLSCOPE_WORLD_SIZE"
                 )
     return Launch(rank, local, world)
 
 
 def _slurm_step(environment: Environment) -> bool:
-    """Whether srun started this; a batch script is process 0 of a job of many tasks, and yet alone."""
+    """Return True if srun started this process; a batch script is process 0 of a job of many tasks, and yet single."""
     return any(environment.get(name) for name in ("SLURM_STEP_ID", "SLURM_STEPID", "SLURM_STEP_NUM_TASKS"))
 
 
@@ -192,7 +192,7 @@ def _tensorflow(environment: Environment) -> Launch | None:
         task, cluster = content["task"], content["cluster"]
         first = ("chief", "master", "worker")
         kinds = [*[kind for kind in first if kind in cluster], *[kind for kind in cluster if kind not in first]]
-        if task["type"] not in kinds:  # an evaluator stands beside the cluster
+        if task["type"] not in kinds:  # an evaluator is not part of the cluster
             return None
         before = sum(len(cluster[kind]) for kind in kinds[: kinds.index(task["type"])])
         return Launch(before + int(task["index"]), None, sum(len(cluster[kind]) for kind in kinds))
@@ -215,7 +215,7 @@ def _tpu(environment: Environment) -> Launch | None:
 
 
 def _ray() -> Launch | None:
-    """Ray Train tells nothing but in Python, and there is nobody to ask outside of its workers."""
+    """Ray Train reports its values only in Python, and only inside of its workers."""
     with suppress(Exception):
         context: Any = _ray_context()
         if context is not None:
@@ -229,7 +229,7 @@ def _ray_context() -> Any:
 
 
 def _program(environment: Environment, script: str) -> str:
-    """What is running, for people; empty where a Ray worker hides it."""
+    """Return the command line, for people; empty where a Ray worker hides it."""
     folder, name = os.path.split(script)
     if name == "__main__.py":
         name = os.path.basename(folder)
@@ -262,7 +262,7 @@ def _job(environment: Environment, alone: bool) -> str:
 
 
 def _torchrun(environment: Environment) -> str:
-    """What torchrun sets one launch apart by, through all of its restarts, where the user gave it no job's name."""
+    """Return the identifier of one torchrun launch, constant through its restarts, without a job name."""
     identity = environment.get("TORCHELASTIC_RUN_ID", "").strip()
     if _is_uuid(identity):
         return identity[:8]
@@ -293,7 +293,7 @@ def _ray_job() -> str:
 
 
 def _pod_job(environment: Environment, alone: bool) -> str:
-    """The job whose pod this is, where the pod's name tells it."""
+    """Return the job of this pod, if the pod's name contains it."""
     import re  # rarely needed, and not quick to import
 
     if leader := environment.get("LWS_LEADER_ADDRESS", "").strip():
@@ -339,7 +339,7 @@ _lives: dict[int, str] = {}
 
 
 def _life(start: float) -> str:
-    """What sets this process apart from others, and is told anew the same: a notebook's cell may run again."""
+    """Return an identifier of this process that stays the same when a notebook's cell runs again."""
     pid = os.getpid()
     if pid not in _lives:
         _lives[pid] = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime(start))}-{pid}"

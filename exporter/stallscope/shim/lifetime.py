@@ -21,20 +21,20 @@ if TYPE_CHECKING:
     from stallscope.shim.run import Run
 
     class Session(Protocol):
-        """What ends with the process."""
+        """An object that ends with the process."""
 
         @property
         def moment(self) -> float:
             """Up to when its time is booked."""
 
         def finish(self, state: str = "finished") -> None:
-            """Tell that it ended, and stop."""
+            """Report the end, and stop."""
 
         def fail(self, error: BaseException | None = None) -> None:
-            """Tell that an error ended it, and stop."""
+            """Report the end by an error, and stop."""
 
         def silence(self) -> None:
-            """Stop without telling."""
+            """Stop without a report."""
 
 
 _open: list[Session] = []
@@ -144,7 +144,7 @@ def inherited() -> tuple[Session, ...]:
 
 
 def importing_for_parent() -> bool:
-    """Whether multiprocessing is just importing the program anew, in a worker that was spawned, not forked.
+    """Return True while multiprocessing imports the program in a worker that was spawned, not forked.
 
     What the program does there at its top level is done already, in the process that it was started as.
     """
@@ -191,7 +191,7 @@ def _signal_handlers() -> set[CodeType]:
 def _status_of_child() -> int:
     """The exit status of a child of multiprocessing, which from Python 3.13 on has caught its exception by now.
 
-    It stands nowhere but in the frame that is about to end the process.
+    It exists only in the frame that is about to end the process.
     """
     frame = sys._getframe()  # noqa: SLF001 - the only way to it
     while frame is not None and frame.f_code.co_name != "_bootstrap":  # inside which the status is not settled
@@ -287,7 +287,7 @@ def _chain_quitters() -> None:
 def loop_left(session: Session, moment: float) -> None:
     """A loop was left early: note whether `raise SystemExit(1)` did it, which is forgotten when the process ends.
 
-    What is being raised can't be asked for here, but it was made just now, and so is among the youngest objects.
+    The current exception can't be queried here, but it was created just now, and is among the youngest objects.
 
     Args:
         session: whose loop it was.

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Tracked(Iterable["Batch"]):
-    """An iterable that tells its run how long each step and each wait for data takes.
+    """An iterable that reports to its run how long each step and each wait for data takes.
 
     It has the length, the truth and the attributes of what it wraps.
     """
@@ -92,18 +92,18 @@ def track(
             for batch in stallscope.track(loader, run="resnet50"):
                 train(batch)
 
-    A step ends when the loop asks for the next batch; the time until the batch is there is the next step's
+    A step ends when the loop requests the next batch; the time until the batch arrives is the next step's
     `data_wait`. A step that is left by `break` or an exception isn't counted. Iterating again, over the same object or
     over another one tracked under the same run, goes on with the run and counts an epoch. The run ends with the
     process, as failed where an exception or `sys.exit` with a status ended it, or with `Run.finish()`.
 
     The first two steps of a pass are never counted as slow: there the loader's workers start again, and the wait for
-    them is told as `data_wait`. Several optimizers in one iteration change nothing, since batches are counted.
+    them counts as `data_wait`. Several optimizers in one iteration change nothing, since batches are counted.
 
     Validation belongs in `with run.phase("evaluation")`; a loader tracked inside it adds nothing.
 
     Args:
-        loader: any iterable. Of a PyTorch `DataLoader`, batch size and number of workers are told as well.
+        loader: any iterable. Of a PyTorch `DataLoader`, batch size and number of workers are reported as well.
         run: the run or its name; without one the run that is open, else a new one, named as `Run` does.
         samples_per_step: samples of this rank in each step; by default the loader's `batch_size`, if it has one.
         tokens_per_step: tokens of this rank in each step.
@@ -116,7 +116,7 @@ def track(
     try:
         if run is not None and type(run) is not str and not isinstance(run, Run):
             complain(
-                f"track() is told the run {shown(run)}; expected a run or its name, the open run is taken", "track: run"
+                f"track() got the run {shown(run)}; expected a run or its name, the open run is used", "track: run"
             )
             run = None
         found = run if isinstance(run, Run) else _open_run(run)

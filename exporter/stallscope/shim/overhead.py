@@ -1,4 +1,4 @@
-"""What the shim itself costs in the loop, measured once on this machine.
+"""The shim's own cost in the loop, measured once on this machine.
 
 Timing every step and phase would cost as much again as booking them, so a throw-away timeline is timed instead.
 """

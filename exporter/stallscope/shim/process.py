@@ -1,4 +1,4 @@
-"""What this process costs the host: processor time, memory, the cgroup's quota, the garbage collector.
+"""Cost of this process for the host: CPU time, memory, the cgroup's quota, the garbage collector.
 
 Read twice a second at most, so it must cost little: files are read whole with three system calls each, and what takes
 many of them, children and cgroup, in turns and every few seconds.
@@ -91,7 +91,7 @@ class ProcessProbe:
             self._collection_began = 0.0
 
     def _look_at_thread(self) -> None:
-        """Add what the loop's thread used, which is the one that reports: the main one, but for Ray and notebooks."""
+        """Add the CPU time of the loop's thread, which reports: the main thread, except in Ray and notebooks."""
         thread, used = get_ident(), time.thread_time()
         if thread == self._thread or not self._thread:
             self._thread_cpu += used - self._thread_time
@@ -169,7 +169,7 @@ class ProcessProbe:
                     yield folder, not controllers
 
     def _allowed(self, folder: str, unified: bool) -> float | None:
-        """The quota of one cgroup, infinite where it has none, None where there is no such cgroup."""
+        """Return the quota of one cgroup, infinite without a limit, None without the cgroup."""
         try:
             if unified:
                 quota, period = self._text(f"{folder}/cpu.max").split()
@@ -200,7 +200,7 @@ class ProcessProbe:
 
 
 def _cores() -> float:
-    """Processors that this process may run on."""
+    """Return the number of CPUs that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return float(len(os.sched_getaffinity(0)))
     return float(os.cpu_count() or 1)

@@ -13,7 +13,7 @@ _MAX_PACKED = 4 << 20
 
 
 def commit(folder: str) -> str:
-    """Find the commit that is checked out where this folder lies, empty where there is none or it can't be read."""
+    """Return the checked-out commit of the repository with this folder; empty without one, or if it can't be read."""
     with suppress(OSError, ValueError):
         repository = _repository(os.path.realpath(folder))
         if repository:
@@ -39,7 +39,7 @@ def _repository(folder: str) -> str:
 
 def _resolved(repository: str, content: str) -> str:
     common = repository
-    with suppress(OSError):  # a work tree's branches lie in the repository that it is of
+    with suppress(OSError):  # a work tree's branches are stored in its main repository
         common = os.path.join(repository, _text(os.path.join(repository, "commondir")))
     for _ in range(_MAX_LINKS):
         kind, _, reference = content.partition(":")

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from stallscope.shim.transport import Sender
 
     class Clock(Protocol):
-        """What a run needs to know of time; the `time` module is one."""
+        """The clock of a run; the `time` module is one."""
 
         def monotonic(self) -> float:
             """Seconds that only grow."""
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
             """Unix time in seconds."""
 
     class Probe(Protocol):
-        """What a run needs to know of its process."""
+        """Source of process metrics for a run."""
 
         def read(self) -> tuple[Mapping[str, float], Mapping[str, float]]:
             """Counters and gauges, by the names of `report.COUNTERS` and `report.GAUGES`; called for each report."""
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
 
 _OWN_COUNTERS = ("slow_steps", "slow_step_excess_seconds", "nonfinite_losses", "shim_overhead_seconds")
-"""Counters that nobody else may set."""
+"""Counters that only the run itself sets."""
 _MAX_SECONDS = 1e12
 _MAX_STEP = 2**53
 _FOLLOWED = 64
@@ -83,7 +83,7 @@ class Run:
     step's length is unknown, so it counts as progress and has no duration.
 
     Nothing here raises or starts a thread: what goes wrong is logged once under the logger `stallscope`. Nothing waits
-    either, but for reports over HTTP: a second each at most, and the seldomer the longer nobody answers.
+    either, except for reports over HTTP: at most once a second; it backs off while the exporter does not respond.
     Calls belong in one thread. A forked child and a pickled copy are silent, and so is a run that a spawned worker
     creates while it imports the program. A newer run of the same name and rank in one process ends the older one.
 
@@ -97,8 +97,8 @@ class Run:
         run = Run("job", rank=3, world_size=8, gpus=[{"gpu": "3", "uuid": "GPU-…"}], info={"hostname": "node-1"},
                   clock=clock, sender=intake.take, process=probe, pid=70003)
 
-    With its own clock a run doesn't hang on the end of the process (whoever scripts the clock calls `finish()`, or
-    drops the run to play a process that was killed), and tells of no process but the probe's.
+    With its own clock a run doesn't end with the process (the owner of the clock calls `finish()`, or
+    drops the run to simulate a process that was killed), and reports only the probe's process metrics.
     """
 
     def __init__(
@@ -227,7 +227,7 @@ class Run:
         It is the host's time. Where a device computes on its own, the host may wait for data while that device still
         has work (a wait that costs nothing), and whatever first needs a result (`.item()`, logging a loss) waits for
         all that was queued before. Nothing here waits for a device to find out: an integration that has device events
-        tells the GPU's time beside, with `gpu_time`.
+        reports the GPU's time in addition, with `gpu_time`.
         """
         try:
             return self._phases[name]
@@ -249,13 +249,13 @@ class Run:
         flops: float | None = None,
         **values: float,
     ) -> None:
-        """Tell values, each kept until told again. Only Python and NumPy numbers are taken, never tensors.
+        """Report values; each stays until it is reported again. Accepts Python and NumPy numbers, never tensors.
 
         Args:
             loss: the training loss; one that isn't finite is counted instead.
             learning_rate: the present learning rate.
             gradient_norm: the gradients' norm.
-            epoch: the present epoch; a tracked loader counts epochs from 0 until one is told.
+            epoch: the present epoch; a tracked loader counts epochs from 0 until one is reported.
             step: steps done by now, for a run that goes on from a checkpoint.
             steps_planned: steps of the whole run.
             batch_size: samples of this rank in each step from now on.
@@ -328,21 +328,21 @@ class Run:
             self._close()
 
     def fail(self, error: BaseException | None = None) -> None:
-        """End the run as failed, telling the exception's type; running out of memory is counted."""
+        """End the run as failed, with the exception's type; an out-of-memory error is counted."""
         if self.silent:
             return
         try:
             self._failure = failure_of(error)
             self._heading = ""
-            # The framework's own count, where an integration tells it, has seen this one already.
+            # If an integration reports the framework's own count, it includes this error already.
             if is_out_of_memory(error) and "out_of_memory" not in self._totals:
                 self.add("out_of_memory", 1)
         except Exception as problem:
-            tolerate(problem, "telling a failure")
+            tolerate(problem, "reporting a failure")
         finally:
             self.finish("failed")
 
-    def __enter__(self) -> Run:  # noqa: PYI034 (no subclass is meant)
+    def __enter__(self) -> Run:  # noqa: PYI034 (subclasses are not supported)
         return self
 
     def __exit__(
@@ -387,7 +387,7 @@ class Run:
         if self.silent:
             return
         if type(key) is not str or key not in vocabulary.GAUGES:
-            complain(f"{shown(key)} is no gauge that can be told; expected one of report.GAUGES", "gauge: key")
+            complain(f"{shown(key)} is not a gauge that can be reported; expected one of report.GAUGES", "gauge: key")
         elif (found := finite(key, value)) is not None:
             self._gauges[key] = found
 
@@ -441,7 +441,7 @@ class Run:
         precision: str | Sequence[str] | None = None,
         gpus: Sequence[Mapping[str, str]] | None = None,
     ) -> None:
-        """Tell what was found out late about this rank; None leaves as it is."""
+        """Set values of this rank that were found late; None changes nothing."""
         if self.silent:
             return
         try:
@@ -511,7 +511,7 @@ class Run:
 
     @property
     def ending(self) -> bool:
-        """Whether the report under way is the last."""
+        """True if the current report is the last one."""
         return not self.silent and self._state in vocabulary.LAST_STATES
 
     @property
@@ -529,7 +529,7 @@ class Run:
 
     @property
     def is_scripted(self) -> bool:
-        """Whether the run has a clock of its own, which knows nothing of what the shim costs."""
+        """True if the run has a clock of its own, which does not include the shim's cost."""
         return self._scripted
 
     @property
@@ -542,12 +542,12 @@ class Run:
 
     @property
     def gpus(self) -> list[dict[str, str]]:
-        """What this rank computes on, as far as it is known: NVML index and UUID, of which one may be empty."""
+        """The GPUs of this rank, as far as known: NVML index and UUID, of which one may be empty."""
         return [] if self.silent else [dict(gpu) for gpu in self._gpus]
 
     @property
     def sender(self) -> Sender | None:
-        """What takes the reports."""
+        """Receiver of the reports."""
         return None if self.silent else self._sender
 
     def wall_time(self) -> float:
@@ -635,17 +635,17 @@ class Run:
                 watcher()
             except Exception as error:
                 self._watchers.remove(watcher)
-                tolerate(error, "looking up what a report tells")
+                tolerate(error, "reading the values of a report")
 
     def _hear(self) -> None:
-        """Tell the listeners of a boundary."""
+        """Notify the listeners of a boundary."""
         steps = self.steps_done
         for listener in self._listeners:
             try:
                 wanted = listener(steps) is not False
             except Exception as error:
                 wanted = False
-                tolerate(error, "telling of a step")
+                tolerate(error, "notifying of a step")
             if not wanted:
                 self._listeners = [other for other in self._listeners if other is not listener]
         if not self._listeners:
@@ -699,7 +699,7 @@ class Run:
             self._grow(key, each * steps)
 
     def _publish(self, now: float, last: bool = False) -> None:
-        if os.getpid() != self._owner:  # forked by a library that tells nobody
+        if os.getpid() != self._owner:  # forked by a library without the fork hooks
             self.silence()
             return
         timeline = self.timeline
@@ -731,7 +731,7 @@ class Run:
                 self._dropped[cause] = self._dropped.get(cause, 0) + 1
             self._overhead += timeline.now() - started
         if cause is not None and cause != "absent":
-            warn(f"a report could not be sent ({cause}); what it told goes with the next one", f"dropped: {cause}")
+            warn(f"a report could not be sent ({cause}); the next one includes its values", f"dropped: {cause}")
 
     def _shortened(self, payload: bytes) -> bytes:
         import json
@@ -795,7 +795,7 @@ class Run:
         )
 
     def _headed(self) -> str:
-        """What seldom changes, kept as it is written."""
+        """Encode the values that rarely change, and cache them."""
         told = (
             f'"failure":{quoted(self._failure)},' if self._failure else "",
             f'"restarts":{self._restarts},' if self._restarts else "",
@@ -823,7 +823,7 @@ class Run:
 def _is_countable(key: str) -> bool:
     if type(key) is str and key in vocabulary.COUNTERS and key not in _OWN_COUNTERS:
         return True
-    complain(f"{shown(key)} is no counter that can be told; expected one of report.COUNTERS", "count: key")
+    complain(f"{shown(key)} is not a counter that can be reported; expected one of report.COUNTERS", "count: key")
     return False
 
 
@@ -843,7 +843,7 @@ def _precision(told: str | Sequence[str]) -> list[str]:
 
 
 def _silent_run() -> Run:
-    """What a copy of a run is: nothing that another process does may speak in its name."""
+    """The result of copying a run: another process must not report in its name."""
     copy = Run.__new__(Run)
     copy.name = ""
     copy.rank = 0

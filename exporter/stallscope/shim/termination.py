@@ -6,11 +6,11 @@ raises the signal again with the action that it had before. `signal.getsignal` a
 
 The file descriptor is a UNIX datagram socket that is connected to the exporter's socket. Its address holds the sessions
 of this process, so any datagram from it means that this process received a signal. The content is ignored. Over UDP it
-is the socket of the reports: text that is no report, from the address of a session, means the same.
+is the socket of the reports: text from a session's address that is not a report means the same.
 
-A signal is left alone where the program ignores it or a native library handles it. There is no notice over HTTP, nor
-over UDP with signatures: the exporter finds that rank lost once its process is gone or silent for too long. Over UDP a
-process sends a notice for one of its sessions only.
+A signal is left unchanged where the program ignores it or a native library handles it. There is no notice over HTTP,
+nor over UDP with signatures: the exporter finds that rank lost once its process is gone or silent for too long. Over
+UDP a process sends a notice for one of its sessions only.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class _Line:
     """A socket from which at most one datagram at a time waits in the exporter's queue.
 
     faulthandler writes dozens of times, and the queue of a UNIX socket is short. So the send buffer is filled with
-    datagrams to a second socket that nobody reads, except for the room of one.
+    datagrams to a second socket that is never read, except for one.
     """
 
     def __init__(self, sessions: str) -> None:

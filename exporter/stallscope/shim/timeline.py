@@ -22,7 +22,7 @@ STEP_BUCKETS = (
 )
 """The catalogue's bounds, held equal by a test: importing the catalogue would cost more than the shim."""
 OUTSIDE_PHASES = ("initialization", "evaluation", "restore", "paused")
-"""Phases that lie in no step: while they last, the step's clock stands still."""
+"""Phases outside of steps: while they last, the step's clock is stopped."""
 STEP_PHASES = ("data_wait", "host_copy", "forward", "backward", "communication", "optimizer", "other")
 """Phases that make up a step. Any other phase inside a step explains its being long."""
 _OPENING = ("data_wait", "host_copy", "forward", "backward", "optimizer")
@@ -37,7 +37,7 @@ class Phase:
     """A named part of the loop's time, and the context manager that books to it.
 
     Time in a phase opened inside this one is the inner one's alone. A phase opened inside itself, or a step's phase
-    inside one that lies outside steps (`data_wait` of an evaluation), changes nothing: the time stays where it is.
+    inside a phase outside of steps (`data_wait` of an evaluation), changes nothing: the time stays where it is.
     """
 
     __slots__ = (
@@ -73,7 +73,7 @@ class Phase:
         self._longest: list[tuple[float, float]] = []  # falling, so that the first is the longest
         self._timeline = timeline
 
-    def __enter__(self) -> Phase:  # noqa: PYI034 (no subclass of another kind is meant)
+    def __enter__(self) -> Phase:  # noqa: PYI034 (subclasses of other kinds are not supported)
         timeline = self._timeline
         try:
             if timeline.pending is not None:
@@ -123,7 +123,7 @@ class Phase:
 
     @property
     def hidden(self) -> bool:
-        """Whether the innermost opening of this phase books nothing."""
+        """True if the innermost opening of this phase books nothing."""
         return self._hidden > 0
 
     def longest(self, now: float) -> float:
@@ -248,7 +248,7 @@ class Timeline:
         self.interval = interval
         """Seconds between reports; what one report may come early."""
         self.held = False
-        """Whether a report that is due waits, because an integration does not know yet what the newest time was for."""
+        """True if a due report waits, because an integration does not yet know the phase of the newest time."""
         self.initialization = Phase(self, "initialization")
         self.other = Phase(self, "other")
         self.phases = {"initialization": self.initialization, "other": self.other}
@@ -256,11 +256,11 @@ class Timeline:
         self.initialization.opened = True
         self.initialization.occurrences = 1
         self.looping = False
-        """Whether the first step has begun."""
+        """True if the first step has begun."""
         self.counts = [0] * (len(STEP_BUCKETS) + 1)
         self.step_seconds = 0.0
         self.steps = 0
-        """Steps told, the one that ended initialization included though its length is unknown."""
+        """Steps so far, including the one that ended initialization, whose length is unknown."""
         self.first_step: float | None = None
         self.last_step: float | None = None
         self.slow_steps = SlowSteps()
@@ -272,7 +272,7 @@ class Timeline:
         self._below = 0.0
         """Its bounds."""
         self._special = False
-        """Whether the step under way is judged in another way than by its length: what follows says how."""
+        """True if the current step is not judged by its length, but by the code that follows."""
         self._explained = 0.0
         """Seconds of it in phases that explain its being long."""
         self._excused = 0
@@ -286,7 +286,7 @@ class Timeline:
         return found if found is not None else self._new_phase(name)
 
     def step(self, opening: Phase | None = None) -> None:
-        """Mark a step's boundary. Inside a phase that lies outside steps this does nothing.
+        """Mark a step's boundary. Does nothing inside a phase outside of steps.
 
         Args:
             opening: a phase that the next step begins with, opened at the same moment.
@@ -368,7 +368,7 @@ class Timeline:
         return self.mark - self._step_began
 
     def end_last_step(self, duration: float) -> None:
-        """Mark the boundary of a step that ended a while ago, for there is no next one that showed it.
+        """Mark the boundary of a step that ended a while ago, because no next step showed it.
 
         Args:
             duration: its length in seconds, without what came after its work was done.
@@ -381,7 +381,7 @@ class Timeline:
         self.excuse(_EPOCH_BEGINS)
 
     def excuse(self, steps: int) -> None:
-        """Don't judge so many steps, the one under way included. They count like all others otherwise."""
+        """Exclude the next `number` steps, including the current one, from the judgement of slow steps only."""
         if steps > self._excused:
             self._excused = steps
             self._special = True
@@ -460,7 +460,7 @@ class Timeline:
             self._publish(now)
 
     def activity_changed(self, now: float) -> None:
-        """Tell at once that another activity began, at the price of the report after.
+        """Report a new activity at once, in exchange for the next report.
 
         Without it, a checkpoint that hangs would look like a step that does.
         """
@@ -487,7 +487,7 @@ class Timeline:
 
     @property
     def activity(self) -> str:
-        """What the session is doing, one of the contract's activities."""
+        """The session's activity, one of the contract's."""
         if self.current.outside:
             return self.current.name
         checkpoint = self.phases.get("checkpoint")

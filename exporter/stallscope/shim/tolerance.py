@@ -1,4 +1,4 @@
-"""A monitor must not break what it watches: complaints are logged once, and raised only when asked for."""
+"""A monitor must not break what it watches: problems are logged once, and raised only on request."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _told: set[str] = set()
 
 
 def switched_on(variable: str) -> bool:
-    """Tell whether an environment variable is set to anything but nothing, 0, false, no or off."""
+    """Return True if an environment variable is set, and not to 0, false, no or off."""
     return os.environ.get(variable, "").strip().lower() not in ("", "0", "false", "no", "off")
 
 
@@ -62,7 +62,7 @@ def number(value: object) -> float | int | None:
 
 
 def finite(name: str, value: object) -> float | int | None:
-    """As `number`, complaining of what is no number or not finite."""
+    """As `number`, with a warning for other values and for infinite ones."""
     found = number(value)
     if found is None:
         complain(
@@ -88,7 +88,7 @@ def amount(name: str, value: object) -> float | int | None:
 def label(text: object, longest: int) -> str:
     """Make text or a number fit for a label: printable, without surrounding space, of limited length.
 
-    Anything else becomes nothing: to ask an unknown object for its text may take any time.
+    Other objects become an empty text: their conversion may take any time.
     """
     if not isinstance(text, str):
         text = str(text) if type(text) in (int, float) else ""
@@ -97,12 +97,12 @@ def label(text: object, longest: int) -> str:
 
 
 def is_label(text: object, longest: int) -> bool:
-    """Whether this is text that `label` would leave as it is, and not empty."""
+    """Return True for a text that is not empty and that `label` would not change."""
     return type(text) is str and 0 < len(text) <= longest and label(text, longest) == text
 
 
 def shown(value: object) -> str:
-    """What a complaint shows of a value: text and numbers shortened, of all else the type alone."""
+    """Return a value for a message: text and numbers shortened, for others only the type."""
     if type(value) is str:
         return repr(value[:80]) + ("…" if len(value) > 80 else "")
     if value is None or type(value) in (bool, int, float):

@@ -33,17 +33,17 @@ _HTTP_SELDOM = 80.0
 
 
 _PATIENCE = 8
-"""Datagrams that nobody takes before they are sent seldomer: an exporter that restarts is back by then."""
+"""Datagrams that fail before the sender backs off: a restarted exporter is back by then."""
 _DATAGRAMS_SELDOM = 4.0
 _LONGEST_PATH = 107
 """Bytes that the kernel has for a socket's path."""
 
 
 class Datagrams:
-    """Sends to the first of several sockets at which somebody listens.
+    """Sends to the first of several sockets with a listener.
 
-    Each report tries them anew in order, so an exporter that comes late, goes, or moves is found: at once where it was
-    there a moment ago, within seconds where it never was, since looking for it must not cost more than telling it.
+    Each report tries them in order, so that an exporter that starts late, stops, or moves is found: at once if it was
+    there a moment ago, within seconds if it never was, since looking for it must not cost more than sending.
     """
 
     def __init__(self, targets: list[tuple[int, Address]], sign: Signing | None = None) -> None:
@@ -78,7 +78,7 @@ class Datagrams:
             except PermissionError:
                 cause = "denied"
             except (FileNotFoundError, NotADirectoryError, ConnectionError):
-                pass  # of several causes, tell one that somebody can mend
+                pass  # of several causes, report one that the user can fix
             except BlockingIOError:
                 return "queue_full"
             except OSError as error:
@@ -132,12 +132,12 @@ class Datagrams:
         if family == socket.AF_UNIX:
             sender.sendto(payload, address)  # by name each time: a new exporter, a new socket
             return
-        # Only a connected one hears that nobody listens. Each time anew, since a cluster's network may have led it to a
-        # pod that is gone, or taken the connection back: Cilium chooses a Service's pod at connect() alone.
+        # Only a connected socket detects a missing listener. Reconnected each time, since a cluster's network may have
+        # led it to a pod that is gone, or taken the connection back: Cilium chooses a Service's pod at connect() alone.
         sender.connect(address)
         try:
             sender.send(payload)
-        except (ConnectionRefusedError, ConnectionAbortedError):  # told of the report before: this one is to be sent
+        except (ConnectionRefusedError, ConnectionAbortedError):  # about the last report: this one is to be sent
             sender.send(payload)
         if sender.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):  # this machine's own answer is there at once
             raise ConnectionRefusedError
@@ -146,7 +146,7 @@ class Datagrams:
 class Post:
     """Sends over HTTP, where no socket can be shared. It waits for the answer, one second in all at most.
 
-    So it is used at most every five seconds, and less and less often while there is no answer. The host is looked up
+    So it is used at most every five seconds, and backs off while there is no response. The host is looked up
     once, when the run begins.
     """
 
@@ -169,7 +169,7 @@ class Post:
         )
         self.interval = _HTTP_EVERY
         self.hear: Callable[[bytes], None] | None = None
-        """Called with what the exporter says to a report that it took: a wish for traces."""
+        """Called with the exporter's response to an accepted report: a request for traces."""
 
     def __call__(self, payload: bytes) -> str | None:
         """Send; None, or why it was dropped: `absent`, `timeout`, `too_large` or `error`."""
@@ -197,10 +197,10 @@ class Post:
         """Nothing is held open."""
 
     def _exchange(self, request: bytes) -> bytes:
-        """Ask and read the answer. Each wait has what is left of the second: http.client would give each a whole one.
+        """Send the request and read the response. Each wait has the rest of the second: http.client would restart it.
 
         Raises:
-            OSError: nobody answered in time.
+            OSError: no response in time.
         """
         deadline = time.monotonic() + _HTTP_TIMEOUT
         connection = self._connected(deadline)
@@ -305,7 +305,7 @@ def _host_and_port(place: str, default: int) -> tuple[str, int]:
     """Split host:port or [address]:port.
 
     Raises:
-        ValueError: there is no host, or the port is none.
+        ValueError: the host is missing, or the port is invalid.
     """
     if place.startswith("["):
         host, _, rest = place[1:].partition("]")
@@ -319,7 +319,7 @@ def _host_and_port(place: str, default: int) -> tuple[str, int]:
 
 
 def _is_whole(answer: bytes) -> bool:
-    """Whether all is there that the head announces; without an announcement nothing more is waited for."""
+    """Return True if the announced length has arrived; without an announcement nothing more is expected."""
     import re  # only HTTP needs it
 
     head, end, body = answer.partition(b"\r\n\r\n")
@@ -337,7 +337,7 @@ def _wait_until(deadline: float, connection: socket.socket) -> None:
 
 
 def _resolved(host: str, port: int, kind: int = socket.SOCK_DGRAM) -> list[tuple[int, Address]]:
-    """Look the host up, once: in the loop there is no time for that."""
+    """Resolve the host, once: in the loop there is no time for that."""
     try:
         found = socket.getaddrinfo(host, port, type=kind)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What a Python that `stallscope run` started does first: run the machine's own `sitecustomize`, then watch."""
+"""First code of a Python that `stallscope run` started: runs the machine's own `sitecustomize`, then watches."""
 
 import importlib.util
 import os

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from stallscope.shim.timeline import Phase
 
     class Interval(Protocol):
-        """What `span` gives: a context manager."""
+        """The context manager of `span`."""
 
         def __enter__(self) -> object:
             """Begin."""
@@ -81,7 +81,7 @@ class Recording:
         """When the step began; for one that begins later, when what comes before it did."""
         self.ended = self.began
         self.zero = run.wall_time() - self.clock()
-        """Unix time at which the timeline's clock stood at zero."""
+        """Unix time of the timeline's zero."""
         self.thread = threading.get_native_id()
         self.thread_name = threading.current_thread().name
         self.moments: list[tuple[float, tuple[Phase, ...]]] = []
@@ -92,23 +92,23 @@ class Recording:
 
     @property
     def over(self) -> bool:
-        """Whether the run has ended meanwhile, or this is a forked child."""
+        """True if the run has ended, or this is a forked child."""
         return self._run.silent
 
     @property
     def stopped(self) -> bool:
-        """Whether it no longer listens."""
+        """True if it no longer listens."""
         return self._timeline.now == self.clock
 
     @property
     def complete(self) -> bool:
-        """Whether nothing was left out."""
+        """True if nothing was left out."""
         return len(self.moments) < MAX_MOMENTS and len(self.spans) < MAX_MOMENTS
 
     def stop(self) -> None:
         """Listen no more."""
         global _recording
-        self.ended = self._timeline.mark  # where the step ended, not where somebody got to this call
+        self.ended = self._timeline.mark  # the end of the step, not the time of this call
         self._timeline.now = self.clock
         if _recording is self:
             _recording = None

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from stallscope.shim.run import Run
 
 DIRECTORY = "stallscope-traces"
-"""Where traces go, in the working directory, unless another place is told."""
+"""Folder of traces in the working directory, by default."""
 FILES = 20
 """Most traces of one rank of a run."""
 MAX_BYTES = 256 << 20
@@ -73,7 +73,7 @@ class Tracer:
         if not self._selecting:
             return
         self._listen()
-        # Before the first boundary nobody calls, and the first step is often the one of interest.
+        # There is no call before the first boundary, and the first step is often the interesting one.
         if self._run.timeline.steps == 0 and self._recording is None and self._chosen(self._run.steps_done):
             self._begin(self._run.steps_done)
 
@@ -88,7 +88,7 @@ class Tracer:
         self._exporter = Exporter(exporter) if exporter else None
 
     def obey(self) -> None:
-        """Trace what is asked for from outside as well."""
+        """Trace requests from outside as well."""
         if self._wishes is not None:
             return
         wishes = self._wishes = trace_wishes.Wishes(self._run)
@@ -117,7 +117,7 @@ class Tracer:
             self._run.on_step(self._boundary)
 
     def _boundary(self, step: int) -> bool:
-        """Called where one step ends and the step of that number begins; tells whether it wants to be called again."""
+        """Called where one step ends and the step of that number begins; returns True to be called again."""
         try:
             if self._recording is not None:
                 self._end()
@@ -146,7 +146,7 @@ class Tracer:
                 return bool(self._when(step))
             except Exception as error:
                 self._when = None
-                tolerate(error, "asking which step to trace")
+                tolerate(error, "choosing steps to trace")
         return False
 
     def _begin(self, step: int) -> None:
@@ -163,7 +163,7 @@ class Tracer:
     def _end(self) -> None:
         recording, profiler = self._recording, self._profiler
         assert recording is not None
-        recording.stop()  # first of all: what follows is no part of the step
+        recording.stop()  # first: the following code is not part of the step
         with self._run.phase(PHASE):
             self.close()
             counters = self._counters()
@@ -177,7 +177,7 @@ class Tracer:
                     profiler.export_chrome_trace(f"{path}.torch.json")
             except OSError as error:
                 complain(
-                    f"traces can't be written to {self._folder}: {error.strerror or error}; tell another directory",
+                    f"traces can't be written to {self._folder}: {error.strerror or error}; use another directory",
                     f"trace: {error.errno}",
                     error,
                 )
@@ -190,7 +190,7 @@ class Tracer:
                 if entry.name.startswith(f"rank{self._run.rank}-")
             }
         except OSError:
-            return True  # there is no folder yet
+            return True  # the folder does not exist yet
         traces = {file for file in present if file.endswith(".trace.json")}
         if f"{name}.trace.json" in traces:
             return True  # it takes the place of an earlier life's
@@ -232,8 +232,8 @@ def trace(
         stallscope.trace(steps=range(100, 105), torch_profiler=True)
 
     Perfetto and chrome://tracing open the files: phases of the run's thread, spans of all threads, and GPU counters
-    where an exporter is asked. Time is Unix time, so that ranks line up. A step is traced that any condition selects;
-    it has the number of steps done before it. A second call takes the place of the first.
+    where an exporter is queried. Time is Unix time, so that ranks line up. A step is traced if any condition selects
+    it; it has the number of steps done before it. A second call takes the place of the first.
 
     A step that is not selected costs one call; writing one takes milliseconds, booked to the phase `tracing` of the
     step after. What can't be written is warned of once.
@@ -241,16 +241,16 @@ def trace(
     Args:
         run: the run; else the one that is open.
         every_steps: trace steps whose number it divides.
-        every_seconds: trace the first step, and the first after each so many seconds; ranks then trace different ones.
+        every_seconds: trace the first step, and the first after each such interval; ranks then trace different ones.
         steps: numbers of steps.
         when: called with each step's number; true for those to trace.
         directory: else STALLSCOPE_TRACE_DIR, else `stallscope-traces` in the working directory.
         files: most traces of one rank; the oldest stay.
         torch_profiler: run torch.profiler in those steps too, and write its kernels beside as `….torch.json`; its first
             start takes seconds.
-        exporter: `http://host:port` of an exporter to ask for GPU counters after each traced step, which takes a second
-            at most; else that of STALLSCOPE_ADDRESS where it is one over HTTP, else none; "" for none.
-        on_request: trace what `stallscope trace` asks for too; else where STALLSCOPE_TRACE_DIR is set.
+        exporter: `http://host:port` of an exporter to query for GPU counters after each traced step, which takes a
+            second at most; else that of STALLSCOPE_ADDRESS where it is one over HTTP, else none; "" for none.
+        on_request: trace requests of `stallscope trace` too; by default if STALLSCOPE_TRACE_DIR is set.
     """
     try:
         found = current() if run is None else run
@@ -267,7 +267,7 @@ def trace(
 
 
 def _exporter_of_reports(address: str) -> str:
-    """The address to ask for counters where reports go over HTTP; encryption would cost more than it is worth here."""
+    """The address for counters if reports go over HTTP; encryption would cost more than it is worth here."""
     scheme, _, rest = address.partition("://")
     return f"http://{rest.partition('/')[0]}" if scheme == "http" else ""
 

@@ -105,11 +105,11 @@ class _Occurrence:
         self.begin = begin
         self.end = begin
         self.seconds = 0.0
-        """Without what lay inside."""
+        """Seconds without inner phases."""
 
 
 def _phases(recording: Recording) -> tuple[list[_Occurrence], float]:
-    """Rebuild phases from moments, what contains before what it contains; and tell where the step began.
+    """Rebuild phases from moments, outer before inner ones, and return where the step began.
 
     `other` is what no phase explains, so it is a gap and no event.
     """
@@ -138,7 +138,7 @@ def _phases(recording: Recording) -> tuple[list[_Occurrence], float]:
 
 
 def write(path: str, document: dict[str, Any]) -> None:
-    """Write a trace so that nobody ever finds half of it.
+    """Write a trace atomically.
 
     Raises:
         OSError: it can't be written; nothing of it is left.
@@ -155,7 +155,7 @@ def write(path: str, document: dict[str, Any]) -> None:
 
 
 def folder_of(directory: str, run: str) -> str:
-    """The folder of a run's traces; its name is told apart where a run's name makes no file name."""
+    """Return the folder of a run's traces; a digest distinguishes runs whose names are not valid file names."""
     name = re.sub(r"[^A-Za-z0-9._-]", "_", run).lstrip(".")[:_LONGEST_FOLDER]
     if name != run or not name:
         name = f"{name}-{crc32(run.encode(errors='replace')):08x}"

@@ -1,6 +1,6 @@
-"""Traces that somebody asks for from outside, while the job runs.
+"""Trace requests from outside, while the job runs.
 
-A wish is acted on only where it can come from nobody but the exporter, root or this user: over HTTP it is the answer to
+A request counts only if it can come from no one but the exporter, root or this user: over HTTP it is the response to
 a report; beside a UNIX socket it is a file, which only its owner may write, in a folder that not everybody may.
 """
 
@@ -20,22 +20,22 @@ if TYPE_CHECKING:
 
 
 class Wishes:
-    """What is wished of one run. A file is looked for before each report, so at most twice a second."""
+    """Trace requests of one run. The file is checked before each report, so at most twice a second."""
 
     def __init__(self, run: Run) -> None:
-        """Remember where wishes may appear; nothing is read yet."""
+        """Remember where requests may appear; nothing is read yet."""
         self._run = run
         self._path = beside_socket(os.environ.get("STALLSCOPE_ADDRESS", "").strip(), run.name)
         self._seen = (0, 0)
         self._heard = b""
 
     def look(self) -> range | None:
-        """The steps of a new wish in the file; None where there is none, which takes microseconds to see."""
+        """Return the steps of a new request in the file, or None, which takes microseconds."""
         data = self._file()
         return self._steps(data) if data else None
 
     def hear(self, answer: bytes) -> range | None:
-        """The steps of a wish in the answer to a report, which comes with each until it expires; None if not new."""
+        """Return the steps of a new request in the response to a report; None if there is no new one."""
         if answer == self._heard:
             return None
         self._heard = answer
@@ -73,9 +73,9 @@ class Wishes:
 
 
 def mistrust(file: os.stat_result, folder: os.stat_result) -> str:
-    """Why a file may come from somebody who has no say here; empty where it can't."""
+    """Return why a file may come from an unauthorized user; empty if it can't."""
     if not stat.S_ISREG(file.st_mode):
-        return "it is no plain file"
+        return "it is not a regular file"
     if file.st_uid not in (0, os.geteuid(), folder.st_uid):
         return f"it belongs to user {file.st_uid}; expected root, this user or the folder's owner"
     if file.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
@@ -86,6 +86,6 @@ def mistrust(file: os.stat_result, folder: os.stat_result) -> str:
 
 
 def beside_socket(address: str, run: str) -> str:
-    """Where a wish for the run stands, if reports go to a UNIX socket; else empty."""
+    """Return the path of the run's request, if reports go to a UNIX socket; else empty."""
     socket = DEFAULT_SOCKET if not address else address.removeprefix("unix://")
     return os.path.join(os.path.dirname(socket), trace_request.file_name(run)) if socket.startswith("/") else ""
