@@ -1,4 +1,4 @@
-"""What a source hands over: samples of catalogue families, checked once before anybody sees them."""
+"""Samples of catalogue families, as sources return them, and the check that they pass before use."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Distribution:
 
 
 class Sample(NamedTuple):
-    """One series' value (a whole histogram counts as one). Label values stand in the order of the family's labels."""
+    """One series' value (a whole histogram counts as one). Label values are in the order of the family's labels."""
 
     family: Family
     labels: tuple[str, ...]
@@ -31,20 +31,20 @@ class Sample(NamedTuple):
 
 
 _SOUND: set[int] = set()
-"""Hashes of labels that were found sound, which take less memory than labels. A node has the same in every round."""
+"""Hashes of labels already checked. They need less memory than labels, and a node's labels rarely change."""
 _SOUND_AT_MOST = 8_192
 
 
 class NonsenseReading(Exception):
-    """A source handed over something that must not be exposed."""
+    """A source returned invalid samples, which must not be exposed."""
 
 
 def checked(samples: Iterable[Sample]) -> tuple[Sample, ...]:
-    """Return the samples unchanged, or refuse them all.
+    """Return the samples unchanged if all of them are valid.
 
     Raises:
-        NonsenseReading: a value is no finite number, a counter is negative, or labels do not fit the family or are no
-            texts.
+        NonsenseReading: a value is not a finite number, a counter is negative, or labels do not match the family or are
+            not strings.
     """
     result = tuple(samples)
     for sample in result:
@@ -55,7 +55,7 @@ def checked(samples: Iterable[Sample]) -> tuple[Sample, ...]:
                 _SOUND.clear()
             _SOUND.add(key)
         kind = type(value)
-        # Not their subclasses, whose text may be something else: True is no number on a page.
+        # Subclasses are excluded, since they may render differently: True is not a number on a page.
         if kind is float or kind is int:
             if not math.isfinite(value):  # type: ignore[arg-type]
                 raise NonsenseReading(f"{family.name}{labels} came as {value!r}, which is no finite number")
