@@ -97,7 +97,7 @@ def never(judged: Sequence[Judged], host: Host, wanted: Wanted) -> str:
     """Return why the request can never be met, even on an idle machine; empty if it may be."""
     possible = sum(each.possible for each in judged)
     if possible < wanted.count:
-        return f"{possible} of these GPUs can ever do, {wanted.count} wanted"
+        return f"{possible} of these GPUs can ever qualify, {wanted.count} wanted"
     cores, memory = wanted.cores * wanted.count, wanted.host_memory * wanted.count
     if cores > host.cores:
         return f"the host has {host.cores:g} cores for programs, {cores:g} wanted"
@@ -196,11 +196,11 @@ def _against_sharing(gpu: GpuNow, wanted: Wanted, claims: Sequence[Claim]) -> It
 def _against_memory(gpu: GpuNow, wanted: Wanted, claims: Sequence[Claim], room: int | None) -> Iterable[str]:
     if gpu.memory_free is None or gpu.memory_total is None or room is None:
         if wanted.memory:
-            yield "it does not tell how much memory is free"
+            yield "its free memory is unknown"
         return
     if wanted.exclusive and _in_use(gpu) and all(holder.kind == "graphics" for holder in gpu.holders):
         used = size(gpu.memory_total - gpu.memory_free)
-        yield f"{used} in use: {held_by(gpu.holders) or 'by processes that are not to be seen from here'}"
+        yield f"{used} in use: {held_by(gpu.holders) or 'by processes that are not visible from here'}"
     if room < wanted.memory:
         parts = [f"{size(gpu.memory_free)} of {size(gpu.memory_total)} free, {size(wanted.memory)} wanted"]
         if gpu.holders:
@@ -220,7 +220,7 @@ def _against_load(gpu: GpuNow, wanted: Wanted) -> Iterable[str]:
         busy, seconds, what = gpu.sm_active, 0.0, "SMs active"
     if busy is None:
         if occupied:
-            yield "it is in use, and does not tell how busy it is"
+            yield "it is in use, and its utilisation is unknown"
     elif busy > wanted.max_utilization:
         over = f" over {duration(round(seconds))}" if seconds >= 1 else " now"
         runs = f" (run {', '.join(gpu.runs)})" if gpu.runs else ""

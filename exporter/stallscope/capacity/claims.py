@@ -117,8 +117,8 @@ class Claims:
         if about.st_uid not in (0, os.geteuid()):
             self.close()
             raise ClaimsFailed(
-                f"the lock folder {folder} belongs to {_user(about.st_uid)}, who could take everybody's claims away: "
-                "use one of root's or your own"
+                f"the lock folder {folder} belongs to {_user(about.st_uid)}, who could remove all claims; use "
+                "a folder that belongs to root or to you"
             )
         if about.st_mode & (stat.S_IWOTH | stat.S_IWGRP) and not about.st_mode & stat.S_ISVTX:
             self.close()
@@ -143,9 +143,9 @@ class Claims:
                 while not self._is_mine(descriptor):
                     if time.monotonic() > deadline:
                         raise ClaimsFailed(
-                            f"somebody has held {self._path / _MUTEX} for {patience:g} s (it belongs to "
-                            f"{_user(os.fstat(descriptor).st_uid)}): a stallscope pick that is stopped? "
-                            f"fuser -v {self._path / _MUTEX} shows whose it is"
+                            f"{self._path / _MUTEX}: locked by another process for {patience:g} s (the file belongs to "
+                            f"{_user(os.fstat(descriptor).st_uid)}), perhaps by a stopped stallscope pick; find it: "
+                            f"fuser -v {self._path / _MUTEX}"
                         )
                     time.sleep(0.01)
                 if self._is(_MUTEX, descriptor):
@@ -166,10 +166,10 @@ class Claims:
             except FileNotFoundError:
                 continue
             except OSError as error:
-                complaints.append(f"{self._shown(name)} is passed over: {error.strerror}")
+                complaints.append(f"{self._shown(name)} is ignored: {error.strerror}")
                 continue
             except _NoClaim as problem:
-                complaints.append(f"{self._shown(name)} is passed over: {problem}")
+                complaints.append(f"{self._shown(name)} is ignored: {problem}")
                 continue
             if claim is not None:
                 claims.append(claim)
@@ -227,7 +227,7 @@ class Claims:
                 os.close(descriptor)
                 raise ClaimsFailed(f"{path} can't be used ({problem}): have root remove it")
             return descriptor
-        raise ClaimsFailed(f"somebody removes {path} all the time")
+        raise ClaimsFailed(f"{path}: removed by another process again and again; find out which one and stop it")
 
     def _is_mine(self, descriptor: int) -> bool:
         try:
@@ -313,7 +313,7 @@ def _content(text: bytes) -> _Content:
             content[key] for key in ("uuid", "memory", "exclusive", "pid", "seconds")
         )
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise _NoClaim("it does not read as a claim") from None
+        raise _NoClaim("it is not a valid claim") from None
     right = (
         type(uuid) is str
         and type(memory) is int
@@ -324,15 +324,15 @@ def _content(text: bytes) -> _Content:
         and (seconds is None or (type(seconds) in (int, float) and 0 <= seconds <= 3600))
     )
     if not right:
-        raise _NoClaim("it does not read as a claim")
+        raise _NoClaim("it is not a valid claim")
     return _Content(uuid, memory, exclusive, pid, seconds)
 
 
 def _suspicion(about: os.stat_result) -> str | None:
     """Return the reason to distrust a file; None if there is none."""
     if not stat.S_ISREG(about.st_mode):
-        return "it is no regular file"
-    return "it has several names" if about.st_nlink > 1 else None
+        return "it is not a regular file"
+    return "it has several hard links" if about.st_nlink > 1 else None
 
 
 def _locked(descriptor: int, how: int = fcntl.LOCK_EX) -> bool:

@@ -1,4 +1,4 @@
-"""What a `CUDA_VISIBLE_DEVICES` that is set already leaves to choose from."""
+"""Restrict the choice of GPUs to those in `CUDA_VISIBLE_DEVICES`."""
 
 from __future__ import annotations
 

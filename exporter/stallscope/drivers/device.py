@@ -1,8 +1,8 @@
 """The interface to a GPU driver: what collectors may query, in base units, and the errors that it raises.
 
 Implemented by `drivers.nvidia.nvml` (through pynvml), `drivers.amd.kernel` (through the kernel's files) and
-`simulation.driver`. A method raises `Unsupported` if this GPU or driver does not support the signal, `DeviceLost` if this
-one GPU is gone, and `DriverUnavailable` if the whole driver is; any other failure is a plain `DriverError`. No method
+`simulation.driver`. A method raises `Unsupported` if the signal is not supported, `DeviceLost` if this one
+GPU is gone, and `DriverUnavailable` if the whole driver is; any other failure is a plain `DriverError`. No method
 returns a sentinel: implausible values are left out and counted in `rejected`.
 """
 

@@ -1,4 +1,4 @@
-"""What each GPU's driver says of the processes on it, for whoever finds out whose they are.
+"""Processes on each GPU as the driver reports them, for the attribution to their owners.
 
 GPU sources write, the source of owners reads, and the other way round for how GPUs are shared; neither waits for the
 other.

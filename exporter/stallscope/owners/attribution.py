@@ -1,4 +1,4 @@
-"""Whose a GPU is: joins what the driver, the orchestrator and `/proc` know. No state, no files.
+"""Find the owners of a GPU from the driver, the orchestrator and `/proc`. No state, no files.
 
 Only what can be told apart is split. Memory goes with its process; a figure of the whole GPU is never given to each of
 several owners. What nobody is found for remains under empty labels.
@@ -41,7 +41,7 @@ Problem = tuple[str, str]
 
 
 class Share(NamedTuple):
-    """What one owner has of one GPU."""
+    """One owner's share of one GPU."""
 
     owner: Owner
     pids: tuple[int, ...]
@@ -156,7 +156,7 @@ def _of_pod(containers: Sequence[Container]) -> Owner:
 
 
 def _says(process: Process, container: Container) -> bool:
-    """Whether the process' environment names the pod."""
+    """Return True if the process' environment names the pod."""
     if process.pod_namespace and process.pod_namespace != container.namespace:
         return False
     if process.pod_name:

@@ -44,7 +44,7 @@ class Allocation(NamedTuple):
 
     container: Container
     names: tuple[str, ...]
-    """What the device is called; several names for the same device under DRA."""
+    """Names of the device; under DRA one device may have several."""
 
 
 class PodResourcesFailed(Exception):
@@ -70,25 +70,25 @@ class PodResources:
         self._allocations: tuple[Allocation, ...] = ()
 
     def present(self) -> bool:
-        """Whether there is a kubelet's socket, or something that only some may look into."""
+        """True if the kubelet's socket exists, or if permissions hide it."""
         try:
             os.stat(self._path)  # noqa: PTH116 - the cheap way
         except (FileNotFoundError, NotADirectoryError):
             return False
         except OSError:
-            pass  # the call will say what is wrong
+            pass  # the call will report the error
         return True
 
     def allocations(self, seconds: float) -> tuple[Allocation, ...]:
-        """Every GPU that a container was given.
+        """Return the GPUs allocated to containers.
 
         Args:
-            seconds: how long the kubelet may take.
+            seconds: timeout of the request.
 
         Raises:
-            PodResourcesFailed: no answer, or none that can be read.
+            PodResourcesFailed: no response, or an invalid one.
         """
-        # Only here, for the memory that it takes.
+        # Imported on first use to save memory.
         from stallscope.owners.unix_grpc import CallFailed, UnixChannel
 
         if self._channel is None:

@@ -1,4 +1,4 @@
-"""What `/proc` tells of a process that a driver names: whose it is, and in which container or Slurm job.
+"""Read the user, container and Slurm job of a GPU process from `/proc`.
 
 Drivers name processes by the host's numbers, or by those of the exporter's own PID namespace. In a container the
 exporter therefore needs the host's: `hostPID: true` in Kubernetes, `--pid=host` with Docker. User names come from
@@ -47,22 +47,22 @@ class Process(NamedTuple):
     """Kubernetes' id of the pod, in lower case with dashes."""
     slurm_job: str
     host_name: str
-    """What the process thinks that its machine is called; in Kubernetes, the pod."""
+    """Host name in the process' environment; in Kubernetes, the name of the pod."""
     pod_name: str
     """`POD_NAME` and `POD_NAMESPACE`, which many pods are given by the downward API."""
     pod_namespace: str
     outside_kubernetes: bool
-    """Whether the cgroup says that this is no process of a pod."""
+    """True if the cgroup shows that the process belongs to no pod."""
 
 
 class Processes:
-    """Looks processes up and remembers them as long as they are asked for. For one thread."""
+    """Look up processes and cache them while they are requested. For one thread."""
 
     def __init__(self, root: Path) -> None:
         """Prepare.
 
         Args:
-            root: where `proc` and `etc` lie.
+            root: folder that contains `proc` and `etc`.
         """
         self._proc = str(root / "proc")
         self._passwd = str(root / "etc/passwd")
@@ -70,7 +70,7 @@ class Processes:
         self._users: dict[int, str] = {}
         self._known: dict[int, Process] = {}
         self.reused: frozenset[int] = frozenset()
-        """Numbers that stood for another process when they were looked up before."""
+        """Pids that belonged to another process at the previous look-up."""
 
     def look_up(self, pids: Iterable[int]) -> Mapping[int, Process]:
         """Return what is known of each process that can be seen.

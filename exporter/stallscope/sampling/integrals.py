@@ -1,8 +1,8 @@
 """Integrals over time of a driver's samples and counters: seconds, joules, and how often a GPU starves.
 
 A `Timeline` turns readings (buffered samples with the driver's timestamps, or polls by our own clock) into intervals
-with one value each; an integral adds the intervals up. An interval is credited to the reading that ends it. Time without a
-reading is an outage: its value is unknown, and it is not credited. An integral therefore ends at the newest sample, not
+with one value each; an integral adds the intervals up. An interval is credited to the reading that ends it. Time
+without a reading is an outage, which is not credited. An integral therefore ends at the newest sample, not
 at the time of the poll: the difference of two values covers the time between them to within one sample of the driver.
 """
 

@@ -58,26 +58,26 @@ def checked(samples: Iterable[Sample]) -> tuple[Sample, ...]:
         # Subclasses are excluded, since they may render differently: True is not a number on a page.
         if kind is float or kind is int:
             if not math.isfinite(value):  # type: ignore[arg-type]
-                raise NonsenseReading(f"{family.name}{labels} came as {value!r}, which is no finite number")
+                raise NonsenseReading(f"{family.name}{labels}: expected a finite number, got {value!r}")
             if value < 0 and family.type is MetricType.COUNTER:  # type: ignore[operator]
-                raise NonsenseReading(f"{family.name}{labels} is a counter and came as {value}")
+                raise NonsenseReading(f"{family.name}{labels}: expected a counter of at least 0, got {value}")
         elif isinstance(value, Distribution):
             _check_distribution(family, value)
         else:
-            raise NonsenseReading(f"{family.name}{labels} came as {value!r}, which is no finite number")
+            raise NonsenseReading(f"{family.name}{labels}: expected a finite number, got {value!r}")
     return result
 
 
 def _check_labels(family: Family, labels: tuple[str, ...]) -> None:
     if not len(family.labels) <= len(labels) <= len(family.labels) + len(family.optional_labels):
-        raise NonsenseReading(f"{family.name} takes the labels {family.all_labels}, got the values {labels}")
+        raise NonsenseReading(f"{family.name}: expected values of the labels {family.all_labels}, got {labels}")
     if not all(type(label) is str for label in labels):
-        raise NonsenseReading(f"{family.name} takes texts as labels, got {labels}")
+        raise NonsenseReading(f"{family.name}: expected strings as label values, got {labels}")
 
 
 def _check_distribution(family: Family, value: Distribution) -> None:
     expected = len(family.buckets) + 1 if family.type is MetricType.HISTOGRAM else 0
     if len(value.counts) != expected:
-        raise NonsenseReading(f"{family.name} has {expected} buckets, got {len(value.counts)}")
+        raise NonsenseReading(f"{family.name}: expected {expected} buckets, got {len(value.counts)}")
     if not math.isfinite(value.total) or value.count < 0 or any(count < 0 for count in value.counts):
-        raise NonsenseReading(f"{family.name} came as {value!r}")
+        raise NonsenseReading(f"{family.name}: invalid distribution {value!r}")

@@ -283,7 +283,7 @@ class Sampler:
             try:
                 running.source.release(seconds)
             except Exception:  # noqa: PERF203 - one failing source must not stop the others
-                _logger.exception("source %s could not be told to let go of device files", name)
+                _logger.exception("source %s could not release its device files", name)
 
     def add_collector(self, name: str, collect: Callable[[], Iterable[Sample]]) -> None:
         """Add a function that returns samples from memory; it is called for every page."""
@@ -375,12 +375,12 @@ class Sampler:
                     self._first_round = True
                 self.publish()
             except Exception:
-                _logger.exception("the page could not be renewed; the last one stays")
+                _logger.exception("the page could not be rendered; the previous page remains")
             try:
                 if self._on_page is not None:
                     self._on_page()
             except Exception:
-                _logger.exception("what follows a page failed; the next page comes all the same")
+                _logger.exception("the callback after a page failed; the next page is not affected")
             elapsed = self._clock.monotonic() - self._origin
             if self._stopping.wait(until_next_page(elapsed, period, time.thread_time() - cpu_began)):
                 return
@@ -447,8 +447,8 @@ class Sampler:
             running.parts = kept
             for key in sorted(refused - running.refused):
                 _logger.error(
-                    "source %s: %s is not read any more: %d threads of the source hang in readings of dropped parts; "
-                    "only the end of this process ends them",
+                    "source %s: %s is no longer read: %d threads of the source hang in readings of dropped parts; "
+                    "restart the exporter to end them",
                     running.source.name,
                     key,
                     len(running.left),
@@ -460,7 +460,7 @@ class Sampler:
         if problem:
             self._collector_failures[name] = self._collector_failures.get(name, 0) + 1
         if problem and problem != running.parts_problem:
-            _logger.warning("source %s can't tell its parts: %s", name, problem)
+            _logger.warning("source %s failed to list its parts: %s", name, problem)
         running.parts_problem = problem
 
     def _isolated(self, name: str, collect: Callable[[], Iterable[Sample]]) -> tuple[Sample, ...]:
@@ -477,7 +477,7 @@ class Sampler:
         self._collector_failures[name] = self._collector_failures.get(name, 0) + 1
         if self._collector_errors.get(name) != text:
             self._collector_errors[name] = text
-            kind = "handed over nonsense" if isinstance(problem, NonsenseReading) else "could not be collected"
+            kind = "returned invalid samples" if isinstance(problem, NonsenseReading) else "could not be collected"
             _logger.warning("%s %s: %s", name, kind, text)
 
     def _status(self, running: _Running, state: SourceState) -> SourceStatus:
@@ -497,7 +497,7 @@ class Sampler:
         ]
         problem = self._collector_errors.get(name, "") or running.parts_problem
         if running.refused:
-            problem = f"not read any more, since too many threads hang: {', '.join(sorted(running.refused))}"
+            problem = f"no longer read because too many threads hang: {', '.join(sorted(running.refused))}"
         if hung:
             problem = f"no answer for {state.stale_after:g} s: {', '.join(sorted(hung))}"
         elif errors:

@@ -54,7 +54,7 @@ class CoupledNode(Node):
         self._players = [_Player(gpu) for gpu in self._gpus]
 
     def memory_share(self, gpu: int) -> float:
-        """What the scenario's job holds, where there is one."""
+        """Return the share of memory in use: the scenario's while a rank claims the GPU, otherwise a small one."""
         return super().memory_share(gpu) if self._claims.get(gpu) else _UNCLAIMED_MEMORY_SHARE
 
     def pids(self, gpu: int) -> tuple[int, ...]:
@@ -125,7 +125,7 @@ class _Player:
 
 
 def _stretches(before: Report, after: Report) -> list[_Stretch]:
-    """What the GPU did between two reports of one session."""
+    """Return the GPU's activity between two reports of one session."""
     passed = {
         name: phase.seconds - (before.phases[name].seconds if name in before.phases else 0.0)
         for name, phase in after.phases.items()

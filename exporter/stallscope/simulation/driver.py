@@ -65,7 +65,7 @@ _CONSTANT: Mapping[str, Readings] = {
     "clocks_max": {"clock_max_hertz": _CLOCKS},
     "persistence_mode": {"persistence_mode": 1},
 }
-"""What never changes, by query."""
+"""Constant signals, by query."""
 _THROUGHPUT_SECONDS = 0.02
 _SAMPLE_SIGNALS: Mapping[SampleKind, str] = {"gpu": "busy_seconds_total", "memory": "memory_busy_seconds_total"}
 _LOST_XID = 79
@@ -80,7 +80,7 @@ class SimulatedDriver:
         self._devices: tuple[SimulatedDevice, ...] = ()
         self._calls = 0
         self.is_open = False
-        """Whether the connection stands."""
+        """True while the connection is open."""
 
     @property
     def simulated(self) -> bool:
@@ -248,7 +248,7 @@ class SimulatedDevice(Device):
         raise Unsupported(f"{MODEL} does not report {query}")
 
     def activity(self) -> Activity | None:
-        """What the phases ask of the units, as means since the call before."""
+        """Return the load of the phases on each unit, as means since the previous call."""
         self._require_answer(
             "sm_active_seconds_total",
             "sm_occupancy_seconds_total",

@@ -27,7 +27,7 @@ _SECTOR = 512
 _ASLEEP = HostLoad(cpu=0.01, disk=0.0)
 """No step is made and nothing is loaded."""
 _POLLING = HostLoad(cpu=8 / CPUS, disk=0.0)
-"""The same, with each rank's main thread polling for a collective's end."""
+"""Load with each rank's main thread polling for the end of a collective."""
 _SHARES_OF_BUSY = (0.88, 0.12)
 """User and system time."""
 

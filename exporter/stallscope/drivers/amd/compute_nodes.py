@@ -15,7 +15,7 @@ _MOST_BYTES = 1 << 60
 
 
 class ComputeNodes(NamedTuple):
-    """What KFD calls one GPU: a node, or one for each of its partitions."""
+    """KFD's nodes for one GPU: one, or one for each of its partitions."""
 
     ids: tuple[str, ...]
     """The `gpu_id` of each node."""

@@ -57,7 +57,7 @@ class Residencies(NamedTuple):
 
 
 class GpuMetrics(NamedTuple):
-    """What is taken from the table; None where it does not tell."""
+    """Values from the table; None if the table lacks them."""
 
     memory_activity: float | None = None
     """How busy the memory controller is, a ratio."""

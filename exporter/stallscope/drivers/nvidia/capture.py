@@ -34,7 +34,7 @@ _HEADER = {
     "hardware": bool,
     "note": str,
 }
-"""What a header holds besides the format's version, with its types."""
+"""Fields of a header apart from the format's version, with their types."""
 
 
 class CaptureError(Exception):
@@ -78,7 +78,7 @@ class Header:
     date: str
     """UTC, such as `2026-02-01T12:00:00Z`."""
     start: float
-    """The same as Unix time in seconds: the wall clock of offset 0."""
+    """Unix time in seconds at offset 0."""
     driver: str
     cuda: str
     models: list[str]
@@ -88,15 +88,15 @@ class Header:
     interval: float
     """Seconds between two rounds."""
     masked: bool
-    """Whether identifiers were replaced."""
+    """True if identifiers were replaced."""
     hardware: bool
-    """Whether a real driver answered."""
+    """True if a real driver answered."""
     note: str = ""
 
 
 @dataclass(frozen=True)
 class Capture:
-    """What a driver answered, in order."""
+    """A driver's answers, in order."""
 
     header: Header
     rounds: tuple[float, ...] = ()
@@ -245,10 +245,10 @@ def _compact(value: object) -> str:
 
 
 def _encoded(value: Any) -> Any:
-    """What JSON can hold of a value.
+    """Return a value as JSON types.
 
     Raises:
-        TypeError: it is no plain data.
+        TypeError: the value has no JSON form.
     """
     if isinstance(value, Handle):
         return {"handle": value.token}

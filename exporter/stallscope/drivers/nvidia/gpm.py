@@ -55,7 +55,7 @@ _LATER = frozenset(
         _PCIE_RECEIVED_BYTES,
     )
 )
-"""What drivers learnt later; an older one may refuse the whole call for them."""
+"""Metrics of newer drivers; an older driver may refuse a call that includes them."""
 _LATER_KEY = "GPM metrics of later drivers"
 
 _MOST_PERCENT = 100.5
@@ -74,7 +74,7 @@ class Turns:
     """Lets one GPU at a time make GPM calls: made side by side they were seen to crash the library."""
 
     def __init__(self, longest: float = _TURN_SECONDS) -> None:
-        """`longest` is how many seconds a turn is waited for."""
+        """Create an unlocked turn; `longest` is the longest wait in seconds."""
         self._lock = threading.Lock()
         self._longest = longest
         self._number = 0
@@ -82,7 +82,7 @@ class Turns:
 
     @contextmanager
     def take(self) -> Iterator[bool]:
-        """Whether it is our turn. Nobody waits for a turn that somebody else waited for in vain."""
+        """Acquire the turn and yield True; yield False if another thread already timed out on it."""
         number = self._number
         wait = 0 if number == self._waited_in_vain_for else self._longest
         if not (self._lock.acquire(timeout=wait) if wait else self._lock.acquire(blocking=False)):

@@ -38,7 +38,7 @@ class RecordingLibrary:
         self.calls: list[Call] = []
         """In the order in which they came back."""
         self.origin = monotonic()
-        """What `Call.at` counts from; may be set before the first call."""
+        """Origin of `Call.at`; may be set before the first call."""
         self._library = library
         self._monotonic = monotonic
         self._tokens: dict[int, str] = {}
