@@ -17,10 +17,10 @@ class Occupancy(NamedTuple):
 
     identity: Identity
     memory_used: int | None
-    """Bytes of frame buffer in use, driver's own share excluded; None where the GPU does not tell."""
+    """Bytes of frame buffer in use, driver's own share excluded; None if unknown."""
     processes: tuple[GpuProcess, ...]
     busy: Mapping[int, float]
-    """Seconds for which a process kept the GPU busy, by pid, since it was first seen; empty where not told."""
+    """Seconds for which a process kept the GPU busy, by pid, since it was first seen; empty if unknown."""
 
 
 class Occupancies:

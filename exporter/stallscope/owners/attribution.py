@@ -46,7 +46,7 @@ class Share(NamedTuple):
     owner: Owner
     pids: tuple[int, ...]
     memory: int | None
-    """Bytes; None where the owner has no process, or the driver does not tell one's memory."""
+    """Bytes; None where the owner has no process, or the memory of one is unknown."""
 
 
 class Attribution(NamedTuple):
@@ -133,7 +133,7 @@ def _memory_by_pid(occupancy: Occupancy) -> dict[int, int | None]:
 def _owner(
     process: Process | None, holders: Sequence[Container], pods: Mapping[str, tuple[Container, ...]]
 ) -> Owner | None:
-    """Return a pod's owner without its user, or any other with; None where nobody can tell."""
+    """Return a pod's owner without its user, or any other with; None if unknown."""
     if len({holder[:2] for holder in holders}) == 1 and (process is None or not process.outside_kubernetes):
         return _of_pod(holders)
     if process is None:

@@ -38,7 +38,7 @@ class Process(NamedTuple):
     """A process on a GPU. Unknown texts are empty."""
 
     started: int
-    """Clock ticks since the machine started: tells a process from a later one of the same number."""
+    """Clock ticks since the machine started: distinguishes a process from a later one with the same pid."""
     user: str
     """Name of the real user on the host, or the number as text."""
     container: str

@@ -2,7 +2,7 @@
 
 A rank that claims simulated GPU 3 (`gpus=[{"gpu": "3", "uuid": ""}]`) drives it by what it reports: kernels run during
 forward, backward, communication, optimizer and evaluation, and in every other phase the GPU idles; power, clocks,
-memory traffic and the units' activity follow. Reports tell how long each phase took since the report before, not when,
+memory traffic and the units' activity follow. Reports state how long each phase took since the report before, not when,
 so a GPU plays them two seconds late: the steps of a report one like the other, then what happened beside them, such as
 a checkpoint. Where neither forward nor backward is measured, the GPU computes in what is left of a step. From a rank of
 which nothing is heard a GPU has no work, and idles; where a phase was only longer than those two seconds, that idle

@@ -124,7 +124,7 @@ class SimulatedDriver:
 
 
 class SimulatedListener:
-    """Tells the Xid event of each GPU that is lost from now on."""
+    """Reports the Xid event of each GPU that is lost from now on."""
 
     def __init__(self, node: Node, devices: Mapping[int, Device]) -> None:
         self._node = node
@@ -135,7 +135,7 @@ class SimulatedListener:
 
     def wait(self, timeout: float) -> Sequence[Event]:
         """The GPUs that were lost since the call before; scripted time does not pass while one waits for it."""
-        # A GPU that is lost while we wait is told of at the end of the wait, which is short.
+        # A GPU that is lost while we wait is reported at the end of the wait, which is short.
         if not self._any_lost() and not isinstance(self._node.clock, ScriptedClock):
             self._closed.wait(timeout)
         lost = [index for index in self._awaited if self._node.lost(index)]

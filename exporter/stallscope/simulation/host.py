@@ -1,4 +1,4 @@
-"""A simulated host: a small `/proc` and `/sys` whose counters tell the same story as the scenario.
+"""A simulated host: a small `/proc` and `/sys` whose counters match the scenario.
 
 Started with `root` at this tree, the exporter's host sources read it as they would the machine's own. The kernel and
 the processor are named as simulated, so that nobody takes it for a real host.

@@ -20,7 +20,7 @@ class ComputeNodes(NamedTuple):
     ids: tuple[str, ...]
     """The `gpu_id` of each node."""
     instruction_set: str
-    """Such as `gfx942`; empty where it is not told."""
+    """Such as `gfx942`; empty if unknown."""
 
 
 def compute_nodes(root: str, files: DeviceFiles) -> Mapping[str, ComputeNodes]:

@@ -365,7 +365,7 @@ class AmdDevice(Device):
         except OSError:
             folders = []
         if not folders:
-            self._files.read("uevent")  # tells a GPU that is gone from one without sensors
+            self._files.read("uevent")  # distinguishes a GPU that is gone from one without sensors
             raise Unsupported(f"{self._folder} has no sensors")
         return [f"hwmon/{min(folders)}/{name}" for name in names]
 

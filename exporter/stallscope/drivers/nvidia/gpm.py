@@ -119,8 +119,8 @@ class ActivityMeter:
             session: what ends with it is freed before.
             ask: makes a driver call that needs no device.
             take: has the driver fill a GPM sample for this device.
-            scrutiny: judges what is told.
-            served: is told which metric serves which signal.
+            scrutiny: checks the values for plausibility.
+            served: receives the metric that serves each signal.
             monotonic: clock, seconds.
             retry: keeps the refusals of metrics.
         """

@@ -34,7 +34,7 @@ class RecordingLibrary:
     """Implements `stallscope.drivers.nvidia.library.Library` on another one. Any number of threads may call it."""
 
     def __init__(self, library: Library, monotonic: Callable[[], float] = time.monotonic) -> None:
-        """Note calls from now on; `monotonic` tells seconds."""
+        """Record calls from now on; `monotonic` returns seconds."""
         self.calls: list[Call] = []
         """In the order in which they came back."""
         self.origin = monotonic()
