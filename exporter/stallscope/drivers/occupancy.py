@@ -1,4 +1,4 @@
-"""Processes on each GPU as the driver reports them, for the attribution to their owners.
+"""What each GPU's driver says of the processes on it, for whoever finds out whose they are.
 
 GPU sources write, the source of owners reads, and the other way round for how GPUs are shared; neither waits for the
 other.
@@ -17,10 +17,10 @@ class Occupancy(NamedTuple):
 
     identity: Identity
     memory_used: int | None
-    """Bytes of frame buffer in use, driver's own share excluded; None if unknown."""
+    """Bytes of frame buffer in use, driver's own share excluded; None where the GPU does not tell."""
     processes: tuple[GpuProcess, ...]
     busy: Mapping[int, float]
-    """Seconds for which a process kept the GPU busy, by pid, since it was first seen; empty if unknown."""
+    """Seconds for which a process kept the GPU busy, by pid, since it was first seen; empty where not told."""
 
 
 class Occupancies:

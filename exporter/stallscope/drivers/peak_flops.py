@@ -1,4 +1,4 @@
-"""Peak arithmetic by GPU model: a dated table, since no driver reports it.
+"""Peak arithmetic by GPU model: a dated table, since no driver tells it.
 
 A figure is the maker's own for one device as the driver shows it, dense (no structured sparsity), at boost clock, on
 tensor or matrix cores where the GPU has them for that precision. Consumer cards that add up 32-bit sums at half speed

@@ -24,7 +24,7 @@ class Scrutiny:
     """Of one GPU. Belongs to one thread; anyone may read the counts."""
 
     def __init__(self, monotonic: Callable[[], float], wall: Callable[[], float]) -> None:
-        """Begin with nothing rejected; the clocks return seconds."""
+        """Begin with nothing rejected; the clocks tell seconds."""
         self.total = 0
         """How much was rejected so far."""
         self._counts: dict[Rejection, int] = {}

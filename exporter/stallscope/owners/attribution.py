@@ -1,4 +1,4 @@
-"""Find the owners of a GPU from the driver, the orchestrator and `/proc`. No state, no files.
+"""Whose a GPU is: joins what the driver, the orchestrator and `/proc` know. No state, no files.
 
 Only what can be told apart is split. Memory goes with its process; a figure of the whole GPU is never given to each of
 several owners. What nobody is found for remains under empty labels.
@@ -41,12 +41,12 @@ Problem = tuple[str, str]
 
 
 class Share(NamedTuple):
-    """One owner's share of one GPU."""
+    """What one owner has of one GPU."""
 
     owner: Owner
     pids: tuple[int, ...]
     memory: int | None
-    """Bytes; None where the owner has no process, or the memory of one is unknown."""
+    """Bytes; None where the owner has no process, or the driver does not tell one's memory."""
 
 
 class Attribution(NamedTuple):
@@ -133,7 +133,7 @@ def _memory_by_pid(occupancy: Occupancy) -> dict[int, int | None]:
 def _owner(
     process: Process | None, holders: Sequence[Container], pods: Mapping[str, tuple[Container, ...]]
 ) -> Owner | None:
-    """Return a pod's owner without its user, or any other with; None if unknown."""
+    """Return a pod's owner without its user, or any other with; None where nobody can tell."""
     if len({holder[:2] for holder in holders}) == 1 and (process is None or not process.outside_kubernetes):
         return _of_pod(holders)
     if process is None:
@@ -156,7 +156,7 @@ def _of_pod(containers: Sequence[Container]) -> Owner:
 
 
 def _says(process: Process, container: Container) -> bool:
-    """Return True if the process' environment names the pod."""
+    """Whether the process' environment names the pod."""
     if process.pod_namespace and process.pod_namespace != container.namespace:
         return False
     if process.pod_name:

@@ -12,7 +12,7 @@ _REMEMBERED_SECONDS = 300.0
 
 
 class _Account:
-    """Busy seconds of one owner on one GPU."""
+    """What one owner has used of one GPU."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -21,7 +21,7 @@ class _Account:
 
 
 class _Reading(NamedTuple):
-    """Newest reading of a process."""
+    """What was last told of a process."""
 
     seconds: float
     at: float
@@ -35,11 +35,11 @@ class BusyAccounts:
         self._readings: dict[tuple[str, int], _Reading] = {}
 
     def add(self, occupancy: Occupancy, attribution: Attribution, now: float) -> None:
-        """Add one GPU's reading.
+        """Take in one GPU's reading.
 
         Args:
             occupancy: with busy seconds by process.
-            attribution: owners of the processes.
+            attribution: whose the processes are.
             now: monotonic seconds.
         """
         uuid = occupancy.identity.uuid
@@ -51,24 +51,24 @@ class BusyAccounts:
         for pid, seconds in occupancy.busy.items():
             before = self._readings.get((uuid, pid))
             self._readings[uuid, pid] = _Reading(seconds, now)
-            # A lower value is a restarted counter: of a new process with this pid, or of a reloaded driver.
-            increase = seconds - before.seconds if before is not None and seconds >= before.seconds else seconds
+            # One that fell was begun anew: for another process of that number, or by a driver that was loaded again.
+            grown = seconds - before.seconds if before is not None and seconds >= before.seconds else seconds
             owner = owners.get(pid, NOBODY)
             account = self._accounts.setdefault((uuid, _key(owner)), _Account())
-            account.seconds += increase
+            account.seconds += grown
             account.owner, account.seen_at = owner, now
 
     def forget(self, now: float) -> None:
-        """Drop owners and processes that have not been seen for five minutes."""
+        """Drop what has not been heard of for long."""
         since = now - _REMEMBERED_SECONDS
         self._accounts = {key: each for key, each in self._accounts.items() if each.seen_at >= since}
         self._readings = {key: each for key, each in self._readings.items() if each.at >= since}
 
     def of(self, uuid: str) -> Iterator[tuple[Owner, float]]:
-        """Return the current and recent owners of the GPU with their busy seconds."""
+        """Every owner of the GPU, present or lately gone, with busy seconds."""
         return ((account.owner, account.seconds) for (of, _), account in self._accounts.items() if of == uuid)
 
 
 def _key(owner: Owner) -> Owner:
-    """Return the identity of an owner: a pod is one owner, whichever users its processes run as."""
+    """What makes an owner the same: a pod stays one whoever its processes run as."""
     return owner._replace(user="") if owner.pod else owner

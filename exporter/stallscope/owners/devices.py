@@ -29,7 +29,7 @@ _PciAddress = tuple[int, ...]
 
 
 def handed_out_again(name: str) -> bool:
-    """True if the name denotes one of several replicas of a GPU."""
+    """Whether the name stands for one of several replicas of a GPU."""
     return "::" in name or "/vgpu" in name
 
 

@@ -44,7 +44,7 @@ class Allocation(NamedTuple):
 
     container: Container
     names: tuple[str, ...]
-    """Names of the device; under DRA one device may have several."""
+    """What the device is called; several names for the same device under DRA."""
 
 
 class PodResourcesFailed(Exception):
@@ -70,25 +70,25 @@ class PodResources:
         self._allocations: tuple[Allocation, ...] = ()
 
     def present(self) -> bool:
-        """True if the kubelet's socket exists, or if permissions hide it."""
+        """Whether there is a kubelet's socket, or something that only some may look into."""
         try:
             os.stat(self._path)  # noqa: PTH116 - the cheap way
         except (FileNotFoundError, NotADirectoryError):
             return False
         except OSError:
-            pass  # the call will report the error
+            pass  # the call will say what is wrong
         return True
 
     def allocations(self, seconds: float) -> tuple[Allocation, ...]:
-        """Return the GPUs allocated to containers.
+        """Every GPU that a container was given.
 
         Args:
-            seconds: timeout of the request.
+            seconds: how long the kubelet may take.
 
         Raises:
-            PodResourcesFailed: no response, or an invalid one.
+            PodResourcesFailed: no answer, or none that can be read.
         """
-        # Imported on first use to save memory.
+        # Only here, for the memory that it takes.
         from stallscope.owners.unix_grpc import CallFailed, UnixChannel
 
         if self._channel is None:

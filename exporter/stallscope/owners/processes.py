@@ -1,4 +1,4 @@
-"""Read the user, container and Slurm job of a GPU process from `/proc`.
+"""What `/proc` tells of a process that a driver names: whose it is, and in which container or Slurm job.
 
 Drivers name processes by the host's numbers, or by those of the exporter's own PID namespace. In a container the
 exporter therefore needs the host's: `hostPID: true` in Kubernetes, `--pid=host` with Docker. User names come from
@@ -38,7 +38,7 @@ class Process(NamedTuple):
     """A process on a GPU. Unknown texts are empty."""
 
     started: int
-    """Clock ticks since the machine started: distinguishes a process from a later one with the same pid."""
+    """Clock ticks since the machine started: tells a process from a later one of the same number."""
     user: str
     """Name of the real user on the host, or the number as text."""
     container: str
@@ -47,22 +47,22 @@ class Process(NamedTuple):
     """Kubernetes' id of the pod, in lower case with dashes."""
     slurm_job: str
     host_name: str
-    """Host name in the process' environment; in Kubernetes, the name of the pod."""
+    """What the process thinks that its machine is called; in Kubernetes, the pod."""
     pod_name: str
     """`POD_NAME` and `POD_NAMESPACE`, which many pods are given by the downward API."""
     pod_namespace: str
     outside_kubernetes: bool
-    """True if the cgroup shows that the process belongs to no pod."""
+    """Whether the cgroup says that this is no process of a pod."""
 
 
 class Processes:
-    """Look up processes and cache them while they are requested. For one thread."""
+    """Looks processes up and remembers them as long as they are asked for. For one thread."""
 
     def __init__(self, root: Path) -> None:
         """Prepare.
 
         Args:
-            root: folder that contains `proc` and `etc`.
+            root: where `proc` and `etc` lie.
         """
         self._proc = str(root / "proc")
         self._passwd = str(root / "etc/passwd")
@@ -70,7 +70,7 @@ class Processes:
         self._users: dict[int, str] = {}
         self._known: dict[int, Process] = {}
         self.reused: frozenset[int] = frozenset()
-        """Pids that belonged to another process at the previous look-up."""
+        """Numbers that stood for another process when they were looked up before."""
 
     def look_up(self, pids: Iterable[int]) -> Mapping[int, Process]:
         """Return what is known of each process that can be seen.

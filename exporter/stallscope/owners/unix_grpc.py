@@ -25,7 +25,7 @@ from h2.exceptions import ProtocolError
 
 _CHUNK = 65536
 _PREFIX = struct.Struct(">BI")
-"""Header of each message: a compression flag and the length."""
+"""Whether compressed, and the length, before each message."""
 _SHOWN = 200
 """Characters of the server's own words that an error repeats."""
 _STATUS_NAMES = (

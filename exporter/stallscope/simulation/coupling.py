@@ -2,7 +2,7 @@
 
 A rank that claims simulated GPU 3 (`gpus=[{"gpu": "3", "uuid": ""}]`) drives it by what it reports: kernels run during
 forward, backward, communication, optimizer and evaluation, and in every other phase the GPU idles; power, clocks,
-memory traffic and the units' activity follow. Reports state how long each phase took since the report before, not when,
+memory traffic and the units' activity follow. Reports tell how long each phase took since the report before, not when,
 so a GPU plays them two seconds late: the steps of a report one like the other, then what happened beside them, such as
 a checkpoint. Where neither forward nor backward is measured, the GPU computes in what is left of a step. From a rank of
 which nothing is heard a GPU has no work, and idles; where a phase was only longer than those two seconds, that idle
@@ -54,7 +54,7 @@ class CoupledNode(Node):
         self._players = [_Player(gpu) for gpu in self._gpus]
 
     def memory_share(self, gpu: int) -> float:
-        """Return the share of memory in use: the scenario's while a rank claims the GPU, otherwise a small one."""
+        """What the scenario's job holds, where there is one."""
         return super().memory_share(gpu) if self._claims.get(gpu) else _UNCLAIMED_MEMORY_SHARE
 
     def pids(self, gpu: int) -> tuple[int, ...]:
@@ -125,7 +125,7 @@ class _Player:
 
 
 def _stretches(before: Report, after: Report) -> list[_Stretch]:
-    """Return the GPU's activity between two reports of one session."""
+    """What the GPU did between two reports of one session."""
     passed = {
         name: phase.seconds - (before.phases[name].seconds if name in before.phases else 0.0)
         for name, phase in after.phases.items()

@@ -65,7 +65,7 @@ _CONSTANT: Mapping[str, Readings] = {
     "clocks_max": {"clock_max_hertz": _CLOCKS},
     "persistence_mode": {"persistence_mode": 1},
 }
-"""Constant signals, by query."""
+"""What never changes, by query."""
 _THROUGHPUT_SECONDS = 0.02
 _SAMPLE_SIGNALS: Mapping[SampleKind, str] = {"gpu": "busy_seconds_total", "memory": "memory_busy_seconds_total"}
 _LOST_XID = 79
@@ -80,7 +80,7 @@ class SimulatedDriver:
         self._devices: tuple[SimulatedDevice, ...] = ()
         self._calls = 0
         self.is_open = False
-        """True while the connection is open."""
+        """Whether the connection stands."""
 
     @property
     def simulated(self) -> bool:
@@ -124,7 +124,7 @@ class SimulatedDriver:
 
 
 class SimulatedListener:
-    """Reports the Xid event of each GPU that is lost from now on."""
+    """Tells the Xid event of each GPU that is lost from now on."""
 
     def __init__(self, node: Node, devices: Mapping[int, Device]) -> None:
         self._node = node
@@ -135,7 +135,7 @@ class SimulatedListener:
 
     def wait(self, timeout: float) -> Sequence[Event]:
         """The GPUs that were lost since the call before; scripted time does not pass while one waits for it."""
-        # A GPU that is lost while we wait is reported at the end of the wait, which is short.
+        # A GPU that is lost while we wait is told of at the end of the wait, which is short.
         if not self._any_lost() and not isinstance(self._node.clock, ScriptedClock):
             self._closed.wait(timeout)
         lost = [index for index in self._awaited if self._node.lost(index)]
@@ -248,7 +248,7 @@ class SimulatedDevice(Device):
         raise Unsupported(f"{MODEL} does not report {query}")
 
     def activity(self) -> Activity | None:
-        """Return the load of the phases on each unit, as means since the previous call."""
+        """What the phases ask of the units, as means since the call before."""
         self._require_answer(
             "sm_active_seconds_total",
             "sm_occupancy_seconds_total",

@@ -59,7 +59,7 @@ class GpuState(NamedTuple):
 
     @property
     def throttled(self) -> bool:
-        """True while clocks are reduced because of heat."""
+        """Whether clocks are held down for heat."""
         return self.clock_ratio < 1.0
 
 

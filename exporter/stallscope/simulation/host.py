@@ -1,4 +1,4 @@
-"""A simulated host: a small `/proc` and `/sys` whose counters match the scenario.
+"""A simulated host: a small `/proc` and `/sys` whose counters tell the same story as the scenario.
 
 Started with `root` at this tree, the exporter's host sources read it as they would the machine's own. The kernel and
 the processor are named as simulated, so that nobody takes it for a real host.
@@ -27,7 +27,7 @@ _SECTOR = 512
 _ASLEEP = HostLoad(cpu=0.01, disk=0.0)
 """No step is made and nothing is loaded."""
 _POLLING = HostLoad(cpu=8 / CPUS, disk=0.0)
-"""Load with each rank's main thread polling for the end of a collective."""
+"""The same, with each rank's main thread polling for a collective's end."""
 _SHARES_OF_BUSY = (0.88, 0.12)
 """User and system time."""
 

@@ -78,7 +78,7 @@ class Node:
             self._advance(self.now())
 
     def lost(self, gpu: int) -> bool:
-        """Return True if the GPU has fallen off the bus."""
+        """Whether the GPU has fallen off the bus by now."""
         fault = self.scenario.fault
         return isinstance(fault, GpuLoss) and gpu in fault.gpus and self.now() >= self.scenario.onset
 

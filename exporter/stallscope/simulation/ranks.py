@@ -91,7 +91,7 @@ class _Rank:
 
 
 class _Process:
-    """Host resources that one rank's process uses in the scenario, including loader workers."""
+    """What one rank's process costs the host, loader workers included, as the scenario has it."""
 
     def __init__(self, node: Node, clock: ScriptedClock) -> None:
         self._node = node

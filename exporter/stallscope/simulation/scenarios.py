@@ -32,7 +32,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class HostLoad:
-    """Counters of the simulated host, all as shares of time."""
+    """What the simulated host's counters say, all as shares of time."""
 
     cpu: float
     """Processors busy."""

@@ -10,7 +10,7 @@ from stallscope.simulation.scenarios import Workload
 
 
 class PhaseEffect(NamedTuple):
-    """Load of a phase on the GPU: shares of its time, and bytes per second."""
+    """What a phase asks of the GPU: shares of its time, and bytes a second."""
 
     busy: float = 0.0
     """Some kernel is resident; no other share of the GPU's units is above it."""

@@ -15,12 +15,12 @@ _MOST_BYTES = 1 << 60
 
 
 class ComputeNodes(NamedTuple):
-    """KFD's nodes for one GPU: one, or one for each of its partitions."""
+    """What KFD calls one GPU: a node, or one for each of its partitions."""
 
     ids: tuple[str, ...]
     """The `gpu_id` of each node."""
     instruction_set: str
-    """Such as `gfx942`; empty if unknown."""
+    """Such as `gfx942`; empty where it is not told."""
 
 
 def compute_nodes(root: str, files: DeviceFiles) -> Mapping[str, ComputeNodes]:

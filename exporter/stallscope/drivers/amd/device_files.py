@@ -61,7 +61,7 @@ class DeviceFiles:
         return content
 
     def text(self, name: str) -> str:
-        """Return the file's content as a label value. Raises as `read` does, and Unsupported if the file is empty."""
+        """What is in the file, fit for a label. Raises as `read` does, and Unsupported where it is empty."""
         found = self.scrutiny.text(self.read(name).rstrip(b"\n\0"))
         if not found:
             raise Unsupported(f"{self.folder}/{name} is empty")

@@ -57,7 +57,7 @@ class Residencies(NamedTuple):
 
 
 class GpuMetrics(NamedTuple):
-    """Values from the table; None if the table lacks them."""
+    """What is taken from the table; None where it does not tell."""
 
     memory_activity: float | None = None
     """How busy the memory controller is, a ratio."""

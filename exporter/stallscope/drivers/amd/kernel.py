@@ -1,4 +1,4 @@
-"""AMD GPUs as the kernel driver exposes them; implements `stallscope.drivers.device`.
+"""AMD GPUs as the kernel driver shows them; implements `stallscope.drivers.device`.
 
 What a GPU is called, in order: its `product_name`, which only server boards have, else its PCI device id. It is
 identified by `GPU-` and its `unique_id`, as ROCm's tools print it, else by its PCI bus address. A GPU that the kernel
@@ -41,7 +41,7 @@ _COUNTERS = "counters of gpu_metrics"
 _VENDOR = "1002"
 _NO_NODES = ComputeNodes((), "")
 _ECC_BLOCKS = ("umc", "gfx", "sdma", "mmhub")
-"""Blocks whose errors count as memory errors: the frame buffer and the path to it."""
+"""Blocks whose errors are those of memory: the frame buffer, and what lies in front of it."""
 _ERROR_KINDS = {"ce": "corrected", "ue": "uncorrected"}
 
 _MOST_ERRORS = 1 << 60
@@ -64,7 +64,7 @@ class AmdDriver:
         self._files = DeviceFiles(f"{self._root}/sys")
         self._devices: dict[str, AmdDevice] = {}
         self._indices: dict[str, int] = {}
-        """Index of every GPU seen since `open`: the index of a GPU that disappears must not be reused."""
+        """Of every GPU seen since `open`: one that goes must not pass its number on to the next."""
 
     @property
     def simulated(self) -> bool:
@@ -73,11 +73,11 @@ class AmdDriver:
 
     @property
     def calls(self) -> int:
-        """Files read so far that concern no particular GPU."""
+        """Files read for no certain GPU so far."""
         return self._files.calls
 
     def open(self) -> None:
-        """Check that the machine has an AMD GPU.
+        """See whether there is an AMD GPU.
 
         Raises:
             DriverUnavailable: with the reason `driver_not_loaded`.
@@ -85,17 +85,17 @@ class AmdDriver:
         self.devices()
 
     def close(self) -> None:
-        """Discard the state of the GPUs; no file is kept open."""
+        """Forget what was learnt of the GPUs; no file is held open."""
         self._devices, self._indices = {}, {}
 
     def system(self) -> SystemInfo:
-        """Return the driver's version, or the kernel's if the driver is part of it."""
+        """The driver's version, or that of the kernel which it came with."""
         module, kernel = f"{self._root}/sys/module/amdgpu/version", f"{self._root}/proc/sys/kernel/osrelease"
         version = _told(self._files, module) or _told(self._files, kernel)
         return SystemInfo(driver_version=version, cuda_version="")
 
     def devices(self) -> Sequence[Device]:
-        """Return the GPUs in the order of their PCI bus addresses; a GPU that appears later gets the next index.
+        """The GPUs, numbered in the order of their PCI bus addresses; one that comes later is the last.
 
         Raises:
             DriverUnavailable: there is none, or no longer.
@@ -118,7 +118,7 @@ class AmdDriver:
         return sorted(devices.values(), key=lambda device: device.index)
 
     def listen(self, devices: Sequence[Device]) -> Listener:  # noqa: ARG002 - the interface's
-        """Always raise.
+        """Never works.
 
         Raises:
             Unsupported: amdgpu reports its events to those only who hold its device files.
@@ -126,7 +126,7 @@ class AmdDriver:
         raise Unsupported("amdgpu reports no events through files")
 
     def _cards(self) -> dict[str, str]:
-        """Return each card's device folder by PCI bus address, without connectors and other vendors' cards."""
+        """The device folder of each card by PCI bus address; connectors and other makers' cards are left out."""
         classes = f"{self._root}/sys/class/drm"
         try:
             names = os.listdir(classes)  # noqa: PTH208 - as in device_files
@@ -156,7 +156,7 @@ class AmdDevice(Device):
         """Read nothing yet."""
         self.index = index
         self.nodes = _NO_NODES
-        """Its nodes in the compute driver; replaced at every enumeration."""
+        """What the compute driver calls it; the driver replaces it at every enumeration."""
         self._root = root
         self._folder = folder
         self._address = address
@@ -182,7 +182,7 @@ class AmdDevice(Device):
 
     @property
     def served(self) -> Mapping[str, str]:
-        """File that serves each signal queried so far."""
+        """Which file serves each signal asked so far."""
         return dict(self._served)
 
     @property
@@ -192,11 +192,11 @@ class AmdDevice(Device):
 
     @property
     def rejected(self) -> Mapping[Rejection, int]:
-        """Implausible values so far, by reason."""
+        """What could not be meant, by reason."""
         return self._files.scrutiny.counts
 
     def identity(self) -> Identity:
-        """Return the identity, also of a sleeping GPU. The UUID found first is kept."""
+        """What it is; needs no GPU that is awake. Its UUID stays the one that was first found."""
         event = self._files.read("uevent").decode(errors="replace")
         device_id = re.search(r"^PCI_ID=\w+:(\w+)$", event, re.MULTILINE)
         if not self._uuid:
@@ -318,7 +318,7 @@ class AmdDevice(Device):
         return reasons
 
     def processes(self) -> Sequence[GpuProcess]:
-        """Return the compute processes; the kernel does not list graphics processes."""
+        """Processes that compute; those that draw are not told."""
         self._begin()
         found = compute_processes(self._root, self._files, self.nodes.ids)
         self._served["processes"] = "kfd/proc/*/vram_*"
@@ -359,13 +359,13 @@ class AmdDevice(Device):
         return [f"{self._link}/{name}" for name in file.names]
 
     def _sensors(self, *names: str) -> list[str]:
-        """Return paths in the sensor folder, whose number changes when the driver is reloaded."""
+        """Paths in the folder of sensors, whose number changes when the driver is loaded anew."""
         try:
             folders = os.listdir(f"{self._folder}/hwmon")  # noqa: PTH208 - as in device_files
         except OSError:
             folders = []
         if not folders:
-            self._files.read("uevent")  # distinguishes a GPU that is gone from one without sensors
+            self._files.read("uevent")  # tells a GPU that is gone from one without sensors
             raise Unsupported(f"{self._folder} has no sensors")
         return [f"hwmon/{min(folders)}/{name}" for name in names]
 

@@ -34,7 +34,7 @@ _HEADER = {
     "hardware": bool,
     "note": str,
 }
-"""Fields of a header apart from the format's version, with their types."""
+"""What a header holds besides the format's version, with its types."""
 
 
 class CaptureError(Exception):
@@ -78,7 +78,7 @@ class Header:
     date: str
     """UTC, such as `2026-02-01T12:00:00Z`."""
     start: float
-    """Unix time in seconds at offset 0."""
+    """The same as Unix time in seconds: the wall clock of offset 0."""
     driver: str
     cuda: str
     models: list[str]
@@ -88,15 +88,15 @@ class Header:
     interval: float
     """Seconds between two rounds."""
     masked: bool
-    """True if identifiers were replaced."""
+    """Whether identifiers were replaced."""
     hardware: bool
-    """True if a real driver answered."""
+    """Whether a real driver answered."""
     note: str = ""
 
 
 @dataclass(frozen=True)
 class Capture:
-    """A driver's answers, in order."""
+    """What a driver answered, in order."""
 
     header: Header
     rounds: tuple[float, ...] = ()
@@ -245,10 +245,10 @@ def _compact(value: object) -> str:
 
 
 def _encoded(value: Any) -> Any:
-    """Return a value as JSON types.
+    """What JSON can hold of a value.
 
     Raises:
-        TypeError: the value has no JSON form.
+        TypeError: it is no plain data.
     """
     if isinstance(value, Handle):
         return {"handle": value.token}

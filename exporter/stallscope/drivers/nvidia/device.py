@@ -88,7 +88,7 @@ _LINKS: Mapping[str, type[LinkTraffic | LinkHealth]] = {"counters": LinkTraffic,
 
 
 class Surroundings(NamedTuple):
-    """State that all GPUs of a session share."""
+    """What all GPUs of a session share."""
 
     session: Session
     monotonic: Callable[[], float]
@@ -118,7 +118,7 @@ class NvmlDevice(Device):
         self._links_seen = 0
         """NVLinks whose state was ever read by the older call."""
         self.replaced = False
-        """True if another GPU was found in its place."""
+        """Whether another GPU was found in its place."""
         self._scrutiny = Scrutiny(surroundings.monotonic, surroundings.wall)
         self._served: dict[str, str] = {}
         self._lasting: dict[tuple[Any, ...], float] = {}

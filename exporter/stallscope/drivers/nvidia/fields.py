@@ -206,7 +206,7 @@ class _LinkBytes:
 
     @property
     def call(self) -> str:
-        """Driver call that serves the signal."""
+        """What serves it."""
         return called(self.total[0] if self._by_total else self.links[0][0])
 
     def read(self, answers: Answers, batch: FieldBatch, scrutiny: Scrutiny) -> int | None:

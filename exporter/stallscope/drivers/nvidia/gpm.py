@@ -55,7 +55,7 @@ _LATER = frozenset(
         _PCIE_RECEIVED_BYTES,
     )
 )
-"""Metrics of newer drivers; an older driver may refuse a call that includes them."""
+"""What drivers learnt later; an older one may refuse the whole call for them."""
 _LATER_KEY = "GPM metrics of later drivers"
 
 _MOST_PERCENT = 100.5
@@ -74,7 +74,7 @@ class Turns:
     """Lets one GPU at a time make GPM calls: made side by side they were seen to crash the library."""
 
     def __init__(self, longest: float = _TURN_SECONDS) -> None:
-        """Create an unlocked turn; `longest` is the longest wait in seconds."""
+        """`longest` is how many seconds a turn is waited for."""
         self._lock = threading.Lock()
         self._longest = longest
         self._number = 0
@@ -82,7 +82,7 @@ class Turns:
 
     @contextmanager
     def take(self) -> Iterator[bool]:
-        """Acquire the turn and yield True; yield False if another thread already timed out on it."""
+        """Whether it is our turn. Nobody waits for a turn that somebody else waited for in vain."""
         number = self._number
         wait = 0 if number == self._waited_in_vain_for else self._longest
         if not (self._lock.acquire(timeout=wait) if wait else self._lock.acquire(blocking=False)):
@@ -119,8 +119,8 @@ class ActivityMeter:
             session: what ends with it is freed before.
             ask: makes a driver call that needs no device.
             take: has the driver fill a GPM sample for this device.
-            scrutiny: checks the values for plausibility.
-            served: receives the metric that serves each signal.
+            scrutiny: judges what is told.
+            served: is told which metric serves which signal.
             monotonic: clock, seconds.
             retry: keeps the refusals of metrics.
         """

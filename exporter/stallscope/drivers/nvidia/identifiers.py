@@ -1,4 +1,4 @@
-"""Replace what identifies a machine in a capture: UUIDs, serials, bus ids, processes.
+"""Takes out of a capture what tells one machine from another: UUIDs, serials, bus ids, processes.
 
 Each is replaced by one made of its number, the same one wherever it stands, so that a masked capture replays as well.
 """
@@ -61,7 +61,7 @@ class _Mask:
         )
 
     def text(self, text: str) -> str:
-        """Return the text with every identifier replaced that its form reveals."""
+        """A text with every identifier that can be told by its form replaced."""
         return _PATTERN.sub(self._substitute, text)
 
     def _answer(self, call: Call) -> Any:

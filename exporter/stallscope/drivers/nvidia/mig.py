@@ -30,7 +30,7 @@ _ANSWERED = frozenset(
         "nvmlDeviceGetMPSComputeRunningProcesses",
     }
 )
-"""NVML calls that work for an instance; all others concern only the whole GPU."""
+"""What the driver tells of an instance; all else is the whole GPU's, and never said of a part."""
 
 
 class MigInstances:
@@ -105,7 +105,7 @@ class NvmlInstance(NvmlDevice):
     """One MIG instance; implements `stallscope.drivers.device.Device`. What belongs to the whole GPU is unsupported."""
 
     shares = False
-    """True if other compute instances share the GPU instance, so that their activity can't be separated."""
+    """Whether other instances stand on the same GPU instance, so that its activity can't be told apart."""
 
     def __init__(self, parent: NvmlDevice, handle: Handle) -> None:
         """Note which it is.

@@ -34,11 +34,11 @@ class RecordingLibrary:
     """Implements `stallscope.drivers.nvidia.library.Library` on another one. Any number of threads may call it."""
 
     def __init__(self, library: Library, monotonic: Callable[[], float] = time.monotonic) -> None:
-        """Record calls from now on; `monotonic` returns seconds."""
+        """Note calls from now on; `monotonic` tells seconds."""
         self.calls: list[Call] = []
         """In the order in which they came back."""
         self.origin = monotonic()
-        """Origin of `Call.at`; may be set before the first call."""
+        """What `Call.at` counts from; may be set before the first call."""
         self._library = library
         self._monotonic = monotonic
         self._tokens: dict[int, str] = {}

@@ -43,7 +43,7 @@ class ReplayLibrary:
         """There is nothing to load."""
 
     def call(self, name: str, *arguments: Any) -> Any:
-        """Return the driver's recorded answer to this call.
+        """What the driver answered to this call.
 
         Raises:
             NvmlFailure: the driver failed so.
