@@ -64,12 +64,12 @@ def against(one: GpuNow, wanted: Wanted, *claims: Claim, allowed: frozenset[str]
             "10.0 GiB of 80.0 GiB free, 20.0 GiB wanted; alice python (process 4711) 60.0 GiB",
         ),
         (gpu(used=10, holders=(ALICE,)), FREE, "in use: alice python (process 4711) 60.0 GiB"),
-        (gpu(used=10), FREE, "10.0 GiB in use: by processes that are not to be seen from here"),
-        (gpu(memory_free=None), SHARED, "it does not tell how much memory is free"),
+        (gpu(used=10), FREE, "10.0 GiB in use: by processes that are not visible from here"),
+        (gpu(memory_free=None), SHARED, "its free memory is unknown"),
         (gpu(used=10, holders=(ALICE,), busy=0.87), SHARED, "busy 87 % over 16 s, 50 % allowed"),
         (gpu(used=10, holders=(ALICE,), busy=0.3, busy_now=1.0), SHARED, "busy 100 % now, 50 % allowed"),
         (gpu(used=10, holders=(ALICE,), busy=0.87, runs=("resnet",)), SHARED, "50 % allowed (run resnet)"),
-        (gpu(used=10, holders=(ALICE,), busy=None, busy_now=None), SHARED, "does not tell how busy it is"),
+        (gpu(used=10, holders=(ALICE,), busy=None, busy_now=None), SHARED, "its utilisation is unknown"),
         (gpu(mig="1g.10gb"), Wanted(count=2, exclusive=True), "a program can use one MIG instance only"),
     ],
 )
@@ -174,9 +174,9 @@ HOST = Host(cores=16, idle_cores=0.0, memory_total=64 * GIB, memory_available=0)
 @pytest.mark.parametrize(
     ("gpus", "wanted", "reason"),
     [
-        ([gpu()], Wanted(count=2), "1 of these GPUs can ever do, 2 wanted"),
-        ([gpu()], Wanted(memory=81 * GIB), "0 of these GPUs can ever do, 1 wanted"),
-        ([gpu(cut=True), gpu(mig="1g.10gb"), gpu(mig="2g.20gb")], Wanted(count=2), "0 of these GPUs can ever do"),
+        ([gpu()], Wanted(count=2), "1 of these GPUs can ever qualify, 2 wanted"),
+        ([gpu()], Wanted(memory=81 * GIB), "0 of these GPUs can ever qualify, 1 wanted"),
+        ([gpu(cut=True), gpu(mig="1g.10gb"), gpu(mig="2g.20gb")], Wanted(count=2), "0 of these GPUs can ever qualify"),
         ([gpu()], Wanted(cores=17), "the host has 16 cores for programs, 17 wanted"),
         ([gpu()], Wanted(host_memory=65 * GIB), "the host has 64.0 GiB of memory, 65.0 GiB wanted"),
     ],

@@ -1,4 +1,4 @@
-"""What two pages of the exporter add to what the driver tells."""
+"""Two pages of the exporter add to the driver's values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What CUDA_VISIBLE_DEVICES leaves to choose from."""
+"""CUDA_VISIBLE_DEVICES restricts the choice of GPUs."""
 
 from __future__ import annotations
 

@@ -159,7 +159,7 @@ def test_a_program_that_reads_no_uuids_is_given_indices_and_the_order_they_count
 def test_waiting_for_what_can_never_be_is_refused(node: Node) -> None:
     finished = node.pick("-n", "5", "--wait")
     assert finished.returncode == 1
-    assert finished.stderr.endswith("  waiting is of no use: 4 of these GPUs can ever do, 5 wanted\n")
+    assert finished.stderr.endswith("  waiting is of no use: 4 of these GPUs can ever qualify, 5 wanted\n")
 
 
 def test_without_a_driver_it_says_what_to_do(node: Node) -> None:

@@ -1,4 +1,4 @@
-"""What is believed of a driver's words, and what is counted instead."""
+"""Plausible values of a driver are accepted; others are counted."""
 
 from __future__ import annotations
 

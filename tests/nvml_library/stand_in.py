@@ -91,7 +91,7 @@ class GpuState(IntEnum):
 
 
 class Nonsense(IntEnum):
-    """What a GPU in the state NONSENSE tells; all else that it tells is right."""
+    """Implausible values of a GPU in the state NONSENSE; all its other values are correct."""
 
     ALL_BITS_SET = 0
     """Every number; sample buffers hold an unset entry and one beyond all measure."""
@@ -356,7 +356,7 @@ class Gpu(ctypes.Structure):
         return self.full_load_us(from_us, to_us) * self.utilization / 100 / 1e6
 
     def true_memory_busy_seconds(self, from_us: int, to_us: int) -> float:
-        """The same for memory utilisation."""
+        """The exact integral of the memory load between two times of the wall clock."""
         return self.full_load_us(from_us, to_us) * self.memory_utilization / 100 / 1e6
 
     def cut(self, *instances: tuple[str, int]) -> None:
@@ -590,7 +590,8 @@ PROFILES: Mapping[str, Mapping[str, object]] = {
         "lacks": (*_GEFORCE_LACKS, Group.ECC, Group.SERIAL, Group.TEMPERATURE_LIMIT),
     },
 }
-"""What real GPUs answered, and which groups they lack. Of `h200_mig` the instances are in `_H200_INSTANCES`."""
+"""Answers of real GPUs, and the groups of calls that they do not support. For `h200_mig` see also
+`_H200_INSTANCES`."""
 
 _H200_INSTANCES = (
     ("1c.3g.71gb", 71_424, 22, 2, 0),
@@ -677,7 +678,7 @@ class NvmlStandIn:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a program needs to find the library and its control file."""
+        """Environment variables with which a program finds the library and its control file."""
         return {"LD_LIBRARY_PATH": str(self.library_directory), "NVML_STAND_IN_CONTROL": str(self.control_file)}
 
     @property

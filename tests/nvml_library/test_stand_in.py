@@ -64,7 +64,7 @@ h = n.nvmlDeviceGetHandleByIndex(0)
 
 
 def asked(node: NvmlStandIn, script: str) -> Any:
-    """What a script in a process of its own hands to `tell`."""
+    """Return the values that a script in its own process passes to `tell`."""
     done = subprocess.run(
         [sys.executable, "-c", _BEGIN + script],
         env=os.environ | node.environment,

@@ -1,4 +1,4 @@
-"""What stays when more series come than a page takes."""
+"""Series that remain when there are more than a page may have."""
 
 from __future__ import annotations
 

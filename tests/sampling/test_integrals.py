@@ -219,7 +219,7 @@ def test_a_reading_on_a_bucket_bound_belongs_to_that_bucket() -> None:
 
 
 class DriverBuffer:
-    """What a driver does with a load: means over its period, rounded to whole per cent, the newest hundred kept."""
+    """Return a load as a driver buffers it: means over its period in whole per cent, the newest hundred."""
 
     def __init__(self, load: Load, *, phase: float = 0.0, period: float = PERIOD, depth: int = 100) -> None:
         self._load = load
@@ -263,7 +263,7 @@ class Load:
 
 
 class Reading(NamedTuple):
-    """What stands after one poll."""
+    """State after one poll."""
 
     now: float
     covered_until: float

@@ -1,4 +1,4 @@
-"""Which GPUs have the room that is wanted, and why the others have not. No state, no files."""
+"""Select GPUs that meet a request, and explain why the others do not. No state, no files."""
 
 from __future__ import annotations
 
@@ -17,45 +17,45 @@ _HOLDERS_SHOWN = 3
 
 @dataclass(frozen=True)
 class Wanted:
-    """What somebody looks for."""
+    """Requirements of a pick."""
 
     count: int = 1
     memory: int = 0
     """Bytes on each GPU."""
     exclusive: bool = False
-    """Whether nobody else may be on the GPU."""
+    """True if no other program may be on the GPU."""
     max_utilization: float = 0.5
     cores: float = 0.0
     """Idle cores of the host for each GPU."""
     host_memory: int = 0
     """Bytes of the host's memory for each GPU."""
     spread: bool = False
-    """Whether the emptiest GPU comes first, and not the one that fits best."""
+    """True to prefer the GPU with the most free memory; otherwise the tightest fit."""
 
 
 @dataclass(frozen=True)
 class Judged:
-    """One GPU and what speaks against it."""
+    """One GPU and the reasons against it."""
 
     gpu: GpuNow
     room: int | None
-    """Bytes that are neither in use nor claimed; None where the GPU does not tell."""
+    """Bytes that are neither in use nor claimed; None if unknown."""
     claims: tuple[Claim, ...]
     against: tuple[str, ...]
-    """Nothing where it will do."""
+    """Reasons against it; empty if the GPU is suitable."""
     possible: bool
-    """Whether it may do when others let go of it."""
+    """True if the GPU may become suitable when others release it."""
 
 
 def judge(
     gpus: Sequence[GpuNow], wanted: Wanted, claims: Iterable[Claim], allowed: frozenset[str] | None = None
 ) -> list[Judged]:
-    """Say of every GPU what speaks against it.
+    """Return every GPU with the reasons against it.
 
     Args:
         gpus: as they are now.
-        wanted: what is looked for.
-        claims: those that stand.
+        wanted: the requirements.
+        claims: all valid claims.
         allowed: UUIDs to choose from; None for all.
     """
     by_uuid: dict[str, list[Claim]] = {}
@@ -71,10 +71,10 @@ def judge(
 
 
 def choose(judged: Sequence[Judged], wanted: Wanted) -> tuple[GpuNow, ...]:
-    """The GPUs to take, or none where there are too few.
+    """Return the GPUs to take; empty if too few are suitable.
 
-    Unclaimed ones come first; then the one that fits best, so that large rooms are left for those who need them.
-    Several are taken from one NUMA node where one has enough.
+    Unclaimed GPUs come first, then the tightest fit, so that GPUs with much free memory are left for larger programs.
+    Several GPUs are taken from one NUMA node if one has enough.
     """
     fitting = [each for each in judged if not each.against]
     if len(fitting) < wanted.count:
@@ -94,10 +94,10 @@ def choose(judged: Sequence[Judged], wanted: Wanted) -> tuple[GpuNow, ...]:
 
 
 def never(judged: Sequence[Judged], host: Host, wanted: Wanted) -> str:
-    """Why there will never be room, whoever lets go of what; empty where there may be."""
+    """Return why the request can never be met, even on an idle machine; empty if it may be."""
     possible = sum(each.possible for each in judged)
     if possible < wanted.count:
-        return f"{possible} of these GPUs can ever do, {wanted.count} wanted"
+        return f"{possible} of these GPUs can ever qualify, {wanted.count} wanted"
     cores, memory = wanted.cores * wanted.count, wanted.host_memory * wanted.count
     if cores > host.cores:
         return f"the host has {host.cores:g} cores for programs, {cores:g} wanted"
@@ -107,7 +107,7 @@ def never(judged: Sequence[Judged], host: Host, wanted: Wanted) -> str:
 
 
 def host_against(host: Host, wanted: Wanted) -> tuple[str, ...]:
-    """What the host lacks."""
+    """Return the requirements that the host does not meet."""
     found = []
     cores, memory = wanted.cores * wanted.count, wanted.host_memory * wanted.count
     if cores and host.idle_cores is not None and host.idle_cores < cores:
@@ -150,7 +150,7 @@ def _room(gpu: GpuNow, claims: Sequence[Claim]) -> int | None:
 
 def _possible(gpu: GpuNow, wanted: Wanted, allowed: frozenset[str] | None) -> bool:
     if gpu.trouble:
-        return True  # it may come back, and does not tell what it has
+        return True  # it may recover, and its memory is unknown
     return (
         not gpu.cut
         and (allowed is None or gpu.identity.uuid in allowed)
@@ -196,11 +196,11 @@ def _against_sharing(gpu: GpuNow, wanted: Wanted, claims: Sequence[Claim]) -> It
 def _against_memory(gpu: GpuNow, wanted: Wanted, claims: Sequence[Claim], room: int | None) -> Iterable[str]:
     if gpu.memory_free is None or gpu.memory_total is None or room is None:
         if wanted.memory:
-            yield "it does not tell how much memory is free"
+            yield "its free memory is unknown"
         return
     if wanted.exclusive and _in_use(gpu) and all(holder.kind == "graphics" for holder in gpu.holders):
         used = size(gpu.memory_total - gpu.memory_free)
-        yield f"{used} in use: {held_by(gpu.holders) or 'by processes that are not to be seen from here'}"
+        yield f"{used} in use: {held_by(gpu.holders) or 'by processes that are not visible from here'}"
     if room < wanted.memory:
         parts = [f"{size(gpu.memory_free)} of {size(gpu.memory_total)} free, {size(wanted.memory)} wanted"]
         if gpu.holders:
@@ -220,7 +220,7 @@ def _against_load(gpu: GpuNow, wanted: Wanted) -> Iterable[str]:
         busy, seconds, what = gpu.sm_active, 0.0, "SMs active"
     if busy is None:
         if occupied:
-            yield "it is in use, and does not tell how busy it is"
+            yield "it is in use, and its utilisation is unknown"
     elif busy > wanted.max_utilization:
         over = f" over {duration(round(seconds))}" if seconds >= 1 else " now"
         runs = f" (run {', '.join(gpu.runs)})" if gpu.runs else ""
@@ -228,7 +228,7 @@ def _against_load(gpu: GpuNow, wanted: Wanted) -> Iterable[str]:
 
 
 def _in_use(gpu: GpuNow) -> bool:
-    """Whether more memory is in use than that of a driver or a desktop."""
+    """Return True if more memory is in use than a driver and a desktop need."""
     if gpu.memory_free is None or gpu.memory_total is None:
         return False
     return gpu.memory_total - gpu.memory_free >= min(_UNOCCUPIED, gpu.memory_total // 8)

@@ -1,13 +1,13 @@
-"""Claims on GPUs: what keeps several users who look for one at the same time apart.
+"""Claims on GPUs, so that users who pick a GPU at the same time do not get the same one.
 
 A claim is a small file in a folder that all users share. While a command runs on the GPUs, the file is locked (flock)
-by a descriptor that the command inherits, so that the kernel itself takes the claim back when the command ends, however
-it ends. Without a command the claim stands for a minute: long enough to start a program by hand. Whoever chooses holds
-one lock for the moment of choosing, so that no two see the same room.
+through a descriptor that the command inherits, so the kernel releases the claim when the command ends, however it
+ends. Without a command the claim is valid for a minute: long enough to start a program by hand. A user who picks holds
+one lock while choosing, so that no two users choose the same free memory.
 
-Nothing in the folder is trusted: links are not followed, only regular files are opened, and only to be read; what
-can't be meant is told of and passed over. In a folder where everybody may write, only its sticky bit keeps users from
-removing each other's files, so that it must have one. Containers must have the host's folder mounted to see the same.
+Nothing in the folder is trusted: links are not followed, only regular files are opened, and only for reading. Invalid
+claims are reported and ignored. In a world-writable folder only the sticky bit keeps users from removing each other's
+files, so the folder must have it. Containers must mount the host's folder to see the same claims.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from pathlib import Path
 from stallscope.common.formatting import ago, readable, size
 
 SETTLED_SECONDS = 60.0
-"""So long after a claim its program is not believed to show yet what it takes, and nobody else is let onto the GPU."""
+"""Seconds for which a claim keeps others off its GPU, since its program may not use its full memory yet."""
 FOLDERS = (Path("/run/lock"), Path("/tmp"))  # noqa: S108 - sticky, and no file there is trusted
-"""The first of them that every user may write to is everybody's choice."""
+"""Candidates for the shared folder; all users take the first that everyone may write to."""
 
 _MUTEX = "stallscope-pick.lock"
 _PREFIX = "stallscope-claim."
@@ -46,7 +46,7 @@ _MOST_PROCESSES = 1 << 22
 
 
 class ClaimsFailed(Exception):
-    """The folder is of no use; the message says why and what to do, in one line."""
+    """The folder can't be used; the message gives the reason and the remedy in one line."""
 
 
 @dataclass(frozen=True)
@@ -58,12 +58,12 @@ class Claim:
     """Bytes."""
     exclusive: bool
     pid: int
-    """Of the command, or of what made the claim for a minute."""
+    """Process id of the command, or of the process that made a claim without a command."""
     user: str
     age: float
     """Seconds."""
     held: bool
-    """Whether a command runs under it."""
+    """True while a command runs under the claim."""
 
     @property
     def described(self) -> str:
@@ -73,10 +73,10 @@ class Claim:
 
 
 def shared_folder(candidates: tuple[Path, ...] = FOLDERS) -> Path:
-    """The folder that every user of this machine finds.
+    """Return the folder that all users of this machine share.
 
     Raises:
-        ClaimsFailed: there is none.
+        ClaimsFailed: no candidate is suitable.
     """
     for folder in candidates:
         try:
@@ -103,7 +103,7 @@ class Claims:
             now: wall clock.
 
         Raises:
-            ClaimsFailed: it is no such folder.
+            ClaimsFailed: the folder does not meet these conditions.
         """
         self._path = folder
         self._now = now
@@ -117,24 +117,24 @@ class Claims:
         if about.st_uid not in (0, os.geteuid()):
             self.close()
             raise ClaimsFailed(
-                f"the lock folder {folder} belongs to {_user(about.st_uid)}, who could take everybody's claims away: "
-                "use one of root's or your own"
+                f"the lock folder {folder} belongs to {_user(about.st_uid)}, who could remove all claims; use "
+                "a folder that belongs to root or to you"
             )
         if about.st_mode & (stat.S_IWOTH | stat.S_IWGRP) and not about.st_mode & stat.S_ISVTX:
             self.close()
             raise ClaimsFailed(f"in the lock folder {folder} users can remove each other's files: chmod +t {folder}")
 
     def close(self) -> None:
-        """Let go of the folder; claims stay."""
+        """Close the folder; claims remain."""
         os.close(self._folder)
 
     @contextmanager
     def choosing(self, patience: float = 10.0) -> Iterator[None]:
-        """Be the only one who chooses, in the block.
+        """Hold the selection lock for the duration of the block.
 
         Raises:
-            ClaimsFailed: somebody else has been choosing for so many seconds, or the lock is not what it should be, or
-                the file system has none.
+            ClaimsFailed: another user has held the lock for `patience` seconds, the lock file is invalid, or the file
+                system does not support locks.
         """
         deadline = time.monotonic() + patience
         while True:
@@ -143,9 +143,9 @@ class Claims:
                 while not self._is_mine(descriptor):
                     if time.monotonic() > deadline:
                         raise ClaimsFailed(
-                            f"somebody has held {self._path / _MUTEX} for {patience:g} s (it belongs to "
-                            f"{_user(os.fstat(descriptor).st_uid)}): a stallscope pick that is stopped? "
-                            f"fuser -v {self._path / _MUTEX} shows whose it is"
+                            f"{self._path / _MUTEX}: locked by another process for {patience:g} s (the file belongs to "
+                            f"{_user(os.fstat(descriptor).st_uid)}), perhaps by a stopped stallscope pick; find it: "
+                            f"fuser -v {self._path / _MUTEX}"
                         )
                     time.sleep(0.01)
                 if self._is(_MUTEX, descriptor):
@@ -155,10 +155,10 @@ class Claims:
                 os.close(descriptor)
 
     def standing(self) -> tuple[list[Claim], list[str]]:
-        """Every claim that stands, and complaints about what is no claim; files of those that are over are removed."""
+        """Return all valid claims and warnings about invalid files; remove the files of expired claims."""
         claims: list[Claim] = []
         complaints: list[str] = []
-        for name in sorted(os.listdir(self._folder)):  # noqa: PTH208 - by its descriptor, whatever the path is now
+        for name in sorted(os.listdir(self._folder)):  # noqa: PTH208 - by descriptor, since the path may have changed
             if not name.startswith(_PREFIX):
                 continue
             try:
@@ -166,10 +166,10 @@ class Claims:
             except FileNotFoundError:
                 continue
             except OSError as error:
-                complaints.append(f"{self._shown(name)} is passed over: {error.strerror}")
+                complaints.append(f"{self._shown(name)} is ignored: {error.strerror}")
                 continue
             except _NoClaim as problem:
-                complaints.append(f"{self._shown(name)} is passed over: {problem}")
+                complaints.append(f"{self._shown(name)} is ignored: {problem}")
                 continue
             if claim is not None:
                 claims.append(claim)
@@ -179,13 +179,13 @@ class Claims:
         """Claim a GPU; only while `choosing`.
 
         Args:
-            uuid: the GPU's or instance's.
+            uuid: UUID of the GPU or MIG instance.
             memory: bytes.
-            exclusive: whether nobody else may have any of it.
-            seconds: how long the claim stands by itself; None for as long as the descriptor is open anywhere.
+            exclusive: True to keep all other users off the GPU.
+            seconds: validity of the claim; None for as long as the descriptor is open in any process.
 
         Returns:
-            A descriptor that holds the lock; it is not inherited unless it is made to be.
+            A descriptor that holds the lock; not inheritable by default.
 
         Raises:
             ClaimsFailed: the file can't be written.
@@ -197,7 +197,7 @@ class Claims:
         except OSError as error:
             raise ClaimsFailed(f"no claim can be made in {self._path}: {error.strerror}") from None
         try:
-            os.fchmod(descriptor, 0o644)  # whatever the umask: others must be able to see it
+            os.fchmod(descriptor, 0o644)  # despite the umask: other users must be able to read it
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.write(descriptor, json.dumps(content).encode())
         except OSError as error:
@@ -208,10 +208,10 @@ class Claims:
         return descriptor
 
     def _mutex(self) -> int:
-        """Open the lock, made by whoever chose first.
+        """Open the lock file; create it if it is missing.
 
         Raises:
-            ClaimsFailed: it is no regular file, or not for us.
+            ClaimsFailed: it is not a regular file, or permission is denied.
         """
         path = self._path / _MUTEX
         for _ in range(_ATTEMPTS):
@@ -227,7 +227,7 @@ class Claims:
                 os.close(descriptor)
                 raise ClaimsFailed(f"{path} can't be used ({problem}): have root remove it")
             return descriptor
-        raise ClaimsFailed(f"somebody removes {path} all the time")
+        raise ClaimsFailed(f"{path}: removed by another process again and again; find out which one and stop it")
 
     def _is_mine(self, descriptor: int) -> bool:
         try:
@@ -249,7 +249,7 @@ class Claims:
         os.close(descriptor)
 
     def _is(self, name: str, descriptor: int) -> bool:
-        """Whether the file is still the one of that name."""
+        """Return True if the open file is still the file of that name."""
         try:
             there = os.stat(name, dir_fd=self._folder, follow_symlinks=False)
         except OSError:
@@ -257,10 +257,10 @@ class Claims:
         return os.path.samestat(there, os.fstat(descriptor))
 
     def _read(self, name: str) -> Claim | None:
-        """A claim; None where it is over.
+        """Return a claim; None if it has expired.
 
         Raises:
-            _NoClaim: it is something else.
+            _NoClaim: the file is not a valid claim.
             OSError: it can't be opened.
         """
         descriptor = os.open(name, _READ, dir_fd=self._folder)
@@ -292,7 +292,7 @@ class Claims:
 
 
 class _NoClaim(Exception):
-    """A file that is no claim; the message says why."""
+    """The file is not a valid claim; the message gives the reason."""
 
 
 @dataclass(frozen=True)
@@ -308,10 +308,12 @@ def _content(text: bytes) -> _Content:
     if len(text) > _LONGEST:
         raise _NoClaim("it is too long")
     try:
-        told = json.loads(text)
-        uuid, memory, exclusive, pid, seconds = (told[key] for key in ("uuid", "memory", "exclusive", "pid", "seconds"))
+        content = json.loads(text)
+        uuid, memory, exclusive, pid, seconds = (
+            content[key] for key in ("uuid", "memory", "exclusive", "pid", "seconds")
+        )
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise _NoClaim("it does not read as a claim") from None
+        raise _NoClaim("it is not a valid claim") from None
     right = (
         type(uuid) is str
         and type(memory) is int
@@ -322,19 +324,19 @@ def _content(text: bytes) -> _Content:
         and (seconds is None or (type(seconds) in (int, float) and 0 <= seconds <= 3600))
     )
     if not right:
-        raise _NoClaim("it does not read as a claim")
+        raise _NoClaim("it is not a valid claim")
     return _Content(uuid, memory, exclusive, pid, seconds)
 
 
 def _suspicion(about: os.stat_result) -> str | None:
-    """Why a file is not one of ours."""
+    """Return the reason to distrust a file; None if there is none."""
     if not stat.S_ISREG(about.st_mode):
-        return "it is no regular file"
-    return "it has several names" if about.st_nlink > 1 else None
+        return "it is not a regular file"
+    return "it has several hard links" if about.st_nlink > 1 else None
 
 
 def _locked(descriptor: int, how: int = fcntl.LOCK_EX) -> bool:
-    """Lock the file if that is possible at once, and say whether it was."""
+    """Try to lock the file without waiting; return True on success."""
     try:
         fcntl.flock(descriptor, how | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,6 +1,6 @@
-"""What the node's exporter knows and one look at the driver does not: activity by its counters, Xids, training runs.
+"""Add the exporter's data to the driver's: activity from its counters, Xids and training runs.
 
-Two pages some seconds apart are compared. The exporter is welcome and not needed.
+Two pages some seconds apart are compared. The exporter is optional.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ _XID_CLASS = re.compile(r'class: hw, action: "([^"]*)"\}\n +expr: .*\{xid=~"([0-
 
 
 @dataclass
-class _Told:
-    """What a page tells of one GPU."""
+class _PageValues:
+    """Values of one GPU on a page."""
 
     numbers: dict[Family, float] = field(default_factory=dict)
     xids: dict[str, float] = field(default_factory=dict)
-    """When each was heard of last."""
+    """Unix time of the newest event, by Xid."""
     runs: set[str] = field(default_factory=set)
 
 
 def with_exporter(gpus: Sequence[GpuNow], earlier: Page, later: Page, now: float) -> list[GpuNow]:
-    """GPUs with what two pages tell of them; what the driver told itself stands.
+    """Return the GPUs with the values of two pages added; values from the driver take precedence.
 
     Args:
-        gpus: as the driver tells.
+        gpus: as read from the driver.
         earlier: a page.
         later: another page, from some seconds after.
         now: wall clock.
     """
     before, after = _told(earlier), _told(later)
     actions = xids_of_hardware() if any(each.xids for each in after.values()) else {}
-    nothing = _Told()
+    nothing = _PageValues()
     found = []
     for gpu in gpus:
         uuid = gpu.identity.uuid
@@ -77,25 +77,25 @@ def with_exporter(gpus: Sequence[GpuNow], earlier: Page, later: Page, now: float
 
 
 def xids_of_hardware() -> Mapping[str, str]:
-    """What to do about each Xid that the hardware is to blame for, by its number: as the rules have it."""
+    """Return the action for each Xid caused by hardware, by number, from the alerting rules."""
     rules = (bundle_folder("prometheus") / "rules/xid.yml").read_text(encoding="utf-8")
     return {xid: action for action, xids in _XID_CLASS.findall(rules) for xid in xids.split("|")}
 
 
-def _told(page: Page) -> dict[str, _Told]:
-    """What a page tells, by UUID."""
-    found: dict[str, _Told] = {}
+def _told(page: Page) -> dict[str, _PageValues]:
+    """Return the values of a page, by UUID."""
+    found: dict[str, _PageValues] = {}
     for each in _NUMBERS:
         for labels, value in page.samples(each):
-            found.setdefault(labels.get("uuid", ""), _Told()).numbers[each] = value
+            found.setdefault(labels.get("uuid", ""), _PageValues()).numbers[each] = value
     for labels, value in page.samples(_XID_LAST):
-        found.setdefault(labels.get("uuid", ""), _Told()).xids[labels.get("xid", "")] = value
+        found.setdefault(labels.get("uuid", ""), _PageValues()).xids[labels.get("xid", "")] = value
     for labels, _ in page.samples(_RANK_GPU):
-        found.setdefault(labels.get("uuid", ""), _Told()).runs.add(readable(labels.get("run", "")))
+        found.setdefault(labels.get("uuid", ""), _PageValues()).runs.add(readable(labels.get("run", "")))
     return found
 
 
-def _share(before: _Told, after: _Told, counter: Family, seconds: float) -> float | None:
+def _share(before: _PageValues, after: _PageValues, counter: Family, seconds: float) -> float | None:
     if seconds <= 0 or counter not in before.numbers or counter not in after.numbers:
         return None
     growth = after.numbers[counter] - before.numbers[counter]

@@ -1,4 +1,4 @@
-"""What is known of one GPU, or one MIG instance, when somebody looks for room."""
+"""State of one GPU or MIG instance, from which a pick is made."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from stallscope.drivers.device import ComputeMode, Identity, ProcessKind
 
 
 class Holder(NamedTuple):
-    """A process on a GPU. Unknown texts are empty."""
+    """A process on a GPU. Unknown strings are empty."""
 
     pid: int
     memory: int | None
-    """Bytes; None where the driver does not tell."""
+    """Bytes; None if unknown."""
     kind: ProcessKind = "compute"
     user: str = ""
     command: str = ""
@@ -24,11 +24,11 @@ class Holder(NamedTuple):
 
 @dataclass(frozen=True)
 class GpuNow:
-    """One GPU as it is now. What is not told is None; ratios are 0 to 1."""
+    """Current state of one GPU. Unknown values are None; ratios are 0 to 1."""
 
     identity: Identity
     trouble: str = ""
-    """Why nothing else is told: it is lost, hangs, or fails."""
+    """Reason why all other values are unknown: the GPU is lost, hangs, or fails."""
     memory_total: int | None = None
     memory_free: int | None = None
     holders: tuple[Holder, ...] = ()
@@ -36,26 +36,26 @@ class GpuNow:
     """Share of time in which anything ran, over `busy_seconds` up to now."""
     busy_seconds: float = 0.0
     busy_now: float | None = None
-    """The same over the last second or two: what counts where nobody is on the GPU any more."""
+    """Share of busy time over the last second or two; used if no process is on the GPU."""
     sm_active: float | None = None
     """Mean share of multiprocessors that were in use meanwhile."""
     compute_mode: ComputeMode | None = None
     throttled: frozenset[str] = frozenset()
-    """What slows it down that is no ordinary power cap."""
+    """Throttle reasons in force, apart from an ordinary power cap."""
     ills: tuple[str, ...] = ()
-    """What is wrong with it though it answers, with what to do."""
+    """Faults of a GPU that still responds, each with the action to take."""
     runs: tuple[str, ...] = ()
-    """Training runs that compute on it, as the exporter was told."""
+    """Training runs on the GPU, as reported to the exporter."""
     cut: bool = False
-    """Whether MIG is on: only its instances can be used."""
+    """True if MIG is on, so that only its instances can be used."""
     numa_node: int | None = None
 
     @property
     def name(self) -> str:
-        """As people say it."""
+        """Display name."""
         return f"GPU {self.identity.index}" + (f" MIG {self.identity.mig}" if self.identity.mig else "")
 
     @property
     def mps(self) -> bool:
-        """Whether processes share it through MPS, so that their work runs at the same time."""
+        """True if processes share the GPU through MPS, so that their work runs concurrently."""
         return any(holder.kind == "mps" for holder in self.holders)

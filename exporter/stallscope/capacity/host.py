@@ -1,4 +1,4 @@
-"""What the host has for each GPU: cores that idle, and memory."""
+"""Idle cores and available memory of the host."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from pathlib import Path
 _IDLE, _IO_WAIT = 3, 4
 """Places in the first line of `/proc/stat`, behind the name."""
 _GUESTS = 8
-"""From there on time is counted a second time."""
+"""Index of the first guest field; guest time is included in the earlier fields."""
 
 
 @dataclass(frozen=True)
 class Host:
-    """The machine, or the container that we are in. None where it is not told."""
+    """The machine, or the container of this process. Unknown values are None."""
 
     cores: float
-    """That programs may use."""
+    """Cores that programs may use."""
     idle_cores: float | None
     memory_total: int | None
     memory_available: int | None
 
 
 def processor_time(root: Path = Path("/")) -> tuple[float, float]:
-    """Time that all cores together have spent, and that of it that they idled, in the kernel's ticks."""
+    """Return the total time of all cores and their idle time, in the kernel's ticks."""
     try:
         first = (root / "proc/stat").read_text().partition("\n")[0].split()[1:]
         ticks = [float(each) for each in first[:_GUESTS]]

@@ -32,7 +32,7 @@ from stallscope.owners.processes import Processes
 
 _REMEMBERED_US = 16_000_000
 _LONGEST_SAMPLE_US = 1_200_000
-"""What one sample speaks for at most: the driver takes several a second, and none of a GPU that sleeps."""
+"""Longest time that one sample covers: the driver takes several per second, none while the GPU sleeps."""
 _SLOWED = frozenset({"hw_slowdown", "hw_thermal", "sw_thermal", "power_brake"})
 """Throttle reasons of a GPU in trouble; a power cap is what a busy one has, and a common clock its owner's will."""
 _PCI_ADDRESS = re.compile(r"([0-9a-f]{1,8}):([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])", re.IGNORECASE)
@@ -229,7 +229,7 @@ def _ills(health: Readings) -> Iterable[str]:
 
 
 def _with_surroundings(gpus: Sequence[GpuNow], root: Path) -> list[GpuNow]:
-    """What the kernel knows of the processes, and of where the GPUs sit."""
+    """Return the GPUs with their NUMA nodes and the users, commands and ancestors of their processes."""
     pids = {holder.pid for gpu in gpus for holder in gpu.holders}
     known = Processes(root).look_up(pids)
     ancestors = {pid: _ancestors(root, pid) for pid in pids}
@@ -254,14 +254,14 @@ def _ancestors(root: Path, pid: int) -> frozenset[int]:
     found: set[int] = set()
     while pid > 0 and pid not in found and len(found) < _MOST_ANCESTORS:
         found.add(pid)
-        # A name may hold blanks and brackets of its own; behind it stand the state and the parent.
+        # A name may contain blanks and brackets; the state and the parent follow its last bracket.
         parts = _text(root / f"proc/{pid}/stat").rpartition(")")[2].split()
         pid = int(parts[1]) if len(parts) > 1 and parts[1].isdecimal() else 0
     return frozenset(found)
 
 
 def _numa_node(root: Path, bus_id: str) -> int | None:
-    """The NUMA node next to the GPU; None where there is but one, or nobody knows."""
+    """Return the GPU's NUMA node; None if the machine has only one or it is unknown."""
     address = _PCI_ADDRESS.fullmatch(bus_id)
     if address is None:
         return None

@@ -1,4 +1,4 @@
-"""What a `CUDA_VISIBLE_DEVICES` that is set already leaves to choose from."""
+"""Restrict the choice of GPUs to those in `CUDA_VISIBLE_DEVICES`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def visible(setting: str | None, gpus: Sequence[GpuNow], order: str | None = Non
         order: `CUDA_DEVICE_ORDER`.
 
     Raises:
-        ValueError: its numbers do not tell which GPUs are meant.
+        ValueError: its numbers do not identify GPUs unambiguously.
     """
     if setting is None:
         return None

@@ -1,9 +1,9 @@
-"""The narrow interface to a GPU driver: what collectors may query, in base units, and how it may fail.
+"""The interface to a GPU driver: what collectors may query, in base units, and the errors that it raises.
 
 Implemented by `drivers.nvidia.nvml` (through pynvml), `drivers.amd.kernel` (through the kernel's files) and
-`simulation.driver`. A method raises `Unsupported` where this GPU or driver lacks the signal, `DeviceLost` where this
-one GPU is gone, and `DriverUnavailable` where the whole driver is; any other failure is a plain `DriverError`. None
-returns a sentinel: what a driver says that can't be meant is left out, and counted in `rejected`.
+`simulation.driver`. A method raises `Unsupported` if the signal is not supported, `DeviceLost` if this one
+GPU is gone, and `DriverUnavailable` if the whole driver is; any other failure is a plain `DriverError`. No method
+returns a sentinel: implausible values are left out and counted in `rejected`.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import Literal, NamedTuple, Protocol
 
 SampleKind = Literal["gpu", "memory", "encoder", "decoder", "jpeg", "ofa"]
 ENGINES: tuple[SampleKind, ...] = ("encoder", "decoder", "jpeg", "ofa")
-"""Fixed-function engines, a kind of samples each."""
+"""Fixed-function engines; each has its own kind of samples."""
 ProcessKind = Literal["compute", "graphics", "mps"]
 ComputeMode = Literal["default", "exclusive_thread", "prohibited", "exclusive_process"]
-"""Who may compute on a GPU: anybody, one thread, nobody, one process."""
+"""Who may compute on a GPU: all processes, one thread, no process, one process."""
 Readings = Mapping[str, "float | Mapping[str, float]"]
 """Values of a query's signals by name, for a signal with a label of its own by label; unknown values are missing."""
 Rejection = Literal[
     "sentinel", "not_a_number", "out_of_range", "zero_timestamp", "future_timestamp", "backwards", "malformed_text"
 ]
-"""Why something that a driver said was not taken."""
+"""Reason why a value of the driver was rejected."""
 REJECTIONS: tuple[Rejection, ...] = (
     "sentinel",
     "not_a_number",
@@ -44,14 +44,14 @@ class DriverError(Exception):
 
 
 class Unsupported(DriverError):
-    """This GPU or driver refuses the signal: for good, or for a while."""
+    """This GPU or driver does not support the signal, permanently or for now."""
 
     def __init__(self, message: str) -> None:
         super().__init__("not_supported", message)
 
 
 class DeviceLost(DriverError):
-    """This GPU has fallen off the bus, needs a reset, or is otherwise gone; others may be well."""
+    """This GPU has fallen off the bus, needs a reset, or is otherwise gone; other GPUs may work."""
 
 
 class DriverUnavailable(DriverError):
@@ -60,7 +60,7 @@ class DriverUnavailable(DriverError):
 
 @dataclass(frozen=True)
 class SystemInfo:
-    """What is the same for all GPUs of the node."""
+    """Versions that all GPUs of the node share."""
 
     driver_version: str
     cuda_version: str
@@ -69,7 +69,7 @@ class SystemInfo:
 
 @dataclass(frozen=True)
 class Identity:
-    """What a GPU is; constant while the driver stays loaded. Unknown texts are empty."""
+    """Identity of a GPU; constant while the driver stays loaded. Unknown strings are empty."""
 
     index: int
     uuid: str
@@ -84,7 +84,7 @@ class Identity:
     parent_uuid: str = ""
     """UUID of the GPU that a MIG instance is cut from."""
     gpu_instance: int | None = None
-    """Number of the GPU instance that a MIG instance lies in; several compute instances may share one."""
+    """Number of the GPU instance that contains a MIG instance; several compute instances may share one."""
 
 
 class Utilization(NamedTuple):
@@ -98,13 +98,13 @@ class TimedSample(NamedTuple):
     """One entry of the driver's sample buffer."""
 
     timestamp_us: int
-    """The driver's clock in microseconds: good for differences and for asking for newer ones, not wall clock."""
+    """The driver's clock in microseconds: for differences and for requesting newer samples; not the wall clock."""
     value: float
     """A ratio 0-1."""
 
 
 class GpuProcess(NamedTuple):
-    """A process with a context on the GPU; `memory` in bytes, None where the driver does not tell."""
+    """A process with a context on the GPU; `memory` in bytes, None if unknown."""
 
     pid: int
     memory: int | None
@@ -122,12 +122,12 @@ class ProcessUtilization(NamedTuple):
 
 
 class Activity(NamedTuple):
-    """Mean ratios over the time since the sample before (NVIDIA GPM); None or missing where the GPU does not tell."""
+    """Mean ratios since the previous sample (NVIDIA GPM); None or missing if unknown."""
 
     seconds: float
     """Length of that time; 0 for the first sample, which holds nothing else."""
     graphics: float | None = None
-    """Share of time with any work: what stands for utilisation on a MIG instance."""
+    """Share of time with any work; serves as utilisation on a MIG instance."""
     sm: float | None = None
     occupancy: float | None = None
     dram: float | None = None
@@ -143,10 +143,10 @@ class Activity(NamedTuple):
 
 
 class Event(NamedTuple):
-    """Something that the driver reports of its own accord."""
+    """Event that the driver reports without being polled."""
 
     device: Device | None
-    """The GPU (never a MIG instance); None where the driver does not say which."""
+    """The GPU (never a MIG instance); None if the driver does not name it."""
     xid: int | None
     """The code of an Xid event; None for a change of the MIG configuration."""
 
@@ -156,10 +156,10 @@ class Listener(Protocol):
 
     @property
     def devices(self) -> Sequence[Device]:
-        """The GPUs that it hears of; those that report nothing were passed over."""
+        """GPUs whose events it receives; GPUs that report no events are left out."""
 
     def wait(self, timeout: float) -> Sequence[Event]:
-        """Events that are there, or come within so many seconds; empty where none does."""
+        """Return pending events, or wait up to `timeout` seconds for one; empty if none arrives."""
 
     def close(self) -> None:
         """Stop listening; never raises."""
@@ -172,7 +172,7 @@ class Device:
     """
 
     def identity(self) -> Identity:
-        """What this GPU is."""
+        """Return the identity of this GPU."""
         raise NotImplementedError
 
     def read(self, query: str) -> Readings:
@@ -193,7 +193,7 @@ class Device:
         raise Unsupported(f"this driver keeps no samples of {kind} utilisation")
 
     def activity(self) -> Activity | None:
-        """Activity since the call before; None where another GPU's turn was in the way: ask again later."""
+        """Return the activity since the previous call; None if another GPU is being sampled: call again later."""
         raise Unsupported("this driver does not report which units are active")
 
     def throttle_reasons(self) -> frozenset[str]:
@@ -205,7 +205,7 @@ class Device:
         raise Unsupported("this driver does not measure PCIe throughput")
 
     def processes(self) -> Sequence[GpuProcess]:
-        """Processes with a context; one that has several kinds stands there once for each."""
+        """Return the processes with a context; a process with several kinds is listed once for each kind."""
         raise Unsupported("this driver does not list processes")
 
     def process_utilization(self, newer_than_us: int) -> Sequence[ProcessUtilization]:  # noqa: ARG002
@@ -213,16 +213,16 @@ class Device:
         raise Unsupported("this driver does not report utilisation by process")
 
     def compute_mode(self) -> ComputeMode:
-        """Who may compute on it, as its administrator has set."""
+        """Return who may compute on the GPU, as set by its administrator."""
         raise Unsupported("this driver has no compute mode")
 
     def instances(self) -> Sequence[Device] | None:
-        """The MIG instances cut from this GPU, the same objects as long as they are; None where MIG is off."""
+        """Return the MIG instances of this GPU, as the same objects while they exist; None if MIG is off."""
         return None
 
     @property
     def served(self) -> Mapping[str, str]:
-        """Which call of the driver serves what was asked so far, by signal (a family's name without its prefix)."""
+        """Driver call that serves each signal queried so far, by signal (a family's name without its prefix)."""
         return {}
 
     @property
@@ -237,7 +237,7 @@ class Device:
 
 
 class Driver(Protocol):
-    """A connection to a driver. `open` and `close` may be called again and again."""
+    """A connection to a driver. `open` and `close` may be called repeatedly."""
 
     @property
     def simulated(self) -> bool:
@@ -247,19 +247,19 @@ class Driver(Protocol):
         """Connect; raises DriverUnavailable with the reason where that fails. Does nothing when open."""
 
     def close(self) -> None:
-        """Let go of the driver and its device files; never raises."""
+        """Close the driver and its device files; never raises."""
 
     def system(self) -> SystemInfo:
         """Versions."""
 
     def devices(self) -> Sequence[Device]:
-        """The GPUs that the driver shows now, by index; a GPU that can't be opened at all is left out.
+        """The GPUs that the driver shows now, by index; a GPU that can't be opened is left out.
 
-        The same GPU is the same object as long as the session lasts.
+        A GPU stays the same object for the whole session.
         """
 
     def listen(self, devices: Sequence[Device]) -> Listener:
-        """Register for events of these GPUs; nothing that happened before is told.
+        """Register for events of these GPUs; earlier events are not reported.
 
         Raises:
             Unsupported: this driver reports no events.
@@ -267,4 +267,4 @@ class Driver(Protocol):
 
     @property
     def calls(self) -> int:
-        """Driver calls made for no certain GPU so far."""
+        """Driver calls so far that concern no particular GPU."""

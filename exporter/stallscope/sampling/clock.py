@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """What the exporter may know of time."""
+    """Source of time for the exporter."""
 
     def monotonic(self) -> float:
         """Seconds that only grow; for durations and ages."""
@@ -29,7 +29,7 @@ class SystemClock:
 
 
 class ScriptedClock:
-    """A clock that moves only when told, so that hours pass in no time."""
+    """A clock that moves only by `advance`, so that tests of hours end at once."""
 
     def __init__(self, start: float = 1_700_000_000.0) -> None:
         self._start = start

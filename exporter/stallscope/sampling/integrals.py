@@ -1,10 +1,9 @@
-"""Integrals over time of what a driver only samples or counts: seconds, joules, and how often a GPU starves.
+"""Integrals over time of a driver's samples and counters: seconds, joules, and how often a GPU starves.
 
-A `Timeline` turns readings (buffered samples with the driver's timestamps, or polls by our own clock) into stretches of
-time with one value each; an integral adds stretches up. An interval is credited to the reading that ends it. What no
-reading speaks for is an outage: nothing is known of it, and none of it is credited. So an integral ends at the newest
-sample, not at the moment of reading: two readings of it apart by some seconds cover as many seconds give or take one
-sample of the driver, and are right to its rounding over the samples that they cover.
+A `Timeline` turns readings (buffered samples with the driver's timestamps, or polls by our own clock) into intervals
+with one value each; an integral adds the intervals up. An interval is credited to the reading that ends it. Time
+without a reading is an outage, which is not credited. An integral therefore ends at the newest sample, not
+at the time of the poll: the difference of two values covers the time between them to within one sample of the driver.
 """
 
 from __future__ import annotations
@@ -20,28 +19,28 @@ from stallscope.catalogue.metrics import BELOW_LEVELS, UTILIZATION_BUCKETS
 DIP_LEVEL = 0.1
 """Utilisation under which a fall counts as a dip."""
 BUSY_LEVEL = 0.5
-"""Utilisation above which a GPU must have been before."""
+"""Utilisation above which a GPU must have been before a dip."""
 BUSY_SECONDS = 1.0
-"""For how long."""
+"""Seconds for which it must have been above that level."""
 
 _SILENCE = 1.5
-"""Seconds without a new sample from which the driver's buffer counts as silent: its slowest period is 1 s."""
+"""Seconds without a new sample after which the driver's buffer counts as silent; its slowest period is 1 s."""
 _SLOWEST = 1.0
-"""The driver's slowest period."""
+"""Slowest sampling period of the driver in seconds."""
 _LOOK_SECONDS = 5.0
-"""Between two looks at the whole of a silent buffer."""
+"""Seconds between two reads of the whole buffer while it is silent."""
 _SPACINGS = 16
-"""Newest intervals between samples from which the usual one follows: three of four are no longer."""
+"""Number of newest sample intervals; their third quartile is the usual interval."""
 _REMEMBERED = 15.0
-"""Seconds that the driver's buffer reaches back, at least, at its fastest pace."""
+"""Shortest time in seconds that the driver's buffer covers, at its fastest rate."""
 _LAG = 2.0
-"""The newest sample is never older than so many seconds; what lies further back and was not credited is an outage."""
+"""Largest age of the newest sample in seconds; older time that was not credited is an outage."""
 _DRIFT = 1.001
-"""The driver's clock may run faster than ours by so much."""
+"""Largest ratio of the driver's clock rate to ours."""
 _SHORT = 0.005
 """Seconds by which rounded samples may understate a second."""
 _EDGE_SECONDS = 0.25
-"""Longest sample at the edge of a dip that is taken for a mixture of both sides of it."""
+"""Longest sample in seconds at the edge of a dip that counts as a mixture of both sides."""
 
 
 class Stretch(NamedTuple):
@@ -49,33 +48,33 @@ class Stretch(NamedTuple):
 
     value: float
     seconds: float
-    """0 where the reading counts but its time is unknown, or is on the account of other readings already."""
+    """0 if the reading counts but its time is unknown, or was credited to other readings."""
     unbroken: bool = True
-    """Whether it follows the stretch before it; otherwise nobody knows what came between."""
+    """True if it follows the previous interval without a gap."""
     besides: float = 0.0
-    """Seconds that were missed and that it stands for, where readings are further apart than the driver remembers."""
+    """Missed seconds that it also represents, where polls are further apart than the driver's buffer covers."""
 
 
 class Timeline:
-    """Says for how long each reading held. Samples and polls may alternate: no time is credited twice.
+    """Turn readings into intervals. Samples and polls may alternate: no time is credited twice.
 
-    Readings further apart than the driver's buffer reaches back miss time by design; what is left of each such interval
-    then stands for the whole of it, as a poll does for the time since the poll before.
+    Polls further apart than the driver's buffer covers miss samples by design; the samples that remain then represent
+    the whole interval, as a poll represents the time since the previous poll.
 
-    Whatever timestamps a driver tells, no more is credited than time has passed by our own clock, apart from the few
-    seconds that the first samples look back.
+    Whatever timestamps a driver reports, the credited time never exceeds the time elapsed by our own clock, apart from
+    the few seconds that the first samples reach back.
     """
 
     def __init__(self, longest: float) -> None:
-        """Begin with nothing known.
+        """Create an empty timeline.
 
         Args:
-            longest: seconds; a longer interval is an outage. Three times the usual one between readings.
+            longest: seconds; a longer interval is an outage. Pass three times the poll interval.
         """
         self.future = 0
-        """Samples that were not taken because they end later than now."""
+        """Samples rejected because they end in the future."""
         self.backwards = 0
-        """Times that the driver's clock went back, as when it is loaded anew with another epoch."""
+        """Times that the driver's clock went back, as when the driver is reloaded with another epoch."""
         self._longest = max(longest, 2 * _SILENCE)  # a silence must have shown before a poll can bridge it
         self._newest_us = 0
         self._polled = 0.0  # seconds since the newest sample that polls have spoken for
@@ -90,14 +89,14 @@ class Timeline:
 
     @property
     def newest_us(self) -> int:
-        """The driver's timestamp of the newest sample taken in; 0 before the first."""
+        """The driver's timestamp of the newest accepted sample; 0 before the first."""
         return self._newest_us
 
     def ask_from(self, now: float) -> int:
-        """The timestamp after which to ask the driver for samples.
+        """Return the timestamp after which to request samples from the driver.
 
-        That of the newest one; now and then 0 while no new ones come, because a clock that went back shows only in the
-        whole buffer.
+        Usually the timestamp of the newest sample. While the buffer is silent, 0 every few seconds, because a clock
+        that went back shows only in the whole buffer.
         """
         if self.silent(now) and now - self._looked_at >= _LOOK_SECONDS:
             self._looked_at = now
@@ -105,19 +104,19 @@ class Timeline:
         return self._newest_us
 
     def reopened(self) -> None:
-        """Look at the whole buffer next: the driver was opened anew, and perhaps loaded anew with another clock."""
+        """Request the whole buffer next: the driver was reopened, and perhaps reloaded with another clock."""
         self._looked_at = -_LOOK_SECONDS
         self._known_until = None
 
     def silent(self, now: float) -> bool:
-        """Whether samples have failed to come for so long that a poll must stand in for them."""
+        """Return True if samples have been missing for long enough that a poll must replace them."""
         return self._known_until is None or now - self._known_until >= _SILENCE or self._polled > 0
 
     def samples(self, samples: Iterable[tuple[int, float]], now: float) -> list[Stretch]:
-        """Take in driver samples, oldest first, as (microseconds, value); known ones are passed over.
+        """Return the intervals of new driver samples, given oldest first as (microseconds, value).
 
-        The first sample ever only sets the beginning: what lies before it belongs to nobody's account. A sample that
-        comes much later than usual speaks for the usual time before it, since the driver keeps only so many.
+        The first sample only sets the start: the time before it is not credited. A sample that is much later than usual
+        is credited with the usual interval, since the driver's buffer is limited.
         """
         held = [sample for sample in samples if sample[0] > 0]
         if not held:
@@ -127,7 +126,7 @@ class Timeline:
         if not self._newest_us:
             held = [sample for sample in held if latest_us - sample[0] <= self._longest * 1e6]
         if latest_us < self._newest_us and self.silent(now):
-            # A buffer that keeps anything keeps its newest: the driver's clock is another one now.
+            # A buffer always keeps its newest sample, so the driver's clock must have been reset.
             self.backwards += 1
             self._restart_at(latest_us)
             return []
@@ -136,17 +135,17 @@ class Timeline:
         stretches = self._taken(held, now)
         if latest_us > self._newest_us and not stretches:
             if only_ahead and latest_us > ahead_us:
-                # Twice nothing but the future, and it moves on: it is the present.
+                # Two polls returned only samples from the future, and they advance: the driver's clock was set forward.
                 self._restart_at(ahead_us)
                 return self._taken(held, now)
             self._only_ahead = True
         return stretches
 
     def poll(self, value: float, now: float) -> Stretch:
-        """Take in a snapshot, by our own clock (monotonic seconds)."""
+        """Return the interval of a snapshot, by our own clock (monotonic seconds)."""
         self._count(now)
         seconds = max(0.0, now - self._known_until) if self._known_until is not None else 0.0
-        # What the driver's clock may no longer credit, outage or not, since this poll has spoken for it.
+        # This poll covers the time, outage or not, so later samples must not credit it again.
         self._polled += seconds
         self._known_until = now
         unbroken = 0 < seconds <= self._longest
@@ -215,7 +214,7 @@ class TimeIntegral:
         self._mean_seconds = 0.0
 
     def add(self, stretch: Stretch) -> None:
-        """Take in a stretch; a value that is none is left out."""
+        """Add an interval; ignore a value that is negative or not finite."""
         if not 0 <= stretch.value < math.inf:
             return
         seconds = stretch.seconds + stretch.besides
@@ -224,7 +223,7 @@ class TimeIntegral:
         self._mean_seconds += seconds
 
     def take_mean(self) -> float | None:
-        """The mean since it was last taken, or None if no time was credited since."""
+        """Return the mean since the last call; None if no time was credited since."""
         if not self._mean_seconds:
             return None
         mean = self._mean_value / self._mean_seconds
@@ -233,7 +232,7 @@ class TimeIntegral:
 
 
 class UtilizationIntegral(TimeIntegral):
-    """What a stream of utilisation tells: busy seconds (`total`), idle and low seconds, dips, and the distribution.
+    """Busy seconds (`total`), idle and low seconds, dips, and the distribution of utilisation readings.
 
     A dip is a fall under 0.1 after at least one second above 0.5. The driver's samples smear both edges: a sample
     between the levels leaves the dip due on the way down, and adds to the second what it holds of the busy side. So no
@@ -262,11 +261,11 @@ class UtilizationIntegral(TimeIntegral):
         self._watched = 0.0
 
     def add(self, stretch: Stretch) -> None:
-        """Take in a stretch; a value that is no ratio is left out, and its time is unknown."""
+        """Add an interval; ignore a value outside 0-1, and count its time as unknown."""
         value, seconds, unbroken, besides = stretch
         usable = 0 <= value <= 1
         if not (usable and unbroken):
-            # Nobody knows what came before this reading: a dip may have begun and ended.
+            # The time before this reading is unknown: a dip may have begun and ended in it.
             self._busy_for, self._dip_due, self._last_dip = 0.0, False, None
         if not usable:
             return
@@ -305,11 +304,11 @@ class UtilizationIntegral(TimeIntegral):
 
 
 _MOST = 2.0**80
-"""More than 64 bits in any unit."""
+"""Largest plausible value of a counter: more than 64 bits in any unit."""
 
 
 class _Base(NamedTuple):
-    """A reading of a driver's counter to measure the next one from."""
+    """Reading of a driver's counter from which the next increase is computed."""
 
     value: float
     at: float | None
@@ -317,14 +316,14 @@ class _Base(NamedTuple):
 
 
 COUNTER_SLACK = 2.0
-"""Seconds: a driver call within a reading may be so much later than the reading's beginning."""
+"""Longest time in seconds from the start of a poll to a driver call within it."""
 
 
 class DriverCounter:
-    """A counter that only grows, made of what a driver counts.
+    """A monotonic counter made from a driver's counter.
 
-    Drivers' counters wrap, start again when the driver is loaded anew, and now and then tell nonsense for one reading.
-    What can't be meant adds nothing, is counted, and is forgotten when the next reading goes on from the one before.
+    Drivers' counters wrap, restart when the driver is reloaded, and sometimes report one implausible value. An
+    implausible reading adds nothing, is counted, and is discarded if the next reading continues from the previous one.
     """
 
     def __init__(self, *, widths: Sequence[int] = (), most_per_second: float | None = None, slack: float = 0.0) -> None:
@@ -332,7 +331,7 @@ class DriverCounter:
 
         Args:
             widths: bits after which the counter may wrap, such as (32, 64); none where it does not.
-            most_per_second: more than this can't be meant; checked where readings come with their time.
+            most_per_second: highest plausible rate; checked for readings with a time.
             slack: seconds by which two readings may be further apart than their times.
         """
         self.total: float = 0.0
@@ -340,7 +339,7 @@ class DriverCounter:
         self.backwards = 0
         """Readings lower than the one before, without a wrap or a restart of the driver to explain it."""
         self.out_of_range = 0
-        """Readings that are no count at all, or too far above the one before."""
+        """Readings that are not a valid count, or too far above the previous reading."""
         self._limits: tuple[float, ...] = tuple(2.0**width for width in sorted(widths))
         self._most_per_second = most_per_second
         self._slack = slack

@@ -1,4 +1,4 @@
-"""The newest page, ready in every form that scrapers ask for."""
+"""The newest page, rendered in every form that scrapers request."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ import time
 from collections.abc import Callable
 
 Form = tuple[bool, bool]
-"""Whether OpenMetrics, whether gzip."""
+"""(OpenMetrics, gzip)."""
 
 _WANTED_FOR = 300.0
-"""Seconds for which a form that was asked for is made ahead of the next scrape."""
+"""Seconds after a request for which its form is rendered ahead of the next scrape."""
 _GZIP_LEVEL = 1
 """A quarter larger than level 9, and ten times cheaper (tests/benchmarks)."""
 
 
 class Page:
-    """One snapshot's bytes. A form is made once: ahead when scrapers use it, else on the first request for it."""
+    """Bytes of one snapshot. Each form is rendered once: ahead if scrapers use it, otherwise on its first request."""
 
     def __init__(self, render: Callable[[bool], bytes]) -> None:
         self._render = render
         self._forms: dict[Form, bytes] = {}
 
     def bytes(self, form: Form) -> bytes:
-        """The page in that form."""
+        """Return the page in this form."""
         made = self._forms.get(form)
         if made is None:
             openmetrics, compressed = form
@@ -31,23 +31,23 @@ class Page:
                 made = gzip_module.compress(self.bytes((openmetrics, False)), _GZIP_LEVEL, mtime=0)
             else:
                 made = self._render(openmetrics)
-            # Two first requests at once both make it, and either result is right: no lock for a scrape to wait on.
+            # Two first requests at once both render it, with equal results, so a scrape needs no lock.
             self._forms[form] = made
         return made
 
 
 class Demand:
-    """Remembers which forms scrapers use, so that the publisher makes them before they are asked for."""
+    """Track which forms scrapers use, so that the publisher renders them ahead."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
-        self._asked: dict[Form, float] = {}
+        self._requested: dict[Form, float] = {}
 
     def note(self, form: Form) -> None:
-        """A scraper asked for this form."""
-        self._asked[form] = self._monotonic()
+        """Record a request for this form."""
+        self._requested[form] = self._monotonic()
 
     def forms(self) -> list[Form]:
-        """Forms asked for lately."""
+        """Return the forms requested recently."""
         now = self._monotonic()
-        return [form for form, asked in list(self._asked.items()) if now - asked < _WANTED_FOR]
+        return [form for form, requested in list(self._requested.items()) if now - requested < _WANTED_FOR]

@@ -1,6 +1,6 @@
-"""One thread that reads one thing again and again, and what is known of it from outside.
+"""Poll one data source on a thread of its own.
 
-A reading may raise, hang for ever or return nonsense; only this thread ever waits for it. Everybody else looks at
+A reading may raise, hang for ever or return invalid samples; only this thread waits for it. All other threads read
 `Reader.state`, which is replaced as a whole.
 """
 
@@ -19,53 +19,53 @@ _logger = logging.getLogger(__name__)
 
 
 class NotPresent(Exception):
-    """This machine has no such part (no NFS mount, no InfiniBand): no data, and no failure either."""
+    """This machine lacks the hardware or mount (such as InfiniBand or NFS); not a failure."""
 
 
 @dataclass(frozen=True)
 class ReaderState:
-    """What is known of a reader at one moment. Times are monotonic seconds unless said otherwise."""
+    """State of a reader at one moment. Times are in monotonic seconds unless stated otherwise."""
 
     samples: tuple[Sample, ...] = ()
     """The newest successful reading."""
     read_at: float | None = None
     """When the newest successful reading ended; None before the first."""
     read_time: float | None = None
-    """The same by the wall clock."""
+    """When the newest successful reading ended, in Unix time."""
     seconds: float | None = None
     """How long the newest reading took, successful or not."""
     ended_at: float | None = None
     """When the newest reading ended, successful or not."""
     attempts: int = 0
-    """Readings that came to an end."""
+    """Readings that ended, successful or not."""
     failures: int = 0
-    """Readings that raised or returned nonsense."""
+    """Readings that raised or returned invalid samples."""
     reading_seconds: float = 0.0
     """How long all readings together took."""
     cpu_seconds: float = 0.0
-    """Processor time of them all, in the thread that read."""
+    """CPU time of all readings, in the reader's thread."""
     error: Exception | None = None
-    """What the newest reading raised; None when it succeeded."""
+    """Error of the newest reading; None if it succeeded."""
     busy_since: float | None = None
     """When the reading now in progress began; None between readings."""
 
     def fresh(self, now: float, stale_after: float) -> bool:
-        """Whether the newest successful reading is young enough to show."""
+        """Return True if the newest successful reading is recent enough to expose."""
         return self.read_at is not None and now - self.read_at < stale_after
 
     def hung(self, now: float, stale_after: float) -> bool:
-        """Whether the reading in progress has taken so long that it counts as hung."""
+        """Return True if the reading in progress has taken at least `stale_after` seconds."""
         return self.busy_since is not None and now - self.busy_since >= stale_after
 
     @property
     def present(self) -> bool:
-        """False where the newest reading said that this machine has no such part."""
+        """False if the newest reading raised `NotPresent`."""
         return not isinstance(self.error, NotPresent)
 
 
 @dataclass(frozen=True)
 class SourceState:
-    """What a source may look at when it is asked what to expose."""
+    """State of the readers of a source, from which it collects its samples."""
 
     now: float
     """Monotonic seconds."""
@@ -73,11 +73,11 @@ class SourceState:
     """Age in seconds from which a reading is no longer shown."""
     main: ReaderState
     parts: Mapping[str, ReaderState]
-    """States of the readers that the source's `parts()` asked for, by key."""
+    """States of the readers of the source's `parts()`, by key."""
 
 
 class Reader:
-    """Calls `read` at every interval on a thread of its own and keeps what came of it."""
+    """Call `read` at every interval on a thread of its own and keep the result."""
 
     def __init__(
         self,
@@ -115,8 +115,8 @@ class Reader:
         samples = before.samples
         try:
             samples = checked(self._read())
-        except Exception as problem:  # noqa: BLE001 - whatever a source does, it must not end its thread
-            # Its frames hold the error again: a circle that waits long for the garbage collector.
+        except Exception as problem:  # noqa: BLE001 - no error of a source may end its thread
+            # The traceback refers back to the error: a reference cycle that only the garbage collector would free.
             error = problem.with_traceback(None)
         ended = self._clock.monotonic()
         succeeded = error is None
@@ -145,12 +145,12 @@ class Reader:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ask the thread to end after the reading in progress; does not wait, since that may never end."""
+        """Signal the thread to end after the reading in progress; do not wait, since the reading may never end."""
         self._stopping.set()
 
     @property
     def running(self) -> bool:
-        """Whether its thread has not ended."""
+        """True while the thread is alive."""
         return self._thread is not None and self._thread.is_alive()
 
     def join(self, timeout: float) -> bool:

@@ -1,4 +1,4 @@
-"""What a source hands over: samples of catalogue families, checked once before anybody sees them."""
+"""Samples of catalogue families, as sources return them, and the check that they pass before use."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Distribution:
 
 
 class Sample(NamedTuple):
-    """One series' value (a whole histogram counts as one). Label values stand in the order of the family's labels."""
+    """One series' value (a whole histogram counts as one). Label values are in the order of the family's labels."""
 
     family: Family
     labels: tuple[str, ...]
@@ -31,20 +31,20 @@ class Sample(NamedTuple):
 
 
 _SOUND: set[int] = set()
-"""Hashes of labels that were found sound, which take less memory than labels. A node has the same in every round."""
+"""Hashes of labels already checked. They need less memory than labels, and a node's labels rarely change."""
 _SOUND_AT_MOST = 8_192
 
 
 class NonsenseReading(Exception):
-    """A source handed over something that must not be exposed."""
+    """A source returned invalid samples, which must not be exposed."""
 
 
 def checked(samples: Iterable[Sample]) -> tuple[Sample, ...]:
-    """Return the samples unchanged, or refuse them all.
+    """Return the samples unchanged if all of them are valid.
 
     Raises:
-        NonsenseReading: a value is no finite number, a counter is negative, or labels do not fit the family or are no
-            texts.
+        NonsenseReading: a value is not a finite number, a counter is negative, or labels do not match the family or are
+            not strings.
     """
     result = tuple(samples)
     for sample in result:
@@ -55,29 +55,29 @@ def checked(samples: Iterable[Sample]) -> tuple[Sample, ...]:
                 _SOUND.clear()
             _SOUND.add(key)
         kind = type(value)
-        # Not their subclasses, whose text may be something else: True is no number on a page.
+        # Subclasses are excluded, since they may render differently: True is not a number on a page.
         if kind is float or kind is int:
             if not math.isfinite(value):  # type: ignore[arg-type]
-                raise NonsenseReading(f"{family.name}{labels} came as {value!r}, which is no finite number")
+                raise NonsenseReading(f"{family.name}{labels}: expected a finite number, got {value!r}")
             if value < 0 and family.type is MetricType.COUNTER:  # type: ignore[operator]
-                raise NonsenseReading(f"{family.name}{labels} is a counter and came as {value}")
+                raise NonsenseReading(f"{family.name}{labels}: expected a counter of at least 0, got {value}")
         elif isinstance(value, Distribution):
             _check_distribution(family, value)
         else:
-            raise NonsenseReading(f"{family.name}{labels} came as {value!r}, which is no finite number")
+            raise NonsenseReading(f"{family.name}{labels}: expected a finite number, got {value!r}")
     return result
 
 
 def _check_labels(family: Family, labels: tuple[str, ...]) -> None:
     if not len(family.labels) <= len(labels) <= len(family.labels) + len(family.optional_labels):
-        raise NonsenseReading(f"{family.name} takes the labels {family.all_labels}, got the values {labels}")
+        raise NonsenseReading(f"{family.name}: expected values of the labels {family.all_labels}, got {labels}")
     if not all(type(label) is str for label in labels):
-        raise NonsenseReading(f"{family.name} takes texts as labels, got {labels}")
+        raise NonsenseReading(f"{family.name}: expected strings as label values, got {labels}")
 
 
 def _check_distribution(family: Family, value: Distribution) -> None:
     expected = len(family.buckets) + 1 if family.type is MetricType.HISTOGRAM else 0
     if len(value.counts) != expected:
-        raise NonsenseReading(f"{family.name} has {expected} buckets, got {len(value.counts)}")
+        raise NonsenseReading(f"{family.name}: expected {expected} buckets, got {len(value.counts)}")
     if not math.isfinite(value.total) or value.count < 0 or any(count < 0 for count in value.counts):
-        raise NonsenseReading(f"{family.name} came as {value!r}")
+        raise NonsenseReading(f"{family.name}: invalid distribution {value!r}")

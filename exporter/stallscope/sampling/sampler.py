@@ -1,7 +1,7 @@
-"""Runs every source on its own clock and publishes a page of what they last said.
+"""Run every source on its own schedule and publish a page of the newest readings.
 
-The scrape path never comes here: it takes the newest `Page`. Sources are read by their readers' threads; one more
-thread, the publisher, asks each for what to expose (memory only), adds what the exporter knows of itself, and renders.
+The scrape path only takes the newest `Page`. Each source is read by the threads of its readers. One more thread, the
+publisher, collects the samples of each source from memory, adds the exporter's own metrics, and renders the page.
 """
 
 from __future__ import annotations
@@ -39,52 +39,51 @@ SERIES_DROPPED = family("stallscope_exporter_series_dropped_total")
 
 DEFAULT_MAX_SERIES = 50_000
 _ROUND_SHARE = 0.25
-"""Part of the interval that the publisher waits for the readers of the same round."""
+"""Longest time that the publisher waits for the readers of a round, as a share of the interval."""
 _ROUND_WAIT = 0.25
-"""The same in seconds, at most."""
+"""Longest time that the publisher waits for the readers of a round, in seconds."""
 _PAGE_SECONDS = 1.0
-"""Longest time between two pages: at long intervals too, late readings and training reports show soon."""
+"""Longest time between two pages, so that late readings and training reports appear soon at long intervals too."""
 _LARGE_PAGE = 0.01
-"""Processor time in seconds from which a page counts as large, as where dozens of ranks report: such come less often,
-..."""
+"""CPU seconds from which a page counts as large. Large pages, as with dozens of ranks, are made less often."""
 _LARGE_PAGE_SHARE = 0.005
-"""... so that they take no more of a processor than this ..."""
+"""Largest share of one core that large pages may use."""
 _LARGE_PAGE_SECONDS = 5.0
-"""... but not less often than this."""
+"""Longest time between two large pages."""
 _MAX_LEFT_OF_A_PART = 8
-"""Threads of one part that may hang after the part was dropped; with so many it gets no new one ..."""
+"""Most hanging threads of one dropped part; a part that has reached the limit gets no new thread."""
 _MAX_LEFT = 64
-"""... and the same for all parts of a source together, since parts may come back under ever new keys."""
+"""Most hanging threads of all dropped parts of a source, since parts may return under new keys."""
 _DROPPED_NAME = SERIES_DROPPED.name + label_text(SERIES_DROPPED, ("max_series",))
 
 
 def until_next_page(elapsed: float, period: float, spent: float) -> float:
-    """Seconds that the publisher rests.
+    """Return the seconds that the publisher sleeps until the next page.
 
     Args:
         elapsed: seconds since the first tick.
         period: seconds between two ticks, at each of which a page may be made.
-        spent: processor time of the last page in seconds.
+        spent: CPU time of the last page in seconds.
     """
-    rest = min(_LARGE_PAGE_SECONDS, spent / _LARGE_PAGE_SHARE) if spent > _LARGE_PAGE else period
-    ticks = max(1, math.ceil(rest / period))
+    pause = min(_LARGE_PAGE_SECONDS, spent / _LARGE_PAGE_SHARE) if spent > _LARGE_PAGE else period
+    ticks = max(1, math.ceil(pause / period))
     return period * ticks - elapsed % period
 
 
 class SampledSource(Protocol):
-    """What the sampler needs of a source; `stallscope.collectors.base.Source` is one."""
+    """Interface of a source that the sampler reads; `stallscope.collectors.base.Source` is one."""
 
     @property
     def name(self) -> str:
-        """The word in `stallscope_exporter_source_up{source}`."""
+        """Value of the label `source` in `stallscope_exporter_source_up`."""
 
     @property
     def harmless(self) -> tuple[type[Exception], ...]:
-        """Errors of a part that are no failure of the source."""
+        """Errors of a part that do not count as failures of the source."""
 
     @property
     def longest_interval(self) -> float | None:
-        """Seconds after which it must be read again, whatever the interval is; None for no such limit."""
+        """Longest time in seconds between two readings, whatever the interval; None for no limit."""
 
     def read(self) -> Iterable[Sample]:
         """Read once; may block and raise."""
@@ -93,36 +92,36 @@ class SampledSource(Protocol):
         """Readers that need a thread of their own."""
 
     def collect(self, state: SourceState) -> Iterable[Sample]:
-        """What to expose; memory only."""
+        """Return the samples to expose, from memory only."""
 
     def release(self, seconds: float) -> None:
-        """Let go of device files for so long; returns at once."""
+        """Close device files for `seconds` seconds; return at once."""
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Release all resources."""
 
 
 @dataclass(frozen=True)
 class SourceStatus:
-    """One source as the status page and the self-metrics see it."""
+    """State of one source, for the status page and the self-metrics."""
 
     name: str
     up: bool | None
-    """None where this machine has no such part, or nothing is known yet."""
+    """None where this machine lacks the hardware, or before the first reading."""
     error: str
-    """What is wrong, or the empty string."""
+    """Description of the problem; empty if there is none."""
     read_seconds: float | None
     last_success: float | None
     """Unix time."""
     failures: int
     readings: int = 0
-    """Readings that came to an end."""
+    """Readings that ended, successful or not."""
     reading_seconds: float = 0.0
-    """How long they took, all threads together."""
+    """Time that the readings took, over all threads."""
     cpu_seconds: float = 0.0
-    """Their processor time."""
+    """CPU time of the readings."""
     stuck_threads: int = 0
-    """Threads whose reading has not come back in time, those of dropped parts included."""
+    """Threads with a reading that is overdue, including threads of dropped parts."""
 
 
 class Snapshot(NamedTuple):
@@ -137,13 +136,13 @@ class Hang(NamedTuple):
     """A reading in progress."""
 
     reader: str
-    """The source, with the part where it is one's."""
+    """Name of the source, followed by the key of the part if a part is read."""
     seconds: float
     """How long it has taken so far."""
 
 
 class _Totals(NamedTuple):
-    """What the readings of several readers came to."""
+    """Totals over several readers."""
 
     readings: int = 0
     failures: int = 0
@@ -167,13 +166,13 @@ class _Running:
     main: Reader
     parts: dict[str, Reader] = field(default_factory=dict)
     left: tuple[tuple[str, Reader], ...] = ()
-    """Readers of dropped parts whose threads have not ended, with the part's key; one that hangs may never end."""
+    """Readers of dropped parts with a live thread, by key of the part; a hanging thread may never end."""
     ended: _Totals = field(default_factory=_Totals)
-    """What readers came to that are in none of the above any more."""
+    """Totals of readers that have ended and been removed."""
     refused: frozenset[str] = frozenset()
-    """Parts that get no new reader, since too many of their threads hang."""
+    """Parts that get no new reader because too many of their threads hang."""
     parts_problem: str = ""
-    """Why the source can't tell its parts."""
+    """Error of the last call of `parts`; empty if it succeeded."""
     hangs: int = 0
     hung: frozenset[str] = frozenset()
 
@@ -232,7 +231,7 @@ class Sampler:
 
     @property
     def ready(self) -> bool:
-        """Whether a first round of readings is on the page."""
+        """True once the page includes a first round of readings."""
         return self._first_round
 
     @property
@@ -258,10 +257,10 @@ class Sampler:
         return max(hangs, key=lambda hang: hang.seconds, default=None)
 
     def add(self, source: SampledSource) -> None:
-        """Enter a source; read from now on if the sampler runs.
+        """Add a source; start reading it if the sampler runs.
 
         Raises:
-            ValueError: a source of that name is there already.
+            ValueError: a source of that name exists.
         """
         with self._changing:
             if source.name in self._running:
@@ -279,19 +278,19 @@ class Sampler:
         _retire(running)
 
     def release(self, seconds: float) -> None:
-        """Let every source let go of device files for so long, at its next reading; 0 takes them up again."""
+        """Make every source close its device files for `seconds` seconds, from its next reading; 0 reopens them."""
         for name, running in self._running.items():
             try:
                 running.source.release(seconds)
-            except Exception:  # noqa: PERF203 - one that fails must not keep the others from it
-                _logger.exception("source %s could not be told to let go of device files", name)
+            except Exception:  # noqa: PERF203 - one failing source must not stop the others
+                _logger.exception("source %s could not release its device files", name)
 
     def add_collector(self, name: str, collect: Callable[[], Iterable[Sample]]) -> None:
-        """Enter something that holds its samples in memory and is asked at every page."""
+        """Add a function that returns samples from memory; it is called for every page."""
         self._collectors = {**self._collectors, name: collect}
 
     def page(self, *, openmetrics: bool, gzip: bool) -> bytes:
-        """The newest page. Memory only: no lock, no source, no driver."""
+        """Return the newest page, from memory only: without a lock, a source or a driver."""
         form = (openmetrics, gzip)
         self._demand.note(form)
         return self._page.bytes(form)
@@ -306,7 +305,7 @@ class Sampler:
             self._thread.start()
 
     def stop(self, timeout: float = 0.5) -> None:
-        """Stop; readers that hang in a reading are left behind, since nothing can end them."""
+        """Stop reading and publishing. Hanging readers are abandoned, since nothing can end their threads."""
         self._stopping.set()
         for running in self._running.values():
             for reader in running.readers():
@@ -331,7 +330,7 @@ class Sampler:
         self.publish()
 
     def publish(self) -> None:
-        """Make a new page of what is known now."""
+        """Make a new page from the current state of all sources."""
         now = self._clock.monotonic()
         samples: list[Sample] = []
         statuses: list[SourceStatus] = []
@@ -346,14 +345,14 @@ class Sampler:
             statuses.append(self._status(running, state))
         self._statuses = tuple(statuses)
         at = self._clock.time()
-        # What comes from outside comes last: its number is the senders', and must push nothing else off the page.
+        # Samples from outside come last: senders decide their number, and the series limit cuts the end of the page.
         samples += self._own(statuses)
         for name, collect in self._collectors.items():
             samples += self._isolated(name, collect)
         self._snapshot = Snapshot(at, tuple(samples))
         groups, series, dropped = self._renderer.lines(samples, self.max_series)
         self._dropped += dropped
-        # The count includes the two series that tell it.
+        # The count includes the two series added here.
         groups[SERIES] = {SERIES.name: str(series + 2)}
         groups.setdefault(SERIES_DROPPED, {})[_DROPPED_NAME] = str(self._dropped)
         page = Page(lambda openmetrics: self._renderer.render(groups, openmetrics=openmetrics))
@@ -366,35 +365,35 @@ class Sampler:
         while not self._stopping.is_set():
             round_began = self._round_began()
             self._await_round(round_began)
-            processor_began = time.thread_time()
+            cpu_began = time.thread_time()
             try:
                 for running in self._running.values():
                     self._reconcile(running, start=True)
                 if not self._first_round:
-                    # Parts exist only from here on; the first page is worth the wait for them.
+                    # Parts get their readers only now; the first page waits for their first readings.
                     self._await_round(round_began)
                     self._first_round = True
                 self.publish()
             except Exception:
-                _logger.exception("the page could not be renewed; the last one stays")
+                _logger.exception("the page could not be rendered; the previous page remains")
             try:
                 if self._on_page is not None:
                     self._on_page()
             except Exception:
-                _logger.exception("what follows a page failed; the next page comes all the same")
+                _logger.exception("the callback after a page failed; the next page is not affected")
             elapsed = self._clock.monotonic() - self._origin
-            if self._stopping.wait(until_next_page(elapsed, period, time.thread_time() - processor_began)):
+            if self._stopping.wait(until_next_page(elapsed, period, time.thread_time() - cpu_began)):
                 return
 
     def _round_began(self) -> float:
-        """When the readers' round began: their tick, since some of them may be awake before the publisher is."""
+        """Return the last tick, when the readers' round began; readers may wake before the publisher."""
         return self._origin + (self._clock.monotonic() - self._origin) // self.interval * self.interval
 
     def _start(self, source: SampledSource, reader: Reader) -> None:
         reader.start(self._origin, min(self.interval, source.longest_interval or self.interval))
 
     def _await_round(self, began: float) -> None:
-        """Wait until every reader that is not stuck has read since `began`, but only a part of the interval."""
+        """Wait until every reader that does not hang has read since `began`, for at most a share of the interval."""
         deadline = began + min(_ROUND_SHARE * self.interval, _ROUND_WAIT)
         while not self._stopping.is_set():
             self._round_done.clear()
@@ -409,7 +408,7 @@ class Sampler:
             self._round_done.wait(remaining)
 
     def _reconcile(self, running: _Running, *, start: bool) -> None:
-        """Give each part that the source wants a reader, and retire readers of parts that are gone."""
+        """Create a reader for each new part of the source, and stop the readers of parts that it no longer has."""
         try:
             wanted = dict(running.source.parts())
         except Exception as problem:  # noqa: BLE001 - a broken source must not stop the publisher
@@ -420,7 +419,7 @@ class Sampler:
             return
         with self._changing:
             if self._running.get(running.source.name) is not running:
-                return  # removed meanwhile: nobody would ever stop its new readers
+                return  # removed meanwhile: its new readers would never be stopped
             kept = {key: reader for key, reader in running.parts.items() if key in wanted}
             gone = [(key, reader) for key, reader in running.parts.items() if key not in wanted]
             for _key, reader in gone:
@@ -448,8 +447,8 @@ class Sampler:
             running.parts = kept
             for key in sorted(refused - running.refused):
                 _logger.error(
-                    "source %s: %s is not read any more: %d threads of the source hang in readings of dropped parts; "
-                    "only the end of this process ends them",
+                    "source %s: %s is no longer read: %d threads of the source hang in readings of dropped parts; "
+                    "restart the exporter to end them",
                     running.source.name,
                     key,
                     len(running.left),
@@ -461,7 +460,7 @@ class Sampler:
         if problem:
             self._collector_failures[name] = self._collector_failures.get(name, 0) + 1
         if problem and problem != running.parts_problem:
-            _logger.warning("source %s can't tell its parts: %s", name, problem)
+            _logger.warning("source %s failed to list its parts: %s", name, problem)
         running.parts_problem = problem
 
     def _isolated(self, name: str, collect: Callable[[], Iterable[Sample]]) -> tuple[Sample, ...]:
@@ -478,7 +477,7 @@ class Sampler:
         self._collector_failures[name] = self._collector_failures.get(name, 0) + 1
         if self._collector_errors.get(name) != text:
             self._collector_errors[name] = text
-            kind = "handed over nonsense" if isinstance(problem, NonsenseReading) else "could not be collected"
+            kind = "returned invalid samples" if isinstance(problem, NonsenseReading) else "could not be collected"
             _logger.warning("%s %s: %s", name, kind, text)
 
     def _status(self, running: _Running, state: SourceState) -> SourceStatus:
@@ -498,7 +497,7 @@ class Sampler:
         ]
         problem = self._collector_errors.get(name, "") or running.parts_problem
         if running.refused:
-            problem = f"not read any more, since too many threads hang: {', '.join(sorted(running.refused))}"
+            problem = f"no longer read because too many threads hang: {', '.join(sorted(running.refused))}"
         if hung:
             problem = f"no answer for {state.stale_after:g} s: {', '.join(sorted(hung))}"
         elif errors:
@@ -544,14 +543,14 @@ class Sampler:
 
 
 def _read_since(state: ReaderState, began: float) -> bool:
-    """Whether the reader is done with the round that began then, or stuck in an earlier one."""
+    """Return True if the reader has finished the round that began at `began`, or hangs in an earlier one."""
     if state.busy_since is not None:
         return state.busy_since < began
     return state.attempts > 0 and (state.ended_at or 0.0) >= began
 
 
 def _too_many(left: tuple[tuple[str, Reader], ...], key: str) -> bool:
-    """Whether so many threads of dropped parts have not ended that the part of that key gets no further one."""
+    """Return True if too many threads of dropped parts still run for part `key` to get another one."""
     return len(left) >= _MAX_LEFT or sum(1 for other, _reader in left if other == key) >= _MAX_LEFT_OF_A_PART
 
 

@@ -1,4 +1,4 @@
-"""What the tests of the NVIDIA driver share."""
+"""Fixtures for the tests of the NVIDIA driver."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a recording notes of a library's calls is what a replay answers."""
+"""A replay returns the answers that a recording captured."""
 
 from __future__ import annotations
 
