@@ -143,7 +143,7 @@ def _target(port: Port) -> str:
 def _load(file: Path) -> dict[str, Any]:
     content = yaml.safe_load(file.read_text(encoding="utf-8"))
     if not isinstance(content, dict):
-        raise StackError(f"{file} is no YAML mapping")
+        raise StackError(f"{file}: not a YAML mapping; reinstall stallscope")
     return content
 
 
