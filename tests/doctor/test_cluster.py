@@ -79,7 +79,7 @@ def test_a_cluster_in_order_is_ok_in_every_check(served: Served, make_subject: M
             "failed",
             AGES,
             [({"instance": "node3:19400"}, -30)],
-            "ahead of Prometheus' by more than 5 s: node3",
+            "more than 5 s ahead of Prometheus': node3",
         ),
         (
             "clocks",

@@ -39,7 +39,7 @@ def test_an_exporter_in_order_is_ok_in_every_check(served: Served, make_subject:
     ("check", "status", "line", "instead", "words"),
     [
         ("version", "warning", f'"{__version__}"', '"0.0.1"', "version 0.0.1"),
-        ("sources", "failed", 'source_up{source="cpu"} 1', 'source_up{source="cpu"} 0', "source cpu fails"),
+        ("sources", "failed", 'source_up{source="cpu"} 1', 'source_up{source="cpu"} 0', "collector cpu fails"),
         (
             "sources",
             "failed",
@@ -63,7 +63,7 @@ def test_an_exporter_in_order_is_ok_in_every_check(served: Served, make_subject:
         ),
         ("gpus", "warning", 'stallscope_gpu_up{gpu="0",uuid="GPU-0"} 1\n', "", "no GPU"),
         ("readings", "failed", 'seconds{source="nvidia"} 1', 'seconds{source="nvidia"} 0', "source nvidia"),
-        ("reports", "warning", 'reason="unsigned"} 0', 'reason="unsigned"} 3', "3 training reports were refused"),
+        ("reports", "warning", 'reason="unsigned"} 0', 'reason="unsigned"} 3', "3 training reports were rejected"),
         ("series", "warning", 'limit="series"} 0', 'limit="series"} 4', "4 series"),
     ],
 )
