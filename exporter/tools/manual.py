@@ -1,7 +1,6 @@
 """Write stallscope.1, the manual page, from the commands' own parsers.
 
-Run by `make generate`; a test fails when the committed page is not what this prints. The wheel installs it where `man`
-looks.
+`make generate` runs it, and a test fails if the committed page is out of date. The wheel installs the page for `man`.
 """
 
 from __future__ import annotations
@@ -19,54 +18,54 @@ from stallscope.clients.client_certificate import CERTIFICATE_VARIABLE, KEY_VARI
 PAGE = Path(__file__).parents[1] / "stallscope.1"
 
 _EXIT = (
-    ("0", "It went well."),
-    ("1", "It failed, or found something wrong; it has told what, where, and what to do."),
-    ("2", "The command line was wrong."),
+    ("0", "Success."),
+    ("1", "The command failed, or found a problem. Its output says what, where, and what to do."),
+    ("2", "The command line was invalid."),
     (
         "126, 127",
-        "What pick or run was to run can't be run, or is not there. Else theirs is the status of what they ran.",
+        "The program for pick or run cannot be executed, or does not exist. Otherwise they return its exit status.",
     ),
-    ("130, 141", "Ctrl-C ended it, or what read its output went away."),
+    ("130, 141", "Ctrl-C ended the command, or the reader of its output closed the pipe."),
 )
 _ENVIRONMENT = (
-    (VARIABLE, "Prometheus that commands ask, unless --prometheus.url says otherwise."),
+    (VARIABLE, "Prometheus server of the commands, unless --prometheus.url is set."),
     (
         f"{CERTIFICATE_VARIABLE}, {KEY_VARIABLE}",
-        "what commands show to a Prometheus and exporters that want a client's certificate.",
+        "client certificate and key for Prometheus and exporters.",
     ),
     (
         "STALLSCOPE_ADDRESS",
-        "where trainings report to: unix:///PATH, udp://HOST:PORT, http://HOST:PORT or https://HOST:PORT.",
+        "address for reports: unix:///PATH, udp://HOST:PORT, http://HOST:PORT or https://HOST:PORT.",
     ),
-    ("STALLSCOPE_RUN", "name of the run that a training reports."),
-    ("STALLSCOPE_JOB_CLASS", "production or experiment, of which the latter wakes nobody."),
-    ("STALLSCOPE_GIT_COMMIT", "version of the training's code, where it can't be read from its folder."),
-    ("STALLSCOPE_TOKEN, STALLSCOPE_TOKEN_FILE", "what trainings sign their reports with."),
+    ("STALLSCOPE_RUN", "name of the training's run."),
+    ("STALLSCOPE_JOB_CLASS", "production or experiment; alerts on an experiment page no one."),
+    ("STALLSCOPE_GIT_COMMIT", "version of the training's code, if it cannot be read from its folder."),
+    ("STALLSCOPE_TOKEN, STALLSCOPE_TOKEN_FILE", "token with which trainings sign their reports."),
     ("STALLSCOPE_CA_FILE", "certificates that trainings trust when they report over https."),
-    ("STALLSCOPE_TRACE_DIR", "folder in which trainings write the traces that they are asked for."),
-    ("STALLSCOPE_DISABLE", "1 makes trainings report nothing."),
-    ("STALLSCOPE_STRICT", "1 makes mistakes in the use of the shim errors instead of warnings."),
-    ("STALLSCOPE_LOCK_FOLDER", "where users' claims on GPUs lie; the same for all (stallscope pick)."),
+    ("STALLSCOPE_TRACE_DIR", "folder in which trainings write requested traces."),
+    ("STALLSCOPE_DISABLE", "1 disables reports of trainings."),
+    ("STALLSCOPE_STRICT", "1 turns warnings about misuse of the shim into errors."),
+    ("STALLSCOPE_LOCK_FOLDER", "folder of claims on GPUs, the same for all users (stallscope pick)."),
     (
         "CUDA_VISIBLE_DEVICES",
-        "GPUs that stallscope pick chooses among, and those that it gave to the command that it runs.",
+        "GPUs that stallscope pick may choose. It sets the variable to the chosen GPUs for its command.",
     ),
     ("STALLSCOPE_EXPORTER_*", "settings of the exporter: the flag's name in capitals, with _ for . and -."),
-    ("NO_COLOR", "1 leaves colours out."),
+    ("NO_COLOR", "1 disables colours."),
 )
 _UNTITLED = ("positional arguments", "options")
-"""What argparse calls the groups that come by themselves."""
+"""Titles of argparse's default groups."""
 
 
 def page() -> str:
-    """Return the whole page in man's own language."""
-    os.environ["COLUMNS"] = "80"  # whoever writes it
+    """Return the page in roff."""
+    os.environ["COLUMNS"] = "80"  # so that the page does not depend on the terminal
     os.environ.pop(VARIABLE, None)
     lines = [
         r".\" Written by `make generate` from the commands' parsers; do not edit.",
         '.TH STALLSCOPE 1 "" stallscope "User commands"',
         ".SH NAME",
-        r"stallscope \- say where GPU time goes in training, and what to change",
+        r"stallscope \- show where GPU time goes in training, and what to change",
         ".SH SYNOPSIS",
         r".B stallscope",
         r"\fICOMMAND\fR [\fIflags\fR]",
@@ -119,7 +118,7 @@ def _command(command: WholeParser) -> Iterator[str]:
 
 
 def _invocation(action: argparse.Action) -> str:
-    """A flag or argument as it is written, in bold but for what the user names."""
+    """Return a flag or argument in bold, with its placeholder in italics."""
     if isinstance(action.metavar, str):
         value = action.metavar
     else:
@@ -136,12 +135,12 @@ def _invocation(action: argparse.Action) -> str:
 
 
 def _help(command: WholeParser, action: argparse.Action) -> str:
-    """The help text with its default in it, as argparse's own help has it."""
+    """Return the help text with its default filled in, as argparse does."""
     return (action.help or "") % {**vars(action), "prog": command.prog}
 
 
 def _literal(lines: Iterator[str] | list[str]) -> Iterator[str]:
-    """Lines that stay as they are."""
+    """Yield lines without filling."""
     yield ".PP"
     yield ".nf"
     yield ".RS"
@@ -152,7 +151,7 @@ def _literal(lines: Iterator[str] | list[str]) -> Iterator[str]:
 
 
 def _text(text: str) -> str:
-    """The text for man: nothing in it is a command, and hyphens can be copied as what they are."""
+    """Escape text for roff, with hyphens that can be copied as ASCII."""
     escaped = text.replace("\\", r"\e").replace("-", r"\-").replace("'", r"\(aq").replace("`", r"\(ga")
     escaped = "".join(each if each.isascii() else rf"\[u{ord(each):04X}]" for each in escaped)
     return rf"\&{escaped}" if escaped.startswith(".") else escaped
