@@ -15,7 +15,7 @@ from stallscope.simulation.scenarios import SCENARIOS
         (["--no-instal"], "unknown flag --no-instal; did you mean --no-install?"),
         (["now"], "unexpected argument now"),
         (["--scenario", "gpu_lst"], "--scenario: there is no scenario 'gpu_lst'; did you mean gpu_lost?"),
-        (["--grafana.port", "x"], "argument --grafana.port: 'x' is no port"),
+        (["--grafana.port", "x"], "argument --grafana.port: expected a port"),
         (["--timeout", "soon"], "argument --timeout: expected a time above 0"),
         (["--timeout", "2d"], "argument --timeout: expected a time above 0, at most 1d"),
     ],

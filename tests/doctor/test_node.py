@@ -117,4 +117,4 @@ def test_a_report_socket_is_judged_by_who_listens_and_who_may_write(make_subject
     assert judged() == ("failed", f"no process listens at {path}")
     path.unlink()
     path.touch()
-    assert judged() == ("failed", f"{path} is no socket")
+    assert judged() == ("failed", f"{path} is not a socket")

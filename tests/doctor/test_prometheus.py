@@ -106,14 +106,18 @@ FAULTS: dict[str, tuple[str, str, Callable[[Served], object], str]] = {
         lambda served: served.vectors.update({"vector(time())": lambda: [({}, time.time() + 60)]}),
         "60 s ahead of",
     ),
-    "no target": (*("targets", "failed"), lambda served: served.data["targets"]["activeTargets"].pop(0), "no exporter"),
+    "no target": (
+        *("targets", "failed"),
+        lambda served: served.data["targets"]["activeTargets"].pop(0),
+        "no target is a Stallscope exporter",
+    ),
     "no target but others' exporters": (
         *("targets", "warning"),
         lambda served: (
             served.data["targets"]["activeTargets"].pop(0),
             served.vectors.update({"gpu:chosen:info": [({}, 1.0)]}),
         ),
-        "no exporter of Stallscope",
+        "no target is a Stallscope exporter",
     ),
     "a target that is down": (
         *("targets", "failed"),
@@ -131,7 +135,7 @@ FAULTS: dict[str, tuple[str, str, Callable[[Served], object], str]] = {
     "seldom scrapes": (
         *("targets", "failed"),
         lambda served: target(served).update(scrapeInterval="1m0s"),
-        "scraped every 1m0s",
+        "scraped only every 1m0s",
     ),
     "slow scrapes": (
         *("targets", "warning"),
@@ -207,7 +211,7 @@ FAULTS: dict[str, tuple[str, str, Callable[[Served], object], str]] = {
     "no Alertmanager": (
         *("alertmanagers", "failed"),
         lambda served: served.data["alertmanagers"]["activeAlertmanagers"].clear(),
-        "alerts go nowhere",
+        "no Alertmanager is configured",
     ),
     "an Alertmanager that got nothing": (
         *("alertmanagers", "failed"),
@@ -237,11 +241,11 @@ FAULTS: dict[str, tuple[str, str, Callable[[Served], object], str]] = {
     [
         ('Get "http://a:19400/metrics": dial tcp 10.0.0.1:19400: connect: connection refused', "start the exporter"),
         ("server returned HTTP status 401 Unauthorized", "basic_auth"),
-        ('Get "https://a:1/metrics": remote error: tls: bad certificate', "or the certificate"),
+        ('Get "https://a:1/metrics": remote error: tls: bad certificate', "or the client certificate"),
         ('Get "https://a:1/metrics": x509: certificate signed by unknown authority', "ca_file"),
         ('Get "https://a:1/metrics": http: server gave HTTP response to HTTPS client', "scheme: http "),
         ('Get "http://a:1/metrics": EOF', "scheme: https"),
-        ('Get "http://a:1/metrics": dial tcp: lookup a on 10.0.0.2:53: no such host', "resolves names"),
+        ('Get "http://a:1/metrics": dial tcp: lookup a on 10.0.0.2:53: no such host', "name resolution"),
         ('Get "http://a:1/metrics": context deadline exceeded', "firewalls"),
         ("expected equal, got MNAME", "that the exporters run there"),
     ],
