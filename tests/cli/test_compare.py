@@ -130,7 +130,7 @@ def test_what_to_change_stands_with_its_cause_and_not_with_what_is_unexplained()
     lines = text(comparison.compare([fast, slow])).splitlines()
     (cause,) = (number for number, line in enumerate(lines) if "processors full" in line)
     assert "Decode and augment less per sample" in lines[cause + 1]
-    assert any("unexplained" in line for line in lines[cause + 2 :])
+    assert any("not explained" in line for line in lines[cause + 2 :])
 
 
 def test_the_table_fits_80_columns_with_all_figures(capsys: pytest.CaptureFixture[str], server: str) -> None:
