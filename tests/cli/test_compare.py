@@ -130,7 +130,7 @@ def test_what_to_change_stands_with_its_cause_and_not_with_what_is_unexplained()
     lines = text(comparison.compare([fast, slow])).splitlines()
     (cause,) = (number for number, line in enumerate(lines) if "CPUs saturated" in line)
     assert "Decode and augment less per sample" in lines[cause + 1]
-    assert any("unexplained" in line for line in lines[cause + 2 :])
+    assert any("not explained" in line for line in lines[cause + 2 :])
 
 
 def test_the_table_fits_80_columns_with_all_figures(capsys: pytest.CaptureFixture[str], server: str) -> None:
@@ -157,7 +157,7 @@ def test_runs_of_one_name_are_set_side_by_side_by_their_clusters(
 
 def test_one_run_by_two_names_is_not_compared_with_itself(capsys: pytest.CaptureFixture[str], server: str) -> None:
     said = refusal(capsys, server, "batch4", "vision/batch4", "batch512")
-    assert said == "stallscope compare: 'batch4' and 'vision/batch4' are one run; name another\n"
+    assert said == "stallscope compare: 'batch4' and 'vision/batch4' are the same run; name another\n"
 
 
 def test_what_a_server_warns_of_stands_beneath_the_comparison(
@@ -180,7 +180,7 @@ def test_a_server_that_is_not_there_is_told_in_one_line(capsys: pytest.CaptureFi
 
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
-    [(["batch4"], "two runs"), (["a", "a"], "'a' is named twice"), (["a", "b", "--base", "a"], "--baseline")],
+    [(["batch4"], "at least two runs"), (["a", "a"], "'a' is listed twice"), (["a", "b", "--base", "a"], "--baseline")],
 )
 def test_a_wrong_command_line_is_refused_in_one_line(
     capsys: pytest.CaptureFixture[str], arguments: list[str], complaint: str

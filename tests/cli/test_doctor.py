@@ -36,10 +36,8 @@ def test_each_result_has_one_line_and_what_failed_says_what_to_do(
     exporter.texts["/metrics"] = page(time.time()).replace('up{source="cpu"} 1', 'up{source="cpu"} 0')
     assert main(["doctor", "exporter", "--exporter.url", exporter.url]) == 1
     told = capsys.readouterr().out
-    assert "  failed   sources:           source cpu fails\n" in told
-    assert "-> see the exporter's log for the reason, or switch it off with --no-collector.cpu" in " ".join(
-        told.split()
-    )
+    assert "  failed   sources:           collector cpu fails\n" in told
+    assert "-> see the exporter's log for the reason, or disable it with --no-collector.cpu" in " ".join(told.split())
     assert told.endswith("\n1 failed, 7 ok\n")
 
 
@@ -48,7 +46,7 @@ def test_what_to_do_is_not_said_again_right_below(exporter: Served, capsys: pyte
     exporter.texts["/metrics"] = page(time.time()).replace('reason="unsigned"} 0', refused)
     assert main(["doctor", "exporter", "--exporter.url", exporter.url]) == 0
     told = capsys.readouterr().out
-    assert told.count("training reports were refused") == 2
+    assert told.count("training reports were rejected") == 2
     assert told.count("->") == 1
 
 
@@ -61,7 +59,7 @@ def test_warnings_are_no_failure_and_json_tells_the_same(exporter: Served, capsy
     assert (warned["part"], warned["check"], warned["message"]) == (
         "exporter",
         "series",
-        "4 series were left out since it started: limit series",
+        "4 series were dropped since the exporter started: limit series",
     )
 
 
@@ -105,7 +103,7 @@ def test_an_unknown_part_is_refused_with_the_nearest(capsys: pytest.CaptureFixtu
     with pytest.raises(SystemExit) as ended:
         main(["doctor", "exporters"])
     assert ended.value.code == 2
-    assert capsys.readouterr().err == "stallscope doctor: there is no part 'exporters'; did you mean exporter?\n"
+    assert capsys.readouterr().err == "stallscope doctor: unknown part 'exporters'; did you mean exporter?\n"
 
 
 def test_help_names_every_part_in_the_order_in_which_they_are_checked() -> None:

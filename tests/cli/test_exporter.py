@@ -293,7 +293,7 @@ def test_all_but_metrics_and_health_can_be_switched_off(run: Callable[..., Runni
     exporter.eventually("metrics", lambda page: "stallscope_build_info" in page)
     file.write_text("")
     exporter.process.send_signal(signal.SIGHUP)
-    exporter.logged("configuration read again")
+    exporter.logged("configuration reloaded")
     assert exporter.post("api/v1/report", REPORT)[0] == 204
 
 
@@ -327,7 +327,7 @@ def test_it_exits_for_its_supervisor_where_a_reading_is_stuck_for_too_long(
     os.mkfifo(proc / "fifo")
     (proc / "fifo").replace(proc / "stat")
     assert exporter.process.wait(60) == 75
-    told = exporter.logged(r"level=error .*a reading is stuck.* reading=cpu seconds=([.0-9]+) limit=1.0")
+    told = exporter.logged(r"level=error .*a poll is stuck.* reading=cpu seconds=([.0-9]+) limit=1.0")
     assert float(told[1]) >= 1.0
     assert "precious" in (tmp_path / "runs.jsonl").read_text()
 
@@ -353,7 +353,7 @@ def test_it_exits_where_a_driver_call_hangs_and_names_the_gpu(
     exporter.eventually("metrics", lambda page: page.count("stallscope_gpu_up{") == 8)
     nvml_stand_in.gpu[3].state = GpuState.HUNG
     assert exporter.process.wait(60) == 75
-    exporter.logged(f'a reading is stuck.* reading="nvidia {nvml_stand_in.uuid(3)}"')
+    exporter.logged(f'a poll is stuck.* reading="nvidia {nvml_stand_in.uuid(3)}"')
 
 
 def test_slow_readings_that_come_back_are_no_reason_to_exit(
@@ -405,7 +405,7 @@ def test_other_signals_during_the_start_wait_until_it_runs(run: Callable[..., Ru
     with (tmp_path / "exporter.yml").open("w") as file:
         exporter.process.send_signal(signal.SIGUSR1)
         file.write("gpu.release-time: 90s\n")
-    exporter.logged("letting go of the GPUs' device files .* after 90 s")
+    exporter.logged("releasing the GPUs' device files .* after 90 s")
 
 
 def test_gpus_are_released_over_http(run: Callable[..., Running]) -> None:
@@ -413,19 +413,19 @@ def test_gpus_are_released_over_http(run: Callable[..., Running]) -> None:
     status, text = exporter.post("-/release?for=2m")
     assert status == 202
     assert text == (
-        "letting go of the GPUs' device files at the next reading, within 1 s; taking them up again after 120 s, or at "
+        "releasing the GPUs' device files at the next poll, within 1 s; reopening them after 120 s, or at "
         "once after SIGUSR2 or POST /-/resume\n"
     )
-    assert exporter.post("-/resume") == (202, "taking up the GPUs' device files at the next reading, within 1 s\n")
+    assert exporter.post("-/resume") == (202, "reopening the GPUs' device files at the next poll, within 1 s\n")
 
 
 def test_gpus_are_released_by_signals(run: Callable[..., Running]) -> None:
     exporter = run()
     exporter.get("-/healthy")
     exporter.process.send_signal(signal.SIGUSR1)
-    exporter.logged("letting go of the GPUs' device files .* after 60 s")
+    exporter.logged("releasing the GPUs' device files .* after 60 s")
     exporter.process.send_signal(signal.SIGUSR2)
-    exporter.logged("taking up the GPUs' device files")
+    exporter.logged("reopening the GPUs' device files")
     assert exporter.get("-/healthy") == "healthy\n"
 
 
@@ -445,8 +445,8 @@ def test_a_reload_applies_what_it_can_and_says_what_it_can_not(run: Callable[...
     exporter.eventually("metrics", lambda page: 'source="cpu"' in page)
     file.write_text("collector: {memory: true}\nsampling.interval: 2s\nlog.format: json\n")
     exporter.process.send_signal(signal.SIGHUP)
-    exporter.logged('"msg": "configuration read again"')
-    exporter.logged("sampling.interval changed too, which needs a restart")
+    exporter.logged('"msg": "configuration reloaded"')
+    exporter.logged("restart the exporter to apply changes of sampling.interval")
     exporter.eventually("metrics", lambda page: 'source="memory"' in page and 'source="cpu"' not in page)
 
 
@@ -484,7 +484,7 @@ def test_users_of_the_web_configuration_file_are_asked_for_and_read_again_at_sig
     assert [status(user) for user in ("alice", "bob")] == [200, 401]
     file.write_text(f"basic_auth_users: {{bob: {hashed}}}\n")
     exporter.process.send_signal(signal.SIGHUP)
-    exporter.logged("web configuration read again")
+    exporter.logged("web configuration reloaded")
     assert [status(user) for user in ("alice", "bob")] == [401, 200]
 
 
@@ -524,7 +524,7 @@ def test_a_training_elsewhere_reports_over_tls_with_a_token_and_nobody_without(
 def test_reports_of_other_machines_without_tokens_are_warned_of(
     flag: str, run: Callable[..., Running], tmp_path: Path
 ) -> None:
-    run(flag).logged("reports of other machines are taken as they come: .*set report.token-file")
+    run(flag).logged("unsigned reports from other machines are accepted: .*set report.token-file")
     tokens = tmp_path / "tokens"
     tokens.touch(0o600)
     tokens.write_text("one token for all of them\n")
@@ -556,7 +556,7 @@ def test_a_broken_file_at_a_reload_leaves_the_running_configuration(
     exporter.get("-/healthy")
     file.write_text("collector: {cpu: perhaps}\n")
     exporter.process.send_signal(signal.SIGHUP)
-    exporter.logged("the running one stays: .*exporter.yml:1: collector.cpu can't be 'perhaps'")
+    exporter.logged("keeping the current one: .*exporter.yml:1: collector.cpu can't be 'perhaps'")
     exporter.eventually("metrics", lambda page: 'source="cpu"' in page)
 
 

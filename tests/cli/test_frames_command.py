@@ -66,7 +66,7 @@ def test_writes_the_frames_and_says_what_and_what_is_missing(server: str, folder
     rows = len(pd.read_parquet(folder.path / "gpu.parquet"))
     assert rows == SCRAPES - 10
     assert re.search(rf"/gpu\.parquet +{rows} rows +[0-9,]+ bytes", said)
-    assert "1 rank, a row is 30 s" in said
+    assert "1 rank, one row per 30 s" in said
     assert "1 gap is longer than three rows" in said
     assert "1 of 2 ranks reported; missing: 1" in said
 
@@ -94,7 +94,7 @@ def test_a_cluster_must_be_chosen_and_can_be(server: str, folder: Folder) -> Non
     [
         (["--run", "resnet5"], "did you mean resnet50?"),
         (["--run", "resnet50", "--since", "1h", "--end", "10h"], "'resnet50' reported nothing between"),
-        (["--run", "resnet50", "--since", "1900000000"], "--since must lie before --end"),
+        (["--run", "resnet50", "--since", "1900000000"], "--since must be before --end"),
         (["--run", "resnet50", "--step", "1h"], "the run's 1800 s have no row of 3600 s"),
         (["--run", "resnet50", "--out", "/dev/null/frames"], "/dev/null/frames can't be written: Not a directory"),
     ],
@@ -120,13 +120,16 @@ def test_the_server_may_be_named_by_the_environment_and_one_that_is_not_there_is
     ("line", "words"),
     [
         (["--out", "x"], "required: --run"),
-        (["--run", ""], "--run names no run"),
-        (["--run", "a", "--out", __file__], "test_frames_command.py is a file; name a folder"),
+        (["--run", ""], "--run: expected a name"),
+        (["--run", "a", "--out", __file__], "test_frames_command.py is a file; name a directory"),
         (["--run", "a", "--step", "5"], "did you mean 5s?"),
-        (["--run", "a", "--step", "10ms"], "'10ms' is not 1s or more"),
-        (["--run", "a", "--since", "yesterday"], "'yesterday' is no time; expected a duration such as 90m"),
-        (["--run", "a", "--prometheus.url", "localhost:9090"], "'localhost:9090' is no address"),
-        (["--run", "a", "--prometheus.timeout", "0s"], "'0s' is not from 100ms to 1h"),
+        (["--run", "a", "--step", "10ms"], "expected a duration 1s or more, got '10ms'"),
+        (["--run", "a", "--since", "yesterday"], "expected a duration such as 90m"),
+        (
+            ["--run", "a", "--prometheus.url", "localhost:9090"],
+            "expected http://HOST:PORT or https://HOST:PORT, got 'localhost:9090'",
+        ),
+        (["--run", "a", "--prometheus.timeout", "0s"], "expected a duration from 100ms to 1h, got '0s'"),
     ],
 )
 def test_a_wrong_command_line_is_refused(line: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:

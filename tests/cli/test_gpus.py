@@ -112,7 +112,7 @@ def test_calls_are_told_with_their_cost(document: dict[str, Any]) -> None:
 
 def test_what_stands_in_the_way_is_warned_of_by_gpu(document: dict[str, Any]) -> None:
     # But for slow calls, which a busy machine makes of any.
-    persistence, mig = (warning for warning in document["warnings"] if "ms a call" not in warning)
+    persistence, mig = (warning for warning in document["warnings"] if "ms per call" not in warning)
     assert persistence.startswith("GPU 2: persistence mode is off")
     assert mig.startswith("GPU 3: MIG is on")
     assert [gpu.get("mig") for gpu in document["gpus"]] == [None, None, None, None, "1g.10gb"]
@@ -131,7 +131,7 @@ def test_a_lost_gpu_and_slow_calls_are_told_while_the_other_gpu_is_read(node: Nv
     assert finished.returncode == 1
     assert NvmlStandIn.uuid(0) in finished.stdout
     assert "lost" in finished.stdout.lower()
-    assert "ms a call" in finished.stdout
+    assert "ms per call" in finished.stdout
 
 
 def test_without_a_driver_it_says_why_and_what_to_do(node: NvmlStandIn) -> None:
@@ -154,7 +154,7 @@ def test_without_a_driver_json_is_still_json(node: NvmlStandIn) -> None:
 def test_simulated_gpus_are_shown_as_such() -> None:
     finished = run(None, "--simulation.scenario", "healthy")
     assert finished.returncode == 0, finished.stderr
-    assert "no figure here was measured" in finished.stdout
+    assert "no value here was measured" in finished.stdout
     assert "GPU 7: Simulated" in finished.stdout
 
 

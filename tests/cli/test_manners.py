@@ -139,8 +139,8 @@ def test_a_completion_script_is_one_that_its_shell_understands(shell: str, scrip
 
 def test_shells_that_tell_of_commands_show_their_summaries(scripts: Path) -> None:
     for shell in ("zsh", "fish"):
-        assert "Check a node" in (scripts / shell).read_text()
-        assert "Check a set-up part by part" not in (scripts / shell).read_text()
+        assert "Check the installation" in (scripts / shell).read_text()
+        assert "Check an installation part by part" not in (scripts / shell).read_text()
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ def test_output_that_was_closed_is_not_missed(command: list[str]) -> None:
 def test_a_full_disk_is_told_in_one_line(command: list[str]) -> None:
     finished = run(command, ">/dev/full")
     assert finished.returncode == 1
-    assert finished.stderr == "stallscope: the output can't be written: No space left on device\n"
+    assert finished.stderr == "stallscope: cannot write the output: No space left on device\n"
 
 
 def test_who_reads_no_further_ends_the_command_without_a_word() -> None:

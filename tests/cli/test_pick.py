@@ -159,7 +159,7 @@ def test_a_program_that_reads_no_uuids_is_given_indices_and_the_order_they_count
 def test_waiting_for_what_can_never_be_is_refused(node: Node) -> None:
     finished = node.pick("-n", "5", "--wait")
     assert finished.returncode == 1
-    assert finished.stderr.endswith("  waiting is of no use: 4 of these GPUs can ever qualify, 5 wanted\n")
+    assert finished.stderr.endswith("  waiting will not help: 4 of these GPUs can ever qualify, 5 wanted\n")
 
 
 def test_without_a_driver_it_says_what_to_do(node: Node) -> None:
@@ -182,10 +182,10 @@ def test_among_gpus_of_amd_nobody_is_told_to_install_nvidias_driver(
     on_the_bus = {"AMD": 8}
     monkeypatch.setattr("stallscope.cli._picker.pci_gpus", lambda _: on_the_bus)
     with pytest.raises(PickFailed, match=r"are AMD's.*ROCR_VISIBLE_DEVICES"):
-        picker.look()
+        picker.poll()
     on_the_bus["NVIDIA"] = 1  # a workstation whose processor draws
     with pytest.raises(PickFailed, match="nvidia-smi"):
-        picker.look()
+        picker.poll()
 
 
 def test_a_slurm_job_without_a_gpu_is_told_to_ask_for_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,24 +193,24 @@ def test_a_slurm_job_without_a_gpu_is_told_to_ask_for_one(tmp_path: Path, monkey
     picker = Picker(command.parser().parse_args(flags), running=False, driver=ScriptedDriver, pause=lambda _: None)
     monkeypatch.setenv("SLURM_JOB_ID", "41")
     with pytest.raises(PickFailed, match="--gpus=1"):
-        picker.look()
+        picker.poll()
 
 
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (["-n", "0"], "'0' is no number of GPUs from 1"),
+        (["-n", "0"], "expected an integer from 1 to 1024, got '0'"),
         (["--memory", "20"], "did you mean 20GiB?"),
         (["--memory", "-1GiB"], "--memory"),
         (["--max-utilization", "30"], "did you mean 30%?"),
-        (["--over", "10ms"], "not from 1s to 60s"),
-        (["--reserve", "2h"], "not from 0s to 1h"),
+        (["--over", "10ms"], "expected a duration from 1s to 60s"),
+        (["--reserve", "2h"], "expected a duration from 0s to 1h"),
         (["--wait", "--timeout", "2"], "a duration with its unit"),
-        (["--timeout", "2s"], "how long to --wait"),
+        (["--timeout", "2s"], "--timeout: requires --wait"),
         (["python", "train.py"], "a command comes after --: stallscope pick [flags] -- python train.py"),
-        (["--"], "what is to be run?"),
-        (["--json", "--", "true"], "without a command"),
-        (["--format", "env", "--", "true"], "without a command"),
+        (["--"], "expected a command"),
+        (["--json", "--", "true"], "cannot be combined with a command"),
+        (["--format", "env", "--", "true"], "cannot be combined with a command"),
         (["--exporter.url", "not a url"], "no address of an exporter"),
         (["--nonsense"], "unknown flag --nonsense"),
     ],

@@ -159,7 +159,7 @@ def test_a_part_that_could_not_be_asked_for_is_told_beside_the_report(
 
     monkeypatch.setattr("stallscope.report.hosts.blocks", hosts)
     assert report.main(["--prometheus.url", server, "--run", "resnet50"]) == 0
-    assert capsys.readouterr().err == "stallscope report: a part is missing: Hosts: no answer within 60 s\n"
+    assert capsys.readouterr().err == "stallscope report: incomplete: Hosts: no answer within 60 s\n"
     assert "This section is unavailable: no answer within 60 s" in (here / "report.html").read_text(encoding="utf-8")
 
 
@@ -171,11 +171,11 @@ def test_a_part_that_could_not_be_asked_for_is_told_beside_the_report(
         (["--run", "resnet50", "--against", "resnet"], "there is no run 'resnet' between"),
         (["--run", "resnet50", "--since", "2020-01-01", "--end", "2020-01-02"], "try another time"),
         (["--run", "resnet50", "--namespace", "speech"], "elsewhere only, as CLUSTER/NAMESPACE/RUN: /vision/resnet50"),
-        (["--run", "resnet50", "--against", "vision/resnet50"], "--against 'vision/resnet50' is the run itself"),
-        (["--since", "2026-02-01", "--end", "2026-01-01"], "--since must lie before --end"),
-        (["--instance", "resnet"], "no exporter is scraped as 'resnet' in that time; did you mean resnet50:19400"),
-        (["--instance", "shard"], "no exporter is scraped as 'shard' in that time; did you mean shared?"),
-        (["--instance", "resnet50", "--cluster", "north"], "none of Stallscope's exporters of cluster 'north' in that"),
+        (["--run", "resnet50", "--against", "vision/resnet50"], "--against: 'vision/resnet50' is the run itself"),
+        (["--since", "2026-02-01", "--end", "2026-01-01"], "--since must be before --end"),
+        (["--instance", "resnet"], "no exporter has instance 'resnet' in this time range; did you mean resnet50:19400"),
+        (["--instance", "shard"], "no exporter has instance 'shard' in this time range; did you mean shared?"),
+        (["--instance", "resnet50", "--cluster", "north"], "no Stallscope exporter of cluster 'north' in this"),
         (["--instance", "shared"], "several clusters have a node shared:19400; choose one with --cluster: east, west"),
         (["--run", "resnet50", "--out", "no/such/folder.html"], "can't be written: No such file or directory"),
         (
@@ -201,21 +201,24 @@ def test_what_fails_is_told_in_a_line_and_the_report_that_is_there_stays(
     ("flags", "said"),
     [
         (["--run", "a", "--instance", "b"], "not allowed with argument"),
-        (["--run", "a", "--notebook", "report.html"], "--notebook report.html is the report's own file; name another"),
-        (["--against", "b"], "--against is about a run; name it with --run"),
-        (["--cluster", "b"], "--cluster is about a run or a node; name it with --run or --instance"),
-        (["--notebook", "it.ipynb"], "--notebook tells of a run; name it with --run"),
-        (["--run", "a", "--against", "a"], "--against 'a' is the run itself; name another"),
-        (["--run", "a", "--watch", "60s", "--out", "-"], "name it with --out"),
-        (["--run", "a", "--watch", "60s", "--end", "1h"], "--watch follows what goes on; leave --end out"),
-        (["--run", ""], "--run names no run"),
-        (["--run", "a", "--out", "."], ". is a folder; name a file in it"),
-        (["--run", "a", "--watch", "1s"], "'1s' is not 5s or more"),
+        (
+            ["--run", "a", "--notebook", "report.html"],
+            "--notebook: report.html is also the report's file; name another",
+        ),
+        (["--against", "b"], "--against: requires --run"),
+        (["--cluster", "b"], "--cluster: requires --run or --instance"),
+        (["--notebook", "it.ipynb"], "--notebook: requires --run"),
+        (["--run", "a", "--against", "a"], "--against: 'a' is the run itself; name another"),
+        (["--run", "a", "--watch", "60s", "--out", "-"], "name a file with --out"),
+        (["--run", "a", "--watch", "60s", "--end", "1h"], "--watch: cannot be combined with --end"),
+        (["--run", ""], "--run: expected a name"),
+        (["--run", "a", "--out", "."], ". is a directory; name a file in it"),
+        (["--run", "a", "--watch", "1s"], "expected a duration 5s or more, got '1s'"),
         (["--run", "a", "--watch", "60"], "did you mean 60s?"),
-        (["--run", "a", "--price-per-gpu-hour", "-1"], "'-1' is no price; expected a number such as 2.50"),
+        (["--run", "a", "--price-per-gpu-hour", "-1"], "expected a price such as 2.50, got '-1'"),
         (["--run", "a", "--timezone", "Mars/Olympus"], "time zone 'Mars/Olympus' is not known here"),
         (["--run", "a", "--format", "pdf"], "invalid choice: 'pdf'"),
-        (["--run", "a", "--out", "a.pdf"], "a.pdf is of no known format (.html, .md, .json); name one with --format"),
+        (["--run", "a", "--out", "a.pdf"], "a.pdf: unknown format; expected .html, .md, .json, or set --format"),
         (["--runs", "a"], "unknown flag --runs; did you mean --run?"),
     ],
 )
@@ -263,8 +266,8 @@ def test_watching_keeps_the_last_good_report_while_the_server_is_gone(
     assert '<meta http-equiv="refresh" content="60">' in pages[0]
     assert pages[2] == pages[0]
     shown = capsys.readouterr()
-    assert shown.out == "wrote report.html, and writes it again every 60 s; Ctrl-C ends that\n"
+    assert shown.out == "wrote report.html; writing it again every 60 s until Ctrl-C\n"
     complaints = shown.err.splitlines()
     assert len(complaints) == 2
     assert "it can't be reached" in complaints[0]
-    assert complaints[0].endswith("stays, and is tried again")
+    assert complaints[0].endswith("will retry")

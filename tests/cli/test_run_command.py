@@ -228,10 +228,10 @@ def test_a_program_that_reports_by_itself_is_not_said_to_be_unmeasured(programs:
 @pytest.mark.parametrize(
     ("arguments", "status", "words"),
     [
-        ((), 2, "what is to be run?"),
-        (("-m",), 2, "what is to be run?"),
+        ((), 2, "nothing to run"),
+        (("-m",), 2, "nothing to run"),
         (("--nam", "x", "train.py"), 2, "unknown flag --nam; did you mean --name?"),
-        (("--name",), 2, "--name needs a name"),
+        (("--name",), 2, "--name: expected a name"),
         (("missing.py",), 2, "can't open file 'missing.py': [Errno 2] No such file or directory"),
         (("-m", "no.such.module"), 1, "No module named 'no'"),
         (("no-such-command",), 127, "no-such-command: command not found"),
@@ -311,6 +311,11 @@ def test_a_training_switched_off_says_nothing(programs: Programs) -> None:
     assert programs.told() == []
 
 
+# A rank of this test once ended with "terminate called without an active exception". The suspect is PyTorch, not the
+# shim, which starts no native thread. Gloo's threads keep running after destroy_process_group(), also without
+# Stallscope. A Gloo thread that frees a tensor with a Python object while the interpreter shuts down aborts the process
+# (pytorch/pytorch issues 38228 and 190489). Plain PyTorch aborts there if such a tensor's release is delayed, though
+# with another message; 156 ordinary exits of plain PyTorch did not.
 @needs_torch
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["torchrun runs it", "it runs torchrun", "the program spawns"])

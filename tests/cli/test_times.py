@@ -51,10 +51,10 @@ def test_an_end_that_is_yet_to_come_is_now() -> None:
 
 @pytest.mark.parametrize("text", ["", "24", "yesterday", "2026-13-01", "1h-", "-1h", "0001-01-01"])
 def test_what_is_no_time_is_refused(text: str) -> None:
-    with pytest.raises(argparse.ArgumentError, match="is no time; expected a duration such as 90m"):
+    with pytest.raises(argparse.ArgumentError, match="expected a duration such as 90m"):
         span(f"--since={text}")
 
 
 def test_an_end_before_the_beginning_is_refused() -> None:
-    with pytest.raises(_times.EmptySpanError, match="--since must lie before --end"):
+    with pytest.raises(_times.EmptySpanError, match="--since must be before --end"):
         span("--since", "1900000000")

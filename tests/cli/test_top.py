@@ -159,13 +159,13 @@ def test_what_is_no_exporter_is_a_failure_beside_one_that_is_shown() -> None:
     ("flags", "complaint"),
     [
         (["--intervall=2s"], "unknown flag --intervall; did you mean --interval?"),
-        (["--interval=2"], "'2' is no duration; expected a duration with its unit, such as 500ms"),
+        (["--interval=2"], "expected a duration with its unit, such as 500ms, got '2'"),
         (["--interval=1ms"], "'1ms' is not from 200ms to 1h"),
         (
             ["--exporter.url=node 1"],
             "'node 1' is not the address of an exporter; use one such as http://localhost:19400",
         ),
-        (["--prometheus.url=nowhere"], "'nowhere' is no address; expected http://HOST:PORT"),
+        (["--prometheus.url=nowhere"], "expected http://HOST:PORT or https://HOST:PORT, got 'nowhere'"),
         (["node1"], "unexpected argument node1"),
     ],
 )
@@ -184,7 +184,9 @@ def test_without_its_library_the_live_screen_says_what_to_install(tmp_path: Path
     (tmp_path / "textual.py").write_text("raise ModuleNotFoundError('not here', name='textual')")
     status, said = in_a_terminal("--exporter.url=localhost:9", PYTHONPATH=str(tmp_path))
     assert status == 1
-    assert b"stallscope top needs textual: pip install 'stallscope[terminal]'; --once and --json do without" in said
+    assert (
+        b"stallscope top needs textual: pip install 'stallscope[terminal]'; --once and --json work without it" in said
+    )
 
 
 @pytest.mark.parametrize("end", [b"\x03", signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])

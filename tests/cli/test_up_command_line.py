@@ -15,9 +15,9 @@ from stallscope.simulation.scenarios import SCENARIOS
         (["--no-instal"], "unknown flag --no-instal; did you mean --no-install?"),
         (["now"], "unexpected argument now"),
         (["--scenario", "gpu_lst"], "--scenario: unknown scenario 'gpu_lst'; did you mean gpu_lost?"),
-        (["--grafana.port", "x"], "argument --grafana.port: 'x' is no port"),
-        (["--timeout", "soon"], "argument --timeout: 'soon' is no time above 0"),
-        (["--timeout", "2d"], "argument --timeout: '2d' is no time above 0 and at most 1d"),
+        (["--grafana.port", "x"], "argument --grafana.port: expected a port"),
+        (["--timeout", "soon"], "argument --timeout: expected a time above 0"),
+        (["--timeout", "2d"], "argument --timeout: expected a time above 0, at most 1d"),
     ],
 )
 def test_a_wrong_command_line_is_refused_in_one_line(

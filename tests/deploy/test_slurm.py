@@ -382,9 +382,9 @@ def test_the_exporter_lets_go_of_gpus_while_the_epilog_resets_them(job: dict[str
         log = (tmp_path / "log").read_text()
     assert (tmp_path / "reset").read_text() == "--gpu-reset --id=0,3\n"
     before = (tmp_path / "before").read_text()
-    assert "letting go" in before
-    assert "taking up the GPUs" not in before
-    assert "taking up the GPUs" in log
+    assert "releasing the GPUs" in before
+    assert "reopening the GPUs" not in before
+    assert "reopening the GPUs" in log
 
 
 @needs_curl

@@ -53,7 +53,7 @@ def test_a_cluster_in_order_is_ok_in_every_check(served: Served, make_subject: M
             "failed",
             UP,
             [*nodes(1), ({"instance": "node99:19400"}, 0)],
-            "1 of 13 exporters does not answer",
+            "1 of 13 exporters does not respond",
         ),
         (
             "exporters",
@@ -62,24 +62,24 @@ def test_a_cluster_in_order_is_ok_in_every_check(served: Served, make_subject: M
             nodes(0),
             "node0:19400, node10:19400, node11:19400, node1:19400, node2:19400 and 7",
         ),
-        ("exporters", "failed", UP, [], "no exporter"),
+        ("exporters", "failed", UP, [], "scrapes no Stallscope exporter"),
         (
             *("versions", "warning", "stallscope_build_info"),
             [*nodes(1, version=__version__), ({"instance": "node99:19400", "version": "0.0.1"}, 1)],
-            f"node99:19400: version 0.0.1, and {__version__} on most nodes",
+            f"node99:19400: version 0.0.1, but {__version__} on most nodes",
         ),
-        ("versions", "warning", "stallscope_build_info", nodes(1, version="0.0.1"), "of version 0.0.1"),
+        ("versions", "warning", "stallscope_build_info", nodes(1, version="0.0.1"), "have version 0.0.1"),
         (
             *("sources", "failed", "stallscope_exporter_source_up"),
             [({"instance": "node3:19400", "source": "nvidia"}, 0)],
-            "source nvidia fails on node3:19400",
+            "collector nvidia fails on node3:19400",
         ),
         (
             "clocks",
             "failed",
             AGES,
             [({"instance": "node3:19400"}, -30)],
-            "ahead of Prometheus' by more than 5 s: node3",
+            "more than 5 s ahead of Prometheus': node3",
         ),
         (
             "clocks",
@@ -96,7 +96,7 @@ def test_a_cluster_in_order_is_ok_in_every_check(served: Served, make_subject: M
         (
             *("foreign exporters", "warning", "gpu:chosen:info"),
             [({"measured_by": "dcgm-exporter", "hostname": "node77"}, 1)] * 8,
-            "GPUs of node77 are measured by dcgm-exporter alone",
+            "GPUs of node77 are measured only by dcgm-exporter",
         ),
     ],
 )

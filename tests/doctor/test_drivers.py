@@ -35,7 +35,7 @@ def test_a_driver_that_answers_is_told_with_its_versions(driver: NvmlStandIn, tm
     found = list(drivers(tmp_path))
     assert {each.status for each in found} == {"ok"}
     assert "NVML" in found[0].message
-    assert "8 GPUs" in found[1].message
+    assert "8 NVIDIA GPUs" in found[1].message
 
 
 def test_gpus_that_are_lost_or_hang_fail_and_the_others_are_counted(
@@ -49,7 +49,7 @@ def test_gpus_that_are_lost_or_hang_fail_and_the_others_are_counted(
     assert "1 of the GPUs do not say what they are" in lost
     assert hung.startswith("GPU 5 (GPU-")
     assert [each.message for each in found if each.status == "warning"] == [
-        "the PCI bus has 9 GPUs of NVIDIA, and its driver shows 7"
+        "the PCI bus has 9 NVIDIA GPUs, but the driver reports 7"
     ]
 
 
@@ -68,4 +68,4 @@ def test_a_driver_that_is_not_loaded_fails_where_there_are_gpus_and_only_there(
     on_the_bus(tmp_path, 2)
     (found,) = drivers(tmp_path)
     assert found.status == "failed"
-    assert "2 GPUs of NVIDIA" in found.message
+    assert "2 NVIDIA GPUs" in found.message

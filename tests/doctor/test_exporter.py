@@ -39,31 +39,31 @@ def test_an_exporter_in_order_is_ok_in_every_check(served: Served, make_subject:
     ("check", "status", "line", "instead", "words"),
     [
         ("version", "warning", f'"{__version__}"', '"0.0.1"', "version 0.0.1"),
-        ("sources", "failed", 'source_up{source="cpu"} 1', 'source_up{source="cpu"} 0', "source cpu fails"),
+        ("sources", "failed", 'source_up{source="cpu"} 1', 'source_up{source="cpu"} 0', "collector cpu fails"),
         (
             "sources",
             "failed",
             'source_up{source="nvidia"} 1',
             'source_up{source="nvidia"} 0\nstallscope_exporter_source_stuck_threads{source="nvidia"} 2',
-            "source nvidia hangs: 2 of its threads",
+            "collector nvidia hangs: 2 of its threads",
         ),
         (
             "gpus",
             "failed",
             'gpu_up{gpu="0",uuid="GPU-0"} 1',
             'gpu_up{gpu="0",uuid="GPU-0"} 0\nstallscope_gpu_lost_info{gpu="0",uuid="GPU-0",reason="gpu_lost"} 1',
-            "GPU 0 (GPU-0) can't be read: gpu_lost",
+            "GPU 0 (GPU-0) cannot be read: gpu_lost",
         ),
         (
             "gpus",
             "warning",  # since somebody wanted it so
             'gpu_up{gpu="0",uuid="GPU-0"} 1',
             'gpu_up{gpu="0",uuid="GPU-0"} 0\nstallscope_gpu_lost_info{gpu="0",uuid="GPU-0",reason="released"} 1',
-            "GPU 0 (GPU-0) can't be read: released",
+            "GPU 0 (GPU-0) cannot be read: released",
         ),
         ("gpus", "warning", 'stallscope_gpu_up{gpu="0",uuid="GPU-0"} 1\n', "", "no GPU"),
-        ("readings", "failed", 'seconds{source="nvidia"} 1', 'seconds{source="nvidia"} 0', "source nvidia"),
-        ("reports", "warning", 'reason="unsigned"} 0', 'reason="unsigned"} 3', "3 training reports were refused"),
+        ("readings", "failed", 'seconds{source="nvidia"} 1', 'seconds{source="nvidia"} 0', "collector nvidia"),
+        ("reports", "warning", 'reason="unsigned"} 0', 'reason="unsigned"} 3', "3 training reports were rejected"),
         ("series", "warning", 'limit="series"} 0', 'limit="series"} 4', "4 series"),
     ],
 )
@@ -97,4 +97,4 @@ def test_no_exporter_and_another_web_server_are_told_apart(served: Served, make_
     assert "Connection refused" in findings(PART, make_subject())["reachable"][0].message
     served.texts = {"/metrics": "up 1\n"}
     stranger = findings(PART, make_subject(exporter_url=served.url))["reachable"][0]
-    assert (stranger.status, "no exporter of Stallscope" in stranger.message) == ("failed", True)
+    assert (stranger.status, "not a Stallscope exporter" in stranger.message) == ("failed", True)

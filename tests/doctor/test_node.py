@@ -18,7 +18,7 @@ STRANGER = 54_321
 @pytest.fixture(autouse=True)
 def no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     silent = {"problem": "", "hung": False, "nvml": "", "gpus": []}
-    monkeypatch.setattr("stallscope.doctor.drivers._answers", lambda: {"nvidia": silent, "amd": silent})
+    monkeypatch.setattr("stallscope.doctor.drivers._probe", lambda: {"nvidia": silent, "amd": silent})
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ def test_a_report_socket_is_judged_by_who_listens_and_who_may_write(make_subject
         (found,) = findings(PART, subject)["report socket"]
         return found.status, found.message
 
-    assert judged() == ("failed", f"there is no socket for reports at {path}: they go nowhere")
+    assert judged() == ("failed", f"there is no report socket at {path}, so reports are lost")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
         listening.bind(str(path))
         path.chmod(0o666)
@@ -114,7 +114,7 @@ def test_a_report_socket_is_judged_by_who_listens_and_who_may_write(make_subject
         status, message = judged()
         assert (status, "not open to all users" in message) == ("warning", True)
     path.chmod(0o666)
-    assert judged() == ("failed", f"nobody listens at {path}")
+    assert judged() == ("failed", f"no process listens at {path}")
     path.unlink()
     path.touch()
-    assert judged() == ("failed", f"{path} is no socket")
+    assert judged() == ("failed", f"{path} is not a socket")

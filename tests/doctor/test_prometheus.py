@@ -106,19 +106,23 @@ FAULTS: dict[str, tuple[str, str, Callable[[Served], object], str]] = {
         lambda served: served.vectors.update({"vector(time())": lambda: [({}, time.time() + 60)]}),
         "60 s ahead of",
     ),
-    "no target": (*("targets", "failed"), lambda served: served.data["targets"]["activeTargets"].pop(0), "no exporter"),
+    "no target": (
+        *("targets", "failed"),
+        lambda served: served.data["targets"]["activeTargets"].pop(0),
+        "no target is a Stallscope exporter",
+    ),
     "no target but others' exporters": (
         *("targets", "warning"),
         lambda served: (
             served.data["targets"]["activeTargets"].pop(0),
             served.vectors.update({"gpu:chosen:info": [({}, 1.0)]}),
         ),
-        "no exporter of Stallscope",
+        "no target is a Stallscope exporter",
     ),
     "a target that is down": (
         *("targets", "failed"),
         lambda served: target(served).update(health="down", lastError="connection refused"),
-        "1 of 1 exporters can't be scraped: node1:19400: connection refused",
+        "1 of 1 exporters cannot be scraped: node1:19400: connection refused",
     ),
     "targets that are down for one reason": (
         *("targets", "failed"),
@@ -126,12 +130,12 @@ FAULTS: dict[str, tuple[str, str, Callable[[Served], object], str]] = {
             target(served).update(health="down", lastError="EOF"),
             served.data["targets"]["activeTargets"].append(copy.deepcopy(target(served))),
         ),
-        "2 of 2 exporters can't be scraped: node1:19400, node1:19400; node1:19400: EOF",
+        "2 of 2 exporters cannot be scraped: node1:19400, node1:19400; node1:19400: EOF",
     ),
     "seldom scrapes": (
         *("targets", "failed"),
         lambda served: target(served).update(scrapeInterval="1m0s"),
-        "scraped every 1m0s",
+        "scraped only every 1m0s",
     ),
     "slow scrapes": (
         *("targets", "warning"),
@@ -146,12 +150,12 @@ FAULTS: dict[str, tuple[str, str, Callable[[Served], object], str]] = {
     "labels that are not honoured": (
         *("honor labels", "warning"),
         lambda served: served.data.update({"status/config": {"yaml": "scrape_configs: [{job_name: stallscope}]"}}),
-        "job stallscope does not honour labels",
+        "job stallscope has no honor_labels",
     ),
     "labels that were lost": (
         *("honor labels", "failed"),
         lambda served: served.vectors.update({LOST_NAMESPACES: [({"job": "stallscope"}, 2.0)]}),
-        "2 series of job 'stallscope' lost their namespace",
+        "2 series of job 'stallscope' have the target's namespace",
     ),
     "histograms that are converted": (
         *("pages", "failed"),
@@ -163,12 +167,12 @@ FAULTS: dict[str, tuple[str, str, Callable[[Served], object], str]] = {
     "a group that is not loaded": (
         *("rules", "failed"),
         lambda served: served.data["rules"]["groups"].pop(0),
-        "groups of rules are not loaded",
+        "rule groups are not loaded",
     ),
     "a rule that is not loaded": (
         *("rules", "warning"),
         lambda served: group(served)["rules"].pop(0),
-        "it is of another version",
+        "of another version is loaded",
     ),
     "a group that is loaded twice": (
         *("rules", "failed"),
@@ -195,7 +199,7 @@ FAULTS: dict[str, tuple[str, str, Callable[[Served], object], str]] = {
         lambda served: served.vectors.update(
             {"stallscope:threshold": [({"name": name}, 1.0) for name in bundled_thresholds() if name != "input_notice"]}
         ),
-        "1 thresholds are missing, and what reads them says nothing: input_notice",
+        "1 thresholds are missing, so rules that use them return nothing: input_notice",
     ),
     "rules that stopped": (
         *("freshness", "failed"),
@@ -207,27 +211,27 @@ FAULTS: dict[str, tuple[str, str, Callable[[Served], object], str]] = {
     "no Alertmanager": (
         *("alertmanagers", "failed"),
         lambda served: served.data["alertmanagers"]["activeAlertmanagers"].clear(),
-        "alerts go nowhere",
+        "no Alertmanager is configured",
     ),
     "an Alertmanager that got nothing": (
         *("alertmanagers", "failed"),
         lambda served: served.texts.update({"/api/v2/alerts": "[]"}),
-        "never got the alert Watchdog",
+        "has no alert Watchdog",
     ),
     "an Alertmanager that is not there": (
         *("alertmanagers", "failed"),
         lambda served: served.data["alertmanagers"].update(activeAlertmanagers=[{"url": "http://127.0.0.1:9"}]),
-        "gives this machine no answer",
+        "does not respond to this machine",
     ),
     "an Alertmanager that does not tell": (
         *("alertmanagers", "warning"),
         lambda served: served.texts.clear(),
-        "answers this machine with HTTP 404",
+        "responds to this machine with HTTP 404",
     ),
     "a Watchdog that is silent": (
         *("alertmanagers", "failed"),
         lambda served: served.vectors.pop(WATCHDOG),
-        "Watchdog, which always fires, does not",
+        "the alert Watchdog does not fire",
     ),
 }
 
@@ -237,13 +241,13 @@ FAULTS: dict[str, tuple[str, str, Callable[[Served], object], str]] = {
     [
         ('Get "http://a:19400/metrics": dial tcp 10.0.0.1:19400: connect: connection refused', "start the exporter"),
         ("server returned HTTP status 401 Unauthorized", "basic_auth"),
-        ('Get "https://a:1/metrics": remote error: tls: bad certificate', "or the certificate"),
+        ('Get "https://a:1/metrics": remote error: tls: bad certificate', "or the client certificate"),
         ('Get "https://a:1/metrics": x509: certificate signed by unknown authority', "ca_file"),
         ('Get "https://a:1/metrics": http: server gave HTTP response to HTTPS client', "scheme: http "),
         ('Get "http://a:1/metrics": EOF', "scheme: https"),
-        ('Get "http://a:1/metrics": dial tcp: lookup a on 10.0.0.2:53: no such host', "resolves names"),
+        ('Get "http://a:1/metrics": dial tcp: lookup a on 10.0.0.2:53: no such host', "name resolution"),
         ('Get "http://a:1/metrics": context deadline exceeded', "firewalls"),
-        ("expected equal, got MNAME", "whether the exporters run there"),
+        ("expected equal, got MNAME", "that the exporters run there"),
     ],
 )
 def test_a_scrape_that_fails_is_told_with_what_helps_against_its_error(

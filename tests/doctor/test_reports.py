@@ -82,7 +82,7 @@ def test_a_report_that_is_taken_is_ok_by_every_way_and_leaves_no_run(
     address = {"unix": f"unix://{exporter.socket}", "udp": exporter.udp, "http": exporter.url}[way]
     token = {} if way == "unix" else {"STALLSCOPE_TOKEN": TOKEN}
     status, message = tried(make_subject, exporter.url, STALLSCOPE_ADDRESS=address, **token)
-    assert (status, "took a trial report" in message) == ("ok", True)
+    assert (status, "accepted a test report" in message) == ("ok", True)
     assert "\nstallscope_exporter_runs 0\n" in exporter.page()
     assert "stallscope-doctor" not in exporter.page()
 
@@ -109,7 +109,7 @@ def test_what_the_page_does_not_tell_is_no_more_than_a_warning(
     exporter: RealExporter, make_subject: MakeSubject
 ) -> None:
     status, message = tried(make_subject, STALLSCOPE_ADDRESS=f"unix://{exporter.socket}")
-    assert (status, "can't be seen" in message) == ("warning", True)
+    assert (status, "its arrival is unknown" in message) == ("warning", True)
 
 
 @pytest.mark.parametrize(

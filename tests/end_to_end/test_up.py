@@ -62,7 +62,7 @@ def test_once_ends_well_when_data_flows_and_leaves_neither_process_nor_file(tmp_
     assert "real steps of numpy-classifier, and growing" in screen
     assert "alert rules, none fails" in screen
     assert "Watchdog" in screen
-    assert "no NVIDIA driver answers here" in screen
+    assert "no NVIDIA driver responds here" in screen
 
 
 def test_data_flows_and_ctrl_c_stops_everything(tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_data_flows_and_ctrl_c_stops_everything(tmp_path: Path) -> None:
         up.process.send_signal(signal.SIGINT)
         assert up.process.wait(60) == 0, up.screen
         assert up.left_over() == []
-        assert up.screen.endswith("stopped; nothing is left running\n")
+        assert up.screen.endswith("stopped; no program is left running\n")
 
 
 def test_a_kept_folder_serves_again(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_a_part_that_ends_is_told_and_the_rest_stays_up(tmp_path: Path) -> None:
         (exporter,) = [child for child in up.children() if "exporter" in child.cmdline()]
         exporter.kill()
         up.wait_for("the exporter was ended by SIGKILL", 60)
-        up.wait_for("The rest stays up.", 60)
+        up.wait_for("The other programs keep running.", 60)
         assert value(up.ports["prometheus"], "count(stallscope:threshold)")
         up.process.send_signal(signal.SIGTERM)
         assert up.process.wait(60) == 1, "it did not go well"
@@ -138,7 +138,7 @@ def test_a_second_stack_is_refused_by_a_busy_port_before_it_starts_anything(tmp_
 def test_a_stack_whose_data_does_not_flow_says_what_is_missing_and_stops(tmp_path: Path) -> None:
     with started(tmp_path, "--timeout=1", "--no-training-job") as up:
         assert up.process.wait(60) == 1
-        assert "nothing after 1 s" in up.screen
+        assert "no data after 1 s" in up.screen
         assert "The end of " in up.screen
         assert "logs and configuration are kept in" in up.screen
         assert up.left_over() == []
@@ -148,8 +148,8 @@ def test_a_stack_whose_data_does_not_flow_says_what_is_missing_and_stops(tmp_pat
     ("flag", "complaint"),
     [
         ("--scenario=thermal_throtle", "did you mean thermal_throttle?"),
-        ("--prometheus.port=70000", "'70000' is no port from 1 to 65535"),
-        ("--timeout=soon", "'soon' is no time above 0"),
+        ("--prometheus.port=70000", "expected a port from 1 to 65535, got '70000'"),
+        ("--timeout=soon", "expected a time above 0"),
         ("--no-such-flag", "stallscope up: unknown flag --no-such-flag"),
     ],
 )
@@ -163,4 +163,4 @@ def test_a_data_folder_that_is_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with started(tmp_path, f"--data-dir={tmp_path / 'file'}") as up:
         assert up.process.wait(60) == 1
-        assert f"stallscope up: can't write to {tmp_path / 'file'}: File exists" in up.screen
+        assert f"stallscope up: cannot write to {tmp_path / 'file'}: File exists" in up.screen

@@ -96,13 +96,13 @@ def test_a_threshold_is_changed_and_the_others_are_not(tmp_path: Path) -> None:
 
 
 def test_a_threshold_that_the_bundle_does_not_have_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(StackError, match="has no threshold named warm_up"):
+    with pytest.raises(StackError, match="no threshold named warm_up"):
         derive(tmp_path, warm_up=30)
 
 
 def test_a_bundle_without_the_scrape_job_is_refused(tmp_path: Path) -> None:
     (tmp_path / "prometheus.yml").write_text("scrape_configs: [{job_name: other}]\n", encoding="utf-8")
-    with pytest.raises(StackError, match="has no scrape job named stallscope"):
+    with pytest.raises(StackError, match="no scrape job named stallscope"):
         derive(tmp_path, bundle=tmp_path)
 
 

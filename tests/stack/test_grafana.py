@@ -1,4 +1,4 @@
-"""Grafana's private set-up, as far as it can be judged without Grafana."""
+"""Configuration that `stallscope up` writes for Grafana. No test needs Grafana, or depends on an installed one."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ def component(
     program: str = "grafana-server",
     bundle: Path = BUNDLE,
     alertmanager: Port | None = ALERTMANAGER,
+    home: Path = Path("/nonexistent"),
 ) -> Component:
-    return grafana_component(program, folder, bundle, PORT, PROMETHEUS, alertmanager)
+    return grafana_component(program, folder, bundle, PORT, PROMETHEUS, alertmanager, home)
 
 
 def written(folder: Path, kind: str) -> dict[str, Any]:
@@ -77,29 +78,41 @@ def test_it_opens_with_the_fleet(tmp_path: Path) -> None:
 
 
 def test_it_listens_here_only_and_writes_to_the_stacks_folder(tmp_path: Path) -> None:
-    told = environment(tmp_path)
-    assert (told["GF_SERVER_HTTP_ADDR"], told["GF_SERVER_HTTP_PORT"]) == ("127.0.0.1", "23000")
-    assert {told[f"GF_PATHS_{name}"] for name in ("DATA", "LOGS", "PLUGINS", "PROVISIONING")} == {
+    variables = environment(tmp_path)
+    assert (variables["GF_SERVER_HTTP_ADDR"], variables["GF_SERVER_HTTP_PORT"]) == ("127.0.0.1", "23000")
+    assert {variables[f"GF_PATHS_{name}"] for name in ("DATA", "LOGS", "PLUGINS", "PROVISIONING")} == {
         str(tmp_path / "grafana"),
         *(str(tmp_path / "grafana" / name) for name in ("log", "plugins", "provisioning")),
     }
 
 
-def test_provisioning_that_is_no_mapping_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("installed", "arguments"), [(True, ["--homepath={home}"]), (False, [])])
+def test_it_names_its_installation_folder_only_where_there_is_one(
+    installed: bool, arguments: list[str], tmp_path: Path
+) -> None:
+    home = tmp_path / "installation"
+    if installed:
+        home.mkdir()
+    printed = output(component(tmp_path, program="/bin/echo", home=home))
+    assert printed.split() == [each.format(home=home) for each in arguments]
+
+
+def test_provisioning_that_is_not_a_mapping_is_named(tmp_path: Path) -> None:
     file = tmp_path / "provisioning" / "datasources" / "stallscope.yml"
     file.parent.mkdir(parents=True)
     file.write_text("[]", encoding="utf-8")
-    with pytest.raises(StackError, match=r"datasources/stallscope\.yml is no YAML mapping"):
+    with pytest.raises(StackError, match=r"datasources/stallscope\.yml: not a YAML mapping"):
         component(tmp_path, bundle=tmp_path)
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """Return the variables that Grafana is started with: the program prints them, whatever its arguments are."""
-    program = folder / "print-environment"
-    program.write_text("#!/bin/sh\nexec env\n", encoding="utf-8")
-    program.chmod(0o755)
-    started = component(folder, program=str(program))
-    (folder / "logs").mkdir()
+    """Return Grafana's environment variables, as printed by a program that runs in place of Grafana."""
+    lines = output(component(folder, program="/usr/bin/env")).splitlines()
+    return dict(line.split("=", 1) for line in lines if line.startswith("GF_"))
+
+
+def output(started: Component) -> str:
+    started.log.parent.mkdir()
     started.start()
     started.reap()
-    return dict(line.split("=", 1) for line in started.log_tail(200).splitlines() if line.startswith("GF_"))
+    return started.log_tail(200)

@@ -64,5 +64,5 @@ def test_all_busy_ports_are_told_at_once(busy: int) -> None:
 
 def test_two_services_on_one_port_are_refused_by_name() -> None:
     number = free_port()
-    with pytest.raises(StackError, match=f"Prometheus and Grafana are both to use port {number}"):
+    with pytest.raises(StackError, match=f"Prometheus and Grafana have the same port {number}"):
         require_free([Port("Prometheus", number, "--prometheus.port"), Port("Grafana", number, "--grafana.port")])

@@ -39,7 +39,7 @@ def said_of(often: list[str], seldom: list[str]) -> str | None:
         pytest.param(
             ["ok"],
             ["unknown"],
-            "2 recording and 0 alert rules, none fails; 1 of them come once a minute, and are still to come",
+            "2 recording and 0 alert rules, none fails; 1 are evaluated once a minute and still pending",
             id="one that comes seldom is not waited for",
         ),
         pytest.param(["ok", "err"], [], "2 recording and 0 alert rules, these fail: rule err", id="one fails"),

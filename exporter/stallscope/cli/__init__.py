@@ -1,7 +1,7 @@
-"""The `stallscope` command: one file of this folder a subcommand.
+"""The `stallscope` command. Each public module of this package is one subcommand.
 
-A command is a module with `main(arguments) -> int` and `parser()`, and the first line of the file says in its
-docstring what it does. Only the module that is asked for is imported, so that `stallscope --help` answers at once.
+A subcommand has `main(arguments) -> int` and `parser()`. The first line of its docstring is its summary in the help.
+Only the module of the requested subcommand is imported, so that `stallscope --help` starts fast.
 """
 
 from __future__ import annotations
@@ -22,20 +22,21 @@ GROUPS = {
     "understand": ("compare", "frames", "report"),
     "set up": ("completion", "doctor", "exporter", "record", "up"),
 }
-"""What commands are for, in the order in which help lists them."""
+"""Commands by purpose, in the order of the help."""
 
 _FAILED = 1
 _USAGE_ERROR = 2
 _INTERRUPTED = 130
+"""Exit status that shells report after SIGINT."""
 _BROKEN_PIPE = 141
-"""As a shell tells of a program that SIGINT or SIGPIPE ended."""
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-_PROGRAM_OF_ITS_OWN = "run"
-"""The command whose exceptions are those of the program that it runs."""
+"""Exit status that shells report after SIGPIPE."""
+_OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+_RUN_COMMAND = "run"
+"""The command whose exceptions belong to the user's program."""
 
 
 def commands() -> dict[str, str]:
-    """Every command with its one-line summary, by name."""
+    """Return the one-line summary of each command, by name."""
     folder = Path(__file__).parent
     names = sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_"))
     return {name: _summary(folder / f"{name}.py") for name in names}
@@ -45,13 +46,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command that the first argument names.
 
     Returns:
-        The exit status: 0 when it went well, 1 when it failed, 2 when the command line was wrong, 130 after Ctrl-C,
-        141 when what read the output went away.
+        The exit status: 0 for success, 1 for a failure, 2 for an invalid command line, 130 after Ctrl-C, 141 when
+        the reader of the output has closed it.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if arguments[:1] == [_PROGRAM_OF_ITS_OWN]:
+    if arguments[:1] == [_RUN_COMMAND]:
         return _run(arguments)
-    _open_what_is_closed()
+    _open_closed_streams()
     try:
         try:
             return _run(arguments)
@@ -63,23 +64,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         _discard_output()
         return _BROKEN_PIPE
     except OSError as error:
-        # Those of a name are no output's.
-        if error.errno not in _NO_ROOM or error.filename is not None:
+        # An error with a file name does not come from standard output.
+        if error.errno not in _OUTPUT_ERRORS or error.filename is not None:
             raise
         _discard_output()
-        print(f"stallscope: the output can't be written: {error.strerror}", file=sys.stderr)
+        print(f"stallscope: cannot write the output: {error.strerror}", file=sys.stderr)
         return _FAILED
 
 
-def _open_what_is_closed() -> None:
-    """Let output that whoever started us has closed go nowhere."""
+def _open_closed_streams() -> None:
+    """Replace a standard stream that the parent process has closed by /dev/null."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
 
 
 def _discard_output() -> None:
-    """Let what is left to be written go nowhere, so that the interpreter's own last flush says nothing."""
+    """Redirect standard output to /dev/null, so that the interpreter's last flush does not fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -117,12 +118,12 @@ def _help() -> str:
     lines = ["usage: stallscope COMMAND [flags]", "", "Where does my GPU time go, and what do I change?"]
     for group, names in GROUPS.items():
         lines += ["", f"{group}:", *(f"  {name:<12}{summaries[name]}" for name in names)]
-    lines += ["", "`stallscope help COMMAND` tells of a command's flags, `stallscope --version` of the version."]
+    lines += ["", "`stallscope help COMMAND` shows the flags of a command, `stallscope --version` the version."]
     return "\n".join(lines)
 
 
 def _unknown(name: str) -> str:
-    from stallscope.cli._parser import nearest  # which needs argparse, that help does without
+    from stallscope.cli._parser import nearest  # imports argparse, which the help does not need
 
     known = list(commands())
     hint = nearest(name, [*known, "help", "--help", "--version"]) or f"; commands are: {', '.join(known)}"

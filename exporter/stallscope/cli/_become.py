@@ -1,4 +1,4 @@
-"""Lets another program take this process' place, as if it had been started by itself."""
+"""Replace this process by another program, as if the user had started that program directly."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
-"""Which a program would inherit: a shell's `yes | head` would then not end as it does elsewhere."""
+"""A program would inherit these dispositions: in a shell script, `yes | head` would then not end."""
 
 
 def become(command: Sequence[str]) -> NoReturn:
-    """Go on as that command, found along PATH.
+    """Execute a command, found on PATH, in place of this process.
 
     Raises:
-        FileNotFoundError: there is no such command.
-        OSError: it can't be run.
+        FileNotFoundError: the command does not exist.
+        OSError: the command cannot be executed.
     """
     before = {number: signal.signal(number, signal.SIG_DFL) for number in _IGNORED_BY_PYTHON}
     try:
-        os.execvp(command[0], list(command))  # noqa: S606 - no shell is wanted
+        os.execvp(command[0], list(command))  # noqa: S606 - runs without a shell on purpose
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -1,4 +1,4 @@
-"""Who a command says that it is: `--client-certificate` and `--client-key`, alike in every command."""
+"""The flags `--client-certificate` and `--client-key`, shared by the commands."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from stallscope.clients.client_certificate import (
 )
 
 
-def add_flags(parser: Parser, whose: str) -> None:
-    """Give a command both flags; what it parses has the certificate, or None, as `certificate`.
+def add_flags(parser: Parser, servers: str) -> None:
+    """Add both flags to a command. The parsed namespace then has `certificate`, which may be None.
 
     Args:
-        parser: of the command.
-        whose: servers that may want one, such as "Prometheus".
+        parser: the command's parser.
+        servers: servers that may require a certificate, for the help, such as "Prometheus".
     """
     group = parser.add_argument_group("client certificate")
     group.add_argument(
         "--client-certificate",
         metavar="FILE",
-        help=f"in PEM, for {whose} behind TLS that wants one (default: {CERTIFICATE_VARIABLE}, or else none)",
+        help=f"PEM file, for {servers} that requires a client certificate (default: {CERTIFICATE_VARIABLE}, or none)",
     )
     group.add_argument(
         "--client-key",
         metavar="FILE",
-        help="its key, where that is in a file of its own "
-        f"(default: {KEY_VARIABLE} for the certificate of {CERTIFICATE_VARIABLE}, or else none)",
+        help="key of the certificate, if it is in a separate file "
+        f"(default: {KEY_VARIABLE} with the certificate of {CERTIFICATE_VARIABLE}, or none)",
     )
     parser.afterwards.append(_read)
 
 
 def _read(parsed: argparse.Namespace) -> None:
     certificate, key, named_by = parsed.client_certificate, parsed.client_key, "--client-certificate"
-    if certificate is None:  # else the environment's key is that of another one
+    if certificate is None:  # otherwise the key in the environment belongs to another certificate
         certificate, key = os.environ.get(CERTIFICATE_VARIABLE), key or os.environ.get(KEY_VARIABLE)
         named_by = CERTIFICATE_VARIABLE if certificate else named_by
     try:

@@ -1,4 +1,4 @@
-"""A comparison of runs as `stallscope compare` shows it: in 80 columns, or as JSON."""
+"""Output of `stallscope compare`: text in 80 columns, or JSON."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from stallscope.common.formatting import duration, readable
 
 _WIDTH = 79
 _NAME = 23
-_SHOWN = 0.005
-"""Least share of the base's GPU time that a cause must explain to be told."""
-_WORTH_CHANGING = 0.05
-"""The same for the advice to be told what to change."""
+_MIN_SHARE_SHOWN = 0.005
+"""Minimum share of the baseline's GPU time that a cause must explain to be shown."""
+_MIN_SHARE_ADVISED = 0.05
+"""Minimum share of the baseline's GPU time that a cause must explain for its remedy to be shown."""
 _GOOD_FIT = 0.05
-"""A line that misses a run by more is told with its distance."""
+"""Maximum relative deviation of a run from the fitted line without a note."""
 _COLUMNS = (("GPUs", 6), ("batch", 9), ("{work}/s", 11), ("times", 7), ("a GPU", 8), ("step", 9), ("lost", 6))
-_NOT_TOLD = "-"
+_UNKNOWN = "-"
 
 
 def text(comparison: Comparison) -> str:
-    """The whole comparison, for a terminal or a file."""
+    """Return the whole comparison, for a terminal or a file."""
     return "\n".join(_lines(comparison)) + "\n"
 
 
 def document(comparison: Comparison) -> dict[str, Any]:
-    """The same as JSON has it: seconds, shares from 0 to 1, null for what is not told."""
+    """Return the comparison for JSON: seconds, shares from 0 to 1, null for unknown values."""
     study = comparison.batch_sizes
     return {
         "base": comparison.base.name,
@@ -72,7 +72,7 @@ def _lines(comparison: Comparison) -> Iterator[str]:
         yield from _row(run, found.get(run.name), comparison)
     yield ""
     yield from _wrapped(
-        f"times and a GPU: against {_name(comparison.base, _WIDTH)}, in all and on each GPU. lost: share of GPU time."
+        f"times: speed relative to {_name(comparison.base, _WIDTH)}. a GPU: the same per GPU. lost: share of GPU time."
     )
     for against in comparison.against:
         yield from _difference(against, comparison)
@@ -84,22 +84,22 @@ def _lines(comparison: Comparison) -> Iterator[str]:
         yield from _batch_sizes(comparison.batch_sizes, comparison.studied)
     if comparison.notes:
         yield ""
-        yield "To keep in mind"
+        yield "Notes"
         for note in comparison.notes:
             yield from _wrapped(readable(note, 300), indent=2)
 
 
 def _row(run: RunFigures, against: Against | None, comparison: Comparison) -> Iterator[str]:
-    """A line, or two where the name is so long that its end, by which it may differ, would be cut off."""
+    """Yield the run's line of the table. A long name gets a line of its own, since names may differ at the end."""
     found = None if against is None else against.scaling
     is_base = against is None
     cells = (
         _number(run.gpus),
         _number(run.batch),
         _number(run.rate(comparison.work)),
-        "base" if is_base else _NOT_TOLD if found is None else f"{found.speed_up:.2f}",
-        "base" if is_base else _NOT_TOLD if found is None else _share(found.efficiency),
-        _NOT_TOLD if run.step_seconds is None else duration(run.step_seconds),
+        "base" if is_base else _UNKNOWN if found is None else f"{found.speed_up:.2f}",
+        "base" if is_base else _UNKNOWN if found is None else _share(found.efficiency),
+        _UNKNOWN if run.step_seconds is None else duration(run.step_seconds),
         _share(run.time_lost),
     )
     name = _name(run, _WIDTH)
@@ -110,23 +110,23 @@ def _row(run: RunFigures, against: Against | None, comparison: Comparison) -> It
 
 
 def _difference(against: Against, comparison: Comparison) -> Iterator[str]:
-    """What the GPU time of a sample goes into that differs from the base's."""
+    """Yield how the GPU time of a sample differs from the baseline, by cause."""
     if against.gpu_time is None:
         return
     yield ""
     one = comparison.work.removesuffix("s")
     yield from _wrapped(
         f"{_name(against.run, _WIDTH)} takes {_change(against.gpu_time)} GPU time for each {one}"
-        + (", of which" if any(_told(part.explains) for part in against.parts) else "")
+        + (", of which" if any(_is_shown(part.explains) for part in against.parts) else "")
     )
     worst = next(
-        (part for part in against.parts if part.cause in CAUSES and (part.explains or 0.0) > _WORTH_CHANGING), None
+        (part for part in against.parts if part.cause in CAUSES and (part.explains or 0.0) > _MIN_SHARE_ADVISED), None
     )
     for part in against.parts:
-        if part.explains is None or not _told(part.explains):
+        if part.explains is None or not _is_shown(part.explains):
             continue
         if part.cause == UNEXPLAINED:
-            yield f"  {100 * part.explains:+6.1f} %  unexplained by what was recorded"
+            yield f"  {100 * part.explains:+6.1f} %  not explained by the recorded causes"
         else:
             title = CAUSES[part.cause].title if part.cause in CAUSES else readable(part.cause, 40)
             yield f"  {100 * part.explains:+6.1f} %  {title} ({_share(part.base)} there, {_share(part.run)} here)"
@@ -161,28 +161,27 @@ def _batch_sizes(study: BatchSizeStudy, runs: tuple[RunFigures, ...]) -> Iterato
         )
     fits = study.largest_that_fits
     yield from _wrapped(
-        "How large a batch fits into memory is not known: the framework doesn't tell what tensors take of it, or it "
-        "doesn't grow with the batch."
+        "The largest batch that fits into memory is unknown: the framework does not report the memory of tensors, or "
+        "that memory does not grow with the batch."
         if fits is None
-        else f"By what tensors took of memory at most, {_number(fits)} {where} is the largest batch that fits.",
+        else f"By the peak memory of tensors, {_number(fits)} {where} is the largest batch that fits.",
         indent=2,
     )
     if study.step.places == 2:
-        yield from _wrapped("Two batch sizes make a line, but don't test it; a third one would.", indent=2)
+        yield from _wrapped("Two batch sizes define a line but do not test it; add a third.", indent=2)
     elif study.step.deviation > _GOOD_FIT:
         yield from _wrapped(
-            f"The line misses one of the runs by {_share(study.step.deviation)}: so may the prediction be off.",
+            f"The fitted line misses one run by {_share(study.step.deviation)}; the prediction may be off as much.",
             indent=2,
         )
 
 
-def _told(explains: float | None) -> bool:
-    return explains is not None and abs(explains) >= _SHOWN
+def _is_shown(explains: float | None) -> bool:
+    return explains is not None and abs(explains) >= _MIN_SHARE_SHOWN
 
 
 def _change(share: float) -> str:
-    """By how much more or less."""
-    if abs(share) < _SHOWN:
+    if abs(share) < _MIN_SHARE_SHOWN:
         return "as much"
     return f"{100 * abs(share):.1f} % {'more' if share > 0 else 'less'}"
 
@@ -192,12 +191,12 @@ def _name(run: RunFigures, longest: int) -> str:
 
 
 def _share(share: float | None) -> str:
-    return _NOT_TOLD if share is None else f"{100 * share:.0f} %"
+    return _UNKNOWN if share is None else f"{100 * share:.0f} %"
 
 
 def _number(number: float | None) -> str:
     if number is None:
-        return _NOT_TOLD
+        return _UNKNOWN
     return f"{number:,.0f}" if abs(number) >= 100 or number == round(number) else f"{number:.3g}"
 
 

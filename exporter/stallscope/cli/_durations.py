@@ -1,4 +1,4 @@
-"""Durations between two others, as argparse reads them: `type=duration("1s", "60s")`."""
+"""Argparse type for a duration within limits: `type=duration("1s", "60s")`."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from stallscope.configuration import parse_duration
 
 
 def duration(least: str = "0s", most: str = "") -> Callable[[str], float]:
-    """What reads a duration as seconds.
+    """Return a function that parses a duration and returns seconds.
 
     Args:
-        least: the shortest that is taken.
-        most: the longest; empty for any.
+        least: minimum duration.
+        most: maximum duration; empty for no limit.
     """
     shortest, longest = parse_duration(least), parse_duration(most) if most else math.inf
     allowed = f"from {least} to {most}" if most else f"{least} or more"
@@ -23,9 +23,9 @@ def duration(least: str = "0s", most: str = "") -> Callable[[str], float]:
         try:
             seconds = parse_duration(text)
         except ValueError as error:
-            raise argparse.ArgumentTypeError(f"{text!r} is no duration; expected {error}") from None
+            raise argparse.ArgumentTypeError(f"expected {error}, got {text!r}") from None
         if not shortest <= seconds <= longest:
-            raise argparse.ArgumentTypeError(f"{text!r} is not {allowed}")
+            raise argparse.ArgumentTypeError(f"expected a duration {allowed}, got {text!r}")
         return seconds
 
     return read

@@ -1,4 +1,4 @@
-"""Which exporter a command asks: what `--exporter.url` may say, alike in every command."""
+"""The value of `--exporter.url`, shared by the commands."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ DEFAULT_EXPORTER = "http://localhost:19400"
 
 
 def exporter_url(text: str) -> str:
-    """The address of an exporter, as argparse reads it."""
-    from stallscope.clients.exporter import ExporterClient  # needs ssl, which help does without
+    """Return the text if it is an exporter's URL; an argparse type."""
+    from stallscope.clients.exporter import ExporterClient  # imports ssl, which the help does not need
 
     try:
         ExporterClient(text)

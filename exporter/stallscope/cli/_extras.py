@@ -1,27 +1,27 @@
-"""What a command says where a library is not installed that only it needs."""
+"""Error message of a command whose optional library is not installed."""
 
 from __future__ import annotations
 
 import sys
 
 
-def missing(what: str, error: ModuleNotFoundError, extra: str, *, otherwise: str = "") -> int:
-    """Say what to install.
+def missing(command: str, error: ModuleNotFoundError, extra: str, *, alternative: str = "") -> int:
+    """Print which extra to install.
 
     Args:
-        what: needs it, such as `top --once`.
-        error: names the library.
-        extra: of the package, that brings it.
-        otherwise: what does without.
+        command: the command that needs the library, such as `top --once`.
+        error: the import error, with the name of the library.
+        extra: the package's extra that installs the library.
+        alternative: what works without the library.
 
     Returns:
         The exit status.
 
     Raises:
-        ModuleNotFoundError: the same, where the module is one of our own.
+        ModuleNotFoundError: the missing module belongs to Stallscope itself.
     """
     if (error.name or "").startswith("stallscope"):
         raise error
-    hint = f"; {otherwise}" if otherwise else ""
-    print(f"stallscope {what} needs {error.name}: pip install 'stallscope[{extra}]'{hint}", file=sys.stderr)
+    hint = f"; {alternative}" if alternative else ""
+    print(f"stallscope {command} needs {error.name}: pip install 'stallscope[{extra}]'{hint}", file=sys.stderr)
     return 1

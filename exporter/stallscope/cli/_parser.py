@@ -1,4 +1,4 @@
-"""How every command reads its command line: complaints in one line, the nearest flag offered, help with examples.
+"""Parser of every command: errors in one line, suggestions for misspelled flags, help with examples.
 
     def parser() -> Parser:
         made = Parser(
@@ -10,7 +10,7 @@
         made.add_argument("--run", …)
         return made
 
-What comes after `--` is never taken for a flag, so that a command may hand it on.
+Arguments after `--` are never parsed as flags, so that a command can pass them on.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ class Parser(argparse.ArgumentParser):
         examples: Mapping[str, str],
         notes: str = "",
     ) -> None:
-        """Take what help says; flags are added as with argparse.
+        """Set the texts of the help; flags are added as with argparse.
 
         Args:
             command: the command's name.
-            usage: the whole line, without "usage:".
+            usage: the usage line, without "usage:".
             description: what the command does, in a few sentences.
-            examples: command lines, each with what it is for.
-            notes: what else there is to know, after the flags: exit status, environment.
+            examples: the purpose of each example, by command line.
+            notes: text after the flags, such as exit status and environment.
         """
         shown = "\n".join(f"  # {purpose}\n  {line}" for line, purpose in examples.items())
         super().__init__(
@@ -58,22 +58,22 @@ class Parser(argparse.ArgumentParser):
             allow_abbrev=False,
         )
         self.afterwards: list[Callable[[argparse.Namespace], None]] = []
-        """What is made of several flags together; whatever raises ArgumentTypeError is refused."""
+        """Functions that combine several flags after parsing. They reject a combination with ArgumentTypeError."""
 
-    def parse_args(  # type: ignore[override]  # one signature for what typeshed tells in three
+    def parse_args(  # type: ignore[override]  # one signature in place of typeshed's three overloads
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> Any:
-        """Read the command line, or end with exit status 2 and one line about what is wrong."""
-        told = list(sys.argv[1:] if args is None else args)
-        # Before argparse, which would miss a required argument first, as often as not because a flag was misspelt.
-        for word in told[: told.index("--")] if "--" in told else told:
+        """Parse the command line, or exit with status 2 and a one-line error."""
+        arguments = list(sys.argv[1:] if args is None else args)
+        # Checked first: argparse would complain about a missing required argument whose flag is only misspelled.
+        for word in arguments[: arguments.index("--")] if "--" in arguments else arguments:
             flag = word.partition("=")[0]
             if flag.startswith("--") and flag not in self.flags:
                 self.error(f"unknown flag {flag}{nearest(flag, self.flags)}")
-        parsed, rest = self.parse_known_args(told, namespace)
-        if rest:
-            kind = "unknown flag" if rest[0].startswith("-") else "unexpected argument"
-            self.error(f"{kind} {without_password(rest[0])}")
+        parsed, unknown = self.parse_known_args(arguments, namespace)
+        if unknown:
+            kind = "unknown flag" if unknown[0].startswith("-") else "unexpected argument"
+            self.error(f"{kind} {without_password(unknown[0])}")
         try:
             for each in self.afterwards:
                 each(parsed)
@@ -83,16 +83,16 @@ class Parser(argparse.ArgumentParser):
 
     @property
     def flags(self) -> list[str]:
-        """Every flag, in each of its spellings."""
+        """All flags, with all their spellings."""
         return [flag for action in self._actions for flag in action.option_strings]
 
     def error(self, message: str) -> NoReturn:
-        """Refuse in one line, without argparse's usage before it."""
+        """Exit with a one-line error, without argparse's usage text."""
         self.exit(USAGE_ERROR, f"{self.prog}: {message}\n")
 
 
 class HelpFormatter(argparse.HelpFormatter):
-    """Wraps paragraphs, and leaves alone those whose lines are indented: examples."""
+    """Wrap paragraphs, except those with indented lines: examples."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         return "\n\n".join(
@@ -104,8 +104,8 @@ class HelpFormatter(argparse.HelpFormatter):
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """`; did you mean …?` with the most similar of those known, or nothing."""
-    import difflib  # only complaints need it
+    """Return `; did you mean …?` with the most similar known word, or an empty string."""
+    import difflib  # only errors need it
 
     found = difflib.get_close_matches(word, list(known), n=1)
     return f"; did you mean {found[0]}?" if found else ""

@@ -1,4 +1,4 @@
-"""What `stallscope pick` found, as it tells of it: why there is no room, a table of every GPU, JSON."""
+"""Output of `stallscope pick`: the reasons why no GPU was chosen, a table of all GPUs, JSON."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ _COLUMNS = 80
 
 @dataclass(frozen=True)
 class Picked:
-    """What one look showed, and what came of it."""
+    """State of the GPUs at one poll, and the GPUs chosen from it."""
 
     judged: Sequence[Judged]
     host: Host
-    lacking: Sequence[str]
-    """What the host lacks."""
+    host_problems: Sequence[str]
+    """Requirements that the host does not meet."""
     chosen: Sequence[GpuNow]
-    complaints: Sequence[str]
+    warnings: Sequence[str]
     descriptors: Sequence[int]
-    """Those that hold the claims."""
+    """File descriptors that hold the claims."""
 
 
 def named(gpus: Sequence[GpuNow], form: str) -> str:
-    """GPUs as a program takes them: `uuids`, `indices`, or `env` for the whole variable."""
+    """Return the GPUs in the form that programs read: `uuids`, `indices`, or `env` for the whole variable."""
     if form == "indices":
         return ",".join(str(gpu.identity.index) for gpu in gpus)
     uuids = ",".join(gpu.identity.uuid for gpu in gpus)
@@ -38,8 +38,8 @@ def named(gpus: Sequence[GpuNow], form: str) -> str:
 
 
 def refusal(picked: Picked, wanted: Wanted, *, brief: bool = False) -> str:
-    """What is missing, and on which GPU; brief where a table has told the latter."""
-    what = [
+    """Return why no GPU was chosen, with the reason for each GPU unless brief."""
+    required = [
         "free" if wanted.exclusive else "",
         f"with {size(wanted.memory)} free" if wanted.memory else "",
         "" if wanted.exclusive else f"at most {percent(wanted.max_utilization)} busy",
@@ -47,16 +47,16 @@ def refusal(picked: Picked, wanted: Wanted, *, brief: bool = False) -> str:
     count = "GPU" if wanted.count == 1 else f"{wanted.count} GPUs"
     fitting = sum(not each.against for each in picked.judged)
     lines = [
-        f"no {count} {', '.join(part for part in what if part)} now" + (f" ({fitting} will do)" if fitting else "")
+        f"no {count} {', '.join(part for part in required if part)} now" + (f" ({fitting} suitable)" if fitting else "")
     ]
-    lines += [f"the host: {reason}" for reason in picked.lacking]
+    lines += [f"the host: {reason}" for reason in picked.host_problems]
     if not brief:
-        lines += [f"{each.gpu.name}: {'; '.join(each.against) or 'will do'}" for each in picked.judged]
+        lines += [f"{each.gpu.name}: {'; '.join(each.against) or 'suitable'}" for each in picked.judged]
     return "\n".join([lines[0], *(_wrapped(line, "  ", "    ") for line in lines[1:])])
 
 
 def table(picked: Picked) -> str:
-    """Every GPU with what it has, and why it was taken or not."""
+    """Return a table of all GPUs with their free resources, and why each was chosen or not."""
 
     def share(ratio: float | None) -> str:
         return "-" if ratio is None else percent(ratio).replace(" ", "")
@@ -81,7 +81,7 @@ def table(picked: Picked) -> str:
     lines.append(
         _wrapped(f"host: {machine.cores:g} cores{idle}{memory}{_share_of_host(machine, picked.judged)}", "", "  ")
     )
-    lines += [_wrapped(reason, "  ", "    ") for reason in picked.lacking]
+    lines += [_wrapped(reason, "  ", "    ") for reason in picked.host_problems]
     return "\n".join(lines)
 
 
@@ -90,11 +90,11 @@ def _decision(each: Judged, picked: Picked) -> str:
         return f"no: {'; '.join(each.against)}"
     if each.gpu in picked.chosen:
         return "taken"
-    return "would do, but others fit better" if picked.chosen else "would do"
+    return "suitable, but others fit better" if picked.chosen else "suitable"
 
 
 def _share_of_host(machine: Host, judged: Sequence[Judged]) -> str:
-    """What falls to each GPU when all are used."""
+    """Return the host's cores and memory for each GPU if all GPUs are in use."""
     count = sum(not each.gpu.cut for each in judged)
     if not count or machine.memory_total is None:
         return ""
@@ -102,7 +102,7 @@ def _share_of_host(machine: Host, judged: Sequence[Judged]) -> str:
 
 
 def document(picked: Picked, wanted: Wanted) -> dict[str, Any]:
-    """Everything that was seen, for programs; what is not told is null."""
+    """Return the whole state for JSON; unknown values are null."""
     return {
         "cuda_visible_devices": named(picked.chosen, "uuids") or None,
         "wanted": {
@@ -152,7 +152,7 @@ def document(picked: Picked, wanted: Wanted) -> dict[str, Any]:
             "idle_cores": picked.host.idle_cores,
             "memory_total_bytes": picked.host.memory_total,
             "memory_available_bytes": picked.host.memory_available,
-            "against": list(picked.lacking),
+            "against": list(picked.host_problems),
         },
     }
 

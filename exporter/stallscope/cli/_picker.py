@@ -1,4 +1,4 @@
-"""Looks at the GPUs for `stallscope pick`, chooses some, and claims them."""
+"""Poll the GPUs for `stallscope pick`, choose some, and claim them."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ from stallscope.drivers.device import Driver, DriverError
 from stallscope.drivers.nvidia.nvml import NvmlDriver
 
 _POLL_SECONDS = 10.0
-"""Between two looks while waiting; one takes the driver some milliseconds a GPU."""
+"""Interval between two polls while waiting. One poll takes the driver a few milliseconds per GPU."""
 _NO_DRIVER = (
-    "pick chooses among GPUs of NVIDIA's driver: `nvidia-smi` must work first (install or load the driver, and start "
-    "containers with their GPUs: docker run --gpus all)"
+    "pick needs NVIDIA's driver: `nvidia-smi` must work first (install or load the driver, and start containers with "
+    "their GPUs: docker run --gpus all)"
 )
-_NO_ALLOTMENT = "a Slurm job sees those alone that it was given: ask for some, such as with sbatch --gpus=1"
+_NO_GPU_IN_JOB = "a Slurm job sees only its allocated GPUs; request some, for example with sbatch --gpus=1"
 _AMD = (
-    "this machine's GPUs are AMD's, and pick chooses among NVIDIA's alone: see in `stallscope top` which are idle, and "
-    "name them in ROCR_VISIBLE_DEVICES"
+    "this machine's GPUs are AMD's, and pick supports only NVIDIA's; find idle ones with `stallscope top` and set "
+    "ROCR_VISIBLE_DEVICES"
 )
 
 
 class PickFailed(Exception):
-    """Nothing can be chosen at all; the message is for people."""
+    """No GPU can be chosen at all; the message is shown to the user."""
 
 
 class Picker:
-    """Looks for what the command line asks for."""
+    """Search for GPUs that fit the command line."""
 
     def __init__(
         self,
@@ -53,16 +53,16 @@ class Picker:
         driver: Callable[[], Driver] = NvmlDriver,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Find the folder of claims; nothing is looked at yet.
+        """Find the folder of claims. The GPUs are not polled yet.
 
         Args:
             parsed: the command line.
-            running: whether a command is to run on the GPUs, and so claims them as long as it runs.
-            driver: makes a connection to the driver.
-            pause: waits.
+            running: True if a command will run on the GPUs; it holds the claims while it runs.
+            driver: connects to the driver.
+            pause: sleeps for some seconds.
 
         Raises:
-            ClaimsFailed: there is no folder for claims, or it is not safe.
+            ClaimsFailed: the folder for claims is missing or not safe.
         """
         self.wanted = Wanted(
             count=parsed.count,
@@ -76,22 +76,22 @@ class Picker:
         self._indices = parsed.format == "indices"
         self._over: float = parsed.over
         self._seconds: float | None = None if running else parsed.reserve
-        told = os.environ.get("STALLSCOPE_LOCK_FOLDER")
-        self._claims = Claims(parsed.lock_folder or (Path(told) if told else shared_folder()))
+        folder = os.environ.get("STALLSCOPE_LOCK_FOLDER")
+        self._claims = Claims(parsed.lock_folder or (Path(folder) if folder else shared_folder()))
         self._client = ExporterClient(parsed.exporter or DEFAULT_EXPORTER, timeout=2.0, certificate=parsed.certificate)
         self._must_answer = parsed.exporter is not None
         self._driver = driver
         self._pause = pause
 
     def until_found(self, timeout: float | None, clock: Callable[[], float] = time.monotonic) -> Picked:
-        """Look again and again, until there is room or the time is over.
+        """Poll until GPUs are free or the timeout is over.
 
         Raises:
-            PickFailed: as `look` does, and where there never will be room.
+            PickFailed: as in `poll`, or the requirements can never be met.
         """
         began = clock()
-        said = ""
-        found: Picked | str = self.look()
+        printed = ""
+        found: Picked | str = self.poll()
         while True:
             left = None if timeout is None else began + timeout - clock()
             over = left is not None and left <= 0
@@ -104,42 +104,42 @@ class Picker:
                     return found
                 reasons = refusal(found, self.wanted)
                 if why := never(found.judged, found.host, self.wanted):
-                    raise PickFailed(f"{reasons}\n  waiting is of no use: {why}")
-            # Figures change all the time; what stands in the way does not.
-            if (gist := re.sub(r"[\d.]+", "", reasons)) != said:
+                    raise PickFailed(f"{reasons}\n  waiting will not help: {why}")
+            # Printed again only when a reason changes: the numbers in it change all the time.
+            if (without_numbers := re.sub(r"[\d.]+", "", reasons)) != printed:
                 print(f"stallscope pick: waiting: {reasons}", file=sys.stderr, flush=True)
-                said = gist
+                printed = without_numbers
             self._pause(_POLL_SECONDS if left is None else min(_POLL_SECONDS, left))
-            found = self._look_again()
+            found = self._poll_again()
 
-    def _look_again(self) -> Picked | str:
-        """Look once more; in words where what answered before does not: a driver is loaded anew, the lock is held."""
+    def _poll_again(self) -> Picked | str:
+        """Poll; return the error message if the driver is being reloaded or the lock is held."""
         try:
-            return self.look()
+            return self.poll()
         except (ClaimsFailed, PickFailed) as problem:
             return str(problem)
 
-    def look(self) -> Picked:
-        """Look once, and claim what is chosen.
+    def poll(self) -> Picked:
+        """Read the GPUs once, choose, and claim the chosen ones.
 
         Raises:
-            PickFailed: there is no driver that answers.
-            ClaimsFailed: claims can't be made.
-            ValueError: the environment contradicts itself.
+            PickFailed: no driver responds.
+            ClaimsFailed: the GPUs cannot be claimed.
+            ValueError: the environment is contradictory.
         """
         before = processor_time()
         gpus = self._gpus()
         machine = host(before, processor_time())
         allowed = visible(os.environ.get("CUDA_VISIBLE_DEVICES"), gpus, os.environ.get("CUDA_DEVICE_ORDER"))
-        lacking = host_against(machine, self.wanted)
+        host_problems = host_against(machine, self.wanted)
         with self._claims.choosing():
-            claims, complaints = self._claims.standing()
+            claims, warnings = self._claims.standing()
             judged = judge(gpus, self.wanted, claims, allowed)
-            chosen = () if lacking else choose(judged, self.wanted)
+            chosen = () if host_problems else choose(judged, self.wanted)
             if self._indices and any(gpu.identity.mig for gpu in chosen):
-                raise ValueError("a MIG instance has no index: use --format uuids")
+                raise ValueError("--format indices: a MIG instance has no index; use --format uuids")
             descriptors = [] if self._seconds == 0 else [self._claim(gpu) for gpu in chosen]
-        return Picked(judged, machine, lacking, chosen, complaints, descriptors)
+        return Picked(judged, machine, host_problems, chosen, warnings, descriptors)
 
     def _claim(self, gpu: GpuNow) -> int:
         return self._claims.make(
@@ -153,11 +153,11 @@ class Picker:
         except DriverError as error:
             if pci_gpus(Path("/")).keys() == {"AMD"}:
                 raise PickFailed(_AMD) from None
-            # A missing package is told with its remedy.
+            # The error of a missing package already says what to install.
             raise PickFailed(str(error) if error.reason.startswith("binding_") else f"{error}; {_NO_DRIVER}") from None
         if not gpus:
-            remedy = _NO_ALLOTMENT if "SLURM_JOB_ID" in os.environ else _NO_DRIVER
-            raise PickFailed(f"the NVIDIA driver shows no GPU; {remedy}")
+            remedy = _NO_GPU_IN_JOB if "SLURM_JOB_ID" in os.environ else _NO_DRIVER
+            raise PickFailed(f"NVIDIA's driver reports no GPU; {remedy}")
         later = self._page() if earlier is not None else None
         return gpus if earlier is None or later is None else with_exporter(gpus, earlier, later, time.time())
 
@@ -166,6 +166,6 @@ class Picker:
             return Page(self._client.read(), WANTED)
         except ExporterError as error:
             if self._must_answer:
-                print(f"stallscope pick: {self._client.name}: {error}; going on without", file=sys.stderr)
-                self._must_answer = False  # it was said
+                print(f"stallscope pick: {self._client.name}: {error}; continuing without", file=sys.stderr)
+                self._must_answer = False  # the warning was printed
             return None

@@ -1,4 +1,4 @@
-"""How far long work has come, on a terminal's standard error; nothing where nobody watches.
+"""Progress bar on standard error; nothing if that is not a terminal.
 
 with progress("Reading steps", total=len(parts)) as advance:
     for part in parts:
@@ -15,14 +15,14 @@ from contextlib import contextmanager
 
 @contextmanager
 def progress(title: str, total: float | None = None) -> Iterator[Callable[..., None]]:
-    """Show a bar with that title until the block ends.
+    """Show a progress bar until the block ends.
 
     Args:
-        title: what is being done.
-        total: how much there is to do, in any unit; None where that is not known, and the bar only moves.
+        title: label of the bar.
+        total: amount of work, in any unit; None if unknown, then the bar only moves.
 
     Yields:
-        What is to be called after each piece, with its size, 1 if left out. Any thread may.
+        A function to call after each piece of work, with its size (default: 1), from any thread.
     """
     if not sys.stderr.isatty():
         yield _ignore
@@ -43,4 +43,4 @@ def progress(title: str, total: float | None = None) -> Iterator[Callable[..., N
 
 
 def _ignore(size: float = 1.0) -> None:
-    """Show nothing."""
+    """Accept progress without showing it."""

@@ -1,4 +1,4 @@
-"""Which Prometheus a command asks: the flags, alike in every command, and the client that they stand for."""
+"""The flags `--prometheus.…`, shared by the commands, and the client made from them."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ if TYPE_CHECKING:
     from stallscope.clients.prometheus import Prometheus
 
 DEFAULT_TIMEOUT = 60.0
-"""Seconds: half of what Prometheus gives a question unless told otherwise."""
+"""Seconds: half of Prometheus' own default for --query.timeout."""
 _MAX_BYTES = 128 << 20
-"""Longest answer that is read: some five million samples. What is longer is asked for in pieces."""
+"""Maximum size of a response, about five million samples. Longer ranges are queried in pieces."""
 
 
-def add_flags(parser: Parser, *, timeout: float = DEFAULT_TIMEOUT, whose: str = "a server") -> None:
-    """Give a command `--prometheus.url`, `--prometheus.timeout`, `--client-certificate` and `--client-key`.
+def add_flags(parser: Parser, *, timeout: float = DEFAULT_TIMEOUT, servers: str = "a server") -> None:
+    """Add `--prometheus.url`, `--prometheus.timeout`, `--client-certificate` and `--client-key` to a command.
 
     Args:
-        parser: of the command.
-        timeout: seconds that one question may take unless told.
-        whose: servers that may want a client's certificate.
+        parser: the command's parser.
+        timeout: default of `--prometheus.timeout`, in seconds.
+        servers: servers that may require a client certificate, for the help.
     """
     group = parser.add_argument_group("Prometheus")
     group.add_argument(
         "--prometheus.url",
         dest="prometheus_url",
-        # argparse reads a default that is text as it would read the flag: a wrong variable is refused likewise.
+        # argparse also parses a default that is text, so that an invalid variable is rejected too.
         default=default_url(),
         type=address,
         metavar="URL",
-        help=f"server that holds the measurements, with its path prefix, if any (default: {VARIABLE}, or else {LOCAL})",
+        help=f"Prometheus server, with its path prefix if it has one (default: {VARIABLE}, or {LOCAL})",
     )
     group.add_argument(
         "--prometheus.timeout",
@@ -45,16 +45,16 @@ def add_flags(parser: Parser, *, timeout: float = DEFAULT_TIMEOUT, whose: str = 
         default=timeout,
         type=duration("100ms", "1h"),
         metavar="DURATION",
-        help=f"how long one question may take (default: {timeout:g}s)",
+        help=f"time limit of one query (default: {timeout:g}s)",
     )
-    _client_certificate.add_flags(parser, whose)
+    _client_certificate.add_flags(parser, servers)
 
 
 def client(parsed: argparse.Namespace) -> Prometheus:
-    """The server that the flags name; nothing is asked yet.
+    """Return a client for the server that the flags name, without connecting to it.
 
     Raises:
-        ModuleNotFoundError: the library that asks is not installed.
+        ModuleNotFoundError: the HTTP library is not installed.
     """
     from stallscope.clients.prometheus import Prometheus
 
@@ -67,7 +67,7 @@ def client(parsed: argparse.Namespace) -> Prometheus:
 
 
 def reason(problem: Exception) -> str:
-    """Why a command gets no answer, in one line; where nothing listens at the address, with how to name another."""
+    """Return the error in one line. If the server is unreachable, add how to name another one."""
     from stallscope.clients.prometheus import PrometheusError
 
     another = isinstance(problem, PrometheusError) and problem.unreachable
@@ -75,12 +75,12 @@ def reason(problem: Exception) -> str:
 
 
 def address(text: str) -> str:
-    """The address of a server, as argparse reads it."""
+    """Return the normalized URL of a server; an argparse type."""
     try:
         url = parse_server(text)
     except ValueError:
         url = ""
     if not url:
         shown = without_password(text)
-        raise argparse.ArgumentTypeError(f"{shown!r} is no address; expected http://HOST:PORT or https://HOST:PORT")
+        raise argparse.ArgumentTypeError(f"expected http://HOST:PORT or https://HOST:PORT, got {shown!r}")
     return url

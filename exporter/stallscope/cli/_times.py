@@ -1,4 +1,4 @@
-"""From when to when a command looks: `--since` and `--end`, alike in every command."""
+"""The time range of a command: the flags `--since` and `--end`, shared by the commands."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from typing import NamedTuple
 from stallscope.configuration import parse_duration
 
 DEFAULT_SINCE = "24h"
-_EXPECTED = "expected a duration such as 90m, 24h or 7d, or a moment such as 2026-11-21T09:30 or 2026-11-21T09:30Z"
+_EXPECTED = "expected a duration such as 90m, 24h or 7d, or a time such as 2026-11-21T09:30 or 2026-11-21T09:30Z"
 
 
 class When(NamedTuple):
-    """A moment, as it was told."""
+    """A time from the command line: relative to another one, or absolute."""
 
     before: float = 0.0
-    """Seconds before another moment, ..."""
+    """Seconds before the other time; ignored for an absolute time."""
     unix: float | None = None
-    """... or Unix time."""
+    """Absolute Unix time; None for a relative time."""
 
     def from_(self, moment: float) -> float:
-        """Unix time, where the other moment is that."""
+        """Return the Unix time, given the other time."""
         return moment - self.before if self.unix is None else self.unix
 
 
 class EmptySpanError(ValueError):
-    """The time that was told ends before it begins; the message is one line."""
+    """The time range ends before it begins; the message is one line."""
 
 
 def add_flags(parser: argparse.ArgumentParser, *, since: str = DEFAULT_SINCE) -> None:
-    """Give a command `--since` and `--end`.
+    """Add `--since` and `--end` to a command.
 
     Args:
-        parser: of the command.
-        since: what `--since` is unless told.
+        parser: the command's parser.
+        since: default of `--since`.
     """
     group = parser.add_argument_group("time")
     group.add_argument(
@@ -43,37 +43,37 @@ def add_flags(parser: argparse.ArgumentParser, *, since: str = DEFAULT_SINCE) ->
         type=when,
         default=since,
         metavar="TIME",
-        help="where to begin: so long before the end (90m, 24h, 7d), or a moment (2026-11-21T09:30, of this machine's "
-        f"time zone unless it names one) (default: {since})",
+        help="start: a duration before the end (90m, 24h, 7d), or a time (2026-11-21T09:30, in this machine's time "
+        f"zone unless it names one) (default: {since})",
     )
     group.add_argument(
-        "--end", type=when, default="now", metavar="TIME", help="where to end: so long ago, or a moment (default: now)"
+        "--end", type=when, default="now", metavar="TIME", help="end: a duration before now, or a time (default: now)"
     )
 
 
 def span(parsed: argparse.Namespace, now: float) -> tuple[float, float]:
-    """Beginning and end in Unix time; an end that is yet to come, as that of this day, is now.
+    """Return start and end in Unix time; an end in the future becomes now.
 
     Args:
-        parsed: with both flags.
-        now: by the server's clock, as `Prometheus.now` tells it: it is the one that dates what is asked for.
+        parsed: the command line, with both flags.
+        now: time of the server's clock (`Prometheus.now`), since it timestamps the samples.
 
     Raises:
-        EmptySpanError: it ends before it begins.
+        EmptySpanError: the range ends before it begins.
     """
     end = min(parsed.end.from_(now), now)
     start = parsed.since.from_(end)
     if not start < end:
         shown = " and ".join(dt.datetime.fromtimestamp(each, dt.timezone.utc).isoformat() for each in (start, end))
-        raise EmptySpanError(f"--since must lie before --end: they are {shown}")
+        raise EmptySpanError(f"--since must be before --end: they are {shown}")
     return start, end
 
 
 def when(text: str) -> When:
-    """Read a moment, for argparse: `now`, a duration, a date with or without a time, or Unix time.
+    """Parse `now`, a duration, a date with or without a time, or Unix time; an argparse type.
 
     Raises:
-        argparse.ArgumentTypeError: it is none of these.
+        argparse.ArgumentTypeError: the text has another form.
     """
     if text == "now":
         return When()
@@ -84,7 +84,7 @@ def when(text: str) -> When:
     except ValueError:
         pass
     try:
-        # Python 3.10 does not know Z; and without a zone it is this machine's.
+        # Python 3.10 does not parse Z. A time without a zone is in this machine's zone.
         return When(unix=dt.datetime.fromisoformat(re.sub("[Zz]$", "+00:00", text)).astimezone().timestamp())
     except (ValueError, OverflowError, OSError):
-        raise argparse.ArgumentTypeError(f"{text!r} is no time; {_EXPECTED}") from None
+        raise argparse.ArgumentTypeError(f"{_EXPECTED}, got {text!r}") from None

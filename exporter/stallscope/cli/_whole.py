@@ -12,9 +12,9 @@ from stallscope.cli._parser import HelpFormatter
 from stallscope.common.version import __version__
 
 DESCRIPTION = (
-    "Stallscope says where GPU time goes in training, and what to change. An exporter on each node serves metrics of "
-    "GPUs, host and training to Prometheus, whose rules find the cause of lost time; the commands set that up, run "
-    "trainings under it, and read back what it found."
+    "Stallscope shows where GPU time goes in training, and what to change. An exporter on each node serves metrics of "
+    "GPUs, host and training to Prometheus. Prometheus rules find the cause of lost time. The commands set this up, "
+    "run training under it, and report what it found."
 )
 _METAVARS_OF_FILES = ("FILE", "PATH", "SCRIPT", "PROGRAM")
 _METAVARS_OF_FOLDERS = ("FOLDER", "DIRECTORY")
@@ -24,19 +24,19 @@ class WholeParser(argparse.ArgumentParser):
     """The parser of `stallscope`, and those of its commands."""
 
     def __init__(self, **settings: Any) -> None:
-        """Take what argparse takes."""
+        """Pass the settings to argparse."""
         super().__init__(**settings)
         self.commands: dict[str, WholeParser] = {}
-        """In the order of help; those of commands have none."""
+        """Parsers of the subcommands in the order of the help; empty for a subcommand."""
 
     @property
     def arguments(self) -> list[argparse.Action]:
-        """Every argument of its own."""
+        """The parser's own arguments."""
         return self._actions
 
 
 def whole_parser() -> WholeParser:
-    """`stallscope` with every command as a subparser, in the order of its help."""
+    """Return the parser of `stallscope` with each command as a subparser, in the order of the help."""
     whole = WholeParser(
         prog="stallscope",
         usage="stallscope COMMAND [flags]",
@@ -51,7 +51,7 @@ def whole_parser() -> WholeParser:
         own: argparse.ArgumentParser = importlib.import_module(f"stallscope.cli.{name}").parser()
         whole.commands[name] = subparsers.add_parser(
             name,
-            parents=[own],  # type: ignore[list-item]  # any parser will do
+            parents=[own],  # type: ignore[list-item]  # any ArgumentParser works
             add_help=False,
             allow_abbrev=False,
             help=summaries[name],
@@ -61,17 +61,17 @@ def whole_parser() -> WholeParser:
             formatter_class=own.formatter_class,
         )
     helping = whole.commands["help"] = subparsers.add_parser(
-        "help", help="Tell of a command and its flags.", usage="stallscope help [COMMAND]"
+        "help", help="Show a command and its flags.", usage="stallscope help [COMMAND]"
     )
     helping.add_argument("command", nargs="?", choices=list(summaries), metavar="COMMAND", help="the command")
     return whole
 
 
 def takes_file(action: argparse.Action) -> bool:
-    """Whether what the user writes there is the name of a file."""
+    """Return True if the argument's value is the name of a file."""
     return action.metavar in _METAVARS_OF_FILES or (action.type is Path and not takes_folder(action))
 
 
 def takes_folder(action: argparse.Action) -> bool:
-    """Whether what the user writes there is the name of a folder."""
+    """Return True if the argument's value is the name of a folder."""
     return action.metavar in _METAVARS_OF_FOLDERS

@@ -21,39 +21,38 @@ _SINCE = "7d"
 
 
 class _RefusedError(Exception):
-    """The comparison can't be made; the message is one line."""
+    """The comparison failed; the message is one line."""
 
 
 def parser() -> Parser:
-    """The command line."""
+    """Return the parser of the command line."""
     made = Parser(
         "compare",
         usage="stallscope compare RUN RUN [RUN …] [flags]",
-        description="Put runs that differ in one thing side by side: how many times as fast, what a GPU does in each, "
-        "what a step costs however small its batch and what each sample adds, and which cause of lost time makes the "
-        "difference. What is compared are means over each run's own steps, from the fifth minute on, as the rules "
-        "recorded them.",
+        description="Compare runs that differ in one respect: speed, throughput per GPU, the fixed time of a step and "
+        "the time per sample, and the causes of lost time that explain the difference. The values are means over each "
+        "run's own steps, from the fifth minute on, as the rules recorded them.",
         examples={
-            "stallscope compare batch64 batch256 batch1024": "is a larger batch worth it, and how large a one?",
-            "stallscope compare one-gpu eight-gpus --baseline one-gpu": "what do eight GPUs do of eight times one?",
-            "stallscope compare east/vision/resnet50 west/vision/resnet50": "runs of one name on two clusters",
+            "stallscope compare batch64 batch256 batch1024": "find the best batch size",
+            "stallscope compare one-gpu eight-gpus --baseline one-gpu": "how well does the run scale to eight GPUs?",
+            "stallscope compare east/vision/resnet50 west/vision/resnet50": "runs of the same name on two clusters",
             "stallscope compare before after --since 2026-11-20 --json": "for a program",
         },
-        notes="Exit status: 0 where the runs were compared, 1 where that failed, 2 for a wrong command line.",
+        notes="Exit status: 0 if the runs were compared, 1 if that failed, 2 for an invalid command line.",
     )
     made.add_argument(
         "runs",
         nargs="+",
         metavar="RUN",
-        help="names of the runs, two at least; CLUSTER/NAMESPACE/RUN or NAMESPACE/RUN where several share one",
+        help="names of at least two runs; CLUSTER/NAMESPACE/RUN or NAMESPACE/RUN if several runs share a name",
     )
     made.add_argument(
         "--baseline",
         metavar="RUN",
-        help="the one that the others are measured by (default: the first with the fewest GPUs)",
+        help="run to compare the others with (default: the first with the fewest GPUs)",
     )
-    made.add_argument("--cluster", help="whose runs, where several have one of such a name that doesn't say which")
-    made.add_argument("--namespace", help="likewise")
+    made.add_argument("--cluster", help="cluster of the runs, if several clusters have runs of these names")
+    made.add_argument("--namespace", help="namespace of the runs, if several namespaces have runs of these names")
     made.add_argument("--json", action="store_true", help="print one JSON document: seconds, shares from 0 to 1")
     _times.add_flags(made, since=_SINCE)
     _prometheus.add_flags(made)
@@ -64,23 +63,23 @@ def main(arguments: Sequence[str]) -> int:
     """Run the command.
 
     Returns:
-        0 when the runs were compared, 1 when that failed, 2 for a wrong command line.
+        0 if the runs were compared, 1 if that failed, 2 for an invalid command line.
     """
     reader = parser()
-    told = reader.parse_args(arguments)
-    if told.baseline is not None and told.baseline not in told.runs:
-        told.runs = [told.baseline, *told.runs]
-    if len(told.runs) < 2:
-        reader.error("it takes two runs to compare; name another, or see `stallscope report` for one")
-    twice = next((name for name in told.runs if told.runs.count(name) > 1), None)
+    parsed = reader.parse_args(arguments)
+    if parsed.baseline is not None and parsed.baseline not in parsed.runs:
+        parsed.runs = [parsed.baseline, *parsed.runs]
+    if len(parsed.runs) < 2:
+        reader.error("expected at least two runs; for one run, use `stallscope report`")
+    twice = next((name for name in parsed.runs if parsed.runs.count(name) > 1), None)
     if twice is not None:
-        reader.error(f"run {twice!r} is named twice")
+        reader.error(f"run {twice!r} is listed twice")
     try:
-        server = _prometheus.client(told)
+        server = _prometheus.client(parsed)
     except ModuleNotFoundError as error:
         return missing("compare", error, "analysis")
     try:
-        comparison = _compare(server, told)
+        comparison = _compare(server, parsed)
     except _RefusedError as refused:
         print(f"stallscope compare: {refused}", file=sys.stderr)
         return 1
@@ -88,33 +87,33 @@ def main(arguments: Sequence[str]) -> int:
         server.close()
     from stallscope.cli import _comparison
 
-    if told.json:
+    if parsed.json:
         print(json.dumps(_comparison.document(comparison), indent=2))
     else:
         print(_comparison.text(comparison), end="")
     return 0
 
 
-def _compare(server: Prometheus, told: Any) -> Comparison:
+def _compare(server: Prometheus, parsed: Any) -> Comparison:
     from stallscope.analysis.comparison import compare
     from stallscope.analysis.run_figures import read_figures, told_apart
     from stallscope.analysis.runs import RunError, find_run
     from stallscope.clients.prometheus import PrometheusError
 
     try:
-        start, end = _times.span(told, server.now())
+        start, end = _times.span(parsed, server.now())
         texts: dict[tuple[str, str, str], str] = {}
         figures = []
-        with progress("Reading runs", total=len(told.runs)) as advance:
-            for text in told.runs:
-                run = find_run(server, text, start, end, cluster=told.cluster, namespace=told.namespace)
+        with progress("Reading runs", total=len(parsed.runs)) as advance:
+            for text in parsed.runs:
+                run = find_run(server, text, start, end, cluster=parsed.cluster, namespace=parsed.namespace)
                 same = texts.setdefault((run.cluster, run.namespace, run.name), text)
                 if same != text:
-                    raise _RefusedError(f"{same!r} and {text!r} are one run; name another")
+                    raise _RefusedError(f"{same!r} and {text!r} are the same run; name another")
                 figures.append(read_figures(server, run))
                 advance()
     except (RunError, PrometheusError, _times.EmptySpanError) as problem:
         raise _RefusedError(_prometheus.reason(problem)) from None
     runs = told_apart(figures)
-    comparison = compare(runs, None if told.baseline is None else runs[told.runs.index(told.baseline)])
+    comparison = compare(runs, None if parsed.baseline is None else runs[parsed.runs.index(parsed.baseline)])
     return replace(comparison, notes=(*comparison.notes, *server.take_notes()))

@@ -11,7 +11,7 @@ from stallscope.cli._parser import Parser
 SHELLS = ("bash", "zsh", "fish", "tcsh")
 _BASH_AFTER_FLAGS = r"""
 
-# What comes after -- is a command line of its own.
+# After -- comes the command line of another program.
 _stallscope() {
   local place line
   for ((place = 2; place < COMP_CWORD; place++)); do
@@ -31,16 +31,16 @@ _stallscope() {
 }
 
 complete -o bashdefault -F _stallscope stallscope"""
-"""Comes behind shtab's own script, which knows no commands within commands."""
+"""Appended to shtab's own script, which does not support a command line within a command line."""
 
 
 def parser() -> Parser:
-    """The command line."""
+    """Return the parser of the command line."""
     made = Parser(
         "completion",
         usage="stallscope completion SHELL",
-        description="Print a script that lets a shell complete stallscope's commands, flags, scenarios and files at "
-        "the Tab key. It asks nothing of stallscope while one types; print it anew after an update.",
+        description="Print a script with which a shell completes stallscope's commands, flags, scenarios and files. "
+        "The script does not run stallscope; print it again after an update.",
         examples={
             'eval "$(stallscope completion bash)"': "try it in this bash",
             "stallscope completion bash > ~/.local/share/bash-completion/completions/stallscope": "for bash",
@@ -48,16 +48,15 @@ def parser() -> Parser:
             "stallscope completion fish > ~/.config/fish/completions/stallscope.fish": "for fish",
             "stallscope completion tcsh > ~/.stallscope.tcsh": "for tcsh, with source ~/.stallscope.tcsh in ~/.tcshrc",
         },
-        notes="Exit status: 0 when it was printed, 1 where that takes something that is not installed, 2 for a wrong "
-        "command line.",
+        notes="Exit status: 0 if the script was printed, 1 if a library is missing, 2 for an invalid command line.",
     )
     made.add_argument("shell", choices=SHELLS, metavar="SHELL", help=", ".join(SHELLS))
     return made
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the script; return 0, 1 where the library is missing, 2 for a wrong command line."""
-    told = parser().parse_args(arguments)
+    """Print the script; return 0, 1 if the library is missing, 2 for an invalid command line."""
+    parsed = parser().parse_args(arguments)
     try:
         import shtab
     except ModuleNotFoundError as error:
@@ -67,20 +66,20 @@ def main(arguments: Sequence[str]) -> int:
     from stallscope.cli.doctor import PARTS
     from stallscope.simulation.scenarios import SCENARIOS
 
-    if told.shell not in shtab.SUPPORTED_SHELLS:
-        print(f"stallscope completion: this shtab is too old for {told.shell}: pip install -U shtab", file=sys.stderr)
+    if parsed.shell not in shtab.SUPPORTED_SHELLS:
+        print(f"stallscope completion: this shtab is too old for {parsed.shell}: pip install -U shtab", file=sys.stderr)
         return 1
     whole = whole_parser()
     for name, summary in commands().items():
-        whole.commands[name].description = summary  # shells show it beside the name
+        whole.commands[name].description = summary  # shells show it next to the name
     for action in (action for command in whole.commands.values() for action in command.arguments):
         if action.dest in ("scenario", "simulation.scenario"):
             action.choices = tuple(SCENARIOS)
         elif action.dest == "parts":
             action.choices = tuple(PARTS)
         elif takes_folder(action):
-            action.complete = shtab.DIRECTORY  # type: ignore[attr-defined]  # shtab's own place for it
+            action.complete = shtab.DIRECTORY  # type: ignore[attr-defined]  # shtab reads this attribute
         elif takes_file(action):
             action.complete = shtab.FILE  # type: ignore[attr-defined]
-    print(shtab.complete(whole, shell=told.shell) + (_BASH_AFTER_FLAGS if told.shell == "bash" else ""))
+    print(shtab.complete(whole, shell=parsed.shell) + (_BASH_AFTER_FLAGS if parsed.shell == "bash" else ""))
     return 0

@@ -1,4 +1,4 @@
-"""Check a node's or a cluster's set-up, and say what to fix."""
+"""Check the installation of a node or a cluster, and show what to fix."""
 
 from __future__ import annotations
 
@@ -23,61 +23,61 @@ if TYPE_CHECKING:
     from stallscope.doctor.checkup import Result, Subject
 
 PARTS = {
-    "node": "drivers, GPUs, and what the exporter's user may open",
-    "exporter": "whether it answers, and what it says of itself",
-    "reports": "the way from a training to the exporter, by a trial report that leaves no run behind",
+    "node": "drivers, GPUs, and permissions of the exporter's user",
+    "exporter": "health and metrics of the exporter",
+    "reports": "the path from a training to the exporter, with a test report that creates no run",
     "prometheus": "scrapes, rules, thresholds, alerts",
     "cluster": "all exporters, as Prometheus sees them",
 }
 _COLUMNS = 100
 _COLOURS = {"failed": "31", "warning": "33", "skipped": "2", "ok": "32"}
-"""By status, the gravest first."""
-_LONGEST = 1000
-"""Characters of a message that are shown: servers are quoted in them."""
+"""ANSI colours by status, most severe first."""
+_MAX_LENGTH = 1000
+"""Maximum length of a message, in characters: messages may quote servers."""
 _TIMEOUT = 5.0
-"""Seconds for one question: what takes longer is worth a complaint."""
+"""Seconds per query: a slower server is reported as a problem."""
 
 
 def parser() -> Parser:
-    """The command line."""
-    listed = "; ".join(f"{name}: {what}" for name, what in PARTS.items())
+    """Return the parser of the command line."""
+    listed = "; ".join(f"{name}: {content}" for name, content in PARTS.items())
     made = Parser(
         "doctor",
         usage="stallscope doctor [PART...] [flags]",
-        description="Check a set-up part by part and say, for whatever is wrong, where it is and what to do. "
-        f"The parts are {listed}. Without a name all are checked; Prometheus is left out where none is named and none "
-        "answers on this machine.",
+        description="Check an installation part by part. For each problem, show where it is and what to do. "
+        f"The parts are {listed}. Without PART, all parts are checked; Prometheus is skipped if no URL is given and "
+        "none responds on this machine.",
         examples={
-            "stallscope doctor": "this node, as the user that trains; run it as root to see all permissions",
+            "stallscope doctor": "this node, as the training user; run it as root to check all permissions",
             "stallscope doctor prometheus cluster --prometheus.url http://prometheus:9090": "a cluster, from anywhere",
-            "STALLSCOPE_ADDRESS=udp://10.0.0.7 stallscope doctor reports": "whether a container's reports arrive",
+            "STALLSCOPE_ADDRESS=udp://10.0.0.7 stallscope doctor reports": "do a container's reports arrive?",
             "stallscope doctor --json | jq '.results[] | select(.status == \"failed\")'": "for scripts",
         },
-        notes="Exit status: 0 when nothing failed (warnings don't count), 1 when something did, 2 for a wrong command "
-        "line. NO_COLOR=1 leaves colours out.",
+        notes="Exit status: 0 if no check failed (warnings are allowed), 1 if a check failed, 2 for an invalid command "
+        "line. NO_COLOR=1 disables colours.",
     )
-    made.add_argument("parts", nargs="*", metavar="PART", help=f"what to check: {', '.join(PARTS)} (default: all)")
+    made.add_argument("parts", nargs="*", metavar="PART", help=f"part to check: {', '.join(PARTS)} (default: all)")
     made.add_argument("--json", action="store_true", help="print one JSON document")
     made.add_argument(
         "--exporter.url",
         dest="exporter_url",
         type=exporter_url,
         metavar="URL",
-        help=f"the exporter's metrics (default: the host of STALLSCOPE_ADDRESS, or else {DEFAULT_EXPORTER})",
+        help=f"URL of the exporter (default: the host of STALLSCOPE_ADDRESS, or {DEFAULT_EXPORTER})",
     )
-    add_flags(made, timeout=_TIMEOUT, whose="an exporter or a Prometheus")
+    add_flags(made, timeout=_TIMEOUT, servers="an exporter or Prometheus")
     return made
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Examine; return 0 when nothing failed, 1 when something did, 2 for a wrong command line."""
+    """Run the checks; return 0 if none failed, 1 if one failed, 2 for an invalid command line."""
     command_line = parser()
     parsed = command_line.parse_args(arguments)
     for name in parsed.parts:
         if name not in PARTS:
-            hint = nearest(name, PARTS) or f"; there are {', '.join(PARTS)}"
-            command_line.error(f"there is no part {name!r}{hint}")
-    # Without a word of where it is, nobody needs one on this machine.
+            hint = nearest(name, PARTS) or f"; expected {', '.join(PARTS)}"
+            command_line.error(f"unknown part {name!r}{hint}")
+    # A missing Prometheus is a problem only if the user has named one.
     named = bool(os.environ.get(VARIABLE)) or any(each.startswith("--prometheus.url") for each in arguments)
     subject = _subject(parsed, os.environ, prometheus_named=named)
     results = _examine([name for name in PARTS if name in (parsed.parts or PARTS)], subject, show=not parsed.json)
@@ -90,7 +90,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _examine(names: Sequence[str], subject: Subject, *, show: bool) -> list[Result]:
-    """Make the checks, each part's shown as soon as it is over."""
+    """Run the checks, and print the results of each part as soon as it is complete."""
     from stallscope.doctor.checkup import examined
     from stallscope.doctor.examination import PARTS as CHECKS
 
@@ -121,7 +121,7 @@ def _shown(part: str, results: Iterable[Result]) -> str:
 
 
 def _wrapped(text: str, columns: int, first: str, others: str) -> list[str]:
-    shown = readable(" ".join(text.split()), _LONGEST)
+    shown = readable(" ".join(text.split()), _MAX_LENGTH)
     return textwrap.wrap(
         shown, columns, initial_indent=first, subsequent_indent=others, break_on_hyphens=False, break_long_words=False
     )
@@ -145,7 +145,7 @@ def _subject(parsed: argparse.Namespace, environment: Mapping[str, str], *, prom
 
 
 def _exporter_of(address: str) -> str:
-    """Where the metrics are of the exporter that reports go to: on the same host, and usually the same port."""
+    """Return the URL of the exporter that receives the reports: same host, usually the same port."""
     from urllib.parse import urlsplit
 
     from stallscope.clients.exporter import DEFAULT_PORT
@@ -158,5 +158,5 @@ def _exporter_of(address: str) -> str:
         host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname or ""
         port = parts.port or {"http": 80, "https": 443}.get(scheme, DEFAULT_PORT)
         return exporter_url(f"{'https' if scheme == 'https' else 'http'}://{host}:{port}")
-    except (ValueError, argparse.ArgumentTypeError):  # the trial report tells what is wrong with it
+    except (ValueError, argparse.ArgumentTypeError):  # the check `reports` describes an invalid address
         return DEFAULT_EXPORTER

@@ -39,26 +39,26 @@ _END_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _OTHER_SIGNALS = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _SIGNALS = (*_END_SIGNALS, *_OTHER_SIGNALS)
 _MAX_VERDICT_BYTES = 1 << 20
-"""Far more than the verdicts of one node's runs and GPUs take."""
+"""Size limit of a response, far above the verdicts of one node's runs and GPUs."""
 _STUCK_STATUS = os.EX_TEMPFAIL
-"""Exit status after a reading that never returns, 75."""
+"""Exit status after a poll that never returns: 75."""
 _M_ARENA_MAX = -8
-"""The parameter's number in glibc's malloc.h."""
+"""Value of M_ARENA_MAX in glibc's malloc.h."""
 _STOP_SECONDS = 0.9
-"""How long a clean stop takes at most, but where the machine stands still or files hang."""
+"""Maximum duration of a clean stop, unless the machine or a file system hangs."""
 _END_SECONDS = 4.0
-"""How long it may take then: systemd's unit and Kubernetes wait longer, and what is held is to reach its file."""
+"""Maximum duration of a stop if it hangs. systemd's unit and Kubernetes wait longer, so the state file is written."""
 
 
 class Exporter:
-    """All parts of one exporter, put together as the configuration says."""
+    """All components of an exporter, built from its configuration."""
 
     def __init__(self, configuration: Configuration, sources: dict[str, type[Source]]) -> None:
-        """Build everything and bind the addresses; `start` sets it going.
+        """Build the components and bind the addresses; `start` starts them.
 
         Raises:
-            ConfigurationError: a setting names something that is not there.
-            ListenError: an address can't be had.
+            ConfigurationError: a setting names something that does not exist.
+            ListenError: an address is not available.
         """
         from stallscope.collectors.base import Environment
         from stallscope.intake.authentication import TokenError
@@ -146,7 +146,7 @@ class Exporter:
             raise
 
     def start(self) -> None:
-        """Answer, then read: the first answer must not wait for the first reading."""
+        """Start the servers before the collectors: the first response must not wait for the first poll."""
         for server in self.servers:
             server.start()
         self.intake.start()
@@ -155,10 +155,10 @@ class Exporter:
         self.sampler.start()
         if self._verdicts is not None:
             self._verdicts.start()
-        if self.intake.authentication is None and self._hears_others():
+        if self.intake.authentication is None and self._accepts_remote_reports():
             _logger.warning(
-                "reports of other machines are taken as they come: whoever reaches the port can tell of any run; "
-                "set report.token-file to take signed ones alone"
+                "unsigned reports from other machines are accepted: anyone who can reach the port can report for any "
+                "run; set report.token-file to require signed reports"
             )
         fields = {"sources": ",".join(sorted(self._running)) or "none"}
         if self.configuration.scenario:
@@ -167,13 +167,13 @@ class Exporter:
             _logger.info("answering", extra={"fields": {"address": str(server.address), "url": server.url, **fields}})
 
     def stop(self) -> None:
-        """Stop everything; what hangs is left behind."""
+        """Stop all components; threads that hang are left behind."""
         closing = [threading.Thread(target=server.stop, daemon=True) for server in self.servers]
         for thread in closing:
             thread.start()
         for thread in closing:
             thread.join(_STOP_SECONDS / 2)
-        # From here on nothing comes in any more, and what is held goes to the state file.
+        # No more reports arrive from here on. The intake writes its runs to the state file.
         self.intake.stop()
         self.sampler.stop(_STOP_SECONDS / 4)
         if self._verdicts is not None:
@@ -183,7 +183,7 @@ class Exporter:
         self._remove_host_tree()
 
     def end(self, status: int, message: str, fields: Mapping[str, object]) -> NoReturn:
-        """Stop and end the process, in bounded time even where log and files hang too."""
+        """Stop and end the process, in bounded time even if the log or a file system hangs."""
 
         def stop() -> None:
             _logger.log(logging.ERROR if status else logging.INFO, message, extra={"fields": fields})
@@ -193,34 +193,37 @@ class Exporter:
         stopping = threading.Thread(target=stop, name="stop", daemon=True)
         stopping.start()
         stopping.join(_END_SECONDS)
-        # A reading that never returns must not keep the process: no other way out ends such a thread.
+        # A poll that never returns must not keep the process alive. Nothing else ends its thread.
         os._exit(status)
 
     def release(self, seconds: float | None = None) -> str:
-        """Let go of the GPUs' device files for so long; None for the configured time, 0 to take them up again.
+        """Close the GPUs' device files for a time.
+
+        Args:
+            seconds: how long; None for the configured time, 0 to reopen the files.
 
         Returns:
-            What happens next, in a sentence.
+            A sentence about what happens next.
         """
         seconds = self.configuration.release_time if seconds is None else seconds
         self.sampler.release(seconds)
-        when = f"at the next reading, within {self.configuration.sampling_interval:g} s"
+        when = f"at the next poll, within {self.configuration.sampling_interval:g} s"
         sentence = (
-            f"letting go of the GPUs' device files {when}; taking them up again after {seconds:g} s, or at once "
-            "after SIGUSR2 or POST /-/resume"
+            f"releasing the GPUs' device files {when}; reopening them after {seconds:g} s, or at once after SIGUSR2 or "
+            "POST /-/resume"
             if seconds
-            else f"taking up the GPUs' device files {when}"
+            else f"reopening the GPUs' device files {when}"
         )
         _logger.info(sentence)
         return sentence
 
     def reload(self, arguments: Sequence[str], summaries: Mapping[str, str]) -> None:
-        """Read the configuration again; apply what can change under way, and say what can't."""
+        """Reload the configuration; apply changes that need no restart, and log those that do."""
         try:
             newer = load(arguments, os.environ, summaries)
         except ConfigurationError as problem:
             self._is_reloaded = False
-            _logger.error("configuration not read again, the running one stays: %s", problem)
+            _logger.error("configuration not reloaded, keeping the current one: %s", problem)
             return
         self._is_reloaded = True
         live, waiting = self.configuration.changes(newer)
@@ -239,12 +242,12 @@ class Exporter:
         self._switch_sources()
         if self._security is not None:
             self._security.read_if_changed()
-        _logger.info("configuration read again", extra={"fields": {"changed": ",".join(sorted(live)) or "nothing"}})
+        _logger.info("configuration reloaded", extra={"fields": {"changed": ",".join(sorted(live)) or "nothing"}})
         if waiting:
-            _logger.warning("%s changed too, which needs a restart", ", ".join(waiting))
+            _logger.warning("restart the exporter to apply changes of %s", ", ".join(waiting))
 
     def _collect_reloads(self) -> list[Sample]:
-        """Return the metric of configuration files that were valid when they were last read."""
+        """Return the metric of configuration files that were valid at the last reload."""
         from stallscope.web.reloads import reload_samples
 
         validity = {"config": self._is_reloaded}
@@ -252,22 +255,22 @@ class Exporter:
             validity["web_config"] = self._security.is_current
         return reload_samples(validity)
 
-    def _hears_others(self) -> bool:
-        """Whether reports may come from other machines."""
+    def _accepts_remote_reports(self) -> bool:
+        """Return True if reports may come from other machines."""
         from stallscope.web.application import is_loopback
 
         udp = self.configuration.report_udp_address
-        elsewhere = udp is not None and udp.host != "localhost" and not is_loopback(udp.host)
-        return elsewhere or self.configuration.allow_remote_reports
+        is_remote_udp = udp is not None and udp.host != "localhost" and not is_loopback(udp.host)
+        return is_remote_udp or self.configuration.allow_remote_reports
 
     def _is_signed(self, request: Request) -> bool:
-        """Whether the request says who sends it by the report's signature, so that it needs no user."""
+        """Return True if the request is a signed report, which needs no user."""
         from stallscope.web.application import REPORT_PATH
 
         return request.path == REPORT_PATH and self.intake.authentication is not None
 
     def _switch_sources(self) -> None:
-        """Run the sources that the configuration wants, and no others."""
+        """Start and stop collectors as configured."""
         for name, source in self._sources.items():
             wanted = self.configuration.enabled(name, by_default=source.enabled_by_default)
             if wanted and name not in self._running:
@@ -276,23 +279,23 @@ class Exporter:
                     self.sampler.add(made)
                     self._running[name] = made
                 except Exception:
-                    _logger.exception("source %s could not be set up; going on without it", name)
+                    _logger.exception("source %s could not be started; continuing without it", name)
             elif not wanted and name in self._running:
                 self.sampler.remove(name)
                 self._environment.occupancies.withdraw(name)
                 del self._running[name]
 
     def _end_where_stuck(self) -> None:
-        """End the process where a reading has been stuck for too long; the publisher asks after every page.
+        """End the process if a poll has been stuck for too long; called after every page.
 
-        Two pages have to say so: where the whole machine stood still, readings come back between them.
+        It must be stuck at two pages in a row: after a pause of the whole machine, polls return between them.
         """
         limit = self.configuration.exit_after_hang
         hang = self.sampler.longest_hang if limit else None
         before, self._seems_stuck = self._seems_stuck, hang is not None and hang.seconds >= limit
         if hang is not None and before and self._seems_stuck:
             fields = {"reading": hang.reader, "seconds": round(hang.seconds, 1), "limit": limit}
-            self.end(_STUCK_STATUS, "exiting, since a reading is stuck and only the end of the process ends it", fields)
+            self.end(_STUCK_STATUS, "exiting: a poll is stuck, and only the end of the process ends it", fields)
 
     def _simulate(self) -> tuple[Simulation | None, Path, Callable[[], Driver] | None]:
         """Set up the simulated node, if any; returns it with the root and the driver that sources are to use."""
@@ -312,7 +315,7 @@ class Exporter:
             simulation = Simulation.named(
                 configuration.scenario,
                 clock=SystemClock(),
-                # Simulated ranks live in this process: one that stalls is silent, not lost.
+                # Simulated ranks run in this process: one that stalls is silent, not lost.
                 deliver=lambda data: registry.accept(data, "http", own_pid),
                 host_tree=tree,
                 onset=configuration.onset,
@@ -328,13 +331,13 @@ class Exporter:
             self._host_tree.cleanup()
 
     def _after_page(self) -> None:
-        """What follows every page of metrics, on the publisher's thread."""
+        """Record the history and check for stuck polls, on the publisher's thread."""
         self._history.note(self.sampler.snapshot.samples)
         self._end_where_stuck()
 
     def _render_status_page(self, refreshing: bool) -> bytes:
         if self._status_page is None:
-            from stallscope.web.status.page import StatusPage  # memory that an exporter nobody looks at never needs
+            from stallscope.web.status.page import StatusPage  # saves memory until the page is first requested
 
             self._status_page = StatusPage(
                 self._look,
@@ -366,7 +369,7 @@ class Exporter:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line; without switches for collectors where what they need is not installed."""
+    """Return the parser of the command line, without flags for collectors if their libraries are not installed."""
     try:
         from stallscope.collectors.base import available
 
@@ -380,9 +383,9 @@ def main(arguments: Sequence[str]) -> int:
     """Run the exporter until SIGTERM or SIGINT.
 
     Returns:
-        2 where the configuration is wrong, 1 where it can't be served; after a clean stop the process ends here.
+        2 if the configuration is invalid, 1 if an address is not available; a clean stop ends the process here.
     """
-    # What may be sent as soon as the process exists: nothing is held yet that an end would lose, and the rest can wait.
+    # Signals may arrive as soon as the process exists. There is no state to lose yet, and other signals can wait.
     for number in _END_SIGNALS:
         signal.signal(number, _end_early)
     signal.pthread_sigmask(signal.SIG_BLOCK, _OTHER_SIGNALS)
@@ -400,7 +403,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         configuration = load(arguments, os.environ, summaries)
         logs.configure(configuration.log_level, configuration.log_format)
-        # Blocked before the first thread starts, so that they wait for `sigwait` whichever thread they are sent to.
+        # Blocked before the first thread starts, so that `sigwait` receives them on any thread.
         signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         exporter = Exporter(configuration, sources)
     except ConfigurationError as problem:
@@ -422,14 +425,14 @@ def _end_early(_number: int, _frame: object) -> NoReturn:
 
 
 def _share_one_heap() -> None:
-    """Let all threads allocate from one heap: two dozen threads with one each would hold 1.4 MB more."""
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc's own
+    """Let all threads allocate from one heap: two dozen threads with a heap each need 1.4 MB more."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # only in glibc
     if mallopt is not None:
         mallopt(_M_ARENA_MAX, 1)
 
 
 def _settle() -> None:
-    """Take what start-up made out of the garbage collector's rounds, so that they stay too short to delay an answer."""
+    """Exclude the objects of the start-up from garbage collection, so that it never delays a response."""
     gc.collect()
     gc.freeze()
 
@@ -441,7 +444,7 @@ def _limits(configuration: Configuration) -> Any:
 
 
 def _switched_off(configuration: Configuration) -> dict[str, str]:
-    """Paths that are not to be answered, with the settings that would answer them."""
+    """Return the disabled paths, with the setting that enables each."""
     from stallscope.web.application import RELEASE_PATH, REPORT_PATH, RESUME_PATH, STATUS_PATH, TRACE_PATH
 
     switches = {

@@ -22,42 +22,42 @@ if TYPE_CHECKING:
 
 
 class _FailedError(Exception):
-    """Nothing was written; the message is one line."""
+    """No file was written; the message is one line."""
 
 
 def parser() -> Parser:
-    """The command line."""
+    """Return the parser of the command line."""
     made = Parser(
         "frames",
         usage="stallscope frames --run NAME [--out DIRECTORY] [flags]",
-        description="Write what Prometheus holds of a run to five files: steps, phases, gpu, host and values (what the "
-        "training reported besides). A row is one scrape of one rank, phase, GPU or machine, with the number of the "
-        "training step that the rank had reached; figures are those of the interval since the scrape before. A run may "
-        "be as long as it likes. In a program: stallscope.analysis.frames.",
+        description="Write a run's series from Prometheus to five files: steps, phases, gpu, host and values (custom "
+        "values that the training reported). A row is one scrape of one rank, phase, GPU or host, with the rank's "
+        "training step at that time. Values cover the interval since the previous scrape. A run of any length fits "
+        "into memory. In Python, use stallscope.analysis.frames.",
         examples={
             "stallscope frames --run resnet50": "the last day, as steps.parquet, gpu.parquet ... in this directory",
-            "stallscope frames --run resnet50 --since 30d --step 5m --out month": "a month, one row in five minutes",
+            "stallscope frames --run resnet50 --since 30d --step 5m --out month": "a month, one row per five minutes",
             "stallscope frames --run resnet50 --format csv --json": "for a spreadsheet, and a summary for a program",
         },
-        notes="Exit status: 0 where all files were written, 1 where that failed, and then none was, 2 for a wrong "
+        notes="Exit status: 0 if all files were written, 1 if that failed and no file was written, 2 for an invalid "
         "command line.",
     )
     made.add_argument(
-        "--run", required=True, metavar="NAME", help="the run's name, or CLUSTER/NAMESPACE/NAME where several have it"
+        "--run", required=True, metavar="NAME", help="the run's name; CLUSTER/NAMESPACE/NAME if it is not unique"
     )
     made.add_argument(
-        "--out", type=Path, default=Path(), metavar="DIRECTORY", help="where to write (default: this directory)"
+        "--out", type=Path, default=Path(), metavar="DIRECTORY", help="directory to write to (default: the current one)"
     )
-    made.add_argument("--format", choices=("parquet", "csv"), default="parquet", help="of the files (default: parquet)")
+    made.add_argument("--format", choices=("parquet", "csv"), default="parquet", help="file format (default: parquet)")
     made.add_argument(
         "--step",
         type=duration("1s"),
         metavar="DURATION",
-        help="one row in so much time, of means that the server makes (default: one row a scrape)",
+        help="one row per interval, with means computed by the server (default: one row per scrape)",
     )
-    made.add_argument("--cluster", help="whose run, where several clusters have one of that name")
-    made.add_argument("--namespace", help="likewise")
-    made.add_argument("--json", action="store_true", help="print what was written as one JSON document")
+    made.add_argument("--cluster", help="cluster of the run, if several clusters have a run of that name")
+    made.add_argument("--namespace", help="namespace of the run, if several namespaces have a run of that name")
+    made.add_argument("--json", action="store_true", help="print a summary of the files as one JSON document")
     _times.add_flags(made)
     _prometheus.add_flags(made)
     return made
@@ -67,29 +67,29 @@ def main(arguments: Sequence[str]) -> int:
     """Run the command.
 
     Returns:
-        0 when all files were written, 1 when that failed, 2 for a wrong command line.
+        0 if all files were written, 1 if that failed, 2 for an invalid command line.
     """
     reader = parser()
-    told = reader.parse_args(arguments)
-    if not told.run:
-        reader.error("--run names no run")  # as an unset variable of a shell
-    if told.out.is_file():
-        reader.error(f"{told.out} is a file; name a folder")
+    parsed = reader.parse_args(arguments)
+    if not parsed.run:
+        reader.error("--run: expected a name")  # empty, for example from an unset shell variable
+    if parsed.out.is_file():
+        reader.error(f"--out: {parsed.out} is a file; name a directory")
     try:
-        written = _write(told)
+        written = _write(parsed)
     except _FailedError as failed:
         print(f"stallscope frames: {failed}", file=sys.stderr)
         return 1
     except ModuleNotFoundError as error:
         return missing("frames", error, "analysis")
-    if told.json:
+    if parsed.json:
         print(json.dumps(_document(written), indent=2))
     else:
         print(_text(written), end="")
     return 0
 
 
-def _write(told: Any) -> Export:
+def _write(parsed: Any) -> Export:
     from stallscope.analysis.data_frames import pieces
     from stallscope.analysis.export import export
     from stallscope.analysis.runs import RunError, find_run
@@ -97,28 +97,28 @@ def _write(told: Any) -> Export:
     from stallscope.common.whole_files import reason
 
     try:
-        with closing(_prometheus.client(told)) as server:
-            start, end = _times.span(told, server.now())
-            run = find_run(server, told.run, start, end, cluster=told.cluster, namespace=told.namespace)
+        with closing(_prometheus.client(parsed)) as server:
+            start, end = _times.span(parsed, server.now())
+            run = find_run(server, parsed.run, start, end, cluster=parsed.cluster, namespace=parsed.namespace)
             with progress(f"Reading {readable(run.name)}", total=1.0) as advance:
-                read = pieces(run, prometheus=server, start=start, end=end, step=told.step, advance=advance)
-                return export(read, told.out, told.format)
+                read = pieces(run, prometheus=server, start=start, end=end, step=parsed.step, advance=advance)
+                return export(read, parsed.out, parsed.format)
     except (RunError, PrometheusError, _times.EmptySpanError) as problem:
         raise _FailedError(_prometheus.reason(problem)) from None
     except OSError as problem:
-        raise _FailedError(reason(problem, told.out)) from None
+        raise _FailedError(reason(problem, parsed.out)) from None
 
 
 def _text(written: Export) -> str:
     run = written.run
     when = f"{_moment(written.start)} to {_moment(written.end)}"
     ranks = "1 rank" if len(run.ranks) == 1 else f"{len(run.ranks)} ranks"
-    lines = [f"{readable(run.name)}: {when}, {ranks}, a row is {written.resolution:g} s"]
+    lines = [f"{readable(run.name)}: {when}, {ranks}, one row per {written.resolution:g} s"]
     width = max(len(str(each.path)) for each in written.files)
     lines += [f"  {each.path!s:<{width}}  {each.rows:>12,} rows  {each.bytes:>14,} bytes" for each in written.files]
     if written.gaps:
         gaps = "1 gap is" if written.gaps == 1 else f"{written.gaps} gaps are"
-        lines.append(f"  {gaps} longer than three rows: there was nothing to read meanwhile")
+        lines.append(f"  {gaps} longer than three rows: Prometheus has no samples there")
     lines += [f"  {note}" for note in written.notes]
     return "\n".join(lines) + "\n"
 

@@ -1,4 +1,4 @@
-"""Show this machine's GPUs: which signals each has, by which driver call, at what cost, and what is wrong."""
+"""Show this machine's GPUs: supported signals, the driver call behind each, its duration, and problems."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 _COLUMNS = 80
 _SLOW_SECONDS = 0.005
-"""More than a driver call may take without being told of."""
+"""Mean duration of a driver call above which a warning is shown."""
 _CALLS_SHOWN = 8
 _WAITS = ("nvmlInit", "nvmlShutdown", "nvmlEventSetWait")
-"""Functions that may take their time: once a session, or because they are asked to wait."""
+"""Functions that may be slow: called once per session, or waiting by design."""
 _SCALES: Mapping[str, tuple[tuple[float, str], ...]] = {
     "bytes": ((2.0**40, "TiB"), (2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "B")),
     "joules": ((1e6, "MJ"), (1e3, "kJ"), (1.0, "J")),
@@ -34,17 +34,17 @@ _SCALES: Mapping[str, tuple[tuple[float, str], ...]] = {
     "seconds": ((1.0, "s"),),
     "ratio": ((0.01, "%"),),
 }
-"""What a unit's values are divided by, and what they are then: the first that is not too large, else the last."""
+"""Divisors and display units of each unit, largest first: the first divisor that is not above the value is used."""
 _NO_GPU = (
-    "no GPU answers on this machine. `nvidia-smi` must work first: install or load NVIDIA's driver, and start "
-    "containers with their GPUs (docker run --gpus all); AMD's are found through the amdgpu kernel driver. "
-    "The exporter serves host and training metrics without one; to see what a GPU would show: "
+    "no GPU responds on this machine. NVIDIA: `nvidia-smi` must work first; install or load the driver, and start "
+    "containers with their GPUs (docker run --gpus all). AMD: the amdgpu kernel driver must be loaded. "
+    "Without a GPU, the exporter serves host and training metrics. To see simulated GPUs: "
     "stallscope gpus --simulation.scenario thermal_throttle"
 )
 
 
 class _Cost(NamedTuple):
-    """What one function of the driver's library took."""
+    """Durations of one function of the driver's library."""
 
     name: str
     calls: int
@@ -54,31 +54,31 @@ class _Cost(NamedTuple):
 
 
 def parser() -> Parser:
-    """The command line."""
+    """Return the parser of the command line."""
     made = Parser(
         "gpus",
         usage="stallscope gpus [--json] [--simulation.scenario NAME]",
-        description="Read every GPU as the exporter would, a few times a second apart, and show what it is, which of "
-        "the optional signals it has, by which call of the driver, what calls cost, and what stands in the way.",
+        description="Read every GPU a few times, one second apart, with the exporter's own code. Show its model, the "
+        "optional signals that it supports, the driver call behind each signal, the duration of calls, and problems.",
         examples={
             "stallscope gpus": "this machine's GPUs",
             "stallscope gpus --json | jq '.gpus[].trouble'": "for scripts",
-            "stallscope gpus --simulation.scenario thermal_throttle": "what a GPU would show, without having one",
+            "stallscope gpus --simulation.scenario thermal_throttle": "simulated GPUs, on any machine",
         },
-        notes="Exit status: 0 when all GPUs answer, 1 where one does not or there is none, 2 for a wrong command line.",
+        notes="Exit status: 0 if all GPUs respond, 1 if one does not or there is none, 2 for an invalid command line.",
     )
     made.add_argument("--json", action="store_true", help="print one JSON document instead of tables")
     made.add_argument(
-        "--simulation.scenario", dest="scenario", metavar="NAME", help="show simulated GPUs, which need no hardware"
+        "--simulation.scenario", dest="scenario", metavar="NAME", help="show simulated GPUs; needs no hardware"
     )
     return made
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Show the GPUs; return 0 when all of them answer, 1 where one does not or there is none, 2 for wrong flags."""
+    """Show the GPUs; return 0 if all respond, 1 if one does not or there is none, 2 for an invalid command line."""
     command_line = parser()
     parsed = command_line.parse_args(arguments)
-    # What the sources have to say of their GPUs stands among the warnings.
+    # The output already contains the collectors' log messages, as warnings.
     logging.getLogger("stallscope").addHandler(logging.NullHandler())
     try:
         surveys, recording = _simulated(parsed.scenario) if parsed.scenario else _real()
@@ -133,7 +133,7 @@ def _simulated(scenario: str) -> tuple[list[Survey], None]:
 
 
 def _costs(recording: RecordingLibrary | None) -> list[_Cost]:
-    """What each function took, the costliest in sum first."""
+    """Return the durations of each function, largest total first."""
     seconds: dict[str, list[float]] = defaultdict(list)
     for call in list(recording.calls) if recording is not None else ():
         seconds[call.name].append(call.seconds)
@@ -145,15 +145,15 @@ def _warnings(surveys: Sequence[Survey], costs: Iterable[_Cost], recording: Reco
     found: list[str] = []
     none = not any(each.gpus for each in surveys)
     for each in surveys:
-        # That there is no driver of one maker is no news where another's GPUs are.
+        # A missing AMD driver is no problem on a machine with NVIDIA GPUs, and vice versa.
         if each.problem and (each.gpus or each.hung or none):
             found.append(f"{each.source}: {each.problem}")
         for gpu in each.gpus:
             found += [f"{_name(gpu)}: {warning}" for warning in _warnings_of(gpu)]
     for call in recording.pending if recording is not None else ():
-        found.append(f"the driver has not come back from {call.text}")
+        found.append(f"driver call {call.text} has not returned")
     found += [
-        f"{cost.name} takes {cost.mean * 1e3:.1f} ms a call"
+        f"{cost.name} takes {cost.mean * 1e3:.1f} ms per call"
         for cost in costs
         if cost.mean > _SLOW_SECONDS and cost.name not in _WAITS
     ]
@@ -165,16 +165,16 @@ def _warnings_of(gpu: SurveyedGpu) -> list[str]:
     if gpu.trouble:
         found.append(gpu.trouble)
     elif not any(signal.supported for signal in gpu.signals):
-        found.append("it has none of the optional signals; is this the driver that it needs?")
+        found.append("no optional signal is supported; check that the right driver is installed")
     if gpu.persistence_off:
         found.append(
-            "persistence mode is off: each first use of the idle GPU initialises it anew, which takes up to seconds. "
-            "Turn it on with nvidia-persistenced, or nvidia-smi -pm 1"
+            "persistence mode is off: the first use of an idle GPU initialises it again, which can take seconds; "
+            "turn it on with nvidia-persistenced, or nvidia-smi -pm 1"
         )
     if gpu.info["sharing"] == "mig" and not gpu.info.get("mig"):
         found.append(
-            "MIG is on: the driver does not tell how busy the whole GPU is; see its instances, whose processes and "
-            "activity are told apart"
+            "MIG is on: the driver does not report the utilization of the whole GPU; see the activity and processes "
+            "of its instances"
         )
     return found
 
@@ -182,7 +182,7 @@ def _warnings_of(gpu: SurveyedGpu) -> list[str]:
 def _report(gpus: Sequence[SurveyedGpu], costs: Sequence[_Cost], warnings: Sequence[str], *, simulated: str) -> str:
     parts: list[str] = []
     if simulated:
-        parts.append(f"simulated GPUs (scenario {simulated}): no figure here was measured\n")
+        parts.append(f"simulated GPUs (scenario {simulated}): no value here was measured\n")
     shown: dict[tuple[object, ...], SurveyedGpu] = {}
     for gpu in gpus:
         kind = tuple((signal.supported, signal.call) for signal in gpu.signals)
@@ -194,8 +194,8 @@ def _report(gpus: Sequence[SurveyedGpu], costs: Sequence[_Cost], warnings: Seque
         newest = [gpu.calls for gpu in gpus if not gpu.trouble]
         if newest:
             parts.append(
-                f"calls of the newest reading: {sum(newest)}, {sum(newest) / len(newest):.1f} a GPU "
-                "(the exporter reads once a second)\n"
+                f"calls of the newest poll: {sum(newest)}, {sum(newest) / len(newest):.1f} per GPU "
+                "(the exporter polls once a second)\n"
             )
     if warnings:
         parts.append("warnings\n" + "".join(f"{_wrapped(each, '  - ', '    ')}\n" for each in warnings))
@@ -203,7 +203,7 @@ def _report(gpus: Sequence[SurveyedGpu], costs: Sequence[_Cost], warnings: Seque
 
 
 def _table(gpu: SurveyedGpu, alike: SurveyedGpu | None) -> str:
-    """What there is to say of a GPU, in short where its signals are those of one that was shown before."""
+    """Return a table of a GPU; a short one if `alike`, a GPU with the same signals, was shown before."""
     info = gpu.info
     lines = [
         f"{_name(gpu)}: {info['model']}",
@@ -240,9 +240,9 @@ def _table(gpu: SurveyedGpu, alike: SurveyedGpu | None) -> str:
         for name, now, call in rows:
             start = f"  {name:<{widths[0]}} {now:>{widths[1]}}  "
             lines.append(_wrapped(call, start, " " * len(start)))
-    lacking = [signal.family.signal for signal in gpu.signals if signal.supported is False]
+    unsupported = [signal.family.signal for signal in gpu.signals if signal.supported is False]
     unknown = [signal.family.signal for signal in gpu.signals if signal.supported is None]
-    for title, names in (("not supported", lacking), ("not found out", unknown)):
+    for title, names in (("not supported", unsupported), ("unknown", unknown)):
         if names:
             lines += ["", _wrapped(f"{title}: {', '.join(names)}", "  ", "    ")]
     return "\n".join([*lines, ""])
@@ -264,17 +264,17 @@ def _now(signal: SurveyedSignal) -> str:
 
 
 def _cost_table(costs: Sequence[_Cost]) -> str:
-    lines = [f"{'driver calls, the first readings included':<48}{'calls':>8}{'mean ms':>10}{'max ms':>10}"]
+    lines = [f"{'driver calls, including the first polls':<48}{'calls':>8}{'mean ms':>10}{'max ms':>10}"]
     lines += [
         f"  {cost.name:<46}{cost.calls:>8}{cost.mean * 1e3:>10.3f}{cost.longest * 1e3:>10.3f}"
         for cost in costs[:_CALLS_SHOWN]
     ]
-    rest = costs[_CALLS_SHOWN:]
-    if rest:
-        count = sum(cost.calls for cost in rest)
-        mean = sum(cost.calls * cost.mean for cost in rest) / count
-        longest = max(cost.longest for cost in rest)
-        lines.append(f"  {f'{len(rest)} others':<46}{count:>8}{mean * 1e3:>10.3f}{longest * 1e3:>10.3f}")
+    others = costs[_CALLS_SHOWN:]
+    if others:
+        count = sum(cost.calls for cost in others)
+        mean = sum(cost.calls * cost.mean for cost in others) / count
+        longest = max(cost.longest for cost in others)
+        lines.append(f"  {f'{len(others)} others':<46}{count:>8}{mean * 1e3:>10.3f}{longest * 1e3:>10.3f}")
     return "\n".join([*lines, ""])
 
 

@@ -1,4 +1,4 @@
-"""Choose GPUs that have room now, wait until there are some, and run a command on them."""
+"""Choose GPUs that are free now, or wait for them, and run a command on them."""
 
 from __future__ import annotations
 
@@ -26,73 +26,71 @@ _NOT_FOUND = 127
 
 
 def parser() -> Parser:
-    """How the command line reads."""
+    """Return the parser of the command line."""
     made = Parser(
         "pick",
         usage="stallscope pick [-n COUNT] [--memory SIZE] [flags] [-- COMMAND ...]",
-        description="Choose NVIDIA GPUs that have room now, print them as CUDA_VISIBLE_DEVICES has them, or run a "
-        "command on them. Without --memory, a GPU must be free: nobody computes on it. With --memory it may be "
-        "shared, while so much memory is free and it is not too busy. Several users who pick at once are told "
-        "apart: a GPU that was picked is left alone for a minute, and the memory asked for stays claimed as long as "
-        "the command runs.",
+        description="Choose NVIDIA GPUs that are free now. Print them in the form of CUDA_VISIBLE_DEVICES, or run a "
+        "command on them. Without --memory, a GPU must be unused. With --memory, it may be shared if it has that much "
+        "free memory and is not too busy. Concurrent picks do not collide: a picked GPU stays claimed for a minute, "
+        "and the requested memory stays claimed while the command runs.",
         examples={
             "stallscope pick -- python train.py": "a free GPU, for as long as the program runs",
-            "stallscope pick -n 2 --memory 20GiB --wait -- accelerate launch train.py": "two with room, as soon as "
-            "there are",
-            "CUDA_VISIBLE_DEVICES=$(stallscope pick --memory 8GiB) python train.py": "the same by hand",
-            "stallscope pick --memory 20GiB --explain --reserve 0s": "does another experiment fit? Nothing is claimed",
+            "stallscope pick -n 2 --memory 20GiB --wait -- accelerate launch train.py": "wait for two GPUs with 20 GiB",
+            "CUDA_VISIBLE_DEVICES=$(stallscope pick --memory 8GiB) python train.py": "set the variable yourself",
+            "stallscope pick --memory 20GiB --explain --reserve 0s": "only show which GPUs would fit; claim nothing",
         },
-        notes="Exit status: 0 when GPUs were found, 1 when there are none now, 2 for a wrong command line, and the "
-        "command's own where one is run: it takes this process' place; 126 and 127 where it can't be run or is not "
-        "there. A CUDA_VISIBLE_DEVICES that is set restricts "
-        "the choice. Claims are files in /run/lock, or /tmp where users may not write there; containers see each "
-        "other's only where they share that folder.",
+        notes="Exit status: 0 if GPUs were found, 1 if not, 2 for an invalid command line. The command replaces this "
+        "process, so its exit status is returned; 126 if it cannot be executed, 127 if it does not exist. "
+        "CUDA_VISIBLE_DEVICES, if set, restricts the choice. Claims are files in /run/lock, or in /tmp if users may "
+        "not write to /run/lock. Containers see each other's claims only if they share that folder.",
     )
-    made.add_argument("misplaced", nargs="*", help=argparse.SUPPRESS)  # to say where it belongs
+    made.add_argument("misplaced", nargs="*", help=argparse.SUPPRESS)  # parsed for a helpful error
     made.add_argument("-n", "--count", type=_count, default=1, metavar="COUNT", help="GPUs to pick (default: 1)")
     made.add_argument(
-        "--memory", type=_bytes, metavar="SIZE", help="memory to be free on each, such as 20GiB; the GPU may be shared"
+        "--memory", type=_bytes, metavar="SIZE", help="free memory on each GPU, such as 20GiB; the GPU may be shared"
     )
-    made.add_argument("--exclusive", action="store_true", help="only GPUs that nobody computes on, with --memory too")
+    made.add_argument("--exclusive", action="store_true", help="only unused GPUs, also with --memory")
     made.add_argument(
         "--max-utilization",
         type=_ratio,
         default=0.5,
         metavar="SHARE",
-        help="how busy a GPU may have been lately, such as 30%% or 0.3 (default: 50%%)",
+        help="maximum utilization of a shared GPU, such as 30%% or 0.3 (default: 50%%)",
     )
     made.add_argument(
-        "--cpus", type=_cores, default=0.0, metavar="NUMBER", help="idle cores that the host has for each (default: 0)"
+        "--cpus", type=_cores, default=0.0, metavar="NUMBER", help="idle CPU cores on the host per GPU (default: 0)"
     )
     made.add_argument(
         "--host-memory",
         type=_bytes,
         default=0,
         metavar="SIZE",
-        help="free memory that the host has for each (default: any)",
-    )
-    made.add_argument("--spread", action="store_true", help="take the emptiest GPU, and not the one that fits best")
-    made.add_argument("--wait", action="store_true", help="wait until there is room")
-    made.add_argument(
-        "--timeout", type=duration(), metavar="DURATION", help="wait no longer, such as 2h (default: for ever)"
+        help="free host memory per GPU (default: any)",
     )
     made.add_argument(
-        "--explain", action="store_true", help="tell of every GPU on standard error why it was taken or not"
+        "--spread", action="store_true", help="prefer the GPU with most free memory over the tightest fit"
     )
-    made.add_argument("--json", action="store_true", help="print one JSON document of all that")
+    made.add_argument("--wait", action="store_true", help="wait until GPUs are free")
+    made.add_argument(
+        "--timeout", type=duration(), metavar="DURATION", help="maximum time to wait, such as 2h (default: no limit)"
+    )
+    made.add_argument("--explain", action="store_true", help="print on standard error why each GPU was taken or not")
+    made.add_argument("--json", action="store_true", help="print one JSON document with all GPUs and the host")
     made.add_argument(
         "--format",
         choices=("uuids", "indices", "env"),
         default="uuids",
-        help="how GPUs are named: UUIDs; the driver's indices, for programs that can't read UUIDs (CUDA counts alike "
-        "with CUDA_DEVICE_ORDER=PCI_BUS_ID, which a command is given); or CUDA_VISIBLE_DEVICES=UUIDs (default: uuids)",
+        help="output format: UUIDs; the driver's indices, for programs that do not accept UUIDs (CUDA numbers GPUs "
+        "the same way with CUDA_DEVICE_ORDER=PCI_BUS_ID, which is set for the command); or CUDA_VISIBLE_DEVICES=UUIDs "
+        "(default: uuids)",
     )
     made.add_argument(
         "--over",
         type=duration("1s", "60s"),
         default=2.0,
         metavar="DURATION",
-        help="how long to look at the GPUs, 1s to 60s (default: 2s)",
+        help="how long to measure utilization, 1s to 60s (default: 2s)",
     )
     made.add_argument(
         "--reserve",
@@ -105,21 +103,21 @@ def parser() -> Parser:
         "--lock-folder",
         type=Path,
         metavar="FOLDER",
-        help="where claims lie, the same for all users (default: STALLSCOPE_LOCK_FOLDER, or /run/lock, or /tmp)",
+        help="folder of claims, the same for all users (default: STALLSCOPE_LOCK_FOLDER, or /run/lock, or /tmp)",
     )
     made.add_argument(
         "--exporter.url",
         dest="exporter",
         type=exporter_url,
         metavar="URL",
-        help=f"the node's exporter, which knows of past errors and runs (default: {DEFAULT_EXPORTER}, if it answers)",
+        help=f"the node's exporter, for past errors and runs (default: {DEFAULT_EXPORTER}, if it responds)",
     )
     _client_certificate.add_flags(made, "an exporter")
     return made
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Pick; see the exit status in `parser`."""
+    """Run the command; return the exit status that `parser` describes."""
     words = list(arguments)
     split = words.index("--") if "--" in words else len(words)
     flags, command = words[:split], words[split + 1 :]
@@ -137,15 +135,15 @@ def main(arguments: Sequence[str]) -> int:
 
     try:
         picker = Picker(parsed, running=bool(command))
-        picked = picker.until_found(parsed.timeout) if parsed.wait else picker.look()
+        picked = picker.until_found(parsed.timeout) if parsed.wait else picker.poll()
     except ValueError as error:
         command_line.error(str(error))
     except (ClaimsFailed, PickFailed) as error:
         return _fail(str(error))
     if parsed.explain:
         print(table(picked), file=sys.stderr)
-    for complaint in picked.complaints:
-        print(f"stallscope pick: {complaint}", file=sys.stderr)
+    for warning in picked.warnings:
+        print(f"stallscope pick: {warning}", file=sys.stderr)
     if parsed.json:
         print(json.dumps(document(picked, picker.wanted), indent=2))
     if not picked.chosen:
@@ -158,23 +156,23 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _contradiction(parsed: argparse.Namespace, command: Sequence[str], *, ended_flags: bool) -> str:
-    """What does not go together on the command line; empty where all does."""
+    """Return the error of flags that cannot be combined; empty if the command line is valid."""
     if parsed.misplaced:
         return f"a command comes after --: stallscope pick [flags] -- {' '.join(parsed.misplaced)} ..."
     if ended_flags and not command:
-        return "what is to be run? A command comes after --"
+        return "--: expected a command after it"
     if command and (parsed.json or parsed.format == "env"):
-        return "--json and --format env are for a pick without a command, whose output is its own"
+        return "--json, --format env: cannot be combined with a command; the output is the command's own"
     if parsed.timeout is not None and not parsed.wait:
-        return "--timeout says how long to --wait"
+        return "--timeout: requires --wait"
     return ""
 
 
 def _become(command: Sequence[str], gpus: str, claims: Sequence[int]) -> int:
-    """Let the command take this process' place: signals, exit status and the descriptors of claims are its own then."""
+    """Replace this process by the command, which inherits the descriptors that hold the claims."""
     os.environ["CUDA_VISIBLE_DEVICES"] = gpus
     if gpus[:1].isdecimal():
-        os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # which the driver counts by, and CUDA else only may
+        os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # the order of the driver's indices
     for descriptor in claims:
         os.set_inheritable(descriptor, True)
     sys.stderr.flush()
@@ -186,7 +184,7 @@ def _become(command: Sequence[str], gpus: str, claims: Sequence[int]) -> int:
 
 def _count(text: str) -> int:
     if not (text.isascii() and text.isdecimal() and 1 <= int(text) <= _MOST_GPUS):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of GPUs from 1")
+        raise argparse.ArgumentTypeError(f"expected an integer from 1 to {_MOST_GPUS}, got {text!r}")
     return int(text)
 
 
@@ -198,7 +196,7 @@ def _bytes(text: str) -> int:
         number = round(float(match[1]) * base ** (_POWERS.index(match[2].upper()) + 1))
     if not 0 < number < _MOST_BYTES:
         hint = f"; did you mean {text}GiB?" if re.fullmatch(r"\d+(\.\d+)?", text) else ""
-        raise argparse.ArgumentTypeError(f"{text!r} is no size with its unit, such as 20GiB or 500MB{hint}")
+        raise argparse.ArgumentTypeError(f"expected a size with a unit, such as 20GiB or 500MB, got {text!r}{hint}")
     return number
 
 
@@ -207,13 +205,13 @@ def _ratio(text: str) -> float:
     ratio = float(match[1]) / (100 if match[2] else 1) if match else -1.0
     if not 0 <= ratio <= 1:
         hint = f"; did you mean {text}%?" if match and not match[2] and ratio <= 100 else ""
-        raise argparse.ArgumentTypeError(f"{text!r} is no share, such as 30% or 0.3{hint}")
+        raise argparse.ArgumentTypeError(f"expected a share such as 30% or 0.3, got {text!r}{hint}")
     return ratio
 
 
 def _cores(text: str) -> float:
     if not re.fullmatch(r"\d{1,5}(\.\d+)?", text):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of cores")
+        raise argparse.ArgumentTypeError(f"expected a number of cores, got {text!r}")
     return float(text)
 
 

@@ -1,4 +1,4 @@
-"""Record what this machine's NVIDIA driver answers to the exporter, to a file that the tests replay."""
+"""Record the responses of this machine's NVIDIA driver to the exporter, in a file that the tests replay."""
 
 from __future__ import annotations
 
@@ -34,39 +34,39 @@ from stallscope.sampling.sampler import Sampler
 
 INTERVAL = 1.0
 _HANG_SECONDS = 10.0
-"""A call that takes longer is not waited for."""
+"""Seconds after which a driver call counts as hung."""
 _LOOK_SECONDS = 0.2
 _LONGEST_SECONDS = 3600.0
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0}
 _KERNEL_DRIVER = (Path("/proc/driver/nvidia/version"), Path("/dev/dxg"))
-"""What a loaded kernel driver shows, on Linux and in WSL."""
+"""Files that exist if the kernel driver is loaded, on Linux and in WSL."""
 _OF_THE_PROCESS = re.compile(
     r"(?:# (?:HELP|TYPE|UNIT) )?(?:stallscope_build_info|process_|python_"
     r"|stallscope_exporter_source_(?:cpu|read|reading)_seconds)"
 )
-"""Lines of a page that tell of the process, and are never twice the same."""
+"""Lines of a page about the exporter's process, which differ each time."""
 _FRACTION = re.compile(r"(?<= )\d+\.\d+(?:e[+-]\d+)?$", re.MULTILINE)
-"""A value of the page that is no whole number."""
+"""A value of the page with a fractional part."""
 
 
 class RecordError(Exception):
-    """Nothing was recorded, and why."""
+    """Recording failed; the message is the reason."""
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """A capture, and the page that the exporter made of the very same answers."""
+    """A capture, and the page that the exporter made from the same responses."""
 
     capture: Capture
     page: str
     hung: str = ""
-    """The call that did not come back, if any; the capture ends before it."""
+    """The call that did not return, if any; the capture ends before it."""
 
 
 class _Rounds:
-    """The exporter's own sampler and source on some library, a round at a time.
+    """The exporter's own sampler and collector on a given library, one poll at a time.
 
-    Time stands still within a round and is the recorded one, so that the same answers give the same page.
+    The clock is fixed during a poll and set from the recording, so that the same responses give the same page.
     """
 
     def __init__(self, library: Library, start: float, interval: float) -> None:
@@ -90,20 +90,20 @@ class _Rounds:
 
     @property
     def problem(self) -> str:
-        """Why nothing could be read; empty where all is well."""
+        """The collector's error; empty if there is none."""
         return self._sampler.statuses[0].error
 
     def page(self) -> str:
-        """What the exporter would serve, without what tells of the process.
+        """Return the exporter's page without metrics of the process.
 
-        Values to 13 digits, enough for milliseconds since 1970: Python's versions add up differently beyond.
+        Values have 13 digits, enough for milliseconds since 1970: Python versions differ in the digits beyond.
         """
         whole = self._sampler.page(openmetrics=False, gzip=False).decode()
         kept = "".join(line for line in whole.splitlines(keepends=True) if not _OF_THE_PROCESS.match(line))
         return _FRACTION.sub(lambda value: f"{float(value[0]):.13g}", kept)
 
     def close(self) -> None:
-        """Let the driver go."""
+        """Release the driver."""
         self._sampler.stop()
 
 
@@ -116,18 +116,18 @@ def record(
     stand_in: bool = False,
     waited: Callable[[float], None] | None = None,
 ) -> Recorded:
-    """Run the exporter's rounds on a library for so many seconds, and keep what it answers.
+    """Poll a library as the exporter does, and record its responses.
 
     Args:
-        library: the driver's.
-        duration: seconds; at least two rounds are made, since some signals are differences.
-        interval: seconds between two rounds.
+        library: the driver's library.
+        duration: seconds; at least two polls are made, since some signals are differences.
+        interval: seconds between two polls.
         stop: ends the recording early.
-        stand_in: no real driver is behind the library.
-        waited: called with the seconds that passed since it was called last.
+        stand_in: True if the library is not a real driver.
+        waited: called with the seconds since the previous call.
 
     Raises:
-        RecordError: no driver answers, or none of its GPUs.
+        RecordError: the driver or all its GPUs do not respond.
     """
     stop = stop or threading.Event()
     recording = RecordingLibrary(library)
@@ -143,10 +143,10 @@ def record(
             for number in range(max(2, round(duration / interval) + 1)):
                 if stop.wait(max(0.0, recording.origin + number * interval - time.monotonic())) and offsets:
                     break
-                # Rounded down, so that no call of the round seems to come before it.
+                # Rounded down, so that no call of the poll seems to come before it.
                 offsets.append(int((time.monotonic() - recording.origin) * 1000) / 1000)
                 rounds.read(offsets[-1])
-                if rounds.problem and not _said(recording.calls, "nvmlDeviceGetName"):
+                if rounds.problem and not _responses(recording.calls, "nvmlDeviceGetName"):
                     return
             page = rounds.page()
             rounds.close()
@@ -161,20 +161,20 @@ def record(
             waited(_LOOK_SECONDS)
         before, pending = late, recording.pending
         late = [each for each in pending if time.monotonic() - each.since > _HANG_SECONDS]
-        # Where the whole machine stood still, calls come back between two looks.
+        # Reported only at two checks in a row: after a pause of the whole machine, calls return between them.
         if both := [each for each in late if each in before]:
             hung = both[0].text
             break
     calls = list(recording.calls)
-    names = _said(calls, "nvmlDeviceGetName")
+    names = _responses(calls, "nvmlDeviceGetName")
     if not names:
-        raise RecordError(f"{hung} did not come back" if hung else rounds.problem or "the NVIDIA driver shows no GPU")
+        raise RecordError(f"{hung} did not return" if hung else rounds.problem or "NVIDIA's driver reports no GPU")
     hardware = not stand_in and any(each.exists() for each in _KERNEL_DRIVER)
     header = Header(
         stallscope=__version__,
         date=datetime.fromtimestamp(start, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
         start=start,
-        driver=_text(next(iter(_said(calls, "nvmlSystemGetDriverVersion").values()), b"unknown")),
+        driver=_text(next(iter(_responses(calls, "nvmlSystemGetDriverVersion").values()), b"unknown")),
         cuda=_cuda(calls),
         models=[_text(answer) for arguments, answer in names.items() if arguments.startswith("device")],
         pynvml=_binding_version(),
@@ -184,15 +184,15 @@ def record(
         hardware=hardware,
         note=""
         if hardware
-        else "a stand-in for the driver's library answered"
+        else "a stand-in for the driver's library responded"
         if stand_in
-        else "no kernel driver seen",
+        else "no kernel driver found",
     )
     return Recorded(Capture(header, tuple(offsets), tuple(calls)), page, hung)
 
 
 def replay(capture: Capture) -> tuple[str, list[str]]:
-    """The page that the exporter makes of a capture, and the calls that the capture has no answer to."""
+    """Return the page that the exporter makes from a capture, and the calls without a recorded response."""
     library = ReplayLibrary(capture)
     rounds = _Rounds(library, capture.header.start, capture.header.interval)
     for offset in capture.rounds:
@@ -203,37 +203,37 @@ def replay(capture: Capture) -> tuple[str, list[str]]:
 
 
 def file_name(capture: Capture) -> str:
-    """What a capture is called: whose it is, model, driver, and whether the GPU was cut in MIG instances."""
+    """Return the file name of a capture: maker, model, driver, and `mig` if the GPU had MIG instances."""
     header = capture.header
     model = header.models[0] if header.models else "unknown"
     maker = "nvidia" if header.hardware else "stand-in"
     if header.hardware:
         model = model.removeprefix("NVIDIA ")
-    mig = ("mig",) if _said(capture.calls, "nvmlDeviceGetMigDeviceHandleByIndex") else ()
+    mig = ("mig",) if _responses(capture.calls, "nvmlDeviceGetMigDeviceHandleByIndex") else ()
     return "__".join((maker, _slug(model), _slug(header.driver), *mig)) + ".capture.jsonl"
 
 
 def parser() -> Parser:
-    """The command line."""
+    """Return the parser of the command line."""
     made = Parser(
         "record",
         usage="stallscope record [flags]",
-        description="Run the exporter's own readings of this machine's NVIDIA GPUs for a while and write down every "
-        "driver call with its answer. Needs no rights beyond those of nvidia-smi, and changes nothing. Committed under "
-        "tests/captures/, the file is replayed by the tests.",
+        description="Poll this machine's NVIDIA GPUs as the exporter does, and write every driver call with its "
+        "response to a file. Needs no more permissions than nvidia-smi, and changes nothing. The tests replay the "
+        "files in tests/captures/.",
         examples={
-            "stallscope record": "half a minute of this machine's GPUs",
-            "stallscope record --duration 2m --output h100.capture.jsonl": "longer, to a file of that name",
+            "stallscope record": "30 seconds of this machine's GPUs",
+            "stallscope record --duration 2m --output h100.capture.jsonl": "two minutes, to a named file",
         },
-        notes="Exit status: 0 when a capture was written, 1 where that failed or a call hung, 2 for a wrong command "
-        "line. Ctrl-C ends the recording early and writes what there is.",
+        notes="Exit status: 0 if a capture was written, 1 if that failed or a call hung, 2 for an invalid command "
+        "line. Ctrl-C ends the recording early and writes the file.",
     )
     made.add_argument(
         "--duration",
         type=_seconds,
         default=30.0,
         metavar="TIME",
-        help="how long, such as 30s or 2m (default: 30s)",
+        help="duration, such as 30s or 2m (default: 30s)",
     )
     made.add_argument(
         "--output", type=Path, metavar="FILE", help="file to write (default: nvidia__MODEL__DRIVER.capture.jsonl)"
@@ -241,19 +241,17 @@ def parser() -> Parser:
     made.add_argument(
         "--keep-identifiers",
         action="store_true",
-        help="keep UUIDs, serials, bus ids and process ids, which are replaced by numbers otherwise",
+        help="keep UUIDs, serial numbers, bus IDs and process IDs (default: replace them by numbers)",
     )
-    made.add_argument("--force", action="store_true", help="replace a file that is there")
-    made.add_argument(
-        "--stand-in", action="store_true", help="say in the file that what answers is no real driver, but a test's"
-    )
+    made.add_argument("--force", action="store_true", help="overwrite an existing file")
+    made.add_argument("--stand-in", action="store_true", help="mark the file as recorded from a test's driver library")
     return made
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Record; return 0 when a capture was written, 1 where that failed or a call hung, 2 for a wrong command line."""
+    """Record; return 0 if a capture was written, 1 if that failed or a call hung, 2 for an invalid command line."""
     parsed = parser().parse_args(arguments)
-    # What the source has to say of the GPUs is no news of the recording.
+    # The collector's log messages do not concern the recording.
     logging.getLogger("stallscope").addHandler(logging.NullHandler())
     output: Path | None = parsed.output
     if output is not None and (problem := _refused(output, force=parsed.force)):
@@ -268,7 +266,7 @@ def main(arguments: Sequence[str]) -> int:
             )
     except RecordError as error:
         advice = (
-            ""  # a missing package is told with its remedy
+            ""  # the error of a missing package already says what to install
             if "pip install" in str(error)
             else "; `nvidia-smi` must work first: install or load NVIDIA's driver, and start containers with their "
             "GPUs (docker run --gpus all)"
@@ -282,23 +280,21 @@ def main(arguments: Sequence[str]) -> int:
     try:
         output.write_text(content, encoding="ascii")
     except OSError as error:
-        return _fail(f"{output} can't be written: {error.strerror}; choose another with --output")
+        return _fail(f"{output}: cannot write: {error.strerror}; choose another file with --output")
     print(
-        f"{output}: {_counted(capture.header.models)}, driver {capture.header.driver}: {len(capture.rounds)} rounds, "
+        f"{output}: {_counted(capture.header.models)}, driver {capture.header.driver}: {len(capture.rounds)} polls, "
         f"{len(capture.calls)} calls, {len(content) / 1000:.0f} kB",
         file=sys.stderr,
     )
     if found.hung:
-        return _fail(f"{found.hung} did not come back within {_HANG_SECONDS:g} s; the file ends there")
+        return _fail(f"{found.hung} did not return within {_HANG_SECONDS:g} s; the file ends there")
     if replay(found.capture) != (found.page, []):
-        print(
-            "the capture does not replay to the page it was recorded with: its golden page may differ", file=sys.stderr
-        )
+        print("the replayed page differs from the recorded one: the golden page may differ", file=sys.stderr)
     return 0
 
 
 def _stop_at_interrupt(stop: threading.Event) -> None:
-    """Let the first Ctrl-C end the recording, and only a second one the program."""
+    """Let the first Ctrl-C end the recording, and the second one the program."""
 
     def interrupted(*_: object) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -309,12 +305,14 @@ def _stop_at_interrupt(stop: threading.Event) -> None:
 
 def _refused(output: Path, *, force: bool) -> str:
     if output.exists() and not force:
-        return f"{output} is there already: --force replaces it, --output names another"
-    return "" if output.parent.is_dir() else f"{output.parent} is no folder: make it, or name another with --output"
+        return f"{output}: exists already; overwrite it with --force, or name another file with --output"
+    if not output.parent.is_dir():
+        return f"{output.parent}: not a directory; create it, or name another file with --output"
+    return ""
 
 
-def _said(calls: Sequence[Call], name: str) -> dict[str, Any]:
-    """The newest answer of a function by its arguments, in the order of the first."""
+def _responses(calls: Sequence[Call], name: str) -> dict[str, Any]:
+    """Return the newest response of a function by its arguments, in the order of the first calls."""
     return {
         ", ".join(str(getattr(each, "token", each)) for each in call.arguments): call.answer
         for call in calls
@@ -324,7 +322,7 @@ def _said(calls: Sequence[Call], name: str) -> dict[str, Any]:
 
 def _cuda(calls: Sequence[Call]) -> str:
     for name in ("nvmlSystemGetCudaDriverVersion_v2", "nvmlSystemGetCudaDriverVersion"):
-        for version in _said(calls, name).values():
+        for version in _responses(calls, name).values():
             return f"{version // 1000}.{version % 1000 // 10}"
     return "unknown"
 
@@ -354,7 +352,7 @@ def _seconds(duration: str) -> float:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([sm]?)", duration)
     seconds = float(match[1]) * _UNITS[match[2]] if match else 0.0
     if not 0 < seconds <= _LONGEST_SECONDS:
-        raise argparse.ArgumentTypeError(f"{duration!r} is no time such as 30s or 2m, at most 60m")
+        raise argparse.ArgumentTypeError(f"expected a duration of at most 60m, such as 30s or 2m, got {duration!r}")
     return seconds
 
 

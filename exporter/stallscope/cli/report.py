@@ -32,83 +32,78 @@ if TYPE_CHECKING:
 _SINCE_OF_A_RUN, _SINCE = "30d", "24h"
 _STANDARD_OUTPUT = Path("-")
 _SHORTEST_WATCH = "5s"
-"""Between two reports: a shorter time would keep the server at nothing else."""
+"""Minimum interval between two reports, to limit the load on the server."""
 _NAMED = 8
 
 
 class _RefusedError(Exception):
-    """There is no report; the message is one line."""
+    """The report failed; the message is one line."""
 
 
 def parser() -> Parser:
-    """The command line."""
+    """Return the parser of the command line."""
     made = Parser(
         "report",
         usage="stallscope report [--run NAME | --instance NODE …] [flags]",
-        description="Write one page on a training run: what it was, where its GPU time went by cause, with hours, "
-        "energy and money, which rules fired when, steps, phases, GPUs, ranks and hosts, and what to change, the "
-        "greatest gain first. The page needs no network and no script, and prints. Without --run it tells of the GPUs "
-        "of some nodes, or of all that the server knows.",
+        description="Write a one-page report on a training run: lost GPU time by cause, with hours, energy and cost; "
+        "alerts; steps, phases, GPUs, ranks and hosts; and what to change, largest gain first. The page needs no "
+        "network and no scripts, and can be printed. Without --run, the report covers the GPUs of the given nodes, or "
+        "of all nodes that the server knows.",
         examples={
             "stallscope report --run resnet50": "the whole run, as report.html",
-            "stallscope report --run resnet50 --price-per-gpu-hour 2.50 --currency EUR": "and what its losses cost",
-            "stallscope report --run eight-gpus --against one-gpu": "and how it scales",
+            "stallscope report --run resnet50 --price-per-gpu-hour 2.50 --currency EUR": "with the cost of lost time",
+            "stallscope report --run eight-gpus --against one-gpu": "with a comparison of how it scales",
             "stallscope report --run resnet50 --watch 60s": "written again every minute until the run has ended",
             "stallscope report --run resnet50 --format markdown": "for a merge request, on standard output",
-            "stallscope report --instance node-1 --since 7d --out node-1.html": "a node's GPUs, whoever used them",
+            "stallscope report --instance node-1 --since 7d --out node-1.html": "all GPUs of a node, for all users",
         },
-        notes="Exit status: 0 where the report was written, 1 where that failed, 2 for a wrong command line. A file "
-        "that is there stays as it is until the new one is complete.",
+        notes="Exit status: 0 if the report was written, 1 if that failed, 2 for an invalid command line. An existing "
+        "file is replaced only once the new one is complete.",
     )
     subject = made.add_mutually_exclusive_group()
     subject.add_argument(
-        "--run", metavar="NAME", help="the run to report on, as CLUSTER/NAMESPACE/NAME where several have that name"
+        "--run", metavar="NAME", help="the run to report on; CLUSTER/NAMESPACE/NAME if the name is not unique"
     )
     subject.add_argument(
         "--instance",
         action="append",
         default=[],
         metavar="NODE",
-        help="the node to report on, by the name under which its exporter is scraped, with or without its port; may "
-        "be told several times",
+        help="the node to report on: its instance label in Prometheus, with or without the port; can be repeated",
     )
-    made.add_argument("--cluster", help="whose run or node, where several clusters have one of that name")
-    made.add_argument("--namespace", help="whose run, where several have one of that name")
+    made.add_argument("--cluster", help="cluster of the run or node, if several clusters have one of that name")
+    made.add_argument("--namespace", help="namespace of the run, if several namespaces have a run of that name")
     made.add_argument(
         "--against",
         metavar="RUN",
-        help="another run, to tell how this one scales: of the same --cluster and --namespace, unless it is told as "
-        "CLUSTER/NAMESPACE/RUN or NAMESPACE/RUN",
+        help="run to compare with, to show how this one scales; from the same --cluster and --namespace unless given "
+        "as CLUSTER/NAMESPACE/RUN or NAMESPACE/RUN",
     )
-    _times.add_flags(made, since=f"{_SINCE_OF_A_RUN} for a run, else {_SINCE}")
+    _times.add_flags(made, since=f"{_SINCE_OF_A_RUN} for a run, {_SINCE} otherwise")
     made.set_defaults(since=None)
-    made.add_argument(
-        "--timezone", type=_zone, default="UTC", metavar="ZONE", help="in which times are shown (default: UTC)"
+    made.add_argument("--timezone", type=_zone, default="UTC", metavar="ZONE", help="time zone (default: UTC)")
+    cost = made.add_argument_group("cost")
+    cost.add_argument("--price-per-gpu-hour", type=_price, metavar="PRICE", help="price of one GPU for one hour")
+    cost.add_argument(
+        "--price-per-kilowatt-hour", type=_price, metavar="PRICE", help="price of energy, if it is billed separately"
     )
-    money = made.add_argument_group("money")
-    money.add_argument("--price-per-gpu-hour", type=_price, metavar="PRICE", help="what an hour of one GPU costs")
-    money.add_argument(
-        "--price-per-kilowatt-hour", type=_price, metavar="PRICE", help="what energy costs, where that is apart"
-    )
-    money.add_argument("--currency", default="", help="of the prices: EUR, USD")
+    cost.add_argument("--currency", default="", help="currency of the prices, such as EUR or USD")
     output = made.add_argument_group("output")
-    output.add_argument(
-        "--format", choices=SUFFIXES, help="how it is written (default: as the file's name says, or else html)"
-    )
+    output.add_argument("--format", choices=SUFFIXES, help="file format (default: from the file's name, or html)")
     output.add_argument(
         "--out",
         type=Path,
         metavar="FILE",
-        help="where to write it; - is standard output (default: report.html, and standard output for other formats)",
+        help="file to write; - is standard output (default: report.html, or standard output for other formats)",
     )
     output.add_argument(
-        "--notebook", type=Path, metavar="FILE", help="write a notebook too that makes this report, from data frames"
+        "--notebook", type=Path, metavar="FILE", help="also write a notebook that makes this report from data frames"
     )
     output.add_argument(
         "--watch",
         type=duration(_SHORTEST_WATCH),
         metavar="DURATION",
-        help="write it again so often, until the run has ended; a page in a browser renews itself meanwhile",
+        help="write the report again at this interval until the run has ended; an open page reloads itself",
     )
     _prometheus.add_flags(made)
     return made
@@ -118,114 +113,114 @@ def main(arguments: Sequence[str]) -> int:
     """Run the command.
 
     Returns:
-        0 when the report was written, 1 when that failed, 2 for a wrong command line.
+        0 if the report was written, 1 if that failed, 2 for an invalid command line.
     """
-    told = _told(parser(), arguments)
-    # That it finds no folder for its cache is no news of the report.
+    parsed = _parse(parser(), arguments)
+    # Hide matplotlib's warning that its cache folder is not writable.
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
     try:
-        server = _prometheus.client(told)
-        load(told.format)
+        server = _prometheus.client(parsed)
+        load(parsed.format)
     except ModuleNotFoundError as error:
         return missing("report", error, "analysis")
     try:
-        document = _write(server, told) if told.watch is None else _watch(server, told)
+        document = _write(server, parsed) if parsed.watch is None else _watch(server, parsed)
     except _RefusedError as refused:
         print(f"stallscope report: {refused}", file=sys.stderr)
         return 1
     finally:
         server.close()
     first = document.first_recommendation
-    if told.out != _STANDARD_OUTPUT:
-        print(f"wrote {told.out}")
+    if parsed.out != _STANDARD_OUTPUT:
+        print(f"wrote {parsed.out}")
         if first is not None:
             print(f"change first: {title_of(first.cause)}. {first.advice}")
     return 0
 
 
-def _told(reader: Parser, arguments: Sequence[str]) -> Any:
-    """The command line, with what was left out filled in."""
-    told = reader.parse_args(arguments)
-    for name, value in (("--run", told.run), ("--against", told.against)):
+def _parse(reader: Parser, arguments: Sequence[str]) -> Any:
+    """Parse and validate the command line, and fill in the defaults that depend on other flags."""
+    parsed = reader.parse_args(arguments)
+    for name, value in (("--run", parsed.run), ("--against", parsed.against)):
         if value == "":
-            reader.error(f"{name} names no run")  # as an unset variable of a shell
-    for path in (told.out, told.notebook):
+            reader.error(f"{name}: expected a name")  # empty, for example from an unset shell variable
+    for path in (parsed.out, parsed.notebook):
         if path is not None and path.is_dir():
-            reader.error(f"{path} is a folder; name a file in it")
-    if told.format is None:
-        told.format = format_of(told.out) if told.out and told.out.suffix else "html"
-    if told.format is None:
-        reader.error(f"{told.out} is of no known format ({', '.join(SUFFIXES.values())}); name one with --format")
-    if told.out is None:
-        told.out = Path("report.html") if told.format == "html" else _STANDARD_OUTPUT
-    if told.since is None:
-        told.since = _times.when(_SINCE_OF_A_RUN if told.run else _SINCE)
-    for flag, value in (("--against", told.against), ("--namespace", told.namespace)):
-        if value is not None and not told.run:
-            reader.error(f"{flag} is about a run; name it with --run")
-    if told.cluster is not None and not told.run and not told.instance:
-        reader.error("--cluster is about a run or a node; name it with --run or --instance")
-    if told.notebook is not None and not told.run:
-        reader.error("--notebook tells of a run; name it with --run")
-    if told.notebook is not None and told.notebook == told.out:
-        reader.error(f"--notebook {told.notebook} is the report's own file; name another")
-    if told.against is not None and told.against == told.run:
-        reader.error(f"--against {told.against!r} is the run itself; name another")
-    if told.watch is not None and told.out == _STANDARD_OUTPUT:
-        reader.error("--watch writes a file again and again; name it with --out")
-    if told.watch is not None and told.end != _times.When():
-        reader.error("--watch follows what goes on; leave --end out")
-    return told
+            reader.error(f"{path} is a directory; name a file in it")
+    if parsed.format is None:
+        parsed.format = format_of(parsed.out) if parsed.out and parsed.out.suffix else "html"
+    if parsed.format is None:
+        reader.error(f"{parsed.out}: unknown format; expected {', '.join(SUFFIXES.values())}, or set --format")
+    if parsed.out is None:
+        parsed.out = Path("report.html") if parsed.format == "html" else _STANDARD_OUTPUT
+    if parsed.since is None:
+        parsed.since = _times.when(_SINCE_OF_A_RUN if parsed.run else _SINCE)
+    for flag, value in (("--against", parsed.against), ("--namespace", parsed.namespace)):
+        if value is not None and not parsed.run:
+            reader.error(f"{flag}: requires --run")
+    if parsed.cluster is not None and not parsed.run and not parsed.instance:
+        reader.error("--cluster: requires --run or --instance")
+    if parsed.notebook is not None and not parsed.run:
+        reader.error("--notebook: requires --run")
+    if parsed.notebook is not None and parsed.notebook == parsed.out:
+        reader.error(f"--notebook: {parsed.notebook} is also the report's file; name another")
+    if parsed.against is not None and parsed.against == parsed.run:
+        reader.error(f"--against: {parsed.against!r} is the run itself; name another")
+    if parsed.watch is not None and parsed.out == _STANDARD_OUTPUT:
+        reader.error("--watch: cannot write to standard output; name a file with --out")
+    if parsed.watch is not None and parsed.end != _times.When():
+        reader.error("--watch: cannot be combined with --end")
+    return parsed
 
 
-def _watch(server: Prometheus, told: Any) -> Document:
-    """Write the report again and again until what it tells of has ended; the last good one stays."""
+def _watch(server: Prometheus, parsed: Any) -> Document:
+    """Write the report repeatedly until its subject has ended; keep the last good one."""
     last: Document | None = None
     while True:
         began = monotonic()
         try:
-            document = _write(server, told)
+            document = _write(server, parsed)
         except _RefusedError as refused:
             if last is None:
                 raise
             kept = datetime.fromtimestamp(last.made_at).astimezone().strftime("%H:%M:%S")
-            print(f"stallscope report: {refused}; the report of {kept} stays, and is tried again", file=sys.stderr)
+            print(f"stallscope report: {refused}; keeping the report of {kept}, will retry", file=sys.stderr)
         else:
             if not document.live:
                 return document
             if last is None:
-                print(f"wrote {told.out}, and writes it again every {told.watch:g} s; Ctrl-C ends that", flush=True)
+                print(f"wrote {parsed.out}; writing it again every {parsed.watch:g} s until Ctrl-C", flush=True)
             last = document
-        sleep(max(0.0, told.watch - (monotonic() - began)))
+        sleep(max(0.0, parsed.watch - (monotonic() - began)))
 
 
-def _write(server: Prometheus, told: Any) -> Document:
-    """Ask for the report and write it.
+def _write(server: Prometheus, parsed: Any) -> Document:
+    """Build the report and write it.
 
     Raises:
-        _RefusedError: there is none, or it can't be written.
+        _RefusedError: the report cannot be built or written.
     """
     from stallscope.analysis.runs import RunError
     from stallscope.clients.prometheus import PrometheusError
     from stallscope.report.contents import PARTS, build
     from stallscope.report.options import Options
 
-    server.take_warnings()  # of the report before
+    server.take_warnings()  # drop those of the previous report
     try:
-        with progress("Asking Prometheus", total=PARTS + 2) as advance:
+        with progress("Querying Prometheus", total=PARTS + 2) as advance:
             now = server.now()
-            start, end = _times.span(told, now)
-            subject = _subject(server, told, start, end)
-            if end < now:  # what went on then may long be over
+            start, end = _times.span(parsed, now)
+            subject = _subject(server, parsed, start, end)
+            if end < now:  # a run that was active then may have ended since
                 subject = replace(subject, live=False)
-            against = _run(server, told, told.against, start, end) if told.against else None
+            against = _run(server, parsed, parsed.against, start, end) if parsed.against else None
             if against is not None and subject.run is not None and _is_same(against, subject.run):
-                raise _RefusedError(f"--against {told.against!r} is the run itself; name another")
+                raise _RefusedError(f"--against: {parsed.against!r} is the run itself; name another")
             options = Options(
-                gpu_hour_price=told.price_per_gpu_hour,
-                kilowatt_hour_price=told.price_per_kilowatt_hour,
-                currency=told.currency,
-                zone=told.timezone,
+                gpu_hour_price=parsed.price_per_gpu_hour,
+                kilowatt_hour_price=parsed.price_per_kilowatt_hour,
+                currency=parsed.currency,
+                zone=parsed.timezone,
                 against=against,
             )
             advance()
@@ -233,13 +228,13 @@ def _write(server: Prometheus, told: Any) -> Document:
     except (RunError, PrometheusError, _times.EmptySpanError) as problem:
         raise _RefusedError(_prometheus.reason(problem)) from None
     for part in document.incomplete:
-        print(f"stallscope report: a part is missing: {part}", file=sys.stderr)
-    refresh = told.watch if document.live else None
-    _put(told.out, written(document, told.format, refresh_seconds=refresh))
-    if told.notebook is not None:
+        print(f"stallscope report: incomplete: {part}", file=sys.stderr)
+    refresh = parsed.watch if document.live else None
+    _put(parsed.out, written(document, parsed.format, refresh_seconds=refresh))
+    if parsed.notebook is not None:
         from stallscope.report import notebook
 
-        _put(told.notebook, notebook.written(subject, server.name, options))
+        _put(parsed.notebook, notebook.written(subject, server.name, options))
     return document
 
 
@@ -254,37 +249,37 @@ def _put(path: Path, content: bytes) -> None:
         raise _RefusedError(reason(error, path)) from None
 
 
-def _subject(server: Prometheus, told: Any, start: float, end: float) -> Subject:
+def _subject(server: Prometheus, parsed: Any, start: float, end: float) -> Subject:
     from stallscope.report.subject import of_everything, of_run
 
-    if told.run:
-        return of_run(server, _run(server, told, told.run, start, end))
-    if told.instance:
-        return _nodes(server, told, start, end)
+    if parsed.run:
+        return of_run(server, _run(server, parsed, parsed.run, start, end))
+    if parsed.instance:
+        return _nodes(server, parsed, start, end)
     return of_everything(start, end)
 
 
-def _run(server: Prometheus, told: Any, name: str, start: float, end: float) -> Run:
+def _run(server: Prometheus, parsed: Any, name: str, start: float, end: float) -> Run:
     from stallscope.analysis.runs import find_run
 
-    return find_run(server, name, start, end, cluster=told.cluster, namespace=told.namespace)
+    return find_run(server, name, start, end, cluster=parsed.cluster, namespace=parsed.namespace)
 
 
 def _is_same(one: Run, other: Run) -> bool:
     return (one.cluster, one.namespace, one.name) == (other.cluster, other.namespace, other.name)
 
 
-def _nodes(server: Prometheus, told: Any, start: float, end: float) -> Subject:
+def _nodes(server: Prometheus, parsed: Any, start: float, end: float) -> Subject:
     from stallscope.clients.expressions import any_of, quoted
     from stallscope.report.subject import of_nodes
 
-    its_own = "" if told.cluster is None else f"cluster={quoted(told.cluster)}"
+    its_own = "" if parsed.cluster is None else f"cluster={quoted(parsed.cluster)}"
     known = server.label_values("instance", f"stallscope_build_info{{{its_own}}}", start, end)
     if not known:
-        where = "" if told.cluster is None else f" of cluster {told.cluster!r}"
-        raise _RefusedError(f"the server scraped none of Stallscope's exporters{where} in that time")
-    instances = [_instance(name, known) for name in dict.fromkeys(told.instance)]
-    if told.cluster is None:
+        where = "" if parsed.cluster is None else f" of cluster {parsed.cluster!r}"
+        raise _RefusedError(f"the server scraped no Stallscope exporter{where} in this time range")
+    instances = [_instance(name, known) for name in dict.fromkeys(parsed.instance)]
+    if parsed.cluster is None:
         seen = f"last_over_time(stallscope_build_info{{instance=~{any_of(instances)}}}[{end - start:.0f}s])"
         clusters: dict[str, set[str]] = {}
         for each in server.query(f"group by (cluster, instance) ({seen})", at=end):
@@ -293,23 +288,27 @@ def _nodes(server: Prometheus, told: Any, start: float, end: float) -> Subject:
             if len(several) > 1:
                 names = ", ".join(readable(name) or '""' for name in sorted(several))
                 raise _RefusedError(f"several clusters have a node {instance}; choose one with --cluster: {names}")
-    return of_nodes(instances, start, end, told.cluster)
+    return of_nodes(instances, start, end, parsed.cluster)
 
 
 def _instance(name: str, known: Sequence[str]) -> str:
-    """The name under which a node's exporter is scraped."""
+    """Return the instance label of a node's exporter.
+
+    Raises:
+        _RefusedError: no exporter or several exporters match.
+    """
     found = [each for each in known if name in (each, each.rpartition(":")[0])]
     if len(found) == 1:
         return found[0]
     if found:
-        raise _RefusedError(f"several exporters are on {name!r}; choose from {', '.join(found)}")
+        raise _RefusedError(f"several exporters match {name!r}; choose from {', '.join(found)}")
     hosts = [each.rpartition(":")[0] for each in known]
     hint = (
         nearest(name, known)
         or nearest(name, hosts)
-        or f"; there are {', '.join(known[:_NAMED])}{' …' if len(known) > _NAMED else ''}"
+        or f"; known instances: {', '.join(known[:_NAMED])}{' …' if len(known) > _NAMED else ''}"
     )
-    raise _RefusedError(f"no exporter is scraped as {name!r} in that time{hint}")
+    raise _RefusedError(f"no exporter has instance {name!r} in this time range{hint}")
 
 
 def _zone(text: str) -> str:
@@ -326,5 +325,5 @@ def _price(text: str) -> float:
     except ValueError:
         price = math.nan
     if not 0 <= price < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is no price; expected a number such as 2.50")
+        raise argparse.ArgumentTypeError(f"expected a price such as 2.50, got {text!r}")
     return price

@@ -1,4 +1,4 @@
-"""Run a training script as it is, and tell the node's exporter where its time goes."""
+"""Run an unmodified training script, and report to the node's exporter where its time goes."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _PACKAGE = str(Path(__file__).parents[1])
 
 
 def parser() -> Parser:
-    """The command line, for help alone: `main` reads it itself, since the program's own flags are not to be judged."""
-    import argparse  # this and the next are imported where somebody asks, and not before every training
+    """Return the parser, only for the help: `main` parses the arguments itself, to leave the program's flags alone."""
+    import argparse  # both imports are slow, and not needed for a training
 
     from stallscope.cli._parser import Parser
 
@@ -36,24 +36,24 @@ def parser() -> Parser:
         usage="""stallscope run [--name NAME] [--] SCRIPT.py [ARG...]
        stallscope run [--name NAME] -m MODULE [ARG...]
        stallscope run [--name NAME] COMMAND [ARG...]""",
-        description="Run a PyTorch training as it is, with no line changed: waits for data loaders, forward and "
-        "backward passes, optimizer steps and evaluation are told to the node's exporter. A script or module runs in "
-        "this process, and its exit status, signals and tracebacks are its own; a command (torchrun, accelerate, "
-        "python, a shell script) takes this process' place, and every Python that it starts is watched.",
+        description="Run a PyTorch training without changing its code, and report data loader waits, forward and "
+        "backward passes, optimizer steps and evaluation to the node's exporter. A script or module runs in this "
+        "process, with its own exit status, signals and tracebacks. A command (torchrun, accelerate, python, a shell "
+        "script) replaces this process, and every Python process that it starts is measured.",
         examples={
             "stallscope run train.py --epochs 3": "a script",
-            "stallscope run --name resnet50 -m trainer.main": "a module, under a name of its own",
+            "stallscope run --name resnet50 -m trainer.main": "a module, with a run name",
             "stallscope run torchrun --nproc-per-node 8 train.py": "all ranks of this node",
-            "torchrun --nproc-per-node 8 --no-python stallscope run train.py": "the same, under the launcher",
+            "torchrun --nproc-per-node 8 --no-python stallscope run train.py": "inside the launcher",
         },
-        notes="STALLSCOPE_ADDRESS says where the exporter is, if it isn't this node's; STALLSCOPE_DISABLE=1 runs "
-        "without watching.\n\nExit status: the program's own; 2 for a wrong command line, 126 and 127 for a command "
-        "that can't be run or is not there.",
+        notes="Set STALLSCOPE_ADDRESS if the exporter is not on this node. STALLSCOPE_DISABLE=1 runs without "
+        "measuring.\n\nExit status: the program's own; 2 for an invalid command line, 126 for a command that cannot "
+        "be executed, 127 for a command that does not exist.",
     )
     made.add_argument(
         "--name",
         metavar="NAME",
-        help="the run's name, the same on all ranks (default: from the script and the job's number or start)",
+        help="the run's name, the same on all ranks (default: from the script and the job's number or start time)",
     )
     made.add_argument("-m", metavar="MODULE", help="run a module, as python -m does")
     made.add_argument("program", nargs=argparse.REMAINDER, metavar="PROGRAM", help="what to run, with its arguments")
@@ -61,10 +61,10 @@ def parser() -> Parser:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the command; what the program itself ends with, or 2 for a wrong command line."""
-    rest = list(arguments)
-    while rest and rest[0].startswith("-") and rest[0] != "-m":
-        option, equals, value = rest.pop(0).partition("=")
+    """Run the program; return its exit status, or 2 for an invalid command line."""
+    remaining = list(arguments)
+    while remaining and remaining[0].startswith("-") and remaining[0] != "-m":
+        option, equals, value = remaining.pop(0).partition("=")
         if option in ("-h", "--help"):
             parser().print_help()
             return 0
@@ -73,23 +73,23 @@ def main(arguments: Sequence[str]) -> int:
         if option != "--name":
             from stallscope.cli._parser import nearest
 
-            return _complain(f"unknown flag {option}{nearest(option, ('--name', '--help'))}")
+            return _fail(f"unknown flag {option}{nearest(option, ('--name', '--help'))}")
         if not equals:
-            if not rest:
-                return _complain("--name needs a name")
-            value = rest.pop(0)
+            if not remaining:
+                return _fail("--name: expected a name")
+            value = remaining.pop(0)
         os.environ["STALLSCOPE_RUN"] = value
-    if not rest or rest == ["-m"]:
-        return _complain("what is to be run? Give a script, -m and a module, or a command")
+    if not remaining or remaining == ["-m"]:
+        return _fail("nothing to run; expected a script, -m MODULE or a command")
     automatic.hand_on(os.environ)
-    if rest[0] == "-m":
-        return _run_module(rest[1], rest[2:])
-    if rest[0].endswith(".py"):
-        return _run_script(rest[0], rest[1:])
-    return _become(rest)
+    if remaining[0] == "-m":
+        return _run_module(remaining[1], remaining[2:])
+    if remaining[0].endswith(".py"):
+        return _run_script(remaining[0], remaining[1:])
+    return _become(remaining)
 
 
-def _complain(message: str, status: int = _USAGE_ERROR) -> int:
+def _fail(message: str, status: int = _USAGE_ERROR) -> int:
     print(f"stallscope run: {message}", file=sys.stderr)
     return status
 
@@ -98,9 +98,9 @@ def _become(command: list[str]) -> int:
     try:
         become(command)
     except FileNotFoundError:
-        return _complain(f"{command[0]}: command not found", _NOT_FOUND)
+        return _fail(f"{command[0]}: command not found", _NOT_FOUND)
     except OSError as error:
-        return _complain(f"{command[0]}: {error.strerror}", _NOT_EXECUTABLE)
+        return _fail(f"{command[0]}: {error.strerror}", _NOT_EXECUTABLE)
 
 
 def _run_script(script: str, arguments: list[str]) -> int:
@@ -109,7 +109,7 @@ def _run_script(script: str, arguments: list[str]) -> int:
         with io.open_code(path) as file:
             source = file.read()
     except OSError as error:
-        return _complain(f"can't open file {script!r}: [Errno {error.errno}] {error.strerror}")
+        return _fail(f"can't open file {script!r}: [Errno {error.errno}] {error.strerror}")
     sys.argv[:] = [script, *arguments]
     _search_first(str(Path(script).resolve().parent))
     loader = SourceFileLoader("__main__", path)
@@ -124,18 +124,18 @@ def _run_module(name: str, arguments: list[str]) -> int:
         loader: Any = spec.loader
         code = loader.get_code(spec.name)
         if code is None:
-            raise ImportError(f"{spec.name} has no code that could be run")
+            raise ImportError(f"{spec.name} is not a Python module")
     except (ImportError, ValueError) as error:
-        return _complain(str(error), 1)
+        return _fail(str(error), 1)
     sys.argv[0] = spec.origin or name
     return _run(lambda: code, _main_module(file=spec.origin, loader=loader, spec=spec))
 
 
 def _found(name: str) -> ModuleSpec:
-    """Find a module, or what a package runs as.
+    """Find a module, or a package's `__main__`.
 
     Raises:
-        ImportError: there is none.
+        ImportError: the module does not exist.
     """
     spec = importlib.util.find_spec(name)
     if spec is None or spec.loader is None:
@@ -144,7 +144,7 @@ def _found(name: str) -> ModuleSpec:
 
 
 def _search_first(folder: str) -> None:
-    """Look there for imports, and no more where this command lies."""
+    """Replace the folder of this command on `sys.path` by the program's folder."""
     if not getattr(sys.flags, "safe_path", False):
         sys.path[0] = folder
 
@@ -168,7 +168,7 @@ def _run(compiled: Any, main_module: ModuleType) -> int:
     lifetime.observe()
     try:
         code: CodeType = compiled()
-        exec(code, vars(main_module))  # noqa: S102 - this is what was asked for
+        exec(code, vars(main_module))  # noqa: S102 - running the user's program is the purpose
     except SystemExit as error:
         lifetime.note_end(error)
         raise
@@ -182,23 +182,23 @@ def _run(compiled: Any, main_module: ModuleType) -> int:
 
 
 def _note(main_module: ModuleType) -> None:
-    """Say in one line why nothing, or no step, was measured."""
+    """Print in one line why nothing, or no step, was measured."""
     if os.environ.get("RANK", "0") != "0":
         return
     integration = sys.modules.get("stallscope.integrations.pytorch")
-    if not {"torch", "stallscope.shim.run"} & sys.modules.keys():  # a program with a run of its own is measured by that
+    if not {"torch", "stallscope.shim.run"} & sys.modules.keys():  # a program with its own `Run` is measured by it
         problem = "did not import torch, so there was nothing to measure"
     elif integration is not None and integration.misses_steps():
         problem = "computed gradients, but no step was found; report steps with stallscope.track() or Run.step()"
     else:
         return
     program = Path(main_module.__file__ or "the program").name
-    with contextlib.suppress(OSError, ValueError):  # it may have closed standard error
+    with contextlib.suppress(OSError, ValueError):  # the program may have closed standard error
         print(f"stallscope run: {program} {problem}", file=sys.stderr)
 
 
 def _show_without_us() -> None:
-    """Let the traceback that Python is about to show begin in the program, as if it had been started by itself."""
+    """Remove our own frames from the traceback that Python is about to print."""
     show = sys.excepthook
 
     def show_program(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -211,11 +211,11 @@ def _show_without_us() -> None:
 
 
 def _of_program(trace: TracebackType | None) -> TracebackType | None:
-    """The part of a traceback after this file's frames, without those of the package in between."""
+    """Return the part of a traceback below this file's frames, without other frames of this package."""
     entries: list[TracebackType] = []
     while trace is not None:
         file = trace.tb_frame.f_code.co_filename
-        if file == __file__ or (not entries and file.startswith("<frozen ")):  # which compile it for this one
+        if file == __file__ or (not entries and file.startswith("<frozen ")):  # the import machinery
             entries.clear()
         elif not file.startswith(_PACKAGE + os.sep):
             entries.append(trace)

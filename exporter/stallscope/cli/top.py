@@ -28,33 +28,34 @@ if TYPE_CHECKING:
     from stallscope.view.verdicts import VerdictWatch
 
 _LEAST_COLUMNS = 20
-_PATIENCE = 12.0
-"""Seconds until an exporter that has not answered once is not waited for: twice what a page may take, and some."""
+_RESPONSE_LIMIT = 12.0
+"""Seconds to wait for the first response of an exporter: a little more than twice the time limit of a page."""
 _RENEWAL_SECONDS = 6.0
-"""Until an exporter has a newer page for sure: a large one is made every five seconds."""
+"""Seconds until an exporter certainly has a newer page: large pages are renewed every five seconds."""
 
 
 def parser() -> Parser:
-    """The command line."""
+    """Return the parser of the command line."""
     made = Parser(
         "top",
         usage="stallscope top [--exporter.url URL]... [flags]",
-        description="Show what a node's exporter says: each GPU's activity, memory, power, temperature, clocks and "
-        "owners, training runs with their phases, progress and throughput, the host, and what is wrong. With a "
-        "Prometheus that holds Stallscope's rules: what costs most, and what to change. Everything comes from the "
-        "exporter; the GPUs' driver is not asked. Processes are counted, and told by owner: exporters tell no process "
-        "numbers; on the machine itself, `stallscope pick --explain --reserve 0s` does.",
+        description="Show the metrics of a node's exporter: activity, memory, power, temperature, clocks and owners of "
+        "each GPU, phases, progress and throughput of training runs, the host, and problems. With a Prometheus that "
+        "has Stallscope's rules, also show what costs most and what to change. All values come from the exporter; "
+        "the GPU driver is not called. Exporters do not export process IDs; `stallscope pick --explain --reserve 0s` "
+        "shows them on the machine itself.",
         examples={
-            "stallscope top": "this node, live; ? in it tells of keys",
+            "stallscope top": "this node, live; press ? for the keys",
             "stallscope top --exporter.url node1:19400 --exporter.url node2:19400": "two nodes on one screen",
             "stallscope top --prometheus.url http://prometheus:9090": "with verdicts",
             "stallscope top --once | less": "as plain text, once",
-            "stallscope top --json | jq '.nodes[].gpus[] | select(.owners == []) | .gpu'": "GPUs that nobody holds",
+            "stallscope top --json | jq '.nodes[].gpus[] | select(.owners == []) | .gpu'": "GPUs without an owner",
         },
-        notes="Once and as JSON two looks are taken, an interval apart, since rates need two; more of them, for six "
-        "seconds at most, while the exporter has no newer page, as where dozens of ranks report. Where output is no "
-        "terminal, or a dumb one, the screen is printed once. NO_COLOR is honoured.\n\n"
-        "Exit status: 0 when all was well, 1 when an exporter did not answer (once), 2 for a wrong command line.",
+        notes="--once and --json poll twice, an interval apart, since rates need two samples. They poll again, for at "
+        "most six seconds, until the exporter has a newer page. If the output is not a terminal, or a dumb one, the "
+        "screen is printed once. NO_COLOR is respected.\n\n"
+        "Exit status: 0 on success, 1 if an exporter did not respond (with --once or --json), 2 for an invalid "
+        "command line.",
     )
     made.add_argument(
         "--exporter.url",
@@ -68,10 +69,10 @@ def parser() -> Parser:
         "--prometheus.url",
         dest="prometheus",
         type=address,
-        # argparse reads a default that is text as it would read the flag: a wrong variable is refused likewise.
+        # argparse also parses a default that is text, so that an invalid variable is rejected too.
         default=os.environ.get(VARIABLE) or None,
         metavar="URL",
-        help=f"Prometheus that is asked for verdicts (default: {VARIABLE}, or else none)",
+        help=f"Prometheus server to query for verdicts (default: {VARIABLE}, or none)",
     )
     _client_certificate.add_flags(made, "exporters and a Prometheus")
     made.add_argument(
@@ -79,23 +80,23 @@ def parser() -> Parser:
         type=duration("200ms", "1h"),
         default=2.0,
         metavar="DURATION",
-        help="time between two looks (default: 2s)",
+        help="interval between two polls (default: 2s)",
     )
-    made.add_argument("--once", action="store_true", help="print the screen as plain text and end")
-    made.add_argument("--json", action="store_true", help="print one JSON document with everything and end")
+    made.add_argument("--once", action="store_true", help="print the screen as plain text and exit")
+    made.add_argument("--json", action="store_true", help="print one JSON document with all values and exit")
     made.add_argument(
         "--owner",
         default="",
         metavar="TEXT",
-        help="only GPUs and runs of whoever has this in the name of user, pod, namespace or job",
+        help="show only GPUs and runs whose user, pod, namespace or job contains this text",
     )
     return made
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the command; return 0 when all was well, 1 where an exporter did not answer, 2 for a wrong command line."""
+    """Run the command; return 0 on success, 1 if an exporter did not respond, 2 for an invalid command line."""
     parsed = parser().parse_args(arguments)
-    # What a library has to say must not stand across the screen.
+    # Log messages would garble the screen.
     logging.getLogger("stallscope").addHandler(logging.NullHandler())
     from stallscope.clients.exporter import ExporterClient
     from stallscope.terminal.feed import Feed
@@ -130,7 +131,7 @@ def _live(feeds: list[Feed], watch: VerdictWatch | None, parsed: argparse.Namesp
     try:
         from stallscope.terminal.live import Top
     except ModuleNotFoundError as error:
-        return missing("top", error, "terminal", otherwise="--once and --json do without")
+        return missing("top", error, "terminal", alternative="--once and --json work without it")
     colours = not os.environ.get("NO_COLOR")
     screen = Top(feeds, watch, owner=parsed.owner, colours=colours, ascii_only=not _speaks_unicode())
     screen.run(mouse=False)
@@ -143,20 +144,20 @@ def _once(feeds: list[Feed], watch: VerdictWatch | None, parsed: argparse.Namesp
     from stallscope.terminal.views import overview, title
 
     began = time.monotonic()
-    _ask_all(feeds)
+    _poll_all(feeds)
     waiting = {feed: node for feed in feeds if (node := feed.look().node) is not None}
     due = began
     while waiting:
         due += parsed.interval
         time.sleep(max(0.0, due - time.monotonic()))
-        _ask_all(list(waiting))
+        _poll_all(list(waiting))
         over = time.monotonic() - began >= _RENEWAL_SECONDS
         waiting = {} if over else {feed: node for feed, node in waiting.items() if _is_as_before(feed, node)}
     seen = tuple(feed.look() for feed in feeds)
     failed = [each for each in seen if each.problem]
-    told = any(each.node is not None for each in seen)
+    has_data = any(each.node is not None for each in seen)
     screen = Screen(seen, None)
-    if watch is not None and told:
+    if watch is not None and has_data:
         watch.look(screen.run_names, screen.gpu_names)
         watch.ask()
         screen = Screen(seen, watch.look(screen.run_names, screen.gpu_names))
@@ -165,7 +166,7 @@ def _once(feeds: list[Feed], watch: VerdictWatch | None, parsed: argparse.Namesp
         from stallscope.terminal.document import document
 
         print(json.dumps(document(screen), indent=2))
-    elif told:
+    elif has_data:
         columns = max(_LEAST_COLUMNS, shutil.get_terminal_size().columns)
         print(_printed([title(screen, time.strftime("%H:%M:%S")), *overview(screen, SORTS[0], columns)]), end="")
     for each in failed:
@@ -175,16 +176,16 @@ def _once(feeds: list[Feed], watch: VerdictWatch | None, parsed: argparse.Namesp
 
 
 def _is_as_before(feed: Feed, node: Node) -> bool:
-    """Whether the exporter answers, and has no newer page."""
+    """Return True if the exporter responds but has no newer page."""
     seen = feed.look()
     return seen.node is node and not seen.problem
 
 
-def _ask_all(feeds: Sequence[Feed]) -> None:
-    """Ask everybody at once, so that those who hang hang together; each says of itself that it still does."""
+def _poll_all(feeds: Sequence[Feed]) -> None:
+    """Poll all exporters concurrently, so that the wait for several hanging ones does not add up."""
     from stallscope.common.concurrency import side_by_side
 
-    side_by_side({str(place): feed.ask for place, feed in enumerate(feeds)}, _PATIENCE, "feed")
+    side_by_side({str(place): feed.ask for place, feed in enumerate(feeds)}, _RESPONSE_LIMIT, "feed")
 
 
 def _printed(lines: Sequence[Line]) -> str:

@@ -1,4 +1,4 @@
-"""Ask a training job that is under way for traces of its next steps."""
+"""Request traces of the next steps of a running training job."""
 
 from __future__ import annotations
 
@@ -21,32 +21,32 @@ _PATH = "/api/v1/trace"
 _TIMEOUT = 5.0
 _LONGEST_ANSWER = 1 << 20
 _SHOWN = 300
-"""Characters of an exporter's words."""
+"""Maximum length of an exporter's error message."""
 
 
 class _Refused(Exception):
-    """An exporter said no, or nothing; the message is one line."""
+    """An exporter rejected the request or did not respond; the message is one line."""
 
 
 def parser() -> Parser:
-    """The command line."""
+    """Return the parser of the command line."""
     made = Parser(
         "trace",
         usage="stallscope trace RUN [flags]",
-        description="Ask the ranks of a run for a trace of each of their next steps, the same on all ranks, for "
-        "Perfetto or chrome://tracing. Each rank writes its own, into its STALLSCOPE_TRACE_DIR. Both ends must allow "
-        "it: the exporter by --report.allow-trace-requests, the training by STALLSCOPE_TRACE_DIR or "
-        "trace(on_request=True). On this node, users request traces of their own runs, and root, the exporter's user "
-        "and the members of its --web.control-group of every run. From another node it takes "
-        "--web.allow-remote-reports, and a user or a client certificate that its --web.config.file knows.",
+        description="Request a trace of the next steps of a run, for Perfetto or chrome://tracing. All ranks trace the "
+        "same steps. Each rank writes its own file, into its STALLSCOPE_TRACE_DIR. Both ends must allow it: the "
+        "exporter with --report.allow-trace-requests, the training with STALLSCOPE_TRACE_DIR or "
+        "trace(on_request=True). On this node, users can request traces of their own runs; root, the exporter's user "
+        "and members of its --web.control-group can request traces of every run. Requests from another node need "
+        "--web.allow-remote-reports and a user or client certificate in the exporter's --web.config.file.",
         examples={
             "stallscope trace resnet50": "the next step of every rank of a run on this node",
             "stallscope trace resnet50 --steps 5 --rank 0-3": "five steps of the first four ranks",
             "stallscope trace llama --exporter.url node1:19400 --exporter.url node2:19400": "a run on two nodes",
         },
-        notes="Exit status: 0 when every exporter took the request, 1 when one did not, 2 for a wrong command line.",
+        notes="Exit status: 0 if every exporter accepted the request, 1 if not, 2 for an invalid command line.",
     )
-    made.add_argument("run", metavar="RUN", help="the run's name, as its metrics have it")
+    made.add_argument("run", metavar="RUN", help="the run's name, as in the label run of its metrics")
     made.add_argument(
         "--steps", type=_steps, default=1, metavar="NUMBER", help=f"steps to trace, 1 to {MAX_STEPS} (default: 1)"
     )
@@ -61,7 +61,7 @@ def parser() -> Parser:
         "--first-step",
         type=_first_step,
         metavar="NUMBER",
-        help="step to begin with, by the number of steps before it (default: as soon as all ranks can have heard)",
+        help="first step to trace, counted from 0 (default: the first step that all ranks can still trace)",
     )
     made.add_argument(
         "--exporter.url",
@@ -72,7 +72,7 @@ def parser() -> Parser:
         metavar="URL",
         help=f"exporter of the node; again for each further node of the job (default: {DEFAULT_EXPORTER})",
     )
-    made.add_argument("--json", action="store_true", help="print one JSON document: what each exporter answered")
+    made.add_argument("--json", action="store_true", help="print one JSON document with each exporter's response")
     _client_certificate.add_flags(made, "an exporter")
     return made
 
@@ -81,35 +81,35 @@ def main(arguments: Sequence[str]) -> int:
     """Run the command.
 
     Returns:
-        0 when every exporter took the request, 1 when one didn't, 2 for a wrong command line.
+        0 if every exporter accepted the request, 1 if not, 2 for an invalid command line.
     """
-    told = parser().parse_args(arguments)
-    wish = {"run": told.run, "steps": told.steps, "ranks": told.rank}
-    first = told.first_step
+    parsed = parser().parse_args(arguments)
+    wanted = {"run": parsed.run, "steps": parsed.steps, "ranks": parsed.rank}
+    first = parsed.first_step
     answers: list[dict[str, Any]] = []
-    for address in told.exporter or [DEFAULT_EXPORTER]:
+    for address in parsed.exporter or [DEFAULT_EXPORTER]:
         exporter = without_password(address)
         try:
-            answer = _ask(address, wish if first is None else {**wish, "first_step": first}, told.certificate)
+            answer = _request(address, wanted if first is None else {**wanted, "first_step": first}, parsed.certificate)
         except _Refused as refused:
             answer = {"problem": str(refused)}
         else:
-            first = answer["first_step"]  # the other nodes' ranks trace the same
-            if not told.json:
+            first = answer["first_step"]  # so that ranks on the other nodes trace the same steps
+            if not parsed.json:
                 print(_summary(exporter, answer))
         answers.append({"exporter": exporter, **answer})
         if answer.get("problem"):
             print(f"stallscope trace: {exporter}: {answer['problem']}", file=sys.stderr)
-    if told.json:
+    if parsed.json:
         print(json.dumps(answers, indent=2))
     return int(any(answer.get("problem") for answer in answers))
 
 
-def _ask(exporter: str, wish: dict[str, Any], certificate: ClientCertificate | None) -> dict[str, Any]:
+def _request(exporter: str, wanted: dict[str, Any], certificate: ClientCertificate | None) -> dict[str, Any]:
     try:
         client = ExporterClient(exporter, timeout=_TIMEOUT, max_bytes=_LONGEST_ANSWER, certificate=certificate)
         path = urlsplit(exporter).path.rstrip("/") + _PATH
-        answer = client.request("POST", path, json.dumps(wish).encode(), {"Content-Type": "application/json"})
+        answer = client.request("POST", path, json.dumps(wanted).encode(), {"Content-Type": "application/json"})
         client.close()
     except (ExporterError, ValueError) as error:
         raise _Refused(str(error)) from None
@@ -118,9 +118,9 @@ def _ask(exporter: str, wish: dict[str, Any], certificate: ClientCertificate | N
         words = document.get("message") if isinstance(document, dict) else None
         if isinstance(words, str):
             raise _Refused(readable(words, _SHOWN))
-        raise _Refused(f"HTTP status {answer.status}; is this an exporter that takes requests for traces?")
+        raise _Refused(f"HTTP status {answer.status}; check that this exporter accepts trace requests")
     if not isinstance(document, dict) or type(document.get("first_step")) is not int:
-        raise _Refused("what answers there is no exporter of Stallscope")
+        raise _Refused("not a Stallscope exporter")
     return document
 
 
@@ -141,13 +141,13 @@ def _summary(exporter: str, answer: dict[str, Any]) -> str:
 
 def _steps(text: str) -> int:
     if not (text.isascii() and text.isdecimal() and 1 <= int(text) <= MAX_STEPS):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 to {MAX_STEPS}")
+        raise argparse.ArgumentTypeError(f"expected an integer from 1 to {MAX_STEPS}, got {text!r}")
     return int(text)
 
 
 def _first_step(text: str) -> int:
     if not (text.isascii() and text.isdecimal() and len(text) < 16):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of a step")
+        raise argparse.ArgumentTypeError(f"expected a step number, got {text!r}")
     return int(text)
 
 
@@ -157,12 +157,14 @@ def _ranks(text: str) -> list[int]:
         low, dash, high = part.strip().partition("-")
         ends = (low, high if dash else low)
         if not all(end.isascii() and end.isdecimal() and len(end) < 8 for end in ends):
-            raise argparse.ArgumentTypeError(f"{text!r} are no ranks; expected 0, 0-3 or 0,8,16-23")
+            raise argparse.ArgumentTypeError(f"expected ranks such as 0, 0-3 or 0,8,16-23, got {text!r}")
         if not 0 <= int(ends[1]) - int(ends[0]) < MAX_RANKS:
-            raise argparse.ArgumentTypeError(f"{part.strip()!r} is no range of at most {MAX_RANKS} ranks")
+            raise argparse.ArgumentTypeError(f"expected a range of at most {MAX_RANKS} ranks, got {part.strip()!r}")
         found.update(range(int(ends[0]), int(ends[1]) + 1))
     if len(found) > MAX_RANKS:
-        raise argparse.ArgumentTypeError(f"{len(found)} ranks are too many; leave --rank out for all")
+        raise argparse.ArgumentTypeError(
+            f"expected at most {MAX_RANKS} ranks, got {len(found)}; omit --rank to trace all"
+        )
     return sorted(found)
 
 

@@ -1,4 +1,4 @@
-"""The local stack: exporter, Prometheus, Alertmanager and a training job on this machine, until Ctrl-C."""
+"""Run a local stack: exporter, Prometheus, Alertmanager and a training job on this machine, until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ _SERVICES = (
     ("alertmanager", "Alertmanager", 19093),
     ("grafana", "Grafana", 13000),
 )
-"""Flag, name and usual port of each part that listens."""
+"""Flag, name and default port of each service."""
 _HIGHEST_PORT = 65_535
 _LONGEST_SECONDS = 86_400.0
 
 
 def parser() -> Parser:
-    """The command line."""
+    """Return the parser of the command line."""
     made = Parser(
         "up",
         usage="stallscope up [flags]",
-        description="Run exporter, Prometheus, Alertmanager (and Grafana where it is installed) with the bundle's own "
-        "configuration and a small real training job, wait until data flows, and tell of alerts until Ctrl-C. "
-        "Everything listens on 127.0.0.1 only. Where no NVIDIA driver answers, GPUs are simulated.",
+        description="Run exporter, Prometheus, Alertmanager (and Grafana if it is installed) with the bundled "
+        "configuration and a small real training job. Wait until data flows, then print verdicts and alerts until "
+        "Ctrl-C. All services listen on 127.0.0.1 only. GPUs are simulated if no NVIDIA driver responds.",
         examples={
-            "stallscope up": "everything, with an overheating GPU simulated where there is none",
-            "stallscope up --scenario gpu_lost --scenario.onset 5": "another fault, soon",
-            "stallscope up --once --data-dir stack": "whether all of it comes up; what it wrote is kept",
+            "stallscope up": "the whole stack, with a simulated overheating GPU on a machine without GPUs",
+            "stallscope up --scenario gpu_lost --scenario.onset 5": "another fault, after five seconds",
+            "stallscope up --once --data-dir stack": "check that the stack starts; keep its files",
         },
-        notes="Exit status: 0 when it was stopped, 1 when something failed, 2 for a wrong command line.",
+        notes="Exit status: 0 if it was stopped, 1 if something failed, 2 for an invalid command line.",
     )
     ports = made.add_argument_group("ports")
     for service, title, number in _SERVICES:
@@ -52,7 +52,7 @@ def parser() -> Parser:
         "--scenario",
         default=_DEFAULT_SCENARIO,
         metavar="NAME",
-        help=f"what the simulated GPUs and their job play: {', '.join(SCENARIOS)} (default: %(default)s)",
+        help=f"scenario of the simulated GPUs and their job: {', '.join(SCENARIOS)} (default: %(default)s)",
     )
     made.add_argument(
         "--scenario.onset",
@@ -60,32 +60,32 @@ def parser() -> Parser:
         type=_seconds,
         default=30.0,
         metavar="TIME",
-        help="time from the start to the scenario's fault, in seconds or such as 2m (default: %(default)g)",
+        help="time until the scenario's fault begins, in seconds or such as 2m (default: %(default)g)",
     )
-    # Help comes afterwards, since Python 3.10 would add its own words on the default.
+    # The help is set afterwards, since Python 3.10 would append its own text about the default.
     job = made.add_argument("--training-job", action=argparse.BooleanOptionalAction, default=True)
     job.help = "run the small training job (default: yes)"
     made.add_argument(
-        "--alertmanager.webhook", dest="webhook", metavar="URL", help="post notifications there (default: nowhere)"
+        "--alertmanager.webhook", dest="webhook", metavar="URL", help="send notifications to this URL (default: none)"
     )
     made.add_argument(
-        "--data-dir", type=Path, metavar="FOLDER", help="write there and keep it (default: a temporary folder)"
+        "--data-dir", type=Path, metavar="FOLDER", help="folder to write to and keep (default: a temporary folder)"
     )
     install = made.add_argument("--install", action=argparse.BooleanOptionalAction, default=True)
-    install.help = "on Debian and Ubuntu, install what is missing with apt-get (default: yes)"
-    made.add_argument("--once", action="store_true", help="stop as soon as data flows")
+    install.help = "on Debian and Ubuntu, install missing programs with apt-get (default: yes)"
+    made.add_argument("--once", action="store_true", help="exit as soon as data flows")
     made.add_argument(
         "--timeout",
         type=_seconds,
         default=120.0,
         metavar="TIME",
-        help="time until data must flow, likewise (default: %(default)g)",
+        help="time limit until data flows, in seconds or such as 2m (default: %(default)g)",
     )
     return made
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the command; return 0 when it was stopped, 1 when something failed, 2 for a wrong command line."""
+    """Run the command; return 0 if it was stopped, 1 if something failed, 2 for an invalid command line."""
     command_line = parser()
     parsed = command_line.parse_args(arguments)
 
@@ -125,7 +125,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _port(text: str) -> int:
     if not (text.isascii() and text.isdigit() and 0 < int(text) <= _HIGHEST_PORT):
-        raise argparse.ArgumentTypeError(f"{text!r} is no port from 1 to {_HIGHEST_PORT}")
+        raise argparse.ArgumentTypeError(f"expected a port from 1 to {_HIGHEST_PORT}, got {text!r}")
     return int(text)
 
 
@@ -135,5 +135,7 @@ def _seconds(text: str) -> float:
     except ValueError:
         seconds = 0.0
     if not 0 < seconds <= _LONGEST_SECONDS:
-        raise argparse.ArgumentTypeError(f"{text!r} is no time above 0 and at most 1d, such as 30 (seconds) or 2m")
+        raise argparse.ArgumentTypeError(
+            f"expected a time above 0, at most 1d, such as 30 (seconds) or 2m, got {text!r}"
+        )
     return seconds

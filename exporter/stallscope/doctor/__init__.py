@@ -1,4 +1,4 @@
-"""`stallscope doctor`: what is wrong with a node's or a cluster's set-up, and what to do about it.
+"""`stallscope doctor`: check the installation of a node or a cluster, and show what to fix.
 
-One file a part. A part's checks stand in its list, `examination.PARTS` lists the parts.
+Each part has a module with a list of its checks. `examination.PARTS` lists the parts.
 """

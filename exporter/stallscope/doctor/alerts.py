@@ -1,4 +1,4 @@
-"""Whether alerts reach an Alertmanager: the one that always fires tells."""
+"""Check that alerts reach an Alertmanager, by the alert Watchdog, which always fires."""
 
 from __future__ import annotations
 
@@ -16,49 +16,50 @@ _HERE = ("localhost", "127.0.0.1", "::1")
 
 
 def _alertmanagers(server: Server) -> Iterator[Finding]:
-    told = optional(server, "alertmanagers")
-    if told is None:
-        yield skipped("this server does not tell its Alertmanagers")
+    response = optional(server, "alertmanagers")
+    if response is None:
+        yield skipped("this server does not report its Alertmanagers")
         return
-    active = [each["url"] for each in told["activeAlertmanagers"] or []]
+    active = [each["url"] for each in response["activeAlertmanagers"] or []]
     if not active:
         yield failed(
-            "alerts go nowhere: no Alertmanager is configured", "add alerting: to prometheus.yml, as ours has it"
+            "no Alertmanager is configured, so no alert is delivered",
+            "add alerting: to prometheus.yml, as in prometheus/prometheus.yml",
         )
         return
     firing = server.prometheus.query('ALERTS{alertname="Watchdog", alertstate="firing"}')
     if not firing:
-        yield failed("the alert Watchdog, which always fires, does not", f"{LOAD}: it is in alerts/stallscope.yml")
+        yield failed("the alert Watchdog does not fire, although it always should", f"{LOAD} (alerts/stallscope.yml)")
     for url in active:
         yield _received(server, url, firing=bool(firing))
 
 
 def _received(server: Server, url: str, *, firing: bool) -> Finding:
-    """Whether an Alertmanager has the alert that always fires."""
+    """Check that an Alertmanager has the alert Watchdog."""
     from stallscope.clients.alertmanager import Alertmanager
     from stallscope.clients.prometheus import PrometheusError
 
     shown = without_password(url)
     here = urlsplit(url).hostname in _HERE
     if here and urlsplit(server.url).hostname not in _HERE:
-        return skipped(f"the Alertmanager at {shown} is to be asked from Prometheus' own machine")
+        return skipped(f"the Alertmanager at {shown} is reachable only from Prometheus' own machine")
     client = Alertmanager(_API.sub("", url), timeout=server.timeout, certificate=server.certificate)
     try:
         alerts = client.alerts(filter='alertname="Watchdog"')
     except PrometheusError as error:
         if error.status is not None:
             return warning(
-                f"the Alertmanager at {shown} answers this machine with HTTP {error.status}",
-                "see on its own page whether it has the alert Watchdog",
+                f"the Alertmanager at {shown} responds to this machine with HTTP {error.status}",
+                "check on its web page that it has the alert Watchdog",
             )
         report = failed if here else warning
         return report(
-            f"the Alertmanager at {shown} gives this machine no answer ({error})",
-            "see whether it runs" + ("" if here else "; where only Prometheus is to reach it, all may be well"),
+            f"the Alertmanager at {shown} does not respond to this machine ({error})",
+            "check that it runs" + ("" if here else "; ignore this if only Prometheus can reach it"),
         )
     if firing and not alerts:
-        return failed(f"the Alertmanager at {shown} never got the alert Watchdog", "see Prometheus' log for the reason")
-    return ok(f"the Alertmanager at {shown} " + ("has the alert Watchdog" if alerts else "answers"))
+        return failed(f"the Alertmanager at {shown} has no alert Watchdog", "see Prometheus' log for the reason")
+    return ok(f"the Alertmanager at {shown} " + ("has the alert Watchdog" if alerts else "responds"))
 
 
 CHECKS = (("alertmanagers", _alertmanagers),)

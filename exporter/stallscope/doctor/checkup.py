@@ -1,4 +1,4 @@
-"""What a check is and what it finds, and how checks are made so that none can hold up the rest."""
+"""Checks, their findings, and the runner, which limits the time of each check."""
 
 from __future__ import annotations
 
@@ -16,46 +16,46 @@ _Found = TypeVar("_Found")
 
 
 class Finding(NamedTuple):
-    """What a check came to."""
+    """Result of a check."""
 
     status: Status
     message: str
-    """One line: what is, or what is wrong and where."""
+    """One line: the state, or the problem and where it is."""
     remedy: str = ""
     """One line: what to do."""
 
 
 def ok(message: str) -> Finding:
-    """All is well."""
+    """Return a finding without a problem."""
     return Finding("ok", message)
 
 
 def warning(message: str, remedy: str) -> Finding:
-    """Something works, but not as well as it should."""
+    """Return a finding that something works, but not as well as it should."""
     return Finding("warning", message, remedy)
 
 
 def failed(message: str, remedy: str) -> Finding:
-    """Something does not work."""
+    """Return a finding that something does not work."""
     return Finding("failed", message, remedy)
 
 
 def skipped(message: str, remedy: str = "") -> Finding:
-    """There is nothing to check, or no way to."""
+    """Return a finding that there is nothing to check, or that it cannot be checked."""
     return Finding("skipped", message, remedy)
 
 
 class Stop(Exception):
-    """A part or a check can't go on; the finding says why."""
+    """A part or a check cannot continue; the finding gives the reason."""
 
     def __init__(self, finding: Finding) -> None:
-        """Take what it came to."""
+        """Set the finding to report."""
         super().__init__(finding.message)
         self.finding = finding
 
 
 class Result(NamedTuple):
-    """A finding, and which check of which part it is of."""
+    """A finding, with its part and check."""
 
     part: str
     check: str
@@ -64,23 +64,23 @@ class Result(NamedTuple):
 
 @dataclass(frozen=True)
 class Subject:
-    """What is examined."""
+    """The installation to check."""
 
     exporter_url: str
-    """With the path of the metrics, if that is not `/metrics`."""
+    """Includes the path of the metrics, if that is not `/metrics`."""
     prometheus_url: str
     prometheus_named: bool
-    """Whether somebody said that Prometheus is there; else it is fine if nothing is."""
+    """True if the user has given the URL; otherwise a missing Prometheus is no problem."""
     environment: Mapping[str, str]
-    """As a training would have it."""
+    """Environment variables of a training."""
     root: Path = field(default=Path("/"))
-    """Where `dev`, `proc`, `sys` and the sockets lie."""
+    """Root of `dev`, `proc`, `sys` and the sockets."""
     exporter_timeout: float = 5.0
-    """Seconds that a page may take."""
+    """Seconds per page."""
     prometheus_timeout: float = 5.0
-    """Seconds that one question may take."""
+    """Seconds per query."""
     certificate: ClientCertificate | None = None
-    """Is shown to both where they want one."""
+    """Client certificate for both servers."""
 
 
 Context = TypeVar("Context")
@@ -88,21 +88,21 @@ Context = TypeVar("Context")
 
 @dataclass(frozen=True)
 class Part(Generic[Context]):
-    """Checks that look at one thing."""
+    """Checks of one part of the installation."""
 
     name: str
     begin: Callable[[Subject], Context]
-    """Finds the thing, or raises Stop."""
+    """Returns the context of the checks, or raises Stop."""
     checks: Sequence[tuple[str, Callable[[Context], Iterable[Finding]]]]
     limit: float = 60.0
-    """Seconds that a check may take."""
+    """Time limit of a check, in seconds."""
 
 
 def examined(part: Part[Any], subject: Subject) -> Iterator[Result]:
-    """Make all checks of a part, one after the other, each with its time limit."""
+    """Run all checks of a part in order, each with its time limit."""
     try:
         context = _within(part.limit, lambda: part.begin(subject))
-    except Exception as error:  # noqa: BLE001 - one part that breaks must not take the others along
+    except Exception as error:  # noqa: BLE001 - an error in one part must not prevent the others
         yield Result(part.name, "reachable", _finding_of(error))
         return
     for name, check in part.checks:
@@ -113,28 +113,28 @@ def examined(part: Part[Any], subject: Subject) -> Iterator[Result]:
 def _findings(limit: float, check: Callable[[Context], Iterable[Finding]], context: Context) -> list[Finding]:
     try:
         return _within(limit, lambda: list(check(context)))
-    except Exception as error:  # noqa: BLE001 - nor one check the other checks
+    except Exception as error:  # noqa: BLE001 - an error in one check must not prevent the others
         return [_finding_of(error)]
 
 
 def _finding_of(error: Exception) -> Finding:
     if isinstance(error, Stop):
         return error.finding
-    ours = type(error).__module__.startswith(f"{__name__.partition('.')[0]}.")  # in words for people
-    message = str(error) if ours else f"what came can't be read ({type(error).__name__}: {error})"
-    return failed(message, "see what answers there, and of which version it is")
+    is_ours = type(error).__module__.startswith(f"{__name__.partition('.')[0]}.")  # its message is for users
+    message = str(error) if is_ours else f"cannot read the response ({type(error).__name__}: {error})"
+    return failed(message, "check which program responds there, and its version")
 
 
 def _within(limit: float, work: Callable[[], _Found]) -> _Found:
-    """Do the work, and leave it behind if it takes longer than so many seconds.
+    """Return the result of `work`, or abandon it after `limit` seconds.
 
     Raises:
-        Stop: it takes longer.
-        Exception: whatever the work raises.
+        Stop: the time limit is over.
+        Exception: raised by `work`.
     """
     (attempt,) = side_by_side({"work": work}, limit, "check").values()
     if not attempt.ended.is_set():
-        raise Stop(failed(f"this check did not end within {limit:g} s", "look for a file system or device that hangs"))
+        raise Stop(failed(f"this check did not end within {limit:g} s", "check for a hanging file system or device"))
     if attempt.error is not None:
         raise attempt.error
     return cast("_Found", attempt.answer)

@@ -20,17 +20,17 @@ def _exporters(server: Server) -> Iterator[Finding]:
     down = sorted(_name(labels) for labels, up in states if not up)
     if down:
         yield failed(
-            f"{len(down)} of {len(states)} exporters {'does' if len(down) == 1 else 'do'} not answer: {listed(down)}",
-            "see whether they run, and whether Prometheus reaches their port; `stallscope doctor` there tells more",
+            f"{len(down)} of {len(states)} exporters {'does' if len(down) == 1 else 'do'} not respond: {listed(down)}",
+            "check that they run and that Prometheus reaches their port; run `stallscope doctor` on the nodes",
         )
     elif states:
-        yield ok(f"all {len(states)} exporters answer")
+        yield ok(f"all {len(states)} exporters respond")
     elif server.prometheus.query("gpu:chosen:info"):
-        yield skipped("there is no exporter of Stallscope, but others'")
+        yield skipped("no Stallscope exporter is scraped, only other exporters")
     else:
         yield failed(
-            "Prometheus knows no exporter of Stallscope",
-            "`stallscope doctor prometheus` tells what it scrapes; its job and the nodes' exporters are to be added",
+            "Prometheus scrapes no Stallscope exporter",
+            "add a scrape job with the nodes' exporters; `stallscope doctor prometheus` shows the current targets",
         )
 
 
@@ -43,17 +43,17 @@ def _versions(server: Server) -> Iterator[Finding]:
         for version, names in sorted(versions.items()):
             if version != usual:
                 yield warning(
-                    f"{listed(sorted(names))}: version {version}, and {usual} on most nodes",
-                    "install one version on all nodes, that of the rules",
+                    f"{listed(sorted(names))}: version {version}, but {usual} on most nodes",
+                    "install the version of the rules on all nodes",
                 )
     elif versions:
         (version,) = versions
         if version == __version__:
-            yield ok(f"all exporters are of version {version}")
+            yield ok(f"all exporters have version {version}")
         else:
             yield warning(
-                f"all exporters are of version {version}, and this command of {__version__}",
-                "compare the rules with those of the exporters' version",
+                f"all exporters have version {version}, this command has {__version__}",
+                "check that the rules have the exporters' version",
             )
 
 
@@ -65,56 +65,56 @@ def _sources(server: Server) -> Iterator[Finding]:
             failing[labels.get("source", "")].append(_name(labels))
     for source, names in sorted(failing.items()):
         yield failed(
-            f"source {source} fails on {listed(sorted(names))}",
-            "`stallscope doctor` there, and its log, tell the reason",
+            f"collector {source} fails on {listed(sorted(names))}",
+            "run `stallscope doctor` on the node, and see the exporter's log",
         )
     if states and not failing:
-        yield ok("no source of an exporter fails")
+        yield ok("no collector fails")
 
 
 def _clocks(server: Server) -> Iterator[Finding]:
-    """Newest readings, by the nodes' clocks, against their scrapes, by Prometheus'."""
+    """Compare the newest polls, timed by the nodes' clocks, with the scrapes, timed by Prometheus' clock."""
     ages = server.prometheus.query(f"min by (cluster, job, instance) (timestamp({_LAST_SUCCESS}) - {_LAST_SUCCESS})")
     ahead = sorted(_name(labels) for labels, age in ages if age < -MOST_SKEW)
     behind = sorted(_name(labels) for labels, age in ages if age > MOST_AGE)
     if ahead:
-        yield failed(f"clocks are ahead of Prometheus' by more than {MOST_SKEW:g} s: {listed(ahead)}", RESET_CLOCKS)
+        yield failed(f"clocks are more than {MOST_SKEW:g} s ahead of Prometheus': {listed(ahead)}", RESET_CLOCKS)
     if behind:
         yield failed(
-            f"newest readings are more than {MOST_AGE:g} s old by Prometheus' clock: {listed(behind)}",
-            f"{RESET_CLOCKS}; if they are, nothing is read there any more",
+            f"the newest polls are more than {MOST_AGE:g} s old by Prometheus' clock: {listed(behind)}",
+            f"{RESET_CLOCKS}; if they are, the exporters no longer poll",
         )
     if ages and not ahead and not behind:
         yield ok("all nodes' clocks agree with Prometheus'")
 
 
 def _foreign(server: Server) -> Iterator[Finding]:
-    """GPUs that the rules take from others' exporters, since none of ours tells of them."""
+    """Report GPUs that only other exporters measure."""
     only: dict[str, set[str]] = defaultdict(set)
     for labels, _ in server.prometheus.query("gpu:chosen:info"):
         only[labels.get("measured_by", "")].add(labels.get("hostname") or labels.get("host") or _name(labels))
     for exporter, names in sorted(only.items()):
         yield warning(
-            f"GPUs of {listed(sorted(names))} are measured by {exporter} alone: no pauses, owners or training there",
+            f"GPUs of {listed(sorted(names))} are measured only by {exporter}: no pauses, owners or training runs",
             "run Stallscope's exporter on these nodes too (deploy/)",
         )
     if not only:
-        yield ok("no GPU is measured by others' exporters alone")
+        yield ok("every GPU is measured by a Stallscope exporter")
 
 
 def _once(server: Server) -> Iterator[Finding]:
-    """Return GPUs that several targets export: the rules count one target, and alerts on its host come from each."""
-    often = server.prometheus.query(f"{_GPUS} and on (cluster, uuid) (count by (cluster, uuid) ({_GPUS}) > 1)")
-    targets = sorted({f"{_name(labels)} of job {labels.get('job', 'unknown')}" for labels, _ in often})
+    """Report GPUs that several targets export: the rules use one target, but host alerts come from each."""
+    repeated = server.prometheus.query(f"{_GPUS} and on (cluster, uuid) (count by (cluster, uuid) ({_GPUS}) > 1)")
+    targets = sorted({f"{_name(labels)} of job {labels.get('job', 'unknown')}" for labels, _ in repeated})
     if targets:
-        cards = {(labels.get("cluster"), labels.get("uuid")) for labels, _ in often}
+        cards = {(labels.get("cluster"), labels.get("uuid")) for labels, _ in repeated}
         yield warning(
             f"exported by more than one target: {len(cards)} GPU{'s' if len(cards) > 1 else ''}, by {listed(targets)}",
-            "let one job alone scrape each exporter, and one exporter alone read each node's GPUs "
-            "(--no-collector.nvidia for others)",
+            "scrape each exporter in one job only, and read each node's GPUs with one exporter only "
+            "(--no-collector.nvidia for the others)",
         )
     else:
-        yield ok("no GPU is told of twice")
+        yield ok("no GPU is exported twice")
 
 
 def _name(labels: Mapping[str, str]) -> str:

@@ -1,4 +1,4 @@
-"""What the GPUs' drivers answer, against the GPUs that are on the bus. They are asked in a process that may hang."""
+"""Compare the responses of the GPU drivers with the GPUs on the PCI bus. The drivers are called in another process."""
 
 from __future__ import annotations
 
@@ -18,50 +18,48 @@ from stallscope.catalogue.gpu_losses import LOSSES
 from stallscope.doctor.checkup import Finding, Stop, failed, ok, skipped, warning
 
 _CALL_LIMIT = 5.0
-"""Seconds that each GPU, and each driver's list of them, may take to answer."""
-_ANSWER_LIMIT = 40.0
-"""Seconds that all of it may take, start of the asking process on a busy machine included."""
+"""Seconds for each GPU, and for each driver's list of GPUs."""
+_PROBE_LIMIT = 40.0
+"""Seconds for all drivers, including the start of the process on a busy machine."""
 _PCI_MAKERS = {"0x10de": "NVIDIA", "0x1002": "AMD"}
 _PCI_GPU_CLASSES = ("0x0300", "0x0302", "0x0380", "0x1200")
 """Display controllers, and AMD's processing accelerators."""
 
 
 def drivers(root: Path) -> Iterator[Finding]:
-    """Judge each maker's driver.
+    """Check each maker's driver.
 
     Args:
-        root: where `sys` lies.
+        root: root of `sys`.
 
     Raises:
-        Stop: the exporter's libraries are not installed, or nothing answers in time.
+        Stop: the exporter's libraries are not installed, or the drivers do not respond in time.
     """
     present = pci_gpus(root)
-    answers = _answers()
+    answers = _probe()
     for maker, answer in (("NVIDIA", answers["nvidia"]), ("AMD", answers["amd"])):
         gpus, problem = answer["gpus"], answer["problem"]
         if answer["hung"]:
-            yield failed(
-                f"{maker}'s driver hangs: {problem}", "see dmesg for the reason; as a rule only a reboot ends it"
-            )
+            yield failed(f"{maker}'s driver hangs: {problem}", "see dmesg for the reason; usually only a reboot helps")
         elif gpus:
             versions = f"driver {gpus[0]['driver']}" + (f", NVML {answer['nvml']}" if answer["nvml"] else "")
-            yield ok(f"{maker}'s driver answers: {versions}")
+            yield ok(f"{maker}'s driver responds: {versions}")
             if problem:
                 yield failed(
-                    f"{maker}'s driver does not show all: {problem}",
+                    f"{maker}'s driver does not report all GPUs: {problem}",
                     "see dmesg for the driver's messages; a lost GPU needs a reset or a reboot",
                 )
             yield from _gpus(maker, gpus, present.get(maker, 0))
         elif present.get(maker):
             yield failed(
-                f"this machine has {present[maker]} GPUs of {maker}, and {problem}",
+                f"this machine has {present[maker]} {maker} GPUs, but {problem}",
                 "`nvidia-smi` must work first: install or load the driver; start containers with their GPUs "
                 "(docker run --gpus all)"
                 if maker == "NVIDIA"
                 else "load the kernel driver (modprobe amdgpu); start containers with /dev/kfd and /dev/dri",
             )
     if not present and not any(answer["gpus"] or answer["hung"] for answer in answers.values()):
-        yield skipped("there is no GPU of NVIDIA or AMD in this machine")
+        yield skipped("this machine has no NVIDIA or AMD GPU")
 
 
 def _gpus(maker: str, gpus: Sequence[dict[str, Any]], present: int) -> Iterator[Finding]:
@@ -69,32 +67,32 @@ def _gpus(maker: str, gpus: Sequence[dict[str, Any]], present: int) -> Iterator[
     for gpu in gpus:
         if gpu["trouble"]:
             yield failed(
-                f"{gpu['name']} ({gpu['uuid']}) can't be read: {gpu['trouble']}",
+                f"{gpu['name']} ({gpu['uuid']}) cannot be read: {gpu['trouble']}",
                 LOSSES.get(gpu["trouble"].partition(":")[0], "see dmesg for the driver's messages"),
             )
     if any(gpu["persistence_off"] for gpu in whole):
         yield warning(
-            "persistence mode is off: the first use of an idle GPU takes up to seconds",
+            "persistence mode is off: the first use of an idle GPU can take seconds",
             "turn it on with nvidia-persistenced, or nvidia-smi -pm 1",
         )
     if present > len(whole):
         yield warning(
-            f"the PCI bus has {present} GPUs of {maker}, and its driver shows {len(whole)}",
-            "see dmesg for what became of the others; a container is shown only those that it was given",
+            f"the PCI bus has {present} {maker} GPUs, but the driver reports {len(whole)}",
+            "see dmesg for the missing GPUs; a container sees only the GPUs that it was given",
         )
-    answering = sum(not gpu["trouble"] for gpu in gpus)
-    if answering == len(gpus):
-        yield ok(f"{answering} GPUs and instances of {maker} answer")
+    responding = sum(not gpu["trouble"] for gpu in gpus)
+    if responding == len(gpus):
+        yield ok(f"{responding} {maker} GPUs and instances respond")
 
 
-def _answers() -> dict[str, dict[str, Any]]:
-    """What each maker's driver says, by the source's name.
+def _probe() -> dict[str, dict[str, Any]]:
+    """Return the response of each maker's driver, by collector.
 
     Raises:
-        Stop: the exporter's libraries are not installed, or nothing answers in time.
+        Stop: the exporter's libraries are not installed, or the drivers do not respond in time.
     """
     process = subprocess.Popen(
-        [sys.executable, "-m", "stallscope.doctor.driver_question", f"{_CALL_LIMIT:g}"],
+        [sys.executable, "-m", "stallscope.doctor.driver_probe", f"{_CALL_LIMIT:g}"],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -104,10 +102,10 @@ def _answers() -> dict[str, dict[str, Any]]:
     assert process.stdout is not None
     assert process.stderr is not None
     with process.stdout, process.stderr:
-        ready, _, _ = select.select([process.stdout], [], [], _ANSWER_LIMIT)
-        # One line, and not to the end: a process that is stuck in the kernel has none.
-        said = process.stdout.readline() if ready else ""
-        complaint = process.stderr.read() if ready and not said else ""
+        ready, _, _ = select.select([process.stdout], [], [], _PROBE_LIMIT)
+        # Reads one line, not until the end of the file: a process that is stuck in the kernel never closes it.
+        line = process.stdout.readline() if ready else ""
+        errors = process.stderr.read() if ready and not line else ""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -115,21 +113,21 @@ def _answers() -> dict[str, dict[str, Any]]:
     if not ready:
         raise Stop(
             failed(
-                f"GPU drivers do not answer within {_ANSWER_LIMIT:g} s",
-                "see dmesg for the reason; as a rule only a reboot ends it",
+                f"GPU drivers do not respond within {_PROBE_LIMIT:g} s",
+                "see dmesg for the reason; usually only a reboot helps",
             )
         )
-    if not said:
-        missing = re.search(r"ModuleNotFoundError: No module named '([\w.]+)'", complaint)
+    if not line:
+        missing = re.search(r"ModuleNotFoundError: No module named '([\w.]+)'", errors)
         if missing:
             raise Stop(skipped(f"{missing[1]} is not installed", "pip install 'stallscope[exporter]'"))
-        last = complaint.strip().rpartition("\n")[2]
-        raise Stop(failed(f"drivers can't be asked: {last}", "see `stallscope gpus`"))
-    return {answer["source"]: answer for answer in json.loads(said)}
+        last = errors.strip().rpartition("\n")[2]
+        raise Stop(failed(f"cannot query the drivers: {last}", "run `stallscope gpus`"))
+    return {answer["source"]: answer for answer in json.loads(line)}
 
 
 def pci_gpus(root: Path) -> dict[str, int]:
-    """GPUs on the PCI bus by maker, whether or not a driver has taken them on."""
+    """Return the number of GPUs on the PCI bus by maker, with or without a driver."""
     found: dict[str, int] = {}
     for device in (root / "sys/bus/pci/devices").glob("*"):
         maker = _PCI_MAKERS.get(text_of(device / "vendor"))
@@ -139,7 +137,7 @@ def pci_gpus(root: Path) -> dict[str, int]:
 
 
 def text_of(file: Path) -> str:
-    """A small file of the kernel; empty where it can't be read."""
+    """Return the content of a small kernel file; empty if it cannot be read."""
     try:
         return file.read_text(errors="replace").strip("\n")
     except OSError:

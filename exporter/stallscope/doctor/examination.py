@@ -1,4 +1,4 @@
-"""Every part that is examined, in the order in which trouble is best looked for."""
+"""All parts, in the order in which to look for a problem."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The node's exporter: whether it answers, and what it says of itself."""
+"""Checks of the node's exporter: health, and the metrics about itself."""
 
 from __future__ import annotations
 
@@ -33,53 +33,53 @@ READ = (
     REPORTS_REJECTED,
     SERIES_DROPPED,
 )
-"""What is read of the page."""
+"""Metric families to read from the page."""
 MOST_AGE = 15.0
-"""Seconds that a reading may be old: a scrape interval."""
+"""Maximum age of a poll, in seconds: a scrape interval."""
 MOST_SKEW = 5.0
-"""Seconds by which two clocks may differ: less does no harm to any rule."""
+"""Maximum difference of two clocks, in seconds: no rule is affected below it."""
 RESET_CLOCKS = "set both clocks right: `timedatectl status` must say that the clock is synchronized"
 _READY = "/-/ready"
-_MEANT = ("released", "mig_reconfigured", "suspended")
-"""Reasons of GPUs that are down because somebody, or the kernel, wants it so."""
-_TOKEN = "give the training the exporter's token in STALLSCOPE_TOKEN or STALLSCOPE_TOKEN_FILE"  # noqa: S105 - no token
+_INTENDED = ("released", "mig_reconfigured", "suspended")
+"""Reasons of GPUs that are down on purpose, by a user or the kernel."""
+_TOKEN = "give the training the exporter's token in STALLSCOPE_TOKEN or STALLSCOPE_TOKEN_FILE"  # noqa: S105 - not a token
 _REMEDIES = {
     "unsigned": _TOKEN,
     "unknown_token": _TOKEN,
-    "bad_signature": "somebody changes or forges reports: see the exporter's log for where they come from",
-    "replayed": "somebody sends copies of reports: see the exporter's log for where they come from",
+    "bad_signature": "reports are modified or forged: see the exporter's log for the sender",
+    "replayed": "a sender repeats recorded reports: see the exporter's log for the sender",
     "expired": RESET_CLOCKS,
     "future": RESET_CLOCKS,
     "version": "install the same version of stallscope for training and exporter",
     "run_limit": "raise --report.max-runs",
     "rank_limit": "raise --report.max-ranks",
-    "series_limit": "report fewer ranks, phases or values, and keep their names",
+    "series_limit": "report fewer ranks, phases or values, and do not change their names",
     "memory_limit": "use shorter names of runs, phases and values",
-    "not_owner": "give runs of two users names of their own",
-    "superseded": "give runs that go on at once names of their own",
+    "not_owner": "use different run names for different users",
+    "superseded": "use different names for concurrent runs",
 }
 
 
 class Exporter(NamedTuple):
-    """An exporter that answers."""
+    """An exporter that responds."""
 
     client: ExporterClient
     page: Page
     at: float
-    """Unix time of this machine when the page came."""
+    """This machine's Unix time when the page arrived."""
 
 
 def read(client: ExporterClient) -> Page:
-    """The page as it is now.
+    """Return the current page.
 
     Raises:
-        ExporterError: there is none.
+        ExporterError: the exporter does not respond.
     """
     return Page(client.read(), frozenset(each.name for each in READ))
 
 
 def client_of(subject: Subject) -> ExporterClient:
-    """What asks the exporter."""
+    """Return a client for the subject's exporter."""
     return ExporterClient(subject.exporter_url, timeout=subject.exporter_timeout, certificate=subject.certificate)
 
 
@@ -91,31 +91,29 @@ def _begin(subject: Subject) -> Exporter:
         raise Stop(
             failed(
                 f"{client.name}: {error}",
-                "see whether it runs there, or say where it is with --exporter.url",
+                "check that it runs there, or set --exporter.url",
             )
         ) from None
     if not page:
         client.close()
-        raise Stop(
-            failed(f"what answers at {client.name} is no exporter of Stallscope", "say where it is with --exporter.url")
-        )
+        raise Stop(failed(f"{client.name} is not a Stallscope exporter", "set --exporter.url"))
     return Exporter(client, page, time.time())
 
 
 def _version(exporter: Exporter) -> Iterator[Finding]:
     for labels, _ in exporter.page.samples(BUILD_INFO):
-        told = f"{exporter.client.name} answers: version {labels['version']}, Python {labels['python']}"
+        state = f"{exporter.client.name} responds: version {labels['version']}, Python {labels['python']}"
         if labels["version"] == __version__:
-            yield ok(told)
+            yield ok(state)
         else:
-            yield warning(f"{told}; this command is {__version__}", "install the same version of stallscope for both")
+            yield warning(f"{state}; this command is {__version__}", "install the same version of stallscope for both")
 
 
 def _ready(exporter: Exporter) -> Iterator[Finding]:
     try:
         exporter.client.read(_READY)
     except ExporterError as error:
-        yield failed(f"{_READY}: {error}", "wait for the first readings; if it stays so, see the exporter's log")
+        yield failed(f"{_READY}: {error}", "wait for the first polls; if it does not recover, see the exporter's log")
     else:
         yield ok("ready")
     finally:
@@ -130,16 +128,16 @@ def _sources(exporter: Exporter) -> Iterator[Finding]:
     for source in down:
         if stuck.get(source):
             yield failed(
-                f"source {source} hangs: {stuck[source]:.0f} of its threads do not come back",
+                f"collector {source} hangs: {stuck[source]:.0f} of its threads do not return",
                 "only a restart of the exporter ends a call that hangs; see the kernel's log (dmesg) for the device",
             )
         else:
             yield failed(
-                f"source {source} fails",
-                f"see the exporter's log for the reason, or switch it off with --no-collector.{source}",
+                f"collector {source} fails",
+                f"see the exporter's log for the reason, or disable it with --no-collector.{source}",
             )
     if not down:
-        yield ok(f"{len(states)} sources are read: {', '.join(sorted(states))}")
+        yield ok(f"{len(states)} collectors run: {', '.join(sorted(states))}")
 
 
 def _gpus(exporter: Exporter) -> Iterator[Finding]:
@@ -149,33 +147,33 @@ def _gpus(exporter: Exporter) -> Iterator[Finding]:
     for labels, up in gpus:
         if not up:
             reason = reasons.get(labels["uuid"], "unknown")
-            report = warning if reason in _MEANT else failed
+            report = warning if reason in _INTENDED else failed
             yield report(
-                f"GPU {labels['gpu']} ({labels['uuid']}) can't be read: {reason}",
+                f"GPU {labels['gpu']} ({labels['uuid']}) cannot be read: {reason}",
                 LOSSES.get(reason, "see the driver's messages: dmesg | grep -i -e nvrm -e amdgpu"),
             )
-    answering = sum(up for _, up in gpus)
+    responding = sum(up for _, up in gpus)
     if not gpus:
-        yield warning("it shows no GPU", "see `stallscope gpus` for the reason; without one it serves the host alone")
-    elif answering == len(gpus):
-        yield ok(f"{answering} GPUs answer")
+        yield warning("the exporter exports no GPU", "run `stallscope gpus` for the reason; host metrics still work")
+    elif responding == len(gpus):
+        yield ok(f"{responding} GPUs respond")
 
 
 def _readings(exporter: Exporter) -> Iterator[Finding]:
-    """Each source against the newest, whose time is the exporter's own clock."""
+    """Compare each collector's last poll with the newest one, both timed by the exporter's clock."""
     read_at = {labels["source"]: value for labels, value in exporter.page.samples(LAST_SUCCESS)}
     if not read_at:
-        yield failed("no source was ever read", "see the exporter's log for the reason")
+        yield failed("no collector has completed a poll", "see the exporter's log for the reason")
         return
     newest = max(read_at.values())
     old = {source: newest - value for source, value in read_at.items() if newest - value > MOST_AGE}
     for source, age in sorted(old.items()):
         yield failed(
-            f"source {source} was last read {age:.0f} s before the others",
+            f"collector {source} was last polled {age:.0f} s before the others",
             "see the exporter's log for the reason",
         )
     if not old:
-        yield ok("all sources were read just now")
+        yield ok("all collectors were polled recently")
 
 
 def _clock(exporter: Exporter) -> Iterator[Finding]:
@@ -187,33 +185,33 @@ def _clock(exporter: Exporter) -> Iterator[Finding]:
         yield failed(f"the exporter's clock is {ahead:.0f} s ahead of this machine's", RESET_CLOCKS)
     elif ahead < -MOST_AGE:
         yield failed(
-            f"its newest reading is {-ahead:.0f} s old by this machine's clock",
-            f"{RESET_CLOCKS}; if they are, nothing is read there any more: see the exporter's log",
+            f"the exporter's newest poll is {-ahead:.0f} s old by this machine's clock",
+            f"{RESET_CLOCKS}; if they are, the exporter no longer polls: see its log",
         )
     else:
-        yield ok("its clock and this machine's agree")
+        yield ok("the exporter's clock and this machine's agree")
 
 
 def _reports(exporter: Exporter) -> Iterator[Finding]:
     refused = {labels["reason"]: value for labels, value in exporter.page.samples(REPORTS_REJECTED) if value}
     for reason, number in sorted(refused.items()):
         yield warning(
-            f"{number:.0f} training reports were refused since it started: {reason}",
-            _REMEDIES.get(reason, "the runbook StallscopeReportsRejected tells what the reason means"),
+            f"{number:.0f} training reports were rejected since the exporter started: {reason}",
+            _REMEDIES.get(reason, "see the reason in the runbook StallscopeReportsRejected"),
         )
     if not refused:
-        yield ok(f"{_sum(exporter.page, REPORTS):.0f} training reports came, none was refused")
+        yield ok(f"{_sum(exporter.page, REPORTS):.0f} training reports received, none rejected")
 
 
 def _series(exporter: Exporter) -> Iterator[Finding]:
     dropped = {labels["limit"]: value for labels, value in exporter.page.samples(SERIES_DROPPED) if value}
     for limit, number in sorted(dropped.items()):
         yield warning(
-            f"{number:.0f} series were left out since it started: limit {limit}",
-            "report fewer names of values or phases, or fewer ranks to one exporter",
+            f"{number:.0f} series were dropped since the exporter started: limit {limit}",
+            "report fewer values, phases or ranks to this exporter",
         )
     if not dropped:
-        yield ok("no series was left out")
+        yield ok("no series was dropped")
 
 
 def _sum(page: Page, of: Family) -> float:

@@ -1,4 +1,4 @@
-"""The machine itself: drivers, GPUs, and what the exporter's user may open."""
+"""Checks of the machine: drivers, GPUs, and permissions of the exporter's user."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ from stallscope.protocol.report import DEFAULT_SOCKET
 
 _READ, _WRITE, _SEARCH = 4, 2, 1
 _DEVICE_FILES = re.compile(r"nvidia(ctl|\d+)")
-"""AMD's readings come from files that everybody may read."""
+"""Only NVIDIA's: AMD's metrics come from files that all users may read."""
 
 
 class User(NamedTuple):
-    """Whom an exporter runs as."""
+    """The user and groups of an exporter's process."""
 
     pid: int
     uid: int
     groups: frozenset[int]
 
     def __str__(self) -> str:
-        """As the checks name it."""
+        """Return the user's name and the process, for messages."""
         return f"user {_user_name(self.uid)} of the exporter (process {self.pid})"
 
 
 class Node(NamedTuple):
-    """What the checks look at."""
+    """The machine to check."""
 
     subject: Subject
     exporters: tuple[User, ...]
-    """One a user."""
+    """One exporter process per user."""
 
 
 def _begin(subject: Subject) -> Node:
@@ -57,14 +57,14 @@ def _device_files(node: Node) -> Iterator[Finding]:
         for each in closed:
             status = each.stat()
             yield failed(
-                f"{user} can't open /dev/{each.name} ({_mode(status)})",
+                f"{user} cannot open /dev/{each.name} ({_mode(status)})",
                 f"add it to group {_group_name(status.st_gid)} (SupplementaryGroups= in its unit), or let the driver "
-                "make the files for everybody (NVreg_DeviceFileMode=0666)",
+                "create the files for all users (NVreg_DeviceFileMode=0666)",
             )
         if files and not closed:
-            yield ok(f"{user} may open {len(files)} device files of GPUs")
+            yield ok(f"{user} may open {len(files)} GPU device files")
         elif not files:
-            yield skipped("there is no device file of a GPU of NVIDIA")
+            yield skipped("there are no device files of NVIDIA GPUs")
 
 
 def _processes(node: Node) -> Iterator[Finding]:
@@ -75,14 +75,14 @@ def _processes(node: Node) -> Iterator[Finding]:
         hidden = options.get("hidepid", "0") not in ("0", "off")
         if user.uid and hidden and int(options.get("gid", "-1")) not in user.groups:
             yield failed(
-                f"{user} does not see other users' processes: /proc is mounted with hidepid={options['hidepid']}",
-                "owners of GPUs can't be told: add it to the group of the mount's gid= option, or set "
+                f"{user} cannot see other users' processes: /proc is mounted with hidepid={options['hidepid']}",
+                "to find the owners of GPUs, add it to the group of the mount's gid= option, or set "
                 "ProtectProc=default in its unit",
             )
         elif user.uid:
             yield warning(
-                f"{user} is not root: it does not read the environment of other users' processes",
-                "Slurm jobs and containers are still told by cgroup; where pods share a GPU, run it as root or with "
+                f"{user} is not root: it cannot read the environment of other users' processes",
+                "Slurm jobs and containers are still found by cgroup; if pods share a GPU, run it as root or with "
                 "CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH",
             )
         else:
@@ -92,7 +92,7 @@ def _processes(node: Node) -> Iterator[Finding]:
 def _pod_resources(node: Node) -> Iterator[Finding]:
     _need_exporter(node)
     if not (node.subject.root / POD_RESOURCES_SOCKET).parent.parent.is_dir():
-        yield skipped("this is no node of Kubernetes")
+        yield skipped("this is not a Kubernetes node")
         return
     for user in node.exporters:
         view = _view(node.subject.root, user)
@@ -100,19 +100,19 @@ def _pod_resources(node: Node) -> Iterator[Finding]:
             (view / POD_RESOURCES_SOCKET).stat()
             reachable = _may(view, POD_RESOURCES_SOCKET, user, _READ | _WRITE)
         except PermissionError:
-            yield skipped(f"/{POD_RESOURCES_SOCKET} can't be looked at", "run stallscope doctor as root")
+            yield skipped(f"/{POD_RESOURCES_SOCKET}: permission denied", "run stallscope doctor as root")
         except FileNotFoundError:
             yield failed(
-                f"{user} finds no /{POD_RESOURCES_SOCKET}",
+                f"/{POD_RESOURCES_SOCKET} does not exist for {user}",
                 "mount the folder /var/lib/kubelet/pod-resources into its container, as deploy/kubernetes does",
             )
         else:
             if reachable:
-                yield ok(f"{user} may ask the kubelet which pod has which GPU")
+                yield ok(f"{user} may query the kubelet for the GPUs of pods")
             else:
                 yield failed(
-                    f"{user} can't open /{POD_RESOURCES_SOCKET}",
-                    "the kubelet answers root alone: run the exporter's container as root, as deploy/kubernetes does",
+                    f"{user} cannot open /{POD_RESOURCES_SOCKET}",
+                    "the kubelet accepts only root: run the exporter's container as root, as deploy/kubernetes does",
                 )
 
 
@@ -127,41 +127,41 @@ def _report_socket(node: Node) -> Iterator[Finding]:
         status = path.stat()
     except FileNotFoundError:
         remedy = (
-            "start the exporter with --report.unix-socket, from a user that may write to the folder; in a container, "
+            "start the exporter with --report.unix-socket as a user that may write to the folder; in a container, "
             "mount the folder"
         )
-        if address:  # which nothing else is tried for
-            yield failed(f"there is no socket for reports at {name}: they go nowhere", remedy)
+        if address:  # without an address, the shim falls back to UDP
+            yield failed(f"there is no report socket at {name}, so reports are lost", remedy)
         else:
             yield warning(
-                f"there is no socket for reports at {name}: they go over UDP to this machine, where no sender is seen",
+                f"there is no report socket at {name}: reports are sent to this machine over UDP, without their user",
                 remedy,
             )
         return
     except PermissionError:
-        yield failed(f"{name} is in a folder that this user can't search", "chmod 0755 on the folders above it")
+        yield failed(f"{name} is in a folder that this user cannot search", "chmod 0755 the folders above it")
         return
     if not stat.S_ISSOCK(status.st_mode):
-        yield failed(f"{name} is no socket", "remove it, and start the exporter again")
-    elif not _answers_at(path):
-        yield failed(f"nobody listens at {name}", "start the exporter; one that was killed has left its socket behind")
+        yield failed(f"{name} is not a socket", "remove it, and restart the exporter")
+    elif not _is_listening(path):
+        yield failed(f"no process listens at {name}", "start the exporter; the socket is left from a killed one")
     elif status.st_mode & 0o222 != 0o222:
         yield warning(
-            f"{name} is not open to all users ({_mode(status)}): others' trainings can't report",
-            f"chmod 0666 {name}, or start the exporter again, which does so",
+            f"{name} is not open to all users ({_mode(status)}): other users' trainings cannot report",
+            f"chmod 0666 {name}, or restart the exporter, which does so",
         )
     else:
         yield ok(f"every user may report to {name}")
 
 
-def _answers_at(path: Path) -> bool:
+def _is_listening(path: Path) -> bool:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as caller:
         try:
             caller.connect(str(path))
         except ConnectionRefusedError:
             return False
         except OSError:
-            return True  # somebody is there, and the mode says who may talk to it
+            return True  # a process listens, but this user may not connect
     return True
 
 
@@ -169,14 +169,14 @@ def _need_exporter(node: Node) -> None:
     if not node.exporters:
         raise Stop(
             skipped(
-                "no exporter's process is seen from here",
-                "run stallscope doctor as root where it runs: on the host, or in its pod",
+                "no exporter process is visible",
+                "run stallscope doctor as root where the exporter runs: on the host, or in its pod",
             )
         )
 
 
 def _exporters(proc: Path) -> Iterator[User]:
-    """Exporters that run here, one a user."""
+    """Yield the exporters that run here, one per user."""
     seen: set[int] = set()
     for folder in proc.glob("[0-9]*"):
         words = text_of(folder / "cmdline").split("\0")
@@ -187,14 +187,14 @@ def _exporters(proc: Path) -> Iterator[User]:
             uid, group = (int(status[key].split()[1]) for key in ("Uid", "Gid"))
             groups = frozenset((group, *map(int, status.get("Groups", "").split())))
         except (KeyError, ValueError, IndexError):
-            continue  # it has ended meanwhile
+            continue  # the process has ended
         if uid not in seen:
             seen.add(uid)
             yield User(int(folder.name), uid, groups)
 
 
 def _view(root: Path, user: User) -> Path:
-    """The file system as the exporter sees it, if this user may look; else this one."""
+    """Return the root of the exporter's own file system if this user may read it, `root` otherwise."""
     own = root / f"proc/{user.pid}/root"
     with contextlib.suppress(OSError):
         if (own / "dev").is_dir():
@@ -203,10 +203,10 @@ def _view(root: Path, user: User) -> Path:
 
 
 def _may(root: Path, name: str, user: User, wanted: int) -> bool:
-    """Whether modes let the user do that with a file, and search the folders between the root and it.
+    """Return True if the modes of a file and of its folders below the root allow the user that access.
 
     Raises:
-        OSError: the file can't be looked at.
+        OSError: the file's mode cannot be read.
     """
     path = root / name
     folders = [each for each in path.parents if each.is_relative_to(root)]
@@ -226,7 +226,7 @@ def _allows(status: os.stat_result, user: User, wanted: int) -> bool:
 
 
 def _proc_options(mounts: str) -> dict[str, str]:
-    """The options that `/proc` is mounted with; the last mount counts."""
+    """Return the mount options of `/proc`, from its last mount."""
     for line in reversed(mounts.split("\n")):
         words = line.split(" ")
         if len(words) > 3 and words[1:3] == ["/proc", "proc"]:

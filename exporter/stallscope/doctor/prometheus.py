@@ -1,4 +1,4 @@
-"""Prometheus: whether it answers, scrapes exporters as the rules need it, evaluates the rules, and hands on alerts."""
+"""Checks of Prometheus: its health, scrapes, rules and alerts."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from stallscope.doctor.server import Server, begin, optional
 
 def _version(server: Server) -> Iterator[Finding]:
     name = server.prometheus.name
-    told = optional(server, "status/buildinfo")
-    yield ok(f"{name} answers" + (f": version {told['version']}" if told else ""))
+    response = optional(server, "status/buildinfo")
+    yield ok(f"{name} responds" + (f": version {response['version']}" if response else ""))
 
 
 def _clock(server: Server) -> Iterator[Finding]:
@@ -21,7 +21,7 @@ def _clock(server: Server) -> Iterator[Finding]:
         side = "ahead of" if server.ahead > 0 else "behind"
         yield failed(f"Prometheus' clock is {abs(server.ahead):.0f} s {side} this machine's", RESET_CLOCKS)
     else:
-        yield ok("its clock and this machine's agree")
+        yield ok("Prometheus' clock and this machine's agree")
 
 
 PART = Part(

@@ -1,6 +1,6 @@
-"""The way from a training to the exporter: a trial report, sent as the shim sends, and whether it was taken.
+"""Check of the path from a training to the exporter, with a test report sent by the shim's own code.
 
-Its run has a name that exporters count and do not hold, so that nothing shows of it but one report more.
+Exporters count the reserved run name of the test report but do not keep the run, so it leaves no series behind.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from stallscope.shim.transport import Post, transport
 
 _DEFAULT = f"unix://{DEFAULT_SOCKET} or udp://127.0.0.1:{DEFAULT_PORT}"
 _WAIT_SECONDS = 8.0
-"""Where dozens of ranks report, a page is made every five seconds."""
+"""Longer than the interval of pages, which is five seconds with dozens of ranks."""
 _SETTLED_SECONDS = 1.2
-"""A page is made once a second, and may be made between a report's arrival and its refusal."""
-_LOOK_SECONDS = 0.2
+"""Longer than the usual interval of pages: a page may be made between a report's arrival and its rejection."""
+_POLL_SECONDS = 0.2
 _REMEDIES = {
-    "absent": "start the exporter, or set STALLSCOPE_ADDRESS to where it is; in a container, mount the socket's folder",
+    "absent": "start the exporter, or set STALLSCOPE_ADDRESS to its address; in a container, mount the socket's folder",
     "denied": "let the training's user write to the socket: its folder needs mode 0755, the socket 0666",
-    "unreachable": "see routes and firewalls between this machine and the exporter, or set STALLSCOPE_ADDRESS",
-    "timeout": "see firewalls between this machine and the exporter, and how busy that machine is",
-    "queue_full": "the exporter does not read what comes: see its log, and whether its process is stopped",
-    "error": "set STALLSCOPE_ADDRESS to where the exporter is; it must be able to answer there",
+    "unreachable": "check routes and firewalls between this machine and the exporter, or set STALLSCOPE_ADDRESS",
+    "timeout": "check firewalls between this machine and the exporter, and the load of that machine",
+    "queue_full": "the exporter does not read its socket: see its log, and check that its process is not stopped",
+    "error": "set STALLSCOPE_ADDRESS to the address of the exporter",
 }
 
 
@@ -42,60 +42,61 @@ class _Counts(NamedTuple):
     """By reason."""
 
 
-class _Complaints(logging.Handler):
-    """Keeps what the shim complains of."""
+class _Warnings(logging.Handler):
+    """Record the shim's warnings."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        self.told: list[str] = []
+        self.messages: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.told.append(record.getMessage())
+        self.messages.append(record.getMessage())
 
 
 def _begin(subject: Subject) -> Subject:
     if subject.environment.get("STALLSCOPE_DISABLE", "").strip().lower() not in ("", "0", "false", "no", "off"):
-        raise Stop(skipped("STALLSCOPE_DISABLE is set: trainings report nothing", "unset it to have runs watched"))
+        raise Stop(skipped("STALLSCOPE_DISABLE is set: trainings report nothing", "unset it to measure runs"))
     return subject
 
 
 def _trial(subject: Subject) -> Iterator[Finding]:
     address = subject.environment.get("STALLSCOPE_ADDRESS", "").strip() or _DEFAULT
     with contextlib.closing(client_of(subject)) as client:
-        yield _tried(subject, address, client)
+        yield _send(subject, address, client)
 
 
-def _tried(subject: Subject, address: str, client: ExporterClient) -> Finding:
+def _send(subject: Subject, address: str, client: ExporterClient) -> Finding:
     before = _counts(client)
-    complaints = _Complaints()
+    warnings = _Warnings()
     logger = logging.getLogger("stallscope")
-    logger.addHandler(complaints)
+    logger.addHandler(warnings)
     try:
         send = transport(subject.environment)
-        problem = "error" if complaints.told else send(_document())
+        problem = "error" if warnings.messages else send(_document())
         send.close()
-    except ValueError as complaint:  # STALLSCOPE_STRICT is set
-        complaints.told.append(str(complaint))
+    except ValueError as error:  # STALLSCOPE_STRICT is set
+        warnings.messages.append(str(error))
         problem = "error"
     finally:
-        logger.removeHandler(complaints)
+        logger.removeHandler(warnings)
     if problem is not None:
-        said = complaints.told[-1] if complaints.told else f"a report to {address} could not be sent ({problem})"
-        return failed(said, _REMEDIES.get(problem, _REMEDIES["error"]))
+        unsent = f"a report to {address} could not be sent ({problem})"
+        return failed(
+            warnings.messages[-1] if warnings.messages else unsent, _REMEDIES.get(problem, _REMEDIES["error"])
+        )
     if isinstance(send, Post):
-        return ok(f"{address} took a trial report")
+        return ok(f"{address} accepted a test report")
     if before is None:
         return warning(
-            f"a trial report to {address} was sent; whether it was taken can't be seen, since {client.name} gives no "
-            "metrics",
-            "say where the exporter's metrics are with --exporter.url",
+            f"a test report was sent to {address}, but its arrival is unknown: {client.name} serves no metrics",
+            "set --exporter.url to the exporter's metrics",
         )
     return _arrival(address, client, before)
 
 
 def _arrival(address: str, client: ExporterClient, before: _Counts) -> Finding:
-    """Whether a datagram, which has no answer, was counted."""
-    ways = ("unix", "udp") if address == _DEFAULT else (address.partition("://")[0],)
+    """Check the exporter's counters for a datagram, which gets no response."""
+    transports = ("unix", "udp") if address == _DEFAULT else (address.partition("://")[0],)
     deadline = time.monotonic() + _WAIT_SECONDS
     time.sleep(_SETTLED_SECONDS)
     while time.monotonic() < deadline:
@@ -103,16 +104,16 @@ def _arrival(address: str, client: ExporterClient, before: _Counts) -> Finding:
         refused = [reason for reason, number in now.refused.items() if number > before.refused.get(reason, 0.0)]
         if refused:
             return failed(
-                f"{client.name} refused a report when the trial report came ({refused[0]})",
-                "see the exporter's log; where reports must be signed, set STALLSCOPE_TOKEN or STALLSCOPE_TOKEN_FILE",
+                f"{client.name} rejected a report when the test report arrived ({refused[0]})",
+                "see the exporter's log; if reports must be signed, set STALLSCOPE_TOKEN or STALLSCOPE_TOKEN_FILE",
             )
-        came = [each for each in ways if now.arrived.get(each, 0.0) > before.arrived.get(each, 0.0)]
-        if came:
-            return ok(f"{client.name} took a trial report to {address} ({came[0]})")
-        time.sleep(_LOOK_SECONDS)
+        arrived = [each for each in transports if now.arrived.get(each, 0.0) > before.arrived.get(each, 0.0)]
+        if arrived:
+            return ok(f"{client.name} accepted a test report to {address} ({arrived[0]})")
+        time.sleep(_POLL_SECONDS)
     return failed(
-        f"a report to {address} was sent, and {client.name} counted none",
-        "another exporter listens there, or a firewall drops it: set STALLSCOPE_ADDRESS and --exporter.url to the same",
+        f"a report was sent to {address}, but {client.name} counted none",
+        "another exporter listens there, or a firewall drops reports: check STALLSCOPE_ADDRESS and --exporter.url",
     )
 
 
@@ -139,7 +140,7 @@ def _document() -> bytes:
             "pid": os.getpid(),
             "start": now,
             "sent": now,
-            # What an exporter that does not know the name would hold is over at once.
+            # Finished, so that an exporter that does not know the reserved name drops the run soon.
             "state": "finished",
             "activity": "training",
         }

@@ -1,4 +1,4 @@
-"""Whether Prometheus has loaded the rules and thresholds of this version, evaluates them, and records what they say."""
+"""Checks that Prometheus has loaded this version's rules and thresholds, evaluates them, and records their results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LOAD = (
     "load prometheus/rules/*.yml and alerts/*.yml of this version (rule_files in prometheus.yml; Prometheus 2.42 or "
     "newer), and reload it"
 )
-"""What to do where rules are not there."""
+"""Remedy for missing rules."""
 _REMEDIES = {
     "native_histograms": "set convert_classic_histograms_to_nhcb to false in the job, or "
     "always_scrape_classic_histograms to true",
@@ -27,36 +27,36 @@ _REMEDIES = {
     "scraped_twice": "remove one of the scrape jobs",
 }
 _BUSY = 0.5
-"""Share of its interval that a group may take before it is told of."""
+"""Share of its interval above which a group's evaluation time is reported."""
 _OLD_EVALUATIONS = 3
-"""Intervals without an evaluation from which a group counts as standing still."""
+"""Number of intervals without an evaluation after which a group counts as stopped."""
 _OLD_RECORD = 120.0
-"""Seconds after which what rules recorded is old: the slowest group is evaluated every minute."""
+"""Seconds after which recorded series count as old: the slowest group is evaluated every minute."""
 
 
 def _rules(server: Server) -> Iterator[Finding]:
-    told = optional(server, "rules?exclude_alerts=true")
-    if told is None:
-        yield skipped("this server does not tell its rules; see whether vmalert or a ruler evaluates them")
+    response = optional(server, "rules?exclude_alerts=true")
+    if response is None:
+        yield skipped("this server does not report its rules; check that vmalert or a ruler evaluates them")
         return
     expected = bundled_groups()
-    groups = [each for each in told["groups"] or [] if each["name"] in expected]
+    groups = [each for each in response["groups"] or [] if each["name"] in expected]
     loaded: dict[str, set[str]] = {}
     for group in groups:
         loaded.setdefault(group["name"], set()).update(rule["name"] for rule in group["rules"])
     if missing := sorted(expected.keys() - loaded.keys()):
-        yield failed(f"{len(missing)} of {len(expected)} groups of rules are not loaded: {listed(missing)}", LOAD)
+        yield failed(f"{len(missing)} of {len(expected)} rule groups are not loaded: {listed(missing)}", LOAD)
     for name, rules in sorted(loaded.items()):
-        if lacking := sorted(expected[name] - rules):
-            yield warning(f"group {name} lacks {listed(lacking)}: it is of another version", LOAD)
+        if absent := sorted(expected[name] - rules):
+            yield warning(f"group {name} of another version is loaded: it has no {listed(absent)}", LOAD)
     twice = [name for name, number in Counter(group["name"] for group in groups).items() if number > 1]
     if twice:
         yield failed(
-            f"loaded twice, from two files: {listed(sorted(twice))}", "take one of the files out of rule_files"
+            f"loaded twice, from two files: {listed(sorted(twice))}", "remove one of the files from rule_files"
         )
     yield from _evaluations(server, groups)
     if loaded:
-        yield ok(f"{len(loaded)} groups with {sum(map(len, loaded.values()))} rules are loaded")
+        yield ok(f"{len(loaded)} rule groups with {sum(map(len, loaded.values()))} rules are loaded")
 
 
 def _evaluations(server: Server, groups: Iterable[Mapping[str, Any]]) -> Iterator[Finding]:
@@ -67,10 +67,10 @@ def _evaluations(server: Server, groups: Iterable[Mapping[str, Any]]) -> Iterato
         if broken:
             yield failed(
                 f"group {name}: {len(broken)} rules fail: {broken[0]['name']}: {broken[0].get('lastError', '')}",
-                "many-to-many matching means that two targets tell the same: see honor_labels and jobs; else load the "
-                "rules of this version",
+                "many-to-many matching means that two targets export the same series: check honor_labels and jobs; for "
+                "other errors, load the rules of this version",
             )
-        took = group.get("evaluationTime", 0.0)  # which vmalert tells of rules alone
+        took = group.get("evaluationTime", 0.0)  # vmalert reports it only per rule
         last = _unix(group.get("lastEvaluation", ""))
         if last > 0 and now - last > _OLD_EVALUATIONS * interval + took:
             yield failed(f"group {name} was last evaluated {now - last:.0f} s ago", "see Prometheus' log and its load")
@@ -78,7 +78,7 @@ def _evaluations(server: Server, groups: Iterable[Mapping[str, Any]]) -> Iterato
             report = failed if took > interval else warning
             yield report(
                 f"group {name} takes {took:.1f} s of its {interval:g} s",
-                "give Prometheus more processors, or spread nodes over several (prometheus/examples)",
+                "give Prometheus more CPUs, or distribute nodes over several servers (prometheus/examples)",
             )
 
 
@@ -86,11 +86,11 @@ def _thresholds(server: Server) -> Iterator[Finding]:
     there = {labels.get("name", ""): value for labels, value in server.prometheus.query("stallscope:threshold")}
     if missing := sorted(bundled_thresholds() - there.keys()):
         yield failed(
-            f"{len(missing)} thresholds are missing, and what reads them says nothing: {listed(missing)}",
-            "load prometheus/rules/thresholds.yml of this version; a file of your own needs every name that it has",
+            f"{len(missing)} thresholds are missing, so rules that use them return nothing: {listed(missing)}",
+            "load prometheus/rules/thresholds.yml of this version; your own file needs all its names",
         )
     else:
-        yield ok(f"all {len(there)} thresholds are there")
+        yield ok(f"all {len(there)} thresholds are loaded")
 
 
 def _freshness(server: Server) -> Iterator[Finding]:
@@ -101,10 +101,10 @@ def _freshness(server: Server) -> Iterator[Finding]:
     age = time.time() + server.ahead - newest[0].value
     if age > _OLD_RECORD:
         yield failed(
-            f"the rules recorded nothing for {age:.0f} s", "see Prometheus' log, and whether rules are evaluated"
+            f"the rules have recorded nothing for {age:.0f} s", "see Prometheus' log, and check that it evaluates rules"
         )
     else:
-        yield ok(f"the newest that rules recorded is {max(0.0, age):.0f} s old")
+        yield ok(f"the newest recorded sample is {max(0.0, age):.0f} s old")
 
 
 def _pages(server: Server) -> Iterator[Finding]:
@@ -118,12 +118,12 @@ def _pages(server: Server) -> Iterator[Finding]:
             remedy,
         )
     if not found:
-        yield ok("the pages of all exporters can be used")
+        yield ok("the metrics of all exporters can be used")
 
 
 @cache
 def bundled_groups() -> Mapping[str, set[str]]:
-    """Names of the rules of every group that the bundle has."""
+    """Return the names of the bundle's rules, by group."""
     found: dict[str, set[str]] = {}
     for folder, pattern in (("prometheus", "rules/*.yml"), ("alerts", "*.yml")):
         for file in sorted(bundle_folder(folder).glob(pattern)):
@@ -134,14 +134,14 @@ def bundled_groups() -> Mapping[str, set[str]]:
 
 @cache
 def bundled_thresholds() -> Collection[str]:
-    """Names of the thresholds that the bundle has."""
+    """Return the names of the bundle's thresholds."""
     document = mapping_of((bundle_folder("prometheus") / "rules/thresholds.yml").read_text(encoding="utf-8"))
     rules = [rule for group in document["groups"] for rule in group["rules"]]
     return {rule["labels"]["name"] for rule in rules if rule.get("record") == "stallscope:threshold"}
 
 
 def _unix(moment: str) -> float:
-    """Unix time of Go's RFC 3339, whose fractions have up to nine digits; 0 or less for never."""
+    """Parse Go's RFC 3339 format, with up to nine digits of a second; return Unix time, 0 or less for never."""
     found = re.fullmatch(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d+)?(Z|[+-]\d\d:\d\d)", moment)
     if found is None:
         return 0.0

@@ -1,4 +1,4 @@
-"""Whether Prometheus scrapes every exporter, as often as the rules need it, and takes its labels as they are."""
+"""Checks that Prometheus scrapes all exporters, often enough for the rules, and keeps their labels."""
 
 from __future__ import annotations
 
@@ -13,44 +13,44 @@ from stallscope.doctor.server import Server, listed, optional
 from stallscope.doctor.yaml_text import mapping_of
 
 EXPORTERS = 'job=~".*stallscope.*"'
-"""By what the rules know exporters from other targets."""
+"""Selector by which the rules recognize Stallscope exporters."""
 LONGEST_INTERVAL = 30.0
-"""Seconds between two scrapes: rules look at windows of 90 s, and two scrapes of those may fail."""
+"""Maximum scrape interval in seconds: windows of the rules are 90 s, and two scrapes in a window may fail."""
 _BUSY = 0.5
-"""Share of its time limit that a scrape may take before it is told of."""
-_REACH = "see whether the exporters run there, and whether Prometheus reaches their port"
+"""Share of its time limit above which a scrape's duration is reported."""
+_REACH = "check that the exporters run there, and that Prometheus reaches their port"
 _REMEDIES = (
-    ("connection refused", "start the exporter there, or give its job the port that it listens at"),
+    ("connection refused", "start the exporter there, or set the job's port to the exporter's"),
     (
         "status 40[13]|remote error: tls",
-        "give the job the basic_auth, or the certificate, that the exporter's --web.config.file asks for",
+        "set basic_auth or the client certificate in the job, as the exporter's --web.config.file requires",
     ),
     ("status 404", "set the job's metrics_path to /metrics, and its port to the exporter's"),
-    ("status 503", "`stallscope doctor exporter` there tells why it is not ready"),
-    ("x509|certificate|tls:", "name the authority of the exporter's certificate in the job's tls_config (ca_file)"),
-    ("http response to https", "set scheme: http in the job: this exporter speaks no TLS"),
-    ("status 400|malformed http|EOF$", "set scheme: https in the job: this exporter may speak TLS alone"),
-    ("no such host", "see how Prometheus resolves names, or whether the node is gone: take it out of the targets then"),
+    ("status 503", "run `stallscope doctor exporter` there to see why it is not ready"),
+    ("x509|certificate|tls:", "set ca_file in the job's tls_config to the authority of the exporter's certificate"),
+    ("http response to https", "set scheme: http in the job: this exporter does not use TLS"),
+    ("status 400|malformed http|EOF$", "set scheme: https in the job: this exporter may accept only TLS"),
+    ("no such host", "check Prometheus' name resolution; if the node no longer exists, remove it from the targets"),
     (
         "deadline exceeded|timeout|no route|unreachable",
-        "see whether the node runs, and firewalls between it and Prometheus",
+        "check that the node runs, and firewalls between it and Prometheus",
     ),
 )
-"""What to do, by the words of `lastError`; the first that fits."""
+"""Remedies by a pattern of `lastError`; the first match is used."""
 
 
 def _targets(server: Server) -> Iterator[Finding]:
-    told = optional(server, "targets?state=active")
-    if told is None:
-        yield skipped("this server does not tell what it scrapes")
+    response = optional(server, "targets?state=active")
+    if response is None:
+        yield skipped("this server does not report its targets")
         return
-    targets = [each for each in told["activeTargets"] or [] if "stallscope" in each["labels"].get("job", "")]
+    targets = [each for each in response["activeTargets"] or [] if "stallscope" in each["labels"].get("job", "")]
     if not targets:
-        # The rules take others' exporters too, of whose GPUs they know less.
+        # The rules also work with other exporters, with fewer signals.
         report = warning if server.prometheus.query("gpu:chosen:info") else failed
         yield report(
-            "no exporter of Stallscope is among its targets",
-            "add a job whose name contains stallscope, as prometheus/prometheus.yml has it, with every node's exporter",
+            "no target is a Stallscope exporter",
+            "add a job whose name contains stallscope, as in prometheus/prometheus.yml, with every node's exporter",
         )
         return
     down: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
@@ -60,7 +60,7 @@ def _targets(server: Server) -> Iterator[Finding]:
     for remedy, those in down.items():
         names = f"{listed(map(_instance, those))}; " if len(those) > 1 else ""
         yield failed(
-            f"{len(those)} of {len(targets)} exporters can't be scraped: {names}{_instance(those[0])}: "
+            f"{len(those)} of {len(targets)} exporters cannot be scraped: {names}{_instance(those[0])}: "
             f"{those[0].get('lastError', '')}",
             remedy,
         )
@@ -71,20 +71,20 @@ def _targets(server: Server) -> Iterator[Finding]:
     if slow:
         yield warning(
             f"scrapes take longer than half of their time limit: {listed(map(_instance, slow))}",
-            "see what keeps these nodes or the way to them busy, or raise scrape_timeout",
+            "check the load of these nodes and the network, or raise scrape_timeout",
         )
-    seldom = [each for each in targets if _seconds(each.get("scrapeInterval", "0s")) > LONGEST_INTERVAL]
-    if seldom:
+    rare = [each for each in targets if _seconds(each.get("scrapeInterval", "0s")) > LONGEST_INTERVAL]
+    if rare:
         yield failed(
-            f"{len(seldom)} exporters are scraped every {seldom[0]['scrapeInterval']}: rules look at 90 s",
-            f"set scrape_interval of job {seldom[0]['labels']['job']} to 15s, at most {LONGEST_INTERVAL:g}s",
+            f"{len(rare)} exporters are scraped only every {rare[0]['scrapeInterval']}, too rarely for the rules",
+            f"set scrape_interval of job {rare[0]['labels']['job']} to 15s, at most {LONGEST_INTERVAL:g}s",
         )
     if up:
         yield ok(f"{len(up)} of {len(targets)} exporters were scraped")
 
 
 def _remedy(error: str) -> str:
-    """What to do about a scrape that failed, by Prometheus' words for it."""
+    """Return the remedy for a failed scrape, by Prometheus' error message."""
     return next((remedy for words, remedy in _REMEDIES if re.search(words, error, re.IGNORECASE)), _REACH)
 
 
@@ -98,11 +98,11 @@ def _jobs(server: Server) -> Iterator[Finding]:
     )
     for labels, number in others:
         yield failed(
-            f"{number:.0f} exporters are scraped by job {labels.get('job', '')!r}: alerts don't know them",
-            "give the job a name with stallscope in it",
+            f"{number:.0f} exporters are scraped by job {labels.get('job', '')!r}, which the alerts ignore",
+            "rename the job so that its name contains stallscope",
         )
     if not others:
-        yield ok("exporters are scraped by jobs that the rules know")
+        yield ok("all jobs that scrape exporters have stallscope in their name")
 
 
 def _honor_labels(server: Server) -> Iterator[Finding]:
@@ -112,23 +112,23 @@ def _honor_labels(server: Server) -> Iterator[Finding]:
     remedy = "set honor_labels: true in the job that scrapes exporters (honorLabels in a PodMonitor)"
     for labels, number in moved:
         yield failed(
-            f"{number:.0f} series of job {labels.get('job', '')!r} lost their namespace to that of the target", remedy
+            f"{number:.0f} series of job {labels.get('job', '')!r} have the target's namespace, not their own", remedy
         )
     if moved:
         return
-    told = optional(server, "status/config")
-    if told is None:
-        yield skipped("this server does not tell its configuration")
+    response = optional(server, "status/config")
+    if response is None:
+        yield skipped("this server does not report its configuration")
         return
-    configured = mapping_of(told["yaml"]).get("scrape_configs") or []
+    configured = mapping_of(response["yaml"]).get("scrape_configs") or []
     ours = [each for each in configured if "stallscope" in each.get("job_name", "")]
     without = [each["job_name"] for each in ours if not each.get("honor_labels")]
     if without:
-        yield warning(f"job {listed(without)} does not honour labels: a training's namespace may be lost", remedy)
+        yield warning(f"job {listed(without)} has no honor_labels: a training's namespace may be lost", remedy)
     elif ours:
-        yield ok("labels of exporters are honoured")
+        yield ok("honor_labels is set for exporters")
     else:
-        yield skipped("its main configuration has no job of exporters")
+        yield skipped("the main configuration has no scrape job for exporters")
 
 
 def _seconds(text: str) -> float:

@@ -1,4 +1,4 @@
-"""A Prometheus that answers, and questions that not every server of its kind answers."""
+"""Connection to a Prometheus server, and API requests that some compatible servers do not support."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from stallscope.clients.client_certificate import ClientCertificate
 from stallscope.doctor.checkup import Stop, Subject, failed, skipped
 
 if TYPE_CHECKING:
-    from stallscope.clients.prometheus import Prometheus  # whose library is not everywhere
+    from stallscope.clients.prometheus import Prometheus  # its HTTP library may not be installed
 
 _MOST_BYTES = 64 << 20
 _SHOWN = 5
 
 
 class Server(NamedTuple):
-    """A Prometheus that answers."""
+    """A Prometheus server that responds."""
 
     prometheus: Prometheus
     url: str
     timeout: float
     ahead: float
-    """Seconds by which its clock is ahead of this machine's."""
+    """Seconds by which the server's clock is ahead of this machine's."""
     certificate: ClientCertificate | None
-    """Is shown to it where it wants one, and to its Alertmanagers."""
+    """Client certificate for the server and its Alertmanagers."""
 
 
 def begin(subject: Subject) -> Server:
-    """Find the server.
+    """Connect to the server.
 
     Raises:
-        Stop: it does not answer.
+        Stop: the server does not respond.
     """
     try:
         from stallscope.clients.prometheus import Prometheus, PrometheusError
@@ -44,26 +44,26 @@ def begin(subject: Subject) -> Server:
         max_bytes=_MOST_BYTES,
         certificate=subject.certificate,
     )
-    asked = time.time()
+    requested = time.time()
     try:
         now = prometheus.now()
     except PrometheusError as error:
         prometheus.close()
         if subject.prometheus_named:
-            remedy = "say where it is with --prometheus.url, and see whether it runs"
+            remedy = "check that it runs, or set --prometheus.url"
             raise Stop(failed(str(error), remedy)) from None
-        raise Stop(skipped(str(error), "name it with --prometheus.url to have it checked")) from None
+        raise Stop(skipped(str(error), "set --prometheus.url to check a server")) from None
     return Server(
         prometheus,
         subject.prometheus_url,
         subject.prometheus_timeout,
-        now - (asked + time.time()) / 2,
+        now - (requested + time.time()) / 2,
         subject.certificate,
     )
 
 
 def optional(server: Server, path: str) -> Any:
-    """What a part of the API tells that only Prometheus itself has; None where there is none."""
+    """Return the response of an API path that only Prometheus itself has; None if the server does not support it."""
     from stallscope.clients.prometheus import PrometheusError
 
     try:
@@ -75,7 +75,7 @@ def optional(server: Server, path: str) -> Any:
 
 
 def listed(names: Iterable[str]) -> str:
-    """The first few, and how many more."""
+    """Return the first few names, and the number of the others."""
     all_names = list(names)
-    rest = len(all_names) - _SHOWN
-    return ", ".join(all_names[:_SHOWN]) + (f" and {rest} more" if rest > 0 else "")
+    others = len(all_names) - _SHOWN
+    return ", ".join(all_names[:_SHOWN]) + (f" and {others} more" if others > 0 else "")

@@ -1,4 +1,4 @@
-"""YAML of a server or of the bundle."""
+"""Parsing of YAML from a server or the bundle."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from stallscope.doctor.checkup import Stop, skipped
 
 
 def mapping_of(text: str) -> dict[str, Any]:
-    """Read YAML, by the C library where it is: ten times as fast.
+    """Parse YAML, with the C library if it is available, which is ten times as fast.
 
     Raises:
-        Stop: the library is not installed.
+        Stop: the YAML library is not installed.
     """
     try:
         import yaml

@@ -1,4 +1,4 @@
-"""One program of the stack: started in its own process group, logged to a file, and gone when the launcher is gone."""
+"""One program of the stack. It runs in its own process group, logs to a file, and ends with the launcher."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class Component:
         """Describe the program; nothing runs yet.
 
         Args:
-            name: what people call it.
+            name: display name.
             command: the program's path and its arguments.
-            log: the file that takes what it prints.
-            environment: variables on top of the launcher's own.
+            log: file for the program's output.
+            environment: variables in addition to the launcher's own.
         """
         self.name = name
         self.log = log
@@ -35,16 +35,16 @@ class Component:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Run it."""
+        """Start the program."""
         libc = ctypes.CDLL(None)
         launcher = os.getpid()
 
         def bind_to_launcher() -> None:
-            # Even `kill -9` of the launcher leaves nothing behind: the kernel ends the child with its parent.
+            # The kernel ends the child with its parent, so that `kill -9` of the launcher leaves nothing behind.
             libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != launcher:
                 os.kill(os.getpid(), signal.SIGKILL)
-            # The launcher blocks these to wait for them, and a child would inherit that.
+            # The launcher blocks signals to wait for them, and a child inherits the mask.
             signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
         with self.log.open("ab") as log:
@@ -54,16 +54,16 @@ class Component:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=self._environment,
-                start_new_session=True,  # a Ctrl-C in the terminal is for the launcher alone
+                start_new_session=True,  # Ctrl-C in the terminal must reach only the launcher
                 preexec_fn=bind_to_launcher,  # safe, as the launcher has one thread
             )
 
     @property
     def ended(self) -> str | None:
-        """How it ended, for people; None while it runs or before it was started."""
+        """How the program ended, for messages; None while it runs or before it was started."""
         if self._process is None:
             return None
-        # Not reaped yet: while the zombie holds its number, no other process can be hit by a signal meant for this one.
+        # Not reaped yet: while the zombie keeps its PID, a signal to it cannot hit another process.
         result = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if result is None:
             return None
@@ -73,11 +73,11 @@ class Component:
 
     @property
     def running(self) -> bool:
-        """Whether it was started and has not ended."""
+        """True if the program was started and has not ended."""
         return self._process is not None and self.ended is None
 
     def log_tail(self, lines: int = 8) -> str:
-        """The last lines that it printed."""
+        """Return the last lines of the program's output."""
         try:
             with self.log.open("rb") as log:
                 log.seek(max(0, os.fstat(log.fileno()).st_size - _TAIL_BYTES))
@@ -87,19 +87,19 @@ class Component:
         return "\n".join(text.rstrip().splitlines()[-lines:])
 
     def signal(self, number: int) -> None:
-        """Send a signal to it and to whatever it started; between `start` and `reap` only."""
+        """Send a signal to the program and its children; only between `start` and `reap`."""
         if self._process is not None:
             os.killpg(self._process.pid, number)
 
     def reap(self) -> None:
-        """Wait for its end, which a signal must have brought about, and forget it."""
+        """Wait until the program has ended, after a signal, and forget it."""
         if self._process is not None:
             self._process.wait()
             self._process = None
 
 
 def stop_all(components: Sequence[Component], seconds: float = _STOP_SECONDS) -> None:
-    """Ask all to end, the last started first; after that many seconds make them."""
+    """Send SIGTERM to all, last started first, and SIGKILL after `seconds` seconds."""
     for component in reversed(components):
         if component.running:
             component.signal(signal.SIGTERM)
@@ -107,6 +107,6 @@ def stop_all(components: Sequence[Component], seconds: float = _STOP_SECONDS) ->
     while time.monotonic() < deadline and any(component.running for component in components):
         time.sleep(_POLL_SECONDS)
     for component in components:
-        # The whole group, also where the program itself has ended: what it started goes with it.
+        # The whole group, even if the program itself has ended: its children must end too.
         component.signal(signal.SIGKILL)
         component.reap()

@@ -20,19 +20,19 @@ from stallscope.stack.settings import RUN, THRESHOLDS, Settings
 _LONGEST_SOCKET_PATH = 100
 _RETENTION = "1d"
 _ONE_THREAD = {f"{library}_NUM_THREADS": "1" for library in ("OPENBLAS", "OMP", "MKL")}
-"""A demonstration takes one processor."""
+"""Limits the demonstration to one CPU."""
 
 
 def build_components(
     settings: Settings, programs: Programs, folder: Path, scenario: Scenario | None
 ) -> list[Component]:
-    """Write every configuration into the folder, have it checked, and describe every program; nothing runs yet.
+    """Write and check the configuration of every program, and describe the programs; nothing runs yet.
 
     Raises:
-        StackError: a program refuses its configuration; with what it said.
+        StackError: a program rejects its configuration; the message has the program's output.
     """
     (folder / "logs").mkdir(exist_ok=True)
-    # The kernel takes no longer path for a socket; reports then come by UDP alone.
+    # The kernel limits the length of a socket's path. Beyond it, reports arrive only by UDP.
     socket: Path | None = folder / "report.sock"
     if len(os.fsencode(folder / "report.sock")) > _LONGEST_SOCKET_PATH:
         socket = None
@@ -86,9 +86,9 @@ def _prometheus(settings: Settings, programs: Programs, folder: Path) -> Compone
         f"--config.file={file}",
         f"--storage.tsdb.path={folder / 'prometheus'}",
         f"--storage.tsdb.retention.time={_RETENTION}",
-        # What fires before Alertmanager was found is dropped, and told again only after this; a minute by default.
+        # Alerts that fire before Alertmanager is discovered are dropped and resent after this delay (default 1m).
         "--rules.alert.resend-delay=5s",
-        # Alerts with a shorter `for` than this start again after a restart of Prometheus; ten minutes by default.
+        # Alerts with a shorter `for` than this restart after a restart of Prometheus (default 10m).
         "--rules.alert.for-grace-period=30s",
         f"--web.listen-address={ADDRESS}:{settings.prometheus.number}",
         f"--web.external-url={settings.prometheus.url}/",
@@ -105,7 +105,7 @@ def _alertmanager(settings: Settings, programs: Programs, folder: Path) -> Compo
         f"--storage.path={folder / 'alertmanager'}",
         f"--web.listen-address={ADDRESS}:{settings.alertmanager.number}",
         f"--web.external-url={settings.alertmanager.url}/",
-        "--cluster.listen-address=",  # one alone needs no port for others of its kind
+        "--cluster.listen-address=",  # a single Alertmanager needs no cluster port
     ]
     return Component("Alertmanager", command, folder / "logs" / "alertmanager.log")
 
@@ -120,15 +120,15 @@ def _training_job(settings: Settings, folder: Path, socket: Path | None, scenari
 
 
 def _found(program: str | None) -> str:
-    assert program is not None, "nothing is built before its program was found"
+    assert program is not None, "the launcher checks for missing programs first"
     return program
 
 
 def _have_checked(program: str | None, *arguments: str | Path) -> None:
-    """Let the configuration's own tool check it, where it is installed."""
+    """Check a configuration with the program's own tool, if that is installed."""
     if program is None:
         return
     done = subprocess.run([program, *arguments], capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        said = (done.stdout + done.stderr).strip()
-        raise StackError(f"{Path(program).name} refuses the bundle's configuration:\n{said}")
+        output = (done.stdout + done.stderr).strip()
+        raise StackError(f"{Path(program).name} rejects the bundle's configuration:\n{output}")

@@ -1,7 +1,7 @@
-"""Prometheus's and Alertmanager's configuration for this machine, derived from the bundle's own files.
+"""Configuration of Prometheus and Alertmanager for this machine, derived from the bundle's own files.
 
-Rules, alerts, routing and inhibition are the bundle's, as they are. What differs is what one machine needs: addresses,
-shorter intervals, a shorter warm-up, and that no notification leaves the machine unless asked for.
+Rules, alerts, routing and inhibition are unchanged. Addresses, intervals and the warm-up threshold are adapted to one
+machine, and no notification leaves the machine unless a webhook is given.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from stallscope.stack.errors import StackError
 from stallscope.stack.ports import ADDRESS, Port
 
 JOB = "stallscope"
-"""The scrape job of the bundle that is kept; any other has its targets elsewhere."""
+"""The only scrape job of the bundle that is kept: the others have targets on other machines."""
 SCRAPE_INTERVAL = "2s"
 EVALUATION_INTERVAL = "5s"
 GROUP_WAIT = "1s"
@@ -36,16 +36,16 @@ def write_prometheus(
 
     Args:
         bundle: the bundle's `prometheus` folder, with `prometheus.yml`.
-        folder: where to write.
-        exporter: where the exporter listens.
-        alertmanager: where alerts go.
-        thresholds: values that differ on this stack, by name.
+        folder: folder to write to.
+        exporter: port of the exporter.
+        alertmanager: port of Alertmanager.
+        thresholds: thresholds to override, by name.
 
     Returns:
-        The file to give to Prometheus.
+        Path of Prometheus' configuration file.
 
     Raises:
-        StackError: the bundle's file does not have what is changed here.
+        StackError: an entry to change is missing in the bundle's file.
     """
     source = bundle / "prometheus.yml"
     configuration = _load(source)
@@ -57,7 +57,7 @@ def write_prometheus(
     }
     jobs = [entry for entry in configuration.get("scrape_configs", []) if entry["job_name"] == JOB]
     if not jobs:
-        raise StackError(f"{source} has no scrape job named {JOB}")
+        raise StackError(f"{source}: no scrape job named {JOB}; reinstall stallscope")
     configuration["scrape_configs"] = [_at_this_machine(entry, exporter) for entry in jobs]
     configuration["alerting"] = {
         **configuration.get("alerting", {}),
@@ -76,14 +76,14 @@ def write_alertmanager(bundle: Path, folder: Path, *, webhook: str | None) -> Pa
 
     Args:
         bundle: the bundle's `alerts` folder, with `alertmanager.yml`.
-        folder: where to write.
-        webhook: an address that every notification is posted to; None to notify nobody.
+        folder: folder to write to.
+        webhook: URL that every notification is sent to; None for no notifications.
 
     Returns:
-        The file to give to Alertmanager.
+        Path of Alertmanager's configuration file.
     """
     configuration = _load(bundle / "alertmanager.yml")
-    # A demonstration must not page anybody. A receiver that notifies nobody goes on doing so.
+    # A demonstration must not page anyone. A receiver without integrations stays as it is.
     notification = {"webhook_configs": [{"url": webhook, "send_resolved": True}]} if webhook else {}
     configuration["receivers"] = [
         {"name": receiver["name"], **(notification if len(receiver) > 1 else {})}
@@ -103,7 +103,7 @@ def _hasten(route: dict[str, Any], root: bool = True) -> None:
 
 
 def _at_this_machine(entry: dict[str, Any], port: Port) -> dict[str, Any]:
-    """The scrape job with one fixed target, in place of whatever finds its targets."""
+    """Return the scrape job with one static target in place of its service discovery."""
     intervals = ("scrape_interval", "scrape_timeout")
     kept = {key: value for key, value in entry.items() if not key.endswith("_sd_configs") and key not in intervals}
     return {**kept, "static_configs": [{"targets": [_target(port)]}]}
@@ -119,7 +119,7 @@ def _with_thresholds(file: Path, folder: Path, thresholds: Mapping[str, float]) 
                 rule["expr"] = f"vector({thresholds[name]:g})"
                 missing.discard(name)
     if missing:
-        raise StackError(f"{file} has no threshold named {', '.join(sorted(missing))}")
+        raise StackError(f"{file}: no threshold named {', '.join(sorted(missing))}; reinstall stallscope")
     return _write(folder / "thresholds.yml", content)
 
 
@@ -127,12 +127,12 @@ def _files(folder: Path, pattern: str) -> list[Path]:
     path = folder / pattern
     found = sorted(path.parent.resolve().glob(path.name))
     if not found:
-        raise StackError(f"no rule file fits {pattern} of {folder / 'prometheus.yml'}")
+        raise StackError(f"{folder / 'prometheus.yml'}: no rule file matches {pattern}; reinstall stallscope")
     return found
 
 
 def _literal(file: Path) -> str:
-    """The path as a pattern: Prometheus takes no star in a folder's name, not even an escaped one."""
+    """Return the path as a glob pattern. Prometheus accepts no star in a folder's name, not even an escaped one."""
     return re.sub(r"([?\[\\])", r"\\\1", str(file)).replace("*", "?")
 
 
@@ -143,13 +143,13 @@ def _target(port: Port) -> str:
 def _load(file: Path) -> dict[str, Any]:
     content = yaml.safe_load(file.read_text(encoding="utf-8"))
     if not isinstance(content, dict):
-        raise StackError(f"{file} is no YAML mapping")
+        raise StackError(f"{file}: not a YAML mapping; reinstall stallscope")
     return content
 
 
 def _write(file: Path, content: dict[str, Any]) -> Path:
-    text = "# Derived by `stallscope up` from the bundle's file of this name; written anew at every start.\n"
+    text = "# Derived by `stallscope up` from the bundle's file of this name; overwritten at every start.\n"
     file.touch()
-    file.chmod(0o600)  # the address of a webhook may hold a password
+    file.chmod(0o600)  # the URL of a webhook may contain a password
     file.write_text(text + yaml.safe_dump(content, sort_keys=False, allow_unicode=True), encoding="utf-8")
     return file

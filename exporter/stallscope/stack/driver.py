@@ -1,4 +1,4 @@
-"""Whether a real NVIDIA driver answers, asked in a process of its own, as a driver may hang."""
+"""Detection of a real NVIDIA driver, in a separate process since a driver may hang."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 _TIMEOUT_SECONDS = 20.0
 
-_QUESTION = """
+_PROGRAM = """
 from stallscope.drivers.device import DriverError
 from stallscope.drivers.nvidia.nvml import NvmlDriver
 driver = NvmlDriver()
@@ -17,21 +17,21 @@ for device in driver.devices():
     try:
         models.append(device.identity().model)
     except DriverError:
-        models.append("one that gives no answer")
+        models.append("one that does not respond")
 if models:
     print(", ".join(sorted(set(models))), f"({len(models)}), driver", driver.system().driver_version)
 """
 
 
 def driver_answer(timeout: float = _TIMEOUT_SECONDS) -> str | None:
-    """What the driver shows, in words; None where there is no driver, it has no GPU, or it does not answer in time.
+    """Return a description of the GPUs and driver; None without a driver or GPU, or if the driver does not respond.
 
     Args:
         timeout: seconds to wait.
     """
     try:
         done = subprocess.run(
-            [sys.executable, "-c", _QUESTION], capture_output=True, text=True, timeout=timeout, check=False
+            [sys.executable, "-c", _PROGRAM], capture_output=True, text=True, timeout=timeout, check=False
         )
     except subprocess.TimeoutExpired:
         return None

@@ -1,5 +1,5 @@
-"""What a person has to mend before, or while, the stack runs."""
+"""Errors of the stack."""
 
 
 class StackError(Exception):
-    """The stack can't start or go on. The message says what is wrong, where, and what to do."""
+    """The stack cannot start or continue. The message says what is wrong, where, and what to do."""

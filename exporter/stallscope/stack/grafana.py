@@ -1,4 +1,4 @@
-"""Grafana with a private set-up: the bundle's dashboards and data sources, nothing of an installed service's."""
+"""Grafana with the bundle's dashboards and data sources, independent of an installed Grafana service."""
 
 from __future__ import annotations
 
@@ -13,26 +13,32 @@ from stallscope.stack.errors import StackError
 from stallscope.stack.ports import ADDRESS, Port
 
 _HOME = Path("/usr/share/grafana")
-"""Where Grafana's own packages keep its web pages and defaults."""
-_FIRST = "stallscope-fleet.json"
-"""The dashboard that opens with Grafana."""
+"""Installation folder of Grafana's own packages: web pages and defaults."""
+_HOME_DASHBOARD = "stallscope-fleet.json"
 
 
 def grafana_component(
-    program: str, folder: Path, bundle: Path, port: Port, prometheus: Port, alertmanager: Port | None
+    program: str,
+    folder: Path,
+    bundle: Path,
+    port: Port,
+    prometheus: Port,
+    alertmanager: Port | None,
+    home: Path = _HOME,
 ) -> Component:
     """Write Grafana's provisioning and describe how it runs.
 
     Args:
         program: path of `grafana-server`.
-        folder: the stack's; Grafana writes to `grafana` in it.
+        folder: the stack's folder; Grafana writes to `grafana` in it.
         bundle: the bundle's `grafana` folder, with `dashboards` and `provisioning`.
-        port: where Grafana listens.
-        prometheus: where its default data source does.
-        alertmanager: where its other one does; None for a stack without.
+        port: port of Grafana.
+        prometheus: port of the default data source.
+        alertmanager: port of the other data source; None for a stack without Alertmanager.
+        home: Grafana's installation folder; left to Grafana where it does not exist.
 
     Raises:
-        StackError: the bundle's provisioning is no YAML mapping.
+        StackError: the bundle's provisioning is not a YAML mapping.
     """
     own = folder / "grafana"
     provisioning = own / "provisioning"
@@ -49,7 +55,7 @@ def grafana_component(
         (provisioning / kind / "stallscope.yml").write_text(text, encoding="utf-8")
     return Component(
         "Grafana",
-        [program, f"--homepath={_HOME}"] if _HOME.is_dir() else [program],
+        [program, f"--homepath={home}"] if home.is_dir() else [program],
         folder / "logs" / "grafana.log",
         {
             "GF_SERVER_HTTP_ADDR": ADDRESS,
@@ -58,8 +64,8 @@ def grafana_component(
             "GF_PATHS_LOGS": str(own / "log"),
             "GF_PATHS_PLUGINS": str(own / "plugins"),
             "GF_PATHS_PROVISIONING": str(provisioning),
-            "GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH": str(dashboards / _FIRST),
-            # Only this machine reaches it, and nobody is to need a password for a first look.
+            "GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH": str(dashboards / _HOME_DASHBOARD),
+            # Only this machine can connect, so no login is required.
             "GF_AUTH_ANONYMOUS_ENABLED": "true",
             "GF_AUTH_ANONYMOUS_ORG_ROLE": "Editor",
             "GF_ANALYTICS_REPORTING_ENABLED": "false",
@@ -70,7 +76,7 @@ def grafana_component(
 
 
 def _sources(bundle: Path, ports: dict[str, Port | None]) -> dict[str, Any]:
-    """The bundle's data sources at the stack's addresses; Prometheus's is the default, as there is no other server."""
+    """Return the bundle's data sources with the stack's addresses; Prometheus is the default."""
     content = _load(bundle / "provisioning" / "datasources" / "stallscope.yml")
     kept = []
     for source in content["datasources"]:
@@ -88,7 +94,7 @@ def _sources(bundle: Path, ports: dict[str, Port | None]) -> dict[str, Any]:
 
 
 def _dashboards(bundle: Path, dashboards: Path) -> dict[str, Any]:
-    """The bundle's folder of dashboards, read from where they lie."""
+    """Return the bundle's dashboard providers, pointed at the bundle's folder of dashboards."""
     content = _load(bundle / "provisioning" / "dashboards" / "stallscope.yml")
     providers = [{**each, "options": {**each["options"], "path": str(dashboards)}} for each in content["providers"]]
     return {**content, "providers": providers}
@@ -97,5 +103,5 @@ def _dashboards(bundle: Path, dashboards: Path) -> dict[str, Any]:
 def _load(file: Path) -> dict[str, Any]:
     content = yaml.safe_load(file.read_text(encoding="utf-8"))
     if not isinstance(content, dict):
-        raise StackError(f"{file} is no YAML mapping")
+        raise StackError(f"{file}: not a YAML mapping; reinstall stallscope")
     return content

@@ -1,4 +1,4 @@
-"""Install Prometheus and Alertmanager where the distribution has them; elsewhere say how a person can."""
+"""Install Prometheus and Alertmanager on Debian and Ubuntu; print instructions on other distributions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from stallscope.stack.errors import StackError
 
 _PACKAGES = {"prometheus": "prometheus", "alertmanager": "prometheus-alertmanager"}
-"""Debian's and Ubuntu's package of each program; the first brings promtool, the second amtool."""
+"""Debian and Ubuntu packages. The first includes promtool, the second amtool."""
 
 _IMAGES = {"prometheus": "prom/prometheus:v2.53.0", "alertmanager": "prom/alertmanager:v0.27.0"}
 _TOOLS = {"prometheus": "promtool", "alertmanager": "amtool"}
@@ -20,7 +20,7 @@ _POLICY = Path("usr/sbin/policy-rc.d")
 
 
 def distribution(root: Path = Path("/")) -> tuple[str, ...]:
-    """Tell the distribution and those it derives from, such as `("ubuntu", "debian")`; empty where it does not say."""
+    """Return the distribution and its parents, such as `("ubuntu", "debian")`; empty if unknown."""
     for place in ("etc/os-release", "usr/lib/os-release"):
         try:
             text = (root / place).read_text(encoding="utf-8")
@@ -32,12 +32,12 @@ def distribution(root: Path = Path("/")) -> tuple[str, ...]:
 
 
 def can_install(root: Path = Path("/")) -> bool:
-    """Whether this is Debian, Ubuntu or one of their descendants."""
+    """Return True on Debian, Ubuntu and derived distributions."""
     return bool({"debian", "ubuntu"} & set(distribution(root)))
 
 
 def instructions(missing: Sequence[str], root: Path = Path("/")) -> str:
-    """Say how a person gets the missing programs here: the distribution's way, or the container images' way."""
+    """Return how to install the missing programs: with apt-get, or from the container images."""
     names = " and ".join(name.capitalize() for name in missing)
     verb = "is" if len(missing) == 1 else "are"
     lines = [f"{names} {verb} not installed (not on PATH)."]
@@ -46,7 +46,7 @@ def instructions(missing: Sequence[str], root: Path = Path("/")) -> str:
         lines += ["As root: apt-get update && apt-get install --no-install-recommends " + packages]
     else:
         lines += [
-            "Take the programs from their container images (they need no container to run; podman works like docker):",
+            "Copy the programs from their container images (they run without a container; podman works like docker):",
             "",
             "  mkdir -p ~/.local/bin",
         ]
@@ -59,21 +59,21 @@ def instructions(missing: Sequence[str], root: Path = Path("/")) -> str:
         lines += [
             '  PATH="$HOME/.local/bin:$PATH" stallscope up',
             "",
-            "or install them from https://prometheus.io/download/ so that they are on PATH.",
+            "or download them from https://prometheus.io/download/ and add them to PATH.",
         ]
     return "\n".join(lines)
 
 
-def install(missing: Sequence[str], tell: Callable[[str], None], root: Path = Path("/")) -> None:
+def install(missing: Sequence[str], show: Callable[[str], None], root: Path = Path("/")) -> None:
     """Install programs with apt-get, as root or through sudo; their services stay off.
 
     Args:
-        missing: names of `Programs.missing`.
-        tell: takes a line for the screen, before sudo may ask for a password.
-        root: where the machine's file system begins.
+        missing: names from `Programs.missing`.
+        show: prints a line, before sudo may ask for a password.
+        root: root of the machine's file system.
 
     Raises:
-        StackError: there is no way to become root, or apt-get failed; with what it said.
+        StackError: neither root nor sudo is available, or apt-get failed; the message has its output.
     """
     packages = [_PACKAGES[name] for name in missing]
     if os.geteuid() == 0:
@@ -81,23 +81,21 @@ def install(missing: Sequence[str], tell: Callable[[str], None], root: Path = Pa
     elif sudo := shutil.which("sudo"):
         as_root = [sudo]
     else:
-        raise StackError(
-            f"{instructions(missing, root)}\n(this command does it itself when run as root or where sudo is)"
-        )
+        raise StackError(f"{instructions(missing, root)}\n(`stallscope up` installs them itself as root or with sudo)")
     through = " through sudo" if as_root else ""
-    tell(f"installing {' and '.join(packages)} with apt-get{through}; their own services stay off")
+    show(f"installing {' and '.join(packages)} with apt-get{through}; their own services stay off")
     environment = [*as_root, "env", "DEBIAN_FRONTEND=noninteractive"]
     with _services_kept_from_starting(as_root, root):
         _run([*environment, "apt-get", "update", "-qq"])
         _run([*environment, "apt-get", "install", "-y", "-qq", "--no-install-recommends", *packages])
     if shutil.which("systemctl"):
-        # They would start with the machine otherwise, which nobody asked for.
+        # Otherwise the services would start at the next boot.
         subprocess.run([*as_root, "systemctl", "disable", *packages], capture_output=True, check=False)
 
 
 @contextmanager
 def _services_kept_from_starting(as_root: list[str], root: Path) -> Iterator[None]:
-    """Debian's packages start their services unless this file says no; one that is there already is left alone."""
+    """Prevent Debian's packages from starting their services. An existing policy file is left unchanged."""
     policy = root / _POLICY
     if policy.exists():
         yield
@@ -113,5 +111,5 @@ def _services_kept_from_starting(as_root: list[str], root: Path) -> Iterator[Non
 def _run(command: list[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        said = "\n".join((done.stdout + done.stderr).strip().splitlines()[-8:])
-        raise StackError(f"`{' '.join(command)}` failed with status {done.returncode}:\n{said}")
+        output = "\n".join((done.stdout + done.stderr).strip().splitlines()[-8:])
+        raise StackError(f"`{' '.join(command)}` failed with status {done.returncode}:\n{output}")

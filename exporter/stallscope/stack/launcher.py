@@ -24,11 +24,11 @@ from stallscope.stack.ports import require_free
 from stallscope.stack.programs import Programs, find_programs
 from stallscope.stack.readiness import (
     Check,
-    answers,
-    growing,
-    holds_alert,
+    has_alert,
+    increasing,
+    nonzero,
+    responds,
     rules,
-    there,
     unmuted_alerts,
     verdicts,
 )
@@ -45,12 +45,12 @@ def run(settings: Settings) -> int:
     """Run the stack until it is stopped.
 
     Returns:
-        0 when it was stopped (or, with `once`, when data flowed); 1 when a part ended by itself.
+        0 if it was stopped (or, with `once`, if data flowed); 1 if a program ended by itself.
 
     Raises:
-        StackError: it can't start, or data did not flow in time; everything is stopped.
+        StackError: the stack cannot start, or data did not flow in time; all programs are stopped.
     """
-    # What costs nothing to find out comes before what installs anything.
+    # Cheap checks come before the installation of programs.
     if settings.training_job and importlib.util.find_spec("numpy") is None:
         raise StackError(
             "the training job needs NumPy: pip install 'stallscope[up]', or leave it out: --no-training-job"
@@ -66,9 +66,9 @@ def run(settings: Settings) -> int:
             try:
                 return _live(settings, components, scenario, driver, stop)
             finally:
-                # First, whatever becomes of the screen.
+                # Stopped first, since printing may fail.
                 stop_all(components)
-                screen.say("stopped; nothing is left running")
+                screen.say("stopped; no program is left running")
 
 
 def _live(
@@ -81,7 +81,7 @@ def _live(
     screen.say(screen.introduction(settings, scenario, driver))
     for component in components:
         component.start()
-    # A proxy of the environment has no business between a machine and itself.
+    # A proxy from the environment must not be used for this machine's own addresses.
     alertmanager = Alertmanager(settings.alertmanager.url, timeout=_ANSWER_SECONDS, proxies=False)
     prometheus = Prometheus(settings.prometheus.url, timeout=_ANSWER_SECONDS, proxies=False)
     checks = _checks(settings, prometheus, alertmanager, scenario)
@@ -105,14 +105,14 @@ def _programs(settings: Settings) -> Programs:
 
 @contextmanager
 def _folder(kept: Path | None) -> Iterator[Path]:
-    """The folder for everything that is written: the user's own, or a private one that goes when all went well."""
+    """Yield the data folder: the user's own, or a temporary one that is removed unless the stack failed."""
     if kept is not None:
         try:
             kept.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
-            raise StackError(f"can't write to {kept}: {error.strerror}") from None
+            raise StackError(f"cannot write to {kept}: {error.strerror}") from None
         if not os.access(kept, os.W_OK | os.X_OK):
-            raise StackError(f"can't write to {kept}: it belongs to somebody else")
+            raise StackError(f"cannot write to {kept}: it belongs to another user")
         yield kept.resolve()
         return
     folder = Path(tempfile.mkdtemp(prefix="stallscope-up-"))
@@ -135,38 +135,38 @@ def _checks(
 ) -> list[Check]:
     exporter = ExporterClient(settings.exporter.url, timeout=_ANSWER_SECONDS)
     simulated = "simulated " if scenario else ""
-    # In a kept folder Prometheus still shows the last minutes of an earlier stack.
+    # In a kept folder, Prometheus still has the last minutes of an earlier stack.
     fresh = f" and on () (max(timestamp(up)) > {time.time():.3f})"
     hosts = 'count({__name__=~"stallscope_host_.+"})' + fresh
     gpus = "count(stallscope_gpu_up == 1)" + fresh
     steps = f'sum(stallscope_training_step_seconds_count{{run="{RUN}"}})' + fresh
     checks = [
-        Check("exporter", "the exporter", answers(lambda: exporter.read("/-/ready"))),
-        Check("Prometheus", "Prometheus", answers(prometheus.now)),
-        Check("Alertmanager", "Alertmanager", answers(alertmanager.alerts)),
+        Check("exporter", "the exporter", responds(lambda: exporter.read("/-/ready"))),
+        Check("Prometheus", "Prometheus", responds(prometheus.now)),
+        Check("Alertmanager", "Alertmanager", responds(alertmanager.alerts)),
         Check(
             "host metrics",
             "the exporter",
-            there(prometheus, hosts, "{:.0f} real series in Prometheus"),
+            nonzero(prometheus, hosts, "{:.0f} real series in Prometheus"),
         ),
         Check(
             "GPU metrics",
             "the exporter",
-            there(prometheus, gpus, f"{{:.0f}} {simulated}GPUs in Prometheus"),
+            nonzero(prometheus, gpus, f"{{:.0f}} {simulated}GPUs in Prometheus"),
         ),
         Check(
             "training steps",
             "the training job",
-            growing(prometheus, steps, f"{{:.0f}} real steps of {RUN}, and growing"),
+            increasing(prometheus, steps, f"{{:.0f}} real steps of {RUN}, and growing"),
         ),
         Check("rules", "Prometheus", lambda: rules(prometheus)),
-        Check("alert", "Alertmanager", holds_alert(alertmanager, WATCHDOG)),
+        Check("alert", "Alertmanager", has_alert(alertmanager, WATCHDOG)),
     ]
     return checks if settings.training_job else [check for check in checks if check.component != "the training job"]
 
 
 def _wait(checks: Sequence[Check], components: Sequence[Component], timeout: float, stop: StopRequest) -> bool:
-    """Wait for each check to come true; return whether they all did, False when a stop was asked for."""
+    """Wait until all checks pass; return False if a stop was requested before."""
     screen.say("waiting until data flows")
     start = time.monotonic()
     for check in checks:
@@ -184,35 +184,35 @@ def _wait(checks: Sequence[Check], components: Sequence[Component], timeout: flo
 
 def _found(check: Check) -> str | None:
     try:
-        return check.ask()
+        return check.poll()
     except (ExporterError, PrometheusError, LookupError, TypeError):
-        return None  # not listening yet, or not with an answer
+        return None  # not listening yet, or an incomplete response
 
 
 def _watch(
     components: Sequence[Component], prometheus: Prometheus, alertmanager: Alertmanager, stop: StopRequest
 ) -> int:
-    """Tell of verdicts and alerts as they come and go, and of parts that end, until a stop is asked for."""
-    told: dict[str, tuple[str, Culprit | None]] = {}
+    """Print new and changed verdicts, alerts, and programs that end, until a stop is requested."""
+    printed: dict[str, tuple[str, Culprit | None]] = {}
     shown: dict[tuple[tuple[str, str], ...], Alert] = {}
     ended: set[str] = set()
     while not stop.wait(_WATCH_SECONDS):
         for component in components:
             if component.ended and component.name not in ended:
                 ended.add(component.name)
-                screen.say(f"{screen.clock()}  {screen.end_of(component)}\nThe rest stays up.")
+                screen.say(f"{screen.clock()}  {screen.end_of(component)}\nThe other programs keep running.")
         if len(ended) == len(components):
             break
         try:
             judged = verdicts(prometheus)
             firing = {alert.labels: alert for alert in unmuted_alerts(alertmanager) if alert.name != WATCHDOG}
         except (PrometheusError, LookupError):
-            continue  # one of the two has ended, or is not well
+            continue  # one of the two has ended or is overloaded
         for run, verdict in judged.items():
-            cause, culprit = told.get(run, ("insufficient_data", None))
+            cause, culprit = printed.get(run, ("insufficient_data", None))
             if verdict.cause != cause or (verdict.culprit and verdict.culprit != culprit):
                 screen.say(screen.verdict(run, verdict))
-            told[run] = verdict.cause, verdict.culprit
+            printed[run] = verdict.cause, verdict.culprit
         for labels in firing.keys() - shown.keys():
             screen.say(screen.alert(firing[labels]))
         for labels in shown.keys() - firing.keys():

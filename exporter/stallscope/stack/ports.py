@@ -1,4 +1,4 @@
-"""Whether the stack's ports are free, and who holds the one that is not."""
+"""The stack's ports, and the check that they are free."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import NamedTuple
 from stallscope.stack.errors import StackError
 
 ADDRESS = "127.0.0.1"
-"""The stack is for this machine's user: nothing in it listens to the network."""
+"""The stack is for this machine's user: no service listens on the network."""
 
 
 class Port(NamedTuple):
-    """A TCP port (and UDP, where reports come in) that a service is to listen on."""
+    """A service's TCP port (and UDP port, for reports)."""
 
     service: str
     number: int
@@ -27,13 +27,13 @@ class Port(NamedTuple):
 
 
 def require_free(ports: Sequence[Port]) -> None:
-    """Check all ports before anything starts.
+    """Check that all ports differ and are free.
 
     Raises:
-        StackError: some are the same or in use; names each service, its port, who holds it and the flag to change it.
+        StackError: some do not; the message has each service, its port, the process that uses it, and the flag to set.
     """
     problems = [
-        f"{first.service} and {second.service} are both to use port {first.number}; change one with {second.flag}"
+        f"{first.service} and {second.service} have the same port {first.number}; change one with {second.flag}"
         for position, first in enumerate(ports)
         for second in ports[position + 1 :]
         if first.number == second.number
@@ -56,7 +56,7 @@ def _is_free(port: Port) -> bool:
 def _can_bind(number: int, kind: socket.SocketKind) -> bool:
     with socket.socket(socket.AF_INET, kind) as probe:
         if kind == socket.SOCK_STREAM:
-            # As servers do: a connection that lingers after its server's end is no obstacle.
+            # As servers do, so that a connection in TIME_WAIT does not count.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((ADDRESS, number))

@@ -1,4 +1,4 @@
-"""The programs that the stack runs besides its own, found on PATH."""
+"""External programs of the stack, found on PATH."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Programs(NamedTuple):
-    """Paths of programs; None where one is not installed."""
+    """Paths of programs; None if one is not installed."""
 
     prometheus: str | None
     alertmanager: str | None
@@ -17,16 +17,16 @@ class Programs(NamedTuple):
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """Those that the stack can't do without."""
+        """Required programs that are not installed."""
         needed = {"prometheus": self.prometheus, "alertmanager": self.alertmanager}
         return tuple(name for name, path in needed.items() if path is None)
 
 
 def find_programs(path: str | None = None) -> Programs:
-    """Look for the programs.
+    """Find the programs.
 
     Args:
-        path: folders to look in, as in `PATH`, which it is by default.
+        path: folders to search, in the form of `PATH`; None for `PATH` itself.
     """
 
     def first(*names: str) -> str | None:
@@ -34,7 +34,7 @@ def find_programs(path: str | None = None) -> Programs:
 
     return Programs(
         prometheus=first("prometheus"),
-        # Debian and Ubuntu call it by the package's name.
+        # Debian and Ubuntu name the program after the package.
         alertmanager=first("alertmanager", "prometheus-alertmanager"),
         promtool=first("promtool"),
         amtool=first("amtool"),

@@ -1,4 +1,4 @@
-"""Whether data flows: questions to the exporter, Prometheus and Alertmanager through their own HTTP interfaces."""
+"""Checks that data flows, through the HTTP interfaces of the exporter, Prometheus and Alertmanager."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from stallscope.clients.alertmanager import Alert, Alertmanager
 from stallscope.clients.prometheus import Prometheus
 from stallscope.view.verdicts import Verdict, culprit_of
 
-_SELDOM_SECONDS = 60.0
-"""Rules that look back over hours are evaluated so seldom that nobody is made to wait for their first time."""
+_RARE_SECONDS = 60.0
+"""Evaluation interval from which the check does not wait for the first evaluation of a rule group."""
 
 
 class Check(NamedTuple):
-    """One thing that must come true before the stack is said to work."""
+    """A condition that must hold before the stack counts as ready."""
 
     label: str
     component: str
-    """Whose log tells most when it does not come true."""
-    ask: Callable[[], str | None]
-    """What was found, in words; None while it is not there yet."""
+    """The program whose log explains a failure best."""
+    poll: Callable[[], str | None]
+    """Returns a description of the result; None while the condition does not hold."""
 
 
 def verdicts(prometheus: Prometheus) -> dict[str, Verdict]:
-    """Where each run's time goes, by run."""
+    """Return the verdict on each run, by run."""
     culprits = {labels["run"]: culprit_of(labels) for labels, _ in prometheus.query("run:culprit:info")}
     return {
         labels["run"]: Verdict(labels["cause"], share, culprit=culprits.get(labels["run"]))
@@ -32,68 +32,69 @@ def verdicts(prometheus: Prometheus) -> dict[str, Verdict]:
     }
 
 
-def answers(ask: Callable[[], object]) -> Callable[[], str]:
-    """A question whether a server is ready: before, asking it raises an error."""
+def responds(request: Callable[[], object]) -> Callable[[], str]:
+    """Return a poll for a server, whose request raises an error until the server is ready."""
 
-    def asked() -> str:
-        ask()
+    def poll() -> str:
+        request()
         return "ready"
 
-    return asked
+    return poll
 
 
 def rules(prometheus: Prometheus) -> str | None:
-    """How many rules there are and which of them fail, once all have been evaluated that come often."""
+    """Return the number of rules and the failing ones, once all frequent groups have been evaluated."""
     groups = prometheus.get("rules")["groups"]
     rules = [rule for group in groups for rule in group["rules"]]
-    often = [rule for group in groups if group["interval"] < _SELDOM_SECONDS for rule in group["rules"]]
-    if not often or any(rule["health"] == "unknown" for rule in often):
+    frequent = [rule for group in groups if group["interval"] < _RARE_SECONDS for rule in group["rules"]]
+    if not frequent or any(rule["health"] == "unknown" for rule in frequent):
         return None
     alerting = sum(rule["type"] == "alerting" for rule in rules)
     failing = sorted({rule["name"] for rule in rules if rule["health"] not in ("ok", "unknown")})
     verb = f"these fail: {', '.join(failing)}" if failing else "none fails"
     awaited = sum(rule["health"] == "unknown" for rule in rules)
-    rest = f"; {awaited} of them come once a minute, and are still to come" if awaited else ""
-    return f"{len(rules) - alerting} recording and {alerting} alert rules, {verb}{rest}"
+    pending = f"; {awaited} are evaluated once a minute and still pending" if awaited else ""
+    return f"{len(rules) - alerting} recording and {alerting} alert rules, {verb}{pending}"
 
 
 def _value(prometheus: Prometheus, expression: str) -> float | None:
-    """The single value that an expression has now; None where it has none."""
+    """Return the current value of an expression with one series; None if it is empty."""
     found = prometheus.query(expression)
     return found[0].value if found else None
 
 
-def there(prometheus: Prometheus, expression: str, words: str) -> Callable[[], str | None]:
-    """A question for a number that Prometheus must have; `words` is formatted with it."""
+def nonzero(prometheus: Prometheus, expression: str, message: str) -> Callable[[], str | None]:
+    """Return a poll for a nonzero value; `message` is formatted with the value."""
 
-    def ask() -> str | None:
+    def poll() -> str | None:
         value = _value(prometheus, expression)
-        return words.format(value) if value else None
+        return message.format(value) if value else None
 
-    return ask
+    return poll
 
 
-def growing(prometheus: Prometheus, expression: str, words: str) -> Callable[[], str | None]:
-    """A question for a number that must be seen to grow."""
-    before: list[float] = []
+def increasing(prometheus: Prometheus, expression: str, message: str) -> Callable[[], str | None]:
+    """Return a poll for a value that increases; `message` is formatted with the value."""
+    previous: float | None = None
 
-    def ask() -> str | None:
+    def poll() -> str | None:
+        nonlocal previous
         value = _value(prometheus, expression)
         if value is None:
             return None
-        # Against the last look, not the first: in a kept folder an earlier session's higher count comes first.
-        grown = bool(before) and value > before[-1]
-        before[:] = [value]
-        return words.format(value) if grown else None
+        # Compared with the previous poll, not the first: a kept folder may start with an earlier, higher count.
+        has_increased = previous is not None and value > previous
+        previous = value
+        return message.format(value) if has_increased else None
 
-    return ask
+    return poll
 
 
 def unmuted_alerts(alertmanager: Alertmanager) -> list[Alert]:
-    """The alerts that fire now and that nothing mutes."""
+    """Return the firing alerts that are neither silenced nor inhibited."""
     return alertmanager.alerts(silenced="false", inhibited="false")
 
 
-def holds_alert(alertmanager: Alertmanager, name: str) -> Callable[[], str | None]:
-    """A question whether an alert has reached Alertmanager."""
+def has_alert(alertmanager: Alertmanager, name: str) -> Callable[[], str | None]:
+    """Return a poll for an alert that must have reached Alertmanager."""
     return lambda: name if any(alert.name == name for alert in unmuted_alerts(alertmanager)) else None

@@ -1,4 +1,4 @@
-"""What the launcher puts on the screen: what is real, what is simulated, where to look, what went wrong."""
+"""Messages of `stallscope up`: real and simulated components, addresses, verdicts, alerts and failures."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _LEAST_SHARE = 0.01
 
 
 def say(text: str) -> None:
-    """Print at once, also where a pipe takes it."""
+    """Print without buffering, also into a pipe."""
     print(text, flush=True)
 
 
 def clock() -> str:
-    """The time of day, for what happens while the stack runs."""
+    """Return the time of day."""
     return time.strftime("%H:%M:%S")
 
 
 def introduction(settings: Settings, scenario: Scenario | None, driver: str | None) -> str:
-    """What is real, what is simulated, what differs from the bundle."""
+    """Return which components are real, which are simulated, and the differences from the bundle."""
     real = ["this machine's host metrics", "Prometheus, Alertmanager, rules and alerts"]
     if settings.training_job:
         real.append(f"training run {RUN}: NumPy on the CPU, slowed by its own data loader")
@@ -41,7 +41,7 @@ def introduction(settings: Settings, scenario: Scenario | None, driver: str | No
     if scenario:
         simulated = "the GPUs" if scenario.coupled else "the GPUs, and a training run on them"
         rows += [
-            ("simulated", f"{simulated}: no NVIDIA driver answers here"),
+            ("simulated", f"{simulated}: no NVIDIA driver responds here"),
             *(("", line) for line in textwrap.wrap(f"scenario {scenario.name}: {scenario.description}", _TEXT_WIDTH)),
         ]
     changed = ", ".join(f"{name} {value:g}" for name, value in THRESHOLDS.items())
@@ -50,7 +50,7 @@ def introduction(settings: Settings, scenario: Scenario | None, driver: str | No
 
 
 def addresses(settings: Settings, components: Sequence[Component]) -> str:
-    """Where to look, and what to do next."""
+    """Return the addresses of the services, and what to do next."""
     alertmanager = settings.alertmanager.url
     rows = [
         ("Prometheus", f"{settings.prometheus.url}/alerts"),
@@ -72,27 +72,27 @@ def addresses(settings: Settings, components: Sequence[Component]) -> str:
             "Data flows.",
             *(_row(*row) for row in rows),
             "",
-            "Verdicts (where does the time go?) and alerts are told here as they come. Ctrl-C stops it all.",
+            "Verdicts (where does the time go?) and alerts appear here. Ctrl-C stops everything.",
             "",
         ]
     )
 
 
 def found(check: Check, words: str, seconds: float) -> str:
-    """A check that has come true."""
+    """Return the line of a check that has passed."""
     return _row(check.label, f"{words:<56}{seconds:5.1f} s")
 
 
 def verdict(run: str, judged: Verdict) -> str:
-    """Where a run's time goes, as the rules see it now."""
-    figure = f"{judged.share:.0%}" if judged.share >= _LEAST_SHARE else f"under {_LEAST_SHARE:.0%}"
-    lost = f", {figure} of its time lost" if judged.share else ""
+    """Return the line of a run's current verdict."""
+    share = f"{judged.share:.0%}" if judged.share >= _LEAST_SHARE else f"under {_LEAST_SHARE:.0%}"
+    lost = f", {share} of its time lost" if judged.share else ""
     culprit = f"; {phrase_of(judged.culprit)}" if judged.culprit else ""
     return f"{clock()}  verdict on run {run}: {judged.cause}{lost}{culprit}"
 
 
 def alert(firing: Alert) -> str:
-    """An alert that has reached Alertmanager: what it is about, and what to do."""
+    """Return the text of a firing alert: its subject, and what to do."""
     return "\n".join(
         [
             f"{clock()}  {firing.severity} {firing.name}{_subject(firing)}: {firing.summary}",
@@ -102,26 +102,26 @@ def alert(firing: Alert) -> str:
 
 
 def over(resolved: Alert) -> str:
-    """An alert that Alertmanager no longer holds."""
+    """Return the line of a resolved alert."""
     return f"{clock()}  over: {resolved.name}{_subject(resolved)}"
 
 
 def _subject(alert: Alert) -> str:
     labels = dict(alert.labels)
-    told = [f"{name} {labels[name]}" for name in ("run", "rank", "gpu") if labels.get(name)]
-    return f" ({', '.join(told)})" if told else ""
+    parts = [f"{name} {labels[name]}" for name in ("run", "rank", "gpu") if labels.get(name)]
+    return f" ({', '.join(parts)})" if parts else ""
 
 
 def end_of(component: Component) -> str:
-    """A part that ended by itself."""
+    """Return the message for a program that ended by itself."""
     return f"{component.name} {component.ended}. The end of {component.log}:\n{_indented(component.log_tail())}"
 
 
 def timeout_of(check: Check, components: Sequence[Component], seconds: float) -> str:
-    """A check that did not come true in time."""
+    """Return the message for a check that did not pass in time."""
     component = next(component for component in components if component.name == check.component)
     return (
-        f"{check.label}: nothing after {seconds:g} s, so {component.name} is at fault or what it depends on. "
+        f"{check.label}: no data after {seconds:g} s; {component.name} or one of its dependencies has failed. "
         f"The end of {component.log}:\n{_indented(component.log_tail())}"
     )
 

@@ -1,4 +1,4 @@
-"""What `stallscope up` was asked for, and what is always so."""
+"""Settings of `stallscope up`."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from stallscope.simulation.scenarios import Scenario
 from stallscope.stack.ports import Port
 
 RUN = "numpy-classifier"
-"""The run that the training job reports as."""
+"""Name of the training job's run."""
 WATCHDOG = "Watchdog"
-"""The bundle's alert that always fires: that it arrives shows that the way of alerts works."""
+"""The bundle's alert that always fires. Its arrival shows that alerts reach Alertmanager."""
 THRESHOLDS = {"warmup_seconds": 30.0}
-"""Thresholds that differ on this stack, so that a demonstration is judged within minutes."""
+"""Thresholds changed so that verdicts appear within minutes."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What `stallscope up` was asked for."""
+    """Settings from the command line of `stallscope up`."""
 
     exporter: Port
     prometheus: Port
     alertmanager: Port
     grafana: Port
     scenario: Scenario
-    """Played where no NVIDIA driver answers."""
+    """Simulated if no NVIDIA driver responds."""
     training_job: bool
     webhook: str | None
-    """Where Alertmanager posts its notifications; None for nowhere."""
+    """URL of Alertmanager's notifications; None for no notifications."""
     data_folder: Path | None
-    """Takes everything that is written, and is kept; None for a temporary one."""
+    """Folder for all files, which is kept; None for a temporary one."""
     install: bool
     once: bool
     timeout: float
-    """Seconds until data must flow."""
+    """Time limit until data flows, in seconds."""

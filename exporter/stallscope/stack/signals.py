@@ -1,4 +1,4 @@
-"""Wait for time to pass or for a wish to stop, whichever comes first."""
+"""Wait for a duration or a stop signal, whichever comes first."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ _STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class StopRequest:
-    """Ctrl-C, SIGTERM, or the terminal's end; taken up only where the launcher waits, so that nothing is cut in two."""
+    """Ctrl-C, SIGTERM, or a closed terminal; handled only while the launcher waits, so that no step is interrupted."""
 
     def __init__(self, signals: Collection[signal.Signals]) -> None:
-        """Take the signals that mean a stop; they must be blocked."""
+        """Set the stop signals; they must be blocked."""
         self.requested = False
         self._signals = signals
 
     def wait(self, seconds: float) -> bool:
-        """Wait that long, or until a stop is asked for; return whether it was."""
+        """Wait for `seconds` seconds or until a stop is requested; return True if it was requested."""
         if not self.requested:
             self.requested = signal.sigtimedwait(self._signals, seconds) is not None
         return self.requested
@@ -26,14 +26,14 @@ class StopRequest:
 
 @contextmanager
 def stop_signals() -> Iterator[StopRequest]:
-    """Take stop signals through a `StopRequest` instead of handlers, in the main thread."""
-    # What is ignored stays so: nohup, and a shell's way with jobs in the background.
+    """Receive stop signals through a `StopRequest` instead of handlers, in the main thread."""
+    # Ignored signals stay ignored: nohup, and background jobs of a shell.
     signals = [each for each in _STOP if signal.getsignal(each) != signal.SIG_IGN]
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
         yield StopRequest(signals)
     finally:
-        # A second Ctrl-C while everything was being stopped has had its wish.
+        # Discard a second Ctrl-C that arrived during the stop.
         while signal.sigtimedwait(signals, 0):
             pass
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -1,9 +1,9 @@
-"""A small but real training job: an image classifier in NumPy, on one processor, told to the exporter by the shim.
+"""A small but real training job: an image classifier in NumPy on one CPU, reported to the exporter by the shim.
 
-Run as `python -m stallscope.stack.training_job`, it trains until SIGTERM; STALLSCOPE_RUN names its run, and arguments
-name GPUs by their index, which it claims without using them (simulated ones may then follow it). Images are drawn as
-they are needed (a glyph, moved about, under noise), so its data loader does real work, and takes about half of the
-time: a bottleneck for the rules to find. Its loss falls because it learns.
+`python -m stallscope.stack.training_job` trains until SIGTERM. STALLSCOPE_RUN names its run. Its arguments are indices
+of GPUs that it claims without using them; simulated GPUs can then follow the job. The data loader draws each image (a
+shifted glyph under noise) on demand, which takes about half of the time: a bottleneck for the rules to find. The loss
+falls because the model learns.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Glyphs:
         self._random = np.random.default_rng(seed)
 
     def batches(self, count: int) -> Iterator[tuple[Images, Labels]]:
-        """Draw that many batches, each when it is asked for."""
+        """Yield `count` batches, each drawn on demand."""
         for _ in range(count):
             labels = self._random.integers(_CLASSES, size=_BATCH)
             shifts = self._random.integers(-2, 3, size=(_BATCH, 2))
@@ -98,7 +98,7 @@ def main() -> None:
     os.nice(19)
     train, validation = Glyphs(seed=2), Glyphs(seed=3)
     model = Classifier()
-    # It computes on no GPU, whatever the environment shows, and is one process, wherever it was started from.
+    # Set explicitly, since the environment may describe a GPU or a distributed job.
     gpus = [{"gpu": index} for index in sys.argv[1:]]
     with stallscope.Run(rank=0, local_rank=0, world_size=1, gpus=gpus, precision="fp32") as run:
         while not stopping:

@@ -1,7 +1,7 @@
-"""What GPU drivers answer, as JSON: `python -m stallscope.doctor.driver_question SECONDS`.
+"""Print the responses of GPU drivers as JSON: `python -m stallscope.doctor.driver_probe SECONDS`.
 
-A process of its own, since a driver call that hangs can only be left behind with its process. One reading of each GPU
-as the exporter would make it; each may take so many seconds.
+Each GPU is polled once, as by the exporter, within the given time limit. This runs in a separate process, since a
+driver call that hangs ends only with its process.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from stallscope.drivers.nvidia.nvml import NvmlDriver
 
 
 def main(limit: float) -> None:
-    """Print what each maker's driver answers."""
+    """Print the response of each maker's driver."""
     logging.getLogger("stallscope").addHandler(logging.NullHandler())
-    print(json.dumps([_answer(name, limit) for name, each in available().items() if issubclass(each, GpuSource)]))
+    print(json.dumps([_response(name, limit) for name, each in available().items() if issubclass(each, GpuSource)]))
     sys.stdout.flush()
-    os._exit(0)  # whatever hangs stays behind
+    os._exit(0)  # does not wait for threads that hang
 
 
-def _answer(name: str, limit: float) -> dict[str, Any]:
+def _response(name: str, limit: float) -> dict[str, Any]:
     library = PynvmlLibrary()
     environment = Environment(driver=(lambda: NvmlDriver(library)) if name == "nvidia" else None)
     source = available()[name](environment)
     assert isinstance(source, GpuSource)
     found = survey(source, readings=1, limit=limit)
-    asks_nvml = name == "nvidia" and bool(found.gpus)
+    has_nvml = name == "nvidia" and bool(found.gpus)
     return {
         "source": name,
         "problem": found.problem,
         "hung": found.hung,
-        "nvml": _nvml_version(library) if asks_nvml and not any(gpu.hung for gpu in found.gpus) else "",
+        "nvml": _nvml_version(library) if has_nvml and not any(gpu.hung for gpu in found.gpus) else "",
         "gpus": [
             {
                 "name": f"GPU {gpu.info['gpu']}" + (f" MIG {gpu.info['mig']}" if gpu.info.get("mig") else ""),
