@@ -211,7 +211,7 @@ def test_a_slurm_job_without_a_gpu_is_told_to_ask_for_one(tmp_path: Path, monkey
         (["--"], "expected a command"),
         (["--json", "--", "true"], "cannot be combined with a command"),
         (["--format", "env", "--", "true"], "cannot be combined with a command"),
-        (["--exporter.url", "not a url"], "no address of an exporter"),
+        (["--exporter.url", "not a url"], "is not the address of an exporter"),
         (["--nonsense"], "unknown flag --nonsense"),
     ],
 )
