@@ -51,7 +51,7 @@ class ConfigurationError(Exception):
 
 @dataclass(frozen=True)
 class Setting:
-    """What the flags, the file, the environment and the documentation need to know of one setting."""
+    """One setting, as used by the flags, the file, the environment and the documentation."""
 
     name: str
     parse: Callable[[str], Any]
@@ -70,7 +70,7 @@ class Setting:
 
     @property
     def switch(self) -> bool:
-        """Whether it is on or off, with a `--no-` form of its flag."""
+        """Return True for an on/off setting, whose flag has a `--no-` form."""
         return self.parse is parse_switch
 
 
@@ -496,11 +496,11 @@ class Configuration:
     """Sources that are switched on or off explicitly, by name."""
 
     def enabled(self, name: str, *, by_default: bool) -> bool:
-        """Whether the source of that name runs."""
+        """Return True if the collector of that name is enabled."""
         return self.collectors.get(name, by_default and not self.disable_default_collectors)
 
     def changes(self, newer: Configuration) -> tuple[dict[str, Any], list[str]]:
-        """What differs in a newer configuration.
+        """Return the differences from a newer configuration.
 
         Returns:
             New values of what a reload applies, by field; and the names of settings that need a restart.

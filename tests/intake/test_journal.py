@@ -116,7 +116,7 @@ def test_a_pipe_in_its_place_keeps_nobody_waiting(
     os.mkfifo(path)
     os.mkfifo(path.with_name("runs.jsonl.tmp"))
     assert list(journal.load()) == []
-    assert "it is no plain file" in caplog.text
+    assert "it is not a regular file" in caplog.text
     assert journal.save(holdings)
     assert list(journal.load()) == holdings
 

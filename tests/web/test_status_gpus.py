@@ -46,8 +46,8 @@ def test_what_is_not_told_looks_unlike_zero() -> None:
     silent, idle = cards(
         samples=(*gpu(0, up=1), *gpu(1, up=1, utilization_ratio=0.0, memory_used_bytes=0, memory_total_bytes=1 << 30))
     )
-    assert silent.one(class_="activity").text == "Activity not told"
-    assert set(facts(silent).values()) == {"not told"}
+    assert silent.one(class_="activity").text == "Activity unknown"
+    assert set(facts(silent).values()) == {"unknown"}
     assert silent.all("svg", class_="untold")
     assert idle.one(class_="activity").text == "Activity 0 %"
     assert facts(idle)["Memory"] == "0.0 of 1.0 GiB"
@@ -77,7 +77,7 @@ def test_tells_who_holds_it(owners: list[tuple[str, ...]], words: str) -> None:
 
 def test_nobody_holds_a_gpu_only_where_that_is_known() -> None:
     samples = tuple(gpu(0, up=1))
-    for told, words in ((True, "nobody"), (False, "not told"), (None, "not told")):
+    for told, words in ((True, "nobody"), (False, "unknown"), (None, "unknown")):
         (card,) = cards(samples=samples, statuses=(status("owners", told),))
         assert facts(card)["Held by"] == words
 
@@ -114,9 +114,9 @@ def test_mig_instances_stand_with_their_gpu() -> None:
     )
     rows = [row.text for row in card.one("tbody").all("tr")]
     assert rows == [
-        "1g.18gb not told 1.0 of 18.0 GiB nobody",
-        "2g.35gb 50 % not told ada",
-        "3g.71gb down mig_reconfigured not told nobody",
+        "1g.18gb unknown 1.0 of 18.0 GiB nobody",
+        "2g.35gb 50 % unknown ada",
+        "3g.71gb down mig_reconfigured unknown nobody",
     ]
     assert "Held by" not in facts(card)
 

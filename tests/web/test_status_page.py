@@ -65,8 +65,8 @@ def test_tells_the_node_at_first_sight() -> None:
 
 def test_what_is_not_told_is_no_zero_at_first_sight_either() -> None:
     tiles = shown(samples=tuple(gpu(0, up=1))).one("dl", class_="tiles").text
-    assert "Mean activity not told" in tiles
-    assert "Power not told" in tiles
+    assert "Mean activity unknown" in tiles
+    assert "Power unknown" in tiles
     assert "0 %" not in tiles
 
 

@@ -114,7 +114,7 @@ def test_a_run_that_told_nothing_lately_is_told_since_its_start() -> None:
 def test_a_rank_that_counts_nothing_yet_claims_no_phases() -> None:
     article = run(held(state="starting", phases={"forward": 0.0}, steps=0))
     assert "Phases: nothing was reported yet." in article.text
-    assert facts(article)["Step time"] == "not told"
+    assert facts(article)["Step time"] == "unknown"
 
 
 def test_several_ranks_are_told_one_by_one() -> None:

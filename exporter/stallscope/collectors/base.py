@@ -1,4 +1,4 @@
-"""What a source is, and the register that each source file enters itself into.
+"""Base class and registry of the sources; each source file registers its class.
 
 To add a source: one file in this folder with a class under `@register`, its families in the catalogue, its test. The
 flag `--collector.<name>` and its `--no-` form come by themselves.
@@ -25,7 +25,7 @@ __all__ = ["Environment", "NotPresent", "Source", "SourceState", "available", "r
 
 @dataclass(frozen=True)
 class Environment:
-    """What a source may touch; tests hand over recorded trees and scripted clocks."""
+    """Paths, clocks and settings that a source may use; tests pass recorded trees and scripted clocks."""
 
     root: Path = Path("/")
     """Where `proc` and `sys` lie."""
@@ -72,7 +72,7 @@ class Source(ABC):
         return {}
 
     def collect(self, state: SourceState) -> Iterable[Sample]:
-        """What to expose now. Looks at memory only: the page waits for it."""
+        """Return the current samples. Reads memory only, because building the page waits for it."""
         for reader in (state.main, *state.parts.values()):
             if reader.fresh(state.now, state.stale_after) and reader.present:
                 yield from reader.samples

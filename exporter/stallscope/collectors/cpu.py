@@ -1,4 +1,4 @@
-"""Processors: `/proc/stat`, with the kernel's and the processor's names once."""
+"""CPU time from `/proc/stat`; the kernel's and the CPU's names are read once."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 _RESET = 3 * _TICKS
 """A counter that falls by more than this has started again; by less, the kernel took a little back."""
 _CPUINFO_HEAD = 4096
-"""Enough of `/proc/cpuinfo` for the first processor; the rest costs the kernel an interrupt on every one of them."""
+"""Enough of `/proc/cpuinfo` for the first CPU; reading the whole file interrupts every CPU."""
 
 
 @register
 class Cpu(Source):
-    """Time of all processors by mode, and of the busiest one.
+    """Time of all CPUs by mode, and of the busiest CPU.
 
     `user` is user and nice time (guests are in it already), `system` is system, irq and softirq time, `other` is time
     stolen by the hypervisor. Busy is everything but `idle` and `iowait`.
     """
 
     name = "cpu"
-    summary = "Processors: time by mode and of the busiest one (/proc/stat)."
+    summary = "CPU time by mode, and of the busiest CPU (/proc/stat)."
 
     def __init__(self, environment: Environment) -> None:
         super().__init__(environment)
@@ -69,17 +69,17 @@ class Cpu(Source):
         )
 
     def _parse(self, text: str) -> tuple[tuple[int, ...], dict[str, int]]:
-        """Return ticks of all processors in the order of the modes, and busy ticks by processor."""
+        """Return the ticks of all CPUs in the order of the modes, and the busy ticks by CPU."""
         total: tuple[int, ...] | None = None
         busy: dict[str, int] = {}
         for line in text.split("\n"):
             if not line.startswith("cpu"):
-                break  # the processors come first, and what follows can be long
+                break  # the CPU lines come first; the lines after them can be long
             try:
                 name, *fields = line.split(None, 9)
                 user, nice, system, idle, iowait, irq, softirq, steal = map(int, fields[:8])
             except ValueError:
-                raise malformed(self._stat, line, "expected a processor's name and 8 or more counts of ticks") from None
+                raise malformed(self._stat, line, "expected a CPU's name and 8 or more counts of ticks") from None
             if name == "cpu":
                 total = (user + nice, system + irq + softirq, iowait, idle, steal)
             else:
@@ -89,11 +89,11 @@ class Cpu(Source):
         return total, busy
 
     def _add_busiest(self, busy: dict[str, int], now: float) -> None:
-        """Add what the busiest processor did since the last reading; one that was not there then is left out."""
+        """Add the time of the busiest CPU since the last reading; skip CPUs that are new since then."""
         before = self._busy
         gains = (ticks - before[name] for name, ticks in busy.items() if name in before)
         gain = max(gains, default=0) / _TICKS
-        # Ticks are coarse: no processor was busy for longer than time went by.
+        # Ticks are coarse: limit the busy time to the elapsed time.
         self._busiest += min(max(gain, 0.0), now - self._read_at)
         self._busy, self._read_at = busy, now
 
@@ -104,7 +104,7 @@ class Cpu(Source):
         return (Sample(INFO, (release.strip(), self._model()), 1),)
 
     def _model(self) -> str:
-        """The first processor's name; empty where the kernel gives none, as on most ARM machines."""
+        """Return the first CPU's name; empty if the kernel reports none, as on most ARM machines."""
         try:
             with open(self._cpuinfo, "rb", buffering=0) as cpuinfo:
                 head = cpuinfo.read(_CPUINFO_HEAD).decode(errors="replace")
@@ -118,7 +118,7 @@ class Cpu(Source):
 
 
 class _Rising:
-    """Holds a count up where the kernel's own falls: iowait and idle do by a little, and by much as processors go."""
+    """Keeps a counter monotonic: the kernel's iowait and idle fall a little, and fall far when CPUs go offline."""
 
     def __init__(self) -> None:
         self._value = 0

@@ -54,7 +54,7 @@ def read_if_answered(path: str) -> str | None:
 
 
 def exists(path: str) -> bool:
-    """Whether there is anything at the path, or where it links to."""
+    """Return True if the path exists; links are followed."""
     return os.path.exists(path)  # noqa: PTH110 - making a Path costs several times the look itself
 
 

@@ -112,7 +112,7 @@ class Network(Source):
         return self._has(name, "master/bonding") or self._has(name, "master/device")
 
     def _is_way_out(self, name: str) -> bool:
-        """Whether this may be how a container reaches its network."""
+        """Return True if a container may reach its network through this interface."""
         return (
             not name.startswith("veth")
             and self._attribute(name, "type") == _ETHERNET

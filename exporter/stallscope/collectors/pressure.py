@@ -20,11 +20,11 @@ _RESOURCES = ("cpu", "memory", "io")
 class Pressure(Source):
     """Time in which some task, or every task, waited for a resource.
 
-    The kernel tells `full` of the processors only since 5.13; before, that series is absent.
+    The kernel reports `full` for CPUs since 5.13; on older kernels that series is absent.
     """
 
     name = "pressure"
-    summary = "Time lost waiting for processors, memory and input and output (/proc/pressure)."
+    summary = "Time lost waiting for CPU, memory and I/O (/proc/pressure)."
 
     def __init__(self, environment: Environment) -> None:
         super().__init__(environment)

@@ -1,4 +1,4 @@
-"""Addresses to listen on, the way that Prometheus exporters spell them."""
+"""Listen addresses, written as Prometheus exporters write them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def parse_address(text: str) -> Address:
 
 @lru_cache(1024)
 def sender_of(client: str) -> str:
-    """Return the part of a client's address by which clients are told apart: of IPv6, a network has 2^64 addresses."""
+    """Return the part of an address that identifies a client: for IPv6 the /64 network, which one client may own."""
     import ipaddress  # which commands that only read addresses do not need
 
     try:

@@ -1,6 +1,6 @@
 """Where the bundle's folders are: rules and scrape configuration, alerts and runbooks, dashboards.
 
-They travel inside the wheel as `stallscope/bundle/<folder>`; in a checkout they lie at its top level.
+The wheel stores them in `stallscope/bundle/<folder>`, a checkout at its top level.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def bundle_folder(name: str, package: Path = _PACKAGE) -> Path:
     if name not in FOLDERS:
         raise ValueError(f"the bundle has no folder {name!r} (there are {', '.join(FOLDERS)})")
     installed = package / "bundle" / name
-    # exporter/stallscope/ lies two levels under a checkout's top; pyproject.toml tells one from a stray folder.
+    # exporter/stallscope/ is two levels below a checkout's top; pyproject.toml identifies a checkout.
     checkout = package.parent.parent
     if installed.is_dir():
         return installed

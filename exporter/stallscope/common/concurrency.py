@@ -1,4 +1,4 @@
-"""Asks several things at once and waits for so long: a GPU that hangs never answers, and must hide no other."""
+"""Run several calls concurrently with a time limit, so that a GPU that hangs does not hide the others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _Answer = TypeVar("_Answer")
 
 @dataclass
 class Attempt(Generic[_Answer]):
-    """What came of one question; `answer` and `error` hold once it has ended."""
+    """Result of one call; `answer` and `error` are valid once `ended` is set."""
 
     answer: _Answer | None = None
     error: Exception | None = None
@@ -23,12 +23,12 @@ class Attempt(Generic[_Answer]):
 def side_by_side(
     questions: Mapping[str, Callable[[], _Answer]], limit: float, purpose: str
 ) -> dict[str, Attempt[_Answer]]:
-    """Ask all questions, each on a thread of its own, and return when they have ended or the time is over.
+    """Call each function on its own thread; return when all have ended or the time is over.
 
     Args:
-        questions: what to call, by any name.
-        limit: seconds for all of them together; those that take longer go on, and their attempts end later or never.
-        purpose: what the threads are called.
+        questions: the functions to call, by name.
+        limit: seconds for all calls together; slower calls continue, and their attempts end later or never.
+        purpose: prefix of the thread names.
     """
     attempts: dict[str, Attempt[_Answer]] = {key: Attempt() for key in questions}
 
@@ -36,7 +36,7 @@ def side_by_side(
         attempt = attempts[key]
         try:
             attempt.answer = questions[key]()
-        except Exception as error:  # noqa: BLE001 - told to the person who asked
+        except Exception as error:  # noqa: BLE001 - returned to the caller
             attempt.error = error
         attempt.ended.set()
 

@@ -1,4 +1,4 @@
-"""What tells whether a file has changed since it was read."""
+"""Detect that a file has changed since it was read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ Mark = tuple[int, int, int] | None
 
 
 def mark(file: Path) -> Mark:
-    """What changes with a file's content, its permissions, and what a link leads to; None where there is none."""
+    """Return a value that changes with the file's content, permissions or link target; None if the file is missing."""
     try:
         status = file.stat()
     except OSError:

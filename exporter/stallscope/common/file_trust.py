@@ -1,4 +1,4 @@
-"""Files in folders that several users may write to: created without following links, read only from who is trusted.
+"""Files in folders that several users may write to: created without following links, read only from trusted owners.
 
 Trusted are root and the user of this process. Training shares this file; it needs the standard library alone.
 """
@@ -26,13 +26,13 @@ def open_own(path: str | os.PathLike[str]) -> int:
     """Open a file that this process or root has written, and return the descriptor to read from.
 
     Raises:
-        OSError: it can't be read, is a link or no plain file, or others may have written it.
+        OSError: it can't be read, is a link or not a regular file, or others may have written it.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     status = os.fstat(descriptor)
     problem = owner_problem(status)
     if not stat.S_ISREG(status.st_mode):
-        problem = "it is no plain file"
+        problem = "it is not a regular file"
     elif not problem and status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         problem = "other users may write it"
     if problem:
@@ -58,7 +58,7 @@ def folder_problem(status: os.stat_result) -> str:
 def secret_problem(status: os.stat_result) -> str:
     """Return why a file keeps no secret; empty where only its owner, and a group without writing, may read it."""
     if not stat.S_ISREG(status.st_mode):
-        return "it is no plain file"
+        return "it is not a regular file"
     if status.st_mode & (stat.S_IRWXO | stat.S_IWGRP):
         return f"its mode is {stat.S_IMODE(status.st_mode):04o}, expected at most 0640"
     return owner_problem(status)

@@ -1,4 +1,4 @@
-"""Numbers and texts from outside as people read them, on a page or in a terminal."""
+"""Format numbers and untrusted text for a page or a terminal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _MOST_DIGITS = 1e15
 
 
 def readable(text: str, longest: int = NAME_LENGTH) -> str:
-    """A text from outside: cut, and with what can't be seen, or would steer a terminal, spelt out."""
+    """Return untrusted text, shortened, with invisible and terminal control characters escaped."""
     if len(text) > longest:
         text = text[: longest - 1] + "…"
     if not text.isprintable():  # line breaks, escape sequences, marks that turn the direction, halves of characters
@@ -28,19 +28,19 @@ def without_password(address: str) -> str:
 
 
 def capitalised(text: str) -> str:
-    """Return a text as it stands at the beginning of a sentence."""
+    """Return the text with its first letter in upper case."""
     return text[:1].upper() + text[1:]
 
 
 def percent(ratio: float) -> str:
-    """A share; what is there never reads as nothing."""
+    """Return a share in percent; a share above zero never reads as 0 %."""
     if 0 < ratio < 0.005:
         return "under 1 %"
     return f"{100 * ratio:.0f} %"
 
 
 def progress(ratio: float) -> str:
-    """The share of work done: 100 % only when everything is done."""
+    """Return the share of work done in percent: 100 % only when all is done."""
     return percent(int(100 * ratio) / 100) if ratio >= 0.01 else percent(ratio)
 
 
@@ -55,7 +55,7 @@ def rate(number: float) -> str:
 
 
 def count(number: float) -> str:
-    """A number of things, with few digits where it can't be meant."""
+    """Return a count; an implausibly large one with few digits."""
     return f"{number:,.0f}" if abs(number) < _MOST_DIGITS else f"{number:.3g}"
 
 
@@ -77,7 +77,7 @@ def size_of(used: float, total: float) -> str:
 
 def duration(seconds: float) -> str:
     """A time as two units at most."""
-    if not seconds < _CENTURY:  # what somebody reported, or a quotient of it
+    if not seconds < _CENTURY:  # a reported value, or a quotient of one; also NaN
         return "over a century"
     if seconds < 1:
         return f"{1000 * seconds:.3g} ms" if seconds > 0 else "0 s"
@@ -102,7 +102,7 @@ def time_left(seconds: float) -> str:
 
 
 def ago(seconds: float) -> str:
-    """How long since."""
+    """Return an elapsed time, such as `12 s ago`."""
     if not seconds < _CENTURY:
         return f"{duration(seconds)} ago"
     whole = max(0, round(seconds))
@@ -110,5 +110,5 @@ def ago(seconds: float) -> str:
 
 
 def time_since(now: float | None, when: float | None) -> str | None:
-    """How long ago something was; None if either time is unknown."""
+    """Return the time since `when`; None if either time is unknown."""
     return None if now is None or when is None else ago(now - when)

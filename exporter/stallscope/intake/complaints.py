@@ -14,7 +14,7 @@ _INTERVAL = 60.0
 
 
 class Complaints:
-    """What was told when."""
+    """Times at which each warning was last logged."""
 
     def __init__(self, clock: Clock) -> None:
         """Start with nothing told."""

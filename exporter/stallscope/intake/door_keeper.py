@@ -43,7 +43,7 @@ _MENDING_INTERVAL = 1.0
 
 
 class _Waiting:
-    """What came through a door and has not been taken in."""
+    """Datagrams received but not yet processed."""
 
     def __init__(self) -> None:
         self.received: list[Received] = []
@@ -61,7 +61,7 @@ class _Waiting:
         self._bytes += len(data)
 
     def may_wait(self, due: float) -> bool:
-        """Whether there is time for more to come, which ends at `due` at the latest."""
+        """Return True if more datagrams may still be awaited, until `due` at the latest."""
         return not (self._urgent or self.full) and time.monotonic() < due
 
 

@@ -55,7 +55,7 @@ class Door:
         return self.socket is not None
 
     def receive(self, *, wait: bool) -> Received | None:
-        """What came next, or None when there is nothing; waits for it, but not for ever, if told to."""
+        """Return the next datagram, or None; optionally wait for one, for a limited time."""
         assert self.socket is not None
         try:
             received = self.socket.recvmsg(MAX_BYTES + 1, _CONTROL_BYTES, 0 if wait else socket.MSG_DONTWAIT)
@@ -82,7 +82,7 @@ class Door:
                 self.socket.shutdown(socket.SHUT_RD)
 
     def in_place(self) -> bool:
-        """Whether senders can find the open socket."""
+        """Return True if senders can reach the open socket."""
         return True
 
     def close(self) -> None:
@@ -112,7 +112,7 @@ class UnixDoor(Door):
         self._identity = (0, 0)
 
     def in_place(self) -> bool:
-        """Whether the file is still there, and still this socket's."""
+        """Return True if the path still refers to this socket."""
         return _identity(self._path) == self._identity
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What is held, on disk, so that a restart of the exporter loses no run.
+"""Store the runs on disk, so that a restart of the exporter loses none.
 
 A file of JSON lines: first the file's own facts, then one line a rank. Written beside and renamed, so that it is
 always whole; links are not followed, and files and folders of other users than root and this one are not used.

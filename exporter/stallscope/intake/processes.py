@@ -1,4 +1,4 @@
-"""Whether a process that sent a report is still there."""
+"""Check whether the process that sent a report is still alive."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ _OVER = -1
 
 
 class Process(NamedTuple):
-    """One life of one process: a pid alone may have gone to another since."""
+    """A process identified by pid and start time, because the kernel reuses pids."""
 
     pid: int
     start: int
-    """Clock ticks after boot; -1 for a process that was over when it was looked for."""
+    """Clock ticks after boot; -1 for a process that had already ended when it was read."""
 
 
 class Processes:
@@ -23,7 +23,7 @@ class Processes:
         self._proc = root / "proc"
 
     def find(self, pid: int) -> Process | None:
-        """The process of a pid that the kernel told, or None where it can't be seen from here."""
+        """Return the process of a pid reported by the kernel, or None if it is not visible here."""
         try:
             return self._read(pid)
         except (FileNotFoundError, ProcessLookupError):
@@ -33,7 +33,7 @@ class Processes:
             return None
 
     def gone(self, process: Process) -> bool:
-        """Whether a process that was found once is certainly no more; what can't be read counts as alive."""
+        """Return True if a process has certainly ended; an unreadable process counts as alive."""
         try:
             found = self._read(process.pid)
             return found.start == _OVER or found != process
@@ -51,7 +51,7 @@ class Processes:
 
     def _read(self, pid: int) -> Process:
         with open(self._proc / str(pid) / "stat", "rb") as file:
-            # The command's name stands in brackets and may hold brackets and blanks itself.
+            # The command's name is in brackets, and may itself contain brackets and blanks.
             fields = file.read().rpartition(b")")[2].split()
         state, start = fields[0], int(fields[19])
         return Process(pid, _OVER if state in (b"Z", b"X") else start)

@@ -166,7 +166,7 @@ class _Shortage(NamedTuple):
 
 
 class Held(NamedTuple):
-    """What is known of one rank. Replaced as a whole."""
+    """State of one rank. Replaced as a whole."""
 
     report: Report
     arrived: float
@@ -534,7 +534,7 @@ class RunRegistry:
         return not self._processes.gone(held.process)
 
     def _both_live(self, held: Held, process: Process | None) -> bool:
-        """Whether the sender that is held and this one are seen to be two processes that live."""
+        """Return True if the known sender and this sender are two different live processes."""
         return (
             held.ended is None
             and held.process is not None

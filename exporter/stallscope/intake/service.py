@@ -48,7 +48,7 @@ _LOGGED = frozenset((*AUTHENTICATION_REASONS, "superseded", "not_owner"))
 
 @dataclass(frozen=True)
 class IntakeSettings:
-    """What the report path is told at its start."""
+    """Settings of the report intake."""
 
     socket: Path | None = Path(DEFAULT_SOCKET)
     """UNIX datagram door; None for none."""

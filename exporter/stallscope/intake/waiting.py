@@ -1,4 +1,4 @@
-"""Reports that wait to be taken in: of each session only the newest, since it tells all that those before it told."""
+"""Queue of reports: only the newest of each session, because reports are cumulative."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _LAST = tuple(b'"state":"%s"' % state.encode() for state in LAST_STATES)
 
 
 class Datagram(NamedTuple):
-    """What came through a door."""
+    """A received datagram and its origin."""
 
     data: bytes
     pid: int | None
-    """The sender's, where the kernel tells it."""
+    """The sender's pid, if the kernel reports it."""
     origin: str
-    """Where it came from, as far as the door tells."""
+    """Address of the sender, if the receiver knows it."""
     sender: Hashable
-    """Tells senders apart, so that none can take another's place."""
+    """Identifies the sender, so that no sender can replace another's report."""
     terminated: tuple[str, ...] = ()
     """Sessions of a process that SIGTERM or SIGHUP ends; not empty only for the notice of it, which is no report."""
     uid: int | None = None
@@ -38,7 +38,7 @@ def sessions_terminated(address: object) -> tuple[str, ...]:
 
 
 def newest(datagrams: Iterable[Datagram]) -> list[Datagram]:
-    """Leave out those that another one of their session has overtaken, in the order in which sessions first came."""
+    """Return the newest datagram of each session, in the order in which the sessions first appeared."""
     found: dict[Hashable, tuple[int, Datagram]] = {}
     for datagram in datagrams:
         session, number = _told(datagram)
@@ -48,14 +48,14 @@ def newest(datagrams: Iterable[Datagram]) -> list[Datagram]:
 
 
 def is_last(data: bytes) -> bool:
-    """Whether a report says that its session is over, as far as can be told without reading it."""
+    """Return True if the report appears to end its session; does not parse it."""
     return any(words in data for words in _LAST)
 
 
 def _told(datagram: Datagram) -> tuple[Hashable, int]:
-    """The session and the report's number there, where it is written as the shim does; else a session of its own.
+    """Return the session and sequence number of a report in the shim's format; otherwise a unique session.
 
-    All that comes before the number has to be equal: what a shim tells there changes seldom, and is then taken in.
+    The session key is the text before the number. That text rarely changes; if it does, both reports are processed.
     """
     data = datagram.data
     if datagram.terminated:

@@ -1,4 +1,4 @@
-"""What the exporter answers over HTTP: which path and method gets what."""
+"""Routes of the exporter's HTTP server, by path and method."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Pages(Protocol):
 
     @property
     def ready(self) -> bool:
-        """Whether a first round of readings is on the page."""
+        """Return True once the page holds the first readings."""
 
     def page(self, *, openmetrics: bool, gzip: bool) -> bytes:
         """The newest page."""
@@ -233,5 +233,5 @@ def _is_direct(request: Request, client: str) -> bool:
 
 
 def is_loopback(client: str) -> bool:
-    """Whether the address, as a socket tells it, is this machine's own."""
+    """Return True if a socket's address is a loopback address."""
     return client == "::1" or client.removeprefix("::ffff:").startswith("127.")

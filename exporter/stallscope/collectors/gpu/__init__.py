@@ -1,1 +1,1 @@
-"""What is the same for every maker's GPUs: the driver interface, the questions that are asked, the life of a GPU."""
+"""Vendor-neutral polling of GPUs: the queries, and the life cycle of a GPU."""

@@ -304,7 +304,7 @@ class GpuSource(Source):
         return False
 
     def _reopen_due(self, now: float) -> bool:
-        """Whether only a new session can show what has changed: a GPU that came, or one that is lost for long."""
+        """Return True if a new driver session is needed: a GPU was added, or has been lost for long."""
         if now >= self._enumerate_at and self.hardware() != self._hardware:
             return True
         lost = [gpu.lost_at for gpu in self._gpus.values() if gpu.listed and gpu.lost_at is not None]

@@ -35,7 +35,7 @@ class SurveyedSignal:
     supported: bool | None
     """None where it did not turn out."""
     call: str
-    """The driver's call that serves it, or what else does; empty where that is not told."""
+    """The driver call, or other origin, of the value; empty if unknown."""
     samples: tuple[Sample, ...]
 
 
@@ -56,7 +56,7 @@ class SurveyedGpu:
 
     @property
     def persistence_off(self) -> bool:
-        """Whether the driver lets the GPU go when nobody uses it."""
+        """Return True if the driver releases an unused GPU."""
         return any(
             sample.value == 0
             for each in self.signals
@@ -67,7 +67,7 @@ class SurveyedGpu:
 
 @dataclass(frozen=True)
 class Survey:
-    """What one source found."""
+    """Result of one source."""
 
     source: str
     problem: str = ""
@@ -124,7 +124,7 @@ def survey(source: GpuSource, *, readings: int = 3, pause: float = 1.0, limit: f
 
 
 def _state(attempt: Attempt[Iterable[Sample]], now: float) -> ReaderState:
-    """The same as the sampler would tell of a reader."""
+    """Return the state that the sampler would report for a reader."""
     if not attempt.ended.is_set():
         return ReaderState(busy_since=now, attempts=1)
     if attempt.error is not None:

@@ -16,7 +16,7 @@ _KNOWN_HEADERS = 32
 
 @lru_cache(_KNOWN_HEADERS)
 def accepts_openmetrics(accept: str) -> bool:
-    """Whether the client prefers OpenMetrics 1.0 to the plain text, or likes them equally."""
+    """Return True if the client prefers OpenMetrics 1.0 to plain text, or accepts both equally."""
     openmetrics = 0.0
     text: float | None = None
     anything = 0.0
@@ -33,7 +33,7 @@ def accepts_openmetrics(accept: str) -> bool:
 
 @lru_cache(_KNOWN_HEADERS)
 def accepts_gzip(accept_encoding: str) -> bool:
-    """Whether the client takes a gzipped answer."""
+    """Return True if the client accepts a gzipped response."""
     weights = {kind: weight for kind, _parameters, weight in _entries(accept_encoding)}
     return weights.get("gzip", weights.get("*", 0.0)) > 0
 

@@ -1,4 +1,4 @@
-"""What the web configuration file asks for, applied to every request and connection, and read again when it changes.
+"""Apply the web configuration file to every request and connection; reload it when it changes.
 
 As in the exporter-toolkit, users have to say who they are everywhere, `/-/healthy` and `/-/ready` included, and a
 certificate or password that was changed counts from the next connection or request on. An invalid file changes
@@ -35,7 +35,7 @@ LOOK_SECONDS = 2.0
 
 
 class _Rules(NamedTuple):
-    """What is in force. Replaced as a whole."""
+    """The rules in force. Replaced as a whole."""
 
     marks: Mapping[Path, Mark]
     """What tells whether a file that was read has changed since."""

@@ -11,7 +11,7 @@ from stallscope.view.verdicts import Verdicts
 from stallscope.web.status.history import History
 from stallscope.web.status.judgement import gpu_verdict_line
 from stallscope.web.status.look import Look
-from stallscope.web.status.markup import NOT_TOLD_TEXT, bar, entry, foreign, line
+from stallscope.web.status.markup import UNKNOWN_TEXT, bar, entry, foreign, line
 
 MAX_GPUS = 16
 MAX_INSTANCES = 8
@@ -61,7 +61,7 @@ def _card(gpu: Gpu, instances: list[Gpu], node: Node, history: History, verdicts
         down = " down" if gpu.up is False else ""
         identifier = f'<p class="uuid">{foreign(gpu.uuid)}</p>'
         return f'<article class="card{down}">{head}{_trouble(gpu, node)}{judged}{held_by}{identifier}</article>'
-    shown = f"<strong>{percent(gpu.utilization)}</strong>" if gpu.utilization is not None else NOT_TOLD_TEXT
+    shown = f"<strong>{percent(gpu.utilization)}</strong>" if gpu.utilization is not None else UNKNOWN_TEXT
     activity = f'<p class="activity"><span>Activity</span> {shown}</p>{bar(gpu.utilization)}'
     return (
         f'<article class="card">{head}{judged}{activity}{line(history.activity(gpu.uuid))}'
@@ -88,23 +88,23 @@ def _trouble(gpu: Gpu, node: Node) -> str:
 def _memory(gpu: Gpu) -> str:
     used, total = gpu.memory_used, gpu.memory_total
     if used is None or total is None:
-        return NOT_TOLD_TEXT
+        return UNKNOWN_TEXT
     return f"{size_of(used, total)}{bar(used / total if total else None, 'memory')}"
 
 
 def _temperature(gpu: Gpu) -> str:
-    return NOT_TOLD_TEXT if gpu.temperature is None else f"{gpu.temperature:.0f} °C"
+    return UNKNOWN_TEXT if gpu.temperature is None else f"{gpu.temperature:.0f} °C"
 
 
 def _power(gpu: Gpu) -> str:
     if gpu.power is None:
-        return NOT_TOLD_TEXT
+        return UNKNOWN_TEXT
     return f"{gpu.power:.0f} W" if gpu.power_limit is None else f"{gpu.power:.0f} of {gpu.power_limit:.0f} W"
 
 
 def _held_by(gpu: Gpu, node: Node) -> str:
     if not gpu.owners:
-        return "nobody" if node.owners_known else NOT_TOLD_TEXT
+        return "nobody" if node.owners_known else UNKNOWN_TEXT
     more = f" and {len(gpu.owners) - _MAX_OWNERS} more" if len(gpu.owners) > _MAX_OWNERS else ""
     return ", ".join(foreign(owner.title) for owner in gpu.owners[:_MAX_OWNERS]) + more
 
@@ -130,4 +130,4 @@ def _instances(instances: list[Gpu], node: Node) -> str:
 def _instance_activity(gpu: Gpu) -> str:
     if gpu.up is not True:
         return f"{_state(gpu)} {foreign(gpu.reason)}"
-    return NOT_TOLD_TEXT if gpu.utilization is None else f"{percent(gpu.utilization)}{bar(gpu.utilization)}"
+    return UNKNOWN_TEXT if gpu.utilization is None else f"{percent(gpu.utilization)}{bar(gpu.utilization)}"

@@ -1,4 +1,4 @@
-"""What the status page remembers of the last minutes: a byte for five seconds of a GPU, a rank's counters twice.
+"""Recent history for the status page: one byte for five seconds of a GPU, and two readings of a rank's counters.
 
 The publisher's thread notes, the page reads; what is kept is replaced, so that neither waits for the other.
 """

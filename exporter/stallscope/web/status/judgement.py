@@ -1,4 +1,4 @@
-"""What Prometheus says of a run or GPU, in the words of the table of causes."""
+"""Verdicts of Prometheus on a run or GPU, in the words of the table of causes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def verdict_line(verdict: Verdict, *, with_gpus: bool = True) -> str:
 
 
 def gpu_verdict_line(verdict: Verdict) -> str:
-    """The same of a GPU. Where the cause is that of its run, the run says what to change, perhaps on another GPU."""
+    """Return the verdict line of a GPU. If its run has the same cause, the run's line names the remedy."""
     words = words_of(verdict)
     if words.of_run:
         return f'<p class="quiet">Verdict of its run: {words.title}, {percent(verdict.share)}.</p>'

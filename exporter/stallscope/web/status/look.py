@@ -17,7 +17,7 @@ _MOST = 1e100
 
 
 class Look(NamedTuple):
-    """What the status page shows at one moment."""
+    """Snapshot of the node that the status page shows."""
 
     at: float
     """Unix time of the newest page of metrics."""

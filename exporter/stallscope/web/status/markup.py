@@ -9,7 +9,7 @@ from typing import NamedTuple
 from stallscope.common.formatting import NAME_LENGTH, duration, readable
 from stallscope.web.status.history import NOT_TOLD, POINT_SECONDS, POINTS
 
-NOT_TOLD_TEXT = '<span class="none">not told</span>'
+UNKNOWN_TEXT = '<span class="none">unknown</span>'
 """Where there is no value: absent must not look like zero."""
 _LINE_HEIGHT = 24
 

@@ -17,7 +17,7 @@ from stallscope.web.status.gpus import MAX_GPUS, gpu_section, shown_first
 from stallscope.web.status.history import History
 from stallscope.web.status.judgement import provenance
 from stallscope.web.status.look import Look, SnapshotSamples
-from stallscope.web.status.markup import NOT_TOLD_TEXT, attribute, entry, foreign
+from stallscope.web.status.markup import UNKNOWN_TEXT, attribute, entry, foreign
 from stallscope.web.status.runs import run_section
 from stallscope.web.status.selection import Selection, select
 from stallscope.web.status.sources import source_section
@@ -165,8 +165,8 @@ def _tiles(look: Look, node: Node, selection: Selection) -> str:
         down = sum(gpu.up is False for gpu in whole)
         lost = f' <small class="bad">{down} down</small>' if down else ""
         tiles.append(entry("GPUs up", f"{len(up)} <small>of {len(whole)}</small>{lost}"))
-        tiles.append(entry("Mean activity", percent(sum(activity) / len(activity)) if activity else NOT_TOLD_TEXT))
-        tiles.append(entry("Power", f"{sum(power):,.0f} W" if power else NOT_TOLD_TEXT))
+        tiles.append(entry("Mean activity", percent(sum(activity) / len(activity)) if activity else UNKNOWN_TEXT))
+        tiles.append(entry("Power", f"{sum(power):,.0f} W" if power else UNKNOWN_TEXT))
     live = sum(not run.ended for run, _ranks in selection.runs)
     over = f" <small>and {selection.left_out:,} more</small>" if selection.left_out else ""
     tiles.append(entry("Runs under way", f"{live}{over}"))

@@ -12,7 +12,7 @@ from stallscope.view.verdict_words import why_unjudged
 from stallscope.view.verdicts import Verdicts
 from stallscope.web.status.judgement import verdict_line
 from stallscope.web.status.look import Look
-from stallscope.web.status.markup import NOT_TOLD_TEXT, Part, bar, entry, foreign, stacked
+from stallscope.web.status.markup import UNKNOWN_TEXT, Part, bar, entry, foreign, stacked
 from stallscope.web.status.selection import Selection
 
 SILENT_SECONDS = 30.0
@@ -92,14 +92,14 @@ def _progress(run: Run) -> str:
 
 
 def _facts(run: Run, node: Node) -> str:
-    facts = [entry("Step time", NOT_TOLD_TEXT if run.step_seconds is None else duration(run.step_seconds))]
+    facts = [entry("Step time", UNKNOWN_TEXT if run.step_seconds is None else duration(run.step_seconds))]
     if run.epoch is not None:
         facts.append(entry("Epoch", f"{run.epoch:,.4g}"))
     if run.loss is not None:
         facts.append(entry("Loss", f"{run.loss:.4g}"))
     if run.restarts:
         facts.append(entry("Restarts", f"{run.restarts:,}"))
-    facts.append(entry("Last report", time_since(node.time, run.last_push) or NOT_TOLD_TEXT))
+    facts.append(entry("Last report", time_since(node.time, run.last_push) or UNKNOWN_TEXT))
     return "".join(facts)
 
 
@@ -142,11 +142,11 @@ def _rank_row(rank: Rank, look: Look, node: Node) -> str:
         state += f", {foreign(failure)}"
     shares = _shares(rank.recent.phases)
     most = max(shares, key=lambda share: share.share, default=None)
-    step_time = NOT_TOLD_TEXT if rank.step_seconds is None else duration(rank.step_seconds)
-    time = f"{_bar_of(shares)}{foreign(most.name)} {percent(most.share)}" if most is not None else NOT_TOLD_TEXT
+    step_time = UNKNOWN_TEXT if rank.step_seconds is None else duration(rank.step_seconds)
+    time = f"{_bar_of(shares)}{foreign(most.name)} {percent(most.share)}" if most is not None else UNKNOWN_TEXT
     return (
         f'<tr><th scope="row">{rank.number}{gpu}<span class="under">{state}</span></th>'
-        f"<td>{NOT_TOLD_TEXT if rank.step is None else count(rank.step)}"
+        f"<td>{UNKNOWN_TEXT if rank.step is None else count(rank.step)}"
         f'<span class="under">{step_time}</span></td><td>{time}</td></tr>'
     )
 

@@ -14,7 +14,7 @@ MAX_RANKS = 48
 
 
 class Selection(NamedTuple):
-    """What is shown."""
+    """The rows to show."""
 
     runs: tuple[tuple[Run, tuple[Rank, ...]], ...]
     """Runs with those of their ranks that there is room for, by number."""
