@@ -755,9 +755,9 @@ def parse_yaml(content: bytes, path: Path) -> yaml.Node | None:
     except yaml.MarkedYAMLError as problem:
         mark = problem.problem_mark or problem.context_mark
         line = f":{mark.line + 1}" if mark else ""
-        raise ConfigurationError(f"{path}{line}: is no valid YAML: {problem.problem or problem.context}") from None
+        raise ConfigurationError(f"{path}{line}: invalid YAML: {problem.problem or problem.context}") from None
     except (yaml.YAMLError, UnicodeDecodeError):
-        raise ConfigurationError(f"{path}: is no valid YAML: it holds characters that YAML doesn't allow") from None
+        raise ConfigurationError(f"{path}: invalid YAML: it holds characters that YAML doesn't allow") from None
     except RecursionError:
         raise ConfigurationError(f"{path}: is nested too deeply") from None
     return node

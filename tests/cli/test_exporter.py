@@ -484,7 +484,7 @@ def test_users_of_the_web_configuration_file_are_asked_for_and_read_again_at_sig
     assert [status(user) for user in ("alice", "bob")] == [200, 401]
     file.write_text(f"basic_auth_users: {{bob: {hashed}}}\n")
     exporter.process.send_signal(signal.SIGHUP)
-    exporter.logged("web configuration read again")
+    exporter.logged("web configuration reloaded")
     assert [status(user) for user in ("alice", "bob")] == [401, 200]
 
 

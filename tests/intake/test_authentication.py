@@ -209,7 +209,7 @@ class TestTokens:
         clock.advance(2.0)
         assert intake.post(signed(make_report(), clock.time(), OTHER))[0] == 403
         assert intake.post(signed(make_report(), clock.time()))[0] == 204
-        assert "those in force stay" in caplog.text
+        assert "the previous ones stay in force" in caplog.text
         file.chmod(0o600)
         clock.advance(2.0)
         assert intake.post(signed(make_report(sequence=2), clock.time(), OTHER))[0] == 204
@@ -227,7 +227,7 @@ class TestTokens:
             clock.advance(2.0)
             assert intake.post(signed(make_report(sequence=sequence), clock.time()))[0] == 204
         (line,) = caplog.messages
-        assert "tokens not read again, those in force stay" in line
+        assert "tokens not reloaded, the previous ones stay in force" in line
         file.write_text(OTHER)
         clock.advance(2.0)
         assert intake.post(signed(make_report(sequence=9), clock.time(), OTHER))[0] == 204

@@ -181,7 +181,7 @@ def test_a_socket_that_somebody_answers_is_left_alone(
             other.listen()
         with opened(reception, UnixDoor(path)) as keeper:
             assert str(path) in keeper.doors[0].problem
-            assert "answers there; stop the other one or choose another path" in keeper.doors[0].problem
+            assert "is using it; stop the other one or choose another path" in keeper.doors[0].problem
         assert path.is_socket()
     assert keeper.doors[0].problem in caplog.text
 
@@ -190,7 +190,7 @@ def test_a_file_that_is_no_socket_is_left_alone(reception: Reception, path: Path
     path.parent.mkdir()
     path.write_text("precious")
     with opened(reception, UnixDoor(path)) as keeper:
-        assert "is no socket; choose another path" in keeper.doors[0].problem
+        assert "is not a socket; choose another path" in keeper.doors[0].problem
     assert path.read_text() == "precious"
 
 
@@ -277,7 +277,7 @@ def test_a_door_that_was_taken_opens_when_it_is_free_and_says_so(
         other.bind(str(path))
         keeper = DoorKeeper((UnixDoor(path),), reception.accept)
         keeper.start()
-        assert "another exporter answers there" in keeper.doors[0].problem
+        assert "another exporter is using it" in keeper.doors[0].problem
     await_arrival(reception, path, b"hello")
     keeper.stop(timeout=60)
     assert keeper.doors[0].problem == ""
@@ -292,7 +292,7 @@ def test_a_socket_that_another_took_the_place_of_is_left_to_it(reception: Recept
         deadline = time.monotonic() + 60
         while not keeper.doors[0].problem and time.monotonic() < deadline:
             time.sleep(0.02)
-        assert "another exporter answers there" in keeper.doors[0].problem
+        assert "another exporter is using it" in keeper.doors[0].problem
         send(path, b"theirs")
         assert other.recv(10) == b"theirs"
     assert path.exists()

@@ -57,19 +57,19 @@ GOOD = {
 """What both take, by what it asks for."""
 
 BAD = {
-    "a list": ("- a", r"web\.yml:1: the file: is no mapping; write `key: value` pairs"),
-    "no YAML": ("tls_server_config: {", "is no valid YAML"),
+    "a list": ("- a", r"web\.yml:1: the file: is not a mapping; write `key: value` pairs"),
+    "no YAML": ("tls_server_config: {", "invalid YAML"),
     "an unknown section": ("bogus: 1", r"web\.yml:1: bogus: is unknown; use one of tls_server_config, "),
     "an unknown key": (f"tls_server_config: {{{PAIR}, bogus: 1}}", r"tls_server_config\.bogus: is unknown; use one of"),
     "twice": (f"tls_server_config: {{{PAIR}, key_file: node.key}}", "key_file: is set twice; remove one"),
-    "no pairs": ("tls_server_config: yes", "tls_server_config: is no mapping; write"),
+    "no pairs": ("tls_server_config: yes", "tls_server_config: is not a mapping; write"),
     "no key": ("tls_server_config: {cert_file: node.crt}", "has no key; set key_file or key"),
     "no certificate": ("tls_server_config: {key_file: node.key}", "has no cert; set cert_file or cert"),
     "a client's kind alone": (
         "tls_server_config: {client_auth_type: RequireAndVerifyClientCert}",
         "has no cert and no key; set cert_file or cert and key_file or key",
     ),
-    "a list of files": ("tls_server_config: {cert_file: [a], key_file: b}", "cert_file: is no string; write one"),
+    "a list of files": ("tls_server_config: {cert_file: [a], key_file: b}", "cert_file: is not a string; write one"),
     "a certificate that is not there": (
         "tls_server_config: {cert_file: missing.crt, key_file: node.key}",
         r"cert_file: \S+missing\.crt can't be read: No such file or directory; see path and permissions",
@@ -100,7 +100,7 @@ BAD = {
     ),
     "suites in no list": (
         f"tls_server_config: {{{PAIR}, cipher_suites: {{a: b}}}}",
-        "cipher_suites: is no list; write a list",
+        "cipher_suites: is not a list; write a list",
     ),
     "an unknown curve": (
         f"tls_server_config: {{{PAIR}, curve_preferences: [X]}}",
@@ -124,19 +124,25 @@ BAD = {
     ),
     "a password for a hash": (
         "basic_auth_users: {alice: secret}",
-        r"basic_auth_users\.alice: is no bcrypt hash of a password; write the hash that `htpasswd -nBC 10 alice` ",
+        r"basic_auth_users\.alice: is not a bcrypt hash of a password; write the hash that `htpasswd -nBC 10 alice` ",
     ),
-    "no hash": ("basic_auth_users: {alice: }", "is no bcrypt hash"),
-    "a hash that costs nothing": (f"basic_auth_users: {{alice: {HASH.replace('$10$', '$03$')}}}", "is no bcrypt hash"),
+    "no hash": ("basic_auth_users: {alice: }", "is not a bcrypt hash"),
+    "a hash that costs nothing": (
+        f"basic_auth_users: {{alice: {HASH.replace('$10$', '$03$')}}}",
+        "is not a bcrypt hash",
+    ),
     "a header that can't be set": ("http_server_config: {headers: {Server: x}}", r"headers\.Server: is unknown; use"),
     "a header's wrong value": (
         "http_server_config: {headers: {X-Frame-Options: x}}",
         "X-Frame-Options: 'x' is not allowed; write deny or sameorigin",
     ),
-    "an interval in no unit": ("rate_limit: {interval: 1x}", "interval: '1x' is no duration; write one such as 500ms"),
+    "an interval in no unit": (
+        "rate_limit: {interval: 1x}",
+        "interval: '1x' is not a duration; write one such as 500ms",
+    ),
     "a burst that is no number": (
         "rate_limit: {burst: many}",
-        "burst: 'many' is no number of requests; write an integer",
+        "burst: 'many' is not a number of requests; write an integer",
     ),
 }
 """What both refuse, with our message."""
@@ -176,8 +182,8 @@ STRICTER = {
         'http_server_config: {headers: {X-XSS-Protection: "0\\r\\nA: b"}}',
         "is not allowed; write printable ASCII",
     ),
-    "a negative interval": ("rate_limit: {interval: -1s, burst: 1}", "'-1s' is no duration"),
-    "a negative burst": ("rate_limit: {interval: 1s, burst: -1}", "'-1' is no number of requests"),
+    "a negative interval": ("rate_limit: {interval: -1s, burst: 1}", "'-1s' is not a duration"),
+    "a negative burst": ("rate_limit: {interval: 1s, burst: -1}", "'-1' is not a number of requests"),
 }
 """What promtool accepts, and what would be ignored or serve nobody if it were accepted here."""
 
@@ -242,7 +248,7 @@ def test_a_refusal_never_tells_the_password_that_stands_there(tmp_path: Path) ->
 
 def test_a_path_that_none_can_be_is_refused_with_its_line(tmp_path: Path) -> None:
     file = written(tmp_path, 'tls_server_config:\n  cert_file: node.crt\n  key_file: "a\\0b"\n')
-    with pytest.raises(ConfigurationError, match=r"web\.yml:3: tls_server_config\.key_file: is no path; write"):
+    with pytest.raises(ConfigurationError, match=r"web\.yml:3: tls_server_config\.key_file: is not a path; write"):
         read_web_configuration(file)
 
 

@@ -93,8 +93,8 @@ def test_what_is_no_http_is_malformed_and_tls_is_called_so(serve: Serve, caplog:
             assert connection.recv(1000).startswith(b"HTTP/1.1 400 ")
     assert counts(refusals) == {"malformed": 3}
     assert caplog.messages == [
-        "refused a client at 127.0.0.1: this is no HTTP/1.1 request",
-        "refused a client at 127.0.0.1: TLS came where plain HTTP is spoken; ask by http://, or set --web.config.file",
+        "refused a client at 127.0.0.1: not a valid HTTP/1.1 request",
+        "refused a client at 127.0.0.1: TLS received where plain HTTP is served; use http://, or set --web.config.file",
     ]
 
 

@@ -263,7 +263,7 @@ def test_a_prometheus_that_does_not_answer_is_told_with_the_age_of_what_is_shown
         runs={RunName("resnet50", ""): Verdict("input_disk_bound", 0.42)}, age=95.0, problem="no answer within 5 s"
     )
     page = shown(held=(held(),), verdicts=told)
-    assert "Verdicts can't be had. no answer within 5 s. The verdicts shown were told 1 min 35 s ago." in page.text
+    assert "Verdicts can't be had. no answer within 5 s. The verdicts shown were computed 1 min 35 s ago." in page.text
     assert "Verdict: Waiting for data: disk." in page.text
     page = shown(verdicts=judged(age=None, problem="no answer within 5 s"))
     assert "no answer within 5 s. No verdict is known meanwhile." in page.text

@@ -91,9 +91,9 @@ def test_a_client_that_speaks_plain_http_is_told_so_and_stops_nobody(
         connection.sendall(b"GET / HTTP/1.1\r\nHost: node\r\n\r\n")
         told = connection.recv(1000)
     assert told.startswith(b"HTTP/1.1 400 ")
-    assert told.endswith(b"plain HTTP came where TLS is spoken; ask by https://\n")
+    assert told.endswith(b"plain HTTP received where TLS is required; use https://\n")
     assert caplog.messages == [
-        "refused a client at 127.0.0.1: plain HTTP came where TLS is spoken; ask by https://",
+        "refused a client at 127.0.0.1: plain HTTP received where TLS is required; use https://",
     ]
     assert ask(server, authority.trusting()) == BODY
 

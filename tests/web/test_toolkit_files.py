@@ -163,7 +163,7 @@ ACCEPTED: dict[str, tuple[str, tuple[Client, ...]]] = {
 
 REFUSED = {
     "no file": (None, r"missing\.yml: can't be read"),
-    "words": ("VicCnOB\nAlzasVoo\nRzOicAzj\n", "the file: is no mapping; write"),
+    "words": ("VicCnOB\nAlzasVoo\nRzOicAzj\n", "the file: is not a mapping; write"),
     "an unknown key": ("tls_server_config:\n  cert_filse: node.crt\n", r"cert_filse: is unknown; use one of"),
     "an empty path of the certificate": (TLS.replace("node.crt", '""'), "has no cert; set cert_file or cert"),
     "an empty certificate": ('tls_server_config:\n  cert: ""\n  key_file: node.key\n', "has no cert; set"),
@@ -178,7 +178,10 @@ REFUSED = {
     "neither file": (f"{TLS.replace('node.crt', 'x').replace('node.key', 'x')}", "x can't be read: No such file"),
     "authorities of nobody": (f"{TLS}  client_ca_file: /dev/null\n", "client_ca_file: has no effect, .*; set"),
     "authorities that are not there": (f"{TLS}  client_ca_file: missing\n", "client_ca_file: has no effect, .*; set"),
-    "a password for a hash": (f"{TLS}basic_auth_users:\n  john: doe\n", "john: is no bcrypt hash of a password; write"),
+    "a password for a hash": (
+        f"{TLS}basic_auth_users:\n  john: doe\n",
+        "john: is not a bcrypt hash of a password; write",
+    ),
     "an invented suite": (
         OPTIONAL + suites("TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA2048"),
         "SHA2048 is not supported; use some of",

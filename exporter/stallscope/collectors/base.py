@@ -35,11 +35,11 @@ class Environment:
     driver: Callable[[], Driver] | None = None
     """Makes the GPU driver; None for the real one."""
     occupancies: Occupancies = field(default_factory=Occupancies)
-    """Where GPU sources tell which processes they see."""
+    """Registry in which GPU sources list the processes they see."""
     processes_elsewhere: bool = False
     """Whether processes on GPUs are not to be found under `root`: those on simulated GPUs of a real host."""
     pcie_throughput: bool = False
-    """Whether GPUs that count no PCIe bytes are asked for their throughput, which takes 40 ms each time."""
+    """Query PCIe throughput on GPUs without byte counters; each query takes 40 ms."""
 
 
 class Source(ABC):
@@ -51,9 +51,9 @@ class Source(ABC):
     """One line for `--help`."""
     enabled_by_default: ClassVar[bool] = True
     harmless: ClassVar[tuple[type[Exception], ...]] = ()
-    """Errors of a part that its own series tell of (a GPU is lost), and that are no failure of the source."""
+    """Errors that the series themselves report (a lost GPU); they are not failures of the source."""
     longest_interval: ClassVar[float | None] = None
-    """Seconds after which what is read would be lost (a driver keeps samples for so long); read at least so often."""
+    """Maximum seconds between two readings, if the driver keeps its samples only for that time."""
 
     def __init__(self, environment: Environment) -> None:
         self.environment = environment
@@ -68,7 +68,7 @@ class Source(ABC):
         """
 
     def parts(self) -> Mapping[str, Callable[[], Iterable[Sample]]]:
-        """Readers that need a thread of their own (one a GPU), by key; asked after every reading, memory only."""
+        """Return readers that need their own thread (one a GPU), by key. Called after each reading, on memory."""
         return {}
 
     def collect(self, state: SourceState) -> Iterable[Sample]:

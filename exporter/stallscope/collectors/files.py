@@ -10,7 +10,7 @@ import os
 
 _CHUNK = 65536
 _NO_ANSWER = frozenset((errno.ENOENT, errno.ENOTDIR, errno.ENODEV, errno.ENXIO, errno.EINVAL, errno.EOPNOTSUPP))
-"""No such file, or the kernel has the file and says that it has nothing to tell in it."""
+"""Errors of a missing file, or of a file for which the kernel has no data."""
 _SHOWN = 80
 """Characters of an offending line that a message repeats."""
 
@@ -59,7 +59,7 @@ def exists(path: str) -> bool:
 
 
 def entries(folder: str) -> list[str]:
-    """Return the names in a folder in order; none where there is no such folder."""
+    """Return the sorted names in a folder; empty if the folder is missing."""
     try:
         return sorted(os.listdir(folder))  # noqa: PTH208 - as above
     except (FileNotFoundError, NotADirectoryError):

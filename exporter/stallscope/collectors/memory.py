@@ -29,7 +29,7 @@ _AMOUNTS = frozenset(("MemTotal:", "MemAvailable:", "Cached:", "Shmem:"))
 
 @register
 class Memory(Source):
-    """State of memory, and what was done for want of it. What the kernel is too old to tell is absent."""
+    """Memory use, and the effects of memory shortage. Values that an old kernel does not report are absent."""
 
     name = "memory"
     summary = "Memory, page cache, swap traffic, major faults and out-of-memory kills (/proc/meminfo, /proc/vmstat)."

@@ -19,7 +19,7 @@ _HEADER_LINES = 2
 _BYTES_PER_MEGABIT = 125_000
 _SPEED_UNKNOWN = (-1, 0, 0xFFFFFFFF)
 _SPEED_INTERVAL = 60.0
-"""Seconds. The speed seldom changes, and asking takes the kernel's lock over all network configuration."""
+"""Seconds. The speed rarely changes, and reading it takes the kernel's lock on all network configuration."""
 _ETHERNET = "1"
 """ARPHRD_ETHER of `/sys/class/net/*/type`; tunnels and loopback have other types."""
 
@@ -122,7 +122,7 @@ class Network(Source):
         )
 
     def _read_speeds(self, names: Iterable[str]) -> dict[str, int]:
-        """Return bytes a second of those interfaces that tell a speed."""
+        """Return bytes a second of the interfaces that report a speed."""
         speeds: dict[str, int] = {}
         for name in names:
             text = self._attribute(name, "speed")

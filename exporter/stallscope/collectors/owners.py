@@ -50,13 +50,13 @@ _PODS_HELD_SECONDS = 60.0
 _PODS_DEADLINE = (2.0, 1.5)
 """How long the kubelet may take: seconds, and intervals, so that owners never go stale for it."""
 _SAID_AGAIN_SECONDS = 300.0
-"""A problem that was away for so long is worth a line again."""
+"""Seconds without a problem after which it is logged again."""
 _EXAMPLES = 3
 
 
 @register
 class Owners(Source):
-    """Attributes GPUs. What can't be found out is counted by reason and is no failure of the source."""
+    """Attributes GPUs to owners. Failed lookups are counted by reason; they are not failures of the source."""
 
     name = "owners"
     summary = "Who holds each GPU: pod, Slurm job, container, user (kubelet, /proc)."

@@ -1,1 +1,1 @@
-"""The doors for training reports, what is admitted, and the runs that they tell of."""
+"""Receivers for training reports, their admission, and the runs that they report."""

@@ -85,7 +85,7 @@ class Authentication:
             raise ReportError(
                 "expired",
                 f"the signature is {abs(ahead):.0f} s {'ahead' if ahead > 0 else 'old'}, and {self.window:g} s are "
-                "allowed; set both clocks right, or somebody sends old reports again",
+                "allowed; correct both clocks; otherwise old reports may be being replayed",
             )
         secret = self._keys.get(name)
         if secret is None:
@@ -93,7 +93,7 @@ class Authentication:
                 "unknown_token", "the report is signed with a token that is not in the exporter's token file"
             )
         if not signature.is_genuine(data, secret):
-            raise ReportError("bad_signature", "the report is not what was signed")
+            raise ReportError("bad_signature", "the signature does not match the report")
         return data[signature.LENGTH :]
 
     def refuse_replay(self, report: Report) -> None:
@@ -127,10 +127,10 @@ class Authentication:
         except TokenError as problem:
             if str(problem) != self._problem:
                 self._problem = str(problem)
-                _logger.error("tokens not read again, those in force stay: %s", problem)
+                _logger.error("tokens not reloaded, the previous ones stay in force: %s", problem)
             return
         self._problem, self._mark, self._keys = "", present, keys
-        _logger.info("tokens read again", extra={"fields": {"file": self._file, "tokens": len(keys)}})
+        _logger.info("tokens reloaded", extra={"fields": {"file": self._file, "tokens": len(keys)}})
 
     def _look(self) -> None:
         if self._clock.monotonic() - self._looked >= _LOOK_SECONDS:

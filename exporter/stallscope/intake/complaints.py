@@ -1,4 +1,4 @@
-"""Log lines about refused reports: a few of them, since a report may come twice a second."""
+"""Rate-limited log messages about refused reports: a report may arrive twice a second."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class Complaints:
     """Times at which each warning was last logged."""
 
     def __init__(self, clock: Clock) -> None:
-        """Start with nothing told."""
+        """Start with no message logged."""
         self._clock = clock
-        self._told: dict[str, float] = {}
+        self._logged_at: dict[str, float] = {}
 
     def tell(self, where: str, error: ReportError) -> None:
         """Log why a report was refused."""
         now = self._clock.monotonic()
-        if now - self._told.get(error.reason, -_INTERVAL) >= _INTERVAL:
-            self._told[error.reason] = now
+        if now - self._logged_at.get(error.reason, -_INTERVAL) >= _INTERVAL:
+            self._logged_at[error.reason] = now
             _logger.warning("refused a report through %s (%s): %s", where, error.reason, error.message)

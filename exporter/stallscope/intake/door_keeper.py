@@ -1,12 +1,12 @@
-"""Reads the doors, a thread each, and hands on what comes.
+"""Read the sockets for reports, each on its own thread, and pass the datagrams to the runs.
 
-A door that can't be opened is no reason to stop: its `problem` says why and what to do, the others work, and it is
-tried again. So is one whose socket file was removed: nobody could find it any more.
+If a socket can't be opened, its `problem` states why and what to do. The other sockets work, and it is retried. A
+socket whose file was removed is reopened, because senders can no longer reach it.
 
-Reports wait for others before they are taken in: one after the other, each costs half as much as alone, and what a
-newer one overtakes costs nothing. The more it costs, the longer they wait; the last one of a session doesn't, or its
-process would be found gone, and the rank lost, before it is known to have finished. Meanwhile the door is read, for the
-kernel's queue for a UNIX socket has room for eleven.
+Reports are processed in batches: a report in a batch costs half as much as a single one, and a report that a newer one
+replaces costs nothing. The interval between batches grows with their cost. The last report of a session is processed at
+once: otherwise its process would be found gone, and the rank lost, before the report is read. During a batch the socket
+is still read, because the kernel's queue for a UNIX socket holds only eleven datagrams.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ Accept = Callable[[bytes, Transport, int | None, int | None], object]
 Terminated = Callable[[tuple[str, ...], int | None, int | None], object]
 
 _SHARE = 0.005
-"""Of a processor that taking in may use; beyond it reports wait for others ..."""
+"""Target share of one CPU for processing reports. Larger costs lengthen the wait between batches."""
 _LONGEST_WAIT = 1.0
-"""... but not for longer than this, in seconds."""
+"""Maximum seconds between two batches."""
 _MOST_WAITING = 256
-"""Datagrams of a door that wait at most; then they are taken in at once ..."""
+"""Datagrams that make a batch full, so that it is processed at once."""
 _MOST_BYTES = 1 << 20
-"""... and so they are when they are this long together."""
+"""Total bytes that make a batch full."""
 _AT_ONCE = 16
-"""Datagrams read between two that are taken in: more than a UNIX socket's queue holds, and no flood without end."""
+"""Datagrams read between two processed ones: more than a UNIX socket's queue holds, but bounded in a flood."""
 _MENDING_INTERVAL = 1.0
-"""Seconds between two looks at whether a door is open and in its place."""
+"""Seconds between two checks that a socket is open and its file in place."""
 
 
 class _Waiting:
@@ -66,7 +66,7 @@ class _Waiting:
 
 
 class DoorKeeper:
-    """See the module."""
+    """Reads all sockets for reports."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class DoorKeeper:
             overtaken: called with transport and number of reports that newer ones of their session have overtaken.
             terminated: called with the sessions, pid and uid of a process that SIGTERM or SIGHUP ends.
             clock: the machine's own by default.
-            complaints: hears why a report was refused, since senders of datagrams get no answer.
+            complaints: logs why a report was refused, since senders of datagrams get no response.
         """
         self.doors = doors
         self._accept = accept
@@ -109,7 +109,7 @@ class DoorKeeper:
             thread.start()
 
     def stop(self, timeout: float = 1.0) -> None:
-        """Take in what has arrived by now, and close."""
+        """Process the datagrams that have arrived, and close the sockets."""
         if not self._threads:
             return
         self._stopping.set()
@@ -144,11 +144,11 @@ class DoorKeeper:
         self._take_in(waiting, door)
 
     def _mend(self, door: Door, waiting: _Waiting) -> None:
-        """Open the door anew if it has to be; what came through the former one waits with the rest."""
+        """Reopen the socket if necessary; datagrams received through the previous socket are kept."""
         if door.socket is not None:
             if door.in_place():
                 return
-            _logger.warning("%s is no longer in its place; opening it anew", door.address)
+            _logger.warning("%s is no longer in its place; reopening it", door.address)
             self._receive(door, waiting)
             door.close()
         elif door.hopeless:
@@ -160,7 +160,7 @@ class DoorKeeper:
             _logger.warning("%s", door.problem)
 
     def _receive(self, door: Door, waiting: _Waiting) -> None:
-        """Let what has come to the door wait here, if it is open."""
+        """Move the received datagrams to `waiting`, if the socket is open."""
         for _ in range(_AT_ONCE):
             received = None if door.socket is None else door.receive(wait=False)
             if received is None:
@@ -168,7 +168,7 @@ class DoorKeeper:
             waiting.add(received)
 
     def _take_in(self, waiting: _Waiting, door: Door) -> _Waiting:
-        """Take in what waits, and keep the door free meanwhile; what came through it."""
+        """Process the waiting datagrams; return the datagrams that arrived meanwhile."""
         arrived = _Waiting()
         read = [door.read(received) for received in waiting.received]
         datagrams = newest(read)

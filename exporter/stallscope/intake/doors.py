@@ -1,4 +1,4 @@
-"""The two doors for datagrams: sockets that are bound, read from, and looked after."""
+"""The UNIX and UDP datagram sockets that receive reports."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SHUT: Received = (b"", [], 0, None)
 _CREDENTIALS = struct.Struct("iII")
 """Process, user and group of the sender."""
 _CONTROL_BYTES = socket.CMSG_SPACE(_CREDENTIALS.size)
-"""Room for the sender's credentials alone: file descriptors that somebody sends along never get in."""
+"""Room for the sender's credentials alone: file descriptors that a client attaches are dropped."""
 _RECEIVE_BUFFER = 4 << 20
 _MAX_SENDERS = 4096
 """Addresses of which a UDP endpoint remembers the session."""
@@ -39,13 +39,13 @@ class Door:
         self.transport: Transport = transport
         self.address = address
         self.problem = ""
-        """Why the door is not open, or the empty string."""
+        """Why the socket is not open, or the empty string."""
         self.socket: socket.socket | None = None
         self.hopeless = False
-        """Whether it is not worth another try: each look for a host asks the network, and may take long."""
+        """True if opening is not retried: each lookup of the host queries the network, and may take long."""
 
     def open(self) -> bool:
-        """Bind; tells whether it worked, and leaves the reason in `problem` if not."""
+        """Bind the socket; return False and set `problem` on failure."""
         try:
             self.socket = self._bind()
             self.problem = ""
@@ -102,7 +102,7 @@ class Door:
 
 
 class UnixDoor(Door):
-    """A UNIX datagram socket; the kernel tells who sends."""
+    """A UNIX datagram socket; the kernel reports the sender."""
 
     def __init__(self, path: Path, mode: int = 0o666) -> None:
         """Take the socket's path and its file mode."""
@@ -145,7 +145,7 @@ class UnixDoor(Door):
         except FileNotFoundError:
             return
         if not stat.S_ISSOCK(mode):
-            raise OSError(errno.EEXIST, "the file exists and is no socket")
+            raise OSError(errno.EEXIST, "the file exists and is not a socket")
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as caller:
             try:
                 caller.connect(str(self._path))
@@ -156,9 +156,9 @@ class UnixDoor(Door):
             except OSError as error:
                 if error.errno != errno.EPROTOTYPE:
                     raise
-                raise OSError(errno.EADDRINUSE, "another program answers there") from None
+                raise OSError(errno.EADDRINUSE, "another program is using it") from None
             else:
-                raise OSError(errno.EADDRINUSE, "another exporter answers there")
+                raise OSError(errno.EADDRINUSE, "another exporter is using it")
 
     def _remedy(self, error: OSError) -> str:
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):

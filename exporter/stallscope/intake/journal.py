@@ -39,7 +39,7 @@ class Journal:
         self._problem = ""
 
     def save(self, holdings: Iterable[Held]) -> bool:
-        """Write everything anew; a failure is logged once and told by the answer."""
+        """Rewrite the file; log a failure once, and return False."""
         new = self._path.with_name(f"{self._path.name}.tmp")
         head = {"version": _VERSION, "boot_id": self._boot_id}
         try:
@@ -139,5 +139,5 @@ class Journal:
 def _amount(value: Any) -> float:
     number = float(value)
     if not (isfinite(number) and number >= 0):
-        raise ValueError(f"{value!r} is no number from 0 on")
+        raise ValueError(f"{value!r} is not a number of at least 0")
     return number

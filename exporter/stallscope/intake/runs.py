@@ -568,7 +568,7 @@ class RunRegistry:
         if not self._both_live(held, process):
             return held.restarts + 1
         _logger.warning(
-            "run %r rank %d is told by two processes that live; only the one that started later counts: "
+            "run %r rank %d is reported by two live processes; only the process that started later counts: "
             "give two runs that live at once two names",
             report.run,
             report.rank,

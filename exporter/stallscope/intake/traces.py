@@ -87,7 +87,7 @@ class TraceRequests:
             return refusal.status, answer.encode()
 
     def answer(self, report: Report) -> bytes:
-        """The wish that the sender of a report over HTTP should hear; empty where there is none."""
+        """Return the trace request for the sender of a report over HTTP; empty if there is none."""
         self._over_http.add((report.run, report.rank))
         wish = self._wishes.get(report.run)
         if wish is None or (wish.ranks and report.rank not in wish.ranks) or self._clock.time() > wish.expires:
@@ -168,7 +168,7 @@ class TraceRequests:
         return ranks
 
     def _next_step(self, ranks: list[Held]) -> tuple[int, float]:
-        """The first step that all can be told of in time, and the seconds of a step, rather too few than too many."""
+        """Return the first step that all ranks can be notified of in time, and a low estimate of its seconds."""
         now = self._clock.monotonic()
         timed = [held.report.step_seconds for held in ranks if held.report.step_seconds is not None]
         step_seconds = min([_usual(steps) for steps in timed if steps.count], default=1.0)
@@ -186,7 +186,7 @@ class TraceRequests:
         return furthest + ceil(notice / step_seconds) + 1, step_seconds
 
     def _write(self, wish: TraceRequest) -> str:
-        """Put the file beside the socket; tells what went wrong."""
+        """Write the file next to the socket; return a description of the failure, or the empty string."""
         if self._folder is None:
             return ""
         path = self._folder / trace_request.file_name(wish.run)

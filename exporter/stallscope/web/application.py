@@ -29,10 +29,10 @@ _PLAIN = (_VARY,)
 _OVERSIZED = bytes(MAX_BYTES + 1)
 """Stands for a body too long to be taken, so that the intake counts and words the refusal."""
 REFRESH_SECONDS = 10
-"""After so long a browser asks for the status page again, unless the reader has paused it."""
+"""Interval at which a browser reloads the status page, unless the reader has paused it."""
 _PAUSED = "refresh=off"
 _PROXIED = frozenset(("forwarded", "x-forwarded-for"))
-"""Headers of a proxy, which may stand on this machine and ask for another."""
+"""Headers of a proxy, which may run on this machine and forward requests of another."""
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 _STATUS_HEADERS = ("Cache-Control: no-store", f"Content-Security-Policy: {_POLICY}", "Referrer-Policy: no-referrer")
 _REFRESHING_HEADERS = (*_STATUS_HEADERS, f"Refresh: {REFRESH_SECONDS}")
@@ -159,7 +159,7 @@ class Application:
 
     def _answer_trace(self, request: Request, client: str) -> Response:
         if request.method != "POST":
-            return problem(405, "method", "traces are asked for with POST", "Allow: POST")
+            return problem(405, "method", "traces are requested with POST", "Allow: POST")
         if (refusal := self._refusal(request, client, "requests for traces")) is not None:
             return problem(403, *refusal)
         controls, uid = self._controls(request, client)
@@ -172,7 +172,7 @@ class Application:
 
     def _answer_release(self, request: Request, client: str) -> Response:
         if request.method != "POST":
-            return text(405, f"{request.path} is asked for with POST", "Allow: POST")
+            return text(405, f"{request.path} requires POST", "Allow: POST")
         if (refusal := self._refusal(request, client, "requests to release GPUs")) is not None:
             return text(403, refusal[1])
         controls, uid = self._controls(request, client)

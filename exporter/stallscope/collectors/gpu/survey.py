@@ -71,7 +71,7 @@ class Survey:
 
     source: str
     problem: str = ""
-    """Why there is no list of GPUs, or an incomplete one; empty where all is well."""
+    """Why there is not a list of GPUs, or an incomplete one; empty where all is well."""
     hung: bool = False
     """Whether the driver itself did not answer."""
     gpus: tuple[SurveyedGpu, ...] = ()

@@ -182,12 +182,12 @@ class _File:
             return {}
         what = name or "the file"
         if not isinstance(node, yaml.MappingNode):
-            self.refuse(node, what, "is no mapping", "write `key: value` pairs")
+            self.refuse(node, what, "is not a mapping", "write `key: value` pairs")
         prefix = f"{name}." if name else ""
         found: dict[str, yaml.Node] = {}
         for key, value in node.value:
             if not isinstance(key.value, str):
-                self.refuse(key, what, "has a key that is no string", "write `key: value` pairs")
+                self.refuse(key, what, "has a key that is not a string", "write `key: value` pairs")
             if known and key.value not in known:
                 self.refuse(key, f"{prefix}{key.value}", "is unknown", f"use one of {', '.join(known)}")
             if key.value in found:
@@ -199,7 +199,7 @@ class _File:
         import yaml
 
         if not isinstance(node, yaml.ScalarNode):
-            self.refuse(node, name, "is no string", "write one string")
+            self.refuse(node, name, "is not a string", "write one string")
         return "" if _is_null(node) else str(node.value)
 
     def texts(self, node: yaml.Node | None, name: str) -> list[str]:
@@ -208,7 +208,7 @@ class _File:
         if node is None:
             return []
         if not isinstance(node, yaml.SequenceNode):
-            self.refuse(node, name, "is no list", "write a list of strings")
+            self.refuse(node, name, "is not a list", "write a list of strings")
         return [self.text(entry, name) for entry in node.value]
 
     def switch(self, node: yaml.Node | None, name: str, *, default: bool) -> bool:
@@ -224,7 +224,7 @@ class _File:
         node = keys.get(f"{name}_file")
         path = "" if node is None else self.text(node, f"{_TLS}.{name}_file")
         if node is not None and "\0" in path:
-            self.refuse(node, f"{_TLS}.{name}_file", "is no path", "write the path of a PEM file")
+            self.refuse(node, f"{_TLS}.{name}_file", "is not a path", "write the path of a PEM file")
         if path:
             return self.path.parent / path
         inline = keys.get(name)
@@ -336,12 +336,14 @@ def _rate_limit(file: _File, node: yaml.Node | None) -> RateLimit | None:
         text = file.text(value, f"{_RATE}.interval")
         parts = list(_DURATION_PART.finditer(text))
         if text != "0" and (not parts or "".join(part[0] for part in parts) != text):
-            file.refuse(value, f"{_RATE}.interval", f"{text!r} is no duration", "write one such as 500ms, 1s or 1m30s")
+            file.refuse(
+                value, f"{_RATE}.interval", f"{text!r} is not a duration", "write one such as 500ms, 1s or 1m30s"
+            )
         interval = sum(float(part[1]) * _UNITS[part[2]] for part in parts)
     if (value := keys.get("burst")) is not None:
         text = file.text(value, f"{_RATE}.burst")
         if not (text.isascii() and text.isdigit()) or int(text) > _MAX_BURST:
-            problem = f"{text!r} is no number of requests"
+            problem = f"{text!r} is not a number of requests"
             file.refuse(value, f"{_RATE}.burst", problem, f"write an integer from 0 to {_MAX_BURST}")
         burst = int(text)
     return RateLimit(interval, burst) if interval > 0 else None
@@ -357,7 +359,7 @@ def _users(file: _File, node: yaml.Node | None) -> dict[str, bytes]:
         remedy = f"write the hash that `htpasswd -nBC 10 {user}` prints"
         if not _BCRYPT.fullmatch(hashed):
             # Without the value: it may be the password itself.
-            file.refuse(value, what, "is no bcrypt hash of a password", remedy)
+            file.refuse(value, what, "is not a bcrypt hash of a password", remedy)
         if int(hashed[4:6]) > MAX_COST:
             file.refuse(value, what, f"its cost of {int(hashed[4:6])} is above {MAX_COST}", remedy)
         users[user] = hashed.encode()

@@ -37,7 +37,7 @@ def request_of(head: h11.Request, peer: Peer | None = None) -> Request:
     """Return the request without its body.
 
     Raises:
-        h11.RemoteProtocolError: its target is no path.
+        h11.RemoteProtocolError: its target is not a path.
     """
     path, _mark, query = head.target.decode().partition("?")
     if not path.startswith("/"):

@@ -38,14 +38,14 @@ class _Rules(NamedTuple):
     """The rules in force. Replaced as a whole."""
 
     marks: Mapping[Path, Mark]
-    """What tells whether a file that was read has changed since."""
+    """Marks that change with the files that were read."""
     configuration: WebConfiguration
     limiter: _RateLimiter | None
     headers: tuple[tuple[str, str], ...]
     """Names in lower case, and whole lines."""
     context: ServerContext | None
     outside_its_time: str
-    """Whether the certificate is good for nobody now, in words."""
+    """Why no client will accept the certificate now; empty if it is valid."""
 
 
 class _RateLimiter:
@@ -155,13 +155,13 @@ class Security:
         except ConfigurationError as problem:
             if str(problem) != self._problem:
                 self._problem = str(problem)
-                _logger.error("web configuration not read again, the one in force stays: %s", problem)
+                _logger.error("web configuration not reloaded, the previous one stays in force: %s", problem)
             return
         self._problem = ""
         self._rules = rules
         if self.tls is not None and rules.context is not None:
             self.tls.context = rules.context
-        _logger.info("web configuration read again", extra={"fields": {"file": self._file}})
+        _logger.info("web configuration reloaded", extra={"fields": {"file": self._file}})
         self._tell_of_certificate()
 
     def _check_change(self, newer: WebConfiguration) -> None:
@@ -210,7 +210,7 @@ class Security:
             return None
         if verdict == "busy":
             self._refusals.count("limits", client, "passwords are being checked")
-            return text(429, "passwords are being checked; ask again", "Retry-After: 1")
+            return text(429, "too many passwords are being checked; try again", "Retry-After: 1")
         why = "no user of {} with that password" if authorization else "it named no user, and {} asks for one"
         self._refusals.count("credentials", client, why.format(self._file))
         return text(401, "Unauthorized", "WWW-Authenticate: Basic")

@@ -57,7 +57,7 @@ _STOP_SECONDS = 1.0
 _TOO_SLOW = f"the request took longer than {REQUEST_SECONDS:g} s to arrive"
 _NEVER_TAKEN = f"the answer was not taken within {REQUEST_SECONDS:g} s"
 _TOO_MANY = "more connections at once than the limit; the client with the most loses the one silent for longest"
-_TLS_IN_PLAIN = "TLS came where plain HTTP is spoken; ask by http://, or set --web.config.file"
+_TLS_IN_PLAIN = "TLS received where plain HTTP is served; use http://, or set --web.config.file"
 _TLS_RECORD = b"\x16\x03"
 
 Answer = Callable[[Request, str], Response]
@@ -203,7 +203,7 @@ class _Connection:
         if status == HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE:
             self._count("limits", f"the request's head is longer than {MAX_HEAD_BYTES} bytes")
         else:
-            self._count("malformed", _TLS_IN_PLAIN if str(problem) == _TLS_IN_PLAIN else "this is no HTTP/1.1 request")
+            self._count("malformed", _TLS_IN_PLAIN if str(problem) == _TLS_IN_PLAIN else "not a valid HTTP/1.1 request")
         if self._http.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             await self._send(response.problem(status, "malformed_request", str(problem)), keep=False, head_only=False)
             await self._run_dry()
@@ -337,7 +337,7 @@ class Server:
             client_socket.close()
 
     def _pause(self, problem: OSError) -> None:
-        """Accept nobody for a moment: the machine has no means for one more connection."""
+        """Pause accepting: the machine has no resources for another connection."""
         now = time.monotonic()
         if now - self._logged_at >= _LOG_SECONDS:
             self._logged_at = now
@@ -373,7 +373,7 @@ class Server:
             return self._answer(request, client)
         except Exception:
             _logger.exception("%s %s could not be answered", request.method, request.path)
-            return response.text(500, "internal error; the exporter's log tells more")
+            return response.text(500, "internal error; see the exporter's log")
 
 
 def connection_limit(listeners: int) -> int:
@@ -412,7 +412,7 @@ def _listen(address: Address) -> socket.socket:
                 listening.setblocking(False)
                 return listening
     except UnicodeError:
-        raise ListenError(f"can't listen on {address}: {address.host} is no name of a host") from None
+        raise ListenError(f"can't listen on {address}: {address.host} is not a known host name") from None
     except OSError as unknown:
         problem = unknown
     raise ListenError(_explanation(address, problem or OSError("no address found"))) from None

@@ -234,7 +234,7 @@ class TlsAdapter:
         if not isinstance(problem, ssl.SSLError) or isinstance(problem, (ssl.SSLEOFError, ssl.SSLZeroReturnError)):
             return ""
         if problem.reason == "HTTP_REQUEST":
-            why = "plain HTTP came where TLS is spoken; ask by https://"
+            why = "plain HTTP received where TLS is required; use https://"
             self._refusals.count("handshake", client, why)
             return why
         self._refusals.count(

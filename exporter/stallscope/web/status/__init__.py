@@ -1,1 +1,1 @@
-"""The status page: GPUs, runs and sources of this node for those without Grafana, and verdicts where they are told."""
+"""The status page: GPUs, runs and sources of this node for those without Grafana, and verdicts if available."""

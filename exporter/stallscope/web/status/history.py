@@ -17,7 +17,7 @@ OBSERVED = family("stallscope_gpu_utilization_samples")
 POINT_SECONDS = 5.0
 POINTS = 60
 NOT_TOLD = 255
-"""Stands for a point that no reading told of; all others are percent."""
+"""Marks a point without a reading; all other values are percent."""
 MARK_SECONDS = 150.0
 """Between two marks: the older of two lies 2.5 to 5 minutes back, about as far as verdicts look."""
 MAX_GPUS = 128

@@ -42,7 +42,7 @@ def provenance(verdicts: Verdicts | None) -> str:
         if verdicts.age is None:
             rest = "No verdict is known meanwhile."
         else:
-            rest = f"The verdicts shown were told {ago(verdicts.age)}."
+            rest = f"The verdicts shown were computed {ago(verdicts.age)}."
         return (
             f'<p class="verdict warn" role="status"><strong>Verdicts can\'t be had.</strong> '
             f"{foreign(verdicts.problem, _REASON_LENGTH)}. {rest}</p>"

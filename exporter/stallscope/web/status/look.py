@@ -1,4 +1,4 @@
-"""A look at the exporter's memory. Everything in it is replaced, not edited, so that nobody waits for it."""
+"""Snapshot of the exporter's memory. Its values are replaced, not edited, so that readers need no lock."""
 
 from __future__ import annotations
 

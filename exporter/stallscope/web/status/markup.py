@@ -32,7 +32,7 @@ def attribute(text: str, longest: int = NAME_LENGTH) -> str:
 
 
 def bar(ratio: float | None, css: str = "fill") -> str:
-    """A bar beside a number that says the same; a dashed empty one where there is none."""
+    """Return a bar next to its number; a dashed, empty bar if the number is unknown."""
     if ratio is None:
         return '<svg class="bar untold" aria-hidden="true"></svg>'
     return stacked((Part(css, ratio),))
@@ -54,7 +54,7 @@ def stacked(parts: Iterable[Part]) -> str:
 
 
 def line(points: bytes) -> str:
-    """A line of percentages over the last minutes with gaps where nothing was told, and beneath it what it shows."""
+    """A line of percentages over the last minutes with gaps where values are unknown, and a caption."""
     told = [point for point in points if point != NOT_TOLD]
     if len(told) < 2:
         return ""

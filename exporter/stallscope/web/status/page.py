@@ -24,7 +24,7 @@ from stallscope.web.status.sources import source_section
 from stallscope.web.status.style import STYLE
 
 SHARED_SECONDS = 1.0
-"""For so long one rendering is good for everybody."""
+"""Seconds for which one rendering is served to all clients."""
 
 
 class _Rendered(NamedTuple):
@@ -80,7 +80,7 @@ class StatusPage:
             self._rendering.release()
 
     def render(self, refreshing: bool, now: float | None = None) -> bytes:
-        """Render anew, as of that Unix time."""
+        """Render the page as of that Unix time."""
         look = self._look()
         now = time.time() if now is None else now
         node = node_of(SnapshotSamples(look.samples), before=self._history.before, time=look.at)
