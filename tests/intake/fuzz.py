@@ -62,7 +62,7 @@ _BROKEN = [b"", b"{", b"[" * 20_000, b'{"version":1,' * 100, b"\xff\xfe", b"null
 
 
 class Result(NamedTuple):
-    """What one process has seen."""
+    """Results of one process."""
 
     outcomes: Counter[str]
     crash: str
