@@ -104,7 +104,7 @@ def test_unknown_users_and_wrong_passwords_are_refused_and_logged_once(
     served = serve(USERS)
     assert [served.get(user=user).status for user in ("mallory:right", "alice:wrong", "alice:")] == [401] * 3
     (line,) = caplog.messages
-    assert re.fullmatch(r"refused a client at 127\.0\.0\.1: no user of \S+ with that password", line)
+    assert re.fullmatch(r"refused a client at 127\.0\.0\.1: \S+ has no user with that password", line)
 
 
 def test_a_client_that_names_no_user_is_logged_too(
@@ -113,7 +113,7 @@ def test_a_client_that_names_no_user_is_logged_too(
     served = serve(USERS)
     assert [served.get().status for _ in range(3)] == [401] * 3
     (line,) = caplog.messages
-    assert re.fullmatch(r"refused a client at 127\.0\.0\.1: it named no user, and \S+ asks for one", line)
+    assert re.fullmatch(r"refused a client at 127\.0\.0\.1: no user was given, and \S+ requires one", line)
 
 
 def test_a_storm_of_guesses_keeps_no_known_user_waiting(serve: Callable[[str], Served]) -> None:

@@ -33,13 +33,13 @@ ERRORS = family("stallscope_exporter_attribution_errors_total")
 _ADVICE = {
     "pod_resources_unavailable": "see that the kubelet runs, that the folder of its socket (not the socket itself) is "
     "mounted, and that the exporter may open it",
-    "pod_resources_malformed": "see that the socket is the kubelet's; pods are told as before for a minute",
+    "pod_resources_malformed": "check that the socket is the kubelet's; the last known pods are kept for a minute",
     "unknown_device": "the orchestrator gave a pod a GPU that the driver does not show, or by a name that fits none",
     "pid_not_visible": "run the exporter in the host's PID namespace (hostPID: true, or docker run --pid=host), and "
     "where /proc is mounted with hidepid, as root",
-    "pid_reused": "a process number came back for another process between two readings; nothing to do",
-    "memory_not_told": "the driver does not tell this process' memory, so its owner has no memory series",
-    "too_many_owners": "what owners over the number of 64 a GPU hold is shown as nobody's",
+    "pid_reused": "the kernel reused a pid between two readings; no action is needed",
+    "memory_not_told": "the driver does not report the memory of this process, so its owner has no memory series",
+    "too_many_owners": "a GPU has more than 64 owners; the use of further owners is not attributed",
 }
 _PODS_SECONDS = 10.0
 """Between two questions to the kubelet, while nothing happens, ..."""
