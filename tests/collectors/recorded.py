@@ -27,7 +27,7 @@ def copy_of(tree: str, folder: Path) -> Path:
 
 
 def values(source: Source) -> Values:
-    """What one reading yields, by the family's name without prefix and the label values; as strict as the sampler."""
+    """Return the samples of one reading by family name without prefix and label values; as strict as the sampler."""
     samples = checked(source.read())
     keyed = {(sample.family.name.removeprefix("stallscope_host_"), *sample.labels): sample.value for sample in samples}
     assert len(keyed) == len(samples), "two samples of one series"

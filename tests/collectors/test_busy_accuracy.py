@@ -97,7 +97,7 @@ class LoadedDriver(SimulatedDriver):
 
 
 def readings(loads: Sequence[Gpu], *, interval: float = 1.0, a_scrape: int = 1) -> list[list[Reading]]:
-    """What the real source and sampler show of each load, over some minutes of scripted time.
+    """Return the values that the real source and sampler expose for each load over minutes of scripted time.
 
     Args:
         loads: One for each GPU.
@@ -271,7 +271,7 @@ def test_the_real_source_on_the_real_binding_follows_the_stand_in_in_real_time(t
 
 
 def _is_true(true: Gpu, begin: int, before: Reading, after: Reading) -> bool:
-    """Whether busy time is right to one percent of what the samples cover, of which the first comes after `begin`."""
+    """Return True if the busy time is within one percent of the time that the samples after `begin` cover."""
     covered = (after.samples - before.samples) * PERIOD
     busy = true.true_busy_seconds((begin + before.samples) * PERIOD_US, (begin + after.samples) * PERIOD_US)
     return abs(after.busy - before.busy - busy) <= 0.01 * covered

@@ -1,4 +1,4 @@
-"""What holds for every host source: on this machine, on every recorded tree, and on the simulated host."""
+"""Properties of every host source: on this machine, on every recorded tree, and on the simulated host."""
 
 from __future__ import annotations
 

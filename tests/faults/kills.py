@@ -57,7 +57,7 @@ print(steps)
 
 @dataclass
 class Count:
-    """What the ranks of one exporter did, and what Prometheus counted of it."""
+    """Steps that the ranks of one exporter did, and the steps that Prometheus counted."""
 
     kills: int = 0
     steps: dict[str, int] = field(default_factory=dict)

@@ -160,7 +160,7 @@ class Machine:
             (self._kernel / f"0000:{0x10 + slot:02x}:00.0").mkdir()
 
     def fetch(self, path: str = "/metrics", *, method: str = "GET", accept: str = "text/plain") -> str:
-        """What the exporter answers."""
+        """Return the response of the exporter."""
         kept = self._connection is not None
         if self._connection is None:
             self._connection = http.client.HTTPConnection(self._address, timeout=DEADLINE)

@@ -29,7 +29,7 @@ WELL, LOST, HUNG, TALKING, CUT, FAILING, EVENTFUL, SWAPPED = range(8)
 
 
 class Resources:
-    """What the exporter's process holds now."""
+    """Resources that the exporter's process holds now."""
 
     def __init__(self, pid: int) -> None:
         process = Path(f"/proc/{pid}")

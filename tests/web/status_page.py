@@ -210,7 +210,7 @@ def look(
     ready: bool = True,
     **changes: Any,
 ) -> Look:
-    """What there is to look at: GPUs, sources and ranks as on the exporter's page; `changes` replace the rest."""
+    """Return a snapshot with GPUs, sources and ranks as on the exporter's page; `changes` replace other fields."""
     sources = [Sample(SOURCE_UP, (each.name,), int(each.up)) for each in statuses if each.up is not None]
     failures: dict[RankKey, str] = {(each.report.run, str(each.report.rank)): each.report.failure for each in held}
     return Look(NOW, ready, (*samples, *sources, *ranks(*held)), statuses, failures)._replace(**changes)
@@ -239,5 +239,5 @@ def rendered(
 
 
 def shown(**changes: Any) -> Element:
-    """The same, parsed."""
+    """Return the rendered page, parsed."""
     return read(rendered(**changes))

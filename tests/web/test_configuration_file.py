@@ -208,7 +208,7 @@ def written(folder: Path, text: str) -> Path:
 
 
 def promtool_agrees(file: Path, *, accepted: bool) -> bool:
-    """Whether promtool judges likewise; older ones don't know all keys, and are not believed where they refuse one."""
+    """Return True if promtool agrees; a refusal by an older promtool is ignored, because it lacks some keys."""
     if shutil.which("promtool") is None:
         pytest.skip("promtool is not installed")
     found = subprocess.run(["promtool", "check", "web-config", file], capture_output=True, text=True, check=False)

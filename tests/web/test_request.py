@@ -20,7 +20,7 @@ GET = b"GET /metrics?name=x HTTP/1.1\r\nHost: h\r\nAccept: a\r\nACCEPT: b\r\nCon
 
 @pytest.fixture(scope="module")
 def requests() -> list[Request]:
-    """What has been answered."""
+    """Return the requests answered so far."""
     return []
 
 

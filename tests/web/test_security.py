@@ -104,7 +104,7 @@ def test_unknown_users_and_wrong_passwords_are_refused_and_logged_once(
     served = serve(USERS)
     assert [served.get(user=user).status for user in ("mallory:right", "alice:wrong", "alice:")] == [401] * 3
     (line,) = caplog.messages
-    assert re.fullmatch(r"refused a client at 127\.0\.0\.1: no user of \S+ with that password", line)
+    assert re.fullmatch(r"refused a client at 127\.0\.0\.1: \S+ has no user with that password", line)
 
 
 def test_a_client_that_names_no_user_is_logged_too(
@@ -159,7 +159,7 @@ def test_a_broken_file_keeps_what_is_in_force_and_a_mended_one_counts(
     served.file.unlink()
     assert served.get(user="alice:right").status == 200
     first, second = caplog.messages
-    assert "the one in force stays" in first
+    assert "the previous one stays in force" in first
     assert "bcrypt hash" in first
     assert "can't be read" in second
     served.change(USERS.replace("alice", "bob"))
@@ -227,11 +227,11 @@ def test_a_certificate_whose_key_has_not_come_yet_keeps_the_old_pair(
     authority.sign("other")
     shutil.copy(other, tmp_path / "node.crt")
     assert served.get(context=authority.trusting()).status == 200
-    assert "the one in force stays" in caplog.text
+    assert "the previous one stays in force" in caplog.text
     caplog.set_level(logging.INFO)
     shutil.copy(tmp_path / "other.key", tmp_path / "node.key")
     assert served.get(context=authority.trusting()).status == 200
-    assert "web configuration read again" in caplog.text
+    assert "web configuration reloaded" in caplog.text
 
 
 @needs_openssl

@@ -80,7 +80,7 @@ def get(server: Server, path: str = "/", method: str = "GET", host: str = "127.0
 
 
 def everything(connection: socket.socket) -> bytes:
-    """What comes until the server closes."""
+    """Return all bytes received until the server closes."""
     data = bytearray()
     while piece := connection.recv(65_536):
         data += piece

@@ -1,4 +1,4 @@
-"""What the status page remembers, and how little."""
+"""Contents and size of the status page's history."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_eight_gpus_take_less_than_two_kilobytes_and_their_number_is_bounded() -
 
 
 def recent(history: History, rank: Held) -> Recent:
-    """What the page shows of a rank."""
+    """Return the values that the page shows of a rank."""
     return node_of(SnapshotSamples(ranks(rank)), before=history.before).ranks[0].recent
 
 

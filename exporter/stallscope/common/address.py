@@ -1,4 +1,4 @@
-"""Addresses to listen on, the way that Prometheus exporters spell them."""
+"""Listen addresses, written as Prometheus exporters write them."""
 
 from __future__ import annotations
 

@@ -26,9 +26,9 @@ def side_by_side(
     """Run all calls, each on its own thread, and return when they have ended or the time is over.
 
     Args:
-        questions: what to call, by any name.
-        limit: seconds for all of them together; those that take longer go on, and their attempts end later or never.
-        purpose: what the threads are called.
+        questions: the functions to call, by name.
+        limit: seconds for all calls together; slower calls continue, and their attempts end later or never.
+        purpose: prefix of the thread names.
     """
     attempts: dict[str, Attempt[_Answer]] = {key: Attempt() for key in questions}
 

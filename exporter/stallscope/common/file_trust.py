@@ -1,4 +1,4 @@
-"""Files in folders that several users may write to: created without following links, read only from who is trusted.
+"""Files in folders that several users may write to: created without following links, read only from trusted owners.
 
 Trusted are root and the user of this process. Training shares this file; it needs the standard library alone.
 """
@@ -26,7 +26,7 @@ def open_own(path: str | os.PathLike[str]) -> int:
     """Open a file that this process or root has written, and return the descriptor to read from.
 
     Raises:
-        OSError: it can't be read, is a link or no plain file, or others may have written it.
+        OSError: it can't be read, is a link or not a regular file, or others may have written it.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     status = os.fstat(descriptor)

@@ -1,4 +1,4 @@
-"""Numbers and texts from outside as people read them, on a page or in a terminal."""
+"""Format numbers and untrusted text for a page or a terminal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _MOST_DIGITS = 1e15
 
 
 def readable(text: str, longest: int = NAME_LENGTH) -> str:
-    """A text from outside: cut, and with what can't be seen, or would steer a terminal, spelt out."""
+    """Return untrusted text, shortened, with invisible and terminal control characters escaped."""
     if len(text) > longest:
         text = text[: longest - 1] + "…"
     if not text.isprintable():  # line breaks, escape sequences, marks that turn the direction, halves of characters
@@ -33,14 +33,14 @@ def capitalised(text: str) -> str:
 
 
 def percent(ratio: float) -> str:
-    """A share; what is there never reads as nothing."""
+    """Return a share in percent; a share above zero never reads as 0 %."""
     if 0 < ratio < 0.005:
         return "under 1 %"
     return f"{100 * ratio:.0f} %"
 
 
 def progress(ratio: float) -> str:
-    """The share of work done: 100 % only when everything is done."""
+    """Return the share of work done in percent: 100 % only when all is done."""
     return percent(int(100 * ratio) / 100) if ratio >= 0.01 else percent(ratio)
 
 
@@ -102,7 +102,7 @@ def time_left(seconds: float) -> str:
 
 
 def ago(seconds: float) -> str:
-    """How long since."""
+    """Return an elapsed time, such as `12 s ago`."""
     if not seconds < _CENTURY:
         return f"{duration(seconds)} ago"
     whole = max(0, round(seconds))
@@ -110,5 +110,5 @@ def ago(seconds: float) -> str:
 
 
 def time_since(now: float | None, when: float | None) -> str | None:
-    """How long ago something was; None if either time is unknown."""
+    """Return the time since `when`; None if either time is unknown."""
     return None if now is None or when is None else ago(now - when)

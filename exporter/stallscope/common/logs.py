@@ -40,7 +40,7 @@ class _Formatter(logging.Formatter):
 
 
 class RateLimit(logging.Filter):
-    """Drops what clients cause again and again, whatever names they give; the next message says how many it dropped."""
+    """Drops messages that clients cause beyond `_BURST` a window; the next message reports how many."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         super().__init__()

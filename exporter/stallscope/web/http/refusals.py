@@ -27,25 +27,25 @@ class Refusals:
         """Start at zero."""
         self._counting = threading.Lock()
         self._counts: dict[Reason, int] = dict.fromkeys(REASONS, 0)
-        self._told: dict[str, float] = {}
+        self._logged_at: dict[str, float] = {}
 
     def count(self, reason: Reason, client: str, why: str) -> None:
-        """Note one.
+        """Count one refused request.
 
         Args:
-            reason: which of the few kinds it is of.
-            client: the address of who was sent away.
-            why: words for the log, never the client's own: each of them is remembered.
+            reason: the value of the label `reason`.
+            client: the address of the client.
+            why: text for the log. It must not contain text from the client, because each distinct text is stored.
         """
         now = time.monotonic()
         with self._counting:
             self._counts[reason] += 1
-            told = now - self._told.get(why, -_COMPLAINT_SECONDS) < _COMPLAINT_SECONDS
-            if not told:
-                self._told[why] = now
-        if not told:
+            logged = now - self._logged_at.get(why, -_COMPLAINT_SECONDS) < _COMPLAINT_SECONDS
+            if not logged:
+                self._logged_at[why] = now
+        if not logged:
             _logger.warning("refused a client at %s: %s", client or "an unknown address", why)
 
     def collect(self) -> list[Sample]:
-        """The counters. Memory only."""
+        """Return the counters. Reads memory only."""
         return [Sample(REFUSED, (reason,), number) for reason, number in self._counts.items()]

@@ -155,13 +155,13 @@ class Security:
         except ConfigurationError as problem:
             if str(problem) != self._problem:
                 self._problem = str(problem)
-                _logger.error("web configuration not read again, the one in force stays: %s", problem)
+                _logger.error("web configuration not reloaded, the previous one stays in force: %s", problem)
             return
         self._problem = ""
         self._rules = rules
         if self.tls is not None and rules.context is not None:
             self.tls.context = rules.context
-        _logger.info("web configuration read again", extra={"fields": {"file": self._file}})
+        _logger.info("web configuration reloaded", extra={"fields": {"file": self._file}})
         self._tell_of_certificate()
 
     def _check_change(self, newer: WebConfiguration) -> None:
