@@ -87,10 +87,11 @@ test-all: prepare-all ## every test: also with training frameworks, the score of
 test-gpu: $(STAMP) ## the hardware suite; skips with its reason where no NVIDIA driver answers (to record a GPU: tests/captures)
 	$(BIN)/python -m pytest -m hardware -rs tests/hardware $(ARGS)
 
-lint: $(STAMP) ## style and types
+lint: $(STAMP) ## style, types and the word list of tests/language.yml
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python -m tests.language
 
 bench: $(STAMP) tools ## measure against the peers; prints the tables of tests/benchmarks/RESULTS.md
 	$(BIN)/python -m tests.benchmarks $(ARGS)

@@ -1,0 +1,71 @@
+"""The check of the project's texts finds words of its list, and honours exceptions."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.language import ROOT, Finding, Rules, check, files
+
+LIST = ROOT / "tests/language.yml"
+
+
+@pytest.fixture
+def rules() -> Rules:
+    return Rules.read(LIST)
+
+
+def found(path: str, source: str, rules: Rules) -> list[tuple[int, str]]:
+    return [(finding.line, finding.word) for finding in check(path, source, rules)]
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("# It tells of a GPU.\n", [(1, "tells")]),
+        ('x = 1\nraise ValueError("nobody answers")\n', [(2, "nobody")]),
+        ('x = f"{1} is told"\n', [(1, "told")]),
+        ('def f() -> None:\n    """What the driver reports."""\n', [(2, "What")]),
+        ('LIMIT = 3\n"""Whether it is reached."""\n', [(2, "Whether")]),
+        ("told = ask(processor)\n", []),
+        ('def f() -> None:\n    """Return what the driver reports."""\n', []),
+        ('x = "What is lost"\n', []),
+    ],
+)
+def test_python_is_checked_in_comments_strings_and_docstrings(
+    source: str, expected: list[tuple[int, str]], rules: Rules
+) -> None:
+    assert found("exporter/stallscope/new.py", source, rules) == expected
+
+
+def test_other_files_are_checked_whole(rules: Rules) -> None:
+    assert found("README.md", "A line.\n\nThe GPU is busy\nand is\nnone.\n", rules) == [(4, "is\nnone")]
+
+
+def test_an_exception_covers_its_own_text_in_its_own_folder_only(rules: Rules) -> None:
+    rules.allowed = [("deploy", re.compile("tell runs apart"))]
+    assert found("deploy/README.md", "Names tell runs apart; they tell more.", rules) == [(1, "tell")]
+    assert found("alerts/README.md", "Names tell runs apart.", rules) == [(1, "tell")]
+
+
+def test_an_exception_needs_a_reason(tmp_path: Path) -> None:
+    file = tmp_path / "words.yml"
+    file.write_text("allowed: [{in: deploy, text: told}]\n", encoding="utf-8")
+    with pytest.raises(ValueError, match="a reason is missing"):
+        Rules.read(file)
+
+
+def test_a_finding_names_the_place_the_word_and_the_remedy() -> None:
+    assert str(Finding("README.md", 3, "anew", "again", "start anew")) == 'README.md:3: "anew": again: …start anew…'
+
+
+def test_files_that_a_person_wrote_are_checked_and_recorded_ones_are_not(rules: Rules) -> None:
+    names = {str(path.relative_to(ROOT)) for path in files(rules)}
+    assert {"README.md", "Makefile", "exporter/stallscope/__init__.py", "deploy/slurm/prolog.sh"} <= names
+    assert not [name for name in names if name.startswith(("tests/recorded_trees/", "grafana/dashboards/"))]
+
+
+def test_unfinished_parts_exist(rules: Rules) -> None:
+    assert [part for part in rules.unfinished if not (ROOT / part).exists()] == []
