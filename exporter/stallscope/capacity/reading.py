@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from stallscope.capacity.gpu import GpuNow, Holder
-from stallscope.common.concurrency import Attempt, side_by_side
+from stallscope.common.concurrency import Attempt, run_concurrently
 from stallscope.drivers.device import (
     Activity,
     Device,
@@ -67,16 +67,16 @@ def read(
         driver.open()
         return driver.devices()
 
-    (listed,) = side_by_side({"driver": devices}, limit, "look at").values()
+    (listed,) = run_concurrently({"driver": devices}, limit, "look at").values()
     if not listed.ended.is_set():
         raise DriverUnavailable("hung", f"the driver did not answer within {limit:g} s")
     if listed.error is not None:
         raise listed.error
     looks = [_Look(each, place) for place, each in enumerate(listed.answer or ())]
-    begun = side_by_side({str(each.place): each.begin for each in looks}, limit, "look at")
+    begun = run_concurrently({str(each.place): each.begin for each in looks}, limit, "look at")
     pause(look)
     well = [each for each in looks if _well(begun[str(each.place)])]
-    ended = side_by_side({str(each.place): each.end for each in well}, limit, "look at")
+    ended = run_concurrently({str(each.place): each.end for each in well}, limit, "look at")
     attempts = {**begun, **ended}
     found: list[GpuNow] = []
     for each in looks:
