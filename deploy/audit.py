@@ -1,7 +1,7 @@
-"""Look up known vulnerabilities of what the locks hold: `make audit`, or `python -m deploy.audit [--osv-url URL]`.
+"""Look up known vulnerabilities of locked packages: `make audit`, or `python -m deploy.audit [--osv-url URL]`.
 
-Exit status: 0 where nothing is known, or where no database answers, which it says; 1 where something is known or the
-audit failed. CI does not run it: a build must not depend on a database on the network.
+Exit status: 0 if no vulnerability is known, and with a notice if the database does not respond; 1 if a vulnerability is
+known or the audit failed. CI does not run it, because a build must not depend on a database on the network.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ LOCKS = (
 )
 OSV = "https://api.osv.dev/v1/query"
 _UNREACHABLE = ("requests.exceptions.", "ServiceError", "ConnectionError")
-"""Words in pip-audit's last line where its database did not answer, or answered with an error."""
+"""Texts in pip-audit's last line if its database did not respond, or responded with an error."""
 
 
 class UnreachableError(Exception):
-    """The database of vulnerabilities gave no answer."""
+    """The database of vulnerabilities did not respond."""
 
 
 def audited(lock: Path, url: str) -> list[dict[str, Any]]:
     """Return the packages of a lock that this machine would install, each with its known vulnerabilities.
 
     Raises:
-        UnreachableError: the database gave no answer.
+        UnreachableError: the database did not respond.
         RuntimeError: pip-audit failed otherwise.
     """
     command = [sys.executable, "-m", "pip_audit", "--requirement", str(lock), "--require-hashes", "--disable-pip"]
@@ -51,7 +51,7 @@ def audited(lock: Path, url: str) -> list[dict[str, Any]]:
 
 
 def findings(packages: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Return a line for each vulnerability."""
+    """Yield a line for each vulnerability."""
     for package in packages:
         for found in package.get("vulns", ()):
             fixed = ", ".join(found["fix_versions"]) or "no version yet"
@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             packages = audited(lock, parsed.osv_url)
         except UnreachableError:
-            print(f"audit skipped: {parsed.osv_url} does not answer; nothing is known about the packages in the locks")
+            print(f"audit skipped: {parsed.osv_url}: no response; set --osv-url to a mirror")
             return status
         except RuntimeError as error:
             print(error, file=sys.stderr)

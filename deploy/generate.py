@@ -1,7 +1,7 @@
-"""Write what Kubernetes takes in another form than Prometheus and Grafana do: `python -m deploy.generate`.
+"""Write rules and dashboards as Kubernetes objects: `python -m deploy.generate`.
 
-The operator's PrometheusRule objects hold the rule files line by line, comments included, so that a difference reads
-the same in both. The dashboards stay where they are: beside them goes the list that makes ConfigMaps of them.
+The PrometheusRule objects contain the rule files line by line, comments included. The dashboards stay in their folder,
+next to a kustomization that creates ConfigMaps from them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _WRITTEN = "# Written by `make generate`"
 
 
 def rule_files() -> dict[str, Path]:
-    """Every file of rules and alerts, by the name of its object."""
+    """Return every file of rules and alerts by the name of its object."""
     alerts = (path for path in (ROOT / "alerts").glob("*.yml") if path.name != "alertmanager.yml")
     found = [("rules", path) for path in (ROOT / "prometheus/rules").glob("*.yml")]
     found += [("alerts", path) for path in alerts]
@@ -25,7 +25,7 @@ def rule_files() -> dict[str, Path]:
 
 
 def prometheus_rule(name: str, path: Path) -> str:
-    """The PrometheusRule object of one file."""
+    """Return the PrometheusRule object of one file."""
     text = "".join(f"  {line}" if line.strip() else line for line in path.read_text(encoding="utf-8").splitlines(True))
     return f"""{_WRITTEN} from {path.relative_to(ROOT)}.
 apiVersion: monitoring.coreos.com/v1
@@ -40,9 +40,9 @@ spec:
 
 
 def dashboards_kustomization(names: list[str]) -> str:
-    """What makes a ConfigMap of each dashboard, with the label that Grafana's sidecar looks for."""
+    """Return a kustomization that creates a ConfigMap of each dashboard, with the label for Grafana's sidecar."""
     maps = "".join(f"  - name: {Path(name).stem}\n    files: [{name}]\n" for name in names)
-    return f"""{_WRITTEN} from the dashboards beside it.
+    return f"""{_WRITTEN} from the dashboards in this folder.
 apiVersion: kustomize.config.k8s.io/v1beta1
 kind: Kustomization
 generatorOptions:
@@ -56,7 +56,7 @@ configMapGenerator:
 
 
 def files() -> dict[Path, str]:
-    """What is generated, by path in the checkout."""
+    """Return the generated texts by path in the checkout."""
     objects = rule_files()
     written = {RULES / f"{name}.yaml": prometheus_rule(name, path) for name, path in objects.items()}
     resources = "".join(f"  - {name}.yaml\n" for name in objects)
@@ -69,7 +69,7 @@ def files() -> dict[Path, str]:
 
 
 def main() -> None:
-    """Write the files, and remove those of rule files that are no more."""
+    """Write the files, and remove the objects of rule files that no longer exist."""
     written = files()
     (ROOT / RULES).mkdir(exist_ok=True)
     for path in (ROOT / RULES).glob("*.yaml"):

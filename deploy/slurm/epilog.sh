@@ -1,7 +1,7 @@
 #!/bin/sh
-# Epilog= of slurm.conf. Takes away what a job's own exporter leaves when it was killed: a target that no longer answers
-# would be told as a node that is down. With STALLSCOPE_RESET_GPUS=1 it also resets the job's GPUs, for which the node's
-# exporter lets go of them; that takes whole GPUs, given to one job.
+# Epilog= of slurm.conf. It removes the files of a job's exporter that was killed: Prometheus would report the leftover
+# target as a node that is down. With STALLSCOPE_RESET_GPUS=1 it also resets the job's GPUs, which the node's exporter
+# releases meanwhile. Set this only on clusters that give whole GPUs to one job.
 targets=${STALLSCOPE_TARGETS:-/shared/stallscope/targets}
 node=${SLURMD_NODENAME:-$(hostname)}
 url=${STALLSCOPE_NODE_URL:-http://127.0.0.1:19400}
@@ -9,7 +9,8 @@ case ${SLURM_JOB_ID:-} in
   "" | *[!0-9]*) exit 0 ;;
 esac
 
-# As the job's user, to whom all of it belongs: root may have no rights on a shared file system, and should lend none.
+# Run a command as the job's user, who owns the files: root may have no rights on a shared file system, and root's rights
+# must not be used on paths that a user controls.
 as_user() {
   [ "$(id -u)" = 0 ] || { "$@"; return; }
   setpriv --reuid="$SLURM_JOB_UID" --regid="${SLURM_JOB_GID:-$(id -g "$SLURM_JOB_UID")}" --clear-groups "$@"
@@ -20,14 +21,14 @@ case ${SLURM_JOB_UID:-} in
     "/tmp/stallscope-$SLURM_JOB_UID-$SLURM_JOB_ID" ;;
 esac
 
-# Asks the node's exporter, or sends the signal of the same meaning where it takes no such requests.
-ask() {
+# Send a request to the node's exporter. If it rejects requests, send the signal with the same effect.
+request() {
   curl --silent --fail --max-time 5 --request POST "$url/-/$1" >/dev/null ||
     systemctl kill --signal="$2" stallscope-exporter.service 2>/dev/null
 }
 if [ "${STALLSCOPE_RESET_GPUS:-0}" = 1 ] && [ -n "${SLURM_JOB_GPUS:-}" ]; then
-  ask "release?for=60s" SIGUSR1 && sleep "${STALLSCOPE_RELEASE_WAIT:-3}"
-  nvidia-smi --gpu-reset --id="$SLURM_JOB_GPUS" >&2 || echo "stallscope: the GPUs $SLURM_JOB_GPUS could not be reset" >&2
-  ask resume SIGUSR2
+  request "release?for=60s" SIGUSR1 && sleep "${STALLSCOPE_RELEASE_WAIT:-3}"
+  nvidia-smi --gpu-reset --id="$SLURM_JOB_GPUS" >&2 || echo "stallscope: GPUs $SLURM_JOB_GPUS: not reset; run nvidia-smi --gpu-reset when no process uses them" >&2
+  request resume SIGUSR2
 fi
-exit 0 # anything else would drain the node
+exit 0 # any other status drains the node

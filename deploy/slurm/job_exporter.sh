@@ -1,11 +1,11 @@
 #!/bin/bash
-# An exporter for this node of a Slurm job, without root: one for each node, as train.sbatch starts it. It listens on a
-# free port, takes the job's reports on a socket in its own folder, tells Prometheus of itself with a file of targets, and
-# takes back all of it when the job ends.
+# An exporter for one node of a Slurm job, without root; train.sbatch starts one on each node. It listens on a free port,
+# receives the job's reports on a socket in its own folder, and writes a target file for Prometheus. It removes the folder
+# and the target file when the job ends.
 set -euo pipefail
 
 : "${SLURM_JOB_ID:?job_exporter.sh is for a step of a Slurm job}"
-command -v stallscope >/dev/null || { echo "job_exporter.sh: no stallscope on PATH: pip install 'stallscope[exporter]'" >&2; exit 1; }
+command -v stallscope >/dev/null || { echo "job_exporter.sh: stallscope: not on PATH; run pip install 'stallscope[exporter]'" >&2; exit 1; }
 targets=${STALLSCOPE_TARGETS:-/shared/stallscope/targets}
 node=${SLURMD_NODENAME:-$(hostname)}
 folder=/tmp/stallscope-$(id -u)-$SLURM_JOB_ID
@@ -13,7 +13,7 @@ target=$targets/$SLURM_JOB_ID-$node.json
 umask 077
 
 mkdir "$folder" 2>/dev/null || { [ -d "$folder" ] && [ -O "$folder" ] && [ ! -L "$folder" ]; } || {
-  echo "job_exporter.sh: $folder is somebody else's" >&2
+  echo "job_exporter.sh: $folder: owned by another user; have that user or root remove it" >&2
   exit 1
 }
 
@@ -31,7 +31,7 @@ finish() {
 trap finish EXIT
 trap 'exit 0' TERM INT HUP USR1
 
-# Of its doors for reports and requests, the socket alone: the others are open to whoever is on the node.
+# Reports are received on the socket only: every user of the node can reach the other receivers.
 stallscope exporter --web.listen-address="${STALLSCOPE_LISTEN:-:0}" --no-web.enable-reports --no-web.enable-release \
   --report.udp-address= --report.unix-socket="$folder/report.sock" "$@" 2>>"$folder/log" &
 exporter=$!
@@ -43,9 +43,9 @@ for _ in {1..300}; do
 done
 [ -n "$port" ] || { cat "$folder/log" >&2; exit 1; }
 
-# One line of text as JSON has it.
+# Print a text as a JSON string on one line.
 quoted() { printf '"%s"' "$(printf %s "$1" | tr -d '[:cntrl:]' | sed 's/[\\"]/\\&/g')"; }
-# The folder is everybody's: nothing is written through a link, or into a folder, that somebody left there.
+# Every user can write to the folder: never write through a link or into a folder that another user created there.
 rm -f "$target.new"
 set -o noclobber
 cat >"$target.new" <<EOF
@@ -59,5 +59,5 @@ cat >"$target.new" <<EOF
 }}]
 EOF
 chmod 644 "$target.new"
-mv -T "$target.new" "$target" # whole or not at all: Prometheus may be reading
-wait "$exporter" || { tail -n 20 "$folder/log" >&2; exit 1; } # it ended by itself, and its log goes with the folder
+mv -T "$target.new" "$target" # atomic, because Prometheus may be reading
+wait "$exporter" || { tail -n 20 "$folder/log" >&2; exit 1; } # it failed; its log is deleted with the folder

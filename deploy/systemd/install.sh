@@ -1,8 +1,8 @@
 #!/bin/sh
-# Install the exporter and its unit, or a newer version over them: sudo sh deploy/systemd/install.sh
+# Install or upgrade the exporter and its unit: sudo sh deploy/systemd/install.sh
 #
-# It writes /opt/stallscope, four files for systemd, and, where there is none yet, /etc/stallscope/exporter.yml.
-# DESTDIR puts all of it below a folder and starts nothing; PYTHON is the interpreter to build with (3.10 or newer).
+# It writes /opt/stallscope, four files for systemd, and /etc/stallscope/exporter.yml if that does not exist.
+# With DESTDIR it installs below that folder and starts nothing. PYTHON is the interpreter to build with (3.10 or newer).
 set -eu
 umask 022
 here=$(cd "$(dirname "$0")" && pwd)
@@ -11,7 +11,7 @@ to=${DESTDIR:-}
 python=${PYTHON:-python3}
 case $("$python" -c 'import os, sys; print(os.path.realpath(sys.executable))') in
   /home/* | /root/*)
-    echo "the service may not enter homes, where $python lies: name another with PYTHON=/usr/bin/python3" >&2
+    echo "install.sh: $python: in a home folder, which the service cannot read; set PYTHON=/usr/bin/python3" >&2
     [ -n "$to" ] || exit 1
     ;;
 esac
@@ -19,8 +19,8 @@ pip="-m pip --disable-pip-version-check --quiet"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-"$python" -m venv "$work/tools" || { echo "no virtual environment: install python3-venv" >&2; exit 1; }
-# shellcheck disable=SC2086 # several words on purpose
+"$python" -m venv "$work/tools" || { echo "install.sh: cannot create a virtual environment; install python3-venv" >&2; exit 1; }
+# shellcheck disable=SC2086 # $pip is several words on purpose
 {
   "$work/tools/bin/python" $pip install --require-hashes --requirement "$checkout/deploy/requirements-build.lock"
   "$work/tools/bin/python" -m build --wheel --no-isolation --outdir "$work" "$checkout" >/dev/null
@@ -40,8 +40,8 @@ systemd-sysusers stallscope.conf
 systemd-tmpfiles --create stallscope.conf
 systemctl daemon-reload
 unit=stallscope-exporter
-# A workstation that was given the whole stack keeps it: the two exclude each other.
+# A workstation with the whole stack keeps it: the two units conflict.
 if systemctl is-enabled --quiet stallscope-up.service; then unit=stallscope-up; fi
 systemctl enable --quiet "$unit.service"
 systemctl restart "$unit.service"
-echo "running: systemctl status $unit; its page: http://127.0.0.1:19400/"
+echo "$unit is running (systemctl status $unit); status page: http://127.0.0.1:19400/"

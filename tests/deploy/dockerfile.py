@@ -1,4 +1,4 @@
-"""The instructions of a Dockerfile, and their execution where no engine is: in a folder instead of an image."""
+"""Parse a Dockerfile, and execute its instructions in a folder, without a container engine."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ DOCKERFILE = ROOT / "deploy/Dockerfile"
 
 
 class Instruction(NamedTuple):
-    """One instruction: its name and all that follows, on one line."""
+    """One instruction: its name and its arguments, joined to one line."""
 
     name: str
     text: str
 
 
 def instructions() -> list[Instruction]:
-    """What deploy/Dockerfile says, without comments."""
+    """Return the instructions of deploy/Dockerfile, without comments."""
     lines = [line for line in DOCKERFILE.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
     joined = re.sub(r"\s*\\\n\s*", " ", "\n".join(lines))
     return [Instruction(*line.split(maxsplit=1)) for line in joined.splitlines() if line.strip()]
 
 
 def stages() -> list[list[Instruction]]:
-    """The same by stage, each from its FROM on."""
+    """Return the instructions by stage; each stage begins with its FROM."""
     found: list[list[Instruction]] = []
     for each in instructions():
         if each.name == "FROM":
@@ -43,26 +43,26 @@ def stages() -> list[list[Instruction]]:
 
 
 def last(name: str) -> str:
-    """The text of the final stage's only instruction of that name."""
+    """Return the arguments of the final stage's only instruction with this name."""
     (found,) = (each.text for each in stages()[-1] if each.name == name)
     return found
 
 
 def listed(name: str) -> list[str]:
-    """The words of an instruction in its JSON form."""
+    """Return the words of an instruction in JSON form."""
     text = last(name)
     words: list[str] = json.loads(text[text.index("[") :])
     return words
 
 
 def environment() -> dict[str, str]:
-    """What the final stage sets."""
+    """Return the environment variables of the final stage."""
     pairs = (pair.partition("=") for pair in last("ENV").split())
     return {name: value for name, _, value in pairs}
 
 
 def context() -> list[Path]:
-    """The checkout's files that .dockerignore leaves in, relative to it."""
+    """Return the files of the build context: those that .dockerignore does not exclude."""
     rules = [line for line in (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines() if line[:1] not in "#"]
     candidates = (
         path
@@ -78,7 +78,7 @@ def build(folder: Path) -> Path:
     """Execute COPY and RUN of the first stage below the folder, with this machine's Python.
 
     Returns:
-        Where /opt/stallscope is then.
+        The folder that stands for /opt/stallscope.
     """
     first = stages()[0]
     workdir = next(each.text for each in first if each.name == "WORKDIR")
@@ -94,7 +94,7 @@ def build(folder: Path) -> Path:
 
 
 def _run(text: str, folder: Path, workdir: str, settings: Mapping[str, str]) -> None:
-    # Folders of the image become folders below this one, and its Python this machine's.
+    # Map the image's folders to folders below this one, and its Python to this machine's.
     moved = re.sub(r"(?<![\w./-])/(?=tools|opt|wheels)", f"{folder}/", text)
     moved = re.sub(r"(?<![\w./-])python (?=-m)", f"{base_python()} ", moved)
     clean = {
@@ -113,7 +113,7 @@ def _run(text: str, folder: Path, workdir: str, settings: Mapping[str, str]) -> 
 
 
 def base_python() -> str:
-    """An interpreter that other users may run too where there is one, as an image's is."""
+    """Return an interpreter, preferably one that other users can run too, as in an image."""
     return next((path for path in ("/usr/bin/python3", "/usr/local/bin/python3") if _suits(path)), sys.executable)
 
 

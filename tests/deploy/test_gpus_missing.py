@@ -1,4 +1,4 @@
-"""The DaemonSet's own alert, by promtool on the rule as it is in the object."""
+"""The alert of the DaemonSet, evaluated by promtool from the PrometheusRule object."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ OTHER_NODE = GPU.replace("node-7", "node-8")
         ({UP: "1x20"}, True),
         ({UP: "1x20", OTHER_NODE: "1x20"}, True),
         ({UP: "1x20", GPU: "1x20"}, False),
-        ({UP: "1x20", GPU: "0x20"}, False),  # lost, which other alerts tell of
-        ({UP: "0x20"}, False),  # StallscopeExporterDown's business
+        ({UP: "1x20", GPU: "0x20"}, False),  # lost, for which other alerts fire
+        ({UP: "0x20"}, False),  # StallscopeExporterDown fires instead
         ({UP.replace("stallscope", "node"): "1x20"}, False),
     ],
 )
-def test_it_fires_for_a_node_that_answers_and_shows_no_gpu(tmp_path: Path, series: dict[str, str], fires: bool) -> None:
+def test_it_fires_for_a_node_that_responds_and_has_no_gpu(tmp_path: Path, series: dict[str, str], fires: bool) -> None:
     rule = yaml.safe_load(RULE.read_text())["spec"]
     (tmp_path / "rules.yml").write_text(yaml.safe_dump(rule))
     alert = rule["groups"][0]["rules"][0]

@@ -1,4 +1,4 @@
-"""The chart gives the objects of deploy/kubernetes: by default those of the plain overlay, by a switch each other's."""
+"""The chart renders the objects of deploy/kubernetes: the plain overlay by default, every other overlay by a value."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CHART_ONLY = ("app.kubernetes.io/managed-by", "helm.sh/chart")
 
 
 def normal(objects: list[Object]) -> dict[tuple[str, str], Any]:
-    """The objects by kind and name, less what differs by design: Helm's labels, and the namespace, which it takes."""
+    """Return the objects by kind and name, without intended differences: Helm's labels and the namespace."""
     found = {}
     for each in objects:
         metadata = each["metadata"]
@@ -44,11 +44,11 @@ def normal(objects: list[Object]) -> dict[tuple[str, str], Any]:
 
 
 @pytest.mark.parametrize("overlay", SWITCHES)
-def test_the_chart_gives_what_the_overlay_gives(overlay: str) -> None:
+def test_the_chart_renders_the_objects_of_the_overlay(overlay: str) -> None:
     assert normal(helmed(*SWITCHES[overlay])) == normal(kustomized(f"overlays/{overlay}"))
 
 
-def test_every_overlay_has_its_switch() -> None:
+def test_every_overlay_has_a_value() -> None:
     from tests.deploy.rendering import OVERLAYS
 
     assert sorted(SWITCHES) == OVERLAYS
@@ -59,14 +59,14 @@ def test_the_chart_has_the_packages_version() -> None:
     assert chart["version"] == chart["appVersion"] == __version__
 
 
-def test_helm_finds_nothing_to_object_to() -> None:
+def test_helm_lint_passes() -> None:
     assert "0 chart(s) failed" in run("helm", "lint", "--strict", str(CHART))
 
 
-def test_a_packed_chart_brings_rules_and_dashboards_along(tmp_path: Path) -> None:
+def test_a_packaged_chart_contains_rules_and_dashboards(tmp_path: Path) -> None:
     run("helm", "package", str(CHART), "--destination", str(tmp_path))
     (packed,) = tmp_path.glob("*.tgz")
-    assert packed.stat().st_size < 700_000  # a release is kept in one Secret of 1 MiB at most
+    assert packed.stat().st_size < 700_000  # a release is stored in one Secret, which has at most 1 MiB
     switches = ("--set", "prometheusOperator.enabled=true,grafanaSidecar.enabled=true")
     text = run("helm", "template", "stallscope", str(packed), *switches)
     kinds = {each["kind"] for each in yaml.safe_load_all(text) if each}
@@ -80,7 +80,7 @@ def test_labels_that_an_operator_selects_by_reach_its_objects() -> None:
     assert all(each["metadata"]["labels"]["release"] == "kps" for each in theirs)
 
 
-def test_values_of_a_clusters_own_reach_the_pod() -> None:
+def test_values_for_a_cluster_reach_the_pod() -> None:
     daemonset = only(
         helmed(
             "image.tag=1.2.3",
@@ -116,11 +116,11 @@ HOSTILE = (
     *("'", '"', "\\", "'\\\"", "{{ .Release.Name }}", "$(HOME)", "a\tb", "é\u2028\U0001f600", "#"),
     *("a\nb: c", "a\n---\nkind: Secret", 'a"\n          privileged: true', "a\n\n  b\n", "\na"),
 )
-"""Texts that are something else in YAML where nobody quotes them, or that end the line that they stand in."""
+"""Texts that YAML reads as another type without quotes, or that contain the end of a line or value."""
 
 
 class StrictLoader(yaml.SafeLoader):
-    """Refuses a key that a mapping has twice, as the API server does."""
+    """Reject a key that occurs twice in a mapping, as the API server does."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         keys = [self.construct_object(key, deep=True) for key, _value in node.value]
@@ -129,7 +129,7 @@ class StrictLoader(yaml.SafeLoader):
 
 
 def rendered(values: Object, folder: Path) -> list[Object]:
-    """What the chart gives with these values, on top of its own."""
+    """Return the objects of the chart with these values in addition to its defaults."""
     file = folder / "values.yaml"
     file.write_text(json.dumps(values, ensure_ascii=False).replace("\u2028", "\\u2028"))
     text = run("helm", "template", "stallscope", str(CHART), "--namespace", "stallscope", "--values", str(file))
@@ -137,7 +137,7 @@ def rendered(values: Object, folder: Path) -> list[Object]:
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_a_value_arrives_as_the_text_that_it_is_and_as_nothing_else(text: str, tmp_path: Path) -> None:
+def test_a_value_is_rendered_as_the_same_text(text: str, tmp_path: Path) -> None:
     folder = "/" + text.replace("\n", " ")
     values = {
         "image": {"repository": text, "tag": text},
@@ -181,7 +181,7 @@ def test_a_value_arrives_as_the_text_that_it_is_and_as_nothing_else(text: str, t
     assert [{"podSelector": {"matchLabels": {"team": text}}}] in peers
 
 
-def test_labels_of_rules_and_dashboards_arrive_as_the_texts_that_they_are(tmp_path: Path) -> None:
+def test_labels_of_rules_and_dashboards_are_rendered_as_the_same_texts(tmp_path: Path) -> None:
     labels = {text: text for text in HOSTILE}
     values = {name: {"enabled": True, "labels": labels} for name in ("prometheusOperator", "grafanaSidecar")}
     objects = rendered(values, tmp_path)
@@ -198,13 +198,13 @@ def test_a_label_of_the_charts_own_is_not_replaced_by_that_of_a_value(tmp_path: 
 
 
 @pytest.mark.parametrize(("switch", "user"), [("mig=true", 0), ("hostProcesses=true", 0), ("mig=false", 65532)])
-def test_a_pod_with_capabilities_is_roots_who_alone_can_use_them(switch: str, user: int) -> None:
+def test_a_pod_with_capabilities_runs_as_root_which_alone_can_use_them(switch: str, user: int) -> None:
     pod = only(helmed("podResources=false", switch), "DaemonSet")["spec"]["template"]["spec"]
     assert pod["securityContext"]["runAsUser"] == user
     assert pod["securityContext"].get("runAsNonRoot", False) is (user != 0)
 
 
-def test_a_cluster_that_lets_nobody_report_says_so_with_an_empty_list() -> None:
+def test_an_empty_list_of_senders_admits_no_reports() -> None:
     policies = of_kind(helmed("networkPolicies.reportsFrom=null"), "NetworkPolicy")
     (reports,) = [each for each in policies if each["metadata"]["name"].endswith("reports")]
     assert reports["spec"]["ingress"] == []
@@ -220,7 +220,7 @@ def test_a_cluster_that_lets_nobody_report_says_so_with_an_empty_list() -> None:
         ("kubeletFolder=var/lib/kubelet", "kubeletFolder"),
     ],
 )
-def test_values_that_make_no_sense_are_refused(value: str, complaint: str) -> None:
+def test_invalid_values_are_rejected(value: str, complaint: str) -> None:
     helm = program("helm")
     if helm is None:
         pytest.skip("helm is not on PATH, and could not be fetched")

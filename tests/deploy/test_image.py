@@ -1,4 +1,4 @@
-"""The image: what its Dockerfile says, and its steps executed and its exporter started, with or without an engine."""
+"""The image: its Dockerfile is checked, its steps are executed, and its exporter is started, also without an engine."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ HOST = re.compile(r"https?://|(?:^|[\s=])[\w-]+\.[\w.-]+/\S+:\S+|--(?:extra-)?in
 
 
 def pins(text: str) -> dict[str, str]:
-    """The versions in a lock, by package and marker."""
+    """Return the versions in a lock by package and marker."""
     found = re.finditer(r"^([\w.-]+)==(\S+?)(?: ; ([^\\\n]*?))?(?: \\)?$", text, re.MULTILINE)
     return {f"{each[1]} {each[3] or ''}".strip(): each[2] for each in found}
 
 
-def test_hadolint_finds_nothing() -> None:
+def test_hadolint_passes() -> None:
     program = shutil.which("hadolint", path=str(Path(sys.executable).parent)) or shutil.which("hadolint")
     if program is None:
         pytest.skip("hadolint is on PyPI for Linux on x86-64 alone, and not on PATH here")
@@ -54,7 +54,7 @@ def test_the_base_is_pinned_by_a_digest_and_has_glibc() -> None:
     assert {stage[0].text.split()[0] for stage in dockerfile.stages()} == {"${PYTHON_IMAGE}"}
 
 
-def test_it_runs_as_a_user_that_kubernetes_can_see_is_not_root() -> None:
+def test_it_runs_as_a_numeric_user_so_that_kubernetes_can_verify_it_is_not_root() -> None:
     user, group = dockerfile.last("USER").split(":")
     assert int(user) == int(group) == USER
 
@@ -77,7 +77,7 @@ def test_every_package_in_it_is_pinned_by_version_and_checksum() -> None:
         assert all("--hash=sha256:" in entry for entry in entries)
 
 
-def test_the_locks_hold_what_the_tests_ran_with() -> None:
+def test_the_locks_have_the_versions_of_the_tests() -> None:
     tested = pins((ROOT / "requirements-dev.lock").read_text(encoding="utf-8"))
     versions = {name.split()[0]: set[str]() for name in tested}
     for name, version in tested.items():
@@ -87,20 +87,20 @@ def test_the_locks_hold_what_the_tests_ran_with() -> None:
     assert not {name for name, version in locked.items() if version not in versions[name.split()[0]]}
 
 
-def test_no_server_that_packages_come_from_is_named() -> None:
+def test_no_package_server_is_named() -> None:
     for name in ("deploy/Dockerfile", *LOCKS):
         text = (ROOT / name).read_text(encoding="utf-8").replace("https://github.com/stallscope/stallscope", "")
         assert not [line for line in text.splitlines() if HOST.search(line) and not line.startswith("LABEL")]
 
 
-def test_its_labels_say_what_it_is() -> None:
+def test_it_has_the_standard_labels() -> None:
     labels = dict(re.findall(r'(org\.opencontainers\.image\.\w+)="([^"]*)"', dockerfile.last("LABEL")))
     assert labels["org.opencontainers.image.licenses"] == "Apache-2.0"
     assert labels["org.opencontainers.image.version"] == "${VERSION}"
     assert f"VERSION={__version__}" in [each.text for each in dockerfile.stages()[-1] if each.name == "ARG"]
 
 
-def test_only_what_it_is_built_from_goes_to_the_engine() -> None:
+def test_the_build_context_has_only_files_that_the_build_needs() -> None:
     files = [str(path) for path in dockerfile.context()]
     assert "exporter/stallscope/cli/exporter.py" in files
     assert "grafana/dashboards/stallscope-fleet.json" in files
@@ -111,12 +111,12 @@ def test_only_what_it_is_built_from_goes_to_the_engine() -> None:
 
 
 class Engine(BaseHTTPRequestHandler):
-    """As much of a container engine as takes what Docker's client sends to be built."""
+    """Receive the build context that Docker's client sends to an engine."""
 
     received: ClassVar[list[bytes]] = []
 
     def log_message(self, *_arguments: object) -> None:
-        """Say nothing: the address of a UNIX socket's client is empty, which the log can't take."""
+        """Log nothing, because the client of a UNIX socket has no address, which the log requires."""
 
     def do_HEAD(self) -> None:
         self.answer(b"")
@@ -140,7 +140,7 @@ class Engine(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
 
-def test_dockers_client_sends_the_same_files_to_be_built(tmp_path: Path) -> None:
+def test_dockers_client_sends_the_same_build_context(tmp_path: Path) -> None:
     docker = shutil.which("docker")
     if docker is None:
         pytest.skip("Docker's client is not on PATH")
@@ -148,10 +148,10 @@ def test_dockers_client_sends_the_same_files_to_be_built(tmp_path: Path) -> None
     Engine.received.clear()
     with socketserver.ThreadingUnixStreamServer(str(address), Engine) as engine:
         threading.Thread(target=engine.serve_forever, daemon=True).start()
-        # The older way of building, in which the client reads .dockerignore; the newer has rules of the same meaning.
-        told = {**os.environ, "DOCKER_HOST": f"unix://{address}", "DOCKER_BUILDKIT": "0"}
+        # In the classic builder the client reads .dockerignore. BuildKit has the same rules.
+        environment = {**os.environ, "DOCKER_HOST": f"unix://{address}", "DOCKER_BUILDKIT": "0"}
         command = [docker, "build", "--quiet", "--file", str(DOCKERFILE), str(ROOT)]
-        done = subprocess.run(command, env=told, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
         engine.shutdown()
     assert done.returncode == 0, done.stderr
     (sent,) = Engine.received
@@ -160,19 +160,19 @@ def test_dockers_client_sends_the_same_files_to_be_built(tmp_path: Path) -> None
     assert names == {str(path) for path in dockerfile.context()} | {".dockerignore", "deploy/Dockerfile"}
 
 
-def test_the_daemonset_takes_this_image_as_it_is() -> None:
+def test_the_daemonset_sets_the_images_environment() -> None:
     text = (ROOT / "deploy/kubernetes/base/daemonset.yaml").read_text(encoding="utf-8")
     (pod,) = yaml.safe_load(text)["spec"]["template"]["spec"]["containers"]
     assert pod["command"] == dockerfile.listed("ENTRYPOINT")
     state = next(each["mountPath"] for each in pod["volumeMounts"] if each["name"] == "state")
     assert any(state in each.text for each in dockerfile.stages()[-1] if each.name == "RUN")
-    told = {each["name"]: each["value"] for each in pod["env"]}
-    assert told.items() <= dockerfile.environment().items()
+    environment = {each["name"]: each["value"] for each in pod["env"]}
+    assert environment.items() <= dockerfile.environment().items()
 
 
 @pytest.fixture(scope="module")
 def installed() -> Iterator[Path]:
-    """The image's /opt/stallscope, made by the Dockerfile's own steps, where other users may read it."""
+    """Return the image's /opt/stallscope, built by the Dockerfile's steps and readable for other users."""
     folder = Path(tempfile.mkdtemp(prefix="stallscope-image-"))
     folder.chmod(0o755)
     try:
@@ -183,7 +183,7 @@ def installed() -> Iterator[Path]:
 
 @cache
 def other_user(program: str) -> int | None:
-    """The image's user where this process may become it and that one may run the program; None for staying oneself."""
+    """Return the image's user if this process can become it and it can run the program, else None."""
     if os.geteuid() != 0:
         return None
     tried = subprocess.run([program, "-c", ""], user=USER, group=USER, extra_groups=[], check=False)
@@ -192,7 +192,7 @@ def other_user(program: str) -> int | None:
 
 @pytest.fixture
 def port(installed: Path, tmp_path: Path) -> Iterator[int]:
-    """The exporter started as the image starts it, with nothing to write to: neither home nor its own folder."""
+    """Start the exporter as the image does, without a writable home or folder, and yield its port."""
     number = free_port()
     python = str(installed / "bin/python")
     user = other_user(python)
@@ -230,14 +230,14 @@ def wait_for(number: int) -> None:
 
 
 def health_check(installed: Path, number: int) -> int:
-    """Run the image's HEALTHCHECK; its exit status."""
+    """Run the image's HEALTHCHECK and return its exit status."""
     words = [word.replace("19400", str(number)) for word in dockerfile.listed("HEALTHCHECK")]
     assert words[0] == "python"
     command = [str(installed / "bin/python"), *words[1:]]
     return subprocess.run(command, capture_output=True, timeout=30, check=False).returncode
 
 
-def test_the_steps_of_the_dockerfile_make_an_exporter_that_runs_with_nothing_to_write_to(
+def test_the_steps_of_the_dockerfile_build_an_exporter_that_runs_without_a_writable_folder(
     installed: Path, port: int
 ) -> None:
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as page:
@@ -246,12 +246,12 @@ def test_the_steps_of_the_dockerfile_make_an_exporter_that_runs_with_nothing_to_
     assert "stallscope_host_memory_total_bytes " in text
 
 
-def test_the_health_check_passes_while_it_answers_and_fails_where_nothing_does(installed: Path, port: int) -> None:
+def test_the_health_check_passes_while_the_exporter_responds_and_fails_otherwise(installed: Path, port: int) -> None:
     assert health_check(installed, port) == 0
     assert health_check(installed, free_port()) != 0
 
 
-def test_the_image_holds_the_locks_packages_and_no_tools(installed: Path) -> None:
+def test_the_image_has_the_locks_packages_and_no_tools(installed: Path) -> None:
     names = {path.name.partition("-")[0].lower().replace("_", "-") for path in installed.rglob("*.dist-info")}
     locked = {name.split()[0] for name in pins((ROOT / LOCKS[0]).read_text(encoding="utf-8"))}
     assert names - locked == {"stallscope"}

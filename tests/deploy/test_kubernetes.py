@@ -1,4 +1,4 @@
-"""deploy/kubernetes as kubectl renders it, held to Kubernetes' schemas and to what the folder promises."""
+"""deploy/kubernetes, rendered by kubectl, is valid by Kubernetes' schemas and does what its README states."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.deploy.rendering import FOLDERS, OVERLAYS, ROOT, Object, container, k
 VERSIONS = ("1.26", "1.29", "1.32", "1.34", "1.37")
 OPERATOR = "monitoring.coreos.com/v1"
 SELECTOR = {"app.kubernetes.io/name": "stallscope-exporter"}
-"""Published: the API server refuses to change a DaemonSet's selector, so another needs another name."""
+"""Published: a DaemonSet's selector is immutable, so that a new selector needs a new name."""
 
 LEVELS = {
     "plain": {"HostPath Volumes"},
@@ -38,7 +38,7 @@ LEVELS = {
     "host-processes": {"HostPath Volumes", "Capabilities", "Host Namespaces"},
     "without-hostpath": set(),
 }
-"""What of level baseline each overlay breaks."""
+"""Controls of level baseline that each overlay violates."""
 
 
 def exporter_of(overlay: str) -> Object:
@@ -69,27 +69,27 @@ def test_every_folder_builds(folder: str) -> None:
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("folder", FOLDERS)
-def test_objects_keep_to_the_schemas_of_kubernetes(folder: str, version: str) -> None:
+def test_objects_are_valid_by_the_schemas_of_kubernetes(folder: str, version: str) -> None:
     for each in kustomized(folder):
         if each["apiVersion"] != OPERATOR:
             kubernetes_validate.validate(each, version, strict=True)
 
 
-def test_a_misspelt_field_is_refused_by_the_schemas() -> None:
+def test_the_schemas_reject_a_misspelt_field() -> None:
     daemonset = exporter_of("plain")
     pod_of(daemonset)["tolerationz"] = []
     with pytest.raises(kubernetes_validate.ValidationError, match="tolerationz"):
         kubernetes_validate.validate(daemonset, VERSIONS[-1], strict=True)
 
 
-def test_the_operators_objects_keep_to_its_schemas() -> None:
+def test_the_operators_objects_are_valid_by_its_schemas() -> None:
     objects = [each for each in kustomized("overlays/prometheus-operator") if each["apiVersion"] == OPERATOR]
     assert {each["kind"] for each in objects} == {"PodMonitor", "PrometheusRule"}
     for each in objects:
         jsonschema.validate(each, operator_schema(each["kind"]))
 
 
-def test_a_misspelt_field_is_refused_by_the_operators_schemas() -> None:
+def test_the_operators_schemas_reject_a_misspelt_field() -> None:
     monitor = only(kustomized("overlays/prometheus-operator"), "PodMonitor")
     monitor["spec"]["podMetricsEndpoints"][0]["honourLabels"] = True
     with pytest.raises(jsonschema.ValidationError, match="honourLabels"):
@@ -103,7 +103,7 @@ class TestDaemonSet:
         assert {name for part in resources.values() for name in part} == {"cpu", "memory"}
 
     @pytest.mark.parametrize("overlay", OVERLAYS)
-    def test_it_holds_no_token_and_no_port_of_the_host(self, overlay: str) -> None:
+    def test_it_mounts_no_token_and_opens_no_host_port(self, overlay: str) -> None:
         objects = kustomized(f"overlays/{overlay}")
         pod = pod_of(only(objects, "DaemonSet"))
         assert pod["automountServiceAccountToken"] is False
@@ -123,33 +123,33 @@ class TestDaemonSet:
             assert volume["hostPath"]["path"] == mounts[volume["name"]]["mountPath"]
             assert mounts[volume["name"]]["readOnly"] is True
 
-    def test_the_kubelets_socket_lies_where_the_exporter_looks(self) -> None:
+    def test_the_kubelets_socket_is_mounted_at_the_exporters_path(self) -> None:
         from stallscope.owners.pod_resources import SOCKET
 
         mounts = [mount["mountPath"] for mount in container(exporter_of("plain"))["volumeMounts"]]
         assert str(Path("/", SOCKET).parent) in mounts
 
     @pytest.mark.parametrize("overlay", OVERLAYS)
-    def test_its_flags_are_the_exporters(self, overlay: str) -> None:
+    def test_the_exporter_accepts_its_flags(self, overlay: str) -> None:
         configuration = configuration_of(exporter_of(overlay))
         assert {address.port for address in configuration.listen_addresses} == {DEFAULT_PORT}
         assert configuration.report_udp_address is not None
         assert configuration.allow_remote_reports is False
 
-    def test_a_flag_that_the_exporter_has_not_is_noticed(self) -> None:
+    def test_an_unknown_flag_is_detected(self) -> None:
         daemonset = exporter_of("plain")
         container(daemonset)["args"].append("--web.no-such-flag")
         with pytest.raises(ConfigurationError, match="no-such-flag"):
             configuration_of(daemonset)
 
-    def test_what_it_writes_lies_on_a_volume(self) -> None:
+    def test_it_writes_only_to_a_volume(self) -> None:
         daemonset = exporter_of("plain")
         state = configuration_of(daemonset).report_state_file
         mounts = {mount["mountPath"]: mount.get("readOnly", False) for mount in container(daemonset)["volumeMounts"]}
         assert state is not None
         assert mounts[str(state.parent)] is False
 
-    def test_its_ports_are_those_that_its_flags_open(self) -> None:
+    def test_its_ports_are_opened_by_its_flags(self) -> None:
         daemonset = exporter_of("plain")
         configuration = configuration_of(daemonset)
         ports = {
@@ -161,13 +161,13 @@ class TestDaemonSet:
             "reports": (configuration.report_udp_address.port, "UDP"),
         }
 
-    def test_its_probes_ask_what_the_exporter_answers_without_a_reading(self) -> None:
+    def test_its_probes_use_the_health_endpoints(self) -> None:
         found = container(exporter_of("plain"))
         paths = [found[name]["httpGet"]["path"] for name in ("livenessProbe", "readinessProbe")]
         assert paths == ["/-/healthy", "/-/ready"]
         assert set(paths) <= set(OWN_PATHS)
 
-    def test_where_the_page_asks_who_is_there_the_kubelet_need_not_say(self) -> None:
+    def test_with_passwords_the_probes_only_check_the_port(self) -> None:
         daemonset = exporter_of("web-config")
         found, file = container(daemonset), configuration_of(daemonset).web_config_file
         assert file is not None
@@ -179,13 +179,13 @@ class TestDaemonSet:
         readme = (ROOT / "deploy/kubernetes/README.md").read_text()
         assert f"secret generic {volume['secret']['secretName']} --from-file={file.name} " in readme
 
-    def test_no_limit_slows_its_processor_time(self) -> None:
+    def test_it_has_no_cpu_limit(self) -> None:
         assert "cpu" not in container(exporter_of("plain"))["resources"]["limits"]
 
-    def test_on_amd_nodes_nothing_of_nvidia_is_left(self) -> None:
+    def test_the_amd_overlay_has_nothing_of_nvidia(self) -> None:
         assert "nvidia" not in json.dumps(exporter_of("amd")).lower()
 
-    def test_mig_instances_are_asked_for_with_the_capability_they_take(self) -> None:
+    def test_mig_instances_are_requested_with_the_capability_they_need(self) -> None:
         found = container(exporter_of("mig"))
         assert {"name": "NVIDIA_MIG_MONITOR_DEVICES", "value": "all"} in found["env"]
         assert found["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["SYS_ADMIN"]}
@@ -193,7 +193,7 @@ class TestDaemonSet:
 
 class TestSecurity:
     @pytest.mark.parametrize("overlay", OVERLAYS)
-    def test_each_overlay_breaks_no_more_of_the_levels_than_is_told(self, overlay: str) -> None:
+    def test_each_overlay_violates_only_the_listed_controls(self, overlay: str) -> None:
         pod = pod_of(exporter_of(overlay))
         assert pod_security.baseline(pod) == LEVELS[overlay]
         if LEVELS[overlay]:
@@ -206,18 +206,18 @@ class TestSecurity:
             }
 
     @pytest.mark.parametrize("folder", FOLDERS)
-    def test_the_namespace_admits_its_pods_at_the_strictest_level_that_does(self, folder: str) -> None:
+    def test_the_namespace_enforces_the_strictest_level_that_admits_its_pods(self, folder: str) -> None:
         objects = kustomized(folder)
         labels = only(objects, "Namespace")["metadata"]["labels"]
         (workload,) = of_kind(objects, "DaemonSet") + of_kind(objects, "Job")
         assert labels["pod-security.kubernetes.io/enforce"] == pod_security.level(pod_of(workload))
 
-    def test_the_readme_tells_the_level_of_each_overlay(self) -> None:
+    def test_the_readme_lists_the_level_of_each_overlay(self) -> None:
         readme = (ROOT / "deploy/kubernetes/README.md").read_text()
-        told = dict(re.findall(r"^\| `([a-z-]+)` \|.*\| `([a-z]+)` \|$", readme, re.MULTILINE))
-        assert told == {name: pod_security.level(pod_of(exporter_of(name))) for name in OVERLAYS}
+        listed = dict(re.findall(r"^\| `([a-z-]+)` \|.*\| `([a-z]+)` \|$", readme, re.MULTILINE))
+        assert listed == {name: pod_security.level(pod_of(exporter_of(name))) for name in OVERLAYS}
 
-    def test_policies_let_in_scrapes_and_reports_and_nothing_out(self) -> None:
+    def test_policies_admit_scrapes_and_reports_and_no_outgoing_traffic(self) -> None:
         policies = of_kind(kustomized("overlays/plain"), "NetworkPolicy")
         ports = {}
         for policy in policies:
@@ -249,7 +249,7 @@ class TestSecurity:
         assert pod_security.level(pod) == "restricted"
         assert pod_security.baseline({**pod, **change}) == {broken}
 
-    def test_the_check_of_levels_finds_what_restricted_asks_beyond_baseline(self) -> None:
+    def test_the_check_of_levels_finds_what_restricted_requires_beyond_baseline(self) -> None:
         assert pod_security.level({"containers": [{}]}) == "baseline"
         assert pod_security.restricted({"containers": [{}]}) == {
             "Privilege Escalation",
@@ -265,7 +265,7 @@ class TestReports:
         spec = only(objects, "Service")["spec"]
         assert spec["internalTrafficPolicy"] == "Local"
         assert spec["selector"] == SELECTOR
-        assert spec.get("clusterIP") != "None"  # shims look an address up once, and pods come and go
+        assert spec.get("clusterIP") != "None"  # shims resolve the address once, and pods are replaced
         names = {port["name"]: port.get("protocol", "TCP") for port in container(only(objects, "DaemonSet"))["ports"]}
         assert [(port["protocol"], names[port["targetPort"]]) for port in spec["ports"]] == [("UDP", "UDP")]
 
@@ -277,7 +277,7 @@ class TestReports:
             == f"udp://{metadata['name']}.{metadata['namespace']}.svc:{port['port']}"
         )
 
-    def test_the_training_job_is_let_in(self) -> None:
+    def test_the_policy_admits_the_training_job(self) -> None:
         labels = only(kustomized("training-job"), "Namespace")["metadata"]["labels"]
         policies = of_kind(kustomized("overlays/plain"), "NetworkPolicy")
         peers = [
@@ -296,14 +296,14 @@ class TestReports:
         assert isinstance(sender, Datagrams)
         sender.close()
 
-    def test_signed_ones_are_checked_with_the_secret_that_the_readme_makes(self) -> None:
+    def test_signed_reports_are_checked_with_the_secret_of_the_readme(self) -> None:
         daemonset = exporter_of("signed-reports")
         file = configuration_of(daemonset).report_token_file
         assert file is not None
         (mount,) = [each for each in container(daemonset)["volumeMounts"] if each["mountPath"] == str(file.parent)]
         assert mount["readOnly"] is True
         (volume,) = [each for each in pod_of(daemonset)["volumes"] if each["name"] == mount["name"]]
-        assert "optional" not in volume["secret"]  # without the Secret nothing may be taken at all
+        assert "optional" not in volume["secret"]  # without the Secret no report must be accepted
         readme = (ROOT / "deploy/kubernetes/README.md").read_text()
         assert f"secret generic {volume['secret']['secretName']} --from-file={file.name}=token\n" in readme
         (token,) = [
@@ -314,15 +314,15 @@ class TestReports:
         assert f"secret generic {token['name']} --from-file={token['key']}\n" in readme
         assert token["optional"] is True
 
-    def test_each_rank_of_the_training_job_is_told_its_own_number(self) -> None:
+    def test_each_rank_of_the_training_job_gets_its_number(self) -> None:
         job = only(kustomized("training-job"), "Job")
-        told = {
+        variables = {
             each["name"]: each["valueFrom"]["fieldRef"]["fieldPath"]
             for each in container(job)["env"]
             if "fieldRef" in each.get("valueFrom", {})
         }
         assert job["spec"]["completionMode"] == "Indexed"
-        assert told["RANK"] == "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+        assert variables["RANK"] == "metadata.annotations['batch.kubernetes.io/job-completion-index']"
         assert int(self.environment()["WORLD_SIZE"]) == job["spec"]["completions"] == job["spec"]["parallelism"]
 
     @staticmethod
@@ -332,7 +332,7 @@ class TestReports:
 
 
 class TestPrometheus:
-    def test_the_rule_objects_hold_the_rule_files(self) -> None:
+    def test_the_rule_objects_contain_the_rule_files(self) -> None:
         files = generate.rule_files()
         for name, path in files.items():
             assert yaml.safe_load(generate.prometheus_rule(name, path))["spec"] == yaml.safe_load(path.read_text())
@@ -341,14 +341,14 @@ class TestPrometheus:
         rules = of_kind(kustomized("overlays/prometheus-operator"), "PrometheusRule")
         assert {rule["metadata"]["name"] for rule in rules} == {"stallscope-kubernetes", *files}
 
-    def test_what_is_generated_is_fresh(self) -> None:
+    def test_generated_files_are_fresh(self) -> None:
         stale = [str(path) for path, text in generate.files().items() if (ROOT / path).read_text() != text]
         assert not stale, "run `make generate`"
         assert {path.name for path in (ROOT / generate.RULES).iterdir()} == {
             path.name for path in generate.files() if path.parent == generate.RULES
         }
 
-    def test_every_object_fits_what_one_may_hold(self) -> None:
+    def test_every_object_is_within_the_size_limit(self) -> None:
         for each in kustomized("overlays/prometheus-operator") + kustomized("overlays/grafana-sidecar"):
             assert len(json.dumps(each)) < 1_000_000, each["metadata"][
                 "name"
@@ -366,7 +366,7 @@ class TestPrometheus:
     def test_with_and_without_the_operator_a_node_has_the_same_labels(self, tmp_path: Path) -> None:
         (endpoint,) = only(kustomized("overlays/prometheus-operator"), "PodMonitor")["spec"]["podMetricsEndpoints"]
         (plain,) = yaml.safe_load((ROOT / "deploy/kubernetes/scrape.yml").read_text())["scrape_configs"]
-        # What the operator puts before the monitor's own relabelling.
+        # The relabelling that the operator adds before the monitor's own.
         operators: list[dict[str, Any]] = [
             {"source_labels": ["__meta_kubernetes_namespace"], "target_label": "namespace"},
             {"source_labels": ["__meta_kubernetes_pod_container_name"], "target_label": "container"},
@@ -380,13 +380,13 @@ class TestPrometheus:
         assert with_operator == {"instance": "node-7", "job": "stallscope"}
         assert plain["honor_labels"] is True
 
-    def test_a_scrape_without_the_operator_passes_over_other_pods(self, tmp_path: Path) -> None:
+    def test_a_scrape_without_the_operator_ignores_other_pods(self, tmp_path: Path) -> None:
         (plain,) = yaml.safe_load((ROOT / "deploy/kubernetes/scrape.yml").read_text())["scrape_configs"]
         assert self.labels(tmp_path, plain["relabel_configs"], name="something-else") == {}
 
     @staticmethod
     def labels(folder: Path, steps: list[dict[str, Any]], name: str = "stallscope-exporter") -> dict[str, str]:
-        """The labels of a discovered pod after relabelling by the real Prometheus; none where it is dropped."""
+        """Return the labels of a discovered pod after relabelling by the real Prometheus; empty if it is dropped."""
         pod = {
             "__meta_kubernetes_namespace": "stallscope",
             "__meta_kubernetes_pod_name": "stallscope-exporter-x7x9z",
@@ -395,7 +395,7 @@ class TestPrometheus:
             "__meta_kubernetes_pod_container_port_name": "http",
             "__meta_kubernetes_pod_label_app_kubernetes_io_name": name,
         }
-        # Debian's promtool is built without Kubernetes' discovery: the pod is told as it would have found it.
+        # Debian's promtool has no Kubernetes discovery: a static target has the labels that discovery would set.
         targets = [{"targets": ["10.0.0.7:19400"], "labels": pod}]
         job = {"job_name": "stallscope", "relabel_configs": steps, "static_configs": targets}
         path = folder / "prometheus.yml"
@@ -429,16 +429,16 @@ class TestRollout:
         assert self.at(tmp_path, __version__) == old
 
     @pytest.mark.parametrize("overlay", OVERLAYS)
-    def test_a_change_of_overlay_leaves_what_can_not_be_changed(self, overlay: str) -> None:
+    def test_a_change_of_overlay_keeps_immutable_fields(self, overlay: str) -> None:
         spec = exporter_of(overlay)["spec"]
         assert spec["selector"] == {"matchLabels": SELECTOR}
         assert SELECTOR.items() <= spec["template"]["metadata"]["labels"].items()
 
-    def test_few_nodes_are_without_an_exporter_at_a_time_and_a_failing_one_stops_the_update(self) -> None:
+    def test_an_update_replaces_few_exporters_at_a_time_and_stops_at_a_failing_one(self) -> None:
         spec = exporter_of("plain")["spec"]
         assert spec["updateStrategy"] == {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": "10%"}}
         assert spec["minReadySeconds"] > 0
-        assert spec["revisionHistoryLimit"] > 1  # something to go back to
+        assert spec["revisionHistoryLimit"] > 1  # a rollback needs an old revision
 
     def test_the_version_is_the_packages(self) -> None:
         daemonset = exporter_of("plain")
@@ -447,7 +447,7 @@ class TestRollout:
 
     @staticmethod
     def at(folder: Path, version: str) -> list[Object]:
-        """The objects as another version's base and image have them."""
+        """Return the objects with the base and image of another version."""
         place = folder / version
         place.mkdir(exist_ok=True)
         overlay = {
@@ -471,8 +471,8 @@ def test_objects_have_the_standard_labels_and_one_namespace(folder: str) -> None
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
-def test_names_and_labels_are_such_as_the_api_server_takes(folder: str) -> None:
-    # What the schemas leave open: DNS labels, label values, names of ports.
+def test_names_and_labels_are_valid_for_the_api_server(folder: str) -> None:
+    # Not in the schemas: DNS labels, label values, names of ports.
     for each in kustomized(folder):
         metadata = each["metadata"]
         assert re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", metadata["name"])
@@ -491,12 +491,12 @@ def test_no_image_names_a_registry(folder: str) -> None:
 
 
 def from_folder(folder: Path, path: str) -> Path:
-    """A path below deploy/kubernetes as an overlay in that folder writes it: kustomize takes no absolute ones."""
+    """Return a path below deploy/kubernetes relative to the folder: kustomize accepts no absolute paths."""
     up = Path("../" * (len(folder.resolve().parts) - 1))
     return up / (ROOT / "deploy/kubernetes" / path).resolve().relative_to("/")
 
 
-def test_a_second_makers_exporters_have_a_namespace_of_their_own(tmp_path: Path) -> None:
+def test_a_second_vendors_exporters_can_have_their_own_namespace(tmp_path: Path) -> None:
     overlay = {"resources": [str(from_folder(tmp_path, "overlays/amd"))], "namespace": "stallscope-amd"}
     (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(overlay))
     objects = kustomized(tmp_path)
@@ -524,7 +524,7 @@ def _snake(name: str) -> str:
 
 
 def _differences(old: list[Object], new: list[Object]) -> set[tuple[str, str]]:
-    """The places that differ, by kind and path; objects that come or go differ at the path ''."""
+    """Return the differences by kind and path; added and removed objects have the path ''."""
     before, after = (
         {(each["kind"], each["metadata"]["name"]): dict(_leaves(each)) for each in objects} for objects in (old, new)
     )

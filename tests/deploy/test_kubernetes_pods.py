@@ -1,4 +1,4 @@
-"""The pods' commands and environments, run here: the exporter as its DaemonSet has it, a rank as the Job has it."""
+"""The exporter runs with the DaemonSet's command, and a rank with the Job's environment."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ FIELDS = {
     "metadata.name": "train-1-x7x9z",
     "metadata.namespace": "training",
 }
-"""What the kubelet fills in for the second pod."""
+"""Values that the kubelet sets for the second pod."""
 SERVICE = {
     "STALLSCOPE_EXPORTER_SERVICE_HOST": "10.96.0.7",
     "STALLSCOPE_EXPORTER_SERVICE_PORT": "19400",
     "STALLSCOPE_EXPORTER_PORT": "udp://10.96.0.7:19400",
 }
-"""What a kubelet adds where service links are on: none of it is a setting."""
+"""Variables that a kubelet adds if service links are enabled; the exporter must ignore them."""
 
 
 @pytest.fixture
 def port(tmp_path: Path) -> Iterator[int]:
-    """The exporter of the plain overlay, on a port of its own."""
+    """Start the exporter of the plain overlay on a free port."""
     number = free_port()
     found = container(only(kustomized("overlays/plain"), "DaemonSet"))
     args = [each.replace("19400", str(number)).replace("/var/lib/stallscope", str(tmp_path)) for each in found["args"]]
@@ -52,7 +52,7 @@ def port(tmp_path: Path) -> Iterator[int]:
 
 
 def page(port: int, path: str, wanted: str = "") -> str:
-    """The page once it is answered and has the wanted text in it."""
+    """Return the page as soon as it contains the text."""
     deadline = time.monotonic() + 60
     answer = "nothing"
     while time.monotonic() < deadline:
@@ -65,19 +65,19 @@ def page(port: int, path: str, wanted: str = "") -> str:
     raise AssertionError(f"{path}: no {wanted!r} in {answer}")
 
 
-def test_the_probes_of_the_pod_are_answered(port: int) -> None:
+def test_the_probes_of_the_pod_succeed(port: int) -> None:
     found = container(only(kustomized("overlays/plain"), "DaemonSet"))
     for probe in ("livenessProbe", "readinessProbe"):
         assert page(port, found[probe]["httpGet"]["path"])
 
 
-def test_what_would_be_the_pods_own_is_not_shown_as_the_nodes(port: int) -> None:
+def test_metrics_of_the_pod_are_not_exported_as_the_nodes(port: int) -> None:
     metrics = page(port, "/metrics", "stallscope_host_memory_total_bytes")
     assert "stallscope_host_network_receive_bytes_total{" not in metrics
     assert "stallscope_host_shared_memory_total_bytes" not in metrics
 
 
-def test_the_capabilities_that_see_other_users_processes_are_those_it_takes_and_no_more() -> None:
+def test_other_users_processes_are_visible_with_exactly_its_capabilities() -> None:
     daemonset = only(kustomized("overlays/host-processes"), "DaemonSet")
     asked = container(daemonset)["securityContext"]["capabilities"]["add"]
     setpriv = shutil.which("setpriv")
@@ -102,11 +102,11 @@ def test_the_capabilities_that_see_other_users_processes_are_those_it_takes_and_
 
 def test_a_rank_of_the_training_job_shows_on_the_page(port: int) -> None:
     page(port, "/-/healthy")
-    told = container(only(kustomized("training-job"), "Job"))["env"]
+    variables = container(only(kustomized("training-job"), "Job"))["env"]
     variables = {
         each["name"]: each["value"] if "value" in each else FIELDS[each["valueFrom"]["fieldRef"]["fieldPath"]]
-        for each in told
-        if "secretKeyRef" not in each.get("valueFrom", {})  # optional, and not there
+        for each in variables
+        if "secretKeyRef" not in each.get("valueFrom", {})  # optional, and absent
     }
     host = "stallscope-exporter.stallscope.svc:19400"
     assert host in variables["STALLSCOPE_ADDRESS"]

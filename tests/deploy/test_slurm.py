@@ -1,4 +1,4 @@
-"""The scripts for Slurm, really run as its daemons and jobs would run them, and read by a real Prometheus."""
+"""The scripts for Slurm run as its daemons and jobs run them, and a real Prometheus reads their target files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "deploy/slurm"
 SCRIPTS = [*sorted(FOLDER.glob("*.sh")), FOLDER / "train.sbatch"]
 TREE = ROOT / "tests/recorded_trees/slurm_node"
-# srun as far as a job of one node needs it: options away, then the program.
+# srun for a job with one node: drop the options, then run the program.
 SRUN = '#!/bin/sh\nwhile [ "${1#--}" != "$1" ]; do shift; done\nexec "$@"\n'
 TRAINING = """
 import pathlib, time
@@ -47,7 +47,7 @@ def program(folder: Path, name: str, text: str) -> None:
 
 @pytest.fixture
 def job(tmp_path: Path) -> dict[str, str]:
-    """A job's environment; programs of the node lie in its PATH."""
+    """Return a job's environment; the node's programs are on its PATH."""
     binaries = tmp_path / "bin"
     binaries.mkdir()
     (tmp_path / "targets").mkdir()
@@ -62,7 +62,7 @@ def job(tmp_path: Path) -> dict[str, str]:
         "SCRIPTS": str(FOLDER),
         "STALLSCOPE_TARGETS": str(tmp_path / "targets"),
         "STALLSCOPE_LISTEN": "127.0.0.1:0",
-        # Unlike any real one's, since the folder in /tmp is named after it.
+        # Not the number of a real job, because the folder in /tmp is named after it.
         "SLURM_JOB_ID": f"9{os.getpid()}",
         "SLURM_JOB_UID": str(os.getuid()),
         "SLURM_JOB_NUM_NODES": "1",
@@ -85,7 +85,7 @@ def target_file(job: dict[str, str]) -> Path:
 
 @contextlib.contextmanager
 def running(job: dict[str, str], script: str, folder: Path, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A script of the folder in a process group of its own, as a step is."""
+    """Run a script of the folder in its own process group, like a step."""
     command = [str(FOLDER / script), *arguments]
     with subprocess.Popen(command, cwd=folder, env=job, start_new_session=True) as process:
         try:
@@ -101,7 +101,7 @@ def page(address: str) -> str:
         return str(answer.read().decode())
 
 
-def test_shellcheck_finds_nothing() -> None:
+def test_shellcheck_passes() -> None:
     found = shutil.which("shellcheck", path=str(Path(sys.executable).parent)) or shutil.which("shellcheck")
     if found is None:
         pytest.skip("shellcheck is not on PATH")
@@ -110,7 +110,7 @@ def test_shellcheck_finds_nothing() -> None:
     assert all(os.access(script, os.X_OK) for script in SCRIPTS)
 
 
-def test_a_job_brings_its_exporter_whose_page_prometheus_finds_and_takes_both_away(
+def test_prometheus_finds_a_jobs_exporter_and_the_job_removes_it_at_its_end(
     job: dict[str, str], tmp_path: Path
 ) -> None:
     (tmp_path / "train.py").write_text(TRAINING)
@@ -132,14 +132,14 @@ def test_a_job_brings_its_exporter_whose_page_prometheus_finds_and_takes_both_aw
         assert labels["slurm_job_name"] == job["SLURM_JOB_NAME"]
         assert (labels["instance"], labels["job"]) == (address, "stallscope")
         (tmp_path / "almost").write_text("3")
-        (tmp_path / "almost").rename(tmp_path / "enough")  # the training reads it as soon as it is there
+        (tmp_path / "almost").rename(tmp_path / "enough")  # the training reads it as soon as it exists
         assert process.wait(60) == 3
         assert not target_file(job).exists()
         assert not own_folder(job).exists()
 
 
 def scraped(job: dict[str, str], folder: Path) -> dict[str, str]:
-    """The labels of the job's target, once a real Prometheus with scrape.yml has scraped it."""
+    """Return the labels of the job's target, after a real Prometheus with scrape.yml has scraped it."""
     found = shutil.which("prometheus")
     assert found is not None, "prometheus is not on PATH; sh tests/install_tools.sh installs it"
     text = (FOLDER / "scrape.yml").read_text()
@@ -166,7 +166,7 @@ def scraped(job: dict[str, str], folder: Path) -> dict[str, str]:
     return dict(labels)
 
 
-def test_a_link_in_everybodys_folder_leads_nowhere(job: dict[str, str], tmp_path: Path) -> None:
+def test_a_link_in_the_shared_folder_is_not_followed(job: dict[str, str], tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     kept.write_text("mine")
     Path(f"{target_file(job)}.new").symlink_to(kept)
@@ -175,7 +175,7 @@ def test_a_link_in_everybodys_folder_leads_nowhere(job: dict[str, str], tmp_path
     assert kept.read_text() == "mine"
 
 
-def test_a_step_that_is_cancelled_takes_its_target_back(job: dict[str, str], tmp_path: Path) -> None:
+def test_a_cancelled_step_removes_its_target(job: dict[str, str], tmp_path: Path) -> None:
     with running(job, "job_exporter.sh", tmp_path) as process:
         until(target_file(job).exists)
         process.terminate()
@@ -184,7 +184,7 @@ def test_a_step_that_is_cancelled_takes_its_target_back(job: dict[str, str], tmp
         assert not own_folder(job).exists()
 
 
-def test_nobody_else_on_the_node_can_report_to_a_jobs_exporter_or_have_it_let_go(
+def test_other_users_of_the_node_can_neither_report_to_a_jobs_exporter_nor_release_its_gpus(
     job: dict[str, str], tmp_path: Path
 ) -> None:
     with running(job, "job_exporter.sh", tmp_path):
@@ -196,7 +196,7 @@ def test_nobody_else_on_the_node_can_report_to_a_jobs_exporter_or_have_it_let_go
             assert refused.value.code in (403, 404)
 
 
-def test_what_a_killed_step_leaves_is_taken_away_by_the_epilog(job: dict[str, str], tmp_path: Path) -> None:
+def test_the_epilog_removes_the_files_of_a_killed_step(job: dict[str, str], tmp_path: Path) -> None:
     other = target_file(job).with_name("1-gpu001.json")
     other.write_text("[]")
     with running(job, "job_exporter.sh", tmp_path) as process:
@@ -211,7 +211,7 @@ def test_what_a_killed_step_leaves_is_taken_away_by_the_epilog(job: dict[str, st
         assert other.exists()
 
 
-def test_two_jobs_on_one_node_do_not_meet(job: dict[str, str], tmp_path: Path) -> None:
+def test_two_jobs_on_one_node_do_not_interfere(job: dict[str, str], tmp_path: Path) -> None:
     second = {**job, "SLURM_JOB_ID": job["SLURM_JOB_ID"] + "1"}
     with running(job, "job_exporter.sh", tmp_path), running(second, "job_exporter.sh", tmp_path):
         (one,) = until(lambda: json.loads(target_file(job).read_text()))
@@ -220,7 +220,7 @@ def test_two_jobs_on_one_node_do_not_meet(job: dict[str, str], tmp_path: Path) -
         assert page(one["targets"][0]) != page(two["targets"][0])
 
 
-def test_a_folder_that_is_somebody_elses_is_not_used(job: dict[str, str], tmp_path: Path) -> None:
+def test_a_folder_of_another_user_is_not_used(job: dict[str, str], tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     own_folder(job).symlink_to(elsewhere)
@@ -231,14 +231,14 @@ def test_a_folder_that_is_somebody_elses_is_not_used(job: dict[str, str], tmp_pa
     finally:
         own_folder(job).unlink()
     assert done.returncode == 1
-    assert "is somebody else's" in done.stderr
+    assert "owned by another user" in done.stderr
     assert not any(elsewhere.iterdir())
 
 
 @pytest.mark.parametrize(
     ("missing", "said"), [("SLURM_JOB_ID", "for a step of a Slurm job"), ("stallscope", "pip install")]
 )
-def test_a_step_without_what_it_needs_says_so(job: dict[str, str], missing: str, said: str) -> None:
+def test_a_missing_requirement_is_named(job: dict[str, str], missing: str, said: str) -> None:
     if missing == "stallscope":
         Path(job["PATH"].partition(":")[0], "stallscope").unlink()
         job["PATH"] = job["PATH"].partition(":")[0] + ":/usr/bin:/bin"
@@ -253,7 +253,7 @@ def test_a_step_without_what_it_needs_says_so(job: dict[str, str], missing: str,
     assert said in done.stderr
 
 
-def test_an_exporter_that_does_not_start_tells_why_in_the_jobs_log(job: dict[str, str], tmp_path: Path) -> None:
+def test_an_exporter_that_does_not_start_writes_the_reason_to_the_jobs_log(job: dict[str, str], tmp_path: Path) -> None:
     done = subprocess.run(
         [FOLDER / "job_exporter.sh", "--no-such-flag"], env=job, capture_output=True, text=True, timeout=60, check=False
     )
@@ -263,7 +263,7 @@ def test_an_exporter_that_does_not_start_tells_why_in_the_jobs_log(job: dict[str
     assert not own_folder(job).exists()
 
 
-def test_an_exporter_that_ends_by_itself_tells_why_in_the_jobs_log(job: dict[str, str], tmp_path: Path) -> None:
+def test_an_exporter_that_fails_writes_the_reason_to_the_jobs_log(job: dict[str, str], tmp_path: Path) -> None:
     script = "echo 'level=info msg=answering address=127.0.0.1:1' >&2; echo no more >&2; exit 75"
     program(Path(job["PATH"].partition(":")[0]), "stallscope", f"#!/bin/sh\n{script}\n")
     done = subprocess.run(
@@ -284,7 +284,7 @@ def test_a_run_is_named_after_its_job(job: dict[str, str]) -> None:
     assert task_prolog({**job, "SLURM_JOB_ID": "42"}) == ["export STALLSCOPE_RUN=fine-tune__large____v2-42"]
     sweep = {**job, "SLURM_JOB_ID": "42", "SLURM_STEP_ID": "7", "SLURM_STEP_NUM_TASKS": "1"}
     assert task_prolog(sweep) == ["export STALLSCOPE_RUN=fine-tune__large____v2-42.7"]
-    # As in a batch script's step, whose environment has what the script's own was given.
+    # A step of a batch script inherits the variables of the script.
     inherited = {**sweep, "STALLSCOPE_RUN": "fine-tune__large____v2-42"}
     assert task_prolog(inherited) == ["export STALLSCOPE_RUN=fine-tune__large____v2-42.7"]
     assert task_prolog({**job, "SLURM_JOB_ID": "43", "SLURM_HET_JOB_ID": "42", "SLURM_STEP_NUM_TASKS": "8"}) == [
@@ -292,7 +292,7 @@ def test_a_run_is_named_after_its_job(job: dict[str, str]) -> None:
     ]
 
 
-def test_what_the_user_has_set_stays_and_partitions_for_trying_out_are_told(job: dict[str, str]) -> None:
+def test_the_users_variables_are_kept_and_jobs_in_test_partitions_are_experiments(job: dict[str, str]) -> None:
     assert task_prolog({**job, "STALLSCOPE_RUN": "mine"}) == []
     trying = {**job, "STALLSCOPE_RUN": "mine", "SLURM_JOB_PARTITION": "debug-short"}
     assert task_prolog(trying) == ["export STALLSCOPE_JOB_CLASS=experiment"]
@@ -301,7 +301,7 @@ def test_what_the_user_has_set_stays_and_partitions_for_trying_out_are_told(job:
 
 @contextlib.contextmanager
 def node_exporter(scenario: str, folder: Path, log: str = "log") -> Iterator[str]:
-    """An exporter of the node with simulated GPUs; its URL."""
+    """Start an exporter of the node with simulated GPUs, and yield its URL."""
     number = free_port()
     command = [sys.executable, "-m", "stallscope", "exporter", f"--web.listen-address=127.0.0.1:{number}"]
     command += ["--report.unix-socket=", "--report.udp-address=", "--sampling.interval=200ms"]
@@ -322,29 +322,29 @@ def prolog(job: dict[str, str], url: str, wait: str = "0.05") -> subprocess.Comp
     )
 
 
-needs_curl = pytest.mark.skipif(shutil.which("curl") is None, reason="the prolog and the epilog ask with curl")
+needs_curl = pytest.mark.skipif(shutil.which("curl") is None, reason="the prolog and the epilog need curl")
 
 
 @needs_curl
-def test_no_job_starts_on_a_node_of_which_a_gpu_is_gone(job: dict[str, str], tmp_path: Path) -> None:
+def test_no_job_starts_on_a_node_that_has_lost_a_gpu(job: dict[str, str], tmp_path: Path) -> None:
     with node_exporter("gpu_lost", tmp_path) as url:
         done = until(lambda: refused if (refused := prolog(job, url)).returncode else None)
         up = [line for line in page(url.removeprefix("http://")).splitlines() if line.startswith("stallscope_gpu_up{")]
     assert done.returncode == 1
     (lost,) = (line for line in up if line.endswith(" 0"))
     number = lost.partition('gpu="')[2].partition('"')[0]
-    assert done.stderr == f"stallscope: gone from this node: GPU {number} (gpu_lost)\n"
+    assert done.stderr == f"stallscope: GPU {number} (gpu_lost): lost; see alerts/runbooks/GpuLost.md\n"
 
 
 @needs_curl
-def test_a_job_starts_on_a_healthy_node_and_where_nothing_answers(job: dict[str, str], tmp_path: Path) -> None:
+def test_a_job_starts_on_a_healthy_node_and_if_nothing_responds(job: dict[str, str], tmp_path: Path) -> None:
     with node_exporter("healthy", tmp_path) as url:
         assert prolog(job, url).returncode == 0
     assert prolog(job, url).returncode == 0
 
 
 @needs_curl
-def test_gpus_that_the_exporter_was_asked_to_let_go_of_keep_no_job_away(job: dict[str, str], tmp_path: Path) -> None:
+def test_released_gpus_do_not_block_a_job(job: dict[str, str], tmp_path: Path) -> None:
     with node_exporter("healthy", tmp_path) as url:
         urllib.request.urlopen(f"{url}/-/release?for=60s", data=b"", timeout=30).close()
         until(lambda: 'reason="released"' in page(url.removeprefix("http://")))
@@ -352,33 +352,35 @@ def test_gpus_that_the_exporter_was_asked_to_let_go_of_keep_no_job_away(job: dic
 
 
 @needs_curl
-def test_an_instance_of_mig_that_was_taken_apart_keeps_no_job_away(job: dict[str, str], tmp_path: Path) -> None:
+def test_a_destroyed_mig_instance_does_not_block_a_job(job: dict[str, str], tmp_path: Path) -> None:
     pages = tmp_path / "pages"
     pages.mkdir()
-    told = 'stallscope_gpu_lost_info{{gpu="0",uuid="MIG-1",mig="1g.10gb",reason="{reason}"}} 1\n'
+    sample = 'stallscope_gpu_lost_info{{gpu="0",uuid="MIG-1",mig="1g.10gb",reason="{reason}"}} 1\n'
     number = free_port()
     command = [sys.executable, "-m", "http.server", "--bind", "127.0.0.1", "--directory", str(pages), str(number)]
     quiet = subprocess.DEVNULL
     with subprocess.Popen(command, stdout=quiet, stderr=quiet) as server:
         try:
             for reason, started in (("mig_reconfigured", True), ("not_enumerated", False)):
-                (pages / "metrics").write_text(told.format(reason=reason))
+                (pages / "metrics").write_text(sample.format(reason=reason))
                 assert until(lambda: page(f"127.0.0.1:{number}"))
-                # A job also starts where the answer takes too long, as it may on a busy machine.
+                # A job also starts if the response takes too long, as it can on a busy machine.
                 until(lambda: (prolog(job, f"http://127.0.0.1:{number}").returncode == 0) is started)  # noqa: B023
         finally:
             server.terminate()
 
 
 @needs_curl
-def test_the_exporter_lets_go_of_gpus_while_the_epilog_resets_them(job: dict[str, str], tmp_path: Path) -> None:
+def test_the_exporter_releases_gpus_while_the_epilog_resets_them(job: dict[str, str], tmp_path: Path) -> None:
     binaries = Path(job["PATH"].partition(":")[0])
     program(binaries, "nvidia-smi", f'#!/bin/sh\necho "$@" > {tmp_path}/reset\ncp {tmp_path}/log {tmp_path}/before\n')
     with node_exporter("healthy", tmp_path) as url:
-        asked = {**job, "STALLSCOPE_NODE_URL": url, "STALLSCOPE_RELEASE_WAIT": "0", "SLURM_JOB_GPUS": "0,3"}
-        subprocess.run([FOLDER / "epilog.sh"], env=asked, check=True, timeout=30)
+        environment = {**job, "STALLSCOPE_NODE_URL": url, "STALLSCOPE_RELEASE_WAIT": "0", "SLURM_JOB_GPUS": "0,3"}
+        subprocess.run([FOLDER / "epilog.sh"], env=environment, check=True, timeout=30)
         assert not (tmp_path / "reset").exists()
-        subprocess.run([FOLDER / "epilog.sh"], env={**asked, "STALLSCOPE_RESET_GPUS": "1"}, check=True, timeout=30)
+        subprocess.run(
+            [FOLDER / "epilog.sh"], env={**environment, "STALLSCOPE_RESET_GPUS": "1"}, check=True, timeout=30
+        )
         log = (tmp_path / "log").read_text()
     assert (tmp_path / "reset").read_text() == "--gpu-reset --id=0,3\n"
     before = (tmp_path / "before").read_text()
@@ -388,7 +390,7 @@ def test_the_exporter_lets_go_of_gpus_while_the_epilog_resets_them(job: dict[str
 
 
 @needs_curl
-def test_an_exporter_that_takes_no_requests_to_let_go_is_told_by_signals(job: dict[str, str], tmp_path: Path) -> None:
+def test_the_epilog_sends_signals_to_an_exporter_without_release_requests(job: dict[str, str], tmp_path: Path) -> None:
     binaries = Path(job["PATH"].partition(":")[0])
     for name in ("nvidia-smi", "systemctl"):
         program(binaries, name, f'#!/bin/sh\necho {name} "$@" >> {tmp_path}/calls\n')
@@ -403,16 +405,21 @@ def test_an_exporter_that_takes_no_requests_to_let_go_is_told_by_signals(job: di
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
-def test_the_epilog_takes_away_what_the_jobs_user_may_and_nobody_elses(job: dict[str, str]) -> None:
-    nobody = 65534
+def test_the_epilog_removes_only_files_of_the_jobs_user(job: dict[str, str]) -> None:
+    job_user = 65534
     with tempfile.TemporaryDirectory() as shared:
         Path(shared).chmod(0o1777)
-        asked = {**job, "STALLSCOPE_TARGETS": shared, "SLURM_JOB_UID": f"{nobody}", "SLURM_JOB_GID": f"{nobody}"}
-        left = target_file(asked)
-        for owner, stays in ((nobody, False), (os.geteuid(), True)):
+        environment = {
+            **job,
+            "STALLSCOPE_TARGETS": shared,
+            "SLURM_JOB_UID": f"{job_user}",
+            "SLURM_JOB_GID": f"{job_user}",
+        }
+        left = target_file(environment)
+        for owner, stays in ((job_user, False), (os.geteuid(), True)):
             left.write_text("[]")
             os.chown(left, owner, owner)
-            subprocess.run([FOLDER / "epilog.sh"], env=asked, check=True, capture_output=True, timeout=30)
+            subprocess.run([FOLDER / "epilog.sh"], env=environment, check=True, capture_output=True, timeout=30)
             assert left.exists() is stays
 
 
@@ -424,7 +431,7 @@ def test_an_epilog_with_a_strange_job_number_removes_nothing(job: dict[str, str]
     assert kept.exists()
 
 
-def test_on_a_recorded_node_each_job_is_told_as_the_owner_of_what_it_uses() -> None:
+def test_on_a_recorded_node_each_job_owns_the_gpus_it_uses() -> None:
     pids = (31337, 31338, 40400, 40700)
     processes = Processes(TREE).look_up(pids)
     occupancy = on(gpu(), *((pid, GIB) for pid in pids), used=len(pids) * GIB)
@@ -435,12 +442,12 @@ def test_on_a_recorded_node_each_job_is_told_as_the_owner_of_what_it_uses() -> N
     assert len({owner.slurm_job for owner in owners.values()} - {""}) > 1
 
 
-def test_promtool_takes_the_scrape_job(tmp_path: Path) -> None:
+def test_promtool_accepts_the_scrape_job(tmp_path: Path) -> None:
     promtool = shutil.which("promtool")
     assert promtool is not None, "promtool is not on PATH; sh tests/install_tools.sh installs it"
     text = (FOLDER / "scrape.yml").read_text()
     assert yaml.safe_load(text)["scrape_configs"][0]["honor_labels"] is True
-    # It looks for the files of targets too.
+    # promtool also reads the target files.
     (tmp_path / "1.json").write_text('[{"targets": ["localhost:1"]}]')
     (tmp_path / "nodes.yml").write_text('- targets: ["gpu001:19400"]\n')
     text = text.replace("/shared/stallscope/targets", str(tmp_path))

@@ -1,4 +1,4 @@
-"""The units: verified, scored, installed below a folder, and their settings and limits met by a running exporter."""
+"""The units are valid and confined, install below a folder, and the exporter runs with their settings and limits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FOLDER = ROOT / "deploy/systemd"
 UNITS = sorted(FOLDER.glob("*.service"))
 EXPORTER = FOLDER / "stallscope-exporter.service"
 MOST_EXPOSED = 3.0
-# Refuses what MemoryDenyWriteExecute= does (PR_SET_MDWE, PR_MDWE_REFUSE_EXEC_GAIN), then becomes the program.
+# Set the restriction of MemoryDenyWriteExecute= (PR_SET_MDWE, PR_MDWE_REFUSE_EXEC_GAIN), then run the program.
 LOCKED = """
 import ctypes, os, sys
 if ctypes.CDLL(None).prctl(65, 1, 0, 0, 0):
@@ -35,7 +35,7 @@ if ctypes.CDLL(None).prctl(65, 1, 0, 0, 0):
 os.execv(sys.argv[1], sys.argv[1:])
 """
 
-# In the interpreter's place where nothing need be installed: makes environments whose own does nothing.
+# A stand-in for the interpreter: it creates virtual environments whose interpreter does nothing.
 EMPTY_ENVIRONMENT = """#!/bin/sh
 [ "$1" != -c ] || exec echo /usr/bin/python3
 for folder; do :; done
@@ -51,7 +51,7 @@ def tool(name: str) -> str:
 
 
 def settings(unit: Path) -> dict[str, list[str]]:
-    """Every setting of a unit with its values in order."""
+    """Return every setting of a unit with its values in order."""
     found: dict[str, list[str]] = {}
     for line in unit.read_text(encoding="utf-8").splitlines():
         name, equals, value = line.partition("=")
@@ -62,7 +62,7 @@ def settings(unit: Path) -> dict[str, list[str]]:
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A machine's root, as the script leaves it."""
+    """Return the root folder after the script has installed into it."""
     folder = tmp_path_factory.mktemp("root")
     environment = {**os.environ, "DESTDIR": str(folder), "PYTHON": sys.executable}
     subprocess.run(["sh", str(FOLDER / "install.sh")], env=environment, check=True, capture_output=True, timeout=280)
@@ -70,7 +70,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def installed_units(root: Path) -> list[str]:
-    """The installed units, with the program's path as it is below the root."""
+    """Return the installed units, with the program's path below the root folder."""
     paths = sorted((root / "usr/lib/systemd/system").glob("*.service"))
     for path in paths:
         path.write_text(path.read_text().replace("=/opt/stallscope", f"={root}/opt/stallscope"))
@@ -78,7 +78,7 @@ def installed_units(root: Path) -> list[str]:
     return [str(path) for path in paths]
 
 
-def test_systemd_reads_every_installed_unit_without_a_complaint(root: Path) -> None:
+def test_systemd_verifies_every_installed_unit_without_a_warning(root: Path) -> None:
     done = subprocess.run(
         [tool("systemd-analyze"), "verify", "--man=no", *installed_units(root)],
         capture_output=True,
@@ -90,7 +90,7 @@ def test_systemd_reads_every_installed_unit_without_a_complaint(root: Path) -> N
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda path: path.stem)
-def test_a_unit_is_as_closed_as_the_readme_says_and_more_than_required(unit: Path) -> None:
+def test_a_unit_has_the_exposure_of_the_readme_and_less_than_the_limit(unit: Path) -> None:
     done = subprocess.run(
         [tool("systemd-analyze"), "security", "--no-pager", "--offline=true", f"--threshold={MOST_EXPOSED:.0f}0", unit],
         capture_output=True,
@@ -107,11 +107,11 @@ def test_a_unit_is_as_closed_as_the_readme_says_and_more_than_required(unit: Pat
     (said,) = re.findall(
         rf"^\| `{re.escape(unit.name)}` \| (\d\.\d) \|", (FOLDER / "README.md").read_text(), re.MULTILINE
     )
-    # Versions weigh the settings a little differently; the README tells of 252.
+    # The score differs a little between versions; the README has the score of 252.
     assert float(found[1]) == pytest.approx(float(said), abs=0.5)
 
 
-def test_the_exporter_has_no_right_and_of_devices_only_nvidias() -> None:
+def test_the_exporter_has_no_capability_and_only_nvidias_devices() -> None:
     found = settings(EXPORTER)
     assert found["User"] == ["stallscope"]
     assert found["CapabilityBoundingSet"] == found["AmbientCapabilities"] == [""]
@@ -121,7 +121,7 @@ def test_the_exporter_has_no_right_and_of_devices_only_nvidias() -> None:
     assert found["DeviceAllow"] == ["char-nvidia* rw"]
 
 
-def test_nothing_is_set_that_would_take_what_it_measures() -> None:
+def test_no_setting_hides_measured_data() -> None:
     for unit in UNITS:
         assert not settings(unit).keys() & {
             "PrivateDevices",
@@ -132,7 +132,7 @@ def test_nothing_is_set_that_would_take_what_it_measures() -> None:
         }
 
 
-def test_a_stuck_driver_ends_in_a_restart_and_a_wrong_setting_does_not() -> None:
+def test_a_hung_driver_leads_to_a_restart_and_an_invalid_setting_does_not() -> None:
     found = settings(EXPORTER)
     assert found["Restart"] == ["on-failure"]
     (prevented,) = found["RestartPreventExitStatus"]
@@ -141,7 +141,7 @@ def test_a_stuck_driver_ends_in_a_restart_and_a_wrong_setting_does_not() -> None
     assert load([f"--config.file={FOLDER / 'exporter.yml'}"], {}, {}).exit_after_hang > 0
 
 
-def test_the_settings_name_only_folders_that_the_unit_makes() -> None:
+def test_the_settings_name_only_folders_that_the_unit_creates() -> None:
     configured = load([f"--config.file={FOLDER / 'exporter.yml'}"], {}, {})
     found = settings(EXPORTER)
     assert configured.report_state_file is not None
@@ -151,7 +151,7 @@ def test_the_settings_name_only_folders_that_the_unit_makes() -> None:
     assert found["RuntimeDirectoryPreserve"] == ["yes"]
 
 
-def test_the_user_and_the_folder_for_reports_are_made_before_anything_starts(root: Path) -> None:
+def test_user_and_report_folder_are_created_at_boot(root: Path) -> None:
     subprocess.run([tool("systemd-sysusers"), f"--root={root}"], check=True, capture_output=True, timeout=60)
     (account,) = [line.split(":") for line in (root / "etc/passwd").read_text().splitlines() if "stallscope" in line]
     assert account[0] == settings(EXPORTER)["User"][0]
@@ -175,21 +175,25 @@ def test_a_second_installation_keeps_the_settings(tmp_path: Path) -> None:
         kept.write_text("log: {level: debug}\n")
 
 
-def test_an_interpreter_in_a_home_which_the_service_may_not_enter_is_told_of(tmp_path: Path) -> None:
+def test_an_interpreter_in_a_home_folder_is_rejected(tmp_path: Path) -> None:
     assert settings(EXPORTER)["ProtectHome"] == ["yes"]
     python = tmp_path / "python"
-    for place, told in (("/root/.pyenv/bin/python3", True), ("/home/ada/python3", True), ("/usr/bin/python3", False)):
+    for place, is_rejected in (
+        ("/root/.pyenv/bin/python3", True),
+        ("/home/ada/python3", True),
+        ("/usr/bin/python3", False),
+    ):
         python.write_text(EMPTY_ENVIRONMENT.replace("/usr/bin/python3", place))
         python.chmod(0o755)
         environment = {**os.environ, "DESTDIR": str(tmp_path / "root"), "PYTHON": str(python)}
         command = ["sh", str(FOLDER / "install.sh")]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
-        assert ("may not enter homes" in done.stderr) is told
+        assert ("in a home folder" in done.stderr) is is_rejected
 
 
 @pytest.fixture
 def exporter(root: Path, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], int, Path]]:
-    """The installed exporter as the unit starts it: its command, its mask, and no memory made executable."""
+    """Start the exporter with the unit's command and umask, and without the right to make memory executable."""
     number = free_port()
     (run, state) = (tmp_path / "run", tmp_path / "state")
     run.mkdir(mode=0o755)
@@ -219,7 +223,7 @@ def ready(number: int) -> bool:
         return bool(answer.status == 200)
 
 
-def test_every_user_may_report_whatever_the_units_mask(exporter: tuple[subprocess.Popen[str], int, Path]) -> None:
+def test_every_user_can_report_despite_the_units_umask(exporter: tuple[subprocess.Popen[str], int, Path]) -> None:
     assert settings(EXPORTER)["UMask"] == ["0077"]
     _, _, run = exporter
     assert stat.S_IMODE(run.stat().st_mode) == 0o755
@@ -228,7 +232,7 @@ def test_every_user_may_report_whatever_the_units_mask(exporter: tuple[subproces
         sender.connect(str(run / "report.sock"))
 
 
-def test_a_reload_reads_the_settings_again(exporter: tuple[subprocess.Popen[str], int, Path], tmp_path: Path) -> None:
+def test_a_reload_applies_changed_settings(exporter: tuple[subprocess.Popen[str], int, Path], tmp_path: Path) -> None:
     (reload,) = settings(EXPORTER)["ExecReload"]
     assert reload.split()[1] == "-HUP"
     process, number, _ = exporter
@@ -244,7 +248,7 @@ def test_a_reload_reads_the_settings_again(exporter: tuple[subprocess.Popen[str]
     until(forgotten)
 
 
-def test_the_script_is_sound() -> None:
+def test_shellcheck_passes() -> None:
     program = shutil.which("shellcheck", path=str(Path(sys.executable).parent)) or tool("shellcheck")
     done = subprocess.run([program, FOLDER / "install.sh"], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (0, "")
