@@ -621,7 +621,7 @@ def test_help_lists_the_commands_and_a_command_its_flags() -> None:
     assert "--collector.nvidia" in ended.stdout
     text = " ".join(ended.stdout.split())
     assert "SIGUSR1, or POST /-/release?for=2m, closes the GPUs' device files" in text
-    assert "SIGUSR2, or POST /-/resume, takes them up again" in text
+    assert "SIGUSR2, or POST /-/resume, opens them again" in text
     assert "can only be ended with the process: --sampling.exit-after-hang" in text
     assert once("--version").stdout.startswith("stallscope ")
 
