@@ -100,7 +100,14 @@ def texts(source: str, suffix: str) -> Iterator[tuple[int, str]]:
         return
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if tokenize.tok_name[token.type] in ("COMMENT", "STRING", "FSTRING_MIDDLE"):
-            yield token.start[0], token.string
+            yield token.start[0], _without_expressions(token.string)
+
+
+def _without_expressions(string: str) -> str:
+    """Blank the expressions of an f-string, which are part of its token before Python 3.12."""
+    if not re.match(r"(?i)(?:f|rf|fr)['\"]", string):
+        return string
+    return re.sub(r"\{[^{}]*\}", lambda expression: re.sub(r"\S", " ", expression[0]), string)
 
 
 def docstrings(source: str) -> Iterator[tuple[int, str]]:

@@ -30,6 +30,7 @@ def found(path: str, source: str, rules: Rules) -> list[tuple[int, str]]:
         ('def f() -> None:\n    """What the driver reports."""\n', [(2, "What")]),
         ('LIMIT = 3\n"""Whether it is reached."""\n', [(2, "Whether")]),
         ("told = ask(processor)\n", []),
+        ('x = f"{told} of {ask(1)}"\n', []),
         ('def f() -> None:\n    """Return what the driver reports."""\n', []),
         ('x = "What is lost"\n', []),
     ],
