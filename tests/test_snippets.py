@@ -4,43 +4,52 @@ from __future__ import annotations
 
 import ast
 import importlib
+import json
 import re
 import shlex
+import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
+import jsonschema
 import pytest
 import yaml
 
 import stallscope
 from stallscope.cli import commands
+from stallscope.web.http.configuration_file import read_web_configuration
+from tests.deploy.kubernetes_tools import program
+from tests.web.certificates import Authority, needs_openssl
 
 ROOT = Path(__file__).parents[1]
 EXECUTED = ("README.md", "exporter/SHIM.md")
-"""Pages with Python for users. `test_recipes.py` and `catalogue/test_new_cause.py` execute recipes for developers."""
-PROGRAMS = frozenset(
-    (
-        *(
-            "curl",
-            "docker",
-            "export",
-            "helm",
-            "kubectl",
-            "openssl",
-            "pip",
-            "prometheus",
-            "python",
-            "rm",
-            "sbatch",
-            "sudo",
-        ),
-        *("umask", "victoria-metrics", "vmagent", "vmalert"),
-    )
-)
-"""Other programs in commands. Their own tests run them where they can run here."""
+"""Pages with Python for users. `test_recipes.py`, `collectors/gpu/test_new_signal.py` and `catalogue/test_new_cause.py`
+execute the examples for developers."""
+CHECKED_BY_HELP = ("docker", "helm", "kubectl", "prometheus", "victoria-metrics", "vmagent", "vmalert")
+"""Programs that reject an unknown flag although `--help` follows it."""
+NOT_EXECUTED = {
+    "curl": "needs a running exporter",
+    "docker": "needs a container engine; deploy/test_image.py executes the image's steps",
+    "export": "sets a variable of the reader's shell",
+    "helm": "needs a cluster; deploy/test_helm.py renders the chart",
+    "kubectl": "needs a cluster; deploy/test_kubernetes.py renders the overlays",
+    "openssl": "writes to /etc, or to a Secret of a cluster",
+    "pip": "needs a package index; packaging/ and deploy/test_systemd.py install from the checkout",
+    "prometheus": "a server; rules/ and stack/ start it",
+    "python": "the reader's training program",
+    "rm": "removes a file of the command before it",
+    "sbatch": "needs Slurm; deploy/test_slurm.py runs the scripts",
+    "sudo": "needs root; deploy/test_systemd.py runs the script below a folder",
+    "umask": "belongs to the command after it",
+    "victoria-metrics": "a server; prometheus_examples/test_vmalert.py starts it",
+    "vmagent": "a server; prometheus_examples/ starts it",
+    "vmalert": "a server; prometheus_examples/test_vmalert.py starts it",
+}
+"""Other programs in commands, and the reason why this file does not run them."""
 PASSED_ON = {"run": "train.py", "pick": "--"}
 """Commands that start another program; the rest of the line, from this word on, is that program's."""
 _BLOCK = re.compile(r"^( *)(`{3,})(\w*)\n(.*?)^ *\2$", re.MULTILINE | re.DOTALL)
@@ -55,6 +64,7 @@ class Snippet:
     line: int
     language: str
     text: str
+    is_inline: bool = False
 
     def __str__(self) -> str:
         return f"{self.page}:{self.line}"
@@ -77,7 +87,13 @@ def inline_commands() -> Iterator[Snippet]:
     for page in pages():
         text = page.read_text(encoding="utf-8")
         for found in _INLINE.finditer(_BLOCK.sub(lambda block: "\n" * block[0].count("\n"), text)):
-            yield Snippet(str(page.relative_to(ROOT)), text.count("\n", 0, text.find(found[0])) + 1, "sh", found[1])
+            yield Snippet(
+                str(page.relative_to(ROOT)),
+                text.count("\n", 0, text.find(found[0])) + 1,
+                "sh",
+                found[1],
+                is_inline=True,
+            )
 
 
 ALL = list(snippets())
@@ -120,14 +136,82 @@ def test_python_for_developers_is_valid(snippet: Snippet) -> None:
     ast.parse(f"{{{snippet.text}}}" if entry_of_a_table else snippet.text)
 
 
+def check_scrape_configuration(text: str, folder: Path) -> None:
+    file = folder / "prometheus.yml"
+    file.write_text(text, encoding="utf-8")
+    subprocess.run(["promtool", "check", "config", file], check=True, capture_output=True, timeout=120)
+
+
+def check_web_configuration(text: str, folder: Path) -> None:
+    authority = Authority(folder)
+    certificate, key = authority.sign("node")
+    replaced = {"node.crt": certificate, "node.key": key, "authority.crt": authority.certificate}
+    for name, file in replaced.items():
+        text = text.replace(name, str(file))
+    file = folder / "web.yml"
+    file.write_text(text.replace("$2y$10$...", "$2y$10$" + "a" * 53), encoding="utf-8")
+    configuration = read_web_configuration(file)
+    assert configuration.tls is not None
+    assert set(configuration.users) == {"prometheus"}
+    subprocess.run(["promtool", "check", "web-config", file], check=True, capture_output=True, timeout=120)
+
+
+def check_compose_file(text: str, folder: Path) -> None:
+    schema = ROOT / "tests/deploy/compose_schema/compose-spec.json"
+    jsonschema.Draft7Validator(json.loads(schema.read_text(encoding="utf-8"))).validate(yaml.safe_load(text))
+
+
+def check_kustomization(text: str, folder: Path) -> None:
+    kubectl = program("kubectl")
+    if kubectl is None:
+        pytest.skip("kubectl is not on PATH, and could not be fetched")
+    checkout = Path("../" * (len(folder.resolve().parts) - 1)) / ROOT.relative_to("/")
+    (folder / "kustomization.yaml").write_text(text.replace("../stallscope", str(checkout)), encoding="utf-8")
+    done = subprocess.run([kubectl, "kustomize", folder], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "image: your.registry/stallscope-exporter:" in done.stdout
+
+
+def check_relabelings(text: str, folder: Path) -> None:
+    schema = json.loads((ROOT / "tests/deploy/operator_schemas/PodMonitor.json").read_text(encoding="utf-8"))
+    endpoint = {**schema["$defs"]["PodMetricsEndpoint"], "$defs": schema["$defs"]}
+    jsonschema.Draft7Validator(endpoint).validate(yaml.safe_load(text))
+
+
+def check_rules(text: str, folder: Path) -> None:
+    file = folder / "rules.yml"
+    group = {"groups": [{"name": "snippet", "rules": yaml.safe_load(text)}]}
+    file.write_text(yaml.safe_dump(group), encoding="utf-8")
+    subprocess.run(["promtool", "check", "rules", file], check=True, capture_output=True, timeout=120)
+
+
+YAML: dict[str, Callable[[str, Path], None]] = {
+    "kind": check_kustomization,
+    "record": check_rules,
+    "relabelings": check_relabelings,
+    "scrape_configs": check_scrape_configuration,
+    "services": check_compose_file,
+    "tls_server_config": check_web_configuration,
+}
+"""The check of a YAML block, by a key on its first level."""
+
+
+def check_of(content: Any) -> Callable[[str, Path], None]:
+    """Return the check of a parsed YAML block."""
+    keys = content[0] if isinstance(content, list) else content
+    (check,) = {YAML[key] for key in keys if key in YAML}
+    return check
+
+
+@needs_openssl
 @pytest.mark.parametrize("snippet", of("yaml"), ids=str)
-def test_yaml_is_valid(snippet: Snippet, tmp_path: Path) -> None:
-    content = yaml.safe_load(snippet.text)
-    assert content
-    if "scrape_configs" in content:
-        file = tmp_path / "prometheus.yml"
-        file.write_text(snippet.text, encoding="utf-8")
-        subprocess.run(["promtool", "check", "config", file], check=True, capture_output=True, timeout=120)
+def test_yaml_is_valid_for_the_program_that_reads_it(snippet: Snippet, tmp_path: Path) -> None:
+    check_of(yaml.safe_load(snippet.text))(snippet.text, tmp_path)
+
+
+def test_yaml_of_an_unknown_kind_is_found() -> None:
+    with pytest.raises(ValueError, match="not enough values"):
+        check_of({"unknown": 1})
 
 
 def test_promql_is_valid(tmp_path: Path) -> None:
@@ -137,6 +221,16 @@ def test_promql_is_valid(tmp_path: Path) -> None:
     file.write_text(yaml.safe_dump({"groups": [{"name": "snippets", "rules": rules}]}), encoding="utf-8")
     checked = subprocess.run(["promtool", "check", "rules", file], capture_output=True, text=True, timeout=120)
     assert checked.returncode == 0, checked.stderr
+
+
+@pytest.mark.parametrize(
+    "line", re.findall(r"`(from stallscope\.[^`]+)`", (ROOT / "exporter/SHIM.md").read_text("utf-8"))
+)
+def test_imports_in_the_table_of_integrations_exist(line: str) -> None:
+    module, name = re.fullmatch(r"from (\S+) import (\w+)", line).groups()  # type: ignore[union-attr]
+    source = (ROOT / "exporter" / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8")
+    is_lazy = "__getattr__" in source and f'"{name}"' in source
+    assert is_lazy or name in {getattr(node, "name", "") for node in ast.parse(source).body}
 
 
 def simple_commands(text: str) -> Iterator[list[str]]:
@@ -160,14 +254,14 @@ def simple_commands(text: str) -> Iterator[list[str]]:
 
 
 def check(words: list[str], snippet: Snippet) -> None:
-    program, *arguments = words
-    if program == "stallscope":
+    name, *arguments = words
+    if name == "stallscope":
         check_own(arguments, snippet)
-    elif program == "make":
+    elif name == "make":
         targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
         assert [each for each in arguments if "=" not in each and each not in targets] == [], snippet
     else:
-        assert program in PROGRAMS, f"{snippet}: unknown program {program!r}"
+        assert name in NOT_EXECUTED, f"{snippet}: unknown program {name!r}"
     for each in arguments:
         path = each.partition("=")[2] or each
         if re.match(r"(deploy|prometheus|alerts|grafana)/", path):
@@ -175,7 +269,7 @@ def check(words: list[str], snippet: Snippet) -> None:
 
 
 def check_own(arguments: list[str], snippet: Snippet) -> None:
-    """Check a command line of ours with the command's own parser, as far as names and flags go."""
+    """Check a command line of ours with the command's own parser; in a sentence, only names and flags."""
     if arguments[:1] in (["--help"], ["--version"]):
         return
     name = arguments[0]
@@ -191,6 +285,40 @@ def check_own(arguments: list[str], snippet: Snippet) -> None:
     flags = {flag for action in parser._actions for flag in action.option_strings}
     used = {word.partition("=")[0] for word in rest if word.startswith("-")}
     assert used <= flags, f"{snippet}: {name} has no {sorted(used - flags)}"
+    if not snippet.is_inline:
+        try:
+            parser.parse_args(rest)
+        except SystemExit:
+            pytest.fail(f"{snippet}: {name} rejects {rest}")
+
+
+def commands_of(name: str) -> list[tuple[str, list[str]]]:
+    """Return the page and words of each command of a program in shell blocks."""
+    found = [(str(snippet), words) for snippet in of("sh") for words in simple_commands(snippet.text)]
+    return [(page, words) for page, words in found if words[0] == name]
+
+
+def has_valid_flags(words: list[str]) -> bool:
+    """Return whether the program knows the flags of the command."""
+    path = program(words[0]) or shutil.which(words[0])
+    if path is None:
+        pytest.skip(f"{words[0]} is not installed")
+    own = words[1 : words.index("--")] if "--" in words else words[1:]
+    at = -1 if words[0] == "docker" else len(own)  # docker passes on what follows the image
+    command = [path, *own[:at], "--help", *own[at:]]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    return done.returncode == 0
+
+
+@pytest.mark.parametrize("name", CHECKED_BY_HELP)
+def test_programs_know_the_flags_of_their_commands(name: str) -> None:
+    found = [(page, words) for page, words in commands_of(name) if words[1] != "compose"]  # a plugin, often missing
+    assert found
+    assert [page for page, words in found if not has_valid_flags(words)] == []
+
+
+def test_an_unknown_flag_of_another_program_is_found() -> None:
+    assert not has_valid_flags(["kubectl", "apply", "--client-side", "-k", "deploy/kubernetes/base"])
 
 
 @pytest.mark.parametrize("snippet", of("sh"), ids=str)
@@ -208,8 +336,16 @@ def test_commands_in_sentences_exist_with_their_flags() -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["stallscope fly", "stallscope top --wings", "make fly", "fly", "kubectl -k deploy/moon"]
+    "line",
+    [
+        "stallscope fly",
+        "stallscope top --wings",
+        "stallscope compare",
+        "make fly",
+        "fly",
+        "kubectl -k deploy/moon",
+    ],
 )
 def test_a_wrong_command_is_found(line: str) -> None:
-    with pytest.raises(AssertionError):
+    with pytest.raises((AssertionError, pytest.fail.Exception)):
         check(shlex.split(line), Snippet("page", 1, "sh", line))
