@@ -1,6 +1,6 @@
 """Find the metric and label names in PromQL, so that rules, alerts and dashboards can be held to the catalogue.
 
-No parser: strings, durations and numbers are taken out, and the remaining words are classified by the next character. Good for
+Not a parser: strings, durations and numbers are removed, and words are classified by the next character. Good for
 the expressions of this bundle, with Grafana's variables in them.
 """
 

@@ -31,7 +31,7 @@ def node(tmp_path: Path) -> NvmlStandIn:
 
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: pytest.TempPathFactory) -> Said:
-    """Output for a node whose first GPU is healthy and whose other GPUs each have one peculiarity; run once for all tests."""
+    """Output for a node with one healthy GPU and others with one peculiarity each; run once for all tests."""
     node = NvmlStandIn(tmp_path_factory.mktemp("node"), gpus=4)
     well, poor, forgetful, cut = node.gpu
     well.power_milliwatts = 123_456

@@ -48,7 +48,7 @@ TAKEN_BY_OTHERS = """
   )
 """
 MOST_TAKEN = 0.4
-"""Of the processors, by what is no training here, at any time in the last minute; the servers need a third of that."""
+"""Maximum share of CPU used by other work in the last minute; the test's servers need a third of it."""
 
 
 class Workshop:

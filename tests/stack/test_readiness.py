@@ -13,7 +13,7 @@ from tests.handled import handled, reply
 
 
 def said_of(often: list[str], seldom: list[str]) -> str | None:
-    """Return the status text for recording rules of the given health: evaluated every five seconds, and once a minute."""
+    """Return the status text for rules with the given health, evaluated every five seconds and once a minute."""
     groups = [
         {
             "interval": interval,
