@@ -316,14 +316,14 @@ def test_the_alert_names_the_pod_the_job_or_the_user_that_holds_the_gpu(rulebook
         ("job", {"slurm_job": "42", "user": "ada"}, "Slurm job 42 of ada"),
         ("container", {"container": "5f3a", "user": "ada"}, "container 5f3a of ada"),
         ("user", {"user": "ada"}, "ada"),
-        ("nobody", {"user": ""}, "an unknown process"),
+        ("no process", {"user": ""}, "an unknown process"),
     ]
     story, expected = exporter(), []
     for instance, labels, words in holders:
         story += node(instance, LOW, owner(0, steady(1), **labels))
         routed = {name: value for name, value in labels.items() if name in ("namespace", "user") and value}
         expected.append(underused(instance, f" It is held by {words}.", **routed))
-    # Nothing knows who holds this one.
+    # The process that holds this GPU is unknown.
     story += node("unknown", LOW)
     expected.append(underused("unknown", ""))
     rulebook.check_texts(story, "GpuUnderused", expected)
