@@ -316,7 +316,7 @@ def test_the_alert_names_the_pod_the_job_or_the_user_that_holds_the_gpu(rulebook
         ("job", {"slurm_job": "42", "user": "ada"}, "Slurm job 42 of ada"),
         ("container", {"container": "5f3a", "user": "ada"}, "container 5f3a of ada"),
         ("user", {"user": "ada"}, "ada"),
-        ("no process", {"user": ""}, "an unknown process"),
+        ("nobody", {"user": ""}, "an unknown process"),
     ]
     story, expected = exporter(), []
     for instance, labels, words in holders:
