@@ -354,12 +354,12 @@ def test_the_text_gives_the_figure_and_the_speed_that_could_be_had(rulebook: Rul
             "job_class": "production",
         },
         {
-            "summary": "Training run waits for data: its processors are full.",
+            "summary": "Training run waits for data: its CPUs are saturated.",
             "description": (
-                "Run my run loses 50% of its GPU time waiting for batches that the processors cannot prepare in time: "
+                "Run my run loses 50% of its GPU time waiting for batches that the CPUs cannot prepare in time: "
                 "without that it would be up to 2.0 times as fast. More workers will not help. Decode and augment "
                 "less per sample (cache decoded data, resize offline, decode faster or on the GPU), or give the job "
-                "more processors per GPU."
+                "more CPUs per GPU."
             ),
             "lost": "12.0 GPU-hours a day",
             "runbook_url": url + "TrainingInputCpuSaturated.md",
@@ -375,10 +375,10 @@ def test_the_text_of_a_lost_gpu_names_the_run_that_it_stops(rulebook: Rulebook) 
         "GpuLost",
         {**TARGET, "gpu": "0", "uuid": "GPU-0", "run": "train", "rank": "3", "severity": "critical", "cause": "lost"},
         {
-            "summary": "GPU no longer answers.",
+            "summary": "GPU is lost: it cannot be read any more.",
             "description": (
-                "GPU 0 (GPU-0) of node1:19400 no longer gives readings: all of its time (100%) is lost, and run train, "
-                "which has rank 3 on it, cannot go on. Drain the node, read the kernel log for Xid 79, and reboot; if "
+                "GPU 0 (GPU-0) of node1:19400 can no longer be read: all of its time (100%) is lost, and run train, "
+                "which has rank 3 on it, cannot continue. Drain the node, read the kernel log for Xid 79, and reboot; if "
                 "the GPU is lost again, reseat or replace it."
             ),
             "lost": "24.0 GPU-hours a day",
@@ -442,8 +442,8 @@ def test_the_text_on_a_slow_rank_names_its_gpu_and_node(rulebook: Rulebook) -> N
     labels, annotations = straggler_text(
         "straggler_rank",
         "The other ranks of run train wait 20% of each step for rank 0, GPU 0 of node1:19400; neither its input nor "
-        "its GPU shows why. Compare its work (longer sequences, more experts or layers, logging on rank 0) and its "
-        "host (other jobs, processor binding) with the others'; rebalance the work, or move the rank to another node.",
+        "its GPU shows a reason. Compare its work (longer sequences, more experts or layers, logging on rank 0) and its "
+        "host (other jobs, CPU binding) with the others'; rebalance the work, or move the rank to another node.",
         "One rank delays all others.",
     )
     rulebook.check_text(delayed(), "TrainingStragglerRank", labels, annotations)

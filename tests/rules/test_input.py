@@ -459,8 +459,8 @@ def test_the_text_speaks_of_gpu_time_only_where_there_are_gpus(rulebook: Ruleboo
             "summary": "Training run waits for data: too few loader workers.",
             "description": (
                 f"Run a loses 50% of its {'GPU ' if with_gpu else ''}time waiting for data: without that it would be "
-                "up to 2.0 times as fast. Processors, disks and network have room: raise num_workers (now 2) towards "
-                "the processors per GPU, prefetch_factor from 2 to 4, and set persistent_workers."
+                "up to 2.0 times as fast. CPUs, disks and network have room: raise num_workers (currently 2) towards "
+                "the CPUs per GPU, prefetch_factor from 2 to 4, and set persistent_workers."
             ),
             "runbook_url": URL + "TrainingInputFewWorkers.md",
             "dashboard_url": "/d/stallscope-run?var-run=a",
@@ -476,11 +476,11 @@ def test_the_text_of_a_full_link_names_its_ceiling(rulebook: Rulebook) -> None:
         "TrainingInputNetworkBound",
         {"run": "a", "severity": "warning", "cause": "input_network_bound", "job_class": "production"},
         {
-            "summary": "Training run waits for data: its network link is full.",
+            "summary": "Training run waits for data: its network link is saturated.",
             "description": (
-                "Run a loses 50% of its GPU time waiting for data that the network cannot carry faster: without that "
+                "Run a loses 50% of its GPU time waiting for data that the network cannot deliver faster: without that "
                 "it would be up to 2.0 times as fast. The link carries at most 100 samples a second of 12.5MB each. "
-                "Cache the data on the node, compress or shrink it before it travels, give each node its own part, or "
+                "Cache the data on the node, compress or shrink it before the transfer, give each node its own shard, or "
                 "use a faster link."
             ),
             "runbook_url": URL + "TrainingInputNetworkBound.md",

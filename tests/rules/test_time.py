@@ -403,10 +403,10 @@ def test_an_alert_says_what_it_costs(rulebook: Rulebook) -> None:
         {"alertname": "TrainingCallbackStall", "severity": "warning", "cause": "callback_stall"}
         | {"run": "train", "job_class": "production"},
         {
-            "summary": "Logging or callbacks hold training up.",
+            "summary": "Logging or callbacks block training.",
             "lost": "6.0 GPU-hours a day",
-            "description": "GPUs of run train idle for 25% of the time while the loop logs, calls back or is in a "
-            "phase of the user's own. Move that work to a thread, do it less often, and reduce on the GPU before "
+            "description": "GPUs of run train idle for 25% of the time while the loop logs, runs callbacks or is in a "
+            "phase with a custom name. Move that work to a thread, do it less often, and reduce on the GPU before "
             "copying (one number, not a tensor); stallscope_training_phase_max_seconds names the longest.",
             "runbook_url": "https://github.com/stallscope/stallscope/blob/main/alerts/runbooks/TrainingCallbackStall.md",
             "dashboard_url": "/d/stallscope-run?var-run=train",
@@ -425,19 +425,19 @@ def test_an_alert_says_what_it_costs(rulebook: Rulebook) -> None:
     ],
 )
 def test_a_stall_names_the_ranks_whose_process_is_gone(rulebook: Rulebook, others: Story, said: list[int]) -> None:
-    gone = f" Begin with the process of rank {' '.join(map(str, said))}, which is gone." if said else ""
+    gone = f" Start with rank {' '.join(map(str, said))}: its process has ended." if said else ""
     rulebook.check_text(
         exporter() + rank(last_step=STOPPED) + gpu(idle=1.0) + others,
         "TrainingStalled",
         {"alertname": "TrainingStalled", "severity": "critical", "cause": "stalled"}
         | {"run": "train", "job_class": "production"},
         {
-            "summary": "Training makes no progress though its processes live.",
+            "summary": "Training is stalled, but its processes are alive.",
             "lost": "24.0 GPU-hours a day",
-            "description": "100% of the ranks of run train have made no step for over a minute, and for longer than "
-            f"all but their rarest steps take.{gone} Dump the stacks of every rank (py-spy dump, or the "
-            "collective library's flight recorder) before the job is killed, look for the rank that waits elsewhere "
-            "than the others, then restart from the last checkpoint.",
+            "description": "100% of the ranks of run train have not completed a step for over a minute, and for far "
+            f"longer than their steps usually take.{gone} Dump the stacks of every rank (py-spy dump, or the "
+            "collective library's flight recorder) before the job is killed, find the rank whose stack differs "
+            "from the others, then restart from the last checkpoint.",
             "runbook_url": "https://github.com/stallscope/stallscope/blob/main/alerts/runbooks/TrainingStalled.md",
             "dashboard_url": "/d/stallscope-run?var-run=train",
         },

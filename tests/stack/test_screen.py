@@ -11,8 +11,8 @@ from stallscope.view.verdicts import Culprit, Verdict
 ALERT = Alert(
     name="GpuLost",
     severity="critical",
-    summary="GPU no longer answers.",
-    description="GPU 5 no longer gives readings. Drain the node.",
+    summary="GPU is lost: it cannot be read any more.",
+    description="GPU 5 can no longer be read. Drain the node.",
     labels=(("alertname", "GpuLost"), ("gpu", "5"), ("rank", "5"), ("run", "resnet"), ("uuid", "GPU-x")),
 )
 
@@ -35,7 +35,7 @@ def test_a_verdict_tells_run_cause_and_loss(verdict: Verdict, words: str) -> Non
 
 def test_an_alert_tells_its_subject_and_what_to_do() -> None:
     first, *rest = screen.alert(ALERT).splitlines()
-    assert first.endswith("critical GpuLost (run resnet, rank 5, gpu 5): GPU no longer answers.")
+    assert first.endswith("critical GpuLost (run resnet, rank 5, gpu 5): GPU is lost: it cannot be read any more.")
     assert " ".join(line.strip() for line in rest) == ALERT.description
 
 
