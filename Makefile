@@ -28,8 +28,8 @@ AFTER = $(BIN)/python -m pytest -m alone $(1) || [ $$? -eq 5 ]
 FRAMEWORKS := $(VENV)/.frameworks
 SBOM := dist/stallscope-exporter.cdx.json
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --only-binary :all:
-# Hundreds of tests start Python anew: it keeps what it has compiled, whatever the environment says. Of the frameworks,
-# most of which nobody imports, that is done at their first use.
+# Hundreds of tests start Python: it keeps compiled files, regardless of the environment. The frameworks are compiled at their
+# first use, because most of their modules are never imported.
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: up audit sbom check unit matrix coverage prepare prepare-all test test-all test-gpu lint bench score generate lock clean help tools frameworks vendor screenshots

@@ -108,7 +108,7 @@ class NameSet:
 
 
 @dataclass(frozen=True)
-class GpuSource:
+class GpuCollector:
     """An exporter of GPUs."""
 
     name: str
@@ -224,7 +224,7 @@ class GpuSource:
         return label_join(expression, "key", "/", *self.keys)
 
 
-def owners(source: GpuSource, series: tuple[str, ...], jobs: dict[str, str]) -> Rule:
+def owners(source: GpuCollector, series: tuple[str, ...], jobs: dict[str, str]) -> Rule:
     """Return the rule on the holders of GPUs, from the labels of the exporter's series.
 
     Args:
@@ -504,7 +504,7 @@ def _prefixed(name: str) -> tuple[str, ...]:
     return name, f"amd_{name}"
 
 
-DCGM = GpuSource(
+DCGM = GpuCollector(
     "dcgm-exporter",
     ("UUID", "GPU_I_ID"),
     DCGM_NAMES,
@@ -519,7 +519,7 @@ DCGM = GpuSource(
     '{__name__=~"DCGM_FI_.+|dcgm_gpu_temp",nvswitch="",nvlink="",cpu="",cpucore=""}',
     _dcgm_scoped,
 )
-NVIDIA_SMI = GpuSource(
+NVIDIA_SMI = GpuCollector(
     "nvidia_gpu_exporter",
     ("uuid",),
     (NVIDIA_SMI_NAMES,),
@@ -528,21 +528,21 @@ NVIDIA_SMI = GpuSource(
     "nvidia_gpu_exporter_build_info\n"
     f"  unless on ({TARGET})\n    (nvidia_smi_command_exit_code or nvidia_smi_nvml_return_code) != 0",
 )
-NVITOP = GpuSource(
+NVITOP = GpuCollector(
     "nvitop-exporter",
     ("uuid",),
     (NVITOP_NAMES,),
     ("gpu_memory_total_MiB",),
     'nvitop_info{device_count!="0"}',
 )
-AMD = GpuSource(
+AMD = GpuCollector(
     "amd-device-metrics-exporter",
     ("hostname", "gpu_id"),
     AMD_NAMES,
     _prefixed("gpu_total_vram"),
     "(gpu_nodes_total or amd_gpu_nodes_total) > 0",
 )
-OMNISTAT = GpuSource(
+OMNISTAT = GpuCollector(
     "omnistat",
     ("instance", "card"),
     (OMNISTAT_NAMES,),

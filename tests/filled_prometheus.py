@@ -1,11 +1,11 @@
-"""A real Prometheus that holds what exporters, rules and alerts said of an installation with every kind of trouble.
+"""A real Prometheus filled with the scraped and recorded series of the test installation.
 
     with filled_prometheus() as filled:
         filled.server.ask("query", query='run:verdict:ratio5m{run="waiting"}', time=str(filled.end))
 
-The machines and runs are those of `tests/installation.py`. Their pages go through the bundle's own rules in promtool's
-engine, which alone can evaluate past hours; what was scraped and what came out are then written into a server that has
-no rules. In tests, ask for the fixture `filled`: filling takes half a minute.
+`tests/installation.py` defines the machines and runs. promtool evaluates the bundle's rules over their series: only
+promtool can evaluate past hours. Scraped and recorded series are then written into a server without rules. Tests
+use the fixture `filled`, because filling takes half a minute.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ _MESSAGE_BYTES = 8_000_000
 
 @dataclass(frozen=True)
 class FilledPrometheus:
-    """The server, and where in time its data are."""
+    """The server and the time range of its data."""
 
     server: Server
     start: float
     """Unix time of the first scrape."""
     end: float
     """Unix time of the last scrape and evaluation, about a minute before the server came up. Instant queries without
-    a time find the same until five minutes after it."""
+    a time return the same samples until five minutes after it."""
 
     @property
     def parts(self) -> dict[str, Part]:
-        """What the installation is made of, by name."""
+        """The parts of the installation, by name."""
         return {part.name: part for part in PARTS}
 
     def query(self, expression: str) -> list[dict[str, Any]]:
-        """The samples of an expression at the end of the data."""
+        """Return the samples of an expression at the end of the data."""
         found: list[dict[str, Any]] = self.server.ask("query", query=expression, time=f"{self.end}")["data"]["result"]
         return found
 
@@ -68,7 +68,7 @@ def filled_prometheus(end: float | None = None, *, kept: Path | None = None) -> 
     given = [*scraped, *recorded_before(scraped)]
     recorded = _recorded(given) if kept is None else _recorded_once(given, kept)
     scrapes = max(len(each.values) for each in scraped)
-    # A whole minute, so that the points of a curve always fall on the same moments of the stories.
+    # A whole minute, so that range queries always sample the stories at the same times.
     last = 60.0 * math.floor((time.time() if end is None else end) / 60)
     start = last - (scrapes - 1) * runner.EVALUATION_SECONDS
     with prometheus() as server:
@@ -77,7 +77,7 @@ def filled_prometheus(end: float | None = None, *, kept: Path | None = None) -> 
 
 
 def _recorded_once(given: Sequence[Series], kept: Path) -> list[Series]:
-    """The same, by the first process that asks; the others wait for it."""
+    """Evaluate the rules in the first process that calls this; other processes wait and read its result."""
     with kept.open("a+b") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         file.seek(0)
@@ -91,12 +91,12 @@ def _recorded_once(given: Sequence[Series], kept: Path) -> list[Series]:
 
 
 def _recorded(given: Sequence[Series]) -> list[Series]:
-    """Every series that rules and alerts record of those that were scraped."""
+    """Return every series that rules and alerts record for the given series."""
     seconds = runner.evaluations((max(len(each.values) for each in given) - 1) * runner.EVALUATION_SECONDS)
     read = [each for each in given if each.name in READ]  # an eighth of the time less
     answers = runner.ask(read, {_RECORDED: seconds}).samples[_RECORDED]
     found: dict[frozenset[tuple[str, str]], Series] = {}
-    # The first evaluation is at Unix time 0, which rules take for no time at all.
+    # The first evaluation is at Unix time 0, which rules treat as unset.
     for number, second in list(enumerate(seconds))[1:]:
         for sample in answers[second]:
             key = frozenset(sample.labels.items())

@@ -1,6 +1,6 @@
-"""An installation with every kind of trouble at once, and a run without any: what dashboards, page and report show.
+"""An installation with every kind of problem and one healthy run: test data for dashboards, status page and reports.
 
-Each part is one labelled case of the scenarios, or one of their like, on machines and with a run of its own name:
+Each part is a labelled scenario case, or a case of the same form, with its own machines and its own run name:
 `waiting` is the run of that part, `waiting0:19400` its first node.
 """
 
@@ -19,9 +19,9 @@ from tests.scenarios.story import ALWAYS, GIB, From, Gpu, Host, Node, Run, Story
 
 SCRAPE_SECONDS = 30
 HEALTHY = "healthy"
-"""The part in which nothing is wrong and every signal is there."""
+"""Name of the part without problems, in which every signal is available."""
 CLUSTER = "east"
-"""The cluster of all parts but those on laptops, which have no such label."""
+"""The `cluster` label of all parts except laptops, which have none."""
 _SEED = 1
 _GPU = ("cluster", "job", "instance", "gpu", "uuid", "mig")
 _TIMES = ("timestamp_seconds", "process_start_time_seconds", "run:clock:seconds", "ALERTS_FOR_STATE")
@@ -138,14 +138,14 @@ def _shared() -> Case:
 
 
 def _lopsided() -> Case:
-    """One process drives two GPUs, and gives most of the work to the first."""
+    """One process drives two GPUs and gives the first twice the load of the second."""
     whole = replace(SERVER_WORK, communication=0.0, loader_cores=12.0, loader_workers=48)
     story = told(SERVER, before=whole, ranks=((0, 1),), gpu_shares=(1.0, 0.5))
     return positive("one_process_on_two_gpus", "gpu_load_imbalance", story, subject="run", length=25.0)
 
 
 def _idle() -> Case:
-    """Somebody holds two GPUs and uses one; see `_last_use` for how long already."""
+    """One user holds two GPUs and uses one; `recorded_before` sets how long the other has been idle."""
     states = (
         From(ALWAYS, Gpu()),
         From(ALWAYS, Gpu(foreign=("grace",)), (0,)),
@@ -156,7 +156,7 @@ def _idle() -> Case:
 
 
 def _exporters() -> Case:
-    """An exporter that refuses and drops, and whose source fails; another one that is down."""
+    """One exporter rejects reports, drops series and has failing sources; another exporter is down."""
     story = told(
         CLOUD,
         count=2,
@@ -190,11 +190,11 @@ PARTS = (
     Part("exporters", _exporters()),
 )
 MINUTES = max(part.case.length for part in PARTS)
-"""From the first scrape of the longest part to the last one, which all parts share."""
+"""Minutes from the first scrape of the longest part to the last scrape of all parts."""
 
 
 def series() -> list[Series]:
-    """Everything that was scraped, every series as long as the longest part, and all ending together."""
+    """Return all scraped series. Each is as long as the longest part, and all end at the same scrape."""
     scrapes = max(part.scrapes for part in PARTS)
     found: list[Series] = []
     for number, part in enumerate(PARTS):
@@ -207,7 +207,7 @@ def series() -> list[Series]:
 
 
 def recorded_before(scraped: Sequence[Series]) -> list[Series]:
-    """What the rules had recorded before the first scrape: the idle GPU has been so for 40 minutes."""
+    """Return the series recorded before the first scrape: the idle GPU was last used 40 minutes earlier."""
     return [
         Series("gpu:last_use:timestamp_seconds", _subset(each.labels, _GPU), [-2400.0])
         for each in scraped
@@ -216,7 +216,7 @@ def recorded_before(scraped: Sequence[Series]) -> list[Series]:
 
 
 def _further(scraped: Sequence[Series], scrapes: int) -> Iterator[Series]:
-    """What no scenario needs and a healthy part's exporters tell all the same."""
+    """Yield further series of the healthy part's exporters that no scenario case uses."""
     ages = [float(SCRAPE_SECONDS * number) for number in range(scrapes)]
     for each in scraped:
         if not each.labels["instance"].startswith(HEALTHY):
@@ -244,7 +244,7 @@ def _further(scraped: Sequence[Series], scrapes: int) -> Iterator[Series]:
 
 
 def _of_scrapes(scraped: Sequence[Series], scrapes: int) -> Iterator[Series]:
-    """What Prometheus tells of its scrapes, and what an exporter in trouble tells of itself."""
+    """Yield Prometheus's series about its scrapes, and the error counters of failing exporters."""
     for each in scraped:
         if each.name != "up":
             continue
@@ -262,7 +262,7 @@ def _of_scrapes(scraped: Sequence[Series], scrapes: int) -> Iterator[Series]:
 
 
 def _of_prometheus(scrapes: int) -> Iterator[Series]:
-    """What a Prometheus that scrapes itself tells of the rules."""
+    """Yield the rule metrics of a Prometheus that scrapes itself."""
     target = {"job": "prometheus", "instance": "localhost:9090"}
     yield Series("up", target, [1.0] * scrapes)
     for group in GROUPS:
@@ -282,7 +282,7 @@ def _subset(labels: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:
 
 
 def moved(name: str, values: list[float | None], seconds: float) -> list[float | None]:
-    """The same series some seconds later: its values are others where they are moments."""
+    """Return the values moved forward in time; only values that are timestamps change."""
     if not name.endswith(_TIMES):
         return values
     return [None if value is None else value + seconds for value in values]
@@ -302,5 +302,4 @@ _BY_NAME: Mapping[str, Part] = {part.name: part for part in PARTS}
 
 
 def part(name: str) -> Part:
-    """The part of that name."""
     return _BY_NAME[name]

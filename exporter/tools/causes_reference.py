@@ -34,8 +34,8 @@ def page() -> str:
             "Generated from `stallscope/catalogue/causes.py` by `make generate`; do not edit. The third column is "
             "the cause's precedence as a verdict: hardware comes first, then progress, then the performance cause that "
             "costs most, "
-            "then the classes of the device side, then how a GPU is used. A cause that never is a verdict is told by "
-            "its alert. The severity is the gravest that the alert has; on a run of job class `experiment` it is info."
+            "then the classes of the device side, then GPU use. A cause that is never a verdict has only its alert. "
+            "The severity is the alert's highest; on a run of job class `experiment` it is info."
         ),
     ]
     for title, subject in _SECTIONS:

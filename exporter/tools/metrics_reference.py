@@ -30,12 +30,12 @@ _SECTIONS = (
         ),
         GPU_FAMILIES,
     ),
-    ("Host", "No labels but those listed.", HOST_FAMILIES),
+    ("Host", "Only the labels listed.", HOST_FAMILIES),
     (
         "Training",
         (
-            "Labels `run` (the user's name for the job, the same on all its ranks) and `rank` (the global rank). Told "
-            "by the shim; cumulative for one process' life."
+            "Labels `run` (the user's name for the job, the same on all its ranks) and `rank` (the global rank). "
+            "Reported by the shim; cumulative over the life of one process."
         ),
         TRAINING_FAMILIES,
     ),

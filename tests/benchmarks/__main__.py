@@ -29,13 +29,13 @@ RESULTS = Path(__file__).with_name("RESULTS.md")
 _HEAD = """# Benchmark results
 
 Written by `make bench`, newest first. Ratios are against the peer in the same run, on one stand-in driver library
-(`tests/nvml_library`): they tell what the exporters cost, not how long a real driver's calls take. Server and client
-each have a processor of their own.
+(`tests/nvml_library`): they show what the exporters cost, not how long a real driver's calls take. Server and client
+each have a CPU of their own.
 """
 
 
 def machine() -> str:
-    """What was measured on."""
+    """Return a description of this machine."""
     model = next(
         (
             line.split(":", 1)[1].strip()
@@ -45,11 +45,11 @@ def machine() -> str:
         platform.machine(),
     )
     system = f"Linux {platform.release()}, CPython {platform.python_version()}"
-    return f"{os.cpu_count()} processors, {model}, {system}"
+    return f"{os.cpu_count()} CPUs, {model}, {system}"
 
 
 def load() -> str:
-    """Mean number of threads that wanted a processor over the last minute."""
+    """Return the mean number of threads that wanted a CPU over the last minute."""
     return f"{os.getloadavg()[0]:.1f}"
 
 
@@ -61,7 +61,7 @@ def main() -> None:
     today = dt.datetime.now(dt.timezone.utc).date()
     before = load()
     parts = ["### The shim", shim_cost.table().strip(), training_step.table().strip(), unmodified_loop.table().strip()]
-    # Prometheus may use every processor.
+    # Prometheus may use every CPU.
     rule_cost = ["### Rules", rules.table(), "### A cluster that is scraped", scraped_cluster.table()]
     reading = ["### Reading a run back", reading_back.table(), "### stallscope report", report.table()]
     os.sched_setaffinity(0, {CLIENT_PROCESSOR})

@@ -97,7 +97,7 @@ def _dips() -> list[str]:
     rows = []
     for name, shown in zip(DIPS, readings(list(DIPS.values())), strict=True):
         first, last = shown[10], shown[-1]
-        # A dip is counted with the first sample that lies in it, so within two periods of its beginning.
+        # A dip is counted with its first sample, so within two periods of its beginning.
         fewest = falls(DIPS[name], first.at, last.at - 3 * PERIOD)
         most = falls(DIPS[name], first.at - 3 * PERIOD, last.at)
         fell = f"{fewest}" if fewest == most else f"{fewest} to {most}, by where the watch begins and ends"
@@ -106,7 +106,7 @@ def _dips() -> list[str]:
 
 
 def _in_real_time(loads: Sequence[Gpu]) -> list[list[Reading]]:
-    """What the exporter's page says of each load, second by second."""
+    """Return the exporter's values for each load, second by second."""
     found: list[list[Reading]] = [[] for _ in loads]
     with tempfile.TemporaryDirectory() as folder:
         node = NvmlStandIn(Path(folder), gpus=len(loads))

@@ -1,7 +1,8 @@
-"""A cluster's series, as its exporters would show them: eight GPUs a node, a rank on each, runs of so many ranks.
+"""A cluster's series, as its exporters would expose them: eight GPUs a node, a rank on each, runs of `RANKS_A_RUN`
+ranks.
 
 A fifth of the runs is in trouble, each kind in turn; some GPUs throttle, had an Xid or lost link width; one node more
-for every 32 is held by an owner and does nothing. Only what the rules ask for is made.
+for every 32 is held by an owner and does nothing. Only series that the rules read are made.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ _ABSENT = {
     "stallscope_exporter_values_rejected_total",
     "stallscope_host_cgroup_oom_kills_total",
 }
-"""What a cluster does not have whose GPUs all answer and have row remapping, and whose hosts kill no process."""
+"""Families that are absent in a cluster whose GPUs all respond and have row remapping, and whose hosts kill no
+process."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ class _Subjects:
         extra: Sequence[Mapping[str, str]] | None = None,
         **labels: str,
     ) -> None:
-        """Make a series for each, or for those that `which` tells; `extra` are labels of one each."""
+        """Make a series for each, or for those that `which` selects; `extra` are labels of one each."""
         name = f"{self._prefix}{family}"
         self.known.add(name)
         if name not in self._names:
@@ -164,7 +166,7 @@ class Cluster:
         ranks_a_run: at most.
 
     Raises:
-        ValueError: there is no such series here.
+        ValueError: the cluster has no such series.
     """
 
     def __init__(self, gpus: int, names: Collection[str], now: float, *, ranks_a_run: int = RANKS_A_RUN) -> None:

@@ -31,7 +31,7 @@ _AT_ONCE = 6
 _OPENINGS = 3
 _GOAL_SECONDS = 1.0
 _ABSENT = {"stallscope_gpu_retired_pages", "stallscope_gpu_lost_info", "stallscope_exporter_values_rejected_total"}
-"""What the simulated cluster does not have."""
+"""Families that the simulated cluster does not have."""
 _SERIES_A_MESSAGE = 10_000
 _MOMENTS_A_WRITING = 40
 
@@ -62,7 +62,7 @@ class Opening:
 
 
 def measure(gpus: int, recorded: Iterable[Recorded]) -> list[Opening]:
-    """Fill a Prometheus with an hour of what exporters and rules say of so many GPUs, and open all dashboards.
+    """Fill a Prometheus with an hour of samples of exporters and rules of this many GPUs, and open all dashboards.
 
     Args:
         gpus: of the simulated cluster.
@@ -127,7 +127,7 @@ def _together(server: Prometheus, chosen: Chosen, queries: Sequence[tuple[Json, 
 def _write(server: Server, recorded: Iterable[Recorded], moments: np.ndarray[tuple[int], np.dtype[np.float64]]) -> None:
     """Write an hour of series that stay about as they are."""
     times = times_of(moments)
-    # As long as real ones in a block: values that are all the same would be read too fast.
+    # As long as real ones in a block: constant values would be read too fast.
     swing = 1 + 0.01 * np.sin(np.arange(len(moments)))
     receiver = Receiver(server.port)
     pieces: list[bytes] = []

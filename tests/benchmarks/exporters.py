@@ -25,7 +25,7 @@ class Server:
     command: tuple[str, ...]
     port: int
     last_series: bytes
-    """What only a full page holds."""
+    """Series that only a full page has."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def busy_node(directory: Path) -> Iterator[NvmlStandIn]:
 def await_everything(server: Server, node: NvmlStandIn, started: float) -> Beginning:
     """Wait for the first full page, and then until every series that there can be is there."""
     first_answer, full = first_page(server.port, server.last_series, started)
-    # An event is told to whoever listens by then; a rank reports anew within half a second.
+    # By then the listener has the event; a rank reports again within half a second.
     time.sleep(2)
     for index in range(len(node.gpu)):
         node.raise_xid(index, 31)

@@ -1,9 +1,9 @@
-"""A server that answers what `stallscope frames` asks of Prometheus from a formula: a run of any length, not stored.
+"""A server that answers the queries of `stallscope frames` from a formula: a run of any length, not stored.
 
-`python -m tests.benchmarks.formula_prometheus 512x720` tells of a run of 512 GPUs over 720 hours, scraped every half a
+`python -m tests.benchmarks.formula_prometheus 512x720` serves a run of 512 GPUs over 720 hours, scraped every half a
 minute until now. Its first line is its address. It knows selectors, and the few functions of them that reading a run
-back takes; anything else it refuses. Who reads cannot tell it from Prometheus, but it is no measure of Prometheus: a
-real one has to find and decode what this one makes up.
+back takes; anything else it refuses. A client cannot distinguish it from Prometheus, but it does not measure
+Prometheus: a real one has to find and decode what this one makes up.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0}
 _WAVE_SECONDS = 600.0
 _WAVE = 0.05
 _SECOND_OF_NODE = 0.371
-"""Scrapes of a node are so much later than those of the one before: no two are scraped at once."""
+"""Delay of a node's scrapes after those of the node before: no two are scraped at once."""
 _AS_SCRAPED = ("", "last_over_time")
 
 Floats = NDArray[np.float64]
@@ -55,7 +55,7 @@ class _Series(NamedTuple):
     named: bytes
     """Its labels, as JSON has them."""
     nameless: bytes
-    """The same without its name."""
+    """Return the labels without the name."""
 
 
 class _RefusedError(Exception):
@@ -86,10 +86,10 @@ class Formula:
         self._chosen = lru_cache(maxsize=None)(self._choose)
 
     def answer(self, path: str, form: Mapping[str, str]) -> bytes:
-        """What a question is answered with.
+        """Return the response to a query.
 
         Raises:
-            _RefusedError: it is none that is known here.
+            _RefusedError: the query is not known here.
         """
         question = form["query"]
         if question == "vector(time())":
@@ -125,7 +125,7 @@ class Formula:
     def _scrapes(self, node: int, start: float, end: float) -> Floats:
         """When a node was scraped after a moment, until another."""
         offset = node * _SECOND_OF_NODE % INTERVAL
-        # A scrape on the border of two questions, which are told in milliseconds, is in the first of them alone.
+        # A scrape on the border of two queries, which are in milliseconds, belongs only to the first.
         first, last = (
             floor((moment - offset) / INTERVAL + 1e-6) for moment in (max(start, self._begin), min(end, self._end))
         )

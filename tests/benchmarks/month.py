@@ -1,4 +1,4 @@
-"""What reading back a month of a 512-GPU run takes: seconds and memory of `frames` and `stallscope frames`.
+"""Cost of reading back a month of a 512-GPU run: seconds and memory of `frames` and `stallscope frames`.
 
 `python -m tests.benchmarks.month` takes about half an hour, and is therefore no part of `make bench`. Nothing stores
 the month: `formula_prometheus` makes it up in a process of its own, and what is measured is who reads.
@@ -33,7 +33,7 @@ _DAY_HOURS = 24.0
 
 
 class Reading(NamedTuple):
-    """What one way to read a run took."""
+    """Cost of one way to read a run."""
 
     way: str
     hours: float
@@ -50,7 +50,7 @@ class Reading(NamedTuple):
 
 @contextmanager
 def told(size: Size) -> Iterator[str]:
-    """The address of a server that tells of such a run until now."""
+    """Return the address of a server with such a run until now."""
     command = [sys.executable, "-m", "tests.benchmarks.formula_prometheus", f"{size.gpus}x{size.hours:g}"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None
@@ -90,7 +90,7 @@ def table(size: Size = MONTH) -> str:
     lines = [
         conditions,
         "",
-        "| what | days | a row | rows | s | processor s | MiB |",
+        "| what | days | a row | rows | s | CPU s | MiB |",
         "|---|---:|---:|---:|---:|---:|---:|",
     ]
     lines += [

@@ -18,17 +18,17 @@ SERVER_PROCESSOR, CLIENT_PROCESSOR = 1, 0
 
 @dataclass(frozen=True)
 class Scrapes:
-    """What a row of scrapes took. Milliseconds."""
+    """Durations of a row of scrapes in milliseconds."""
 
     p50: float
     p99: float
     cpu: float
-    """Processor time of the server a scrape, net of what it uses when nobody scrapes."""
+    """CPU time of the server for a scrape, net of its use without scrapes."""
     body: bytes
 
 
 class Finished(NamedTuple):
-    """What a command took from its start to its end."""
+    """Cost of a command from its start to its end."""
 
     output: bytes
     """Of its standard output."""
@@ -59,7 +59,7 @@ def finished(command: Sequence[str]) -> Finished:
 
 @contextmanager
 def repeatedly(seconds: float, act: Callable[[], object]) -> Iterator[None]:
-    """Do something again and again beside what is measured, with so long a pause before each time."""
+    """Repeat an action during the measurement, with this pause before each time."""
     over = threading.Event()
 
     def act_until_over() -> None:
@@ -76,7 +76,7 @@ def repeatedly(seconds: float, act: Callable[[], object]) -> Iterator[None]:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Processor time of the process so far, to the nanosecond (its CPU clock)."""
+    """Return the CPU time of the process so far, to the nanosecond (its CPU clock)."""
     return time.clock_gettime(~pid << 3 | 2)
 
 
@@ -91,7 +91,7 @@ def proportional_memory(pid: int) -> int:
 
 @contextmanager
 def running(command: Sequence[str], environment: dict[str, str], processor: int) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a server on one processor, and end it."""
+    """Run a server on one CPU, and end it."""
     with subprocess.Popen(
         command,
         env={**os.environ, **environment},
@@ -126,7 +126,7 @@ class Client:
         return body
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         self._connection.close()
 
 
@@ -156,8 +156,8 @@ def scrape(port: int, pid: int, *, gzip: bool, idle_share: float, scrapes: int =
     Args:
         port: where the server listens.
         pid: the server's process.
-        gzip: whether to ask for gzip.
-        idle_share: processor share that the server uses without scrapes, taken off.
+        gzip: request gzip.
+        idle_share: CPU share that the server uses without scrapes, subtracted.
         scrapes: how many are counted.
         warm: how many come first.
     """
@@ -184,7 +184,7 @@ def scrape(port: int, pid: int, *, gzip: bool, idle_share: float, scrapes: int =
 
 
 def idle_share(pid: int, seconds: float) -> float:
-    """Processor share that the process uses when left alone."""
+    """Return the CPU share that the process uses without load."""
     before, began = cpu_seconds(pid), time.perf_counter()
     time.sleep(seconds)
     return (cpu_seconds(pid) - before) / (time.perf_counter() - began)

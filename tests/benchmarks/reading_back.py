@@ -1,6 +1,6 @@
 """How long it takes to read a run back, and how much memory: whole, as a day of eight GPUs, and long ones in pieces.
 
-`python -m tests.benchmarks.reading_back 8x24 512x1` measures runs of so many GPUs over so many hours, one scrape in
+`python -m tests.benchmarks.reading_back 8x24 512x1` measures runs of 8 GPUs over 24 hours and so on, one scrape in
 half a minute, on a Prometheus that holds nothing else.
 """
 
@@ -35,7 +35,7 @@ READ = frozenset(
     for name in (column.series, column.over)
     if name and name != "stallscope_gpu_retired_pages"  # which the simulated cluster does not have
 ) | {"stallscope_training_rank_info", "stallscope_training_rank_gpu_info"}
-"""The series that reading a run back asks for."""
+"""Series that are queried to read a run back."""
 
 
 class Size(NamedTuple):
@@ -56,7 +56,7 @@ SIZES = (Size(8, 24), Size(512, 1))
 
 @dataclass(frozen=True)
 class Reading:
-    """What one way to read a run took."""
+    """Cost of one way to read a run."""
 
     size: Size
     way: str
@@ -71,7 +71,8 @@ class Reading:
 
 @contextmanager
 def filled(size: Size) -> Iterator[tuple[str, float]]:
-    """A Prometheus with everything that one run's exporters told; its address, and the Unix time before all of it."""
+    """Yield the address of a Prometheus with all series of one run's exporters, and the Unix time before all of
+    them."""
     end = floor(time.time())
     cluster = Cluster(size.gpus, READ, end, ranks_a_run=size.gpus)
     moments = np.arange(end - size.hours * HOUR, end, INTERVAL, dtype=np.float64)
@@ -108,7 +109,7 @@ def table(sizes: Sequence[Size] = SIZES) -> str:
     lines = [
         conditions,
         "",
-        "| GPUs | hours | what | rows | s | processor s | MiB |",
+        "| GPUs | hours | what | rows | s | CPU s | MiB |",
         "|---:|---:|---|---:|---:|---:|---:|",
     ]
     for size in sizes:

@@ -54,5 +54,5 @@ class RemoteWriter:
         self._receiver.post(b"".join(pieces))
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         self._receiver.close()

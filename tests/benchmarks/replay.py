@@ -1,7 +1,7 @@
 """One server that answers as hundreds of nodes would: the pages of a few live simulated nodes, under other names.
 
-Every second it takes each simulated node's page; who asks for `/node0017` gets the newest of one of them, in which
-GPUs, run, ranks and host are that node's own: eight nodes are a run of 64 ranks. Compressed, as scrapers ask for it.
+Every second it reads each simulated node's page; `/node0017` serves the newest of one of them, in which
+GPUs, run, ranks and host are that node's own: eight nodes are a run of 64 ranks. Compressed, as scrapers request it.
 
 `python -m tests.benchmarks.replay PORT PORT_OF_HEALTHY PORT_OF_TROUBLE …` serves on the first port.
 """
@@ -19,7 +19,7 @@ import threading
 NODES_A_RUN = 8
 GPUS_A_NODE = 8
 TROUBLED = 5
-"""One of so many runs is in trouble, each kind in turn."""
+"""One run of this many is in trouble, each kind in turn."""
 ACCEPT = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
 _SECONDS = 1.0
 _GZIP_LEVEL = 1
@@ -28,7 +28,7 @@ _HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: %b\r\nContent-Encoding: gzip\r\nConte
 
 
 def name_of(node: int) -> str:
-    """What a node is called, as an instance and in its address."""
+    """Return the name of a node, as an instance and in its address."""
     return f"node{node:04}"
 
 
@@ -69,7 +69,7 @@ class _Sources:
         threading.Thread(target=self._take_for_ever, daemon=True).start()
 
     def take(self) -> None:
-        """Ask each for its page."""
+        """Read each node's page."""
         for number, connection in enumerate(self._connections):
             connection.request("GET", "/metrics", headers={"Accept": ACCEPT})
             answer = connection.getresponse()

@@ -1,6 +1,6 @@
 """How long `stallscope report` takes, and how much memory, for runs as large and as long as they are.
 
-`python -m tests.benchmarks.report 8x24 512x24` measures runs of so many GPUs over so many hours, on a Prometheus that
+`python -m tests.benchmarks.report 8x24 512x24` measures runs of 8 GPUs over 24 hours and so on, on a Prometheus that
 holds nothing else: what the report reads of one run, one scrape and one evaluation in half a minute.
 """
 
@@ -66,7 +66,7 @@ _OF_HOST = {f"host:{name}:ratio": 0.3 for name in ("memory_used", "shared_memory
 
 
 class Report(NamedTuple):
-    """What one report took."""
+    """Cost of one report."""
 
     size: Size
     seconds: float
@@ -84,7 +84,7 @@ class _Recorded(NamedTuple):
 
 
 def recorded(cluster: Cluster, gpus: int) -> Iterator[_Recorded]:
-    """What rules record of the run, at any moment."""
+    """Series that rules record of the run, at any moment."""
     run = {"cluster": "east", "namespace": "research", "run": RUN}
     yield _Recorded({"__name__": "run:ranks:count", **run}, gpus)
     yield _Recorded({"__name__": "run:gpus:count", **run}, gpus)
@@ -158,13 +158,13 @@ def measure(size: Size) -> Report:
 def table(sizes: Sequence[Size] = SIZES) -> str:
     """Measure, and return the table as Markdown."""
     conditions = (
-        "`stallscope report` on a Prometheus on the same machine, which share its processors; one scrape and one "
+        "`stallscope report` on a Prometheus on the same machine, which share its CPUs; one scrape and one "
         "evaluation of the rules in 30 s."
     )
     lines = [
         conditions,
         "",
-        "| GPUs | hours | s | goal | processor s, of the command | MiB | page, kB |",
+        "| GPUs | hours | s | goal | CPU s, of the command | MiB | page, kB |",
         "|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for size in sizes:

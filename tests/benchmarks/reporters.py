@@ -1,4 +1,4 @@
-"""Ranks that do nothing but report, as many and as often as asked for: what the real shim writes, sent over and over.
+"""Ranks that only report, at a given number and rate: the real shim's reports, sent again and again.
 
 `python -m tests.benchmarks.reporters unix:///tmp/report.sock 64 128 10` sends 128 reports a second of 64 ranks, 10 s.
 """
@@ -31,12 +31,12 @@ _TICK = 0.0005
 
 @dataclass(frozen=True)
 class Sent:
-    """What was sent."""
+    """Reports sent."""
 
     reports: int
-    """That the kernel took."""
+    """Reports that the kernel accepted."""
     refused: int
-    """That it didn't, for want of room: a rank counts such a report as dropped and goes on."""
+    """Reports that the kernel refused for lack of space: a rank counts such a report as dropped and continues."""
     seconds: float
 
 
@@ -96,7 +96,7 @@ def documents(ranks: int) -> list[tuple[bytes, bytes]]:
 
 
 class _Process:
-    """What a rank tells of its process and its GPU memory."""
+    """Metrics of a rank's process and its GPU memory."""
 
     def read(self) -> tuple[Mapping[str, float], Mapping[str, float]]:
         """Counters and gauges of the report."""

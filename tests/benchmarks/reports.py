@@ -1,4 +1,4 @@
-"""What taking reports costs an exporter, how many a second it takes, and what happens to scrapes past that."""
+"""Cost of reports for an exporter, its highest rate, and the effect on scrapes above that rate."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from tests.nvml_library.stand_in import NvmlStandIn
 _SECONDS = 15.0
 _IDLE_SECONDS = 10.0
 _SETTLED = 8.0
-"""Seconds until what waits is taken in and a large page tells of it."""
+"""Seconds until a batch is dispatched and a large page shows it."""
 _USUAL, _OFTEN = 1 / 15, 5.0
-"""Scrapes a second: Prometheus', and enough to tell how long they take."""
+"""Scrapes a second: Prometheus', and enough to measure their duration."""
 _LOADS = (
     (8, 16.0, _USUAL),
     (64, 128.0, _USUAL),
@@ -34,7 +34,7 @@ _LOADS = (
 
 @dataclass(frozen=True)
 class Load:
-    """What became of so many reports."""
+    """Result of a load of reports."""
 
     transport: str
     ranks: int
@@ -43,7 +43,7 @@ class Load:
     taken: int
     rejected: int
     share: float
-    """Of a processor, beyond what the exporter takes without reports."""
+    """Share of a CPU, beyond the exporter's use without reports."""
     scrapes: list[float]
     """Seconds that each took."""
     failed: int
@@ -111,15 +111,15 @@ def measure(transport: str, ranks: int, rate: float, scrapes: float, seconds: fl
 def table(loads: Sequence[tuple[int, float, float]] = _LOADS, seconds: float = _SECONDS) -> str:
     """Measure and return the table as Markdown."""
     conditions = (
-        f"An exporter with eight idle GPUs that takes reports as the shim writes them, {seconds:g} s each. What the "
-        "kernel has no room for, a rank counts as dropped where the socket is a UNIX one; over UDP nobody hears of it. "
-        "To reach: 128 reports a second of 64 ranks within 2 % of a processor, the page that tells of them included; "
+        f"An exporter with eight idle GPUs that takes reports as the shim writes them, {seconds:g} s each. A rank "
+        "counts reports that the kernel refuses as dropped on a UNIX socket; over UDP they are lost silently. "
+        "To reach: 128 reports a second of 64 ranks within 2 % of a CPU, including the page that shows them; "
         "5,000 a second with every scrape answered. Past the UNIX socket's limit, which is its queue of eleven "
         "(net.unix.max_dgram_qlen), UDP takes more; past that, let the ranks report less often (Run's `interval`): "
         "reports are cumulative, and a lost one costs nothing but its moment."
     )
     head = (
-        "door | ranks | reports a second | refused by the kernel | lost on the way | rejected | processor, % | "
+        "receiver | ranks | reports a second | refused by the kernel | lost on the way | rejected | CPU, % | "
         "the same a report, µs | scrapes | without an answer | p50, ms | p99, ms | worst, ms"
     )
     measured = [measure(transport, *load, seconds) for transport in ("unix", "udp") for load in loads]

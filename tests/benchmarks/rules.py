@@ -1,4 +1,4 @@
-"""What the bundle's rules cost a real Prometheus that watches a cluster, how many series they record, and how long
+"""Cost of the bundle's rules for a real Prometheus that watches a cluster, their number of series, and how long
 dashboards then take to open.
 
 `python -m tests.benchmarks.rules 4096` measures clusters of the sizes given: 4,096 GPUs take 10 GB of memory and a
@@ -46,19 +46,19 @@ _FILL = 20
 
 @dataclass
 class Cost:
-    """What the rules cost at one size."""
+    """Cost of the rules at one size."""
 
     gpus: int
     series: int
-    """That were written, each with a sample every half a minute."""
+    """Series written, each with a sample every half a minute."""
     memory: int
     """PSS of Prometheus in bytes."""
     processor: float
-    """Seconds of processor time that all rules take in half a minute: right on a busy machine as well."""
+    """Seconds of CPU time of all rules in half a minute: right on a busy machine as well."""
     groups: dict[str, float]
     """Seconds of an evaluation: the median of several."""
     rules: dict[tuple[str, int, str], float]
-    """The same by group, place in it, and name."""
+    """Seconds of an evaluation by group, place in it, and name."""
     recorded: dict[str, int]
     """How many series a rule's name has."""
     recorded_of_healthy: int
@@ -82,7 +82,7 @@ class _Watch:
     rules: dict[tuple[str, int, str], dict[str, float]] = field(default_factory=lambda: defaultdict(dict))
 
     def take(self, groups: Sequence[Mapping[str, Any]]) -> None:
-        """Note what the server tells of its newest evaluations."""
+        """Record the server's newest evaluations."""
         for group in groups:
             if group["evaluationTime"]:
                 self.groups[group["name"]][group["lastEvaluation"]] = group["evaluationTime"]
@@ -101,7 +101,7 @@ def rule_files() -> list[Path]:
 
 
 def names_read(files: Sequence[Path]) -> frozenset[str]:
-    """Every series that a rule asks for."""
+    """Return every series that a rule reads."""
     return frozenset(
         name
         for path in files
@@ -112,7 +112,7 @@ def names_read(files: Sequence[Path]) -> frozenset[str]:
 
 
 def measure(gpus: int) -> Cost:
-    """Fill a Prometheus with an hour of the samples of so many GPUs, go on as scrapes do, and watch its rules."""
+    """Fill a Prometheus with an hour of samples of this many GPUs, continue as scrapes do, and watch its rules."""
     files = rule_files()
     now = math.floor(time.time())
     cluster = Cluster(gpus, names_read(files), now)
@@ -166,7 +166,7 @@ def table(sizes: Sequence[int] = _SIZES) -> str:
         costs[-1].samples.clear()  # hundreds of megabytes
     largest = costs[-1]
     conditions = (
-        f"The bundle's rules in a real Prometheus on {os.cpu_count()} processors. Eight GPUs a node, a rank on each, "
+        f"The bundle's rules in a real Prometheus on {os.cpu_count()} CPUs. Eight GPUs a node, a rank on each, "
         "runs of 64 ranks, about a fifth of them in trouble; an hour of samples every 30 s, of the series that rules "
         "read, which go on coming in meanwhile. Windows over what rules have recorded themselves hold only the minutes "
         "of the measurement. Seconds of one evaluation, median of three minutes:"
@@ -187,7 +187,7 @@ def table(sizes: Sequence[int] = _SIZES) -> str:
             "|---" * (len(costs) + 1 + several) + "|",
             *(_row(name, [cost.groups.get(name, 0.0) for cost in costs], costs) for name in names),
             _row("**all**", [cost.total for cost in costs], costs),
-            _row("processor time in 30 s", [cost.processor for cost in costs], costs),
+            _row("CPU time in 30 s", [cost.processor for cost in costs], costs),
             "",
             goals,
             "",

@@ -1,7 +1,7 @@
-"""What one sampling round of eight GPUs costs: processor time, and how long it takes.
+"""Cost of one sampling round of eight GPUs: CPU time and duration.
 
-Processor time and the readings' own durations are the exporter's, from its page. From when to when a round's calls
-run, all threads together, shows in the stand-in's call counters, which are watched from the other processor.
+CPU time and the readings' own durations are the exporter's, from its page. From when to when a round's calls
+run, all threads together, shows in the stand-in's call counters, which are watched from the other CPU.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from tests.nvml_library.stand_in import NvmlStandIn
 _SECONDS = 61
 """Long enough to hold a round in which everything is due, the slowest questions too."""
 _QUIET_SECONDS = 0.2
-"""Without a call for so long, a round is over."""
+"""Seconds without a call that end a round."""
 _CPU = b'stallscope_exporter_source_cpu_seconds_total{source="nvidia"} '
 _DURATION = b'stallscope_exporter_source_reading_seconds_total{source="nvidia"} '
 
 
 @dataclass(frozen=True)
 class Rounds:
-    """What rounds cost at one delay of the driver. Milliseconds."""
+    """Cost of rounds at one delay of the driver, in milliseconds."""
 
     cpu: float
-    """Processor time a round: GPUs, enumeration and the listener for events."""
+    """CPU time a round: GPUs, enumeration and the listener for events."""
     calls: float
     readings: float
     """Durations of all readings of a round added up, the listener's wait for events included."""
@@ -45,7 +45,7 @@ def table() -> str:
             node.set_delay(delay)
             found[delay] = _measure(ours(Path(folder)), node, delay)
     rows = [
-        ("processor time, ms", "< 5 at 0 µs", [f"{each.cpu:.2f}" for each in found.values()]),
+        ("CPU time, ms", "< 5 at 0 µs", [f"{each.cpu:.2f}" for each in found.values()]),
         (
             "of these as many bare sleeps, ms",
             "",
@@ -115,7 +115,7 @@ def _watch(node: NvmlStandIn, delay: int) -> tuple[float, ...]:
 
 
 def _sleeping(calls: float, delay: int) -> float:
-    """Milliseconds of processor time that it takes to sleep so often, which is what the stand-in does in a call."""
+    """Return the CPU time in milliseconds of this many sleeps, which the stand-in makes in a call."""
     repetitions = 20 * round(calls)
     before = time.thread_time()
     for _ in range(repetitions):

@@ -1,4 +1,4 @@
-"""What a scrape and what sampling cost, ours beside nvitop-exporter's, on one stand-in driver with eight GPUs."""
+"""Cost of a scrape and of sampling, next to nvitop-exporter's, on one stand-in driver with eight GPUs."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ _ROUNDS = 3
 
 @dataclass(frozen=True)
 class Costs:
-    """What one exporter cost in one condition."""
+    """Cost of one exporter in one condition."""
 
     plain: Scrapes
     gzip: Scrapes
     idle: float
-    """Processor share with nobody scraping."""
+    """CPU share without scrapes."""
     memory: int
     """PSS in bytes, after the scrapes."""
     series: int
     beginning: Beginning
     calls_a_second: float
-    """Driver calls with nobody scraping."""
+    """Driver calls without scrapes."""
     calls_a_scrape: float
     """Driver calls while scraping, net of those that sampling makes meanwhile."""
 
@@ -107,8 +107,8 @@ def table() -> str:
     """Measure everything and return the tables as Markdown."""
     conditions = (
         "All that is on by default: every GPU signal, an Xid on every GPU, and a training rank on each that reports to "
-        "ours. The stand-in's PCIe throughput takes its real 20 ms: nvitop asks for it twice a GPU and round, which "
-        "lengthens its rounds by a third of a second but not its scrapes; it sleeps meanwhile, so that its processor "
+        "ours. The stand-in's PCIe throughput takes its real 20 ms: nvitop queries it twice a GPU and round, which "
+        "lengthens its rounds by a third of a second but not its scrapes; it sleeps meanwhile, so that its CPU "
         "share stays comparable."
     )
     lines = [conditions]
@@ -123,7 +123,7 @@ def table() -> str:
         "",
         "#### One driver call that never returns",
         "",
-        f"Ours, gzip: p50 {hung.p50:.3f} ms, p99 {hung.p99:.3f} ms, {hung.cpu:.3f} ms of processor time a scrape.",
+        f"Ours, gzip: p50 {hung.p50:.3f} ms, p99 {hung.p99:.3f} ms, {hung.cpu:.3f} ms of CPU time a scrape.",
     ]
     return "\n".join(lines)
 
@@ -135,10 +135,10 @@ def _rows(own: Costs, other: Costs) -> list[str]:
         _time("scrape p99, ms", own.plain.p99, other.plain.p99, "1/10"),
         _time("gzipped scrape p50, ms", own.gzip.p50, other.gzip.p50, "1/20"),
         _time("gzipped scrape p99, ms", own.gzip.p99, other.gzip.p99, "1/10"),
-        _time("processor time a scrape, ms", own.plain.cpu, other.plain.cpu, "1/20"),
-        _time("processor time a gzipped scrape, ms", own.gzip.cpu, other.gzip.cpu, "1/20"),
+        _time("CPU time a scrape, ms", own.plain.cpu, other.plain.cpu, "1/20"),
+        _time("CPU time a gzipped scrape, ms", own.gzip.cpu, other.gzip.cpu, "1/20"),
         (
-            "processor share of sampling, %",
+            "CPU share of sampling, %",
             f"{own.idle * 100:.2f}",
             f"{other.idle * 100:.2f}",
             "≤ 2, ≤ peer",

@@ -1,6 +1,6 @@
-"""Whether one Prometheus keeps up with 256 nodes of eight GPUs that it scrapes every 15 s, all rules and alerts on.
+"""Measures if one Prometheus keeps up with 256 nodes of eight GPUs that it scrapes every 15 s, with rules and alerts.
 
-`python -m tests.benchmarks.scraped_cluster 256 20` takes so many nodes and minutes; what is told is of the last five.
+`python -m tests.benchmarks.scraped_cluster 256 20` takes 256 nodes and 20 minutes; the results are of the last five.
 """
 
 from __future__ import annotations
@@ -123,16 +123,16 @@ def table(nodes: int = _NODES, minutes: float = _MINUTES) -> str:
         ("all groups together, s", f"{total:.2f}", ""),
         ("rules that fail", f"{found.failing}", "0"),
         ("alerts firing", f"{found.alerts}", ""),
-        ("processors that Prometheus takes", f"{found.processor:.2f}", f"under {os.cpu_count()}"),
+        ("CPUs that Prometheus takes", f"{found.processor:.2f}", f"under {os.cpu_count()}"),
         ("and the server that replays", f"{found.replaying:.2f}", ""),
         ("memory of Prometheus (PSS), MB", f"{found.memory[0] / 1e6:,.0f}, {found.memory[1] / 1e6:,.0f} later", ""),
     ]
     conditions = (
-        f"One real Prometheus on {os.cpu_count()} processors scrapes {nodes} nodes every {_INTERVAL} s, with the "
-        f"bundle's rules and alerts every {_INTERVAL} s. One server, on the same processors, replays the pages of live "
+        f"One real Prometheus on {os.cpu_count()} CPUs scrapes {nodes} nodes every {_INTERVAL} s, with the "
+        f"bundle's rules and alerts every {_INTERVAL} s. One server, on the same CPUs, replays the pages of live "
         f"simulated nodes under as many names, runs of {NODES_A_RUN * GPUS_A_NODE} ranks, a run of {TROUBLED} in "
         f"trouble. {minutes:g} minutes, of which the last {_WATCHED_MINUTES:g} count. Past its limit: more "
-        "processors, an interval of 30 s, a Prometheus for each cluster, or rules at the edge (prometheus/examples)."
+        "CPUs, an interval of 30 s, a Prometheus for each cluster, or rules at the edge (prometheus/examples)."
     )
     return "\n".join(
         [

@@ -1,4 +1,4 @@
-"""What the shim takes from a training loop, beside its peers in the same run.
+"""Cost of the shim for a training loop, next to its peers in the same run.
 
 Nanoseconds a step, the best of several rounds in a tight loop, net of the empty loop; inside a real step, whose
 caches hold other things, expect several times as much. Rounds of all rows take turns, so that a machine that slows
@@ -75,7 +75,7 @@ def table() -> str:
     lines += ["", "| | measured | goal |", "|---|---|---|"]
     lines += [
         f"| a report written and sent, median | {present * 1e6:.1f} µs | < {_GOAL_SEND:.0f} µs |",
-        f"| the same without an exporter | {absent * 1e6:.1f} µs, and ever more seldom | no more than with one |",
+        f"| the same without an exporter | {absent * 1e6:.1f} µs, with growing pauses | no more than with one |",
         f"| import stallscope | {_start('import stallscope') * 1e3:.1f} ms | < {_GOAL_IMPORT:.0f} ms |",
         f"| the same and a first loop | {_start(_FIRST_LOOP) * 1e3:.1f} ms | < {_GOAL_IMPORT:.0f} ms |",
         f"| memory of the shim, its own modules included | {held / 1e3:.0f} kB | < 1000 kB |",
@@ -213,7 +213,7 @@ def _output(program: str) -> str:
 
 
 def _wandb() -> float | str:
-    """Seconds of one log() offline, or why there is no figure."""
+    """Seconds of one log() offline, or the reason for a missing value."""
     if find_spec("wandb") is None:
         return "wandb is not installed"
     wandb: Any = import_module("wandb")
@@ -228,7 +228,7 @@ def _wandb() -> float | str:
 
 
 def _pushgateway() -> float | str:
-    """Seconds of one push to a gateway on this machine, or why there is no figure."""
+    """Seconds of one push to a gateway on this machine, or the reason for a missing value."""
     program = shutil.which("prometheus-pushgateway") or shutil.which("pushgateway")
     if program is None:
         return "prometheus-pushgateway is not installed"

@@ -1,4 +1,4 @@
-"""What the status page costs: bytes, the server's time, memory, and scrapes while somebody looks at it."""
+"""Cost of the status page: bytes, the server's time, memory, and scrapes while it is open."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _rows(server: Server, node: NvmlStandIn) -> list[tuple[str, str, str]]:
     return [
         ("bytes", f"{len(taken[-1][1])}", "< 60,000"),
         ("a new rendering, ms", f"{statistics.median(each[0] for each in taken):.1f}", "< 10"),
-        ("its processor time, ms", f"{cpu / _LOOKS * 1000:.1f}", ""),
+        ("its CPU time, ms", f"{cpu / _LOOKS * 1000:.1f}", ""),
         ("a look at a shared one, ms", f"{statistics.median(shared):.2f}", ""),
         ("scrape p50 and p99 alone, ms", f"{alone.p50:.3f}, {alone.p99:.3f}", ""),
         ("while looked at ten times a second, ms", f"{viewed.p50:.3f}, {viewed.p99:.3f}", "as alone"),

@@ -1,4 +1,4 @@
-"""What `stallscope top` costs: processor time live and once, memory, and reading a page, beside nvitop's screen."""
+"""Cost of `stallscope top`: CPU time live and once, memory, and reading a page, next to nvitop's screen."""
 
 from __future__ import annotations
 
@@ -72,12 +72,12 @@ class _Terminal:
         try:
             while piece := os.read(self._terminal, 65_536):
                 self.drawn += len(piece)
-        except OSError:  # nobody has the other end any more
+        except OSError:  # the other end is closed
             os.close(self._terminal)
 
 
 def _change(node: NvmlStandIn, chance: random.Random) -> None:
-    """Make each GPU's figures others, so that every line must be drawn anew."""
+    """Change each GPU's values, so that every line must be drawn again."""
     for gpu in node.gpu:
         gpu.utilization = chance.randrange(40, 100)
         gpu.power_milliwatts = chance.randrange(200_000, 700_000)
@@ -134,10 +134,10 @@ def table() -> str:
         )
         memory = [proportional_memory(each.pid) for each in terminals]
     rows = [
-        ("processor time live, % of a core", f"{shares[0] * 100:.2f}", f"{shares[1] * 100:.2f}", "< 1"),
+        ("CPU time live, % of a core", f"{shares[0] * 100:.2f}", f"{shares[1] * 100:.2f}", "< 1"),
         ("memory (PSS), MB", f"{memory[0] / 1e6:.1f}", f"{memory[1] / 1e6:.1f}", ""),
         ("bytes a second for the terminal", f"{drawn[0]:.0f}", f"{drawn[1]:.0f}", ""),
-        ("processor time of --once, ms", f"{once * 1000:.0f}", "", ""),
+        ("CPU time of --once, ms", f"{once * 1000:.0f}", "", ""),
         (f"reading a page of {len(page) // 1000} kB, ms", f"{reading:.2f}", f"{library:.1f} (client library)", ""),
     ]
     setting = (

@@ -1,4 +1,4 @@
-"""Whether a training loop on PyTorch's CPU backend slows down when it is watched: pairs of steps of ten milliseconds.
+"""Measures if a training loop on PyTorch's CPU backend slows down when watched: pairs of steps of ten milliseconds.
 
 Of each pair one step runs in a loop that is tracked, the other in one that is not, in an order drawn by chance; the
 difference within pairs is free of what changes slowly on a machine. What the shim itself takes is timed beside, with
@@ -39,7 +39,7 @@ _CONFIDENCE = 1.96
 
 
 def table(pairs: int = _PAIRS) -> str:
-    """Measure, and return Markdown, or why there is none."""
+    """Measure, and return Markdown, or the reason why not."""
     if find_spec("torch") is None:
         return "A 10 ms step of PyTorch: not measured, torch is not installed.\n"
     torch: Any = import_module("torch")
@@ -55,9 +55,9 @@ def table(pairs: int = _PAIRS) -> str:
             differences, plain = _pairs(_tracked(run, train), _bare(train), exporter, pairs)
     usual = statistics.median(plain)
     mean, bound = _trimmed(differences)
-    verdict = "told from noise" if abs(mean) > bound else "not told from noise"
+    verdict = "above the noise" if abs(mean) > bound else "within the noise"
     lines = [
-        f"| added to a step of {usual * 1e3:.1f} ms of PyTorch {torch.__version__}, one processor | µs | of the step |",
+        f"| added to a step of {usual * 1e3:.1f} ms of PyTorch {torch.__version__}, one CPU | µs | of the step |",
         "|---|---|---|",
     ]
     lines += [f"| {name} | {cost * 1e6:.1f} | {cost / usual:.3%} |" for name, cost in own.items()]

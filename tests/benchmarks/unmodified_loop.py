@@ -1,4 +1,4 @@
-"""What `stallscope run` adds to a step of a PyTorch loop without a line of code, and what the shim reports of it.
+"""Cost of `stallscope run` for a step of an unmodified PyTorch loop, and the shim's own report of it.
 
 Blocks of steps alternate between the loop as it is and the same loop observed; the difference of their median steps
 is free of what changes slowly on a machine. Steps of one and of ten milliseconds, on one core, of the thread's CPU
@@ -39,7 +39,7 @@ class Cost(NamedTuple):
 
 
 def table() -> str:
-    """Measure, and return Markdown, or why there is none."""
+    """Measure, and return Markdown, or the reason why not."""
     if find_spec("torch") is None:
         return "An unmodified PyTorch loop: not measured, torch is not installed.\n"
     torch: Any = import_module("torch")
@@ -61,7 +61,7 @@ def table() -> str:
 
 
 def measure(torch: Any, length: float) -> Cost:
-    """Measure a loop whose steps take about so many seconds."""
+    """Measure a loop with steps of about this many seconds."""
     pytorch: Any = import_module("stallscope.integrations.pytorch")
     batch = 8
     while (usual := _block(torch, batch, _LEAST_STEPS)) < 0.8 * length:

@@ -13,8 +13,8 @@ from stallscope.sampling.sampler import Sampler
 from stallscope.view.verdicts import RunName, Verdict, Verdicts, VerdictWatch
 from stallscope.web.application import Application
 from stallscope.web.http.server import Server
+from stallscope.web.status.exporter_state import ExporterState
 from stallscope.web.status.history import POINT_SECONDS, POINTS, History
-from stallscope.web.status.look import Look
 from stallscope.web.status.page import StatusPage
 from tests.web.status_page import BUSY, NOW, Told, gpu, held, look, status
 
@@ -37,12 +37,12 @@ HOSTILE = (
 )
 
 
-def nothing() -> Look:
+def nothing() -> ExporterState:
     """An exporter that has just started."""
     return look(ready=False, statuses=(status("nvidia", None, "", None),))
 
 
-def busy_node() -> Look:
+def busy_node() -> ExporterState:
     """Eight GPUs (six busy, one split into instances, one lost), two runs, and a failing source."""
     owner = ("research", "imagenet-worker-0", "trainer", "", "")
     samples = [each for index in range(6) for each in gpu(index, **BUSY, owners=[owner])]
@@ -63,7 +63,7 @@ def busy_node() -> Look:
     return look(samples=samples, statuses=statuses, held=ranks)
 
 
-def hostile_node() -> Look:
+def hostile_node() -> ExporterState:
     """Hostile names."""
     samples = [
         each
@@ -78,7 +78,7 @@ def hostile_node() -> Look:
     return look(samples=samples, statuses=statuses, held=ranks, simulated=HOSTILE[0])
 
 
-def flood() -> Look:
+def flood() -> ExporterState:
     """More GPUs and ranks than a page shows."""
     samples = tuple(each for index in range(64) for each in gpu(index, **BUSY))
     ranks = [held(f"run-{number:02}", rank, info=WORLD) for number in range(64) for rank in range(16)]

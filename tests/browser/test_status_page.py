@@ -10,7 +10,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page
 
 from stallscope.web import application
-from stallscope.web.status.look import Look
+from stallscope.web.status.exporter_state import ExporterState
 from tests.browser import chromium
 from tests.browser.site import Site, busy_node, flood, hostile_node, nothing, site
 from tests.waiting import until
@@ -18,7 +18,7 @@ from tests.waiting import until
 pytestmark = pytest.mark.skipif(chromium.find() is None, reason="Chromium is not installed")
 
 Scheme = Literal["light", "dark"]
-LOOKS: dict[str, Callable[[], Look]] = {
+LOOKS: dict[str, Callable[[], ExporterState]] = {
     "nothing": nothing,
     "busy": busy_node,
     "hostile": hostile_node,

@@ -24,7 +24,7 @@ import bcrypt
 import pytest
 
 from stallscope.cli.exporter import Exporter
-from stallscope.collectors.base import Environment, Source
+from stallscope.collectors.base import Collector, Environment
 from stallscope.configuration import load
 from stallscope.sampling.reading import Sample
 from stallscope.sampling.sampler import Hang, Sampler
@@ -169,7 +169,7 @@ def hanging_tree(folder: Path) -> Path:
     return folder
 
 
-class Seen(Source):
+class Seen(Collector):
     """A source that shows what the exporter gives it and asks of it."""
 
     name = "seen"
@@ -620,8 +620,8 @@ def test_help_lists_the_commands_and_a_command_its_flags() -> None:
     assert ended.returncode == 0
     assert "--collector.nvidia" in ended.stdout
     text = " ".join(ended.stdout.split())
-    assert "SIGUSR1, or POST /-/release?for=2m, lets go of the GPUs' device files" in text
-    assert "SIGUSR2, or POST /-/resume, takes them up again" in text
+    assert "SIGUSR1, or POST /-/release?for=2m, closes the GPUs' device files" in text
+    assert "SIGUSR2, or POST /-/resume, opens them again" in text
     assert "can only be ended with the process: --sampling.exit-after-hang" in text
     assert once("--version").stdout.startswith("stallscope ")
 

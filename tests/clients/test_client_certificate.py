@@ -17,8 +17,8 @@ from stallscope.cli.top import parser
 from stallscope.clients.client_certificate import (
     ClientCertificate,
     ClientCertificateError,
+    certificate_from_environment,
     client_certificate,
-    told_by_environment,
 )
 from stallscope.clients.exporter import ExporterClient, ExporterError
 from stallscope.clients.prometheus import Prometheus, PrometheusError
@@ -187,10 +187,10 @@ def test_a_certificate_removed_later_is_an_error(server: str, mine: ClientCertif
 def test_programs_use_the_certificate_of_the_environment(
     mine: ClientCertificate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert told_by_environment() is None
+    assert certificate_from_environment() is None
     monkeypatch.setenv("STALLSCOPE_CLIENT_CERTIFICATE", mine.certificate)
     monkeypatch.setenv("STALLSCOPE_CLIENT_KEY", mine.key)
-    assert told_by_environment() == mine
+    assert certificate_from_environment() == mine
 
 
 def test_the_flag_for_a_certificate_ignores_the_key_of_the_environment(
@@ -214,11 +214,11 @@ def test_commands_send_the_certificate(
     main(["doctor", "exporter", "prometheus", "--json", "--exporter.url", server, "--prometheus.url", server, *flags])
     said = {each["part"]: each["message"] for each in json.loads(capsys.readouterr().out)["results"]}
     assert said == {
-        "exporter": f"what answers at {server.removeprefix('https://')} is no exporter of Stallscope",
+        "exporter": f"{server.removeprefix('https://')} is not a Stallscope exporter",
         "prometheus": f"{server}: not a Prometheus response; check what listens at that address",
     }
     assert main(["trace", "a", "--exporter.url", server, *flags]) == 1
-    assert "what answers there is no exporter" in capsys.readouterr().err
+    assert "not a Stallscope exporter" in capsys.readouterr().err
     assert main(["trace", "a", "--exporter.url", server]) == 1
     assert "if it requires a client certificate, name one with --client-certificate" in capsys.readouterr().err
 

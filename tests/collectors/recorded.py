@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from stallscope.collectors.base import Environment, Source
+from stallscope.collectors.base import Collector, Environment
 from stallscope.sampling.clock import Clock, SystemClock
 from stallscope.sampling.reading import checked
 
@@ -14,7 +14,7 @@ TREES = Path(__file__).parents[1] / "recorded_trees"
 Values = Mapping[tuple[str, ...], object]
 
 
-def source_at(source: type[Source], tree: str | Path, clock: Clock | None = None) -> Source:
+def source_at(source: type[Collector], tree: str | Path, clock: Clock | None = None) -> Collector:
     """The source on a recorded tree, named, or on any other root."""
     root = TREES / tree if isinstance(tree, str) else tree
     assert root.is_dir()
@@ -26,7 +26,7 @@ def copy_of(tree: str, folder: Path) -> Path:
     return Path(shutil.copytree(TREES / tree, folder / tree))
 
 
-def values(source: Source) -> Values:
+def values(source: Collector) -> Values:
     """Return the samples of one reading by family name without prefix and label values; as strict as the sampler."""
     samples = checked(source.read())
     keyed = {(sample.family.name.removeprefix("stallscope_host_"), *sample.labels): sample.value for sample in samples}

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from stallscope.collectors.amd import AmdSource
+from stallscope.collectors.amd import AmdCollector
 from stallscope.collectors.base import Environment
 from stallscope.sampling.clock import ScriptedClock
 from stallscope.sampling.sampler import Sampler
@@ -55,7 +55,7 @@ class ScriptedHost:
         self.root = root
         self._clock = ScriptedClock()
         self._sampler = Sampler(clock=self._clock, interval=1.0)
-        self._sampler.add(AmdSource(Environment(root=root, clock=self._clock, interval=1.0)))
+        self._sampler.add(AmdCollector(Environment(root=root, clock=self._clock, interval=1.0)))
 
     def run(self, seconds: int) -> Page:
         """Let time pass, and return the page at its end."""

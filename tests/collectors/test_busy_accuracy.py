@@ -18,7 +18,7 @@ from typing import NamedTuple
 import pytest
 
 from stallscope.collectors.base import Environment
-from stallscope.collectors.nvidia import NvidiaSource
+from stallscope.collectors.nvidia import NvidiaCollector
 from stallscope.drivers.device import SampleKind, TimedSample, Utilization
 from stallscope.sampling.clock import ScriptedClock
 from stallscope.sampling.sampler import Sampler
@@ -108,7 +108,7 @@ def readings(loads: Sequence[Gpu], *, interval: float = 1.0, a_scrape: int = 1) 
     node = Node(SCENARIOS["stalled"], clock, seed=1, gpus=len(loads))
     sampler = Sampler(clock=clock, interval=interval)
     environment = Environment(clock=clock, interval=interval, driver=lambda: LoadedDriver(node, loads))
-    sampler.add(NvidiaSource(environment))
+    sampler.add(NvidiaCollector(environment))
     # A machine never reads at the very moment that it meant to.
     jitter = random.Random(7)
     found: list[list[Reading]] = [[] for _ in loads]

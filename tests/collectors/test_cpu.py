@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.collectors.base import Source
+from stallscope.collectors.base import Collector
 from stallscope.collectors.cpu import Cpu
 from stallscope.sampling.clock import ScriptedClock
 from tests.collectors.recorded import copy_of, edit, source_at, values
@@ -18,7 +18,7 @@ class Machine:
     def __init__(self, folder: Path) -> None:
         self.root = copy_of("workstation", folder)
         self.clock = ScriptedClock()
-        self.source: Source = source_at(Cpu, self.root, self.clock)
+        self.source: Collector = source_at(Cpu, self.root, self.clock)
 
     def show(self, *cpus: tuple[int, ...], names: tuple[int, ...] | None = None) -> Machine:
         total = [sum(column) for column in zip(*cpus, strict=True)]

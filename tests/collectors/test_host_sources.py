@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from stallscope.catalogue.metrics import HOST_FAMILIES, PROCESS_FAMILIES
-from stallscope.collectors.base import NotPresent, Source, available
+from stallscope.collectors.base import Collector, NotPresent, available
 from stallscope.sampling.clock import ScriptedClock
 from stallscope.simulation.host import SimulatedHost
 from stallscope.simulation.node import Node
@@ -21,7 +21,7 @@ HOST = {
 }
 
 
-def read_or_absent(source: Source) -> set[str]:
+def read_or_absent(source: Collector) -> set[str]:
     """Names of the families read; none where the machine has no such part."""
     try:
         return {key[0] for key in values(source)}

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.collectors.base import NotPresent, Source
+from stallscope.collectors.base import Collector, NotPresent
 from stallscope.collectors.network import Network
 from stallscope.sampling.clock import ScriptedClock
 from tests.collectors.recorded import copy_of, edit, source_at, values
 
 
-def devices(source: Source) -> set[str]:
+def devices(source: Collector) -> set[str]:
     return {key[1] for key in values(source)}
 
 

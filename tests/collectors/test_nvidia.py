@@ -13,7 +13,7 @@ import pytest
 
 from stallscope.catalogue.metrics import THROTTLE_REASONS
 from stallscope.collectors.base import Environment
-from stallscope.collectors.nvidia import NvidiaSource
+from stallscope.collectors.nvidia import NvidiaCollector
 from tests.nvml_library.reading_process import Page, ReadingProcess
 from tests.nvml_library.stand_in import Group, NvmlStandIn
 
@@ -255,7 +255,7 @@ def test_pages_cause_no_driver_call_and_sampling_few(nvml_stand_in: NvmlStandIn)
 
 
 def test_the_kernels_list_of_gpus_that_cant_be_read_for_a_moment_is_no_change(tmp_path: Path) -> None:
-    source = NvidiaSource(Environment(root=tmp_path))
+    source = NvidiaCollector(Environment(root=tmp_path))
     assert source.hardware() == frozenset()
     folder = tmp_path / "proc/driver/nvidia/gpus"
     (folder / "0000:10:00.0").mkdir(parents=True)

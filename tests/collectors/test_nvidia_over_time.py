@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stallscope.collectors.base import Environment
-from stallscope.collectors.nvidia import NvidiaSource
+from stallscope.collectors.nvidia import NvidiaCollector
 from stallscope.sampling.clock import ScriptedClock
 from stallscope.sampling.sampler import Sampler
 from stallscope.simulation.driver import SimulatedDriver
@@ -20,12 +20,12 @@ class ScriptedNode:
     def __init__(self, scenario: str, interval: float = 1.0) -> None:
         self.clock = ScriptedClock()
         # As the sampler does: a source that must be read more often than the interval says so.
-        self._step = min(interval, NvidiaSource.longest_interval or interval)
+        self._step = min(interval, NvidiaCollector.longest_interval or interval)
         node = Node(SCENARIOS[scenario], self.clock, seed=1, gpus=8)
         self.onset = SCENARIOS[scenario].onset
         self._sampler = Sampler(clock=self.clock, interval=interval)
         environment = Environment(clock=self.clock, interval=interval, driver=lambda: SimulatedDriver(node))
-        self._sampler.add(NvidiaSource(environment))
+        self._sampler.add(NvidiaCollector(environment))
 
     def run(self, seconds: float) -> Page:
         """Let time pass, and return the page at its end."""

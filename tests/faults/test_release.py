@@ -47,7 +47,7 @@ def test_a_driver_can_be_reloaded_under_an_exporter_that_let_go_of_it(
     assert released(machine)(page)
     calls = machine.node.calls()
     page = machine.until_newer(page)
-    assert machine.node.calls() == calls, "nobody asks a driver that was let go"
+    assert machine.node.calls() == calls, "a released driver is not queried"
     machine.node.set_driver(DriverState.LOADED)
 
     ask(machine, resume=True)
@@ -61,7 +61,7 @@ def test_it_takes_the_driver_up_again_by_itself(machine: Machine) -> None:
     machine.until_healthy()
     began = len(machine.lines)
     machine.post("/-/release?for=3s")
-    machine.logged("the driver was let go", since=began)
+    machine.logged("the driver was released", since=began)
     let_go = time.time()
     machine.until_healthy(
         lambda page: machine.held_files() and all(page.read_at(uuid) > let_go for uuid in machine.uuids())
@@ -77,7 +77,7 @@ def test_a_call_that_hangs_holds_the_driver_and_the_exporter_says_so_until_it_re
     machine.until_newer(machine.page())
     machine.until(lambda page: page.state(uuid) == "hung")
     machine.post("/-/release?for=10m")
-    machine.logged(f"can't be let go.*{uuid}", since=began)
+    machine.logged(f"can't be released.*{uuid}", since=began)
     machine.until_newer(machine.page())
     # It waits for the call once: a reading that takes a second each time would pass for one that hangs.
     machine.until(
@@ -87,7 +87,7 @@ def test_a_call_that_hangs_holds_the_driver_and_the_exporter_says_so_until_it_re
             and (page.get(READ_SECONDS, source="nvidia") or 0.0) < 0.5
         )
     )
-    assert machine.held_files(), "it must not claim to have let go"
+    assert machine.held_files(), "it must not claim a release"
 
     machine.node.gpu[2].state = GpuState.OK
     machine.until(lambda page: not machine.held_files() and page.get(SOURCE_UP, source="nvidia") is None)

@@ -12,7 +12,7 @@ from typing import TypeVar, get_args
 import pytest
 
 from stallscope.collectors.base import Environment
-from stallscope.collectors.nvidia import NvidiaSource
+from stallscope.collectors.nvidia import NvidiaCollector
 from stallscope.drivers.device import ComputeMode, Device, DriverError, DriverUnavailable, Unsupported
 from stallscope.drivers.nvidia.library import PynvmlLibrary
 from stallscope.drivers.nvidia.nvml import NvmlDriver
@@ -240,7 +240,7 @@ def test_a_session_can_be_closed_and_opened_again(driver: NvmlDriver) -> None:
 
 
 def test_a_page_shows_every_gpu_with_sound_values(device: Device) -> None:
-    source = NvidiaSource(Environment())
+    source = NvidiaCollector(Environment())
     sampler = Sampler()
     sampler.add(source)
     for _ in range(2):
@@ -259,7 +259,7 @@ def test_a_page_shows_every_gpu_with_sound_values(device: Device) -> None:
 
 
 def test_what_is_unsupported_has_no_series(device: Device) -> None:
-    source = NvidiaSource(Environment())
+    source = NvidiaCollector(Environment())
     source.read()
     for read in source.parts().values():
         samples = list(read())

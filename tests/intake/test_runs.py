@@ -301,7 +301,7 @@ class TestAnotherSession:
         assert self.restarts(registry) == {(self.RUN, "0"): 0}
         assert rejected(registry, "superseded") == 3
         assert len(caplog.records) == 1
-        assert "only the process that started later counts" in caplog.text
+        assert "only the one that started later counts" in caplog.text
 
     def test_a_session_is_not_silenced_by_a_clock_that_is_set_back(
         self, registry: RunRegistry, make_report: MakeReport, clock: ScriptedClock

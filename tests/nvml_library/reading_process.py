@@ -17,7 +17,7 @@ from types import TracebackType
 from prometheus_client.parser import text_string_to_metric_families
 
 from stallscope.collectors.base import Environment
-from stallscope.collectors.nvidia import NvidiaSource
+from stallscope.collectors.nvidia import NvidiaCollector
 from stallscope.sampling.sampler import Sampler
 from tests.nvml_library.stand_in import NvmlStandIn
 
@@ -102,7 +102,7 @@ class ReadingProcess:
 def main(interval: float) -> None:
     """Sample, and answer each line with the page as JSON."""
     sampler = Sampler(interval=interval)
-    sampler.add(NvidiaSource(Environment(interval=interval)))
+    sampler.add(NvidiaCollector(Environment(interval=interval)))
     sampler.start()
     # With a buffer of its own: where the environment takes that of `sys.stdout`, what the pipe has no room for is lost.
     with open(sys.stdout.fileno(), "w", encoding="utf-8", closefd=False) as answers:

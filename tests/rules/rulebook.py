@@ -1,4 +1,4 @@
-"""Describe a node's series in a few words, let promtool run the bundle's rules on them, and compare what comes out."""
+"""Describe the series of a node, run the bundle's rules on them with promtool, and compare the results."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 _RULES = ROOT / "prometheus" / "rules"
 CANONICAL_FILES = tuple(_RULES / f"{stem}.yml" for stem in ADAPTERS)
-"""What makes series of ours from those of other exporters. Where there are none, they do nothing."""
+"""Rule files that convert the series of other exporters; without such series they record nothing."""
 ALERT_FILES = tuple(path for path in sorted((ROOT / "alerts").glob("*.yml")) if path.name != "alertmanager.yml")
 RULE_FILES = (*(_RULES / f"{stem}.yml" for stem in ORDER if stem not in ADAPTERS), *ALERT_FILES)
 """Layer by layer; the thresholds come first."""
@@ -44,7 +44,7 @@ Labels = Mapping[str, str]
 
 
 def tool(name: str) -> str:
-    """Find a program of Prometheus or Alertmanager, or fail the test and say what to do."""
+    """Find a program of Prometheus or Alertmanager; without it, fail the test with instructions."""
     path = shutil.which(name)
     if path is None:
         pytest.fail(f"{name} is not on PATH; sh tests/install_tools.sh installs it on Debian and Ubuntu")
@@ -52,7 +52,7 @@ def tool(name: str) -> str:
 
 
 def run_tool(name: str, *arguments: str) -> str:
-    """Run a program to its end and return what it said; fail the test with that if it refused."""
+    """Run a program and return its output; fail the test with that output if the program fails."""
     done = _run_tool(name, *arguments)
     if done.returncode:
         pytest.fail(f"{name} {' '.join(arguments)}\n{done.stdout}{done.stderr}")
@@ -60,7 +60,7 @@ def run_tool(name: str, *arguments: str) -> str:
 
 
 def ask_promtool(document: Document, path: Path) -> str:
-    """Let promtool judge stories, and return what it says, whatever it is."""
+    """Run promtool's rule tests and return the output, whether they passed or failed."""
     path.write_text(json.dumps(document))
     done = _run_tool("promtool", "test", "rules", str(path))
     return done.stdout + done.stderr
@@ -81,12 +81,12 @@ def series(name: str, values: str, /, **labels: str) -> tuple[str, str]:
 
 
 def scrapes(minutes: float) -> int:
-    """How many scrapes fit."""
+    """Return the number of scrapes in `minutes`."""
     return round(minutes * 60 / INTERVAL)
 
 
 def steady(value: float) -> str:
-    """A gauge that stays."""
+    """A constant gauge."""
     return f"{value:.10g}+0x{LENGTH}"
 
 
@@ -96,7 +96,7 @@ def until(minute: float, before: float = 1, after: float = 0) -> str:
 
 
 def growing(per_second: float) -> str:
-    """A counter that grows evenly."""
+    """A counter that grows at a constant rate."""
     return f"0+{per_second * INTERVAL:g}x{LENGTH}"
 
 
@@ -107,14 +107,14 @@ def growing_until(minute: float, per_second: float = 1.0) -> str:
 
 
 def growing_then(minute: float, before: float, after: float) -> str:
-    """A counter that changes its pace once; both per second."""
+    """A counter that changes its rate once; both rates are per second."""
     turn, left = scrapes(minute), LENGTH - scrapes(minute) - 1
     first = before * INTERVAL * turn + after * INTERVAL
     return f"0+{before * INTERVAL:.10g}x{turn} {first:.10g}+{after * INTERVAL:.10g}x{left}"
 
 
 def interrupted(minute: float, per_second: float, *, first: float = 0.0, reset: bool = False) -> str:
-    """A counter that can't be read for two minutes, and then goes on, or begins again."""
+    """A counter that is missing for two minutes and then continues or restarts."""
     step, before, gap = per_second * INTERVAL, scrapes(minute), scrapes(2)
     again = 0.0 if reset else first + step * (before + gap + 1)
     return f"{first:.10g}+{step:g}x{before} _x{gap} {again:.10g}+{step:g}x{LENGTH - before - gap}"
@@ -126,7 +126,7 @@ TARGET = {"job": "stallscope", "instance": "node1:19400"}
 
 
 def exporter(**target: str) -> Story:
-    """An exporter that answers."""
+    """An exporter that responds."""
     return [series("up", steady(1), **{**TARGET, **target})]
 
 
@@ -145,7 +145,7 @@ def gpu(
     uuid: str | None = None,
     **target: str,
 ) -> Story:
-    """A GPU; shares of time. `idle` is the time without work, None for a GPU that does not tell."""
+    """A GPU; shares of time. `idle` is the time without work, None if the GPU does not report it."""
     labels = {**TARGET, **target, "gpu": str(index), "uuid": f"GPU-{index}" if uuid is None else uuid, "mig": mig}
     story = [
         series("stallscope_gpu_up", up, **labels),
@@ -253,7 +253,7 @@ def rank(
 
 
 def host(busy: float, *, pressure: float = 0.0, cpus: int = 64, **target: str) -> Story:
-    """A host; `busy` is the share of its processors that work."""
+    """A host; `busy` is the share of its CPU cores in use."""
     labels = {**TARGET, **target}
     return [
         series("stallscope_host_cpu_seconds_total", growing(busy * cpus), mode="user", **labels),
@@ -269,7 +269,7 @@ def told(family: str, values: str, index: int = 0, **labels: str) -> tuple[str, 
 
 
 def node(instance: str, story: Story, *further: tuple[str, str, int, Mapping[str, str]]) -> Story:
-    """The story on another node, with what its GPUs tell besides."""
+    """Return the story on another node, with further series of its GPUs."""
     own = [
         series(name, values, job="stallscope", instance=instance, gpu=str(index), uuid=f"GPU-{index}", **labels)
         for name, values, index, labels in further
@@ -409,7 +409,7 @@ class Rulebook:
 
 
 class Notebook(Rulebook):
-    """Only notes what it is asked."""
+    """A rulebook that records stories without running them."""
 
     def __init__(self) -> None:
         self.documents: list[Document] = []

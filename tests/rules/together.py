@@ -1,7 +1,7 @@
-"""Lets the stories of a file's tests share runs of promtool, each as a cluster of its own.
+"""Run the stories of one test file in shared promtool runs, each story in its own cluster.
 
-A step takes promtool a tenth of a millisecond a rule, however small a story is, so that a dozen stories take hardly
-longer than one. The rules keep clusters apart. Where a story does not pass in company it runs alone, and that decides.
+promtool needs about 0.1 ms per rule and step, however small a story is, so a dozen stories take hardly longer than
+one. The rules keep clusters apart. A story that does not pass in a shared run runs again alone; that run decides.
 """
 
 from __future__ import annotations
@@ -17,46 +17,46 @@ from tests.promql_names import names_in
 from tests.scenarios.runner import Alert, in_seconds, parse_alerts
 
 Document = Mapping[str, Any]
-"""What promtool reads of a story: its rule files, steps and one test."""
-_COMPANY = 100
-_LIKE = 0.5
-"""How far apart the ends of stories in one run may be, as a share of the first one's."""
+"""A promtool test file of one story: its rule files, interval and one test."""
+_MAX_STORIES = 100
+_END_TOLERANCE = 0.5
+"""Largest difference between the ends of stories in one run, as a share of the first story's end."""
 _GUARDED = ("up",)
-"""What alerts ask absent() for: a story without one of them would find it in another's cluster."""
+"""Metrics that alerts pass to absent(): a story without such a metric would see the series of another cluster."""
 
 _EXPECTATIONS_FAILED = re.compile(r"\A(?!.*^ +rule: ).*FAILED:\n +(?:expr|alertname): ", re.DOTALL | re.MULTILINE)
-"""What promtool says where rules and file are sound, and some expectations are not met."""
+"""Matches promtool's output if rules and file are valid but some expectations are not met."""
 _ALERTS_FAILED = re.compile(r"^ +alertname: .*?(?=^ +(?:alertname|expr): |\Z)", re.DOTALL | re.MULTILINE)
 _NEVER_FIRES = {"exp_labels": {"unexpected": "yes"}}
-"""Expected of an alert, so that promtool tells what fires in its place."""
+"""An expectation that is never met, so that promtool prints the alerts that do fire."""
 
 
 class Together:
-    """The stories that are still to come, and those that have passed.
+    """The stories that have not run yet, and the stories that have passed.
 
     Args:
         stories: in the order in which their tests run.
-        run: has promtool run a document and returns what it says, passed or not.
+        run: runs promtool on a document and returns its output, whether the test passed or failed.
     """
 
     def __init__(self, stories: Iterable[Document], run: Callable[[Document], str]) -> None:
-        self._coming = {_key(story): story for story in stories if _shareable(story)}
+        self._pending = {_key(story): story for story in stories if _shareable(story)}
         self._passed: set[str] = set()
         self._run = run
 
     def passed(self, story: Document) -> bool:
-        """Whether the story is known to pass; runs it with those that are most like it where it isn't known yet."""
+        """Return True if the story passed in a shared run; start that run first if it is pending."""
         key = _key(story)
-        if key in self._coming:
+        if key in self._pending:
             frame, end = _frame(story), _end(story)
-            company = [
+            batch = [
                 each
-                for each, other in self._coming.items()
+                for each, other in self._pending.items()
                 # A run lasts as long as its longest story.
-                if each != key and _frame(other) == frame and abs(_end(other) - end) < _LIKE * end
+                if each != key and _frame(other) == frame and abs(_end(other) - end) < _END_TOLERANCE * end
             ]
-            company = [key, *company[: _COMPANY - 1]]
-            self._try({each: self._coming.pop(each) for each in company})
+            batch = [key, *batch[: _MAX_STORIES - 1]]
+            self._try({each: self._pending.pop(each) for each in batch})
         return key in self._passed
 
     def _try(self, stories: Mapping[str, Document]) -> None:
@@ -65,30 +65,33 @@ class Together:
         clusters = {f"story-{number}-": key for number, key in enumerate(stories)}
         first = next(iter(stories.values()))
         tests = {cluster: stories[key]["tests"][0] for cluster, key in clusters.items()}
-        asked = {(each["alertname"], each["eval_time"]) for test in tests.values() for each in _texts(test)}
+        expected_alerts = {
+            (each["alertname"], each["eval_time"]) for test in tests.values() for each in _alert_tests(test)
+        }
         everything = {
             "interval": first["tests"][0]["interval"],
             "input_series": [series for cluster, test in tests.items() for series in _series(test, cluster)],
-            "promql_expr_test": [asked for cluster, test in tests.items() for asked in _questions(test, cluster)],
+            "promql_expr_test": [query for cluster, test in tests.items() for query in _queries(test, cluster)],
             "alert_rule_test": [
-                {"alertname": name, "eval_time": moment, "exp_alerts": [_NEVER_FIRES]} for name, moment in sorted(asked)
+                {"alertname": name, "eval_time": moment, "exp_alerts": [_NEVER_FIRES]}
+                for name, moment in sorted(expected_alerts)
             ],
         }
-        said = self._run({**first, "tests": [everything]})
-        if not asked and "SUCCESS" in said:
+        output = self._run({**first, "tests": [everything]})
+        if not expected_alerts and "SUCCESS" in output:
             self._passed |= set(clusters.values())
-        elif _EXPECTATIONS_FAILED.search(said):
-            unmet = _ALERTS_FAILED.sub("", said)
-            fired = {(name, second): alerts for name, second, alerts in parse_alerts(said)}
+        elif _EXPECTATIONS_FAILED.search(output):
+            unmet = _ALERTS_FAILED.sub("", output)
+            fired = {(name, second): alerts for name, second, alerts in parse_alerts(output)}
             self._passed |= {
                 key
                 for cluster, key in clusters.items()
-                if cluster not in unmet and _told_as_expected(tests[cluster], cluster, fired)
+                if cluster not in unmet and _alerts_match(tests[cluster], cluster, fired)
             }
 
 
 def rehearse(items: Iterable[pytest.Item], rulebook: object) -> None:
-    """Call the tests that need nothing but a rulebook and their parameters, with a rulebook that only takes notes."""
+    """Call each test that needs only a rulebook and its parameters with a rulebook that only records stories."""
     for item in items:
         if not isinstance(item, pytest.Function) or _needs_more(item):
             continue
@@ -96,7 +99,7 @@ def rehearse(items: Iterable[pytest.Item], rulebook: object) -> None:
         try:
             item.function(**parameters, rulebook=rulebook)
         except (Exception, pytest.fail.Exception, pytest.skip.Exception):
-            continue  # the test itself will tell
+            continue  # The test itself fails later and reports the error.
 
 
 def _needs_more(item: pytest.Function) -> bool:
@@ -116,20 +119,20 @@ def _key(story: Document) -> str:
 
 
 def _frame(story: Document) -> str:
-    """What stories must have in common to share a run."""
+    """Return the settings that stories must have in common to share a run."""
     return json.dumps([{**story, "tests": []}, story["tests"][0]["interval"]], sort_keys=True)
 
 
 def _end(story: Document) -> int:
-    """The last second at which something is asked."""
+    """Return the time of the last expectation in seconds."""
     test = story["tests"][0]
-    return max(in_seconds(asked["eval_time"]) for asked in (*test.get("promql_expr_test", ()), *_texts(test)))
+    return max(in_seconds(asked["eval_time"]) for asked in (*test.get("promql_expr_test", ()), *_alert_tests(test)))
 
 
-def _texts(test: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
-    """The alerts whose labels and words are asked for."""
-    texts: Iterable[Mapping[str, Any]] = test.get("alert_rule_test", ())
-    return texts
+def _alert_tests(test: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
+    """Return the expectations of alerts, with labels and annotations."""
+    found: Iterable[Mapping[str, Any]] = test.get("alert_rule_test", ())
+    return found
 
 
 def _shareable(story: Document) -> bool:
@@ -139,7 +142,7 @@ def _shareable(story: Document) -> bool:
     return (
         set(test) <= {"interval", "input_series", "promql_expr_test", "alert_rule_test"}
         and not any("cluster=" in name for name in names)
-        and all(asked["exp_alerts"] for asked in _texts(test))
+        and all(asked["exp_alerts"] for asked in _alert_tests(test))
         and all(
             each and all(selector.metric and not selector.metric.startswith("stallscope:") for selector in each)
             for each in selectors
@@ -152,24 +155,24 @@ def _shareable(story: Document) -> bool:
 
 
 def _series(test: Mapping[str, Any], cluster: str) -> list[dict[str, str]]:
-    """What is scraped, in a cluster."""
+    """Return the input series with a `cluster` label."""
     return [
         {**series, "series": series["series"].replace("{", f'{{cluster="{cluster}",', 1)}
         for series in test["input_series"]
     ]
 
 
-def _questions(test: Mapping[str, Any], cluster: str) -> list[dict[str, Any]]:
-    """The same asked of one cluster; samples as they would be without."""
+def _queries(test: Mapping[str, Any], cluster: str) -> list[dict[str, Any]]:
+    """Return the queries limited to one cluster; their results carry no `cluster` label."""
     return [
         {**asked, "expr": f'label_replace({_selecting(asked["expr"], cluster)}, "cluster", "", "", "")'}
         for asked in test.get("promql_expr_test", ())
     ]
 
 
-def _told_as_expected(test: Mapping[str, Any], cluster: str, fired: Mapping[tuple[str, int], Iterable[Alert]]) -> bool:
-    """Whether each alert that is asked for fires in the cluster as expected: so often, with these labels and words."""
-    for asked in _texts(test):
+def _alerts_match(test: Mapping[str, Any], cluster: str, fired: Mapping[tuple[str, int], Iterable[Alert]]) -> bool:
+    """Check that the expected alerts fire in the cluster: their number, labels and annotations."""
+    for asked in _alert_tests(test):
         name = asked["alertname"]
         expected = [
             ({"alertname": name, **each["exp_labels"]}, each["exp_annotations"]) for each in asked["exp_alerts"]
@@ -188,7 +191,7 @@ def _told_as_expected(test: Mapping[str, Any], cluster: str, fired: Mapping[tupl
 
 
 def _selecting(expression: str, cluster: str) -> str:
-    """The same of one cluster."""
+    """Return the expression with each selector limited to one cluster."""
     names = "|".join(sorted(map(re.escape, names_in(expression).metrics), key=len, reverse=True))
 
     def narrow(match: re.Match[str]) -> str:

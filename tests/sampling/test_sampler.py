@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from stallscope.catalogue.metrics import family
 from stallscope.sampling import sampler as sampler_module
 from stallscope.sampling.clock import ScriptedClock
-from stallscope.sampling.reader import NotPresent, Reader, ReaderState, SourceState
+from stallscope.sampling.reader import CollectorState, NotPresent, Reader, ReaderState
 from stallscope.sampling.reading import Sample
 from stallscope.sampling.sampler import Hang, Sampler, until_next_page
 
@@ -50,7 +50,7 @@ class ScriptedSource:
             raise self.parts_problem
         return self.part_reads
 
-    def collect(self, state: SourceState) -> Iterable[Sample]:
+    def collect(self, state: CollectorState) -> Iterable[Sample]:
         for reader in (state.main, *state.parts.values()):
             if reader.fresh(state.now, state.stale_after) and reader.present:
                 yield from reader.samples

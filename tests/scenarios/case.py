@@ -1,4 +1,4 @@
-"""A labelled case: a story, and what a diagnoser that knows everything would say of it."""
+"""A labelled case: a story and its correct diagnosis."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.scenarios.story import Story
 __all__ = ["KINDS", "MISSING_RANK_ALERTS", "WELL", "Case", "Series", "render"]
 
 WELL = frozenset({"healthy", "compute_bound"})
-"""Two ways to say that nothing is wrong."""
+"""The two verdicts that report no problem."""
 KINDS = ("positive", "negative", "abstention", "near")
 MISSING_RANK_ALERTS = frozenset({"TrainingTelemetryMissing"})
 """Right where noise took away a rank's reports: one is truly missing."""
@@ -21,7 +21,7 @@ MISSING_RANK_ALERTS = frozenset({"TrainingTelemetryMissing"})
 
 @dataclass(frozen=True, eq=False)  # compared by identity: names are unique
 class Case:
-    """A story and its truth."""
+    """A story and its correct diagnosis."""
 
     name: str
     """Unique, lower case, words joined by underscores."""
@@ -33,9 +33,9 @@ class Case:
     """Word of the contract: the primary verdict expected, or the alert's cause where a cause never is primary."""
     story: Story
     acceptable: frozenset[str] = frozenset()
-    """Verdicts that are right too; `cause` always is."""
+    """Further verdicts that count as correct, in addition to `cause`."""
     forbidden: frozenset[str] = frozenset()
-    """Verdicts whose advice would do harm."""
+    """Verdicts whose advice would be harmful."""
     alerts: frozenset[str] = frozenset()
     """Alerts expected, by name; empty: none above info."""
     level: float | None = None
@@ -49,17 +49,17 @@ class Case:
     """True share of GPU time lost, of the subject, while the cause holds."""
     tolerance: float = 0.05
     culprit: tuple[tuple[str, str], ...] | None = None
-    """Labels of the rank, GPU or host that is to blame."""
+    """Labels of the rank, GPU or host at fault."""
     verdict_expected: bool = True
     """The cause may be a primary verdict."""
     run: str = "resnet50"
-    """The run that it is about; empty where no run is."""
+    """Name of the run concerned; empty if there is no run."""
     allowed: frozenset[str] = frozenset()
-    """Alerts above info that are right besides."""
+    """Further alerts above info that count as correct."""
     end: float | None = None
     """Minute from which the cause no longer holds; None if it holds to the end of the case."""
     before: frozenset[str] = WELL
-    """Verdicts that are right before the onset and after the end."""
+    """Verdicts that count as correct before the onset and after the end."""
 
 
 def render(case: Case, seed: int, *, noise: bool, labels: Mapping[str, str], scrape_seconds: int = 30) -> list[Series]:

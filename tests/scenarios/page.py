@@ -30,7 +30,7 @@ _SOURCES = (
 
 
 def pages(story: Story, disturbance: Disturbance) -> list[Series]:
-    """Every series that is stored of a story."""
+    """Return every series that Prometheus stores for a story."""
     world = World(story, disturbance)
     found: list[Series] = []
     for node in range(len(story.nodes)):
@@ -46,7 +46,7 @@ def pages(story: Story, disturbance: Disturbance) -> list[Series]:
 
 
 def _show_exporter(sheet: Sheet, world: World) -> None:
-    """Add what the exporter says of itself."""
+    """Add the exporter's metrics about itself."""
     story, times = world.story, sheet.times
     node = story.nodes[sheet.node]
     since = BEGIN if sheet.restart is None else sheet.restart
@@ -79,7 +79,7 @@ def _show_exporter(sheet: Sheet, world: World) -> None:
 
 
 def _without_failing_sources(sheet: Sheet, story: Story) -> list[Series]:
-    """Blank what a failing source would have read; a GPU is down then, and says so."""
+    """Remove the samples of a failing source; its GPUs are then reported as down."""
     for source, minute in story.failing_source:
         broken = sheet.times >= minute * 60
         kept: list[Series] = []
@@ -104,7 +104,7 @@ def _without_failing_sources(sheet: Sheet, story: Story) -> list[Series]:
 
 
 def _read_by(name: str, source: str) -> bool:
-    """Whether a source reads the family that a series belongs to."""
+    """Return True if the source reads the metric family of the series."""
     base = name
     for suffix in ("_bucket", "_sum", "_count"):
         if base not in FAMILIES:

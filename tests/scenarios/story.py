@@ -43,7 +43,7 @@ class Card:
     profiled: bool = False
     """Has GPM: SM, pipe and DRAM activity."""
     datacentre: bool = False
-    """Has ECC, row remapping and a temperature limit that the driver tells."""
+    """Has ECC, row remapping and a temperature limit that the driver reports."""
     links: int = 0
     generation: int = 4
     width: int = 16
@@ -67,7 +67,7 @@ class Node:
     rdma: int = 0
     """RDMA ports."""
     nfs: str = ""
-    """A mount, where there is one."""
+    """Mount point, if the machine has one."""
     shared_memory: float = 16 * GIB
 
 
@@ -83,7 +83,7 @@ class Kernels:
     tensor: float = 0.6
     fp32: float = 0.15
     power: float = 0.9
-    """Of the way from idle power to the limit."""
+    """Power draw, as a share of the range from idle power to the limit."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class Drop:
 
     every_minutes: float
     minutes: float
-    """How long each lasts."""
+    """Minutes that each use lasts."""
     share: float
     """Of the GPU's memory."""
     first: float = 0.0
@@ -153,16 +153,16 @@ class Work:
     pauses: tuple[Pause, ...] = ()
     batch: float = 256
     bytes_per_sample: float = 110e3
-    """Read from where `data` says."""
+    """Bytes read from the storage that `data` names."""
     copied_per_sample: float = 602e3
     """To the GPU: 224 x 224 pixels of three floats."""
     data: str = "disk"
     """`disk`, `network`, `nfs`, or `none`: synthetic, or in the page cache."""
     loader_workers: float | None = 8
     loader_cores: float = 3.0
-    """Processors that the loader's workers keep busy."""
+    """CPU cores that the loader's workers keep busy."""
     main_thread: float = 0.35
-    """Share of a processor."""
+    """Load of the main thread, as a share of a CPU core."""
     quota_throttled: float = 0.0
     """Share of the quota's periods that were throttled."""
     quota_waited: float = 0.0
@@ -176,13 +176,13 @@ class Work:
     memory: float = 0.72
     """Of the GPU's memory: peak of what tensors use."""
     reserved: float | None = None
-    """Of the GPU's memory: what the allocator holds; a little more than the peak unless said."""
+    """Share of GPU memory that the allocator holds; slightly above the peak by default."""
     used: float | None = None
-    """Of the GPU's memory: what tensors use between steps."""
+    """Share of GPU memory that tensors use between steps."""
     leak_per_hour: float = 0.0
     """Of the GPU's memory."""
     evaluation_used: float | None = None
-    """Of the GPU's memory: what tensors use in an evaluation; as between steps unless said."""
+    """Share of GPU memory that tensors use in an evaluation; as between steps by default."""
     drop: Drop | None = None
     saw: Saw | None = None
     allocator_retries: float = 0.0
@@ -193,12 +193,12 @@ class Work:
 
 @dataclass(frozen=True)
 class Host:
-    """A machine's load beside what its runs cause, and what it lacks."""
+    """A machine's load apart from the story's runs, and its missing features."""
 
     cores: float = 2.0
     """Busy with anything but the story's runs."""
     busiest: float | None = None
-    """Share of the busiest processor; follows from the load unless said."""
+    """Load of the busiest core; derived from the overall load by default."""
     iowait: float = 0.005
     cpu_waiting: float = 0.01
     io_waiting: float = 0.01
@@ -231,13 +231,13 @@ class Host:
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU's state beside the work on it."""
+    """A GPU's state apart from the work on it."""
 
     present: bool = True
-    """Answers the driver."""
+    """The driver can reach the GPU."""
     lost_reason: str = "gpu_lost"
     celsius: float | None = None
-    """Follows from power unless said."""
+    """Derived from power by default."""
     throttled: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     """Share of time by reason."""
     clock: float = 0.97
@@ -263,9 +263,9 @@ class Gpu:
     xids: tuple[int, ...] = ()
     """Codes of events at this state's beginning."""
     kept: float = 0.0
-    """Of its memory: held by nobody who lives."""
+    """Share of its memory that no living process holds."""
     foreign: tuple[str, ...] = ()
-    """Users whose processes hold it beside the story's runs."""
+    """Users whose processes hold the GPU in addition to the story's runs."""
     foreign_busy: float = 0.0
     """Share of time with their kernels."""
     foreign_memory: float = 0.1
@@ -295,7 +295,7 @@ class Run:
     user: str = "ada"
     job_class: str = "production"
     cpu_limit: float | None = None
-    """Processors a rank may use; its share of the machine's unless said."""
+    """CPU cores a rank may use; an equal share of the machine's by default."""
     quota: bool = False
     """The limit is a cgroup quota, so that throttling is counted."""
     gpu_shares: tuple[float, ...] = ()
@@ -315,13 +315,13 @@ class Run:
     """Ranks that never report."""
     world_size: int | None = None
     restarts: tuple[float, ...] = ()
-    """Minutes at which all its processes began anew."""
+    """Minutes at which all its processes restarted."""
     restart_seconds: float = 40.0
-    """Until training goes on, after each."""
+    """Minutes from each restart until training continues."""
     killed: tuple[int, ...] = ()
     """Ranks whose process is gone once the run's work hangs."""
     values: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
-    """What the user reports besides, by name."""
+    """Further values that the user reports, by name."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A story's runs and machines together: who uses which GPU, and what that leaves of the machines."""
+"""The runs of a story on its machines: GPU assignments and the resulting resource use."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Claim:
         return self.course.run
 
     def lives(self, times: Floats) -> Floats:
-        """1 while its process does."""
+        """1 while the process exists, else 0."""
         until = gone(self.course, self.rank)
         return ((times >= self.course.start) & (times < until)).astype(np.float64)
 
@@ -47,7 +47,7 @@ def gone(course: Course, rank: int) -> float:
 
 
 class World:
-    """Everything drawn once; pages are views of it."""
+    """The complete state of a story, with random values drawn once; pages are views of it."""
 
     def __init__(self, story: Story, disturbance: Disturbance) -> None:
         self.story = story
@@ -97,7 +97,7 @@ class World:
         ]
 
     def cores(self, claim: Claim) -> float:
-        """Processors that a rank may use."""
+        """CPU cores that a rank may use."""
         if claim.run.cpu_limit is not None:
             return claim.run.cpu_limit
         node = self.gpus[claim.run.ranks[claim.rank][0]][0]
@@ -142,12 +142,12 @@ class World:
         return total
 
     def rank_cpu(self, claim: Claim, times: Floats) -> Floats:
-        """Processor seconds of a rank's process and its children."""
+        """CPU seconds of a rank's process and its children."""
         loader = claim.course.elapsed(claim.rank, "loader_cores", times)
         return loader + self.main_thread(claim, times)
 
     def loader_worker(self, claim: Claim, times: Floats) -> Floats:
-        """Processor seconds of one of its loader's workers."""
+        """CPU seconds of one of the rank's loader workers."""
         total = np.zeros_like(times)
         for segment in claim.course.segments:
             work = segment.works[claim.rank]
@@ -157,7 +157,7 @@ class World:
         return total
 
     def main_thread(self, claim: Claim, times: Floats) -> Floats:
-        """Processor seconds of its main thread."""
+        """CPU seconds of the rank's main thread."""
         kinds = ("training", "initialization", "restore")
         spent = claim.course.elapsed(claim.rank, "main_thread", times, kinds)
         for segment in claim.course.segments:
@@ -167,7 +167,7 @@ class World:
 
 
 def _states(states: Sequence[From[T]], subject: int, horizon: float) -> list[tuple[float, float, T]]:
-    """Start, end and state of each stretch."""
+    """Start, end and state of each interval."""
     starts = sorted({max(BEGIN, each.minute * 60) for each in states if each.only is None or subject in each.only})
     ends = [*starts[1:], horizon]
     return [

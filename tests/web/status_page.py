@@ -12,11 +12,11 @@ from stallscope.intake.runs import Held, samples_of
 from stallscope.protocol.report import STEP_BUCKET_COUNT, parse
 from stallscope.sampling.clock import ScriptedClock
 from stallscope.sampling.reading import Distribution, Sample
-from stallscope.sampling.sampler import SOURCE_UP, SourceStatus
+from stallscope.sampling.sampler import SOURCE_UP, CollectorStatus
 from stallscope.view.observer import RankKey
 from stallscope.view.verdicts import Verdicts, VerdictWatch
+from stallscope.web.status.exporter_state import ExporterState
 from stallscope.web.status.history import History
-from stallscope.web.status.look import Look
 from stallscope.web.status.page import StatusPage
 
 NOW = 1_700_000_000.0
@@ -181,8 +181,8 @@ def held(
     return Held(report, arrived, 0.0, restarts, None, lost, ended)
 
 
-def status(name: str, up: bool | None, error: str = "", last_success: float | None = NOW - 10) -> SourceStatus:
-    return SourceStatus(name=name, up=up, error=error, read_seconds=0.1, last_success=last_success, failures=0)
+def status(name: str, up: bool | None, error: str = "", last_success: float | None = NOW - 10) -> CollectorStatus:
+    return CollectorStatus(name=name, up=up, error=error, read_seconds=0.1, last_success=last_success, failures=0)
 
 
 class Told(VerdictWatch):
@@ -206,14 +206,14 @@ def look(
     *,
     samples: Iterable[Sample] = (),
     held: Sequence[Held] = (),
-    statuses: tuple[SourceStatus, ...] = (),
+    statuses: tuple[CollectorStatus, ...] = (),
     ready: bool = True,
     **changes: Any,
-) -> Look:
+) -> ExporterState:
     """Return a snapshot with GPUs, sources and ranks as on the exporter's page; `changes` replace other fields."""
     sources = [Sample(SOURCE_UP, (each.name,), int(each.up)) for each in statuses if each.up is not None]
     failures: dict[RankKey, str] = {(each.report.run, str(each.report.rank)): each.report.failure for each in held}
-    return Look(NOW, ready, (*samples, *sources, *ranks(*held)), statuses, failures)._replace(**changes)
+    return ExporterState(NOW, ready, (*samples, *sources, *ranks(*held)), statuses, failures)._replace(**changes)
 
 
 def rendered(

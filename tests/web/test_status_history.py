@@ -10,8 +10,8 @@ from stallscope.sampling.clock import ScriptedClock
 from stallscope.sampling.reading import Distribution, Sample
 from stallscope.view.model import Recent
 from stallscope.view.observer import node_of
+from stallscope.web.status.exporter_state import SnapshotSamples
 from stallscope.web.status.history import MARK_SECONDS, MAX_GPUS, POINT_SECONDS, POINTS, UNKNOWN, History
-from stallscope.web.status.look import SnapshotSamples
 from tests.web.status_page import NOW, held, ranks
 
 OBSERVED = FAMILIES["stallscope_gpu_utilization_samples"]

@@ -10,8 +10,8 @@ import pytest
 
 from stallscope.common.version import __version__
 from stallscope.sampling.clock import ScriptedClock
+from stallscope.web.status.exporter_state import ExporterState
 from stallscope.web.status.history import History
-from stallscope.web.status.look import Look
 from stallscope.web.status.page import StatusPage
 from tests.web.status_page import BUSY, NOW, Element, gpu, held, look, read, rendered, shown, status
 
@@ -224,7 +224,7 @@ class Counting:
         self.may_go_on.set()
         self.waiting = threading.Event()
 
-    def __call__(self) -> Look:
+    def __call__(self) -> ExporterState:
         self.looks += 1
         self.waiting.set()
         assert self.may_go_on.wait(60)

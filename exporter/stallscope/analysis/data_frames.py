@@ -38,7 +38,7 @@ from stallscope.analysis.ranges import MAX_SECONDS, Advance, Ranges, ignore_prog
 from stallscope.analysis.run_reader import RunReader
 from stallscope.analysis.runs import Run, RunError, UnknownRunError, find_run
 from stallscope.clients.address import default_url
-from stallscope.clients.client_certificate import told_by_environment
+from stallscope.clients.client_certificate import certificate_from_environment
 from stallscope.clients.expressions import quoted
 from stallscope.clients.prometheus import Prometheus
 
@@ -255,7 +255,7 @@ def _connected(prometheus: Prometheus | str | None) -> Iterator[Prometheus]:
     if isinstance(prometheus, Prometheus):
         yield prometheus
         return
-    url, certificate = prometheus or default_url(), told_by_environment()
+    url, certificate = prometheus or default_url(), certificate_from_environment()
     with closing(Prometheus(url, timeout=_TIMEOUT, max_bytes=_ANSWER_BYTES, certificate=certificate)) as server:
         yield server
 

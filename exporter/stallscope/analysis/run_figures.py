@@ -94,7 +94,7 @@ def read_figures(server: Server, run: Run) -> RunFigures:
     )
 
 
-def told_apart(runs: Sequence[RunFigures]) -> list[RunFigures]:
+def with_distinct_names(runs: Sequence[RunFigures]) -> list[RunFigures]:
     """Prefix runs of the same name with their clusters and namespaces."""
     by_name: dict[str, list[RunFigures]] = {}
     for run in runs:

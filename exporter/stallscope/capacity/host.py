@@ -39,7 +39,7 @@ def host(before: tuple[float, float], after: tuple[float, float], root: Path = P
     Args:
         before: `processor_time` some seconds ago.
         after: `processor_time` now.
-        root: where `proc` and `sys` lie.
+        root: folder that contains `proc` and `sys`.
     """
     all_cores = os.cpu_count() or 1
     cores = float(len(os.sched_getaffinity(0)))

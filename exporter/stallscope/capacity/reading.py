@@ -1,7 +1,7 @@
 """Looks at every GPU twice, some seconds apart, each on a thread of its own: memory, processes, activity, health.
 
 One look at the utilisation says nothing: between two steps it is zero. NVIDIA's driver remembers about 16 s of it, and
-that is what counts while anybody is on the GPU.
+that is what counts while a process uses the GPU.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from stallscope.capacity.gpu import GpuNow, Holder
-from stallscope.common.concurrency import Attempt, side_by_side
+from stallscope.common.concurrency import Attempt, run_concurrently
 from stallscope.drivers.device import (
     Activity,
     Device,
@@ -49,17 +49,17 @@ def read(
     root: Path = Path("/"),
     pause: Callable[[float], None] = time.sleep,
 ) -> list[GpuNow]:
-    """Look at all GPUs and MIG instances, by index, and let go of the driver.
+    """Read all GPUs and MIG instances, by index, and close the driver.
 
     Args:
         driver: a connection that nothing else uses.
         look: seconds between the two looks.
         limit: seconds after which an answer is not waited for any more.
-        root: where `proc`, `sys` and `etc` lie.
+        root: folder that contains `proc`, `sys` and `etc`.
         pause: waits.
 
     Raises:
-        DriverUnavailable: there is no driver that answers.
+        DriverUnavailable: no driver responds.
         DriverError: the driver fails otherwise.
     """
 
@@ -67,16 +67,16 @@ def read(
         driver.open()
         return driver.devices()
 
-    (listed,) = side_by_side({"driver": devices}, limit, "look at").values()
+    (listed,) = run_concurrently({"driver": devices}, limit, "look at").values()
     if not listed.ended.is_set():
         raise DriverUnavailable("hung", f"the driver did not answer within {limit:g} s")
     if listed.error is not None:
         raise listed.error
     looks = [_Look(each, place) for place, each in enumerate(listed.answer or ())]
-    begun = side_by_side({str(each.place): each.begin for each in looks}, limit, "look at")
+    begun = run_concurrently({str(each.place): each.begin for each in looks}, limit, "look at")
     pause(look)
     well = [each for each in looks if _well(begun[str(each.place)])]
-    ended = side_by_side({str(each.place): each.end for each in well}, limit, "look at")
+    ended = run_concurrently({str(each.place): each.end for each in well}, limit, "look at")
     attempts = {**begun, **ended}
     found: list[GpuNow] = []
     for each in looks:
@@ -146,7 +146,7 @@ class _Part:
     def __init__(self, device: Device) -> None:
         self._device = device
         self._samples = _told(lambda: device.utilization_samples("gpu", 0))
-        _told(device.activity)  # which is told of the time since the call before
+        _told(device.activity)  # the values cover the time since the last call
 
     def now(self) -> GpuNow:
         device = self._device
@@ -223,7 +223,7 @@ def _bytes(memory: Readings, kind: str) -> int | None:
 
 def _ills(health: Readings) -> Iterable[str]:
     if health.get("row_remap_pending"):
-        yield "a memory row waits to be remapped: reset the GPU when nobody uses it"
+        yield "a memory row waits to be remapped: reset the GPU while it is not in use"
     if health.get("row_remap_failed"):
         yield "a memory row could not be remapped: have the GPU replaced"
 

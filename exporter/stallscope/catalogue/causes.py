@@ -137,7 +137,7 @@ class Cause:
 
     @property
     def subject(self) -> Subject:
-        """What its alert names."""
+        """Subject of its alert."""
         return _SUBJECTS.get(self.domain, "training")
 
     @property
@@ -1466,7 +1466,7 @@ CAUSES: dict[str, Cause] = {
             "OOM kill",
             "Raise the memory limit, or run fewer workers.",
             # Fires at once; the kernel log names the process. One alert for each run that is affected, else one for the
-            # host, which notifies nobody.
+            # host, which notifies no one.
             Alert(
                 "critical",
                 Expression(
@@ -1577,7 +1577,7 @@ MISSING: dict[str, str] = {
     "steps": "Fewer than 20 steps yet.",
     "warmup": "The run is young: it is judged five minutes after its first step, or once steps get no shorter.",
     "late_step": "A step takes longer than usual: it is a standstill once it has taken a minute, and five usual steps.",
-    "standstill": "The rank stood still: it is judged again five minutes later.",
+    "standstill": "The rank was at a standstill: it is judged again five minutes later.",
     "data_wait": 'Phase data_wait is not reported: wrap the loader, or use phase("data_wait").',
     "gpu_idle": "Its GPU was observed for under two minutes of five: if this lasts, see the exporter's health.",
 }
@@ -1613,4 +1613,4 @@ PHASE_COLOURS: dict[str, str] = {
     "logging": "#B07D55",
     "other": "#808080",
 }
-"""One colour for each phase of a step: that of the causes which it tells of, green where work is done."""
+"""One colour for each phase of a step: the colour of its causes; green for phases with work."""

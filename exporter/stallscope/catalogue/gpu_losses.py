@@ -22,5 +22,5 @@ LOSSES: Mapping[str, str] = {
 
 
 def explained(reason: str) -> str:
-    """What happened and what to do, in a sentence."""
+    """Return the meaning and the remedy in a sentence."""
     return LOSSES.get(reason, "The exporter's log has the driver's own words.")

@@ -96,7 +96,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _compare(server: Prometheus, parsed: Any) -> Comparison:
     from stallscope.analysis.comparison import compare
-    from stallscope.analysis.run_figures import read_figures, told_apart
+    from stallscope.analysis.run_figures import read_figures, with_distinct_names
     from stallscope.analysis.runs import RunError, find_run
     from stallscope.clients.prometheus import PrometheusError
 
@@ -114,6 +114,6 @@ def _compare(server: Prometheus, parsed: Any) -> Comparison:
                 advance()
     except (RunError, PrometheusError, _times.EmptySpanError) as problem:
         raise _RefusedError(_prometheus.reason(problem)) from None
-    runs = told_apart(figures)
+    runs = with_distinct_names(figures)
     comparison = compare(runs, None if parsed.baseline is None else runs[parsed.runs.index(parsed.baseline)])
     return replace(comparison, notes=(*comparison.notes, *server.take_notes()))

@@ -21,7 +21,7 @@ from stallscope.configuration import Configuration, ConfigurationError, flag_par
 if TYPE_CHECKING:
     import argparse
 
-    from stallscope.collectors.base import Source
+    from stallscope.collectors.base import Collector
     from stallscope.drivers.device import Driver
     from stallscope.sampling.reading import Sample
     from stallscope.simulation.simulation import Simulation
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from stallscope.web.http.request import Request
     from stallscope.web.http.security import Security
     from stallscope.web.http.server import Answer
-    from stallscope.web.status.look import Look
+    from stallscope.web.status.exporter_state import ExporterState
     from stallscope.web.status.page import StatusPage
 
 _logger = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ _END_SECONDS = 4.0
 class Exporter:
     """All components of an exporter, built from its configuration."""
 
-    def __init__(self, configuration: Configuration, sources: dict[str, type[Source]]) -> None:
+    def __init__(self, configuration: Configuration, sources: dict[str, type[Collector]]) -> None:
         """Build the components and bind the addresses; `start` starts them.
 
         Raises:
@@ -107,7 +107,7 @@ class Exporter:
         self._status_page: StatusPage | None = None
         self._verdicts = _verdict_watch(configuration.prometheus_url)
         self.sampler.add_collector("reports", self.intake.collect)
-        self._running: dict[str, Source] = {}
+        self._running: dict[str, Collector] = {}
         self._switch_sources()
         refusals = Refusals()
         self._control = Control(configuration.control_group)
@@ -348,12 +348,12 @@ class Exporter:
             )
         return self._status_page.html(refreshing)
 
-    def _look(self) -> Look:
-        from stallscope.collectors.gpu.source import GpuSource
-        from stallscope.web.status.look import Look
+    def _look(self) -> ExporterState:
+        from stallscope.collectors.gpu.source import GpuCollector
+        from stallscope.web.status.exporter_state import ExporterState
 
         snapshot = self.sampler.snapshot
-        return Look(
+        return ExporterState(
             at=snapshot.at,
             ready=self.sampler.ready,
             samples=snapshot.samples,
@@ -363,7 +363,7 @@ class Exporter:
                 for held in self.intake.registry.held
                 if held.report.failure
             },
-            reads_gpus=any(isinstance(source, GpuSource) for source in list(self._running.values())),
+            reads_gpus=any(isinstance(source, GpuCollector) for source in list(self._running.values())),
             simulated=self.configuration.scenario,
         )
 
@@ -460,12 +460,12 @@ def _switched_off(configuration: Configuration) -> dict[str, str]:
 def _verdict_watch(url: str) -> VerdictWatch | None:
     if not url:
         return None
-    from stallscope.clients.client_certificate import ClientCertificateError, told_by_environment
+    from stallscope.clients.client_certificate import ClientCertificateError, certificate_from_environment
     from stallscope.clients.prometheus import Prometheus
     from stallscope.view.verdicts import VerdictWatch
 
     try:
-        certificate = told_by_environment()
+        certificate = certificate_from_environment()
     except ClientCertificateError as problem:
         raise ConfigurationError(f"STALLSCOPE_CLIENT_CERTIFICATE: {problem}") from None
     return VerdictWatch(Prometheus(url, max_bytes=_MAX_VERDICT_BYTES, certificate=certificate))

@@ -101,7 +101,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _real() -> tuple[list[Survey], RecordingLibrary | None]:
     from stallscope.collectors.base import Environment, available
-    from stallscope.collectors.gpu.source import GpuSource
+    from stallscope.collectors.gpu.source import GpuCollector
     from stallscope.collectors.gpu.survey import survey
     from stallscope.drivers.nvidia.library import PynvmlLibrary
     from stallscope.drivers.nvidia.nvml import NvmlDriver
@@ -112,7 +112,7 @@ def _real() -> tuple[list[Survey], RecordingLibrary | None]:
     surveys = [
         survey(source(Environment(driver=drivers.get(name))))
         for name, source in available().items()
-        if issubclass(source, GpuSource)
+        if issubclass(source, GpuCollector)
     ]
     return surveys, recording
 
@@ -120,14 +120,14 @@ def _real() -> tuple[list[Survey], RecordingLibrary | None]:
 def _simulated(scenario: str) -> tuple[list[Survey], None]:
     from stallscope.collectors.base import Environment
     from stallscope.collectors.gpu.survey import survey
-    from stallscope.collectors.nvidia import NvidiaSource
+    from stallscope.collectors.nvidia import NvidiaCollector
     from stallscope.sampling.clock import SystemClock
     from stallscope.simulation.simulation import Simulation
 
     simulation = Simulation.named(scenario, clock=SystemClock())
     simulation.start()
     try:
-        return [survey(NvidiaSource(Environment(driver=simulation.driver)))], None
+        return [survey(NvidiaCollector(Environment(driver=simulation.driver)))], None
     finally:
         simulation.stop()
 

@@ -21,7 +21,7 @@ from typing import Any
 from stallscope.cli._parser import Parser
 from stallscope.cli._progress import progress
 from stallscope.collectors.base import Environment
-from stallscope.collectors.nvidia import NvidiaSource
+from stallscope.collectors.nvidia import NvidiaCollector
 from stallscope.common.version import __version__
 from stallscope.drivers.nvidia.capture import Call, Capture, Header, text
 from stallscope.drivers.nvidia.identifiers import masked
@@ -73,7 +73,7 @@ class _Rounds:
         self._clock = ScriptedClock(start)
         self._sampler = Sampler(interval=interval, clock=self._clock)
         self._sampler.add(
-            NvidiaSource(
+            NvidiaCollector(
                 Environment(
                     root=Path(os.devnull),
                     interval=interval,

@@ -183,9 +183,9 @@ def _is_as_before(feed: Feed, node: Node) -> bool:
 
 def _poll_all(feeds: Sequence[Feed]) -> None:
     """Poll all exporters concurrently, so that the wait for several hanging ones does not add up."""
-    from stallscope.common.concurrency import side_by_side
+    from stallscope.common.concurrency import run_concurrently
 
-    side_by_side({str(place): feed.ask for place, feed in enumerate(feeds)}, _RESPONSE_LIMIT, "feed")
+    run_concurrently({str(place): feed.ask for place, feed in enumerate(feeds)}, _RESPONSE_LIMIT, "feed")
 
 
 def _printed(lines: Sequence[Line]) -> str:

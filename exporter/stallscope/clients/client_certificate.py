@@ -70,7 +70,7 @@ def client_certificate(certificate: str | None, key: str | None) -> ClientCertif
     return found
 
 
-def told_by_environment() -> ClientCertificate | None:
+def certificate_from_environment() -> ClientCertificate | None:
     """Return the certificate in `STALLSCOPE_CLIENT_CERTIFICATE` and `STALLSCOPE_CLIENT_KEY`; None if they are not set.
 
     Raises:

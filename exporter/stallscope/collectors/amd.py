@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import ClassVar
 
 from stallscope.collectors.base import Environment, register
-from stallscope.collectors.gpu.source import GpuSource
+from stallscope.collectors.gpu.source import GpuCollector
 from stallscope.drivers.amd.kernel import AmdDriver
 from stallscope.drivers.device import Driver
 
 
 @register
-class AmdSource(GpuSource):
+class AmdCollector(GpuCollector):
     """See the module."""
 
     name: ClassVar[str] = "amd"

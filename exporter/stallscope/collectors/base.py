@@ -17,10 +17,10 @@ from typing import ClassVar, TypeVar
 from stallscope.drivers.device import Driver
 from stallscope.drivers.occupancy import Occupancies
 from stallscope.sampling.clock import Clock, SystemClock
-from stallscope.sampling.reader import NotPresent, SourceState
+from stallscope.sampling.reader import CollectorState, NotPresent
 from stallscope.sampling.reading import Sample
 
-__all__ = ["Environment", "NotPresent", "Source", "SourceState", "available", "register"]
+__all__ = ["Collector", "CollectorState", "Environment", "NotPresent", "available", "register"]
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Environment:
     """True to query the throughput of GPUs without a PCIe byte counter, which takes 40 ms each time."""
 
 
-class Source(ABC):
+class Collector(ABC):
     """Turns one part of the machine into samples. `read` runs on the source's own thread and may block."""
 
     name: ClassVar[str]
@@ -74,7 +74,7 @@ class Source(ABC):
         """
         return {}
 
-    def collect(self, state: SourceState) -> Iterable[Sample]:
+    def collect(self, state: CollectorState) -> Iterable[Sample]:
         """Return the samples to expose. Reads memory only, because a scrape waits for it."""
         for reader in (state.main, *state.parts.values()):
             if reader.fresh(state.now, state.stale_after) and reader.present:
@@ -90,11 +90,11 @@ class Source(ABC):
         """Close files and handles."""
 
 
-_SourceClass = TypeVar("_SourceClass", bound=type[Source])
-_REGISTER: dict[str, type[Source]] = {}
+_CollectorClass = TypeVar("_CollectorClass", bound=type[Collector])
+_REGISTER: dict[str, type[Collector]] = {}
 
 
-def register(source: _SourceClass) -> _SourceClass:
+def register(source: _CollectorClass) -> _CollectorClass:
     """Class decorator that enters a source under its name."""
     if source.name in _REGISTER:
         raise ValueError(f"two sources are called {source.name}")
@@ -102,7 +102,7 @@ def register(source: _SourceClass) -> _SourceClass:
     return source
 
 
-def available() -> dict[str, type[Source]]:
+def available() -> dict[str, type[Collector]]:
     """Every source by name, after importing each file of this folder."""
     package = importlib.import_module("stallscope.collectors")
     for module in pkgutil.iter_modules(package.__path__):

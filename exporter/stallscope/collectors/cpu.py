@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 
 from stallscope.catalogue.metrics import family
-from stallscope.collectors.base import Environment, Source, register
+from stallscope.collectors.base import Collector, Environment, register
 from stallscope.collectors.files import malformed, read_if_answered, read_text
 from stallscope.sampling.reading import Sample
 
@@ -24,7 +24,7 @@ _CPUINFO_HEAD = 4096
 
 
 @register
-class Cpu(Source):
+class Cpu(Collector):
     """Time of all CPUs by mode, and of the busiest CPU.
 
     `user` is user and nice time (guests are in it already), `system` is system, irq and softirq time, `other` is time

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from stallscope.catalogue.metrics import family
-from stallscope.collectors.base import Environment, NotPresent, Source, register
+from stallscope.collectors.base import Collector, Environment, NotPresent, register
 from stallscope.collectors.files import exists, malformed, read_if_answered
 from stallscope.sampling.reading import Sample
 
@@ -18,7 +18,7 @@ _SECTOR = 512
 
 
 @register
-class Disk(Source):
+class Disk(Collector):
     """Traffic and busy time of physical disks.
 
     Loop, RAM and compressed-memory devices, device mapper and RAID devices and partitions are left out, since the

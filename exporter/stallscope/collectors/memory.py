@@ -6,7 +6,7 @@ import os
 from collections.abc import Collection, Iterable
 
 from stallscope.catalogue.metrics import family
-from stallscope.collectors.base import Environment, Source, register
+from stallscope.collectors.base import Collector, Environment, register
 from stallscope.collectors.cgroups import CgroupKills
 from stallscope.collectors.files import malformed, read_if_answered, read_text
 from stallscope.sampling.reading import Sample
@@ -28,7 +28,7 @@ _AMOUNTS = frozenset(("MemTotal:", "MemAvailable:", "Cached:", "Shmem:"))
 
 
 @register
-class Memory(Source):
+class Memory(Collector):
     """Memory in use, and the effects of memory shortage. Values that an old kernel does not report are absent."""
 
     name = "memory"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from stallscope.catalogue.metrics import family
-from stallscope.collectors.base import Environment, NotPresent, Source, register
+from stallscope.collectors.base import Collector, Environment, NotPresent, register
 from stallscope.collectors.files import exists, malformed, read_if_answered, read_text
 from stallscope.sampling.reading import Sample
 
@@ -25,7 +25,7 @@ _ETHERNET = "1"
 
 
 @register
-class Network(Source):
+class Network(Collector):
     """Traffic, drops and errors of physical interfaces and of bonds.
 
     An interface whose master is shown itself (a port of a bond, a virtual function behind a synthetic interface) is

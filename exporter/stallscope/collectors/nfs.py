@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from stallscope.catalogue.metrics import family
-from stallscope.collectors.base import Environment, NotPresent, Source, register
+from stallscope.collectors.base import Collector, Environment, NotPresent, register
 from stallscope.collectors.files import malformed, read_if_answered
 from stallscope.sampling.reading import Sample
 
@@ -23,7 +23,7 @@ _VERSIONS = ("1.0", "1.1")
 
 
 @register
-class Nfs(Source):
+class Nfs(Collector):
     """Bytes, operations and waiting of each NFS mount.
 
     Of two mounts at one mount point the last one counts, since it hides the other.

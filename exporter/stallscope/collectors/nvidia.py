@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import ClassVar
 
 from stallscope.collectors.base import Environment, register
-from stallscope.collectors.gpu.source import GpuSource
+from stallscope.collectors.gpu.source import GpuCollector
 from stallscope.drivers.device import Driver
 from stallscope.drivers.nvidia.nvml import NvmlDriver
 
 
 @register
-class NvidiaSource(GpuSource):
+class NvidiaCollector(GpuCollector):
     """See the module."""
 
     name: ClassVar[str] = "nvidia"

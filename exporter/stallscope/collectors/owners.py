@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from stallscope.catalogue.metrics import family
-from stallscope.collectors.base import Environment, NotPresent, Source, register
+from stallscope.collectors.base import Collector, Environment, NotPresent, register
 from stallscope.drivers.device import Identity
 from stallscope.drivers.occupancy import Occupancy
 from stallscope.owners.attribution import NOBODY, Attribution, Owner, Problem, attribute, pods_by_uid
@@ -55,7 +55,7 @@ _EXAMPLES = 3
 
 
 @register
-class Owners(Source):
+class Owners(Collector):
     """Attributes GPUs. Missing information is counted by reason; it is not a failure of the collector."""
 
     name = "owners"

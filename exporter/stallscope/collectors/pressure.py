@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from stallscope.catalogue.metrics import family
-from stallscope.collectors.base import Environment, NotPresent, Source, register
+from stallscope.collectors.base import Collector, Environment, NotPresent, register
 from stallscope.collectors.files import malformed, read_if_answered
 from stallscope.sampling.reading import Sample
 
@@ -17,7 +17,7 @@ _RESOURCES = ("cpu", "memory", "io")
 
 
 @register
-class Pressure(Source):
+class Pressure(Collector):
     """Time in which some task, or every task, waited for a resource.
 
     The kernel reports `full` of the CPUs only since 5.13; before, that series is absent.

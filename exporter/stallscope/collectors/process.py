@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import psutil
 
 from stallscope.catalogue.metrics import family
-from stallscope.collectors.base import Environment, Source, register
+from stallscope.collectors.base import Collector, Environment, register
 from stallscope.sampling.reading import Sample
 
 VIRTUAL_MEMORY = family("process_virtual_memory_bytes")
@@ -24,7 +24,7 @@ MAX_FILES = family("process_max_fds")
 
 
 @register
-class Process(Source):
+class Process(Collector):
     """CPU time, memory and descriptors of this process.
 
     Read from the real `/proc` whatever the root is: a recorded tree has no such process in it.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from stallscope.catalogue.metrics import family
-from stallscope.collectors.base import Environment, NotPresent, Source, register
+from stallscope.collectors.base import Collector, Environment, NotPresent, register
 from stallscope.collectors.files import entries, malformed, read_if_answered
 from stallscope.sampling.reading import Sample
 
@@ -22,7 +22,7 @@ _COUNTERS = (
 
 
 @register
-class Rdma(Source):
+class Rdma(Collector):
     """Bytes through each port. A port that counts nothing, as a virtual function's often does, has no series."""
 
     name = "rdma"

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 
 from stallscope.catalogue.metrics import family
-from stallscope.collectors.base import Environment, NotPresent, Source, register
+from stallscope.collectors.base import Collector, Environment, NotPresent, register
 from stallscope.sampling.reading import Sample
 
 TOTAL = family("stallscope_host_shared_memory_total_bytes")
@@ -14,7 +14,7 @@ USED = family("stallscope_host_shared_memory_used_bytes")
 
 
 @register
-class SharedMemory(Source):
+class SharedMemory(Collector):
     """Size and use of `/dev/shm`."""
 
     name = "shared_memory"

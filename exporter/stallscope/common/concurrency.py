@@ -20,7 +20,7 @@ class Attempt(Generic[_Answer]):
     ended: threading.Event = field(default_factory=threading.Event)
 
 
-def side_by_side(
+def run_concurrently(
     questions: Mapping[str, Callable[[], _Answer]], limit: float, purpose: str
 ) -> dict[str, Attempt[_Answer]]:
     """Run all calls, each on its own thread, and return when they have ended or the time is over.

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Generic, Literal, NamedTuple, TypeVar, cast
 
 from stallscope.clients.client_certificate import ClientCertificate
-from stallscope.common.concurrency import side_by_side
+from stallscope.common.concurrency import run_concurrently
 
 Status = Literal["ok", "warning", "failed", "skipped"]
 
@@ -132,7 +132,7 @@ def _within(limit: float, work: Callable[[], _Found]) -> _Found:
         Stop: the time limit is over.
         Exception: raised by `work`.
     """
-    (attempt,) = side_by_side({"work": work}, limit, "check").values()
+    (attempt,) = run_concurrently({"work": work}, limit, "check").values()
     if not attempt.ended.is_set():
         raise Stop(failed(f"this check did not end within {limit:g} s", "check for a hanging file system or device"))
     if attempt.error is not None:

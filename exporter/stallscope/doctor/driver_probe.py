@@ -13,7 +13,7 @@ import sys
 from typing import Any
 
 from stallscope.collectors.base import Environment, available
-from stallscope.collectors.gpu.source import GpuSource
+from stallscope.collectors.gpu.source import GpuCollector
 from stallscope.collectors.gpu.survey import survey
 from stallscope.drivers.nvidia.library import MissingFunction, NvmlFailure, PynvmlLibrary
 from stallscope.drivers.nvidia.nvml import NvmlDriver
@@ -22,7 +22,7 @@ from stallscope.drivers.nvidia.nvml import NvmlDriver
 def main(limit: float) -> None:
     """Print the response of each maker's driver."""
     logging.getLogger("stallscope").addHandler(logging.NullHandler())
-    print(json.dumps([_response(name, limit) for name, each in available().items() if issubclass(each, GpuSource)]))
+    print(json.dumps([_response(name, limit) for name, each in available().items() if issubclass(each, GpuCollector)]))
     sys.stdout.flush()
     os._exit(0)  # does not wait for threads that hang
 
@@ -31,7 +31,7 @@ def _response(name: str, limit: float) -> dict[str, Any]:
     library = PynvmlLibrary()
     environment = Environment(driver=(lambda: NvmlDriver(library)) if name == "nvidia" else None)
     source = available()[name](environment)
-    assert isinstance(source, GpuSource)
+    assert isinstance(source, GpuCollector)
     found = survey(source, readings=1, limit=limit)
     has_nvml = name == "nvidia" and bool(found.gpus)
     return {

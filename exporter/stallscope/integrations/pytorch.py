@@ -13,8 +13,8 @@ lasts until the loop fetches the next batch; without a `DataLoader`, until the o
 gradient scaler skips does not count, and is in the value `amp_skipped_steps`.
 
 Phases are the host's time: where the host waits for the GPU, that is wherever the program first needs a result. Where
-CUDA is in use the same phases, and copies to the GPU (`host_copy`), are also timed by the GPU's clock, with events that
-nobody waits for; what `DistributedDataParallel` makes the backward pass wait comes from its own reducer. A wait for
+CUDA is in use the same phases, and copies to the GPU (`host_copy`), are also timed by the GPU's clock, with events
+without a wait; the wait of the backward pass for `DistributedDataParallel` comes from its own reducer. A wait for
 data that the GPU's queue hides is `data_wait` of the host while the GPU stays busy.
 
 Results to the bit, random numbers, the graph of gradients, types, attributes, pickles and the graphs of `torch.compile`

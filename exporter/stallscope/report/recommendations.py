@@ -179,7 +179,7 @@ def _of_alert(queries: Queries, found: Evidence, cause: str) -> _Advice:
         words = "No lost time is recorded for this cause, so its gain is unknown."
         return _Advice(cause, 0.0, (none,), words, CAUSES[cause].remedy, evidence)
     hours = seconds / 3600
-    gain = [Fact("GPU-hours", hours, "gpu_hours", "of the GPUs named by the alert, whoever used them")]
+    gain = [Fact("GPU-hours", hours, "gpu_hours", "of the GPUs named by the alert")]
     words = f"The lost shares of these GPUs, summed over time: {plain(hours)} GPU-hours"
     cost = queries.options.money(hours, None)
     if cost is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stallscope.analysis.comparison import UNEXPLAINED, Against, Comparison, compare
-from stallscope.analysis.run_figures import RunFigures, read_figures, told_apart
+from stallscope.analysis.run_figures import RunFigures, read_figures, with_distinct_names
 from stallscope.analysis.runs import Run
 from stallscope.common.formatting import capitalised
 from stallscope.report.document import Block, Column, Fact, Facts, Notice, Paragraph, Table, Value
@@ -48,7 +48,7 @@ def _alone(queries: Queries) -> Block:
 
 
 def _against(queries: Queries, run: Run, base: Run) -> list[Block]:
-    ours, theirs = told_apart([read_figures(queries.server, run), read_figures(queries.server, base)])
+    ours, theirs = with_distinct_names([read_figures(queries.server, run), read_figures(queries.server, base)])
     found = compare([theirs, ours], base=theirs)
     blocks: list[Block] = [_figures(found, ours, theirs)]
     for against in found.against:

@@ -23,7 +23,7 @@ def escape_label(value: str) -> str:
 
 
 def label_text(family: Family, values: tuple[str, ...], extra: str = "") -> str:
-    """Return `{a="b",…}`, or nothing where there is no label; optional labels only when not empty."""
+    """Return `{a="b",…}`, or nothing without labels; optional labels only if not empty."""
     pairs = [f'{name}="{escape_label(value)}"' for name, value in zip(family.labels, values, strict=False)]
     for name, value in zip(family.optional_labels, values[len(family.labels) :], strict=False):
         if value:
@@ -80,13 +80,13 @@ class Renderer:
         return groups, series, dropped
 
     def render(self, groups: dict[Family, dict[str, str]], *, openmetrics: bool) -> bytes:
-        """Return the page; families stand in the catalogue's order."""
+        """Return the page, with the families in the catalogue's order."""
         headers = self._headers[openmetrics]
         page: list[bytes] = []
         for family in sorted(groups, key=_ORDER.__getitem__):
             lines = [f"{name} {value}\n" for name, value in groups[family].items()]
             # Encoded by family: as text one wide character makes four bytes of every character of the page.
-            # A name that is no text (the kernel allows any bytes) costs its odd characters, not the page.
+            # The kernel allows any bytes in a name: invalid characters are replaced, and the page stays valid.
             page.append((headers[family] + "".join(lines)).encode(errors="replace"))
         if openmetrics:
             page.append(b"# EOF\n")

@@ -367,7 +367,7 @@ class DriverCounter:
 
         Args:
             raw: what the driver counts now.
-            session: another number than before says that the driver was opened anew, and perhaps loaded anew.
+            session: a new number means that the driver was opened again, and perhaps loaded again.
             now: monotonic seconds.
         """
         if not 0 <= raw < _MOST:

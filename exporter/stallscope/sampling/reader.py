@@ -64,7 +64,7 @@ class ReaderState:
 
 
 @dataclass(frozen=True)
-class SourceState:
+class CollectorState:
     """State of the readers of a source, from which it collects its samples."""
 
     now: float

@@ -20,7 +20,7 @@ from stallscope.common.version import __version__
 from stallscope.sampling.clock import Clock, SystemClock
 from stallscope.sampling.exposition import Renderer, label_text
 from stallscope.sampling.page import Demand, Page
-from stallscope.sampling.reader import Reader, ReaderState, SourceState
+from stallscope.sampling.reader import CollectorState, Reader, ReaderState
 from stallscope.sampling.reading import NonsenseReading, Sample, checked
 
 _logger = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ def until_next_page(elapsed: float, period: float, spent: float) -> float:
     return period * ticks - elapsed % period
 
 
-class SampledSource(Protocol):
+class SampledCollector(Protocol):
     """Interface of a source that the sampler reads; `stallscope.collectors.base.Source` is one."""
 
     @property
@@ -91,7 +91,7 @@ class SampledSource(Protocol):
     def parts(self) -> Mapping[str, Callable[[], Iterable[Sample]]]:
         """Readers that need a thread of their own."""
 
-    def collect(self, state: SourceState) -> Iterable[Sample]:
+    def collect(self, state: CollectorState) -> Iterable[Sample]:
         """Return the samples to expose, from memory only."""
 
     def release(self, seconds: float) -> None:
@@ -102,7 +102,7 @@ class SampledSource(Protocol):
 
 
 @dataclass(frozen=True)
-class SourceStatus:
+class CollectorStatus:
     """State of one source, for the status page and the self-metrics."""
 
     name: str
@@ -162,7 +162,7 @@ class _Totals(NamedTuple):
 class _Running:
     """A source with its readers. The collections are replaced, never edited."""
 
-    source: SampledSource
+    source: SampledCollector
     main: Reader
     parts: dict[str, Reader] = field(default_factory=dict)
     left: tuple[tuple[str, Reader], ...] = ()
@@ -218,7 +218,7 @@ class Sampler:
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._changing = threading.Lock()
-        self._statuses: tuple[SourceStatus, ...] = ()
+        self._statuses: tuple[CollectorStatus, ...] = ()
         self._snapshot = Snapshot(self._clock.time(), ())
         self._first_round = False
         self._page = Page(lambda openmetrics: self._renderer.render({}, openmetrics=openmetrics))
@@ -235,7 +235,7 @@ class Sampler:
         return self._first_round
 
     @property
-    def statuses(self) -> tuple[SourceStatus, ...]:
+    def statuses(self) -> tuple[CollectorStatus, ...]:
         """Every source as of the newest page."""
         return self._statuses
 
@@ -256,7 +256,7 @@ class Sampler:
         ]
         return max(hangs, key=lambda hang: hang.seconds, default=None)
 
-    def add(self, source: SampledSource) -> None:
+    def add(self, source: SampledCollector) -> None:
         """Add a source; start reading it if the sampler runs.
 
         Raises:
@@ -333,9 +333,9 @@ class Sampler:
         """Make a new page from the current state of all sources."""
         now = self._clock.monotonic()
         samples: list[Sample] = []
-        statuses: list[SourceStatus] = []
+        statuses: list[CollectorStatus] = []
         for running in self._running.values():
-            state = SourceState(
+            state = CollectorState(
                 now=now,
                 stale_after=self.stale_after,
                 main=running.main.state,
@@ -389,7 +389,7 @@ class Sampler:
         """Return the last tick, when the readers' round began; readers may wake before the publisher."""
         return self._origin + (self._clock.monotonic() - self._origin) // self.interval * self.interval
 
-    def _start(self, source: SampledSource, reader: Reader) -> None:
+    def _start(self, source: SampledCollector, reader: Reader) -> None:
         reader.start(self._origin, min(self.interval, source.longest_interval or self.interval))
 
     def _await_round(self, began: float) -> None:
@@ -480,7 +480,7 @@ class Sampler:
             kind = "returned invalid samples" if isinstance(problem, NonsenseReading) else "could not be collected"
             _logger.warning("%s %s: %s", name, kind, text)
 
-    def _status(self, running: _Running, state: SourceState) -> SourceStatus:
+    def _status(self, running: _Running, state: CollectorState) -> CollectorStatus:
         name = running.source.name
         states = {name: state.main, **{f"{name} {key}": part for key, part in state.parts.items()}}
         hung = frozenset(key for key, each in states.items() if each.hung(state.now, state.stale_after))
@@ -511,7 +511,7 @@ class Sampler:
         totals = running.ended
         for each in (*states.values(), *left):
             totals = totals.plus(each)
-        return SourceStatus(
+        return CollectorStatus(
             name=name,
             up=up,
             error=problem if problem or state.main.present else str(state.main.error),
@@ -524,7 +524,7 @@ class Sampler:
             stuck_threads=len(hung) + sum(each.hung(state.now, state.stale_after) for each in left),
         )
 
-    def _own(self, statuses: Iterable[SourceStatus]) -> list[Sample]:
+    def _own(self, statuses: Iterable[CollectorStatus]) -> list[Sample]:
         samples = [Sample(BUILD_INFO, (__version__, platform.python_version()), 1)]
         for status in statuses:
             labels = (status.name,)

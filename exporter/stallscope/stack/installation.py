@@ -69,7 +69,7 @@ def install(missing: Sequence[str], show: Callable[[str], None], root: Path = Pa
 
     Args:
         missing: names from `Programs.missing`.
-        show: prints a line, before sudo may ask for a password.
+        show: prints a line, before sudo may request a password.
         root: root of the machine's file system.
 
     Raises:

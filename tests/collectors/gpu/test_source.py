@@ -9,7 +9,7 @@ from typing import ClassVar
 import pytest
 
 from stallscope.collectors.base import Environment
-from stallscope.collectors.gpu.source import GpuSource
+from stallscope.collectors.gpu.source import GpuCollector
 from stallscope.drivers.device import (
     Device,
     DeviceLost,
@@ -24,7 +24,7 @@ from stallscope.sampling.sampler import Sampler
 from tests.collectors.gpu.scripted_driver import ScriptedDevice, ScriptedDriver
 
 
-class ScriptedSource(GpuSource):
+class ScriptedSource(GpuCollector):
     name: ClassVar[str] = "scripted"
     summary: ClassVar[str] = "GPUs of a test."
     kernel: frozenset[str] = frozenset()

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from stallscope.collectors.amd import AmdSource
+from stallscope.collectors.amd import AmdCollector
 from stallscope.collectors.base import Environment
 from stallscope.collectors.gpu.survey import survey
-from stallscope.collectors.nvidia import NvidiaSource
+from stallscope.collectors.nvidia import NvidiaCollector
 from stallscope.sampling.clock import SystemClock
 from stallscope.sampling.reading import Sample
 from stallscope.simulation.simulation import Simulation
@@ -23,8 +23,8 @@ def simulation() -> Iterator[Simulation]:
     simulation.stop()
 
 
-def source(simulation: Simulation) -> NvidiaSource:
-    return NvidiaSource(Environment(driver=simulation.driver))
+def source(simulation: Simulation) -> NvidiaCollector:
+    return NvidiaCollector(Environment(driver=simulation.driver))
 
 
 def test_every_gpu_is_told_with_its_signals(simulation: Simulation) -> None:
@@ -50,7 +50,7 @@ def test_a_gpu_that_hangs_is_named_and_the_other_is_read(simulation: Simulation)
 
 def test_gpus_of_another_maker_are_told_alike() -> None:
     tree = Path(__file__).parents[2] / "recorded_trees" / "amd_mi300x"
-    found = survey(AmdSource(Environment(root=tree)), readings=2, pause=0.05, limit=60.0)
+    found = survey(AmdCollector(Environment(root=tree)), readings=2, pause=0.05, limit=60.0)
     assert found.gpus
     for gpu in found.gpus:
         assert gpu.info["model"].startswith("AMD Instinct")
@@ -60,7 +60,7 @@ def test_gpus_of_another_maker_are_told_alike() -> None:
 def test_a_machine_without_a_driver_is_asked_once_and_told_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    absent = AmdSource(Environment(root=tmp_path))
+    absent = AmdCollector(Environment(root=tmp_path))
     asked: list[None] = []
     read = absent.read
 

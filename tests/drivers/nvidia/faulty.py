@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from stallscope.collectors.base import Environment
-from stallscope.collectors.nvidia import NvidiaSource
+from stallscope.collectors.nvidia import NvidiaCollector
 from stallscope.drivers.nvidia.capture import read
 from stallscope.drivers.nvidia.library import MissingFunction, NvmlFailure
 from stallscope.drivers.nvidia.nvml import NvmlDriver
@@ -85,7 +85,7 @@ class Node:
         self.library = FaultyLibrary(capture)
         self.clock = ScriptedClock(self.library.start)
         driver = NvmlDriver(self.library, self.clock.monotonic, self.clock.time)
-        self.source = NvidiaSource(Environment(clock=self.clock, driver=lambda: driver))
+        self.source = NvidiaCollector(Environment(clock=self.clock, driver=lambda: driver))
         self.sampler = Sampler(clock=self.clock)
         self.sampler.add(self.source)
 

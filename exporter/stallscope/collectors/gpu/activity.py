@@ -59,7 +59,7 @@ class ActivityPoll(Poll):
         return self._answer()
 
     def require_turn(self, session: Session) -> None:
-        """Go on unless activity has been missing for so long that what is known is stale.
+        """Raise an error if activity has been missing until its values are stale.
 
         Raises:
             DriverError: another GPU's call is in the way, and may hang.

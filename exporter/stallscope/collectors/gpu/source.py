@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import ClassVar, NoReturn
 
 from stallscope.catalogue.metrics import family
-from stallscope.collectors.base import Environment, NotPresent, Source, SourceState
+from stallscope.collectors.base import Collector, CollectorState, Environment, NotPresent
 from stallscope.collectors.gpu.events import Events
 from stallscope.collectors.gpu.gpu import LONGEST_INTERVAL, Gpu
 from stallscope.collectors.gpu.introductions import Introductions
@@ -59,7 +59,7 @@ RELEASED = "released"
 MIG_RECONFIGURED = "mig_reconfigured"
 
 
-class GpuSource(Source):
+class GpuCollector(Collector):
     """See the module. A maker's source says which driver it is."""
 
     harmless: ClassVar[tuple[type[Exception], ...]] = (DeviceLost,)
@@ -147,7 +147,7 @@ class GpuSource(Source):
             readers[_EVENTS] = self._read_events
         return readers
 
-    def collect(self, state: SourceState) -> Iterable[Sample]:
+    def collect(self, state: CollectorState) -> Iterable[Sample]:
         """Every GPU that is remembered, and the readings of those that are well."""
         occupancies = {}
         calls, rejected = self._driver.calls + self._calls_forgotten, self._rejected_forgotten.copy()
@@ -188,7 +188,7 @@ class GpuSource(Source):
         if self._open:
             self._disconnect()
 
-    def _trouble(self, gpu: Gpu, reader: ReaderState | None, state: SourceState) -> str | None:
+    def _trouble(self, gpu: Gpu, reader: ReaderState | None, state: CollectorState) -> str | None:
         """Why the GPU is down; the empty string where it is up, None where that is not known yet."""
         if self._released_until is not None:
             return "hung" if gpu.identity.uuid in self._held_by else RELEASED

@@ -20,10 +20,10 @@ from stallscope.collectors.gpu.gpu import (
     XID_LAST,
     Gpu,
 )
-from stallscope.collectors.gpu.source import LOST_INFO, GpuSource
-from stallscope.common.concurrency import Attempt, side_by_side
+from stallscope.collectors.gpu.source import LOST_INFO, GpuCollector
+from stallscope.common.concurrency import Attempt, run_concurrently
 from stallscope.drivers.peak_flops import TABLE_DATE
-from stallscope.sampling.reader import ReaderState, SourceState
+from stallscope.sampling.reader import CollectorState, ReaderState
 from stallscope.sampling.reading import Sample
 
 
@@ -77,7 +77,7 @@ class Survey:
     gpus: tuple[SurveyedGpu, ...] = ()
 
 
-def survey(source: GpuSource, *, readings: int = 3, pause: float = 1.0, limit: float = 10.0) -> Survey:
+def survey(source: GpuCollector, *, readings: int = 3, pause: float = 1.0, limit: float = 10.0) -> Survey:
     """Read all GPUs of a source, and close it unless something hangs.
 
     Args:
@@ -92,7 +92,7 @@ def survey(source: GpuSource, *, readings: int = 3, pause: float = 1.0, limit: f
     for number in range(readings):
         if number:
             time.sleep(pause)
-        (main,) = side_by_side({"driver": source.read}, limit, "survey").values()
+        (main,) = run_concurrently({"driver": source.read}, limit, "survey").values()
         if not main.ended.is_set():
             return Survey(source.name, f"the driver did not answer within {limit:g} s", hung=True)
         problem = str(main.error or "")
@@ -101,10 +101,10 @@ def survey(source: GpuSource, *, readings: int = 3, pause: float = 1.0, limit: f
         before = {uuid: gpu.calls for uuid, gpu in source.gpus.items()}
         hanging = {key: each for key, each in attempts.items() if not each.ended.is_set()}
         readers = {key: read for key, read in source.parts().items() if key not in hanging}
-        attempts = hanging | side_by_side(readers, limit, "survey")
+        attempts = hanging | run_concurrently(readers, limit, "survey")
         calls = {uuid: gpu.calls - before[uuid] for uuid, gpu in source.gpus.items() if uuid in before}
     now = time.monotonic()
-    state = SourceState(
+    state = CollectorState(
         now=now,
         stale_after=readings * (pause + limit),
         main=ReaderState(error=main.error, attempts=readings),

@@ -211,7 +211,7 @@ class Security:
         if verdict == "busy":
             self._refusals.count("limits", client, "passwords are being checked")
             return text(429, "passwords are being checked; try again", "Retry-After: 1")
-        why = "no user of {} with that password" if authorization else "the request names no user, and {} requires one"
+        why = "{} has no user with that password" if authorization else "the request names no user, and {} requires one"
         self._refusals.count("credentials", client, why.format(self._file))
         return text(401, "Unauthorized", "WWW-Authenticate: Basic")
 

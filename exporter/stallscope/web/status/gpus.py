@@ -8,9 +8,9 @@ from stallscope.catalogue.gpu_losses import explained
 from stallscope.common.formatting import percent, size_of, time_since
 from stallscope.view.model import Gpu, Node
 from stallscope.view.verdicts import Verdicts
+from stallscope.web.status.exporter_state import ExporterState
 from stallscope.web.status.history import History
 from stallscope.web.status.judgement import gpu_verdict_line
-from stallscope.web.status.look import Look
 from stallscope.web.status.markup import UNKNOWN_TEXT, bar, entry, foreign, line
 
 MAX_GPUS = 16
@@ -19,7 +19,7 @@ MAX_INSTANCES = 8
 _MAX_OWNERS = 3
 
 
-def gpu_section(look: Look, node: Node, history: History, verdicts: Verdicts | None) -> str:
+def gpu_section(look: ExporterState, node: Node, history: History, verdicts: Verdicts | None) -> str:
     """The GPUs, those that don't fit in only by number."""
     whole = list(node.whole_gpus)
     parents = {gpu.index: gpu.uuid for gpu in reversed(whole) if gpu.sharing == "mig"}
@@ -42,7 +42,7 @@ def shown_first(gpus: Iterable[Gpu]) -> list[Gpu]:
     return sorted(gpus, key=lambda gpu: gpu.up is not False)
 
 
-def _nothing(look: Look) -> str:
+def _nothing(look: ExporterState) -> str:
     if not look.reads_gpus:
         return "No source of GPUs is switched on."
     if look.ready:

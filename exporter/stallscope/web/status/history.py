@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from stallscope.catalogue.metrics import family
 from stallscope.sampling.reading import Distribution, Sample
 from stallscope.view.observer import Counters, RankKey, counters_of
-from stallscope.web.status.look import SnapshotSamples
+from stallscope.web.status.exporter_state import SnapshotSamples
 
 OBSERVED = family("stallscope_gpu_utilization_samples")
 

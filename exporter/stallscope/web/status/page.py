@@ -13,10 +13,10 @@ from stallscope.view.model import Node, runs_of
 from stallscope.view.observer import node_of
 from stallscope.view.verdicts import VerdictWatch
 from stallscope.web.application import HEALTHY_PATH, READY_PATH, REFRESH_SECONDS, RELEASE_PATH, RESUME_PATH
+from stallscope.web.status.exporter_state import ExporterState, SnapshotSamples
 from stallscope.web.status.gpus import MAX_GPUS, gpu_section, shown_first
 from stallscope.web.status.history import History
 from stallscope.web.status.judgement import provenance
-from stallscope.web.status.look import Look, SnapshotSamples
 from stallscope.web.status.markup import UNKNOWN_TEXT, attribute, entry, foreign
 from stallscope.web.status.runs import run_section
 from stallscope.web.status.selection import Selection, select
@@ -37,7 +37,7 @@ class StatusPage:
 
     def __init__(
         self,
-        look: Callable[[], Look],
+        look: Callable[[], ExporterState],
         *,
         host: str,
         telemetry_path: str,
@@ -127,7 +127,7 @@ _FOOT = (
 )
 
 
-def _renewal(look: Look, refreshing: bool, now: float) -> str:
+def _renewal(look: ExporterState, refreshing: bool, now: float) -> str:
     moment = time.gmtime(look.at)
     iso, shown = time.strftime("%Y-%m-%dT%H:%M:%SZ", moment), time.strftime("%H:%M:%S", moment)
     late = f', <strong class="warn">{ago(now - look.at)}</strong>' if now - look.at > REFRESH_SECONDS else ""
@@ -138,7 +138,7 @@ def _renewal(look: Look, refreshing: bool, now: float) -> str:
     return f'<p class="quiet">As of <time datetime="{iso}">{shown} UTC</time>{late}, {how}</p>'
 
 
-def _notice(look: Look) -> str:
+def _notice(look: ExporterState) -> str:
     if not look.simulated:
         return ""
     return (
@@ -154,7 +154,7 @@ def _summary(node: Node) -> str:
     return f"{sum(gpu.up is True for gpu in whole)} of {several(len(whole), 'GPU')} up"
 
 
-def _tiles(look: Look, node: Node, selection: Selection) -> str:
+def _tiles(look: ExporterState, node: Node, selection: Selection) -> str:
     """The node at first sight."""
     whole = node.whole_gpus
     tiles = []

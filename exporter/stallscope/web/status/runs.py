@@ -10,8 +10,8 @@ from stallscope.view.model import Node, Rank, Run
 from stallscope.view.phase_shares import KNOWN, phase_shares
 from stallscope.view.verdict_words import why_unjudged
 from stallscope.view.verdicts import Verdicts
+from stallscope.web.status.exporter_state import ExporterState
 from stallscope.web.status.judgement import verdict_line
-from stallscope.web.status.look import Look
 from stallscope.web.status.markup import UNKNOWN_TEXT, Part, bar, entry, foreign, stacked
 from stallscope.web.status.selection import Selection
 
@@ -29,7 +29,7 @@ class _Share(NamedTuple):
     share: float
 
 
-def run_section(look: Look, node: Node, selection: Selection, verdicts: Verdicts | None) -> str:
+def run_section(look: ExporterState, node: Node, selection: Selection, verdicts: Verdicts | None) -> str:
     """The runs that there is room for."""
     articles = "".join(_article(run, ranks, look, node, verdicts) for run, ranks in selection.runs)
     body = articles or '<p class="quiet">No training run has reported.</p>'
@@ -38,7 +38,7 @@ def run_section(look: Look, node: Node, selection: Selection, verdicts: Verdicts
     return f'<section aria-labelledby="runs"><h2 id="runs">Training runs</h2>{body}{rest}</section>'
 
 
-def _article(run: Run, ranks: tuple[Rank, ...], look: Look, node: Node, verdicts: Verdicts | None) -> str:
+def _article(run: Run, ranks: tuple[Rank, ...], look: ExporterState, node: Node, verdicts: Verdicts | None) -> str:
     return (
         f'<article class="card run"><h3><span>{foreign(run.name.run, 128)}</span> {_states(run)}</h3>'
         f"<p>{_presence(run, look)}</p>{_judged(run, verdicts)}{_progress(run)}"
@@ -66,7 +66,7 @@ def _states(run: Run) -> str:
     )
 
 
-def _presence(run: Run, look: Look) -> str:
+def _presence(run: Run, look: ExporterState) -> str:
     number = len(run.ranks)
     ranks = f"{number:,} of {several(run.world_size, 'rank')}" if run.world_size > number else several(number, "rank")
     doing = f"; {', '.join(run.activities)}" if run.activities else ""
@@ -75,7 +75,7 @@ def _presence(run: Run, look: Look) -> str:
     return f"{ranks} on this node{doing}{end}"
 
 
-def _failure(rank: Rank, look: Look) -> str:
+def _failure(rank: Rank, look: ExporterState) -> str:
     return look.failures.get((rank.run, str(rank.number)), "")
 
 
@@ -118,7 +118,7 @@ def _phases(run: Run) -> str:
     )
 
 
-def _ranks(run: Run, ranks: tuple[Rank, ...], look: Look, node: Node) -> str:
+def _ranks(run: Run, ranks: tuple[Rank, ...], look: ExporterState, node: Node) -> str:
     if len(run.ranks) == 1:
         return ""
     rows = "".join(_rank_row(rank, look, node) for rank in ranks)
@@ -131,7 +131,7 @@ def _ranks(run: Run, ranks: tuple[Rank, ...], look: Look, node: Node) -> str:
     )
 
 
-def _rank_row(rank: Rank, look: Look, node: Node) -> str:
+def _rank_row(rank: Rank, look: ExporterState, node: Node) -> str:
     gpus = ", ".join(foreign(gpu) for gpu in rank.gpus[:2] if gpu)
     gpu = f' <span class="none">GPU {gpus}</span>' if gpus else ""
     silence = 0.0 if node.time is None or rank.last_push is None else node.time - rank.last_push

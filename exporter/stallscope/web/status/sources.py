@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from stallscope.common.formatting import time_since
-from stallscope.sampling.sampler import SourceStatus
-from stallscope.web.status.look import Look
+from stallscope.sampling.sampler import CollectorStatus
+from stallscope.web.status.exporter_state import ExporterState
 from stallscope.web.status.markup import foreign
 
 _ERROR_LENGTH = 300
 
 
-def source_section(look: Look, now: float) -> str:
+def source_section(look: ExporterState, now: float) -> str:
     """A table of the sources."""
     rows = "".join(_row(status, now) for status in look.statuses)
     if not rows:
@@ -24,7 +24,7 @@ def source_section(look: Look, now: float) -> str:
     return f'<section aria-labelledby="sources"><h2 id="sources">Sources</h2>{body}</section>'
 
 
-def _row(status: SourceStatus, now: float) -> str:
+def _row(status: CollectorStatus, now: float) -> str:
     css, word = {
         True: ("good", "up"),
         False: ("bad", "down"),

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from stallscope.catalogue.metrics import Family
 from stallscope.sampling.reading import Distribution, Sample
-from stallscope.sampling.sampler import SourceStatus
+from stallscope.sampling.sampler import CollectorStatus
 from stallscope.view.model import Labels
 from stallscope.view.observer import COUNT, STEP_SECONDS, SUM, WANTED, RankKey
 
@@ -16,7 +16,7 @@ _MOST = 1e100
 """Beyond it sums and products would be infinite."""
 
 
-class Look(NamedTuple):
+class ExporterState(NamedTuple):
     """Contents of the status page at one moment."""
 
     at: float
@@ -25,7 +25,7 @@ class Look(NamedTuple):
     """True if the first readings are on it."""
     samples: tuple[Sample, ...]
     """Everything on that page."""
-    statuses: tuple[SourceStatus, ...]
+    statuses: tuple[CollectorStatus, ...]
     failures: Mapping[RankKey, str] = {}
     """Failure of a rank's process, if it reported one."""
     reads_gpus: bool = True
